@@ -1,0 +1,48 @@
+# Every target installs what it needs into .venv first, once. Another Python: make test PYTHON=python3.13
+PYTHON ?= python3
+SHELL := bash
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+export HF_HUB_DISABLE_TELEMETRY := 1
+export DO_NOT_TRACK := 1
+
+.PHONY: help install demo test lint format types bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+
+install: $(INSTALLED) ## make .venv with FedStrata and everything it needs, at pinned versions
+
+demo: $(INSTALLED) ## six hospitals train one model on one machine
+	$(BIN)/python examples/demo.py
+
+test: lint types ## lint, types and all tests
+	$(BIN)/pytest
+
+lint: $(INSTALLED) ## check style and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+format: $(INSTALLED) ## put the code into its format
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+types: $(INSTALLED) ## check types
+	$(BIN)/mypy --strict src
+
+bench: $(INSTALLED) ## time a client's step
+	$(BIN)/python benchmarks/client_step.py
+
+clean: ## remove .venv, caches and build files; runs/ stays
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	find src tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "FedStrata needs Python 3.11 or later; name one: make PYTHON=python3.11"; exit 1; } >&2
+	@echo "installing into .venv; the first time this takes some minutes"
+	@$(PYTHON) -m venv .venv
+	@set -o pipefail; $(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[demo,dev]' \
+		| grep --line-buffered -E '^ *(Collecting|Downloading|Installing) '
+	@touch $@

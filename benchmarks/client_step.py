@@ -1,0 +1,208 @@
+"""What one client step costs by every method, against a plain step of BERT-FL.
+
+    python benchmarks/client_step.py --json step.json
+
+The plain step is Hugging Face's own loss over every position, fp32, AdamW over the whole model. All cases run in
+turn, one step each, over and over; a ratio is the median of the ratios within a turn, so a machine that slows down
+slows both of its sides. Clock time and FLOPs are different things and are named as such.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+
+from fedstrata.core.client import Local, Worker
+from fedstrata.core.parts import find
+from fedstrata.core.plan import Method, Plan
+from fedstrata.core.rng import Streams
+from fedstrata.cost.flops import Positions, train_flops
+from fedstrata.data.tokens import Tokens
+from fedstrata.methods import METHODS
+from fedstrata.methods.fedbfpt import FedBFPT
+from fedstrata.methods.fedbt import FedBT
+from fedstrata.ready import settle_precision
+from fedstrata.tasks import Examples, Task
+from fedstrata.tasks.classify import Classify
+from fedstrata.tasks.mlm import MaskedLM
+
+SIZES = {"base": (12, 768, 12), "small": (12, 256, 4)}
+"""Layers, width, heads."""
+CLASSES = 13  # ChemProt's
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: how to make one step, and its FLOPs."""
+
+    name: str
+    against: str
+    step: Callable[[], float]
+    flops: int
+
+
+def text(batch: int, tokens: int) -> Examples:
+    """Two batches of random ids, all of full length."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(1000, 30000, 2 * batch * tokens).astype(np.int32)
+    offsets = np.arange(2 * batch + 1, dtype=np.int64) * tokens
+    return Examples(Tokens(ids, offsets, np.arange(2 * batch)), rng.integers(0, CLASSES, 2 * batch))
+
+
+def models(size: str) -> dict[str, Any]:
+    """An MLM model and a classifier of that shape, random weights."""
+    layers, width, heads = SIZES[size]
+    config = transformers.BertConfig(
+        num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, intermediate_size=4 * width,
+        num_labels=CLASSES,
+    )  # fmt: skip
+    return {
+        "mlm": transformers.BertForMaskedLM(config),
+        "classify": transformers.BertForSequenceClassification(config),
+    }
+
+
+def tasks(full_head: bool) -> dict[str, Task]:
+    """The two tasks over BERT's vocabulary."""
+    mlm = MaskedLM(103, 0, np.asarray([0, 100, 101, 102, 103]), 30522, 0.15, full_head)
+    return {"mlm": mlm, "classify": Classify(0, tuple(map(str, range(CLASSES))))}
+
+
+def plain(model: Any, task: Task, examples: Examples) -> Callable[[], float]:
+    """A step as anybody writes it."""
+    count = len(examples) // 2
+    batch = task.batch(examples, np.arange(count), np.random.default_rng(1))
+    labels = batch.targets
+    if batch.positions is not None:
+        labels = torch.full_like(batch.inputs["input_ids"], -100)
+        labels[batch.positions] = batch.targets
+
+    def step() -> float:
+        for parameter in model.parameters():
+            parameter.requires_grad_(True)
+        optimiser = torch.optim.AdamW(model.parameters(), lr=1e-6)
+        model.train()
+        seconds = 0.0
+        for _ in range(2):  # the first one makes the optimiser's state
+            started = time.perf_counter()
+            model(**batch.inputs, labels=labels).loss.backward()
+            optimiser.step()
+            optimiser.zero_grad()
+            seconds = time.perf_counter() - started
+        return seconds
+
+    return step
+
+
+def ours(worker: Worker, plan: Plan, examples: Examples) -> Callable[[], float]:
+    """A step of the client code; the second of a round."""
+
+    def step() -> float:
+        at: list[float] = []
+        worker.train(plan, 0, "a", examples, np.arange(len(examples)), lambda *_: at.append(time.perf_counter()))
+        return at[1] - at[0]
+
+    return step
+
+
+def cases(size: str, batch: int, tokens: int) -> list[Case]:
+    """The plain steps, then every method's."""
+    examples, made = text(batch, tokens), models(size)
+    fast = settle_precision("auto", "cpu") == "bf16"
+    parts = {kind: find(model) for kind, model in made.items()}
+    whole = {kind: Plan(tuple(range(p.depth)), p.names, p.names) for kind, p in parts.items()}
+    everywhere = Positions(batch * tokens, batch * tokens**2, batch * tokens)
+    masked = Positions(batch * tokens, batch * tokens**2, int(0.15 * batch * tokens))
+    each = Positions(batch * tokens, batch * tokens**2, batch)
+    rows = []
+    for kind, work in (("mlm", everywhere), ("classify", each)):
+        step = plain(made[kind], tasks(True)[kind], examples)
+        rows.append(Case(f"plain {kind}", f"plain {kind}", step, train_flops(parts[kind], whole[kind], work)))
+
+    def add(name: str, kind: str, method: Method, round: int = 0, full: bool = False, bf16: bool = fast) -> None:
+        plan = method.plan(parts[kind], kind, round, "a", Streams(0))
+        mu = dict(method.preset.get("train", {})).get("proximal_mu", 0.0)
+        local = Local(steps=2, batch_size=batch, learning_rate=1e-6, bf16=bf16, proximal_mu=mu)
+        worker = Worker(made[kind], parts[kind], tasks(full)[kind], local, Streams(0))
+        work = each if kind == "classify" else everywhere if full else masked
+        flops = train_flops(parts[kind], plan, work)
+        rows.append(Case(name, f"plain {kind}", ours(worker, plan, examples), flops))
+
+    layers = SIZES[size][0]
+    for name, method in METHODS.items():
+        add(f"{name}, mlm", "mlm", method())
+    for depth in (layers // 3, layers // 2, 2 * layers // 3):
+        add(f"fedbfpt m={depth}, full head, fp32", "mlm", FedBFPT(local_layers=depth), full=True, bf16=False)
+    add("fedbfpt, fp32", "mlm", FedBFPT(), bf16=False)
+    add("fedavg, full head, fp32", "mlm", METHODS["fedavg"](), full=True, bf16=False)
+    add("fedavg, classify", "classify", METHODS["fedavg"]())
+    for round in (0, 2, 5):
+        add(f"fedbt round {round}, classify", "classify", FedBT(), round)
+    return rows
+
+
+def measure(rows: list[Case], repeat: int) -> dict[str, list[float]]:
+    """Seconds of every case in every turn; one more turn, not counted, goes first."""
+    seconds: dict[str, list[float]] = {case.name: [] for case in rows}
+    for turn in range(-1, repeat):
+        for case in rows:
+            taken = case.step()
+            if turn >= 0:
+                seconds[case.name].append(taken)
+    return seconds
+
+
+def main() -> None:
+    """Measure, print a table, write the figures."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--json", type=Path, help="write the figures here")
+    options.add_argument("--size", choices=SIZES, default="base")
+    options.add_argument("--batch", type=int, default=8)
+    options.add_argument("--tokens", type=int, default=128)
+    options.add_argument("--repeat", type=int, default=5)
+    chosen = options.parse_args()
+    torch.manual_seed(0)
+    rows = cases(chosen.size, chosen.batch, chosen.tokens)
+    seconds = measure(rows, chosen.repeat)
+    flops = {case.name: case.flops for case in rows}
+    table = Table(
+        "step",
+        "seconds (median)",
+        "clock ratio",
+        "FLOP ratio",
+        title=f"BERT-{chosen.size}, {chosen.batch} x {chosen.tokens}",
+    )
+    figures = []
+    for case in rows:
+        pairs = zip(seconds[case.name], seconds[case.against], strict=True)
+        figure = {
+            "name": case.name,
+            "against": case.against,
+            "seconds": statistics.median(seconds[case.name]),
+            "clock_ratio": statistics.median(own / base for own, base in pairs),
+            "flop_ratio": case.flops / flops[case.against],
+        }
+        figures.append(figure)
+        table.add_row(
+            case.name, f"{figure['seconds']:.3f}", f"{figure['clock_ratio']:.3f}", f"{figure['flop_ratio']:.3f}"
+        )
+    Console().print(table)
+    if chosen.json:
+        about = {"torch": torch.__version__, "threads": torch.get_num_threads(), **vars(chosen)}
+        chosen.json.write_text(json.dumps({"about": {**about, "json": None}, "steps": figures}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

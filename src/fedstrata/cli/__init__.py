@@ -1,0 +1,127 @@
+"""The command line: ``fedstrata run | split | report``."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedstrata.errors import UserError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Federated training of BERT-class models, part by part.",
+)
+JobFile = Annotated[Path, typer.Argument(help="Job file (TOML).", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the job file to set, such as method.rounds=10."),
+]
+
+
+def main() -> None:
+    """Entry point of the ``fedstrata`` command."""
+    app()
+
+
+@app.command()
+def run(
+    job: JobFile,
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what the output folder holds.")] = False,
+) -> None:
+    """Run a job: train over its clients, score, save the model and a report."""
+    with _plainly() as console:
+        import fedstrata
+        from fedstrata.cli.progress import Display
+        from fedstrata.report.runs import load_run
+        from fedstrata.report.tables import result_table
+
+        signal.signal(signal.SIGTERM, _interrupt)
+        with Display(console) as display:
+            result = fedstrata.run(job, overrides or (), resume=resume, progress=display)
+        console.print(result_table([load_run(result.folder)]))
+        console.print(f"model   {result.model}\nreport  {result.folder / 'report.html'}", soft_wrap=True)
+
+
+@app.command()
+def split(
+    job: JobFile,
+    overrides: Overrides = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(help="Where to draw the split (png, svg or pdf).", show_default="JOB.split.png"),
+    ] = None,
+) -> None:
+    """Show who would hold which rows, as a table and a picture, without training."""
+    with _plainly() as console:
+        from fedstrata.data.prepare import prepare
+        from fedstrata.jobfile import load
+        from fedstrata.report.split import split_picture, split_table
+
+        jobs = load(job, overrides or ())
+        for each in jobs:
+            data = prepare(each, job.resolve().parent)
+            if each.stage:
+                console.print(f"stage {each.stage}")
+            console.print(split_table(data.shards, data.by))
+            held = "test rows" if each.data.test else "test rows, held out of training"
+            console.print(f"{len(data.test)} {held}; {data.left_out} rows without text or label left out")
+            suffix = f".{each.stage}" if each.stage else ""
+            target = picture or Path(f"{job.stem}{suffix}.split.png")
+            try:
+                split_picture(data.shards, data.by).savefig(target, dpi=150)
+            except (ValueError, OSError) as error:
+                raise UserError(f"--picture: {target} cannot be written ({error})") from None
+            console.print(f"picture {target}", soft_wrap=True)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Output folders of runs.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+) -> None:
+    """Compare runs: one table here, one offline HTML page."""
+    with _plainly() as console:
+        from fedstrata.report.page import write_page
+        from fedstrata.report.runs import load_runs
+        from fedstrata.report.tables import result_table
+
+        loaded = load_runs(runs)
+        console.print(result_table(loaded))
+        try:
+            console.print(f"report  {write_page(loaded, out)}", soft_wrap=True)
+        except OSError as error:
+            raise UserError(f"--out: {out} cannot be written ({error.strerror})") from None
+
+
+@contextmanager
+def _plainly() -> Iterator[Console]:
+    """Errors as one sentence and an exit code: 2 what the user can mend, 130 stopped, 1 the machine's fault."""
+    console = Console(highlight=False)
+    try:
+        yield console
+    except UserError as error:
+        _fail(str(error), 2)
+    except KeyboardInterrupt:
+        _fail("stopped; the same command with --resume goes on from the last finished round", 130)
+    except OSError as error:
+        _fail(f"{error.filename or 'the machine'}: {error.strerror or error}", 1)
+
+
+def _fail(sentence: str, code: int) -> None:
+    print(f"fedstrata: {sentence}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,260 @@
+"""A client: what it is asked, what it does, what it answers. The same code on every engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedstrata.core.parts import Parts, Tensors, tensors
+from fedstrata.core.plan import Plan
+from fedstrata.core.rng import SERVER, Streams
+from fedstrata.core.store import Store
+from fedstrata.cost.flops import Positions, train_flops
+from fedstrata.nn.batching import Index, batches
+from fedstrata.nn.depth import local_depth
+from fedstrata.tasks import Batch, Examples, Task
+from fedstrata.wire.tensors import narrow
+
+Weights = dict[str, Tensors]
+"""Part -> its tensors."""
+
+Tagged = Mapping[str, tuple[object, Tensors]]
+"""Part -> (tag, its tensors): equal tags of a part mean equal tensors."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the server asks of one client.
+
+    Attributes:
+        round: 0-based round.
+        client: the client's name.
+        plan: what to build, train, send and keep.
+        phase: ``train`` or ``evaluate``.
+        versions: the version of every shared part that the plan needs.
+        parts: those of them that the client lacks, as they travel.
+    """
+
+    round: int
+    client: str
+    plan: Plan
+    phase: str
+    versions: dict[str, int]
+    parts: Weights
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client answers.
+
+    Attributes:
+        client: its name.
+        examples: number of its training examples: its weight in the mean.
+        weights: the parts sent, as they travel.
+        loss: mean over the steps of the round, without the proximal term.
+        steps: optimiser steps made.
+        work: positions computed with.
+        flops: of the training steps, by :func:`fedstrata.cost.flops.train_flops`.
+        seconds: clock time of the client's work.
+        score: the client's model on the test rows, in phase ``evaluate``.
+    """
+
+    client: str
+    examples: int
+    weights: Weights = field(default_factory=dict)
+    loss: float = float("nan")
+    steps: int = 0
+    work: Positions = field(default_factory=Positions)
+    flops: int = 0
+    seconds: float = 0.0
+    score: dict[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class Local:
+    """How a client trains: the job's ``[train]`` with every "auto" settled.
+
+    Attributes:
+        width: pad every batch to so many tokens; None pads to its longest text.
+        by_length: batches of texts of like length.
+        bf16: compute in bf16 where autocast allows; weights and optimiser stay fp32.
+    """
+
+    epochs: int = 1
+    steps: int | None = None
+    batch_size: int = 32
+    learning_rate: float = 5e-5
+    weight_decay: float = 0.01
+    proximal_mu: float = 0.0
+    device: str = "cpu"
+    bf16: bool = False
+    by_length: bool = True
+    width: int | None = None
+
+
+Told = Callable[[int, int, float, int], None]
+"""Called after every step with: steps made, steps of the round, the step's loss, examples seen."""
+
+
+class Worker:
+    """One model that plays every client in turn: weights are swapped in, nothing is rebuilt."""
+
+    def __init__(self, model: Any, parts: Parts, task: Task, local: Local, streams: Streams) -> None:
+        self.model = model.to(local.device)
+        self.parts = parts
+        self.task = task
+        self.local = local
+        self.streams = streams
+        self.tags: dict[str, object] = {}
+
+    def load(self, weights: Tagged) -> None:
+        """Put weights into the model; a part that is there already, by its tag, is not copied again."""
+        for part, (tag, new) in weights.items():
+            if tag is None or self.tags.get(part) != tag:
+                for name, own in tensors(self.model, self.parts, [part]).items():
+                    own.copy_(new[name])
+                self.tags[part] = tag
+
+    def train(self, plan: Plan, round: int, client: str, examples: Examples, index: Index, told: Told) -> Reply:
+        """One client's training in one round, on the examples at ``index``, from the weights loaded before."""
+        started = time.perf_counter()
+        trained = self._trainable(plan)
+        near = [(p, p.detach().clone()) for name, p in trained.items() if self._shared(plan, name)]
+        near = near if self.local.proximal_mu else []
+        optimiser = _optimiser(trained, self.local)
+        losses, work, seen = [], Positions(), 0
+        for part in plan.train:
+            self.tags[part] = None  # no longer what was loaded
+        cuda = [self.model.device] if self.model.device.type == "cuda" else []
+        self.model.train()
+        with torch.random.fork_rng(cuda), local_depth(self.model, self.parts, plan.layers):
+            torch.manual_seed(self.streams.integer(round, client, "dropout"))
+            for total, batch in self._batches(round, client, examples, index):
+                losses.append(self._step(batch, optimiser, near))
+                work += batch.work
+                seen += len(batch.inputs["input_ids"])
+                told(len(losses), total, losses[-1], seen)
+        return Reply(
+            client=client,
+            examples=len(index),
+            loss=float(np.mean(losses)),
+            steps=len(losses),
+            work=work,
+            flops=train_flops(self.parts, plan, work),
+            seconds=time.perf_counter() - started,
+        )
+
+    def score(self, examples: Examples) -> dict[str, float]:
+        """The loaded model on all of ``examples``, by the task's metrics; the same masks at every call."""
+        rng = self.streams.numpy(-1, SERVER, "evaluate")
+        made = batches(examples.tokens.lengths, 2 * self.local.batch_size, None)
+        device = self.model.device
+        self.model.eval()
+        with torch.inference_mode(), self._autocast():
+            return self.task.score(
+                self.model, (self.task.batch(examples, index, rng).to(device) for index in made)
+            )
+
+    def _batches(self, round: int, client: str, examples: Examples, index: Index) -> Iterator[tuple[int, Batch]]:
+        """The batches of one round, each with the number of them all."""
+        order = self.streams.numpy(round, client, "order")
+        draw = self.streams.numpy(round, client, "batch")
+        lengths, local = examples.tokens.lengths[index], self.local
+        total = local.epochs * -(-len(index) // local.batch_size)
+        total = min(total, local.steps or total)
+        made = 0
+        for _ in range(local.epochs):
+            for positions in batches(lengths, local.batch_size, order, local.by_length)[: total - made]:
+                made += 1
+                yield (
+                    total,
+                    self.task.batch(examples, index[positions], draw, local.width).to(self.model.device),
+                )
+
+    def _step(
+        self,
+        batch: Batch,
+        optimiser: torch.optim.Optimizer,
+        near: list[tuple[torch.nn.Parameter, torch.Tensor]],
+    ) -> float:
+        with self._autocast():
+            loss = self.task.loss(self.model, batch)
+        torch.autograd.backward(loss)
+        for parameter, old in near:  # the gradient of mu/2 |w - w_t|^2, FedProx's term (Li et al. 2020, eq. 2)
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - old, alpha=self.local.proximal_mu)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        return float(loss.detach())
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.local.bf16)
+
+    def _trainable(self, plan: Plan) -> dict[str, torch.nn.Parameter]:
+        """Freeze everything else: below the lowest trained part autograd then builds no graph."""
+        names = {name for part in plan.train for name in self.parts.shapes[part]}
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(name in names)
+        return {name: p for name, p in self.model.named_parameters() if name in names}
+
+    def _shared(self, plan: Plan, name: str) -> bool:
+        return any(name in self.parts.shapes[part] for part in plan.send)
+
+
+def handle(
+    worker: Worker,
+    request: Request,
+    shared: Tagged,
+    examples: Examples,
+    index: Index,
+    store: Store,
+    dtype: str,
+    told: Told,
+) -> Reply:
+    """Answer a request: load, train or evaluate, keep, send. The same on every engine.
+
+    Args:
+        worker: the model to play the client with.
+        request: what is asked.
+        shared: the shared parts the client holds, the request's own included, fp32.
+        examples: training examples (phase ``train``) or test examples (phase ``evaluate``).
+        index: the client's own among the training examples.
+        store: the client's own disk, for the parts it keeps.
+        dtype: the wire type of what is sent.
+        told: called after every step.
+    """
+    plan, parts = request.plan, worker.parts
+    before = request.round + (request.phase == "evaluate")
+    kept = store.load(before) if plan.keep else {}
+    mine = {
+        part: (None, {name: kept[name] for name in parts.shapes[part]}) if kept else shared[part]
+        for part in plan.keep
+    }
+    worker.load({**{part: shared[part] for part in request.versions}, **mine})
+    if request.phase == "evaluate":
+        started = time.perf_counter()
+        score = worker.score(examples)
+        return Reply(request.client, len(index), score=score, seconds=time.perf_counter() - started)
+    reply = worker.train(plan, request.round, request.client, examples, index, told)
+    if plan.keep:
+        store.save(request.round, tensors(worker.model, parts, plan.keep))
+    sent = {
+        part: {
+            name: t.to("cpu", copy=True) for name, t in narrow(tensors(worker.model, parts, [part]), dtype).items()
+        }
+        for part in plan.send
+    }
+    return replace(reply, weights=sent)
+
+
+def _optimiser(trained: Mapping[str, torch.nn.Parameter], local: Local) -> torch.optim.Optimizer:
+    """AdamW over what is trained, anew in every round; biases and norms do not decay."""
+    decayed = [p for p in trained.values() if p.ndim > 1]
+    rest = [p for p in trained.values() if p.ndim <= 1]
+    groups = [{"params": decayed, "weight_decay": local.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=local.learning_rate, fused=True)

@@ -1,0 +1,162 @@
+"""The server: what it holds, what it sends to whom, and how the answers become the next model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from fedstrata.core.client import Reply, Request
+from fedstrata.core.parts import Parts, Tensors
+from fedstrata.core.plan import Plan
+from fedstrata.core.rng import SERVER, Streams
+from fedstrata.wire.tensors import check, narrow, widen
+
+RATES = {"fedavg": 1.0, "fedavgm": 1.0, "fedadam": 0.01, "fedyogi": 0.01, "fedadagrad": 0.01}
+"""Server rule -> its learning rate where the job names none."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How the weighted mean of the answers moves the server's weights."""
+
+    name: str = "fedavg"
+    learning_rate: float | None = None
+    momentum: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+
+class Mean:
+    """A running mean of tensors, weighted by examples; memory does not grow with the number of clients."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, torch.Tensor] = {}
+        self.weights: dict[str, int] = {}
+
+    def add(self, tensors: Mapping[str, torch.Tensor], examples: int) -> None:
+        """Take in one client's tensors. Sums are fp64: a weight times a count is exact in it."""
+        for name, tensor in tensors.items():
+            if name not in self.sums:
+                self.sums[name] = torch.zeros(tensor.shape, dtype=torch.float64)
+            self.sums[name].add_(tensor, alpha=examples)
+            self.weights[name] = self.weights.get(name, 0) + examples
+
+    def result(self) -> Tensors:
+        """The mean over those that sent each tensor, fp32."""
+        return {name: (total / self.weights[name]).float() for name, total in self.sums.items()}
+
+
+def step(rule: Rule, old: torch.Tensor, mean: torch.Tensor, moments: Tensors) -> torch.Tensor:
+    """One tensor's next value.
+
+    FedAvg takes the mean; the others treat ``mean - old`` as a gradient (Reddi et al. 2021, Algorithm 2; FedAvgM:
+    Hsu et al. 2019). ``moments`` is the rule's memory of this tensor, changed in place; the second moment starts
+    at tau squared.
+    """
+    if rule.name == "fedavg" and rule.learning_rate in (None, 1.0):
+        return mean
+    rate = RATES[rule.name] if rule.learning_rate is None else rule.learning_rate
+    delta = mean - old
+    if rule.name == "fedavg":
+        return old + rate * delta
+    first = moments.get("first", torch.zeros_like(old))
+    if rule.name == "fedavgm":
+        moments["first"] = rule.momentum * first + delta
+        return old + rate * moments["first"]
+    beta1 = 0.0 if rule.name == "fedadagrad" else rule.momentum
+    second = moments.get("second", torch.full_like(old, rule.tau**2))
+    square = delta**2
+    moments["first"] = beta1 * first + (1 - beta1) * delta
+    moments["second"] = {
+        "fedadam": lambda: rule.beta2 * second + (1 - rule.beta2) * square,
+        "fedyogi": lambda: second - (1 - rule.beta2) * square * torch.sign(second - square),
+        "fedadagrad": lambda: second + square,
+    }[rule.name]()
+    return old + rate * moments["first"] / (moments["second"].sqrt() + rule.tau)
+
+
+@dataclass
+class Server:
+    """What the server knows.
+
+    Attributes:
+        parts: the model's parts.
+        weights: part -> its current tensors, fp32. A part is replaced, never changed in place.
+        rule: the server rule.
+        dtype: the wire type.
+        versions: part -> how often it has been merged.
+        held: client -> part -> the version the client has.
+        moments: tensor name -> the rule's memory.
+    """
+
+    parts: Parts
+    weights: dict[str, Tensors]
+    rule: Rule = field(default_factory=Rule)
+    dtype: str = "fp32"
+    versions: dict[str, int] = field(default_factory=dict)
+    held: dict[str, dict[str, int]] = field(default_factory=dict)
+    moments: dict[str, Tensors] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.versions = self.versions or dict.fromkeys(self.parts.names, 0)
+        self.mean = Mean()
+        self._outgoing: dict[str, tuple[int, Tensors]] = {}
+
+    def select(self, clients: Sequence[str], fraction: float, round: int, streams: Streams) -> list[str]:
+        """The clients asked in ``round``, in their own order; at least one."""
+        count = max(1, round_half_up(fraction * len(clients)))
+        chosen = streams.numpy(round, SERVER, "clients").choice(len(clients), count, replace=False)
+        return [clients[i] for i in sorted(chosen)]
+
+    def request(self, round: int, client: str, plan: Plan, phase: str = "train") -> Request:
+        """What ``client`` is asked, with the parts it lacks; from now on it counts as holding them."""
+        plan.check(self.parts)
+        held = self.held.setdefault(client, dict.fromkeys(self.parts.names, 0))
+        needed = [part for part in plan.builds(self.parts) if part not in plan.keep]
+        lacking = [part for part in needed if held[part] != self.versions[part]]
+        held.update({part: self.versions[part] for part in lacking})
+        versions = {part: self.versions[part] for part in needed}
+        return Request(round, client, plan, phase, versions, {part: self.outgoing(part) for part in lacking})
+
+    def outgoing(self, part: str) -> Tensors:
+        """A part as it travels; converted once per version, whatever the number of clients."""
+        version, tensors = self._outgoing.get(part, (-1, {}))
+        if version != self.versions[part]:
+            tensors = narrow(self.weights[part], self.dtype)
+            self._outgoing[part] = self.versions[part], tensors
+        return tensors
+
+    def received(self, part: str) -> Tensors:
+        """A part as up-to-date clients have it: the start model as it is, later versions off the wire."""
+        return widen(self.outgoing(part)) if self.versions[part] else self.weights[part]
+
+    def collect(self, plan: Plan, reply: Reply) -> None:
+        """Check a reply and take it into the running mean.
+
+        Raises:
+            WireError: the reply does not hold what the plan sends.
+        """
+        for part in plan.send:
+            check(reply.weights.get(part, {}), self.parts.shapes[part], self.dtype)
+        for part in plan.send:
+            self.mean.add(widen(reply.weights[part]), reply.examples)
+
+    def merge(self) -> list[str]:
+        """End a round: move every part that was sent, forget the answers. Returns the parts that changed."""
+        mean, self.mean = self.mean.result(), Mean()
+        changed = [part for part in self.parts.names if self.parts.shapes[part].keys() & mean.keys()]
+        for part in changed:
+            old = self.weights[part]
+            self.weights[part] = {name: step(self.rule, old[name], mean[name], self._memory(name)) for name in old}
+            self.versions[part] += 1
+        return changed
+
+    def _memory(self, name: str) -> Tensors:
+        return {} if self.rule.name == "fedavg" else self.moments.setdefault(name, {})
+
+
+def round_half_up(value: float) -> int:
+    """To the nearest integer, halves upwards (Python's ``round`` takes 0.5 and 2.5 down)."""
+    return int(value + 0.5)

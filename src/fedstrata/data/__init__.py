@@ -1,0 +1,1 @@
+"""Rows from files, cut into tokens, and dealt to the clients."""

@@ -1,0 +1,187 @@
+"""The forms a file of rows may have: each becomes records, one at a time."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from fedstrata.errors import UserError, did_you_mean
+
+Records = Iterator[tuple[str, Mapping[str, Any]]]
+"""Where a row stands, for an error's sake, and its values by column."""
+Fields = Iterator[tuple[int, list[str]]]
+"""Number of a line, and its fields."""
+
+
+def records(path: Path, wanted: Sequence[str], names: list[str] | None) -> Records:
+    """The records of a file, in the form that its extension says; read as they are asked for.
+
+    Args:
+        path: csv, tsv, jsonl, json, parquet or txt.
+        wanted: columns every file must have; there may be more in a record.
+        names: column names of csv, tsv and txt files that have no header line.
+
+    Raises:
+        UserError: the extension is not known, or, in reading, the file is malformed or lacks a column.
+    """
+    form = FORMS.get(path.suffix.lower())
+    if form is None:
+        raise UserError(f"{path}: the extension {path.suffix!r} is not known; {did_you_mean(path.suffix, FORMS)}")
+    return form(path, wanted, names)
+
+
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Every line of a text file with its number from 1 and its end; nothing but ``\\n`` ends a line.
+
+    Raises:
+        UserError: the file cannot be read or is not UTF-8.
+    """
+    number = 0
+    try:
+        with path.open("rb") as file:
+            for number, raw in enumerate(file, 1):
+                yield number, raw.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}, line {number}: is not UTF-8 (byte {error.start + 1} of the line)") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def check(where: Path | str, there: Sequence[str], wanted: Sequence[str], hint: str = "") -> None:
+    """Each wanted column must be there exactly once.
+
+    Raises:
+        UserError: it is not.
+    """
+    for column in wanted:
+        if there.count(column) != 1:
+            found = "several columns" if column in there else "no column"
+            raise UserError(f"{where}: has {found} {column!r}; {did_you_mean(column, there)}{hint}")
+
+
+def _csv(path: Path, wanted: Sequence[str], names: list[str] | None) -> Records:
+    return _table(_csv_fields(path), path, wanted, names)
+
+
+def _csv_fields(path: Path) -> Fields:
+    csv.field_size_limit(2**31 - 1)
+    reader = csv.reader((line for _, line in lines(path)), strict=True)
+    start = 1
+    try:
+        for fields in reader:
+            if fields:
+                yield start, fields
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise UserError(f"{path}, line {start}: is not CSV ({error})") from None
+
+
+def _tsv(path: Path, wanted: Sequence[str], names: list[str] | None) -> Records:
+    bare = ((number, line.rstrip("\r\n")) for number, line in lines(path))
+    return _table(((number, line.split("\t")) for number, line in bare if line), path, wanted, names)
+
+
+def _table(rows: Fields, path: Path, wanted: Sequence[str], names: list[str] | None) -> Records:
+    """Records from lines split into fields; without names the first line is the header."""
+    header = names or next(rows, (0, []))[1]
+    if not header:
+        raise UserError(f"{path}: is empty, expected a header line")
+    check(path, header, wanted, "" if names else "; a file without a header line needs data.columns")
+    for number, fields in rows:
+        if len(fields) != len(header):
+            raise UserError(f"{path}, line {number}: found {len(fields)} fields, expected {len(header)}")
+        yield f"{path}, line {number}", dict(zip(header, fields, strict=True))
+
+
+def _json(path: Path, wanted: Sequence[str], _: list[str] | None) -> Records:
+    seen: dict[str, None] = {}
+    for where, row in _json_values(path):
+        if not isinstance(row, dict):
+            raise UserError(f"{where}: found {json.dumps(row)[:40]}, expected a JSON object")
+        seen.update(dict.fromkeys(row))
+        yield where, row
+    if seen:
+        check(path, list(seen), wanted)
+
+
+def _json_values(path: Path) -> Iterator[tuple[str, Any]]:
+    """One value per line, or the entries of one array."""
+    full = _full_lines(path)
+    first = next(full, (0, ""))
+    if first[1].lstrip().startswith("["):
+        text = "".join(line for _, line in lines(path))
+        for number, value in enumerate(_parse(path, 1, text), 1):
+            yield f"{path}, entry {number}", value
+    elif first[1]:
+        for number, line in chain([first], full):
+            yield f"{path}, line {number}", _parse(path, number, line)
+
+
+def _parse(path: Path, number: int, text: str) -> Any:
+    """The JSON value of a text that starts at a line of a file."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        line = number + error.lineno - 1
+        raise UserError(
+            f"{path}, line {line}: is not JSON ({error.msg} at character {error.colno}); "
+            "legal: one object per line, or one array of objects"
+        ) from None
+
+
+def _parquet(path: Path, wanted: Sequence[str], _: list[str] | None) -> Records:
+    from pyarrow import ArrowException, parquet  # here, as it is slow to load and seldom needed
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            check(path, file.schema_arrow.names, wanted)
+            batches = file.iter_batches(columns=list(wanted))
+            rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+            for number, row in enumerate(rows, 1):
+                yield f"{path}, row {number}", row
+    except (ArrowException, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{path}: is not a readable Parquet file ({reason})") from None
+
+
+def _txt(path: Path, wanted: Sequence[str], names: list[str] | None) -> Records:
+    """A txt file by what it holds: JSON lines, PubMed-RCT's form, fields between tabs, or plain lines."""
+    first, second = [*(line for _, line in islice(_full_lines(path), 2)), "", ""][:2]
+    with suppress(UserError):
+        if isinstance(_parse(path, 1, first), dict):
+            return _json(path, wanted, names)
+    if re.fullmatch(r"###\S+\s*", first) and "\t" in second:
+        return _pubmed_rct(path, wanted)
+    if names or ("\t" in first and (set(wanted) != {"text"} or "text" in first.split("\t"))):
+        return _tsv(path, wanted, names)  # plain lines may hold tabs too, but no column beside text
+    check(path, ["text"], wanted, "; plain lines of a txt file have no other column")
+    return ((f"{path}, line {number}", {"text": line}) for number, line in _full_lines(path))
+
+
+def _pubmed_rct(path: Path, wanted: Sequence[str]) -> Records:
+    check(path, ["text", "label", "document"], wanted)
+    document = ""
+    for number, line in _full_lines(path):
+        label, tab, text = line.partition("\t")
+        if line.startswith("###"):
+            document = line[3:].strip()
+        elif not tab:
+            raise UserError(f"{path}, line {number}: found no tab, expected a label, a tab and a sentence")
+        else:
+            yield f"{path}, line {number}", {"text": text, "label": label, "document": document}
+
+
+def _full_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Every line that is not blank, with its number and without its end."""
+    return ((number, line.rstrip("\r\n")) for number, line in lines(path) if line.strip())
+
+
+FORMS = {".csv": _csv, ".tsv": _tsv, ".jsonl": _json, ".json": _json, ".parquet": _parquet, ".txt": _txt}
+"""File extension -> what makes records of a path, the wanted columns, and column names where they are given."""

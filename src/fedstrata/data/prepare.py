@@ -1,0 +1,138 @@
+"""From a job's data tables to examples: rows, labels, shards, tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedstrata import demo
+from fedstrata.core.rng import SERVER, Streams
+from fedstrata.data.partition import partition
+from fedstrata.data.read import Rows, read
+from fedstrata.data.tokens import tokenise
+from fedstrata.errors import UserError, did_you_mean
+from fedstrata.job import Job
+from fedstrata.nn.batching import Index
+from fedstrata.tasks import Examples
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job's rows, divided.
+
+    Attributes:
+        train: text and label of every training row that may be used.
+        test: of every test row.
+        shards: client -> its training rows; none of them empty.
+        labels: class names in order; None for a task without classes.
+        by: the column whose values the shards differ in; None if they differ in size alone.
+        left_out: rows dropped because a value was missing.
+    """
+
+    train: Rows
+    test: Rows
+    shards: dict[str, Index]
+    labels: tuple[str, ...] | None
+    by: Sequence[str] | None
+    left_out: int
+
+
+def prepare(job: Job, near: Path | None = None) -> Prepared:
+    """Read a job's rows and divide them among its clients.
+
+    Args:
+        job: the job.
+        near: folder in which relative paths are looked up after the working directory.
+
+    Raises:
+        UserError: a file, column, label or split is not usable.
+    """
+    streams = Streams(job.train.seed)
+    text = [job.data.text] if isinstance(job.data.text, str) else list(job.data.text)
+    if len(text) > 1 and job.task.kind != "mlm":
+        raise UserError(f"[data] text: {job.task.kind!r} reads one column, found {len(text)}")
+    classes = job.task.kind != "mlm"
+    extra = [job.clients.column] if job.clients.column else []
+    try:
+        label = [job.data.label] if classes or job.clients.split == "dirichlet" else []
+        train = _rows(job, job.data.train, [*text, *label, *extra], near)
+    except UserError:
+        if classes or not label or "label" in job.data.model_fields_set:
+            raise
+        train = _rows(job, job.data.train, [*text, *extra], near)  # plain text: dirichlet deals its sizes
+    left_out = train.left_out
+    if job.data.test is None:
+        order = streams.numpy(-1, SERVER, "holdout").permutation(len(train))
+        held = max(1, round(job.data.holdout * len(train)))
+        if held >= len(train):
+            raise UserError(f"[data] holdout: {len(train)} rows leave nothing to train on")
+        test, train = _take(train, np.sort(order[:held])), _take(train, np.sort(order[held:]))
+    else:
+        test = _rows(job, job.data.test, [*text, *([job.data.label] if classes else [])], near)
+        left_out += test.left_out
+    labels = _labels(job, train, test) if classes else None
+    by = train.columns.get(job.data.label) if job.clients.split == "dirichlet" or classes else None
+    values = train.columns[job.clients.column] if job.clients.column else None
+    rng = streams.numpy(-1, SERVER, "split")
+    shards = partition(job.clients, len(train), by, values, rng)
+    shards = {client: rows for client, rows in shards.items() if len(rows)}
+    return Prepared(train, test, shards, labels, by if by is not None else values, left_out)
+
+
+def population(kind: str, shards: Mapping[str, Index]) -> dict[str, Index]:
+    """The shards a method asks: of ``each`` client, all ``pooled`` into one, or the first ``one``."""
+    if kind == "each" or len(shards) == 1:
+        return dict(shards)
+    if kind == "pooled":
+        return {"all": np.sort(np.concatenate(list(shards.values())))}
+    first = next(iter(shards))
+    return {first: shards[first]}
+
+
+def examples(job: Job, rows: Rows, labels: Sequence[str] | None, tokenizer: Any) -> Examples:
+    """Tokenised examples of rows; long texts are cut by ``data.overlong``."""
+    text = [job.data.text] if isinstance(job.data.text, str) else list(job.data.text)
+    columns = [rows.columns[name] for name in text]
+    texts = columns[0] if len(columns) == 1 else [" ".join(row) for row in zip(*columns, strict=True)]
+    overlong = job.data.overlong or ("split" if labels is None else "truncate")
+    tokens = tokenise(texts, tokenizer, job.train.max_tokens, overlong)
+    if labels is None:
+        return Examples(tokens)
+    number = {label: i for i, label in enumerate(labels)}
+    classes = np.asarray([number[label] for label in rows.columns[job.data.label]], dtype=np.int64)
+    return Examples(tokens, classes[tokens.rows])
+
+
+def _rows(job: Job, source: str | list[str], columns: list[str], near: Path | None) -> Rows:
+    if isinstance(source, str) and source.startswith("demo:"):
+        made = demo.rows(source.removeprefix("demo:"))
+        for name in columns:
+            if name not in made:
+                raise UserError(f"{source}: has no column {name!r}; {did_you_mean(name, made)}")
+        return Rows({name: made[name][: job.data.limit] for name in columns}, 0)
+    return read(source, list(dict.fromkeys(columns)), names=job.data.columns, limit=job.data.limit, near=near)
+
+
+def _take(rows: Rows, index: Index) -> Rows:
+    return Rows({name: [values[i] for i in index] for name, values in rows.columns.items()}, 0)
+
+
+def _labels(job: Job, train: Rows, test: Rows) -> tuple[str, ...]:
+    """The job's labels, else those of all rows: numbers by value, words by the alphabet."""
+    column = job.data.label
+    found = {*train.columns[column], *test.columns[column]}
+    numeric = all(label.lstrip("-").isdigit() for label in found)
+    labels = tuple(job.task.labels or sorted(found, key=int if numeric else str))
+    if strange := sorted(found - set(labels)):
+        which = "train" if strange[0] in train.columns[column] else "test"
+        raise UserError(
+            f"[task] labels: the {which} rows also hold {strange[0]!r} in column {column!r}; "
+            f"{did_you_mean(strange[0], labels)}"
+        )
+    if len(labels) < 2:
+        raise UserError(f"[data] label: column {column!r} holds only {labels[0]!r}; needs two or more classes")
+    return labels

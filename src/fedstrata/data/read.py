@@ -1,0 +1,170 @@
+"""Columns of text from files, folders and data set ids."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from fedstrata.data.forms import FORMS, Records, check, lines, records
+from fedstrata.errors import UserError, did_you_mean
+
+HUB_ID = re.compile(r"([\w.-]+(?:/[\w.-]+)?)(?::([^#]+))?(?:#(.+))?")
+"""``name`` or ``name:config``, either with ``#split``."""
+HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+"""A surrogate, as JSON can spell it alone; no tokenizer takes one."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows as columns.
+
+    Attributes:
+        columns: name of every wanted column -> its values; all columns have the same length.
+        left_out: number of rows dropped because a wanted value was missing or blank.
+    """
+
+    columns: dict[str, list[str]]
+    left_out: int
+
+    def __len__(self) -> int:
+        return max(map(len, self.columns.values()), default=0)
+
+
+def read(
+    source: str | list[str],
+    columns: Sequence[str],
+    *,
+    names: list[str] | None = None,
+    limit: int | None = None,
+    near: Path | None = None,
+) -> Rows:
+    """Read the wanted columns of a source, every value as text.
+
+    A row in which a wanted value is missing, null, NaN or blank is dropped and counted. Other values stand as
+    they are: blanks at the ends are kept, numbers and truth values take Python's spelling.
+
+    Args:
+        source: a csv, tsv, jsonl, json, parquet or txt file, a folder of one kind of them, a data set id
+            (``name:config#split``; the split is ``train`` by default), or a list of any of these. In a folder
+            of txt files each file is one row, with the columns ``text``, ``file`` and ``folder``.
+        columns: names of the wanted columns.
+        names: column names of csv, tsv and txt files that have no header line.
+        limit: stop reading after so many rows that have every wanted value.
+        near: folder to look in for a path that the working directory does not have.
+
+    Raises:
+        UserError: a source is missing, unreadable or malformed, or lacks a wanted column or any full row.
+    """
+    sources = [source] if isinstance(source, str) else source
+    if not sources or "" in sources:
+        raise UserError(
+            f"[data]: {source!r} names no source; legal: a file, a folder, a data set id, a list of them"
+        )
+    kept: dict[str, list[str]] = {column: [] for column in columns}
+    rows, left_out = 0, 0
+    for name, its_records in [(name, _open(name, tuple(kept), names, near)) for name in sources]:
+        rows_before, left_before = rows, left_out
+        for where, row in its_records:
+            texts = [_text(row.get(column), where, column) for column in kept]
+            if not all(text.strip() for text in texts):
+                left_out += 1
+                continue
+            for values, text in zip(kept.values(), texts, strict=True):
+                values.append(text)
+            rows += 1
+            if rows == limit:
+                return Rows(kept, left_out)
+        if rows == rows_before:
+            blank = left_out - left_before
+            found = f"found {blank} rows, none" if blank else "is empty, expected rows"
+            raise UserError(f"{name}: {found} with a value in each column of {', '.join(kept)}")
+    return Rows(kept, left_out)
+
+
+def _text(value: Any, where: str, column: str) -> str:
+    if value is None or value != value:  # NaN is a missing number
+        return ""
+    if isinstance(value, (list, dict, bytes)):
+        kind = type(value).__name__
+        raise UserError(f"{where}: column {column!r} holds a {kind}, expected a text, a number or a truth value")
+    text = str(value)
+    if not text.isascii() and (half := HALF_CHARACTER.search(text)):
+        raise UserError(
+            f"{where}: column {column!r} holds {half.group()!a}, half a character, expected Unicode text"
+        )
+    return text
+
+
+def _open(source: str, wanted: Sequence[str], names: list[str] | None, near: Path | None) -> Records:
+    """The records of one source; whether it exists is settled at once, before any source is read."""
+    bases = [Path()] if near is None else [Path(), near]
+    for path in (base / source for base in bases):
+        if os.path.exists(path):
+            return (_folder if path.is_dir() else records)(path, wanted, names)
+    folders = dict.fromkeys((base / source).parent.resolve() for base in bases)
+    beside = sorted({path.name for folder in folders for path in folder.glob("*")})
+    close = difflib.get_close_matches(Path(source).name, beside)
+    hint = f"; {did_you_mean(Path(source).name, close)}" if close else ""
+    places = " or ".join(map(str, folders))
+    identity = HUB_ID.fullmatch(source)
+    if identity is None or Path(source).suffix.lower() in FORMS:
+        raise UserError(f"{source}: there is no such file or folder in {places}{hint}")
+    return _hub(source, identity, wanted, f"{source}: is neither a file nor a folder in {places}", hint)
+
+
+def _folder(path: Path, wanted: Sequence[str], names: list[str] | None) -> Records:
+    files = _files(path)
+    kinds = {FORMS[file.suffix.lower()]: file.relative_to(path).as_posix() for file in files}
+    if not files:
+        raise UserError(f"{path}: the folder holds no file of a known kind (legal: {', '.join(FORMS)})")
+    if len(kinds) > 1:
+        found = ", ".join(sorted(kinds.values()))
+        raise UserError(f"{path}: the folder holds files of several kinds ({found}); name those to read in a list")
+    if FORMS[".txt"] in kinds:
+        return _documents(path, files, wanted)
+    return chain.from_iterable(records(file, wanted, names) for file in files)
+
+
+def _files(path: Path) -> list[Path]:
+    """Every file of a known kind in a folder and below, sorted, without hidden ones."""
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"{error.filename}: cannot be read ({error.strerror})")
+
+    found = (Path(folder, name) for folder, _, names in os.walk(path, onerror=refuse) for name in names)
+    known = (file for file in found if file.suffix.lower() in FORMS)
+    return sorted(file for file in known if not re.search(r"(^|/)\.", file.relative_to(path).as_posix()))
+
+
+def _documents(path: Path, files: Sequence[Path], wanted: Sequence[str]) -> Records:
+    check(path, ["text", "file", "folder"], wanted, "; a txt file in a folder is one row")
+    for file in files:
+        below = file.relative_to(path)
+        text = "".join(line for _, line in lines(file))
+        folder = below.parts[0] if len(below.parts) > 1 else ""
+        yield str(file), {"text": text, "file": below.as_posix(), "folder": folder}
+
+
+def _hub(source: str, identity: re.Match[str], wanted: Sequence[str], missing: str, hint: str) -> Records:
+    import datasets  # here, as it is slow to load and seldom needed
+
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # what is read here is nobody else's business
+    name, config, split = identity.groups()
+    try:
+        data = datasets.load_dataset(name, config, split=split or "train")
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{missing}, nor reachable as a data set id ({reason}){hint}") from None
+    check(source, data.column_names, wanted)
+    data = data.select_columns(list(wanted))
+    classes = {c: f for c, f in data.features.items() if isinstance(f, datasets.ClassLabel)}
+    for number, row in enumerate(data, 1):
+        for column, kind in classes.items():  # a class stands by its name; -1 marks a row without one
+            row[column] = None if row[column] in (None, -1) else kind.int2str(row[column])
+        yield f"{source}, row {number}", row

@@ -1,0 +1,118 @@
+"""Tokenised text: flat arrays on disk, made once per text and tokenizer, memory-mapped ever after."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+CHUNK = 4096
+"""Texts given to the tokenizer at once: bounds memory."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Examples as token ids, special tokens included.
+
+    Attributes:
+        ids: all ids in a row, ``[sum of lengths]`` int32.
+        offsets: example ``i`` is ``ids[offsets[i]:offsets[i + 1]]``, ``[n + 1]`` int64.
+        rows: the row each example comes from, ``[n]`` int64, ascending.
+    """
+
+    ids: npt.NDArray[np.int32]
+    offsets: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, example: int) -> npt.NDArray[np.int32]:
+        return self.ids[self.offsets[example] : self.offsets[example + 1]]
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Tokens of each example, ``[n]``."""
+        return np.diff(self.offsets)
+
+    def of_rows(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The examples that come from the given rows, ascending."""
+        return np.flatnonzero(np.isin(self.rows, rows))
+
+
+def cache_folder() -> Path:
+    """Where tokenised text is kept: ``$FEDSTRATA_CACHE``, else ``~/.cache/fedstrata``."""
+    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fedstrata"
+    return Path(os.environ.get("FEDSTRATA_CACHE", default))
+
+
+def tokenise(
+    texts: Sequence[str], tokenizer: Any, max_tokens: int, overlong: Literal["split", "truncate"]
+) -> Tokens:
+    """Token ids of every text, from the cache where the same was asked before.
+
+    Args:
+        texts: one per row.
+        tokenizer: a fast Hugging Face tokenizer.
+        max_tokens: longest example, special tokens included.
+        overlong: ``split`` makes further examples of what exceeds ``max_tokens``, ``truncate`` drops it.
+    """
+    texts = [text.encode("utf-8", "replace").decode() for text in texts]  # a lone surrogate is no text
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    rules = {key: value for key, value in backend.items() if key not in ("truncation", "padding")}  # set per call
+    digest = hashlib.sha256(json.dumps([1, max_tokens, overlong, rules]).encode())
+    for text in texts:
+        digest.update(f"{len(text)}\0{text}".encode())
+    folder = cache_folder() / digest.hexdigest()
+    if not folder.exists():
+        _store(folder, _tokenise(texts, tokenizer, max_tokens, overlong))
+    return Tokens(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("ids", "offsets", "rows")))
+
+
+def _tokenise(texts: Sequence[str], tokenizer: Any, max_tokens: int, overlong: str) -> Tokens:
+    ids: list[npt.NDArray[np.int32]] = []
+    lengths: list[int] = []
+    rows: list[int] = []
+    for start in range(0, len(texts), CHUNK):
+        made = tokenizer(
+            list(texts[start : start + CHUNK]),
+            truncation=True,
+            max_length=max_tokens,
+            return_overflowing_tokens=overlong == "split",
+            return_attention_mask=False,
+            return_token_type_ids=False,
+        )
+        lengths += map(len, made["input_ids"])
+        ids += [np.asarray(example, dtype=np.int32) for example in made["input_ids"]]
+        sources = made.get("overflow_to_sample_mapping", range(len(made["input_ids"])))
+        rows += [start + source for source in sources]
+    return Tokens(
+        np.concatenate([*ids, np.empty(0, np.int32)]),
+        np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
+        np.asarray(rows, dtype=np.int64),
+    )
+
+
+def _store(folder: Path, tokens: Tokens) -> None:
+    """Write to a folder of its own and rename it: another run sees all of it or nothing."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+        for name in ("ids", "offsets", "rows"):
+            np.save(Path(made) / f"{name}.npy", getattr(tokens, name))
+        target = Path(made) / "done"
+        target.mkdir()
+        for name in ("ids", "offsets", "rows"):
+            os.replace(Path(made) / f"{name}.npy", target / f"{name}.npy")
+        try:
+            os.rename(target, folder)
+        except OSError:
+            if not folder.exists():
+                raise

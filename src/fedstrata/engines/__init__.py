@@ -1,0 +1,18 @@
+"""What carries exchanges between server and clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+from fedstrata.core.client import Reply, Request
+
+
+class Engine(Protocol):
+    """Knows the clients and brings them requests."""
+
+    def clients(self) -> Sequence[str]:
+        """Their names, stable and in canonical order."""
+
+    def exchange(self, requests: Iterable[Request]) -> Iterator[Reply]:
+        """One reply per request, in order of arrival."""

@@ -1,0 +1,66 @@
+"""The default engine: every client in this process, one model for all of them, nothing serialised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from fedstrata.core.client import Reply, Request, Worker, handle
+from fedstrata.core.parts import Tensors
+from fedstrata.core.store import Store
+from fedstrata.events import Event, Stepped
+from fedstrata.nn.batching import Index
+from fedstrata.tasks import Examples
+from fedstrata.wire.tensors import widen
+
+
+@dataclass
+class InProcess:
+    """Plays the clients one after another.
+
+    Attributes:
+        worker: the one model.
+        examples: training examples of all clients.
+        shards: client -> its examples; the order is the canonical one.
+        test: test examples, for phase ``evaluate``.
+        folder: where each client's own disk stands.
+        dtype: the wire type.
+        shared: part -> (version, tensors) as up-to-date clients hold them. One copy serves all clients: a request
+            only ever needs the current version of a part, and what a client lacks of it comes with the request.
+        tell: receives an event after every step.
+    """
+
+    worker: Worker
+    examples: Examples
+    shards: Mapping[str, Index]
+    test: Examples
+    folder: Path
+    dtype: str
+    shared: dict[str, tuple[int, Tensors]]
+    tell: Callable[[Event], None]
+
+    def clients(self) -> list[str]:
+        """The names of the shards."""
+        return list(self.shards)
+
+    def exchange(self, requests: Iterable[Request]) -> Iterator[Reply]:
+        """Answer each request before the next one is made."""
+        for request in requests:
+            for part, tensors in request.parts.items():
+                if self.shared[part][0] != request.versions[part]:
+                    self.shared[part] = request.versions[part], widen(tensors)
+            yield handle(
+                self.worker,
+                request,
+                self.shared,
+                self.test if request.phase == "evaluate" else self.examples,
+                self.shards[request.client],
+                Store(self.folder / request.client),
+                self.dtype,
+                partial(self._told, request),
+            )
+
+    def _told(self, request: Request, step: int, steps: int, loss: float, seen: int) -> None:
+        self.tell(Stepped(request.round, request.client, step, steps, loss, seen))

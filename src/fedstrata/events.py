@@ -1,0 +1,69 @@
+"""What a run tells while it goes: plain data for a progress display or a log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StageStarted:
+    """A stage begins, or goes on after ``done`` rounds.
+
+    Attributes:
+        stage: its name; empty for a job of one stage.
+        method: the method's name.
+        rounds: rounds in all.
+        done: rounds done by an earlier call.
+        clients: examples of each client.
+        notes: what the user should know, a sentence each.
+    """
+
+    stage: str
+    method: str
+    rounds: int
+    done: int
+    clients: dict[str, int]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """A client made a step of its round."""
+
+    round: int
+    client: str
+    step: int
+    steps: int
+    loss: float
+    examples: int
+
+
+@dataclass(frozen=True)
+class Replied:
+    """A client answered. ``bytes`` is all payload of the stage so far, both ways, without setup."""
+
+    round: int
+    client: str
+    loss: float
+    examples: int
+    seconds: float
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A model was scored: the server's, or the mean over the clients' own. Round -1 is the start model."""
+
+    round: int
+    score: dict[str, float]
+
+
+@dataclass(frozen=True)
+class StageEnded:
+    """A stage is over; ``reused`` if an earlier call had finished it."""
+
+    stage: str
+    reused: bool
+
+
+Event = StageStarted | Stepped | Replied | Scored | StageEnded

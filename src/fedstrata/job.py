@@ -1,0 +1,206 @@
+"""A job: what to train, on what, by which method. Its tables are those of the job file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, model_validator
+
+from fedstrata.core.plan import Method
+from fedstrata.errors import did_you_mean
+from fedstrata.methods import METHODS
+
+Positive = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+def _words(names: Any) -> Any:
+    if not isinstance(names, list):
+        return names
+    return [str(name) if isinstance(name, int) and not isinstance(name, bool) else name for name in names]
+
+
+Words = Annotated[list[str], BeforeValidator(_words)]
+"""Names that may also be written as whole numbers, as class labels often are."""
+
+
+class Table(BaseModel):
+    """A table of the job file: unknown keys and wrong types are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Model(Table):
+    """``[model]``: what the clients start from."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """Hub id, folder, or ``demo:minilm``."""
+
+
+METRICS = {
+    "mlm": ("loss", "perplexity", "accuracy"),
+    "classify": ("accuracy", "macro_f1", "f1", "matthews"),
+}
+"""Task kind -> the metrics it scores; the first is its default headline."""
+
+
+class Task(Table):
+    """``[task]``: what is learnt."""
+
+    kind: Literal["mlm", "classify"]
+    labels: Words | None = None
+    """Class names in their order; read from the training rows (sorted) when absent."""
+    metric: str | None = None
+    """The headline score."""
+    positive: Annotated[Words, Field(min_length=1)] | None = None
+    """``f1`` is the mean F1 of these classes; for two classes the second one is the default."""
+    mask_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
+
+    @model_validator(mode="after")
+    def _metric_fits(self) -> Self:
+        if self.metric is not None and self.metric not in METRICS[self.kind]:
+            raise ValueError(
+                f"metric: {self.metric!r} is not a score of {self.kind!r}; "
+                f"{did_you_mean(self.metric, METRICS[self.kind])}"
+            )
+        if self.labels is not None and len(set(self.labels)) < max(2, len(self.labels)):
+            raise ValueError(f"labels: needs two or more different names, found {self.labels}")
+        return self
+
+    @property
+    def headline(self) -> str:
+        """The metric that stands for the run."""
+        return self.metric or METRICS[self.kind][0]
+
+
+class Data(Table):
+    """``[data]``: whose rows, from where."""
+
+    train: str | list[str]
+    test: str | list[str] | None = None
+    holdout: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Share of the training rows held out as test rows where ``test`` is absent."""
+    text: str | list[str] = "text"
+    label: str = "label"
+    columns: list[str] | None = None
+    """Names of the columns of csv and tsv files that have no header line."""
+    limit: Positive | None = None
+    """Read at most so many rows of each of train and test: a quick try."""
+    overlong: Literal["split", "truncate"] | None = None
+    """Text beyond ``train.max_tokens``: cut into further examples (default of ``mlm``) or cut off."""
+
+
+class Clients(Table):
+    """``[clients]``: who holds which rows."""
+
+    count: Positive | None = None
+    """Number of clients; by default what ``sizes`` or ``column`` give, else 6."""
+    split: Literal["iid", "dirichlet", "sizes", "skewed", "column"] = "iid"
+    alpha: Annotated[float, Field(gt=0)] = 1.0
+    """Concentration of ``dirichlet``: small is uneven."""
+    min_examples: Annotated[int, Field(ge=0)] = 1
+    """No client gets fewer rows; 0 allows empty ones, which are left out of the run."""
+    sizes: list[float] | None = None
+    """For ``sizes``: rows per client (integers) or shares of all rows (adding up to at most 1)."""
+    column: str | None = None
+    """For ``column``: the column whose values are the clients."""
+    fraction: Share = 1.0
+    """Share of the clients asked in each round, at least one."""
+
+    @model_validator(mode="after")
+    def _split_has_its_key(self) -> Self:
+        for split, key in (("sizes", self.sizes), ("column", self.column)):
+            if (self.split == split) != (key is not None):
+                raise ValueError(f"{split}: goes with split = {split!r} and only with it")
+        if self.sizes is not None and self.count not in (None, len(self.sizes)):
+            raise ValueError(f"count: is {self.count}, but sizes names {len(self.sizes)} clients")
+        return self
+
+
+class Train(Table):
+    """``[train]``: one client's work in one round."""
+
+    epochs: Positive = 1
+    steps: Positive | None = None
+    """Stop a client's round after so many steps."""
+    batch_size: Positive = 32
+    learning_rate: Annotated[float, Field(gt=0)] = 5e-5
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """AdamW's, on everything but biases and norms."""
+    max_tokens: Annotated[int, Field(ge=8)] = 128
+    dropout: bool = True
+    """False sets every dropout of the model to 0."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    proximal_mu: Annotated[float, Field(ge=0)] = 0.0
+    """FedProx: adds mu/2 times the squared distance to the received weights to the loss."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Of the forward and backward pass; weights stay fp32. ``auto`` is bf16 where the processor has it."""
+    mlm_head: Literal["masked", "full"] = "masked"
+    """Compute the MLM head at masked positions only, or everywhere as the papers do."""
+    batching: Literal["length", "random"] = "length"
+    """Batches of texts of like length, or as they are drawn."""
+    padding: Literal["batch", "max"] = "batch"
+    """Pad to the longest text of a batch, or to ``max_tokens``."""
+
+
+class Server(Table):
+    """``[server]``: how the answers become the next model."""
+
+    rule: Literal["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"] = "fedavg"
+    learning_rate: Annotated[float, Field(gt=0)] | None = None
+    """The server's step; 1 for fedavg and fedavgm, 0.01 for the adaptive rules."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Of fedavgm; beta 1 of the adaptive rules (fedadagrad: 0, as in its paper)."""
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    tau: Annotated[float, Field(gt=0)] = 1e-3
+    evaluate: Literal["rounds", "end"] = "rounds"
+    """Score the model after every round, or once at the end."""
+
+
+class Wire(Table):
+    """``[wire]``: the form of tensors on their way."""
+
+    dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
+
+
+class Engine(Table):
+    """``[engine]``: what carries the exchanges."""
+
+    name: Literal["inprocess"] = "inprocess"
+
+
+class Output(Table):
+    """``[output]``: where the run is written."""
+
+    dir: str = "runs/try"
+    client_models: bool = False
+    """Also save each client's own model where clients keep parts."""
+
+
+class Job(Table):
+    """Everything one stage needs, checked and complete."""
+
+    stage: str = ""
+    model: Model | None = None
+    """None: the model of the stage before."""
+    task: Task
+    data: Data
+    clients: Clients = Clients()
+    method: SerializeAsAny[Method]
+    train: Train = Train()
+    server: Server = Server()
+    wire: Wire = Wire()
+    engine: Engine = Engine()
+    output: Output = Output()
+
+    def dump(self) -> dict[str, Any]:
+        """The resolved job as plain data, with the method's name."""
+        data = self.model_dump(mode="json")
+        data["method"] = {"name": method_name(self.method), **data["method"]}
+        return data
+
+
+def method_name(method: Method) -> str:
+    """The name under which a method stands in the menu."""
+    return next(name for name, kind in METHODS.items() if kind is type(method))

@@ -1,0 +1,28 @@
+"""The menu: every method by the name a job file gives it."""
+
+from __future__ import annotations
+
+from fedstrata.core.plan import Method
+from fedstrata.methods.centralised import Centralised
+from fedstrata.methods.fedavg import FedAvg
+from fedstrata.methods.fedavgm import FedAvgM
+from fedstrata.methods.fedbfpt import FedBFPT
+from fedstrata.methods.fedbt import FedBT
+from fedstrata.methods.fedopt import FedAdagrad, FedAdam, FedYogi
+from fedstrata.methods.fedprox import FedProx
+from fedstrata.methods.local import Local
+from fedstrata.methods.single import Single
+
+METHODS: dict[str, type[Method]] = {
+    "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "fedavgm": FedAvgM,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+    "fedadagrad": FedAdagrad,
+    "centralised": Centralised,
+    "single": Single,
+    "local": Local,
+    "fedbfpt": FedBFPT,
+    "fedbt": FedBT,
+}

@@ -1,0 +1,37 @@
+"""FedAdam, FedYogi, FedAdagrad: FedAvg with an adaptive optimiser at the server.
+
+Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan. Adaptive Federated Optimization. ICLR 2021.
+https://arxiv.org/abs/2003.00295
+
+    paper (Algorithm 2)       here
+    Delta_t                   weighted mean of the answers minus the server's weights
+    beta1, beta2, tau, eta    [server] momentum, beta2, tau, learning_rate
+
+Requirements, relations, cost: as FedAvg; the optimiser's state never leaves the server, so nothing more is sent.
+Any method takes these rules; the names only preset them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from fedstrata.methods.fedavg import FedAvg
+
+
+class FedAdam(FedAvg):
+    """FedAvg under the server rule ``fedadam``."""
+
+    preset: ClassVar[Mapping[str, Mapping[str, Any]]] = {"server": {"rule": "fedadam"}}
+
+
+class FedYogi(FedAvg):
+    """FedAvg under the server rule ``fedyogi``."""
+
+    preset: ClassVar[Mapping[str, Mapping[str, Any]]] = {"server": {"rule": "fedyogi"}}
+
+
+class FedAdagrad(FedAvg):
+    """FedAvg under the server rule ``fedadagrad``."""
+
+    preset: ClassVar[Mapping[str, Mapping[str, Any]]] = {"server": {"rule": "fedadagrad"}}

@@ -1,0 +1,22 @@
+"""Local only: every client trains its own model on its own rows; nothing is ever sent.
+
+The bound that federation has to beat to be worth a client's while. The score is the mean over clients.
+
+    usual words               here
+    local only                every client, everything kept, nothing sent
+
+Requirements: none. Relations: ``single`` for every client. Cost: no bytes.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fedstrata.core.plan import Population
+from fedstrata.methods.centralised import Centralised
+
+
+class Local(Centralised):
+    """Everything is trained and kept, by each client for itself."""
+
+    population: ClassVar[Population] = "each"

@@ -1,0 +1,1 @@
+"""What BERT needs: models, local depth, the masked-only MLM head, batching."""

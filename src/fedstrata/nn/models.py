@@ -1,0 +1,186 @@
+"""Models and tokenizers in and out of Hugging Face folders."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from torch import nn
+
+from fedstrata.core.parts import Parts, Tensors, find
+from fedstrata.core.store import write_tensors
+from fedstrata.errors import UserError
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+AUTO = {
+    "mlm": transformers.AutoModelForMaskedLM,
+    "classify": transformers.AutoModelForSequenceClassification,
+}
+"""Task kind -> the Hugging Face class of its models."""
+
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
+"""Files one of which a tokenizer needs; without any, transformers makes an empty one and says nothing."""
+UNUSABLE = (
+    AttributeError, KeyError, OSError, RuntimeError, TypeError, ValueError,
+    SafetensorError, StrictDataclassError, pickle.UnpicklingError,
+)  # fmt: skip
+"""What transformers raises on folders that hold no model, half of one, or another one."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to train.
+
+    Attributes:
+        model: the model, fp32.
+        tokenizer: its fast tokenizer.
+        parts: the model's parts.
+        fresh: parts with tensors the checkpoint lacks, newly initialised.
+        carried: the checkpoint's pooler where this task's model has none; saved again with the model, so that a
+            later stage finds it.
+    """
+
+    model: Any
+    tokenizer: Any
+    parts: Parts
+    fresh: tuple[str, ...]
+    carried: Tensors
+
+
+def load(name: str, kind: str, labels: Sequence[str] | None, seed: int, dropout: bool = True) -> Loaded:
+    """Load a checkpoint for a task.
+
+    Args:
+        name: folder or hub id.
+        kind: the task's kind.
+        labels: class names, for a task with classes.
+        seed: of the tensors that the checkpoint lacks.
+        dropout: False sets every dropout of the model to 0.
+
+    Raises:
+        UserError: nothing usable is found there, or the checkpoint lacks encoder tensors.
+    """
+    config = _config(name)
+    if labels is not None:
+        config.id2label = dict(enumerate(labels))
+        config.label2id = {label: i for i, label in enumerate(labels)}
+    if not dropout:
+        for key, value in config.to_dict().items():
+            if "dropout" in key and isinstance(value, float):
+                setattr(config, key, 0.0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model, info = _pretrained(AUTO[kind], name, config)
+        parts = find(model)
+        carried = {} if "pooler" in parts.names else _pooler(name, config)
+    missing = set(info["missing_keys"]) | {key[0] for key in info["mismatched_keys"]}
+    fresh = tuple(part for part in parts.names if missing & parts.shapes[part].keys())
+    if lacking := [part for part in fresh if part not in ("pooler", "head")]:
+        raise UserError(
+            f"model {name}: its weights lack tensors of {', '.join(lacking[:3])} that its config.json "
+            f"({config.model_type}) asks for; weights and config must belong together"
+        )
+    tokenizer = _tokenizer(name)
+    if len(tokenizer) > config.vocab_size:
+        raise UserError(
+            f"model {name}: its tokenizer knows {len(tokenizer)} words, its embeddings {config.vocab_size}; "
+            "they must belong together"
+        )
+    return Loaded(model, tokenizer, parts, fresh, carried)
+
+
+def longest(model: Any) -> int:
+    """Most tokens that a model reads at once: the rows of its position table, if it has one."""
+    limit: int = model.config.max_position_embeddings
+    table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
+    offset = getattr(table, "padding_idx", None)
+    return limit if offset is None else limit - offset - 1  # RoBERTa counts positions from behind the padding id
+
+
+def parts_of(name: str, kind: str, labels: Sequence[str] | None = None) -> Parts:
+    """The parts of the model a task makes of a ``config.json``; no weights are read.
+
+    Raises:
+        UserError: there is no config.
+    """
+    config = _config(name)
+    if labels is not None:
+        config.id2label = dict(enumerate(labels))
+    try:
+        with torch.device("meta"):
+            model = AUTO[kind].from_config(config)
+    except UNUSABLE as error:
+        raise _unusable(name, error) from None
+    return find(model)
+
+
+def save(loaded: Loaded, weights: Tensors, folder: Path) -> None:
+    """Write a model with the given weights, and its tokenizer, as a Hugging Face folder: whole or not at all."""
+    made = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(made, ignore_errors=True)
+    config = loaded.model.config
+    config.architectures, config.dtype = [type(loaded.model).__name__], torch.float32
+    config.save_pretrained(made)
+    write_tensors(made / "model.safetensors", {**weights, **loaded.carried})
+    loaded.tokenizer.save_pretrained(made)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(made, folder)
+
+
+def _config(name: str) -> Any:
+    try:
+        return transformers.AutoConfig.from_pretrained(name)
+    except UNUSABLE as error:
+        raise _unusable(name, error) from None
+
+
+def _pretrained(auto: Any, name: str, config: Any) -> tuple[Any, Any]:
+    try:
+        return auto.from_pretrained(  # type: ignore[no-any-return]
+            name, config=config, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    except UNUSABLE as error:
+        raise _unusable(name, error) from None
+
+
+def _tokenizer(name: str) -> Any:
+    if Path(name).is_dir() and not any((Path(name) / file).exists() for file in VOCABULARIES):
+        raise UserError(f"model {name}: the folder holds no tokenizer; legal: one of {', '.join(VOCABULARIES)}")
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+    except UNUSABLE as error:
+        raise _unusable(name, error) from None
+    if not tokenizer.is_fast:
+        raise UserError(f"model {name}: has no fast tokenizer (tokenizer.json)")
+    return tokenizer
+
+
+def _unusable(name: str, error: Exception) -> UserError:
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    if Path(name).is_dir():
+        return UserError(f"model {name}: the folder holds no usable model: {first}")
+    return UserError(f"model {name}: is no folder, and as a hub id it cannot be had: {first}")
+
+
+def _pooler(name: str, config: Any) -> Tensors:
+    """The pooler of a checkpoint, by the names it has there; empty where it has none."""
+    with torch.device("meta"):
+        bare: nn.Module = transformers.AutoModel.from_config(config)
+    names = [key for key, _ in bare.named_parameters() if key.startswith("pooler.")]
+    if not names:
+        return {}
+    whole, info = _pretrained(transformers.AutoModel, name, config)
+    if set(names) & set(info["missing_keys"]):
+        return {}
+    return {f"{whole.base_model_prefix}.{key}": whole.get_parameter(key).detach() for key in names}

@@ -1,0 +1,171 @@
+"""Everything one stage needs, made ready and checked before anything is written or trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fedstrata import demo
+from fedstrata.core.client import Local, Worker
+from fedstrata.core.parts import Parts
+from fedstrata.core.rng import SERVER, Streams
+from fedstrata.data.prepare import Prepared, examples, population
+from fedstrata.errors import UserError
+from fedstrata.job import Job
+from fedstrata.nn import models
+from fedstrata.nn.batching import Index
+from fedstrata.tasks import Examples, Task
+from fedstrata.tasks.classify import Classify, positive_classes
+from fedstrata.tasks.mlm import masked_lm
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A stage that can start.
+
+    Attributes:
+        worker: the model in the hands of the clients.
+        loaded: the model with its tokenizer, parts and what was new in it.
+        train: all training examples.
+        test: the test examples.
+        shards: client -> its training examples.
+    """
+
+    worker: Worker
+    loaded: models.Loaded
+    train: Examples
+    test: Examples
+    shards: dict[str, Index]
+
+
+def make_ready(job: Job, data: Prepared, start: str) -> Ready:
+    """Load the model, tokenise the rows.
+
+    Args:
+        job: the stage's job, settled.
+        data: its rows.
+        start: folder or hub id of the model to start from.
+
+    Raises:
+        UserError: the model is not usable, or does not fit the job.
+    """
+    streams = Streams(job.train.seed)
+    seed = streams.integer(-1, SERVER, "init")
+    loaded = models.load(start, job.task.kind, data.labels, seed, job.train.dropout)
+    job = _fit(job, models.longest(loaded.model))
+    train, test = (examples(job, rows, data.labels, loaded.tokenizer) for rows in (data.train, data.test))
+    shards = population(job.method.population, data.shards)
+    return Ready(
+        worker=Worker(loaded.model, loaded.parts, _task(job, data, loaded), _local(job), streams),
+        loaded=loaded,
+        train=train,
+        test=test,
+        shards={client: train.tokens.of_rows(rows) for client, rows in shards.items()},
+    )
+
+
+def check_plans(job: Job, parts: Parts) -> None:
+    """Make the plan of every round once, so that a method's objection comes before any training.
+
+    Raises:
+        UserError: the method's options do not fit the model.
+    """
+    for round in range(job.method.rounds):
+        job.method.plan(parts, job.task.kind, round, SERVER, Streams(job.train.seed)).check(parts)
+
+
+def settle(job: Job) -> Job:
+    """Every "auto" replaced by what it is on this machine.
+
+    Raises:
+        UserError: the device is not there.
+    """
+    device = job.train.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("[train] device: 'cuda' is not available here; legal: auto, cpu")
+    precision = settle_precision(job.train.precision, device)
+    train = job.train.model_copy(update={"device": device, "precision": precision})
+    return job.model_copy(update={"train": train})
+
+
+def model_path(job: Job, near: Path | None) -> str:
+    """The job's model: a folder (looked up here, then beside the job file), the demo's, or a hub id as it is.
+
+    Raises:
+        UserError: the name is a path and nothing is there.
+    """
+    assert job.model is not None
+    name = job.model.name
+    if name.startswith("demo:"):
+        return str(demo.resolve_model(name))
+    folders = [Path(name).expanduser(), *([near / name] if near else [])]
+    for folder in folders:
+        if folder.is_dir():
+            return str(folder)
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise UserError(f"[model] name: there is no folder {' nor '.join(map(str, dict.fromkeys(folders)))}")
+    return name
+
+
+def notes(job: Job, loaded: models.Loaded, data: Prepared) -> tuple[str, ...]:
+    """What the user should know before the first round, a sentence each."""
+    made = []
+    if data.left_out:
+        made.append(f"{data.left_out} rows without text or label were left out")
+    if loaded.fresh:
+        made.append(f"new, not in the checkpoint: {', '.join(loaded.fresh)}")
+    streams = Streams(job.train.seed)
+    rounds = range(job.method.rounds)
+    plans = [job.method.plan(loaded.parts, job.task.kind, round, SERVER, streams) for round in rounds]
+    if never := set(loaded.fresh) - {part for plan in plans for part in plan.train}:
+        made.append(f"{', '.join(sorted(never))}: newly initialised, and this method never trains it")
+    return tuple(made)
+
+
+def settle_precision(precision: str, device: str) -> str:
+    """For ``auto``: ``bf16`` where the processor multiplies bf16 matrices itself, else ``fp32``."""
+    if precision != "auto":
+        return precision
+    if device == "cuda":
+        capable = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        found = torch.cpu.get_capabilities()
+        capable = any(found.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16"))
+    return "bf16" if capable else "fp32"
+
+
+def _fit(job: Job, longest: int) -> Job:
+    """The default ``max_tokens`` made to fit a model that reads less; the user's own must fit by itself."""
+    if job.train.max_tokens <= longest:
+        return job
+    if "max_tokens" in job.train.model_fields_set:
+        raise UserError(f"[train] max_tokens: is {job.train.max_tokens}, but the model reads at most {longest}")
+    return job.model_copy(update={"train": job.train.model_copy(update={"max_tokens": longest})})
+
+
+def _task(job: Job, data: Prepared, loaded: models.Loaded) -> Task:
+    if data.labels is None:
+        full = job.train.mlm_head == "full"
+        return masked_lm(loaded.tokenizer, loaded.model.config.vocab_size, job.task.mask_probability, full)
+    positive = positive_classes(data.labels, job.task.positive, job.task.headline == "f1")
+    return Classify(loaded.tokenizer.pad_token_id, data.labels, positive)
+
+
+def _local(job: Job) -> Local:
+    train = job.train
+    return Local(
+        epochs=train.epochs,
+        steps=train.steps,
+        batch_size=train.batch_size,
+        learning_rate=train.learning_rate,
+        weight_decay=train.weight_decay,
+        proximal_mu=train.proximal_mu,
+        device=train.device,
+        bf16=train.precision == "bf16",
+        by_length=train.batching == "length",
+        width=train.max_tokens if train.padding == "max" else None,
+    )

@@ -1,0 +1,153 @@
+"""A job from its file to its output folder, stage by stage."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedstrata.core import state
+from fedstrata.core.parts import tensors
+from fedstrata.core.rounds import Rounds
+from fedstrata.core.server import Rule, Server
+from fedstrata.core.store import Store, write_bytes
+from fedstrata.data.prepare import Prepared, prepare
+from fedstrata.engines.inprocess import InProcess
+from fedstrata.events import Event, StageEnded, StageStarted
+from fedstrata.folder import claim, same_job, status_on_disk
+from fedstrata.job import Job, method_name
+from fedstrata.jobfile import load
+from fedstrata.nn import models
+from fedstrata.ready import Ready, check_plans, make_ready, model_path, notes, settle
+from fedstrata.report.page import write_page
+from fedstrata.report.runs import load_run
+from fedstrata.result import Result, read_result, read_status, together
+
+Tell = Callable[[Event], None]
+
+
+def run_job(
+    source: str | Path | Mapping[str, Any],
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    resume: bool = False,
+    progress: Tell | None = None,
+) -> Result:
+    """See :func:`fedstrata.run`."""
+    jobs = [settle(job) for job in load(source, overrides)]
+    near = Path(source).resolve().parent if isinstance(source, str | Path) else None
+    folder = Path(jobs[0].output.dir)
+    claim(folder, resume)
+    data = [prepare(job, near) for job in jobs]
+    starts = [model_path(job, near) if job.model else None for job in jobs]
+    for i, (job, rows) in enumerate(zip(jobs, data, strict=True)):
+        first = next(start for start in reversed(starts[: i + 1]) if start)
+        check_plans(job, models.parts_of(first, job.task.kind, rows.labels))
+    results: list[Result] = []
+    for job, rows, start in zip(jobs, data, starts, strict=True):
+        place = folder / "stages" / job.stage if len(jobs) > 1 else folder
+        begin = start or str(results[-1].model)
+        results.append(run_stage(job, rows, begin, place, progress or (lambda event: None)))
+    result = together(results, folder) if len(jobs) > 1 else results[0]
+    write_page([load_run(folder)], folder / "report.html")
+    return result
+
+
+def run_stage(job: Job, data: Prepared, start: str, folder: Path, tell: Tell) -> Result:
+    """Run one stage, or go on with it, or return what it came to if it is finished.
+
+    Args:
+        job: the stage's job, settled.
+        data: its rows.
+        start: folder or hub id of the model to start from.
+        folder: the stage's output folder.
+        tell: receives events.
+
+    Raises:
+        UserError: the model does not fit, the folder's run began with another job, or a client's training failed.
+    """
+    reused = read_status(folder) == "finished"
+    if reused:
+        same_job(job, folder)
+    else:
+        ready = make_ready(job, data, start)
+        same_job(job, folder)
+        with status_on_disk(job, folder):
+            _train(job, data, ready, folder, tell)
+    tell(StageEnded(job.stage, reused))
+    return read_result(folder)
+
+
+def _train(job: Job, data: Prepared, ready: Ready, folder: Path, tell: Tell) -> None:
+    worker, parts = ready.worker, ready.worker.parts
+    _write_split(folder, data, ready)
+    weights = {
+        part: {name: t.to("cpu", copy=True) for name, t in tensors(worker.model, parts, [part]).items()}
+        for part in parts.names
+    }
+    start = state.fingerprint(weights)
+    rule = Rule(**job.server.model_dump(exclude={"evaluate", "rule"}), name=job.server.rule)
+    server = Server(parts, weights, rule, job.wire.dtype)
+    done, seconds = state.restore(folder, server, start)
+
+    def score(server: Server) -> dict[str, float]:
+        worker.load({part: (_tag(server, part), server.weights[part]) for part in parts.names})
+        return worker.score(ready.test)
+
+    rounds = Rounds(
+        method=job.method,
+        task=job.task.kind,
+        server=server,
+        engine=InProcess(
+            worker=worker,
+            examples=ready.train,
+            shards=ready.shards,
+            test=ready.test,
+            folder=folder / "state" / "clients",
+            dtype=server.dtype,
+            shared={part: (server.versions[part], server.received(part)) for part in parts.names},
+            tell=tell,
+        ),
+        streams=worker.streams,
+        fraction=job.clients.fraction,
+        each_round=job.server.evaluate == "rounds",
+        score=score,
+        folder=folder,
+        tell=tell,
+    )
+    sizes = {client: len(index) for client, index in ready.shards.items()}
+    name = method_name(job.method)
+    tell(StageStarted(job.stage, name, job.method.rounds, done, sizes, notes(job, ready.loaded, data)))
+    rounds.run(done, start, seconds)
+    _save_models(job, folder, ready.loaded, server, list(ready.shards))
+
+
+def _tag(server: Server, part: str) -> object:
+    """Equal to the clients' tag only where what they received is what the server has."""
+    version = server.versions[part]
+    return version if server.dtype == "fp32" or not version else ("server", version)
+
+
+def _write_split(folder: Path, data: Prepared, ready: Ready) -> None:
+    clients = {}
+    for client, index in ready.shards.items():
+        rows = np.unique(ready.train.tokens.rows[index])
+        labels = None if data.by is None else dict(sorted(Counter(data.by[i] for i in rows).items()))
+        clients[client] = {"rows": len(rows), "examples": len(index), "labels": labels}
+    split = {"clients": clients, "test": len(ready.test), "left_out": data.left_out}
+    write_bytes(folder / "split.json", json.dumps(split, indent=1, ensure_ascii=False).encode())
+
+
+def _save_models(job: Job, folder: Path, loaded: models.Loaded, server: Server, clients: Sequence[str]) -> None:
+    """The server's model; with one client that keeps parts, that client's. Others' on request."""
+    kept = {client: Store(folder / "state" / "clients" / client).load(job.method.rounds) for client in clients}
+    whole = {name: tensor for weights in server.weights.values() for name, tensor in weights.items()}
+    own = {client: {**whole, **parts} for client, parts in kept.items() if parts}
+    for client, weights in own.items() if job.output.client_models else ():
+        models.save(loaded, weights, folder / "clients" / client / "model")
+    alone = own.get(clients[0], whole) if len(clients) == 1 else whole
+    models.save(loaded, alone, folder / "model")

@@ -1,0 +1,77 @@
+"""Tasks: what is learnt. Each turns examples into batches, batches into a loss, and predictions into scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from fedstrata.cost.flops import Positions
+from fedstrata.data.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Tokenised rows with their labels.
+
+    Attributes:
+        tokens: the examples' token ids.
+        labels: class index of each example, ``[n]`` int64; None where the task has no labels.
+    """
+
+    tokens: Tokens
+    labels: npt.NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one step sees.
+
+    Attributes:
+        inputs: ``input_ids`` and ``attention_mask``, each ``[B, S]``.
+        targets: class of each prediction, ``[n]``: of each example, or of each masked position.
+        positions: where the MLM head predicts, bool ``[B, S]``; None for one prediction per example.
+        work: positions computed with, for the FLOP count.
+    """
+
+    inputs: dict[str, torch.Tensor]
+    targets: torch.Tensor
+    positions: torch.Tensor | None = None
+    work: Positions = field(default_factory=Positions)
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on another device."""
+        inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
+        positions = None if self.positions is None else self.positions.to(device)
+        return Batch(inputs, self.targets.to(device), positions, self.work)
+
+
+class Task(Protocol):
+    """The five things a task knows."""
+
+    @property
+    def kind(self) -> str:
+        """The task's word in a job file."""
+
+    def batch(
+        self,
+        examples: Examples,
+        index: npt.NDArray[np.int64],
+        rng: np.random.Generator,
+        width: int | None = None,
+    ) -> Batch:
+        """The examples at ``index`` as a batch of ``width`` tokens (the longest example's when None)."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Mean loss over the batch's predictions, a scalar with a graph."""
+
+    def score(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
+        """Every metric of the task over all batches; sums are over predictions, not batches."""

@@ -1,0 +1,1 @@
+"""The form of tensors between client and server."""

@@ -1,0 +1,124 @@
+"""The command line as its users meet it: exit codes, sentences, files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from fedstrata import run
+
+Jobs = Callable[..., dict[str, Any]]
+COMMAND = [sys.executable, "-c", "from fedstrata.cli import main; main()"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+
+
+def fedstrata(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *map(str, words)], capture_output=True, text=True, cwd=folder, env=ENVIRONMENT
+    )
+
+
+@pytest.fixture
+def path(job: Jobs, tmp_path: Path) -> Path:
+    made = tmp_path / "job.toml"
+    made.write_text(tomli_w.dumps(job("fedavg", "classify", output={"dir": "out"})), "utf-8")
+    return made
+
+
+def test_run_trains_and_ends_in_a_table(path: Path, tmp_path: Path) -> None:
+    done = fedstrata("run", path, "method.rounds=1", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "client-2" in done.stdout
+    assert "accuracy" in done.stdout
+    assert "out/report.html" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert done.stderr == ""
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["status"] == "finished"
+    again = fedstrata("run", path, "method.rounds=1", folder=tmp_path)
+    assert again.returncode == 2
+    assert "not empty" in again.stderr
+    resumed = fedstrata("run", path, "method.rounds=1", "--resume", folder=tmp_path)
+    assert resumed.returncode == 0
+    assert "not run again" in resumed.stdout
+    page = fedstrata("report", "out", "--out", "page.html", folder=tmp_path)
+    assert page.returncode == 0
+    assert (tmp_path / "page.html").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["run", "job.toml", "train.epoch=1"], "did you mean 'epochs'?"),
+        (["run", "nowhere.toml"], "nowhere.toml: cannot be read"),
+        (["run", "job.toml", "data.text=txt"], "did you mean 'text'?"),
+        (["split", "job.toml", "--picture", "split.doc"], "split.doc cannot be written"),
+        (["report", "nowhere"], "nowhere"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    path: Path, tmp_path: Path, words: list[str], sentence: str
+) -> None:
+    done = fedstrata(*words, folder=tmp_path)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert done.stderr.startswith("fedstrata: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_split_shows_who_holds_what(path: Path, tmp_path: Path) -> None:
+    done = fedstrata("split", path, "clients.split=dirichlet", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for word in ("client-0", "client-2", "kidney", "heart", "eye", "job.split.png"):
+        assert word in done.stdout
+    assert (tmp_path / "job.split.png").read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_run_is_resumed_to_the_same_weights(path: Path, tmp_path: Path, number: signal.Signals) -> None:
+    words = ["run", str(path), "method.rounds=20"]
+    process = subprocess.Popen(
+        [*COMMAND, *words],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    manifest = tmp_path / "out" / "state" / "manifest.json"
+    deadline = time.monotonic() + 60
+    while not manifest.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(number)
+    _, told = process.communicate(timeout=60)
+    if number == signal.SIGKILL:
+        assert process.returncode == -9
+    else:
+        assert process.returncode == 130
+        assert "--resume" in told
+        assert "Traceback" not in told
+        assert json.loads((tmp_path / "out" / "result.json").read_text())["status"] == "stopped"
+    assert 1 <= json.loads(manifest.read_text())["done"] < 20
+    changes = ["method.rounds=20"]
+    resumed = run(path, [*changes, f"output.dir={tmp_path / 'out'}"], resume=True)
+    whole = run(path, [*changes, f"output.dir={tmp_path / 'whole'}"])
+    one, other = ((made.model / "model.safetensors").read_bytes() for made in (resumed, whole))
+    assert one == other
+
+
+def test_help_names_the_commands(tmp_path: Path) -> None:
+    done = fedstrata("--help", folder=tmp_path)
+    assert done.returncode == 0
+    for word in ("run", "split", "report"):
+        assert word in done.stdout

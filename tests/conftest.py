@@ -1,0 +1,65 @@
+"""Fixtures over the tiny models of :mod:`tiny`."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before the libraries that read it
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tiny import SENTENCES, tiny_model, tokenizer
+
+torch.set_num_threads(1)  # tiny tensors gain nothing from more, and waiting threads cost a busy machine dearly
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["FEDSTRATA_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Makes Hugging Face folders of tiny models: ``model_folder("bert", head="mlm", layers=3)``."""
+
+    def make(kind: str = "bert", **changes: Any) -> Path:
+        folder = tmp_path_factory.mktemp(kind)
+        tiny_model(kind, **changes).save_pretrained(folder)
+        tokenizer().save_pretrained(folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def sentences_csv(tmp_path: Path) -> Path:
+    """The sentences as a file with columns text and label."""
+    path = tmp_path / "sentences.csv"
+    path.write_text("text,label\n" + "".join(f'"{text}",{label}\n' for text, label in SENTENCES), "utf-8")
+    return path
+
+
+@pytest.fixture
+def job(model_folder: Callable[..., Path], sentences_csv: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Makes small jobs as mappings: ``job("fedavg", "mlm", 3, train={...})``."""
+
+    def make(name: str = "fedavg", kind: str = "mlm", layers: int = 3, /, **tables: Any) -> dict[str, Any]:
+        made: dict[str, Any] = {
+            "model": {"name": str(model_folder(layers=layers))},
+            "task": {"kind": kind},
+            "data": {"train": str(sentences_csv), "test": str(sentences_csv)},
+            "clients": {"count": 3},
+            "method": {"name": name, "rounds": 2},
+            "train": {"batch_size": 2, "max_tokens": 32, "precision": "fp32", "device": "cpu"},
+            "output": {"dir": str(tmp_path / "run")},
+        }
+        for key, table in tables.items():
+            made[key] = {**made.get(key, {}), **table}
+        return made
+
+    return make

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstrata.data.partition import normal_shares, partition
+from fedstrata.errors import UserError
+from fedstrata.job import Clients
+
+
+def dealt(rows: int, seed: int = 0, labels: Any = None, values: Any = None, **keys: Any) -> dict[str, list[int]]:
+    shards = partition(Clients(**keys), rows, labels, values, np.random.default_rng(seed))
+    return {name: shard.tolist() for name, shard in shards.items()}
+
+
+def sizes(shards: dict[str, list[int]]) -> list[int]:
+    return [len(shard) for shard in shards.values()]
+
+
+def test_skewed_shares_of_six_are_the_papers() -> None:
+    golden = [0.04779, 0.15454, 0.29767, 0.29767, 0.15454, 0.04779]
+    assert normal_shares(6) == pytest.approx(golden, abs=5e-6)
+    assert sizes(dealt(100_000, split="skewed")) == [4779, 15454, 29767, 29767, 15454, 4779]
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 50])
+def test_skewed_shares_are_symmetric_and_whole(n: int) -> None:
+    shares = normal_shares(n)
+    assert len(shares) == n
+    assert shares.sum() == pytest.approx(1)
+    assert shares == pytest.approx(shares[::-1])
+    assert (np.diff(shares[1 : (n + 1) // 2]) > 0).all(), "beyond the end bin, which holds the tail, it rises"
+
+
+@pytest.mark.parametrize(("count", "names"), [(2, "01"), (10, "0123456789")])
+def test_names_are_numbers_from_nought(count: int, names: str) -> None:
+    assert list(dealt(20, count=count)) == [f"client-{name}" for name in names]
+
+
+def test_names_are_padded_so_that_they_sort() -> None:
+    names = list(dealt(200, count=101))
+    assert (names[0], names[9], names[100]) == ("client-000", "client-009", "client-100")
+    assert names == sorted(names)
+    assert list(dealt(20, count=11))[::10] == ["client-00", "client-10"]
+
+
+def test_six_clients_by_default() -> None:
+    assert sizes(dealt(60)) == [10] * 6
+
+
+@pytest.mark.parametrize(("rows", "count"), [(49, 49), (100, 7), (12_547, 6), (5, 3)])
+def test_iid_sizes_differ_by_one_at_most(rows: int, count: int) -> None:
+    found = sizes(dealt(rows, count=count))
+    assert sum(found) == rows
+    assert set(found) <= {rows // count, -(-rows // count)}
+
+
+def test_iid_deals_at_random() -> None:
+    shards = dealt(1000, count=2)
+    assert shards["client-0"] != list(range(500))
+    assert 0.4 < np.mean(np.array(shards["client-0"]) < 500) < 0.6
+    assert shards != dealt(1000, seed=1, count=2)
+
+
+def test_sizes_are_rows_or_shares() -> None:
+    assert sizes(dealt(10, split="sizes", sizes=[1, 2, 3])) == [1, 2, 3]
+    assert sizes(dealt(10, split="sizes", sizes=[0.25, 0.25])) == [3, 2], "half of the rows stay undealt"
+    assert sizes(dealt(10, split="sizes", sizes=[1 / 3] * 3)) == [4, 3, 3]
+    assert sizes(dealt(10, split="sizes", sizes=[1.0])) == [10]
+    assert sizes(dealt(10, split="sizes", sizes=[5, 0], min_examples=0)) == [5, 0]
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ([], "numbers of rows, or shares above 0"),
+        ([0.5, 0.6], r"\[0.5, 0.6\]; legal: numbers of rows"),
+        ([2, 0.5], "numbers of rows"),
+        ([-1, 2], "numbers of rows"),
+        ([float("nan"), 2], "numbers of rows"),
+        ([float("inf"), 2], "numbers of rows"),
+        ([8, 3], "add up to 11 rows, but there are 10"),
+    ],
+)
+def test_sizes_that_cannot_be_dealt_are_told(found: list[float], words: str) -> None:
+    with pytest.raises(UserError, match=r"^\[clients\] sizes: .*" + words):
+        dealt(10, split="sizes", sizes=found)
+
+
+def test_dirichlet_follows_alpha() -> None:
+    labels = ["a", "b"] * 500
+    even = dealt(1000, labels=labels, split="dirichlet", count=4, alpha=1e9)
+    for shard in even.values():
+        assert Counter(labels[i] for i in shard) == {"a": 125, "b": 125}
+    uneven = dealt(1000, labels=labels, split="dirichlet", count=4, alpha=1e-9)
+    assert sorted(sizes(uneven)) in ([1, 1, 1, 997], [1, 1, 499, 499]), "each label to one client"
+
+
+def test_dirichlet_without_labels_varies_the_sizes() -> None:
+    found = sizes(dealt(1000, split="dirichlet", count=4, alpha=0.5))
+    assert sum(found) == 1000
+    assert max(found) - min(found) > 50
+
+
+def test_too_few_rows_are_told() -> None:
+    with pytest.raises(UserError, match=r"min_examples: is 1, but client-5 gets 0 of 5 rows"):
+        dealt(5)
+    with pytest.raises(UserError, match=r"min_examples: is 4, but client-0 gets 3 of 60 rows"):
+        dealt(60, split="skewed", min_examples=4)
+    with pytest.raises(UserError, match=r"min_examples: is 4, but 11 rows are too few for 3 clients"):
+        dealt(11, split="dirichlet", count=3, min_examples=4)
+    with pytest.raises(UserError, match=r"min_examples: is 2, but oslo gets 1 of 3 rows"):
+        dealt(3, values=["bern", "oslo", "bern"], split="column", column="town", min_examples=2)
+
+
+def test_a_column_names_the_clients() -> None:
+    found = dealt(5, values=["oslo", "bern", "oslo", "rom", "bern"], split="column", column="town")
+    assert found == {"bern": [1, 4], "oslo": [0, 2], "rom": [3]}
+    assert list(found) == ["bern", "oslo", "rom"]
+
+
+def test_names_from_a_column_are_safe_and_different() -> None:
+    values = ["a b", "a/b", "../x", "Oslo", "oslo", "server", "***", "x" * 90, "x" * 91, "عربي"]
+    found = dealt(10, values=values, split="column", column="town")
+    names = {rows[0]: name for name, rows in found.items()}
+    assert [names[i] for i in range(10)] == [
+        *("a_b", "a_b-2", "_x", "Oslo", "oslo-2", "server-2", "_", "x" * 50, "x" * 50 + "-2", "عربي")
+    ]
+    assert list(found) == sorted(found)
+
+
+def test_a_column_must_have_as_many_values_as_clients() -> None:
+    values = ["a", "b", "a"]
+    assert sizes(dealt(3, values=values, split="column", column="town", count=2)) == [2, 1]
+    with pytest.raises(UserError, match=r"\[clients\] count: is 3, but 'town' has 2 different values"):
+        dealt(3, values=values, split="column", column="town", count=3)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    split=st.sampled_from(["iid", "skewed", "dirichlet", "sizes", "column"]),
+    labels=st.lists(st.sampled_from("abcde"), min_size=1, max_size=60),
+    count=st.integers(1, 12),
+    least=st.integers(0, 3),
+    alpha=st.floats(-9, 9).map(lambda exponent: 10**exponent),
+    labelled=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_every_split_is_disjoint_complete_ordered_and_repeatable(
+    split: str, labels: list[str], count: int, least: int, alpha: float, labelled: bool, seed: int
+) -> None:
+    rows = len(labels)
+    keys: dict[str, Any] = {"split": split, "min_examples": least}
+    if split == "column":
+        keys |= {"column": "town", "values": labels}
+    elif split == "sizes":
+        keys["sizes"] = [rows // count] * count
+    else:
+        keys |= {"count": count, "alpha": alpha, "labels": labels if labelled else None}
+    try:
+        shards = dealt(rows, seed, **keys)
+    except UserError:
+        assert least, "nothing is refused where empty clients are allowed"
+        assert split != "dirichlet" or rows < count * least, "rows are moved as long as there are enough"
+        return
+    held = [row for shard in shards.values() for row in shard]
+    assert len(set(held)) == len(held)
+    assert set(held) <= set(range(rows))
+    assert len(held) == (sum(keys["sizes"]) if split == "sizes" else rows)
+    assert min(sizes(shards)) >= least
+    assert list(shards) == sorted(shards)
+    assert all(shard == sorted(shard) for shard in shards.values())
+    assert shards == dealt(rows, seed, **keys)

@@ -1,0 +1,117 @@
+"""Rows to examples: holdout, labels, shards, populations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedstrata.data.prepare import examples, population, prepare
+from fedstrata.errors import UserError
+from fedstrata.jobfile import load
+from tiny import SENTENCES, tokenizer
+
+Jobs = Callable[..., dict[str, Any]]
+
+
+def test_labels_come_from_all_rows_numbers_by_value(job: Jobs, tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("text,label\na b,10\nc d,9\ne f,9\n")
+    (tmp_path / "test.csv").write_text("text,label\na b,2\n")
+    made = job("fedavg", "classify", data={"train": "train.csv", "test": "test.csv"}, clients={"count": 1})
+    data = prepare(load(made)[0], tmp_path)
+    assert data.labels == ("2", "9", "10")
+    classes = examples(load(made)[0], data.train, data.labels, tokenizer()).labels
+    assert classes is not None
+    assert classes.tolist() == [2, 1, 1]
+
+
+def test_a_holdout_is_disjoint_and_depends_on_the_seed_alone(job: Jobs) -> None:
+    made = job("fedavg", "classify")
+    del made["data"]["test"]
+    made["data"]["holdout"] = 0.25
+    held = []
+    for changes in ([], ["method.name=fedbt", "clients.count=2"], ["train.seed=1"]):
+        data = prepare(load(made, changes)[0])
+        assert len(data.test) == 3
+        assert sorted(data.train.columns["text"] + data.test.columns["text"]) == sorted(t for t, _ in SENTENCES)
+        held.append(data.test.columns["text"])
+    assert held[0] == held[1] != held[2]
+
+
+def test_a_holdout_that_leaves_nothing_is_refused(job: Jobs, tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("only one line\n")
+    made = job("fedavg", "mlm", data={"train": "one.txt"}, clients={"count": 1})
+    del made["data"]["test"]
+    with pytest.raises(UserError, match="leave nothing to train on"):
+        prepare(load(made)[0], tmp_path)
+
+
+def test_the_same_rows_are_split_in_the_same_way_for_every_task(job: Jobs) -> None:
+    shards = [
+        prepare(load(job("fedavg", kind, clients={"split": "dirichlet", "alpha": 0.3}))[0]).shards
+        for kind in ("mlm", "classify")
+    ]
+    assert all(np.array_equal(shards[0][name], shards[1][name]) for name in shards[0])
+
+
+def test_clients_by_column_and_empty_ones(job: Jobs, tmp_path: Path) -> None:
+    (tmp_path / "wards.csv").write_text("text,label,ward\na,x,north\nb,y,south\nc,x,north\n")
+    made = job("fedavg", "classify", data={"train": "wards.csv", "test": "wards.csv"})
+    made["clients"] = {"split": "column", "column": "ward"}
+    data = prepare(load(made)[0], tmp_path)
+    assert {name: rows.tolist() for name, rows in data.shards.items()} == {"north": [0, 2], "south": [1]}
+    made["clients"] = {"count": 5, "min_examples": 0}
+    assert len(prepare(load(made)[0], tmp_path).shards) == 3, "clients without rows are left out"
+
+
+def test_populations() -> None:
+    shards = {"a": np.array([3, 5]), "b": np.array([0, 4])}
+    assert population("each", shards) == shards
+    assert population("pooled", shards)["all"].tolist() == [0, 3, 4, 5]
+    assert population("one", shards) == {"a": shards["a"]}
+    assert population("pooled", {"a": shards["a"]}) == {"a": shards["a"]}, "pooling one client changes nothing"
+
+
+def test_columns_of_text_are_joined_for_mlm_and_refused_elsewhere(job: Jobs, tmp_path: Path) -> None:
+    (tmp_path / "two.csv").write_text("title,body,label\nthe heart,the kidney,x\nthe eye,blood,y\n")
+    made = job("fedavg", "mlm", data={"train": "two.csv", "test": "two.csv", "text": ["title", "body"]})
+    [loaded] = load(made)
+    data = prepare(loaded.model_copy(update={"clients": loaded.clients.model_copy(update={"count": 1})}), tmp_path)
+    tokens = examples(loaded, data.train, None, tokenizer()).tokens
+    assert tokenizer().decode(tokens[0], skip_special_tokens=True) == "the heart the kidney"
+    made["task"]["kind"] = "classify"
+    with pytest.raises(UserError, match="reads one column, found 2"):
+        prepare(load(made)[0], tmp_path)
+
+
+def test_long_texts_become_more_examples_in_mlm_only(job: Jobs, tmp_path: Path) -> None:
+    (tmp_path / "long.csv").write_text("text,label\n" + "heart " * 40 + ",x\neye,y\n")
+    counts = {}
+    for kind in ("mlm", "classify"):
+        made = job("fedavg", kind, data={"train": "long.csv", "test": "long.csv"}, clients={"count": 1})
+        [loaded] = load(made)
+        data = prepare(loaded, tmp_path)
+        counts[kind] = len(examples(loaded, data.train, data.labels, tokenizer()))
+    assert counts == {"mlm": 3, "classify": 2}
+
+
+def test_dirichlet_over_plain_text_deals_sizes(job: Jobs, tmp_path: Path) -> None:
+    (tmp_path / "plain.txt").write_text("".join(f"the heart {i}\n" for i in range(60)))
+    made = job("fedavg", "mlm", data={"train": "plain.txt", "test": "plain.txt"})
+    made["clients"] = {"count": 3, "split": "dirichlet", "alpha": 0.5}
+    data = prepare(load(made)[0], tmp_path)
+    assert sum(map(len, data.shards.values())) == 60
+    assert data.by is None
+    made["data"]["label"] = "topic"
+    with pytest.raises(UserError, match="'topic'"):
+        prepare(load(made)[0], tmp_path)
+
+
+def test_class_names_may_be_numbers(job: Jobs, tmp_path: Path) -> None:
+    (tmp_path / "numbers.csv").write_text("text,label\na,1\nb,0\n")
+    made = job("fedavg", "classify", data={"train": "numbers.csv", "test": "numbers.csv"}, clients={"count": 1})
+    made["task"] |= {"labels": [0, 1], "positive": [1]}
+    assert prepare(load(made)[0], tmp_path).labels == ("0", "1")

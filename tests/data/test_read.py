@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstrata.data.read import Rows, read
+from fedstrata.errors import UserError
+
+ROWS = {"text": ["one, two", 'say "hi"', "drei\u2028vier"], "label": ["a", "b", "a"]}
+
+
+@pytest.fixture(autouse=True)
+def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write(name: str, content: str | bytes) -> str:
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return name
+
+
+def write_parquet(name: str, columns: dict[str, list[Any]]) -> str:
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table(columns), name)
+    return name
+
+
+def refused(*parts: str) -> Any:
+    """The one sentence of an error, of which these parts are in this order."""
+    return pytest.raises(UserError, match="^(?s:.*)" + "(?s:.*)".join(map(re.escape, parts)))
+
+
+def test_every_form_gives_the_same_rows() -> None:
+    objects = [dict(zip(ROWS, row, strict=True)) for row in zip(*ROWS.values(), strict=True)]
+    sources = [
+        write("a.csv", 'label,text\r\na,"one, two"\r\n\r\nb,"say ""hi"""\r\na,drei\u2028vier\r\n'),
+        write("a.tsv", 'text\tlabel\none, two\ta\nsay "hi"\tb\n\ndrei\u2028vier\ta'),
+        write("tabs.txt", 'text\tmore\tlabel\none, two\t1\ta\nsay "hi"\t2\tb\ndrei\u2028vier\t\ta\n'),
+        write("a.jsonl", "\n".join(json.dumps(row, ensure_ascii=False) for row in objects) + "\n\n"),
+        write("lines.json", "\n".join(map(json.dumps, objects))),
+        write("array.json", "\n" + json.dumps(objects, indent=2)),
+        write("lines.txt", "\n".join(map(json.dumps, objects))),
+        write_parquet("a.parquet", {"other": [1, 2, 3], **ROWS}),
+        write("UPPER.TSV", 'text\tlabel\none, two\ta\nsay "hi"\tb\ndrei\u2028vier\ta\n'),
+    ]
+    for source in sources:
+        assert read(source, ["text", "label"]) == Rows(ROWS, 0), source
+        marked = write(f"marked-{source}", b"\xef\xbb\xbf" + Path(source).read_bytes())
+        if not source.endswith(".parquet"):
+            assert read(marked, ["label", "text"]).columns == ROWS, f"{source} with a byte order mark"
+
+
+def test_plain_lines_keep_their_blanks_and_tabs() -> None:
+    write("a.txt", " one \n\n  \ntwo\tthree\r\nfour")
+    assert read("a.txt", ["text"]) == Rows({"text": [" one ", "two\tthree", "four"]}, 0)
+
+
+def test_a_tab_in_the_first_plain_line_makes_no_header() -> None:
+    write("a.txt", "one\ttwo\nthree\n")
+    assert read("a.txt", ["text"]).columns == {"text": ["one\ttwo", "three"]}
+
+
+def test_quotes_mean_nothing_in_tsv() -> None:
+    write("a.tsv", 'text\tlabel\n"one\t1\ntwo"\t2\n""three""\t3\n')
+    assert read("a.tsv", ["text"]).columns == {"text": ['"one', 'two"', '""three""']}
+
+
+def test_a_quoted_csv_field_may_run_over_lines_and_be_big() -> None:
+    big = "word " * 40_000  # beyond the csv module's own limit of 128 KiB
+    write("a.csv", f'text,label\n"one\ntwo",a\n"{big}",b\n')
+    assert read("a.csv", ["text", "label"]).columns == {"text": ["one\ntwo", big], "label": ["a", "b"]}
+
+
+def test_pubmed_rct_gives_text_label_and_document() -> None:
+    write("a.txt", "###12\nMETHODS\tWe saw.\nRESULTS\tIt is.\n\n###13\nRESULTS\tA\ttab.\n")
+    found = read("a.txt", ["text", "label", "document"]).columns
+    assert found == {
+        "text": ["We saw.", "It is.", "A\ttab."],
+        "label": ["METHODS", "RESULTS", "RESULTS"],
+        "document": ["12", "12", "13"],
+    }
+
+
+@pytest.mark.parametrize(("name", "between"), [("a.csv", ","), ("a.tsv", "\t"), ("a.txt", "\t")])
+def test_names_stand_in_for_a_header(name: str, between: str) -> None:
+    write(name, between.join(["gj04", "1", "", "One."]) + "\n" + between.join(["gj04", "0", "*", "Two."]))
+    names = ["source", "label", "mark", "text"]
+    assert read(name, ["text", "label"], names=names).columns == {"text": ["One.", "Two."], "label": ["1", "0"]}
+
+
+def test_incomplete_rows_are_left_out_and_counted() -> None:
+    rows = [{"text": "a", "label": 1}, {"text": None, "label": 1}, {"text": " ", "label": 1}, {"text": "b"}]
+    rows += [{"text": "c", "label": float("nan")}, {"text": "d", "label": True}, {"text": "nan", "label": 0.5}]
+    write("a.jsonl", "\n".join(map(json.dumps, rows)))
+    assert read("a.jsonl", ["text", "label"]) == Rows(
+        {"text": ["a", "d", "nan"], "label": ["1", "True", "0.5"]}, 4
+    )
+    write_parquet("a.parquet", {"text": ["a", None, "c"], "label": [1, 2, None]})
+    assert read("a.parquet", ["text", "label"]) == Rows({"text": ["a"], "label": ["1"]}, 2)
+
+
+def test_limit_counts_full_rows_and_stops_before_what_follows() -> None:
+    write("a.jsonl", '{"text": "one"}\n{"text": ""}\n{"text": "two"}\nnot JSON\n')
+    assert read("a.jsonl", ["text"], limit=2) == Rows({"text": ["one", "two"]}, 1)
+    with refused("a.jsonl, line 4"):
+        read("a.jsonl", ["text"], limit=3)
+
+
+def test_a_list_is_read_in_its_order() -> None:
+    sources = [write("b.txt", "one"), write("a.csv", "text\ntwo\n"), write("c/d.txt", "three"), "b.txt"]
+    assert read(sources, ["text"]).columns == {"text": ["one", "two", "three", "one"]}
+    assert len(read(sources, ["text"], limit=2)) == 2
+
+
+def test_every_source_of_a_list_must_exist_before_one_is_read() -> None:
+    write("a.jsonl", "not JSON")
+    with refused("gone.csv: there is no such file"):
+        read(["a.jsonl", "gone.csv"], ["text"])
+
+
+def test_a_folder_of_text_files_has_one_row_per_file() -> None:
+    write("mail/spam/b.txt", "cheap\nmore\n")
+    write("mail/ham/deep/a.txt", b"\xef\xbb\xbfhello")
+    write("mail/top.txt", "top")
+    write("mail/.hidden/x.txt", "no")
+    write("mail/README.md", "no")
+    found = read("mail", ["text", "file", "folder"])
+    assert sorted(zip(*found.columns.values(), strict=True)) == [
+        ("cheap\nmore\n", "spam/b.txt", "spam"),
+        ("hello", "ham/deep/a.txt", "ham"),
+    ]
+    assert found.left_out == 1, "a file at the top has no folder"
+    assert read("mail", ["file"]).columns == {"file": ["ham/deep/a.txt", "spam/b.txt", "top.txt"]}
+
+
+def test_a_folder_of_data_files_is_read_in_the_order_of_names() -> None:
+    write("parts/2.jsonl", '{"text": "two"}')
+    write("parts/1.json", '[{"text": "one"}]')
+    write("parts/notes.md", "no")
+    assert read("parts", ["text"]).columns == {"text": ["one", "two"]}
+
+
+def test_the_working_directory_comes_before_the_folder_nearby(tmp_path: Path) -> None:
+    write("job/a.txt", "near")
+    assert read("a.txt", ["text"], near=Path("job")).columns == {"text": ["near"]}
+    write("a.txt", "here")
+    assert read("a.txt", ["text"], near=Path("job")).columns == {"text": ["here"]}
+    assert read(str(tmp_path / "job" / "a.txt"), ["text"], near=Path("x")).columns == {"text": ["near"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "parts"),
+    [
+        ("a.jsonl", '{"text": "a"}\n{"text": \n', ["a.jsonl, line 2: is not JSON", "legal: one object per line"]),
+        ("a.json", '[{"text": "a"},\n {"text" "b"}]', ["a.json, line 2: is not JSON", "character 10"]),
+        ("a.jsonl", '{"text": "a"}\n"b"', ['a.jsonl, line 2: found "b", expected a JSON object']),
+        ("a.json", '[{"text": "a"}, 3]', ["a.json, entry 2: found 3, expected a JSON object"]),
+        ("a.jsonl", '{"text": ["a"]}', ["a.jsonl, line 1: column 'text' holds a list"]),
+        ("a.jsonl", '{"text": "\\ud83d"}', ["a.jsonl, line 1: column 'text'", "half a character"]),
+        ("a.jsonl", '{"txt": "a"}\n{"txt": "b"}', ["a.jsonl: has no column 'text'; did you mean 'txt'?"]),
+        ("a.csv", "text,b\n1,2\n\n3,4,5", ["a.csv, line 4: found 3 fields, expected 2"]),
+        ("a.csv", 'text,b\n"1\n1",2\n3', ["a.csv, line 4: found 1 fields, expected 2"]),
+        ("a.csv", 'text,b\nx,y\n"1,2\n3,4\n', ["a.csv, line 3: is not CSV"]),
+        ("a.csv", "text\rone\rtwo", ["a.csv, line 1: is not CSV"]),
+        ("a.tsv", "text\tb\n1\n", ["a.tsv, line 2: found 1 fields, expected 2"]),
+        ("a.csv", "texts,b\n1,2\n", ["has no column 'text'; did you mean 'texts'?", "data.columns"]),
+        ("a.csv", "text,text\n1,2\n", ["a.csv: has several columns 'text'"]),
+        ("a.csv", b"text\nok\nna\xefve\n", ["a.csv, line 3: is not UTF-8 (byte 3 of the line)"]),
+        ("a.txt", "one\ntwo".encode("utf-16"), ["a.txt, line 1: is not UTF-8 (byte 1"]),
+        ("a.csv", "", ["a.csv: is empty, expected a header line"]),
+        ("a.csv", "text\n", ["a.csv: is empty, expected rows"]),
+        ("a.jsonl", "\n \n", ["a.jsonl: is empty, expected rows"]),
+        ("a.json", "[]", ["a.json: is empty, expected rows"]),
+        ("a.txt", "", ["a.txt: is empty, expected rows"]),
+        ("a.csv", "text,b\n,1\n ,2\n", ["a.csv: found 2 rows, none with a value in each column of text"]),
+        ("a.parquet", "PAR1 but no more", ["a.parquet: is not a readable Parquet file"]),
+        ("a.docx", "text", ["a.docx: the extension '.docx' is not known; legal: .csv, .tsv"]),
+        ("a.josnl", "text", ["'.josnl' is not known; did you mean '.jsonl'?"]),
+        ("a", "text", ["a: the extension '' is not known"]),
+        ("###.txt", "###1\nA\ttext\nno tab\n", ["###.txt, line 3: found no tab, expected a label"]),
+    ],
+)
+def test_a_malformed_file_is_told_with_its_place(name: str, content: str | bytes, parts: list[str]) -> None:
+    write(name, content)
+    with refused(*parts):
+        read(name, ["text"])
+
+
+def test_a_missing_column_is_told_in_every_form() -> None:
+    with refused("a.txt: has no column 'label'; legal: text; plain lines"):
+        read(write("a.txt", "one\n"), ["text", "label"])
+    with refused("b.txt: has no column 'lable'; did you mean 'label'? (legal: text, label, document)"):
+        read(write("b.txt", "###1\nA\tone\n"), ["lable"])
+    with refused("c.txt: has no column 'Qualty'; did you mean 'Quality'?"):
+        read(write("c.txt", "Quality\tText\n1\tone\n"), ["Text", "Qualty"])
+    with refused("d.parquet: has no column 'label'; legal: text"):
+        read(write_parquet("d.parquet", {"text": ["one"]}), ["text", "label"])
+    with refused("has no column 'label'; legal: text, file, folder; a txt file in a folder is one row"):
+        read(str(Path(write("e/a.txt", "one")).parent), ["text", "label"])
+    with refused("f.csv: has no column 'label'; legal: one, two"):
+        read(write("f.csv", "1,2"), ["label"], names=["one", "two"])
+
+
+def test_a_missing_file_names_its_places_and_its_neighbour(tmp_path: Path) -> None:
+    write("data/train.csv", "text\na\n")
+    write("job/train.csv", "text\na\n")
+    with refused("data/trian.csv: there is no such file", str(tmp_path / "data"), "did you mean 'train.csv'?"):
+        read("data/trian.csv", ["text"])
+    with refused(f"{tmp_path} or {tmp_path / 'job'}", "did you mean 'train.csv'?"):
+        read("trein.csv", ["text"], near=Path("job"))
+    with refused("data/train.csv/x.csv: there is no such file"):
+        read("data/train.csv/x.csv", ["text"])
+
+
+def test_a_folder_must_hold_one_kind() -> None:
+    write("both/a.csv", "text\na")
+    write("both/b.txt", "b")
+    with refused("both: the folder holds files of several kinds (a.csv, b.txt)"):
+        read("both", ["text"])
+    write("none/a.pdf", "")
+    with refused("none: the folder holds no file of a known kind (legal: .csv"):
+        read("none", ["text"])
+
+
+@pytest.mark.parametrize("source", ["", [], ["a.txt", ""]])
+def test_a_source_must_have_a_name(source: str | list[str]) -> None:
+    with refused("[data]: ", "names no source"):
+        read(source, ["text"])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_forbidden_file_or_folder_is_told() -> None:
+    Path(write("a.csv", "text\na")).chmod(0)
+    with refused("a.csv: cannot be read (Permission denied)"):
+        read("a.csv", ["text"])
+    write("deep/in/a.csv", "text\na")
+    Path("deep/in").chmod(0)
+    try:
+        with refused("in: cannot be read (Permission denied)"):
+            read("deep", ["text"])
+    finally:
+        Path("deep/in").chmod(0o700)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A hub of one data set; the arguments of every request."""
+    import datasets
+
+    asked = []
+
+    def load(name: str, config: str | None, *, split: str) -> Any:
+        asked.append((name, config, split))
+        if name != "glue":
+            raise datasets.exceptions.DatasetNotFoundError(f"{name} is not there\nmore")
+        features = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])}
+        rows = {"text": ["a", "b", "c"], "label": [1, -1, 0]}
+        return datasets.Dataset.from_dict(rows, datasets.Features(features))
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    return asked
+
+
+def test_a_hub_id_is_read_with_the_names_of_its_classes(hub: list[Any]) -> None:
+    assert read("glue:cola#validation", ["label", "text"]) == Rows({"label": ["yes", "no"], "text": ["a", "c"]}, 1)
+    assert read("glue", ["text"], limit=2) == Rows({"text": ["a", "b"]}, 0)
+    assert hub == [("glue", "cola", "validation"), ("glue", None, "train")]
+
+
+def test_an_unknown_hub_id_or_column_is_told(hub: list[Any]) -> None:
+    write("gleu/a.txt", "a")
+    with refused("glu/x: is neither a file nor a folder", "nor reachable as a data set id (glu/x is not there)"):
+        read("glu/x", ["text"])
+    with refused("gluee: is neither", "did you mean 'gleu'?"):
+        read("gluee", ["text"])
+    with refused("glue#test: has no column 'texts'; did you mean 'text'?"):
+        read("glue#test", ["texts"])
+    assert len(hub) == 3
+
+
+def test_a_path_of_a_known_kind_is_never_asked_of_the_hub(hub: list[Any]) -> None:
+    with refused("there is no such file or folder"):
+        read("name/train.csv", ["text"])
+    assert not hub

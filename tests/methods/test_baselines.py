@@ -1,0 +1,155 @@
+"""The names that preset FedAvg, the runs without a wire, and the menu itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
+
+import pytest
+
+from fedstrata.core.parts import Parts, find
+from fedstrata.core.plan import Method, Plan
+from fedstrata.core.rng import Streams
+from fedstrata.errors import UserError
+from fedstrata.job import Job as ResolvedJob
+from fedstrata.job import method_name
+from fedstrata.jobfile import load
+from fedstrata.methods import METHODS
+from tiny import tiny_model
+
+Job = Callable[..., dict[str, Any]]
+NAMES = [
+    "fedavg",
+    "fedprox",
+    "fedavgm",
+    "fedadam",
+    "fedyogi",
+    "fedadagrad",
+    "centralised",
+    "single",
+    "local",
+    "fedbfpt",
+    "fedbt",
+]
+POPULATION = {"centralised": "pooled", "single": "one"}
+RULES = {"fedavgm", "fedadam", "fedyogi", "fedadagrad"}
+
+
+def resolved(source: dict[str, Any], overrides: Any = ()) -> ResolvedJob:
+    (made,) = load(source, overrides)
+    return made
+
+
+def test_the_menu() -> None:
+    assert set(NAMES) <= METHODS.keys()
+    for name, method in METHODS.items():
+        assert name == name.lower()
+        assert method.__doc__
+        assert method_name(method()) == name, "two names share a class"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whom_a_method_asks(name: str) -> None:
+    assert METHODS[name].population == POPULATION.get(name, "each")
+
+
+@pytest.mark.parametrize("name", ["fedprox", *sorted(RULES)])
+@pytest.mark.parametrize("kind", ["mlm", "classify"])
+def test_presets_of_fedavg_plan_as_fedavg(name: str, kind: str) -> None:
+    parts = find(tiny_model(head=kind))
+    for round in range(2):
+        made = METHODS[name]().plan(parts, kind, round, "a", Streams(0))
+        assert made == METHODS["fedavg"]().plan(parts, kind, round, "a", Streams(0))
+
+
+@pytest.mark.parametrize("name", ["centralised", "single", "local"])
+@pytest.mark.parametrize("kind", ["mlm", "classify"])
+def test_without_a_wire_everything_is_kept_and_nothing_sent(name: str, kind: str) -> None:
+    parts = find(tiny_model(head=kind))
+    for round, client in ((0, "a"), (4, "b")):
+        made = METHODS[name]().plan(parts, kind, round, client, Streams(0))
+        made.check(parts)
+        assert made == Plan(layers=(0, 1, 2), train=parts.names, send=(), keep=parts.names)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_presets(job: Job, name: str) -> None:
+    made = resolved(job(name))
+    assert made.server.rule == (name if name in RULES else "fedavg")
+    assert made.train.proximal_mu == (0.01 if name == "fedprox" else 0.0)
+    assert type(made.method) is METHODS[name]
+    assert made.method.rounds == 2
+    assert made.dump()["method"]["name"] == name
+
+
+def test_a_preset_leaves_the_users_other_keys_alone(job: Job) -> None:
+    made = resolved(job("fedprox", train={"learning_rate": 0.5}))
+    assert (made.train.proximal_mu, made.train.learning_rate, made.train.batch_size) == (0.01, 0.5, 2)
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.05])
+def test_the_users_value_wins_over_a_preset(job: Job, mu: float) -> None:
+    assert resolved(job("fedprox", train={"proximal_mu": mu})).train.proximal_mu == mu
+    assert resolved(job("fedprox"), [f"train.proximal_mu={mu}"]).train.proximal_mu == mu
+    assert resolved(job("fedadam", server={"rule": "fedyogi"})).server.rule == "fedyogi"
+    assert resolved(job("fedadam"), {"server.rule": "fedavg"}).server.rule == "fedavg"
+
+
+def test_a_method_chosen_on_the_command_line_brings_its_preset(job: Job) -> None:
+    made = resolved(job("fedbfpt", method={"local_layers": 2}), ["method.name=fedprox"])
+    assert made.train.proximal_mu == 0.01
+    assert made.method == METHODS["fedprox"](rounds=2)
+
+
+def test_any_method_takes_any_rule(job: Job) -> None:
+    made = resolved(job("fedbfpt", server={"rule": "fedadam"}, train={"proximal_mu": 0.1}))
+    assert (made.server.rule, made.train.proximal_mu) == ("fedadam", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("fedagv", {}, r"\[method\] name: 'fedagv' is not a method; did you mean 'fedavg'\?"),
+        ("fedavg", {"local_layers": 2}, r"\[method\].*local_layers.*no such key.*rounds"),
+        ("fedbfpt", {"local_layers": 0}, r"\[method\].*local_layers.*greater than 0"),
+        ("fedbfpt", {"local_layer": 3}, r"\[method\].*local_layer: no such key; did you mean 'local_layers'\?"),
+        ("fedbt", {"pooler": "trian"}, r"\[method\].*pooler: 'trian' is not legal; did you mean 'train'\?"),
+        ("fedbt", {"rounds": 0}, r"\[method\].*rounds.*greater than 0"),
+    ],
+)
+def test_bad_methods_and_options_are_refused(job: Job, name: str, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        load(job(name, method=options))
+
+
+class Toy(Method):
+    """One layer of the user's choice."""
+
+    preset: ClassVar[Mapping[str, Mapping[str, Any]]] = {"wire": {"dtype": "fp16"}}
+
+    layer: int = 0
+    way: Literal["up", "down"] = "up"
+
+    def plan(self, parts: Parts, task: str, round: int, client: str, streams: Streams) -> Plan:
+        own = (f"layer.{self.layer}",)
+        return Plan(tuple(range(parts.depth)), own, own)
+
+
+def test_a_method_is_one_class_and_one_line(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "toy", Toy)
+    made = resolved(job("toy"), ["method.layer=2"])
+    assert made.method == Toy(rounds=2, layer=2)
+    assert made.wire.dtype == "fp16"
+    dumped = made.dump()
+    assert dumped["method"] == {"name": "toy", "rounds": 2, "layer": 2, "way": "up"}
+    again = {key: value for key, value in dumped.items() if key != "stage"}
+    assert resolved(again).method == made.method
+    parts = find(tiny_model())
+    assert made.method.plan(parts, "mlm", 0, "a", Streams(0)).send == ("layer.2",)
+    with pytest.raises(UserError, match=r"\[method\].*layr: no such key; did you mean 'layer'"):
+        load(job("toy", method={"layr": 1}))
+
+
+def test_a_method_that_is_not_on_the_menu_is_unknown(job: Job) -> None:
+    with pytest.raises(UserError, match="'toy' is not a method"):
+        load(job("toy"))

@@ -1,0 +1,105 @@
+"""What the documents say is true: their commands run, their jobs load, their links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from typer.testing import CliRunner
+
+from fedstrata.cli import app
+from fedstrata.job import Job
+from fedstrata.jobfile import load
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+Jobs = Callable[..., dict[str, Any]]
+
+
+def blocks(page: Path, language: str = "") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def commands(page: Path) -> list[str]:
+    return [line.split("  #")[0].strip() for block in blocks(page) for line in block.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_local_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_make_targets_exist(page: Path) -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for target in re.findall(r"make (\w+)(?=`| *#|\n)", page.read_text("utf-8")):
+        assert target in targets
+
+
+def test_readme_commands_run(job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In their order, in a folder with a small job.toml; the report compares two runs made the same way."""
+    monkeypatch.chdir(tmp_path)
+    made = job("fedavg", "classify", output={"dir": "runs/try"})
+    (tmp_path / "job.toml").write_text(tomli_w.dumps(made), "utf-8")
+    runner = CliRunner()
+    for name in ("a", "b"):
+        done = runner.invoke(app, ["run", "job.toml", "method.rounds=1", f"output.dir=runs/{name}"])
+        assert done.exit_code == 0, done.output
+    lines = [line for line in commands(ROOT / "README.md") if line.startswith(".venv/bin/fedstrata ")]
+    assert len(lines) == 4
+    for line in lines:
+        words = shlex.split(line)[1:]
+        if "--resume" in words:
+            words.append("method.rounds=10")
+        done = runner.invoke(app, words)
+        assert done.exit_code == 0, f"{line}\n{done.output}"
+    assert (tmp_path / "report.html").exists()
+
+
+def test_readme_job_is_legal() -> None:
+    [text] = blocks(ROOT / "README.md", "toml")
+    [job] = load(tomllib.loads(text))
+    assert job.output.dir == "runs/try"
+
+
+def test_the_job_page_names_every_key_and_only_legal_ones() -> None:
+    """Each value of the long example is legal by itself, and each key of each table stands there."""
+    example = tomllib.loads(blocks(ROOT / "docs" / "job.md", "toml")[0])
+    base = {"model": {"name": "x"}, "task": {"kind": "mlm"}, "data": {"train": "x"}, "method": {"name": "fedavg"}}
+    for table, values in example.items():
+        if table != "method":
+            annotation = Job.model_fields[table].annotation
+            kind = next(
+                t for t in (annotation, *getattr(annotation, "__args__", ())) if hasattr(t, "model_fields")
+            )
+            assert set(values) == set(kind.model_fields), table
+        for key, value in values.items():
+            changed = {**base, table: {**base.get(table, {}), key: value}}
+            if key in ("sizes", "column"):
+                changed["clients"]["split"] = key
+            if key in ("metric", "labels", "positive"):
+                changed["task"]["kind"] = "classify"
+            load(changed)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("configs/**/*.toml")), ids=lambda path: path.name)
+def test_configs_resolve_and_open_with_their_command(path: Path) -> None:
+    assert load(path)
+    head = path.read_text("utf-8").split("\n[")[0]
+    assert f"fedstrata run {path.relative_to(ROOT)}" in head
+
+
+def test_the_picture_is_what_the_plans_say(tmp_path: Path) -> None:
+    made = tmp_path / "parts.svg"
+    script = ROOT / "examples" / "parts_picture.py"
+    subprocess.run([sys.executable, script, made], check=True)
+    assert made.read_bytes() == (ROOT / "docs" / "parts.svg").read_bytes()

@@ -1,0 +1,86 @@
+"""Tiny models, a tokenizer and a little text, made on the spot: no test needs a hub or a file from outside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+SENTENCES = [
+    ("The kidney filters the blood and keeps salt in balance.", "kidney"),
+    ("A stone in the kidney can block the flow of urine.", "kidney"),
+    ("Protein in the urine is a sign that the kidney leaks.", "kidney"),
+    ("Cysts in the kidney grow slowly over many years.", "kidney"),
+    ("The heart pumps blood through the body.", "heart"),
+    ("An irregular beat of the heart may be harmless.", "heart"),
+    ("The valve between the chambers of the heart does not close.", "heart"),
+    ("High pressure makes the wall of the heart thick.", "heart"),
+    ("Light falls through the lens of the eye.", "eye"),
+    ("A cloudy lens of the eye is called a cataract.", "eye"),
+    ("The eye cannot focus on near objects.", "eye"),
+    ("Pressure in the eye can harm the nerve.", "eye"),
+]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+CONFIGS = {
+    "bert": transformers.BertConfig,
+    "roberta": transformers.RobertaConfig,
+    "distilbert": transformers.DistilBertConfig,
+    "electra": transformers.ElectraConfig,
+    "modernbert": transformers.ModernBertConfig,
+}
+
+
+def words() -> list[str]:
+    return sorted({word.strip(".").lower() for text, _ in SENTENCES for word in text.split()} | {"."})
+
+
+def tiny_config(kind: str = "bert", layers: int = 3, **changes: Any) -> Any:
+    """A config of 3 layers of width 32 over the words above, in any of the five architectures."""
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": 66,
+        "vocab_size": len(SPECIAL) + len(words()),
+        "pad_token_id": 0,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+    }
+    if kind == "distilbert":
+        names = {"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"}
+        sizes = {names.get(key, key): value for key, value in sizes.items()} | {"hidden_dim": 64}
+        del sizes["intermediate_size"]
+    if kind == "electra":
+        sizes["embedding_size"] = 16
+    if kind == "modernbert":
+        sizes |= {"cls_token_id": 2, "sep_token_id": 3, "global_attn_every_n_layers": 2, "local_attention": 8}
+    return CONFIGS[kind](**sizes | changes)
+
+
+def tokenizer() -> Any:
+    vocabulary = {word: i for i, word in enumerate(SPECIAL + words())}
+    made = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, model_max_length=64, **dict(zip(names, SPECIAL, strict=True))
+    )
+
+
+def tiny_model(kind: str = "bert", head: str = "mlm", layers: int = 3, **changes: Any) -> Any:
+    """A model with random weights, the same at every call."""
+    auto = {
+        "mlm": transformers.AutoModelForMaskedLM,
+        "classify": transformers.AutoModelForSequenceClassification,
+        "none": transformers.AutoModel,
+    }[head]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return auto.from_config(tiny_config(kind, layers, **changes))

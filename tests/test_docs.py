@@ -25,7 +25,8 @@ Jobs = Callable[..., dict[str, Any]]
 
 
 def blocks(page: Path, language: str = "") -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    return [text for written, text in found if written == language]
 
 
 def commands(page: Path) -> list[str]:

@@ -4,7 +4,8 @@
 
 The plain step is Hugging Face's own loss over every position, fp32, AdamW over the whole model. All cases run in
 turn, one step each, over and over; a ratio is the median of the ratios within a turn, so a machine that slows down
-slows both of its sides. Clock time and FLOPs are different things and are named as such.
+slows both of its sides. Clock time and FLOPs are different things and are named as such. Methods whose clients
+make the same step share one row: they differ at the server, or in whose data they see.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ CLASSES = 13  # ChemProt's
 class Case:
     """One row: how to make one step, and its FLOPs."""
 
+    methods: tuple[str, ...]
     name: str
     against: str
     step: Callable[[], float]
@@ -129,27 +131,39 @@ def cases(size: str, batch: int, tokens: int) -> list[Case]:
     rows = []
     for kind, work in (("mlm", everywhere), ("classify", each)):
         step = plain(made[kind], tasks(True)[kind], examples)
-        rows.append(Case(f"plain {kind}", f"plain {kind}", step, train_flops(parts[kind], whole[kind], work)))
+        rows.append(Case((), f"plain {kind}", f"plain {kind}", step, train_flops(parts[kind], whole[kind], work)))
 
     def add(name: str, kind: str, method: Method, round: int = 0, full: bool = False, bf16: bool = fast) -> None:
+        """``name`` opens with the methods it stands for, up to the first comma."""
         plan = method.plan(parts[kind], kind, round, "a", Streams(0))
         mu = dict(method.preset.get("train", {})).get("proximal_mu", 0.0)
         local = Local(steps=2, batch_size=batch, learning_rate=1e-6, bf16=bf16, proximal_mu=mu)
         worker = Worker(made[kind], parts[kind], tasks(full)[kind], local, Streams(0))
         work = each if kind == "classify" else everywhere if full else masked
         flops = train_flops(parts[kind], plan, work)
-        rows.append(Case(name, f"plain {kind}", ours(worker, plan, examples), flops))
+        methods = tuple(name.split(",")[0].split())
+        rows.append(Case(methods, name, f"plain {kind}", ours(worker, plan, examples), flops))
 
-    layers = SIZES[size][0]
+    alike: dict[object, list[str]] = {}
     for name, method in METHODS.items():
-        add(f"{name}, mlm", "mlm", method())
+        plan = method().plan(parts["mlm"], "mlm", 0, "a", Streams(0))
+        alike.setdefault((plan.layers, plan.train, str(method.preset.get("train"))), []).append(name)
+    for names in alike.values():
+        add(" ".join(names), "mlm", METHODS[names[0]]())
+    layers = SIZES[size][0]
     for depth in (layers // 3, layers // 2, 2 * layers // 3):
-        add(f"fedbfpt m={depth}, full head, fp32", "mlm", FedBFPT(local_layers=depth), full=True, bf16=False)
+        add(
+            f"fedbfpt, {depth} local layers, full head, fp32",
+            "mlm",
+            FedBFPT(local_layers=depth),
+            full=True,
+            bf16=False,
+        )
     add("fedbfpt, fp32", "mlm", FedBFPT(), bf16=False)
     add("fedavg, full head, fp32", "mlm", METHODS["fedavg"](), full=True, bf16=False)
     add("fedavg, classify", "classify", METHODS["fedavg"]())
     for round in (0, 2, 5):
-        add(f"fedbt round {round}, classify", "classify", FedBT(), round)
+        add(f"fedbt, classify, round {round}", "classify", FedBT(), round)
     return rows
 
 
@@ -189,6 +203,7 @@ def main() -> None:
         pairs = zip(seconds[case.name], seconds[case.against], strict=True)
         figure = {
             "name": case.name,
+            "methods": case.methods,
             "against": case.against,
             "seconds": statistics.median(seconds[case.name]),
             "clock_ratio": statistics.median(own / base for own, base in pairs),

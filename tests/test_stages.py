@@ -156,3 +156,16 @@ def test_a_holdout_is_the_same_for_every_method(job: Jobs, tmp_path: Path) -> No
     assert splits[0]["test"] == splits[1]["test"] == 3
     assert sum(made["rows"] for made in splits[0]["clients"].values()) == 9
     assert splits[1]["clients"]["all"]["rows"] == 9
+
+
+@pytest.mark.parametrize("kind", ["roberta", "distilbert", "electra", "modernbert"])
+def test_other_architectures_run_too(
+    staged: dict[str, Any], model_folder: Callable[..., Path], tmp_path: Path, kind: str
+) -> None:
+    staged["model"]["name"] = str(model_folder(kind))
+    result = fedstrata.run(staged, ["method.rounds=2"])
+    assert result.status == "finished"
+    ledger = (tmp_path / "run" / "stages" / "pretrain" / "ledger.jsonl").read_text().splitlines()
+    assert {json.loads(line)["part"] for line in ledger if '"train"' in line} == {"layer.0", "layer.1", "head"}
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(result.model)
+    assert model.config.model_type == kind

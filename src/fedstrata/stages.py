@@ -78,6 +78,7 @@ def run_stage(job: Job, data: Prepared, start: str, folder: Path, tell: Tell) ->
         same_job(job, folder)
         with status_on_disk(job, folder):
             _train(job, data, ready, folder, tell)
+        state.prune(folder)
     tell(StageEnded(job.stage, reused))
     return read_result(folder)
 

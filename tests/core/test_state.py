@@ -127,10 +127,16 @@ def test_another_start_model_cannot_be_resumed_with(job: Jobs, tmp_path: Path) -
         fedstrata.run(made, resume=True)
 
 
-def test_only_current_files_are_held(job: Jobs, tmp_path: Path) -> None:
-    fedstrata.run(job("fedavg", method={"rounds": 4}))
-    held = sorted(path.name for path in (tmp_path / "run" / "state").glob("*@*"))
-    assert held == [f"{part}@4.safetensors" for part in ("embeddings", "head", "layer.0", "layer.1", "layer.2")]
+def test_only_current_files_are_held_and_in_the_end_none(job: Jobs, tmp_path: Path) -> None:
+    held: list[str] = []
+
+    def look(event: Any) -> None:
+        if type(event).__name__ == "Replied" and event.round == 3:
+            held[:] = sorted(path.name for path in (tmp_path / "run" / "state").glob("*@*"))
+
+    fedstrata.run(job("fedavg", method={"rounds": 4}), progress=look)
+    assert held == [f"{part}@3.safetensors" for part in ("embeddings", "head", "layer.0", "layer.1", "layer.2")]
+    assert list((tmp_path / "run" / "state").iterdir()) == []
 
 
 def test_records_are_read_back(tmp_path: Path) -> None:

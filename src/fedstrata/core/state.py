@@ -85,6 +85,12 @@ def commit(folder: Path, server: Server, changed: Iterable[str], done: int, star
             path.unlink()
 
 
+def prune(folder: Path) -> None:
+    """Drop what only resuming needs, once the run is finished; the clients' own parts stay."""
+    for path in (folder / "state").glob("*.*"):
+        path.unlink()
+
+
 def restore(folder: Path, server: Server, start: str) -> tuple[int, float]:
     """Bring a fresh server to the last committed round and cut the records back to it.
 

@@ -1,0 +1,25 @@
+"""The benchmarks run and say what they promise; how fast anything is, no test asserts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from fedstrata.methods import METHODS
+
+SCRIPT = Path(__file__).parent.parent / "benchmarks" / "client_step.py"
+
+
+def test_client_step_has_a_ratio_for_every_method(tmp_path: Path) -> None:
+    made = tmp_path / "step.json"
+    words = ["--size", "small", "--batch", "2", "--tokens", "16", "--repeat", "1", "--json", str(made)]
+    subprocess.run([sys.executable, SCRIPT, *words], check=True, capture_output=True)
+    steps = json.loads(made.read_text("utf-8"))["steps"]
+    assert {name for step in steps for name in step["methods"]} == set(METHODS)
+    plain = [step for step in steps if step["name"].startswith("plain")]
+    assert [step["clock_ratio"] for step in plain] == [1.0, 1.0]
+    flops = {step["name"]: step["flop_ratio"] for step in steps}
+    assert flops["fedavg, full head, fp32"] == 1.0
+    assert flops["fedbfpt fedbt"] < flops["fedbfpt, 6 local layers, full head, fp32"] < 1.0

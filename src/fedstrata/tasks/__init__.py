@@ -13,6 +13,7 @@ from torch import nn
 
 from fedstrata.cost.flops import Positions
 from fedstrata.data.tokens import Tokens
+from fedstrata.nn.batching import pad
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,22 @@ class Batch:
         inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
         positions = None if self.positions is None else self.positions.to(device)
         return Batch(inputs, self.targets.to(device), positions, self.work)
+
+
+def padded(
+    tokens: Tokens, index: npt.NDArray[np.int64], value: int, width: int | None = None
+) -> dict[str, torch.Tensor]:
+    """``input_ids`` and ``attention_mask``, each ``[B, S]``, of the examples at ``index``.
+
+    Args:
+        tokens: all examples.
+        index: which of them, ``[B]``.
+        value: the padding id.
+        width: ``S``; the longest example's length when None.
+    """
+    ids = pad([tokens[i] for i in index], value, width)
+    lengths = torch.from_numpy(tokens.offsets[index + 1] - tokens.offsets[index])
+    return {"input_ids": ids, "attention_mask": (torch.arange(ids.shape[1]) < lengths[:, None]).long()}
 
 
 class Task(Protocol):

@@ -14,8 +14,7 @@ from torch.nn import functional
 
 from fedstrata.cost.flops import Positions
 from fedstrata.errors import UserError, did_you_mean
-from fedstrata.nn.batching import pad
-from fedstrata.tasks import Batch, Examples
+from fedstrata.tasks import Batch, Examples, padded
 
 
 @dataclass(frozen=True)
@@ -42,15 +41,12 @@ class Classify:
     ) -> Batch:
         """Pad the examples; ``rng`` is not used."""
         assert examples.labels is not None
-        ids = pad([examples.tokens[i] for i in index], self.padding, width)
-        attention = torch.zeros_like(ids)
-        for row, i in zip(attention, index, strict=True):
-            row[: examples.tokens.lengths[i]] = 1
-        rows, columns = ids.shape
+        inputs = padded(examples.tokens, index, self.padding, width)
+        rows, columns = inputs["input_ids"].shape
         return Batch(
-            inputs={"input_ids": ids, "attention_mask": attention},
+            inputs=inputs,
             targets=torch.from_numpy(examples.labels[index]),
-            work=Positions(ids.numel(), rows * columns**2, rows),
+            work=Positions(rows * columns, rows * columns**2, rows),
         )
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:

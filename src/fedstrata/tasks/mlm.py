@@ -15,9 +15,8 @@ from torch.nn import functional
 
 from fedstrata.cost.flops import Positions
 from fedstrata.errors import UserError
-from fedstrata.nn.batching import pad
 from fedstrata.nn.mlm import head_at
-from fedstrata.tasks import Batch, Examples
+from fedstrata.tasks import Batch, Examples, padded
 
 
 @dataclass(frozen=True)
@@ -49,11 +48,9 @@ class MaskedLM:
         width: int | None = None,
     ) -> Batch:
         """Hide positions anew at every call; at least one in a batch that has a token to hide."""
-        ids = pad([examples.tokens[i] for i in index], self.padding, width)
-        attention = torch.zeros_like(ids)
-        for row, i in zip(attention, index, strict=True):
-            row[: examples.tokens.lengths[i]] = 1
-        candidates = attention.numpy().astype(bool) & ~np.isin(ids.numpy(), self.special)
+        inputs = padded(examples.tokens, index, self.padding, width)
+        ids = inputs["input_ids"]
+        candidates = inputs["attention_mask"].numpy().astype(bool) & ~np.isin(ids.numpy(), self.special)
         dice = rng.random(ids.shape)
         hidden = candidates & (dice < self.probability)
         if not hidden.any() and candidates.any():
@@ -66,7 +63,7 @@ class MaskedLM:
         rows, columns = ids.shape
         predicted = ids.numel() if self.full_head else len(targets)
         return Batch(
-            inputs={"input_ids": shown, "attention_mask": attention},
+            inputs={**inputs, "input_ids": shown},
             targets=targets,
             positions=torch.from_numpy(hidden),
             work=Positions(ids.numel(), rows * columns**2, predicted),

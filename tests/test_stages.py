@@ -169,3 +169,51 @@ def test_other_architectures_run_too(
     assert {json.loads(line)["part"] for line in ledger if '"train"' in line} == {"layer.0", "layer.1", "head"}
     model = transformers.AutoModelForSequenceClassification.from_pretrained(result.model)
     assert model.config.model_type == kind
+
+
+def test_a_stage_may_start_from_any_earlier_one(staged: dict[str, Any], tmp_path: Path) -> None:
+    """Two fine-tunings of one pre-trained model; nothing of the first is in the second."""
+    staged["stages"] += [{"name": "again", "task": {"kind": "classify"}, "start": "pretrain"}]
+    result = fedstrata.run(staged)
+    first, second = (load_file(stage.model / "model.safetensors") for stage in result.stages[1:])
+    assert first.keys() == second.keys()
+    assert all(first[name].equal(second[name]) for name in first)
+    staged["stages"][2]["start"] = "finetune"
+    other = fedstrata.run(staged, {"output.dir": str(tmp_path / "chain")})
+    third = load_file(other.stages[2].model / "model.safetensors")
+    assert not all(first[name].equal(third[name]) for name in first)
+
+
+@pytest.mark.parametrize("wrong", ["again", "nowhere", "last"])
+def test_a_stage_cannot_start_from_a_later_one(staged: dict[str, Any], wrong: str) -> None:
+    staged["stages"] += [{"name": "again", "start": wrong}, {"name": "last"}]
+    with pytest.raises(
+        UserError, match=r"stage 'again': start: must name an earlier stage \(pretrain, finetune\)"
+    ):
+        fedstrata.run(staged)
+
+
+def test_without_training_the_start_model_is_scored_and_handed_on(staged: dict[str, Any], tmp_path: Path) -> None:
+    """The stages after it end as if it had not been there."""
+    result = fedstrata.run(staged, ["pretrain.method.name=none"])
+    nothing, finetune = result.stages
+    assert nothing.score["loss"] > 0
+    assert (nothing.flops, nothing.bytes["up"], nothing.bytes["down"], nothing.bytes["setup"]) == (0, 0, 0, 0)
+    del staged["stages"][0]
+    alone = fedstrata.run(staged, {"output.dir": str(tmp_path / "alone")})
+    assert finetune.score == alone.score
+    mine, same = (load_file(one.model / "model.safetensors") for one in (finetune, alone))
+    assert all(mine[name].equal(same[name]) for name in mine)
+
+
+def test_an_option_by_client_names_real_clients(job: Jobs, tmp_path: Path) -> None:
+    made = job("fedbfpt", "mlm", 3, clients={"count": 3})
+    made["method"]["local_layers"] = {"default": 2, "client-2": 1}
+    fedstrata.run(made)
+    lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    built = {line["client"]: len(line["layers"]) for line in map(json.loads, lines) if "layers" in line}
+    assert built == {"client-1": 2, "client-2": 2, "client-2": 1}
+    made["method"]["local_layers"] = {"default": 2, "klient-2": 1}
+    with pytest.raises(UserError, match=r"\[method\] local_layers: no client 'klient-2'; did you mean 'client-2'"):
+        fedstrata.run(made, {"output.dir": str(tmp_path / "other")})
+    assert not (tmp_path / "other").exists()

@@ -182,8 +182,10 @@ class Job(Table):
     """Everything one stage needs, checked and complete."""
 
     stage: str = ""
+    start: str = ""
+    """The stage whose model this one starts from."""
     model: Model | None = None
-    """None: the model of the stage before."""
+    """None: the model of stage ``start``."""
     task: Task
     data: Data
     clients: Clients = Clients()

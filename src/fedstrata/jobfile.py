@@ -2,7 +2,7 @@
 
 :func:`load` turns a file and ``key=value`` overrides into one :class:`fedstrata.job.Job` per stage. A file without
 ``[[stages]]`` is one stage. A stage's tables lie over the file's common ones, overrides lie over both; ``[model]``
-is the first stage's, each later stage starts from the model of the one before::
+is the first stage's, each later stage starts from the model of the one before or of its ``start``::
 
     method.rounds=10              every stage
     pretrain.method.rounds=10     the stage named "pretrain" alone
@@ -62,6 +62,14 @@ def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] | Mapp
     merged = [_merge(stage, tree) for stage, tree in zip(merged, over, strict=True)]
     if "model" not in merged[0]:
         raise UserError(f"{where}: the table [model] is missing")
+    for i, stage in enumerate(merged[1:], 1):
+        if "model" not in stage:
+            stage.setdefault("start", names[i - 1])
+        if stage.get("start", names[0]) not in names[:i] or {"model", "start"} <= stage.keys():
+            raise UserError(
+                f"{where}: stage {names[i]!r}: start: must name an earlier stage ({', '.join(names[:i])}), "
+                f"and only where the stage has no [model] of its own; found {stage['start']!r}"
+            )
     return [_job(where, name, stage) for name, stage in zip(names, merged, strict=True)]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from fedstrata.core.client import Local, Worker
 from fedstrata.core.parts import Parts
 from fedstrata.core.rng import SERVER, Streams
 from fedstrata.data.prepare import Prepared, examples, population
-from fedstrata.errors import UserError
+from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job import Job
 from fedstrata.nn import models
 from fedstrata.nn.batching import Index
@@ -66,14 +68,19 @@ def make_ready(job: Job, data: Prepared, start: str) -> Ready:
     )
 
 
-def check_plans(job: Job, parts: Parts) -> None:
-    """Make the plan of every round once, so that a method's objection comes before any training.
+def check_plans(job: Job, parts: Parts, clients: Collection[str]) -> None:
+    """Make every client's plan of every round once, so that a method's objection comes before any training.
 
     Raises:
-        UserError: the method's options do not fit the model.
+        UserError: the method's options do not fit the model, or name a client that is none.
     """
-    for round in range(job.method.rounds):
-        job.method.plan(parts, job.task.kind, round, SERVER, Streams(job.train.seed)).check(parts)
+    for option, value in job.method:
+        for client in value if isinstance(value, dict) else ():  # an option by client
+            if client != "default" and client not in clients:
+                raise UserError(f"[method] {option}: no client {client!r}; {did_you_mean(client, clients)}")
+    streams = Streams(job.train.seed)
+    for round, client in itertools.product(range(job.method.rounds), clients):
+        job.method.plan(parts, job.task.kind, round, client, streams).check(parts)
 
 
 def settle(job: Job) -> Job:

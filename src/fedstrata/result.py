@@ -47,7 +47,8 @@ class Result:
 def write_result(job: Job, folder: Path, status: str, message: str | None) -> None:
     """Sum up a stage from its records."""
     rounds = records(folder / "rounds.jsonl")
-    scored = [record for record in rounds if record["client"] == SERVER and record["round"] >= 0]
+    first = min(0, job.method.rounds - 1)  # without any round the start model's score is the result
+    scored = [record for record in rounds if record["client"] == SERVER and record["round"] >= first]
     trained = [record for record in rounds if record["client"] != SERVER]
     last = scored[-1] if scored else {}
     split = folder / "split.json"

@@ -44,15 +44,16 @@ def run_job(
     claim(folder, resume)
     data = [prepare(job, near) for job in jobs]
     starts = [model_path(job, near) if job.model else None for job in jobs]
-    for i, (job, rows) in enumerate(zip(jobs, data, strict=True)):
-        first = next(start for start in reversed(starts[: i + 1]) if start)
-        check_plans(job, models.parts_of(first, job.task.kind, rows.labels))
-    results: list[Result] = []
+    first: dict[str, str] = {}
+    for job, rows, start in zip(jobs, data, starts, strict=True):
+        first[job.stage] = start or first[job.start]
+        check_plans(job, models.parts_of(first[job.stage], job.task.kind, rows.labels), rows.shards)
+    results: dict[str, Result] = {}
     for job, rows, start in zip(jobs, data, starts, strict=True):
         place = folder / "stages" / job.stage if len(jobs) > 1 else folder
-        begin = start or str(results[-1].model)
-        results.append(run_stage(job, rows, begin, place, progress or (lambda event: None)))
-    result = together(results, folder) if len(jobs) > 1 else results[0]
+        begin = start or str(results[job.start].model)
+        results[job.stage] = run_stage(job, rows, begin, place, progress or (lambda event: None))
+    result = together(list(results.values()), folder) if len(jobs) > 1 else results[job.stage]
     write_page([load_run(folder)], folder / "report.html")
     return result
 

@@ -65,7 +65,7 @@ class Rounds:
         """
         began = time.monotonic() - seconds
         self.bytes = _total_bytes(self.folder)
-        if done == 0 and self.each_round:
+        if done == 0 and (self.each_round or self.method.rounds == 0):
             self._evaluate(-1)
         for round in range(done, self.method.rounds):
             clients = self.server.select(self.engine.clients(), self.fraction, round, self.streams)

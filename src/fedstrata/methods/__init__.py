@@ -11,6 +11,7 @@ from fedstrata.methods.fedbt import FedBT
 from fedstrata.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedstrata.methods.fedprox import FedProx
 from fedstrata.methods.local import Local
+from fedstrata.methods.none import NoTraining
 from fedstrata.methods.single import Single
 
 METHODS: dict[str, type[Method]] = {
@@ -20,6 +21,7 @@ METHODS: dict[str, type[Method]] = {
     "fedadam": FedAdam,
     "fedyogi": FedYogi,
     "fedadagrad": FedAdagrad,
+    "none": NoTraining,
     "centralised": Centralised,
     "single": Single,
     "local": Local,

@@ -1,4 +1,4 @@
-"""FedBFPT: further pre-training in which a client trains one layer at a time of a shortened BERT.
+r"""FedBFPT: further pre-training in which a client trains one layer at a time of a shortened BERT.
 
 Wang, Li, Chen, Shou. FedBFPT: An Efficient Federated Learning Framework for BERT Further Pre-training.
 IJCAI 2023. https://doi.org/10.24963/ijcai.2023/483
@@ -7,8 +7,14 @@ IJCAI 2023. https://doi.org/10.24963/ijcai.2023/483
     l, the layer trained in this round      part "layer.l", l = progressive(rounds)[round]
     output layer                            part "head": for MLM the 5 tensors beside the tied decoder
     m_L, layers of the local model          local_layers
-    layers above l, sampled from the rest    drawn with replacement, ascending, anew per round and client
     layers 0..l stand for themselves        plan.layers begins 0, 1, .. l
+    layers above l, sampled from the rest   drawn with replacement, ascending, anew per round and client
+    ALL                                     variant "all": layers 0..m_L-1, every tensor trained and sent
+    \PL, no progressive learning           variant "pl": layer 0 in every round
+    \M, no mapping                         variant "m": the local model is layers 0..m_L-1
+    \S, no sampling anew                   variant "s": a client's layers are redrawn only when l moves
+    \SP, equal rounds per layer            variant "sp": layer i in round i, the deepest one from then on
+    clients of different m_L                local_layers = {default = 6, small-hospital = 3}; l stays below all
 
 Requirements: made for task "mlm"; runs with any head.
 Relations: FedBT pre-trains in the same way and adds fine-tuning; FedAvg is every layer built, trained and sent.
@@ -18,11 +24,14 @@ gradient still passes through the frozen layers above l, so compute falls less t
 
 from __future__ import annotations
 
+from typing import Literal
+
+import numpy as np
 from pydantic import PositiveInt
 
 from fedstrata.core.parts import Parts
 from fedstrata.core.plan import Method, Plan
-from fedstrata.core.rng import Streams
+from fedstrata.core.rng import SERVER, Streams
 from fedstrata.errors import UserError
 
 
@@ -43,23 +52,78 @@ def progressive(rounds: int) -> list[int]:
 class FedBFPT(Method):
     """One shallow layer and the head are trained under a few sampled deeper layers."""
 
-    local_layers: PositiveInt | None = None
-    """Layers of the local model; half the model's when absent, as the paper's 6 of 12."""
+    variant: Literal["full", "all", "pl", "m", "s", "sp"] = "full"
+    """The method in full, or one of the paper's ablations."""
+    local_layers: PositiveInt | dict[str, PositiveInt] | None = None
+    """Layers of the local model, for all or by client name beside ``default``; half the model's when absent, as
+    the paper's 6 of 12."""
+    layers_per_round: PositiveInt = 1
+    """Layers l, l+1, .. trained together."""
+    replacement: bool = True
+    """False: no layer is drawn twice for one local model."""
+    shared_draw: bool = False
+    """True: all clients of a round get the same draw."""
+    legacy_rng: bool = False
+    """True: the draws of the released code, which come out the same for every client and round of one l."""
 
     def plan(self, parts: Parts, task: str, round: int, client: str, streams: Streams) -> Plan:
         """Layers 0..l, then sampled ones; layer l and the head are trained and sent.
 
         Raises:
-            UserError: ``local_layers`` exceeds the model's layers.
+            UserError: the local model has more layers than the model, or fewer than are trained in it.
         """
         depth = parts.depth
-        local = self.local_layers or (depth + 1) // 2
-        if local > depth:
+        local, shallowest = self.local_depth(client, depth, (depth + 1) // 2)
+        if self.variant == "all":
+            everything = Plan(tuple(range(local)), train=()).builds(parts)
+            return Plan(tuple(range(local)), train=everything, send=everything)
+        if self.layers_per_round > shallowest:
             raise UserError(
-                f"[method] local_layers: is {local}, but the model has {depth} layers; legal: 1 to {depth}"
+                f"[method] layers_per_round: is {self.layers_per_round}, but a local model has {shallowest} layers"
             )
-        layer = min(progressive(self.rounds)[round], local - 1)
-        deeper = range(layer + 1, depth)
-        above = streams.numpy(round, client, "layers").choice(deeper, local - layer - 1) if deeper else ()
-        own = (f"layer.{layer}", "head")
-        return Plan(layers=(*range(layer + 1), *sorted(map(int, above))), train=own, send=own)
+        schedule = self.schedule(shallowest - self.layers_per_round)
+        layer = schedule[round]
+        above = layer + self.layers_per_round
+        drawn_in = schedule.index(layer) if self.variant == "s" else round
+        deeper = (
+            range(above, local)
+            if self.variant == "m"
+            else self.sampled(range(above, depth), local - above, drawn_in, client, streams)
+        )
+        own = (*parts.layers(layer, above), "head")
+        return Plan(layers=(*range(above), *deeper), train=own, send=own)
+
+    def schedule(self, deepest: int) -> list[int]:
+        """The (lowest) layer trained in each round, none beyond ``deepest``."""
+        layers = progressive(self.rounds)
+        if self.variant == "pl":
+            layers = [0] * self.rounds
+        elif self.variant == "sp":
+            layers = list(range(self.rounds))
+        return [min(layer, deepest) for layer in layers]
+
+    def sampled(self, pool: range, count: int, round: int, client: str, streams: Streams) -> list[int]:
+        """``count`` layers drawn uniformly from ``pool``, ascending."""
+        if self.legacy_rng:
+            drawn = np.random.RandomState(24).randint(pool.start, pool.stop, count) if count else ()
+        else:
+            rng = streams.numpy(round, SERVER if self.shared_draw else client, "layers")
+            drawn = rng.choice(pool, count, replace=self.replacement) if count else ()
+        return sorted(map(int, drawn))
+
+    def local_depth(self, client: str, depth: int, default: int) -> tuple[int, int]:
+        """Layers of this client's local model, and of the shallowest local model of all clients.
+
+        Raises:
+            UserError: more layers than the model's ``depth``.
+        """
+        asked = self.local_layers
+        each = {"default": default, **(asked if isinstance(asked, dict) else {"default": asked or default})}
+        for name, local in each.items():
+            if local > depth:
+                whose = f" of {name!r}" if isinstance(asked, dict) else ""
+                raise UserError(
+                    f"[method] local_layers{whose}: is {local}, but the model has {depth} layers; "
+                    f"legal: 1 to {depth}"
+                )
+        return each.get(client, each["default"]), min(each.values())

@@ -1,4 +1,4 @@
-"""FedBT: FedBFPT's further pre-training, and fine-tuning that unfreezes the layers from the top in cycles.
+r"""FedBT: FedBFPT's further pre-training, and fine-tuning that unfreezes the layers from the top in cycles.
 
 Wang, Li, Chen, Shou. Journal of Software (软件学报) 36(9), 2025, pp. 4110-4130.
 
@@ -9,6 +9,12 @@ Wang, Li, Chen, Shou. Journal of Software (软件学报) 36(9), 2025, pp. 4110-4
     trained: layers [l, L_G) and output     parts "layer.l" .. "layer.11", "head"
     L_k                                     local_layers (pre-training half, fine-tuning all)
     l_k = l - (L_G - L_k)                   layers l_k .. l-1 are left out of the local model
+    FedBT-All                               variant "all": every tensor in every round
+    FedBT-Half                              variant "half": the upper half of the layers in every round
+    FedBT-Map                               variant "map": the frozen layers are sampled from 0 .. l-1
+    FedBT\Circle                           variant "circle": the top layer alone in every round
+    FedBT\Add                              variant "add": layer l alone, the layers above it frozen
+    \PL, \M, \S, \SP of pre-training      variants "pl", "m", "s", "sp", as FedBFPT
 
 The pooler is not in the paper's byte counts: it stays at its received value and is not sent
 (``pooler = "train"`` trains and sends it with the head).
@@ -25,10 +31,14 @@ from typing import Literal
 from pydantic import PositiveInt
 
 from fedstrata.core.parts import Parts
-from fedstrata.core.plan import Method, Plan
+from fedstrata.core.plan import Plan
 from fedstrata.core.rng import Streams
-from fedstrata.errors import UserError
+from fedstrata.errors import UserError, did_you_mean
 from fedstrata.methods.fedbfpt import FedBFPT
+
+Variant = Literal["full", "all", "pl", "m", "s", "sp", "half", "map", "circle", "add"]
+PRE_TRAINING = ("full", "all", "pl", "m", "s", "sp")
+FINE_TUNING = ("full", "all", "half", "map", "circle", "add")
 
 
 def cyclic(depth: int, cycle: int, round: int) -> int:
@@ -40,37 +50,58 @@ def cyclic(depth: int, cycle: int, round: int) -> int:
     return depth - 1 - round % cycle
 
 
-class FedBT(Method):
-    """Progressive pre-training, cyclic fine-tuning."""
+class FedBT(FedBFPT):
+    """Progressive pre-training with FedBFPT's options, cyclic fine-tuning."""
 
+    variant: Variant = "full"  # type: ignore[assignment]  # FedBFPT's and fine-tuning's
     rounds: PositiveInt = 10
-    local_layers: PositiveInt | None = None
-    """Layers of the local model; half the model's in pre-training, all in fine-tuning when absent."""
     cycle: PositiveInt | None = None
     """Rounds of one cycle of fine-tuning; half the model's layers when absent, as the paper's 6 of 12."""
     pooler: Literal["frozen", "train"] = "frozen"
 
     def plan(self, parts: Parts, task: str, round: int, client: str, streams: Streams) -> Plan:
-        """FedBFPT's plan for ``mlm``; else the layers from l up and the head, trained and sent."""
-        if task == "mlm":
-            same = FedBFPT(rounds=self.rounds, local_layers=self.local_layers)
-            return same.plan(parts, task, round, client, streams)
-        return self.fine_tuning(parts, round)
+        """FedBFPT's plan for ``mlm``; else the layers from l up and the head, trained and sent.
 
-    def fine_tuning(self, parts: Parts, round: int) -> Plan:
-        """Local layers [l_k, L_k) are global [l, L_G) and trained; those below are global [0, l_k), frozen.
+        In fine-tuning, local layers [l_k, L_k) are global [l, L_G) and those below are frozen; when absent,
+        ``local_layers`` is all the model's.
 
         Raises:
-            UserError: ``local_layers`` exceeds the model's layers or ``cycle`` exceeds ``local_layers``.
+            UserError: a variant of the other task, or options that do not fit the model.
         """
-        depth, local = parts.depth, self.local_layers or parts.depth
-        cycle = self.cycle or min((depth + 1) // 2, local)
-        if not cycle <= local <= depth:
+        legal = PRE_TRAINING if task == "mlm" else FINE_TUNING
+        if self.variant not in legal:
             raise UserError(
-                f"[method] cycle = {cycle}, local_layers = {local} on a model of {depth} layers; "
-                "legal: cycle <= local_layers <= the model's layers"
+                f"[method] variant: {self.variant!r} is none of task {task!r}; {did_you_mean(self.variant, legal)}"
             )
-        lowest = cyclic(depth, cycle, round)
+        if task == "mlm":
+            return super().plan(parts, task, round, client, streams)
+        depth = parts.depth
+        local, shallowest = self.local_depth(client, depth, depth)
+        lowest = self.lowest(depth, shallowest, round)
+        frozen = lowest - (depth - local)
+        sampled = self.variant == "map"
+        below = self.sampled(range(lowest), frozen, round, client, streams) if sampled else range(frozen)
+        layers = (*below, *range(lowest, depth))
         pooler = ("pooler",) if self.pooler == "train" and "pooler" in parts.names else ()
-        own = (*parts.layers(lowest), *pooler, "head")
-        return Plan(layers=(*range(lowest - (depth - local)), *range(lowest, depth)), train=own, send=own)
+        own = (*parts.layers(lowest, lowest + 1 if self.variant == "add" else depth), *pooler, "head")
+        if self.variant == "all":
+            own = Plan(layers, train=()).builds(parts)
+        return Plan(layers, train=own, send=own)
+
+    def lowest(self, depth: int, shallowest: int, round: int) -> int:
+        """The lowest layer trained in ``round`` of fine-tuning.
+
+        Raises:
+            UserError: a local model of ``shallowest`` layers would lack layers to train.
+        """
+        cycle = self.cycle or min((depth + 1) // 2, shallowest)
+        if self.variant in ("all", "half", "circle"):
+            cycle = {"all": depth, "half": (depth + 1) // 2, "circle": 1}[self.variant]
+            round = cycle - 1
+        if cycle > shallowest:
+            raise UserError(
+                f"[method] cycle = {cycle}, local_layers = {shallowest} on a model of {depth} layers; "
+                "legal: cycle <= local_layers <= the model's layers (variant 'all' is a cycle of all layers, "
+                "'half' of half of them)"
+            )
+        return cyclic(depth, cycle, round)

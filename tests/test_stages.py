@@ -212,7 +212,7 @@ def test_an_option_by_client_names_real_clients(job: Jobs, tmp_path: Path) -> No
     fedstrata.run(made)
     lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
     built = {line["client"]: len(line["layers"]) for line in map(json.loads, lines) if "layers" in line}
-    assert built == {"client-1": 2, "client-2": 2, "client-2": 1}
+    assert built == {"client-0": 2, "client-1": 2, "client-2": 1}
     made["method"]["local_layers"] = {"default": 2, "klient-2": 1}
     with pytest.raises(UserError, match=r"\[method\] local_layers: no client 'klient-2'; did you mean 'client-2'"):
         fedstrata.run(made, {"output.dir": str(tmp_path / "other")})

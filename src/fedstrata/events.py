@@ -66,4 +66,31 @@ class StageEnded:
     reused: bool
 
 
-Event = StageStarted | Stepped | Replied | Scored | StageEnded
+@dataclass(frozen=True)
+class CellStarted:
+    """A cell of a sweep begins; it is number ``number`` (from 0) of ``of``."""
+
+    cell: str
+    number: int
+    of: int
+
+
+@dataclass(frozen=True)
+class CellTold:
+    """What the run of a cell tells."""
+
+    cell: str
+    event: StageStarted | Stepped | Replied | Scored | StageEnded
+
+
+@dataclass(frozen=True)
+class CellEnded:
+    """A cell is over: ``finished``, or ``failed`` with the reason as ``message``."""
+
+    cell: str
+    status: str
+    message: str | None
+    seconds: float
+
+
+Event = StageStarted | Stepped | Replied | Scored | StageEnded | CellStarted | CellTold | CellEnded

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,22 @@ from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job import Job
 from fedstrata.methods import METHODS
 
+Overrides = Sequence[str | tuple[str, Any]] | Mapping[str, Any]
+"""``key=value`` words, pairs of a key and a value, or a mapping; later ones win."""
 
-def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any] = ()) -> list[Job]:
+
+def load(source: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> list[Job]:
     """Read and check a job: one :class:`Job` per stage, in order.
 
     Args:
         source: path of a TOML file, or its content as a mapping.
-        overrides: ``key=value`` words, the value in TOML form (a bare word is a string), or a mapping.
+        overrides: keys laid over the file; in a word ``key=value`` the value is in TOML form, or a bare string.
 
     Raises:
         UserError: the file cannot be read, or a key or value of it is not legal.
     """
     where, data = _read(source)
+    data.pop("sweep", None)
     stages = data.pop("stages", [{}])
     if not isinstance(stages, list) or not stages or not all(isinstance(stage, dict) for stage in stages):
         raise UserError(f"{where}: stages must be an array of tables ([[stages]])")
@@ -47,11 +51,10 @@ def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] | Mapp
             raise UserError(
                 f"{where}: stage name {name!r}: must be unique, no table's name, and of letters, digits, - and _"
             )
-    pairs = overrides.items() if isinstance(overrides, Mapping) else map(_pair, overrides)
     later = {key: value for key, value in data.items() if key != "model"}  # these start from the stage before
     merged = [_merge(later if i else data, stage) for i, stage in enumerate(stages)]
     over: list[dict[str, Any]] = [{} for _ in stages]
-    for key, value in pairs:
+    for key, value in pairs_of(overrides):
         first, _, rest = key.partition(".")
         if first in names and rest:
             meant, key = [names.index(first)], rest
@@ -84,6 +87,25 @@ def _read(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         raise UserError(f"{source}: is not UTF-8 (byte {error.start}); a job file is a TOML text") from None
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{source}: is not TOML: {error}") from None
+
+
+def sweep_table(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """What to call a job, and its table ``[sweep]``; empty where it has none."""
+    where, data = _read(source)
+    table = data.get("sweep", {})
+    if not isinstance(table, dict):
+        raise UserError(f"{where}: sweep must be a table ([sweep])")
+    return where, table
+
+
+def pairs_of(overrides: Overrides) -> Iterator[tuple[str, Any]]:
+    """Overrides in any of their forms as keys and values.
+
+    Raises:
+        UserError: a word is not of the form ``key=value``.
+    """
+    for item in overrides.items() if isinstance(overrides, Mapping) else overrides:
+        yield _pair(item) if isinstance(item, str) else item
 
 
 def _pair(word: str) -> tuple[str, Any]:
@@ -131,22 +153,22 @@ def _job(where: str, stage: str, data: dict[str, Any]) -> Job:
     try:
         method = kind(**options)
     except ValidationError as error:
-        raise UserError(f"{place}: [method] {_sentence(error, kind)}") from None
+        raise UserError(f"{place}: [method] {sentence(error, kind)}") from None
     try:
         return Job.model_validate({**data, "stage": stage, "method": method})
     except ValidationError as error:
-        raise UserError(f"{place}: {_sentence(error, Job)}") from None
+        raise UserError(f"{place}: {sentence(error, Job)}") from None
 
 
-def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:
-    """The first complaint of pydantic as: [table] key: what was found, what is legal."""
-    first = error.errors(include_url=False)[0]
+def sentence(error: ValidationError, kind: type[BaseModel]) -> str:
+    """The first complaint of pydantic about a table as: [table] key: what was found, what is legal."""
+    whole, first = kind, error.errors(include_url=False)[0]
     path = [str(word) for word in first["loc"] if not str(word).startswith(("list[", "str", "constrained"))]
     for word in path[:-1]:
         field = kind.model_fields[word].annotation if word in kind.model_fields else None
         if isinstance(field, type) and issubclass(field, BaseModel):
             kind = field
-    table = f"[{path[0]}] " if len(path) > 1 else ""
+    table = f"[{path[0]}] " if len(path) > 1 and whole is Job else ""
     key = ".".join(path[1:] if table else path)
     if first["type"] == "extra_forbidden":
         legal = [name for name in kind.model_fields if name != "stage"]
@@ -154,7 +176,7 @@ def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:
     if first["type"] == "missing":
         return f"{table}{key}: is missing"
     if first["type"] == "value_error":
-        return f"[{path[0]}] {first['ctx']['error']}" if path else str(first["ctx"]["error"])
+        return f"[{path[0]}] {first['ctx']['error']}" if path and whole is Job else str(first["ctx"]["error"])
     message = first["msg"][0].lower() + first["msg"][1:]
     if first["type"] == "literal_error" and isinstance(first["input"], str):
         legal = re.findall(r"'([^']*)'", first["ctx"]["expected"])

@@ -86,7 +86,7 @@ def together(stages: Sequence[Result], folder: Path) -> Result:
         "seconds": sum(stage.seconds for stage in stages),
     }
     shutil.rmtree(folder / "model", ignore_errors=True)
-    shutil.copytree(stages[-1].model, folder / "model", copy_function=_link)
+    shutil.copytree(stages[-1].model, folder / "model", copy_function=link)
     _write(folder, result)
     return read_result(folder)
 
@@ -112,7 +112,7 @@ def _write(folder: Path, result: dict[str, Any]) -> None:
     write_bytes(folder / "result.json", json.dumps(result, indent=1, ensure_ascii=False).encode())
 
 
-def _link(source: str, target: str) -> None:
+def link(source: str, target: str) -> None:
     """A second name for the same file where the file system can, else a copy."""
     try:
         os.link(source, target)

@@ -20,7 +20,7 @@ from fedstrata.engines.inprocess import InProcess
 from fedstrata.events import Event, StageEnded, StageStarted
 from fedstrata.folder import claim, same_job, status_on_disk
 from fedstrata.job import Job, method_name
-from fedstrata.jobfile import load
+from fedstrata.jobfile import Overrides, load
 from fedstrata.nn import models
 from fedstrata.ready import Ready, check_plans, make_ready, model_path, notes, settle
 from fedstrata.report.page import write_page
@@ -32,7 +32,7 @@ Tell = Callable[[Event], None]
 
 def run_job(
     source: str | Path | Mapping[str, Any],
-    overrides: Sequence[str] | Mapping[str, Any] = (),
+    overrides: Overrides = (),
     *,
     resume: bool = False,
     progress: Tell | None = None,

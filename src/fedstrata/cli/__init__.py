@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -39,14 +39,18 @@ def run(
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what the output folder holds.")] = False,
 ) -> None:
-    """Run a job: train over its clients, score, save the model and a report."""
+    """Run a job: train over its clients, score, save the model and a report; or a sweep of many jobs."""
     with _plainly() as console:
         import fedstrata
         from fedstrata.cli.progress import Display
+        from fedstrata.jobfile import sweep_table
         from fedstrata.report.runs import load_run
         from fedstrata.report.tables import result_table
 
         signal.signal(signal.SIGTERM, _interrupt)
+        if sweep_table(job)[1]:
+            _sweep(console, job, overrides or (), resume)
+            return
         with Display(console) as display:
             result = fedstrata.run(job, overrides or (), resume=resume, progress=display)
         console.print(result_table([load_run(result.folder)]))
@@ -94,14 +98,40 @@ def report(
     with _plainly() as console:
         from fedstrata.report.page import write_page
         from fedstrata.report.runs import load_runs
+        from fedstrata.report.sweep import note, read_tables, terminal
         from fedstrata.report.tables import result_table
 
+        for folder in [folder for folder in runs if (folder / "table.json").exists()]:
+            against, entries = read_tables(folder)
+            for table in terminal(entries):
+                console.print(table)
+            console.print(note(against))
+            runs = [run for run in runs if run != folder]
+        if not runs:
+            return
         loaded = load_runs(runs)
         console.print(result_table(loaded))
         try:
             console.print(f"report  {write_page(loaded, out)}", soft_wrap=True)
         except OSError as error:
             raise UserError(f"--out: {out} cannot be written ({error.strerror})") from None
+
+
+def _sweep(console: Console, job: Path, overrides: Sequence[str], resume: bool) -> None:
+    from fedstrata.cli.progress import SweepDisplay
+    from fedstrata.report.sweep import note, terminal
+    from fedstrata.sweeps.cells import cells
+    from fedstrata.sweeps.run import run_sweep
+
+    sweep, folder, _ = cells(job, overrides)
+    with SweepDisplay(console) as display:
+        entries = run_sweep(job, overrides, resume=resume, progress=display)
+    for table in terminal(entries):
+        console.print(table)
+    console.print(note(sweep.against))
+    console.print(f"tables  {folder / 'table'}.md, .csv, .json, .tex; {folder / 'cells.csv'}", soft_wrap=True)
+    if failed := {f"{entry.row}, seed {seed}: {why}" for entry in entries for seed, why in entry.failed.items()}:
+        raise UserError(f"{len(failed)} cells failed; --resume tries them again: {'; '.join(sorted(failed))}")
 
 
 @contextmanager

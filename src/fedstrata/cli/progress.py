@@ -7,9 +7,19 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedstrata.events import Event, Replied, Scored, StageEnded, StageStarted, Stepped
+from fedstrata.events import (
+    CellEnded,
+    CellStarted,
+    CellTold,
+    Event,
+    Replied,
+    Scored,
+    StageEnded,
+    StageStarted,
+    Stepped,
+)
 
 
 class Display:
@@ -17,16 +27,7 @@ class Display:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-            transient=True,
-        )
+        self.bar = _bar(console)
         self.line = self.bar.add_task("preparing", total=None)
         self.bytes = 0
         self.seen = 0
@@ -93,3 +94,71 @@ class Display:
 
     def _log(self, line: str) -> None:
         self.bar.console.print(line, soft_wrap=True, markup=False)
+
+
+class SweepDisplay:
+    """Shows the events of a sweep: one bar over all cells, and what each running cell is at."""
+
+    def __init__(self, console: Console) -> None:
+        self.bar = _bar(console)
+        self.line = self.bar.add_task("preparing", total=None)
+        self.ended = 0
+        self.running: dict[str, tuple[TaskID, StageStarted | None]] = {}
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Show one event."""
+        match event:
+            case CellStarted(cell, number, of):
+                self.bar.update(self.line, description="cells", total=of)
+                self.running[cell] = (self.bar.add_task(cell, total=None), None)
+                self._log(f"{cell}: begins, cell {number + 1} of {of}")
+            case CellTold(cell, told):
+                self._told(cell, told)
+            case CellEnded(cell, status, message, seconds):
+                self.ended += 1
+                self.bar.remove_task(self.running.pop(cell)[0])
+                self.bar.update(self.line, completed=self.ended)
+                self._log(f"{cell}: {status} after {seconds:.0f} s" + (f": {message}" if message else ""))
+
+    def _told(self, cell: str, event: Event) -> None:
+        task, stage = self.running[cell]
+        match event:
+            case StageStarted():
+                self.running[cell] = task, event
+                self.bar.update(task, total=event.rounds * len(event.clients), completed=event.done)
+            case Stepped() if stage:
+                text = f"{cell}  {stage.stage} round {event.round} of {stage.rounds}  loss {event.loss:.3f}"
+                self.bar.update(task, description=text)
+            case Replied():
+                self.bar.advance(task)
+            case Scored() if stage:
+                scores = "  ".join(f"{name} {value:.4f}" for name, value in event.score.items())
+                place = f"round {event.round}" if event.round >= 0 else "start"
+                self._log(f"{cell}: {stage.stage} {place}  {scores}")
+            case StageEnded(name, True):
+                self._log(f"{cell}: {name} was made by another cell or before")
+
+    def _log(self, line: str) -> None:
+        self.bar.console.print(line, soft_wrap=True, markup=False)
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )

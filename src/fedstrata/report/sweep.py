@@ -1,0 +1,268 @@
+"""The table of a sweep: a line per row and stage, over its seeds; for the terminal, as md, csv, json and tex."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+from scipy.stats import ttest_rel
+
+from fedstrata.core.store import write_bytes
+from fedstrata.errors import UserError
+from fedstrata.report.runs import Run, load_run
+from fedstrata.report.tables import figure, result_rows
+from fedstrata.sweeps.cells import Cell
+
+NOTE = (
+    "Score: mean ± standard deviation over the seeds; p: paired t-test over the seeds{against}. "
+    "MB = 1 000 000 bytes per client over all rounds, without the start model; TFLOPs: training work of all "
+    "clients, counted; seconds: clock time. Costs are means over the seeds, of the stage alone."
+)
+COSTS = ("up_mb", "down_mb", "tflops", "seconds")
+HEADS = {"up_mb": "MB up", "down_mb": "MB down", "tflops": "TFLOPs", "seconds": "seconds"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of a sweep in one stage.
+
+    Attributes:
+        row: the row's name.
+        stage: the stage's name; empty for a job of one stage.
+        method: its method.
+        metric: the headline.
+        seeds: those that finished.
+        scores: the headline score of each of them.
+        mean: of the scores; None where nothing finished.
+        sd: sample standard deviation of the scores; None with fewer than two.
+        p: of a paired t-test of the scores with those of the row compared against; None where there is none.
+        up_mb: MB sent per client, mean over the seeds, like the costs below.
+        down_mb: MB received per client, without the start model.
+        setup_mb: MB of start model per client.
+        tflops: 10^12 FLOPs of all clients' training.
+        seconds: clock time.
+        metrics: every metric -> its value for each seed.
+        failed: seed -> why it has no score.
+    """
+
+    row: str
+    stage: str
+    method: str
+    metric: str
+    seeds: tuple[int, ...]
+    scores: tuple[float, ...]
+    mean: float | None
+    sd: float | None
+    p: float | None
+    up_mb: float | None
+    down_mb: float | None
+    setup_mb: float | None
+    tflops: float | None
+    seconds: float | None
+    metrics: Mapping[str, tuple[float, ...]]
+    failed: Mapping[int, str]
+
+
+def write_tables(folder: Path, cells: Sequence[Cell], against: str | None) -> list[Entry]:
+    """Sum up the cells on disk: ``table.json``, ``table.csv``, ``table.md``, ``table.tex`` and ``cells.csv``.
+
+    Returns:
+        The table's lines, stage by stage.
+    """
+    runs = {(cell.row, cell.seed): _finished(cell.folder) for cell in cells}
+    why = {(cell.row, cell.seed): _why(cell.folder) for cell in cells if runs[cell.row, cell.seed] is None}
+    rows = list(dict.fromkeys(cell.row for cell in cells))
+    stages = list(dict.fromkeys(stage.result["stage"] for run in runs.values() if run for stage in run.each)) or [
+        ""
+    ]
+    entries = []
+    for stage in stages:
+        found = {
+            row: {seed: one for (name, seed), run in runs.items() if name == row and (one := _stage(run, stage))}
+            for row in rows
+        }
+        base = _scores(found[against]) if against is not None else {}
+        for row in rows:
+            failed = {seed: reason for (name, seed), reason in why.items() if name == row}
+            entries.append(_entry(row, stage, found[row], failed, base if row != against else {}))
+    table = {"against": against, "entries": [asdict(entry) for entry in entries]}
+    write_bytes(folder / "table.json", json.dumps(table, indent=1, ensure_ascii=False).encode())
+    write_bytes(folder / "table.csv", _csv([_flat(entry) for entry in entries]).encode())
+    write_bytes(folder / "cells.csv", _csv(_each(entries)).encode())
+    write_bytes(folder / "table.md", markdown(entries, against).encode())
+    write_bytes(folder / "table.tex", latex(entries, against).encode())
+    return entries
+
+
+def read_tables(folder: Path) -> tuple[str | None, list[Entry]]:
+    """The row compared against and the lines of a sweep's table, as :func:`write_tables` wrote them.
+
+    Raises:
+        UserError: the folder holds none.
+    """
+    try:
+        data = json.loads((folder / "table.json").read_text(encoding="utf-8"))
+        return data["against"], [Entry(**entry) for entry in data["entries"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder}: holds no sweep's table ({type(error).__name__}: {error})") from None
+
+
+def terminal(entries: Sequence[Entry]) -> Iterable[Table]:
+    """A table per stage for a terminal of 80 columns."""
+    for stage, lines in _by_stage(entries):
+        title = f"{stage}: {lines[0].metric}" if stage else lines[0].metric
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
+        table.add_column("row", overflow="fold")
+        for head in ("score", "p", *HEADS.values()):
+            table.add_column(head, justify="right", no_wrap=True)
+        for entry in lines:
+            table.add_row(*map(Text, _words(entry)))
+        yield table
+
+
+def note(against: str | None) -> str:
+    """What the table's columns say."""
+    return NOTE.format(against=f" with {against!r}" if against else "")
+
+
+def markdown(entries: Sequence[Entry], against: str | None) -> str:
+    """The table in Markdown, a section per stage."""
+    made = []
+    for stage, lines in _by_stage(entries):
+        heads = ["row", lines[0].metric, "p", *HEADS.values()]
+        made.append(f"### {stage}\n" if stage else "")
+        made.append("| " + " | ".join(heads) + " |\n|---|" + "---:|" * (len(heads) - 1))
+        made += ["| " + " | ".join(word.replace("|", "\\|") for word in _words(entry)) + " |" for entry in lines]
+        made.append("")
+    return "\n".join([*made, note(against), ""]).lstrip()
+
+
+def latex(entries: Sequence[Entry], against: str | None) -> str:
+    """The table in LaTeX (package booktabs), a tabular per stage."""
+    made = []
+    for stage, lines in _by_stage(entries):
+        heads = ["row", lines[0].metric, "p", *HEADS.values()]
+        body = [" & ".join(map(_tex, cells)) + r" \\" for cells in (heads, *map(_words, lines))]
+        made += [f"% stage {stage}"] if stage else []
+        made += [r"\begin{tabular}{l" + "r" * (len(heads) - 1) + "}", r"\toprule", body[0], r"\midrule"]
+        made += [*body[1:], r"\bottomrule", r"\end{tabular}", ""]
+    return "\n".join([*made, f"% {note(against)}", ""])
+
+
+def _entry(
+    row: str, stage: str, runs: Mapping[int, Run], failed: Mapping[int, str], base: Mapping[int, float]
+) -> Entry:
+    scores = _scores(runs)
+    first: dict[str, Any] = {"method": "", "headline": "", "score": {}}
+    first = next((run.result for run in runs.values()), first)
+    costs = result_rows(list(runs.values()))
+    both = [seed for seed in scores if seed in base]
+    values = list(scores.values())
+    return Entry(
+        row=row,
+        stage=stage,
+        method=first["method"],
+        metric=first["headline"],
+        seeds=tuple(scores),
+        scores=tuple(values),
+        mean=fmean(values) if values else None,
+        sd=stdev(values) if len(values) > 1 else None,
+        p=paired([scores[seed] for seed in both], [base[seed] for seed in both]),
+        **{
+            key: _mean(line[key] for line in costs)
+            for key in ("up_mb", "down_mb", "setup_mb", "tflops", "seconds")
+        },
+        metrics={name: tuple(run.result["score"][name] for run in runs.values()) for name in first["score"]},
+        failed=dict(failed),
+    )
+
+
+def paired(scores: Sequence[float], base: Sequence[float]) -> float | None:
+    """p of a two-sided paired t-test; None with fewer than two pairs or where all differences are the same."""
+    if len({one - other for one, other in zip(scores, base, strict=True)}) < 2:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # nearly equal differences: still a p
+        return float(ttest_rel(scores, base).pvalue)
+
+
+def _scores(runs: Mapping[int, Run]) -> dict[int, float]:
+    made = {seed: result_rows([run])[0]["score"] for seed, run in runs.items()}
+    return {seed: score for seed, score in made.items() if score is not None}
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _finished(folder: Path) -> Run | None:
+    run = load_run(folder) if (folder / "result.json").exists() else None
+    return run if run and run.result["status"] == "finished" else None
+
+
+def _why(folder: Path) -> str:
+    path = folder / "failed.txt"
+    return path.read_text(encoding="utf-8").strip() if path.exists() else "not run"
+
+
+def _stage(run: Run | None, stage: str) -> Run | None:
+    return next((one for one in run.each if one.result["stage"] == stage), None) if run else None
+
+
+def _by_stage(entries: Sequence[Entry]) -> Iterable[tuple[str, list[Entry]]]:
+    for stage in dict.fromkeys(entry.stage for entry in entries):
+        yield stage, [entry for entry in entries if entry.stage == stage]
+
+
+def _words(entry: Entry) -> list[str]:
+    score = "–" if entry.mean is None else f"{entry.mean:.4f}"
+    score += "" if entry.sd is None else f" ± {entry.sd:.4f}"
+    if entry.failed:
+        score += f" ({len(entry.seeds)} of {len(entry.seeds) + len(entry.failed)})"
+    p = "" if entry.p is None else "<0.001" if entry.p < 0.001 else f"{entry.p:.3f}"
+    return [entry.row, score, p, *(figure(getattr(entry, key)) for key in COSTS)]
+
+
+def _flat(entry: Entry) -> dict[str, Any]:
+    """The entry without its per-seed values, which are in ``cells.csv``."""
+    made = {key: value for key, value in asdict(entry).items() if key not in ("metrics", "failed", "scores")}
+    return {**made, "seeds": len(entry.seeds), "failed": len(entry.failed)}
+
+
+def _each(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """A line per row, stage, seed and metric."""
+    return [
+        {"row": entry.row, "stage": entry.stage, "seed": seed, "metric": name, "value": value}
+        for entry in entries
+        for name, values in entry.metrics.items()
+        for seed, value in zip(entry.seeds, values, strict=True)
+    ]
+
+
+def _csv(lines: Sequence[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    if lines:
+        writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+    return text.getvalue()
+
+
+def _tex(word: str) -> str:
+    special = {"\\": r"\textbackslash{}", "±": r"$\pm$", "<": "$<$", "–": "--", "→": r"$\to$"}
+    special |= {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+    }
+    return "".join(special.get(letter, letter) for letter in word)

@@ -1,0 +1,154 @@
+"""The cells of a sweep: which jobs, by which names, in which folders."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstrata.errors import UserError
+from fedstrata.jobfile import load
+from fedstrata.sweeps.cells import Cell, cells
+
+JOB = """
+[model]
+name = "folder"
+[clients]
+count = 3
+[output]
+dir = "runs/many"
+[[stages]]
+name = "pretrain"
+task.kind = "mlm"
+data.train = "a.txt"
+method = {name = "fedbfpt", rounds = 2, local_layers = 2}
+[[stages]]
+name = "finetune"
+task.kind = "classify"
+data.train = "b.csv"
+method = {name = "fedbt", rounds = 3}
+"""
+
+
+def made(sweep: str, *overrides: str) -> list[Cell]:
+    return cells(tomllib.loads(JOB + sweep), overrides)[2]
+
+
+def jobs(cell: Cell) -> list[Any]:
+    return load(tomllib.loads(JOB), cell.pairs)
+
+
+def test_every_row_at_every_point_with_every_seed() -> None:
+    found = made(
+        """
+        [sweep]
+        seeds = [0, 7]
+        grid = {finetune.method.cycle = [1, 2], pretrain.train.learning_rate = [1e-4]}
+        [[sweep.rows]]
+        name = "FedAvg"
+        pretrain.method.name = "fedavg"
+        [[sweep.rows]]
+        name = 'FedBFPT\\M'
+        pretrain.method.variant = "m"
+        """
+    )
+    assert [cell.row for cell in found[::2]] == [
+        "FedAvg, cycle=1, learning_rate=0.0001",
+        "FedAvg, cycle=2, learning_rate=0.0001",
+        "FedBFPT\\M, cycle=1, learning_rate=0.0001",
+        "FedBFPT\\M, cycle=2, learning_rate=0.0001",
+    ]
+    assert [cell.seed for cell in found] == [0, 7] * 4
+    assert len({cell.folder for cell in found}) == 8
+    assert all(cell.folder.parent.parent == Path("runs/many/cells") for cell in found)
+    pretrain, finetune = jobs(found[7])
+    assert pretrain.method.variant == "m"
+    assert (pretrain.train.learning_rate, finetune.train.learning_rate) == (1e-4, 5e-5)
+    assert finetune.method.cycle == 2
+    assert pretrain.train.seed == finetune.train.seed == 7
+    assert pretrain.output.dir == str(found[7].folder)
+
+
+@pytest.mark.parametrize(
+    "grid",
+    [
+        "[sweep.grid]\nfinetune.method.cycle = [1, 2]",
+        '[sweep.grid]\n"finetune.method.cycle" = [1, 2]',
+        "[sweep]\ngrid.finetune = {method = {cycle = [1, 2]}}",
+    ],
+)
+def test_keys_may_be_written_as_tables_or_dotted(grid: str) -> None:
+    assert [cell.row for cell in made(grid)] == ["cycle=1", "cycle=2"]
+
+
+def test_keys_that_end_alike_are_named_in_full() -> None:
+    [cell] = made("[sweep.grid]\npretrain.method.rounds = [1]\nfinetune.method.rounds = [2]")
+    assert cell.row == "pretrain.method.rounds=1, finetune.method.rounds=2"
+
+
+def test_seeds_alone_are_a_sweep_and_may_vary_one_stage() -> None:
+    found = made('[sweep]\nseeds = [1, 2, 2]\nseed = "finetune.train.seed"')
+    assert [(cell.row, cell.seed) for cell in found] == [("all", 1), ("all", 2)]
+    assert [job.train.seed for job in jobs(found[1])] == [0, 2]
+    assert found[0].stages["pretrain"] == found[1].stages["pretrain"]
+    assert found[0].stages["finetune"] != found[1].stages["finetune"]
+
+
+def test_rows_that_differ_in_a_later_stage_share_the_earlier() -> None:
+    one, two, three = made(
+        """
+        [[sweep.rows]]
+        name = "a"
+        [[sweep.rows]]
+        name = "b"
+        finetune.method.cycle = 1
+        [[sweep.rows]]
+        name = "c"
+        pretrain.method.variant = "pl"
+        """
+    )
+    assert one.stages["pretrain"] == two.stages["pretrain"] != three.stages["pretrain"]
+    assert len({cell.stages["finetune"] for cell in (one, two, three)}) == 3, "another start, another result"
+
+
+def test_words_lie_under_the_rows_and_over_the_file() -> None:
+    sweep = '[[sweep.rows]]\nname = "a"\npretrain.method.local_layers = 1'
+    [cell] = made(sweep, "pretrain.method.local_layers=2", "train.epochs=3", "sweep.seeds=[5]", "output.dir=x")
+    assert cell.seed == 5
+    assert cell.folder == Path("x/cells/a/seed-5")
+    assert jobs(cell)[0].method.local_layers == 1
+    assert jobs(cell)[0].train.epochs == 3
+
+
+def test_a_row_that_changes_the_method_drops_its_options() -> None:
+    [cell] = made('[[sweep.rows]]\nname = "a"\npretrain.method.name = "none"')
+    assert jobs(cell)[0].method.rounds == 0
+
+
+@pytest.mark.parametrize(
+    ("sweep", "words"),
+    [
+        ("[sweep]\nseed = 3", ["[sweep] seed"]),
+        ("[sweep]\nseeds = []", ["[sweep] seeds"]),
+        ("[sweep]\nseeds = [-1]", ["[sweep] seeds"]),
+        ("[sweep]\nparalel = 2", ["[sweep] paralel: no such key", "did you mean 'parallel'?"]),
+        ("[sweep.grid]\nmethod.rounds = 3", ["[sweep.grid] method.rounds", "list of values"]),
+        ("[sweep.grid]\nmethod.rounds = []", ["[sweep.grid] method.rounds", "list of values"]),
+        ('[sweep]\nagainst = "fedavg"\n[[sweep.rows]]\nname = "FedAvg"', ["no row 'fedavg'", "'FedAvg'"]),
+        ('[[sweep.rows]]\nname = "a"\n[[sweep.rows]]\nname = "a"', ["two rows", "'a'"]),
+        ('[[sweep.rows]]\nname = "a"\nfinetune.method.cycel = 1', ["row 'a'", "[method] cycel: no such key"]),
+        ("[sweep.grid]\nmethod.rounds = [0]", ["row 'rounds=0'", "[method] rounds"]),
+    ],
+)
+def test_a_mistake_is_one_sentence(sweep: str, words: list[str]) -> None:
+    with pytest.raises(UserError) as error:
+        made(sweep)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_names_that_no_folder_can_have_stay_apart() -> None:
+    found = made('[sweep.grid]\ndata.train = ["a/b.txt", "a b.txt", "a-b.txt", "../x"]')
+    assert len({cell.folder for cell in found}) == 4
+    assert all(".." not in cell.folder.parts for cell in found)

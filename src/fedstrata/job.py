@@ -40,6 +40,7 @@ class Model(Table):
 METRICS = {
     "mlm": ("loss", "perplexity", "accuracy"),
     "classify": ("accuracy", "macro_f1", "f1", "matthews"),
+    "tag": ("f1", "precision", "recall", "accuracy"),
 }
 """Task kind -> the metrics it scores; the first is its default headline."""
 
@@ -47,7 +48,7 @@ METRICS = {
 class Task(Table):
     """``[task]``: what is learnt."""
 
-    kind: Literal["mlm", "classify"]
+    kind: Literal["mlm", "classify", "tag"]
     labels: Words | None = None
     """Class names in their order; read from the training rows (sorted) when absent."""
     metric: str | None = None
@@ -81,13 +82,14 @@ class Data(Table):
     holdout: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Share of the training rows held out as test rows where ``test`` is absent."""
     text: str | list[str] = "text"
+    """Column of the text; for ``tag`` of the words."""
     label: str = "label"
     columns: list[str] | None = None
-    """Names of the columns of csv and tsv files that have no header line."""
+    """Names of the columns of files that have no header line."""
     limit: Positive | None = None
     """Read at most so many rows of each of train and test: a quick try."""
     overlong: Literal["split", "truncate"] | None = None
-    """Text beyond ``train.max_tokens``: cut into further examples (default of ``mlm``) or cut off."""
+    """Text beyond ``train.max_tokens``: cut into further examples (default of ``mlm`` and ``tag``) or cut off."""
 
 
 class Clients(Table):

@@ -21,6 +21,7 @@ from fedstrata.nn.batching import Index
 from fedstrata.tasks import Examples, Task
 from fedstrata.tasks.classify import Classify, positive_classes
 from fedstrata.tasks.mlm import masked_lm
+from fedstrata.tasks.tag import Tag
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,8 @@ def _task(job: Job, data: Prepared, loaded: models.Loaded) -> Task:
     if data.labels is None:
         full = job.train.mlm_head == "full"
         return masked_lm(loaded.tokenizer, loaded.model.config.vocab_size, job.task.mask_probability, full)
+    if job.task.kind == "tag":
+        return Tag(loaded.tokenizer.pad_token_id, data.labels)
     positive = positive_classes(data.labels, job.task.positive, job.task.headline == "f1")
     return Classify(loaded.tokenizer.pad_token_id, data.labels, positive)
 

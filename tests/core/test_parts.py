@@ -16,7 +16,7 @@ from fedstrata.errors import UserError
 from fedstrata.nn.models import AUTO, parts_of
 from tiny import CONFIGS, tiny_config, tiny_model
 
-KINDS = ["mlm", "classify"]
+KINDS = ["mlm", "classify", "tag"]
 STACKS = {
     "bert": "bert.encoder.layer",
     "roberta": "roberta.encoder.layer",

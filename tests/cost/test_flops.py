@@ -23,6 +23,7 @@ from fedstrata.nn.depth import local_depth
 from fedstrata.tasks import Batch, Examples, Task
 from fedstrata.tasks.classify import Classify
 from fedstrata.tasks.mlm import MaskedLM
+from fedstrata.tasks.tag import Tag
 from tiny import CONFIGS, tiny_model
 
 ROWS, WIDTH = 3, 16
@@ -45,6 +46,8 @@ PLANS = {
 def task(kind: str) -> Task:
     if kind == "classify":
         return Classify(0, ("a", "b", "c"))
+    if kind == "tag":
+        return Tag(0, ("a", "b", "c"))
     return MaskedLM(4, 0, np.arange(5), 68, full_head=kind == "mlm, full head")
 
 
@@ -52,7 +55,8 @@ def batch(kind: str) -> Batch:
     """Rows of equal length, so that nothing is padding."""
     ids = np.random.default_rng(0).integers(5, 68, ROWS * WIDTH).astype(np.int32)
     tokens = Tokens(ids, np.arange(ROWS + 1) * WIDTH, np.arange(ROWS))
-    return task(kind).batch(Examples(tokens, np.arange(ROWS)), np.arange(ROWS), np.random.default_rng(0))
+    labels = np.arange(ROWS * WIDTH) % 3 if kind == "tag" else np.arange(ROWS)
+    return task(kind).batch(Examples(tokens, labels), np.arange(ROWS), np.random.default_rng(0))
 
 
 def counted(model: Any, parts: Parts, plan: Plan, kind: str, batch: Batch) -> tuple[int, int]:
@@ -70,12 +74,12 @@ def counted(model: Any, parts: Parts, plan: Plan, kind: str, batch: Batch) -> tu
 
 
 def eager(architecture: str, kind: str) -> Any:
-    head = "classify" if kind == "classify" else "mlm"
-    changes = {"num_labels": 3} if head == "classify" else {}
+    head = kind if kind in ("classify", "tag") else "mlm"
+    changes = {} if head == "mlm" else {"num_labels": 3}
     return tiny_model(architecture, head, attn_implementation="eager", **changes).eval()
 
 
-@pytest.mark.parametrize("kind", ["mlm", "mlm, full head", "classify"])
+@pytest.mark.parametrize("kind", ["mlm", "mlm, full head", "classify", "tag"])
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_flops_are_those_that_torch_counts(architecture: str, kind: str) -> None:
     model = eager(architecture, kind)

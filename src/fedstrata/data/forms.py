@@ -20,20 +20,22 @@ Fields = Iterator[tuple[int, list[str]]]
 """Number of a line, and its fields."""
 
 
-def records(path: Path, wanted: Sequence[str], names: list[str] | None) -> Records:
+def records(path: Path, wanted: Sequence[str], names: list[str] | None, words: bool = False) -> Records:
     """The records of a file, in the form that its extension says; read as they are asked for.
 
     Args:
         path: csv, tsv, jsonl, json, parquet or txt.
         wanted: columns every file must have; there may be more in a record.
         names: column names of csv, tsv and txt files that have no header line.
+        words: each value is a list of words; tsv, txt and conll files then have a word per line.
 
     Raises:
         UserError: the extension is not known, or, in reading, the file is malformed or lacks a column.
     """
-    form = FORMS.get(path.suffix.lower())
+    forms = WORD_FORMS if words else FORMS
+    form = forms.get(path.suffix.lower())
     if form is None:
-        raise UserError(f"{path}: the extension {path.suffix!r} is not known; {did_you_mean(path.suffix, FORMS)}")
+        raise UserError(f"{path}: the extension {path.suffix!r} is not known; {did_you_mean(path.suffix, forms)}")
     return form(path, wanted, names)
 
 
@@ -178,6 +180,34 @@ def _pubmed_rct(path: Path, wanted: Sequence[str]) -> Records:
             yield f"{path}, line {number}", {"text": text, "label": label, "document": document}
 
 
+def _conll(path: Path, wanted: Sequence[str], names: list[str] | None) -> Records:
+    """A word per line with its columns between blanks, a blank line between sentences; the last column is the tag.
+
+    Without names the first wanted column is the first in the file and the second the last.
+    """
+    started, sentence = 0, list[list[str]]()
+    for number, line in chain(lines(path), [(0, "")]):
+        fields = line.split("\t") if "\t" in line else line.split()
+        fields = [field.strip() for field in fields]
+        if line.strip() and not line.startswith("-DOCSTART-"):
+            started = started if sentence else number
+            sentence.append(fields)
+            if len(fields) < 2 or len(fields) != len(sentence[0]) or not all(fields):
+                raise UserError(
+                    f"{path}, line {number}: found {line.strip()!r}, expected a word and its tag, with as many "
+                    "columns in every line of a sentence"
+                )
+        elif sentence:
+            columns = [list(column) for column in zip(*sentence, strict=True)]
+            last = [*wanted[1:2], f"column {len(columns)}"][0]
+            there = names or [wanted[0], *(f"column {i}" for i in range(2, len(columns))), last]
+            if len(there) != len(columns):
+                raise UserError(f"{path}, line {started}: found {len(columns)} columns, expected {len(there)}")
+            check(path, there, wanted)
+            yield f"{path}, line {started}", dict(zip(there, columns, strict=True))
+            sentence = []
+
+
 def _full_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Every line that is not blank, with its number and without its end."""
     return ((number, line.rstrip("\r\n")) for number, line in lines(path) if line.strip())
@@ -185,3 +215,8 @@ def _full_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 FORMS = {".csv": _csv, ".tsv": _tsv, ".jsonl": _json, ".json": _json, ".parquet": _parquet, ".txt": _txt}
 """File extension -> what makes records of a path, the wanted columns, and column names where they are given."""
+WORD_FORMS = {
+    **{suffix: FORMS[suffix] for suffix in (".jsonl", ".json", ".parquet")},
+    **dict.fromkeys((".conll", ".iob", ".iob2", ".bio", ".tsv", ".txt"), _conll),
+}
+"""The same for files whose values are lists of words."""

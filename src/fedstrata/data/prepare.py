@@ -12,12 +12,13 @@ import numpy as np
 from fedstrata import demo
 from fedstrata.core.rng import SERVER, Streams
 from fedstrata.data.partition import partition
-from fedstrata.data.read import Rows, read
-from fedstrata.data.tokens import tokenise
+from fedstrata.data.read import WORD_END, Rows, read
+from fedstrata.data.tokens import Tokens, tokenise
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job import Job
 from fedstrata.nn.batching import Index
 from fedstrata.tasks import Examples
+from fedstrata.tasks.tag import UNLABELLED
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def prepare(job: Job, near: Path | None = None) -> Prepared:
     text = [job.data.text] if isinstance(job.data.text, str) else list(job.data.text)
     if len(text) > 1 and job.task.kind != "mlm":
         raise UserError(f"[data] text: {job.task.kind!r} reads one column, found {len(text)}")
-    classes = job.task.kind != "mlm"
+    classes, words = job.task.kind != "mlm", job.task.kind == "tag"
     extra = [job.clients.column] if job.clients.column else []
     try:
         label = [job.data.label] if classes or job.clients.split == "dirichlet" else []
@@ -75,7 +76,9 @@ def prepare(job: Job, near: Path | None = None) -> Prepared:
         test = _rows(job, job.data.test, [*text, *([job.data.label] if classes else [])], near)
         left_out += test.left_out
     labels = _labels(job, train, test) if classes else None
-    by = train.columns.get(job.data.label) if job.clients.split == "dirichlet" or classes else None
+    by = None
+    if not words and (job.clients.split == "dirichlet" or classes):
+        by = train.columns.get(job.data.label)
     values = train.columns[job.clients.column] if job.clients.column else None
     rng = streams.numpy(-1, SERVER, "split")
     shards = partition(job.clients, len(train), by, values, rng)
@@ -98,13 +101,25 @@ def examples(job: Job, rows: Rows, labels: Sequence[str] | None, tokenizer: Any)
     text = [job.data.text] if isinstance(job.data.text, str) else list(job.data.text)
     columns = [rows.columns[name] for name in text]
     texts = columns[0] if len(columns) == 1 else [" ".join(row) for row in zip(*columns, strict=True)]
-    overlong = job.data.overlong or ("split" if labels is None else "truncate")
-    tokens = tokenise(texts, tokenizer, job.train.max_tokens, overlong)
+    words = job.task.kind == "tag"
+    overlong = job.data.overlong or ("truncate" if job.task.kind == "classify" else "split")
+    tokens = tokenise(texts, tokenizer, job.train.max_tokens, overlong, WORD_END if words else None)
     if labels is None:
         return Examples(tokens)
     number = {label: i for i, label in enumerate(labels)}
+    if words:
+        return Examples(tokens, _tags(tokens, rows.columns[job.data.label], number))
     classes = np.asarray([number[label] for label in rows.columns[job.data.label]], dtype=np.int64)
     return Examples(tokens, classes[tokens.rows])
+
+
+def _tags(tokens: Tokens, tags: Sequence[str], number: Mapping[str, int]) -> Index:
+    """The class of each token: its word's where it is the word's first piece."""
+    classes = [np.asarray([number[tag] for tag in row.split(WORD_END)], dtype=np.int64) for row in tags]
+    begins = np.concatenate([[0], np.cumsum([len(row) for row in classes], dtype=np.int64)])
+    row = np.repeat(tokens.rows, tokens.lengths)
+    every = np.concatenate([*classes, np.empty(0, np.int64)])
+    return np.where(tokens.words < 0, UNLABELLED, every[(begins[row] + tokens.words).clip(0, len(every) - 1)])
 
 
 def _rows(job: Job, source: str | list[str], columns: list[str], near: Path | None) -> Rows:
@@ -114,7 +129,14 @@ def _rows(job: Job, source: str | list[str], columns: list[str], near: Path | No
             if name not in made:
                 raise UserError(f"{source}: has no column {name!r}; {did_you_mean(name, made)}")
         return Rows({name: made[name][: job.data.limit] for name in columns}, 0)
-    return read(source, list(dict.fromkeys(columns)), names=job.data.columns, limit=job.data.limit, near=near)
+    return read(
+        source,
+        list(dict.fromkeys(columns)),
+        names=job.data.columns,
+        limit=job.data.limit,
+        near=near,
+        words=job.task.kind == "tag",
+    )
 
 
 def _take(rows: Rows, index: Index) -> Rows:
@@ -124,11 +146,12 @@ def _take(rows: Rows, index: Index) -> Rows:
 def _labels(job: Job, train: Rows, test: Rows) -> tuple[str, ...]:
     """The job's labels, else those of all rows: numbers by value, words by the alphabet."""
     column = job.data.label
-    found = {*train.columns[column], *test.columns[column]}
+    each = [_classes(rows.columns[column], job.task.kind == "tag") for rows in (train, test)]
+    found = set.union(*each)
     numeric = all(label.lstrip("-").isdigit() for label in found)
     labels = tuple(job.task.labels or sorted(found, key=int if numeric else str))
     if strange := sorted(found - set(labels)):
-        which = "train" if strange[0] in train.columns[column] else "test"
+        which = "train" if strange[0] in each[0] else "test"
         raise UserError(
             f"[task] labels: the {which} rows also hold {strange[0]!r} in column {column!r}; "
             f"{did_you_mean(strange[0], labels)}"
@@ -136,3 +159,7 @@ def _labels(job: Job, train: Rows, test: Rows) -> tuple[str, ...]:
     if len(labels) < 2:
         raise UserError(f"[data] label: column {column!r} holds only {labels[0]!r}; needs two or more classes")
     return labels
+
+
+def _classes(values: Sequence[str], words: bool) -> set[str]:
+    return {tag for value in set(values) for tag in value.split(WORD_END)} if words else set(values)

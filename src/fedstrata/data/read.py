@@ -5,19 +5,21 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fedstrata.data.forms import FORMS, Records, check, lines, records
+from fedstrata.data.forms import FORMS, WORD_FORMS, Records, check, lines, records
 from fedstrata.errors import UserError, did_you_mean
 
 HUB_ID = re.compile(r"([\w.-]+(?:/[\w.-]+)?)(?::([^#]+))?(?:#(.+))?")
 """``name`` or ``name:config``, either with ``#split``."""
 HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 """A surrogate, as JSON can spell it alone; no tokenizer takes one."""
+WORD_END = "\n"
+"""Between the words of a value that is a list of words."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ def read(
     names: list[str] | None = None,
     limit: int | None = None,
     near: Path | None = None,
+    words: bool = False,
 ) -> Rows:
     """Read the wanted columns of a source, every value as text.
 
@@ -57,6 +60,8 @@ def read(
         names: column names of csv, tsv and txt files that have no header line.
         limit: stop reading after so many rows that have every wanted value.
         near: folder to look in for a path that the working directory does not have.
+        words: the values are lists of words, equally many in each column of a row; each stands as its words with
+            ``WORD_END`` between them. Files of words and tags line by line (CoNLL's form) are read too.
 
     Raises:
         UserError: a source is missing, unreadable or malformed, or lacks a wanted column or any full row.
@@ -68,10 +73,12 @@ def read(
         )
     kept: dict[str, list[str]] = {column: [] for column in columns}
     rows, left_out = 0, 0
-    for name, its_records in [(name, _open(name, tuple(kept), names, near)) for name in sources]:
+    for name, its_records in [(name, _open(name, tuple(kept), names, near, words)) for name in sources]:
         rows_before, left_before = rows, left_out
         for where, row in its_records:
-            texts = [_text(row.get(column), where, column) for column in kept]
+            texts = [(_words if words else _text)(row.get(column), where, column) for column in kept]
+            if words and len({text.count(WORD_END) for text in texts if text}) > 1:
+                raise UserError(f"{where}: columns {', '.join(kept)} hold different numbers of words")
             if not all(text.strip() for text in texts):
                 left_out += 1
                 continue
@@ -101,44 +108,56 @@ def _text(value: Any, where: str, column: str) -> str:
     return text
 
 
-def _open(source: str, wanted: Sequence[str], names: list[str] | None, near: Path | None) -> Records:
+def _words(value: Any, where: str, column: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, list):
+        raise UserError(f"{where}: column {column!r} holds {value!r:.40}, expected a list of words")
+    texts = [_text(word, where, column) for word in value]
+    if any(not text.strip() or WORD_END in text for text in texts):
+        raise UserError(f"{where}: column {column!r} holds an empty word or one with a line's end in it")
+    return WORD_END.join(texts)
+
+
+def _open(source: str, wanted: Sequence[str], names: list[str] | None, near: Path | None, words: bool) -> Records:
     """The records of one source; whether it exists is settled at once, before any source is read."""
     bases = [Path()] if near is None else [Path(), near]
     for path in (base / source for base in bases):
         if os.path.exists(path):
-            return (_folder if path.is_dir() else records)(path, wanted, names)
+            return (_folder if path.is_dir() else records)(path, wanted, names, words)
     folders = dict.fromkeys((base / source).parent.resolve() for base in bases)
     beside = sorted({path.name for folder in folders for path in folder.glob("*")})
     close = difflib.get_close_matches(Path(source).name, beside)
     hint = f"; {did_you_mean(Path(source).name, close)}" if close else ""
     places = " or ".join(map(str, folders))
     identity = HUB_ID.fullmatch(source)
-    if identity is None or Path(source).suffix.lower() in FORMS:
+    if identity is None or Path(source).suffix.lower() in {**FORMS, **WORD_FORMS}:
         raise UserError(f"{source}: there is no such file or folder in {places}{hint}")
     return _hub(source, identity, wanted, f"{source}: is neither a file nor a folder in {places}", hint)
 
 
-def _folder(path: Path, wanted: Sequence[str], names: list[str] | None) -> Records:
-    files = _files(path)
-    kinds = {FORMS[file.suffix.lower()]: file.relative_to(path).as_posix() for file in files}
+def _folder(path: Path, wanted: Sequence[str], names: list[str] | None, words: bool) -> Records:
+    forms = WORD_FORMS if words else FORMS
+    files = _files(path, forms)
+    kinds = {forms[file.suffix.lower()]: file.relative_to(path).as_posix() for file in files}
     if not files:
-        raise UserError(f"{path}: the folder holds no file of a known kind (legal: {', '.join(FORMS)})")
+        raise UserError(f"{path}: the folder holds no file of a known kind (legal: {', '.join(forms)})")
     if len(kinds) > 1:
         found = ", ".join(sorted(kinds.values()))
         raise UserError(f"{path}: the folder holds files of several kinds ({found}); name those to read in a list")
     if FORMS[".txt"] in kinds:
         return _documents(path, files, wanted)
-    return chain.from_iterable(records(file, wanted, names) for file in files)
+    return chain.from_iterable(records(file, wanted, names, words) for file in files)
 
 
-def _files(path: Path) -> list[Path]:
+def _files(path: Path, forms: Collection[str]) -> list[Path]:
     """Every file of a known kind in a folder and below, sorted, without hidden ones."""
 
     def refuse(error: OSError) -> None:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror})")
 
     found = (Path(folder, name) for folder, _, names in os.walk(path, onerror=refuse) for name in names)
-    known = (file for file in found if file.suffix.lower() in FORMS)
+    known = (file for file in found if file.suffix.lower() in forms)
     return sorted(file for file in known if not re.search(r"(^|/)\.", file.relative_to(path).as_posix()))
 
 

@@ -7,13 +7,14 @@ import json
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+FIELDS = ("ids", "offsets", "rows", "words")
 CHUNK = 4096
 """Texts given to the tokenizer at once: bounds memory."""
 
@@ -26,11 +27,14 @@ class Tokens:
         ids: all ids in a row, ``[sum of lengths]`` int32.
         offsets: example ``i`` is ``ids[offsets[i]:offsets[i + 1]]``, ``[n + 1]`` int64.
         rows: the row each example comes from, ``[n]`` int64, ascending.
+        words: for each id the place in its row of the word whose first piece it is, else -1, ``[sum of lengths]``
+            int64; made for texts that are lists of words.
     """
 
     ids: npt.NDArray[np.int32]
     offsets: npt.NDArray[np.int64]
     rows: npt.NDArray[np.int64]
+    words: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -55,7 +59,11 @@ def cache_folder() -> Path:
 
 
 def tokenise(
-    texts: Sequence[str], tokenizer: Any, max_tokens: int, overlong: Literal["split", "truncate"]
+    texts: Sequence[str],
+    tokenizer: Any,
+    max_tokens: int,
+    overlong: Literal["split", "truncate"],
+    word_end: str | None = None,
 ) -> Tokens:
     """Token ids of every text, from the cache where the same was asked before.
 
@@ -64,26 +72,32 @@ def tokenise(
         tokenizer: a fast Hugging Face tokenizer.
         max_tokens: longest example, special tokens included.
         overlong: ``split`` makes further examples of what exceeds ``max_tokens``, ``truncate`` drops it.
+        word_end: what stands between the words of texts that are lists of words.
     """
     texts = [text.encode("utf-8", "replace").decode() for text in texts]  # a lone surrogate is no text
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     rules = {key: value for key, value in backend.items() if key not in ("truncation", "padding")}  # set per call
-    digest = hashlib.sha256(json.dumps([1, max_tokens, overlong, rules]).encode())
+    digest = hashlib.sha256(json.dumps([2, max_tokens, overlong, word_end, rules]).encode())
     for text in texts:
         digest.update(f"{len(text)}\0{text}".encode())
     folder = cache_folder() / digest.hexdigest()
     if not folder.exists():
-        _store(folder, _tokenise(texts, tokenizer, max_tokens, overlong))
-    return Tokens(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("ids", "offsets", "rows")))
+        _store(folder, _tokenise(texts, tokenizer, max_tokens, overlong, word_end))
+    return Tokens(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in FIELDS))
 
 
-def _tokenise(texts: Sequence[str], tokenizer: Any, max_tokens: int, overlong: str) -> Tokens:
+def _tokenise(
+    texts: Sequence[str], tokenizer: Any, max_tokens: int, overlong: str, word_end: str | None = None
+) -> Tokens:
     ids: list[npt.NDArray[np.int32]] = []
     lengths: list[int] = []
     rows: list[int] = []
+    words: list[npt.NDArray[np.int64]] = []
     for start in range(0, len(texts), CHUNK):
+        chunk = list(texts[start : start + CHUNK])
         made = tokenizer(
-            list(texts[start : start + CHUNK]),
+            chunk if word_end is None else [text.split(word_end) for text in chunk],
+            is_split_into_words=word_end is not None,
             truncation=True,
             max_length=max_tokens,
             return_overflowing_tokens=overlong == "split",
@@ -94,22 +108,34 @@ def _tokenise(texts: Sequence[str], tokenizer: Any, max_tokens: int, overlong: s
         ids += [np.asarray(example, dtype=np.int32) for example in made["input_ids"]]
         sources = made.get("overflow_to_sample_mapping", range(len(made["input_ids"])))
         rows += [start + source for source in sources]
+        begun = dict.fromkeys(sources, -1)  # row -> its last word that an earlier example has begun
+        for example, source in enumerate(sources if word_end is not None else ()):
+            words.append(_first_pieces(made.word_ids(example), begun[source]))
+            begun[source] = max(begun[source], words[-1].max(initial=-1))
     return Tokens(
         np.concatenate([*ids, np.empty(0, np.int32)]),
         np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
         np.asarray(rows, dtype=np.int64),
+        np.concatenate([*words, np.empty(0, np.int64)]),
     )
+
+
+def _first_pieces(places: Sequence[int | None], begun: int) -> npt.NDArray[np.int64]:
+    """Each token's word where it is the word's first piece, else -1; words up to ``begun`` have had theirs."""
+    made = np.asarray([-1 if place is None else place for place in places], dtype=np.int64)
+    first = np.concatenate([[True], made[1:] != made[:-1]]) & (made > begun)
+    return np.where(first, made, -1)
 
 
 def _store(folder: Path, tokens: Tokens) -> None:
     """Write to a folder of its own and rename it: another run sees all of it or nothing."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as made:
-        for name in ("ids", "offsets", "rows"):
+        for name in FIELDS:
             np.save(Path(made) / f"{name}.npy", getattr(tokens, name))
         target = Path(made) / "done"
         target.mkdir()
-        for name in ("ids", "offsets", "rows"):
+        for name in FIELDS:
             os.replace(Path(made) / f"{name}.npy", target / f"{name}.npy")
         try:
             os.rename(target, folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +37,7 @@ def batches(lengths: Index, size: int, rng: np.random.Generator | None, by_lengt
     return made
 
 
-def pad(sequences: Sequence[npt.NDArray[np.int32]], value: int, width: int | None = None) -> torch.Tensor:
+def pad(sequences: Sequence[npt.NDArray[np.integer[Any]]], value: int, width: int | None = None) -> torch.Tensor:
     """Sequences of token ids as one tensor ``[B, S]`` (int64), filled up on the right with ``value``.
 
     Args:

@@ -26,6 +26,7 @@ transformers.logging.disable_progress_bar()
 AUTO = {
     "mlm": transformers.AutoModelForMaskedLM,
     "classify": transformers.AutoModelForSequenceClassification,
+    "tag": transformers.AutoModelForTokenClassification,
 }
 """Task kind -> the Hugging Face class of its models."""
 
@@ -91,7 +92,7 @@ def load(name: str, kind: str, labels: Sequence[str] | None, seed: int, dropout:
             f"model {name}: its weights lack tensors of {', '.join(lacking[:3])} that its config.json "
             f"({config.model_type}) asks for; weights and config must belong together"
         )
-    tokenizer = _tokenizer(name)
+    tokenizer = _tokenizer(name, add_prefix_space=True) if kind == "tag" else _tokenizer(name)  # words stand alone
     if len(tokenizer) > config.vocab_size:
         raise UserError(
             f"model {name}: its tokenizer knows {len(tokenizer)} words, its embeddings {config.vocab_size}; "
@@ -154,11 +155,11 @@ def _pretrained(auto: Any, name: str, config: Any) -> tuple[Any, Any]:
         raise _unusable(name, error) from None
 
 
-def _tokenizer(name: str) -> Any:
+def _tokenizer(name: str, **options: Any) -> Any:
     if Path(name).is_dir() and not any((Path(name) / file).exists() for file in VOCABULARIES):
         raise UserError(f"model {name}: the folder holds no tokenizer; legal: one of {', '.join(VOCABULARIES)}")
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **options)
     except UNUSABLE as error:
         raise _unusable(name, error) from None
     if not tokenizer.is_fast:

@@ -22,7 +22,7 @@ class Examples:
 
     Attributes:
         tokens: the examples' token ids.
-        labels: class index of each example, ``[n]`` int64; None where the task has no labels.
+        labels: class index of each example, ``[n]`` int64, or for ``tag`` of each token; None without classes.
     """
 
     tokens: Tokens
@@ -38,7 +38,8 @@ class Batch:
 
     Attributes:
         inputs: ``input_ids`` and ``attention_mask``, each ``[B, S]``.
-        targets: class of each prediction, ``[n]``: of each example, or of each masked position.
+        targets: class of each prediction, ``[n]``: of each example, or of each masked position; for ``tag``
+            ``[B, S]``.
         positions: where the MLM head predicts, bool ``[B, S]``; None for one prediction per example.
         work: positions computed with, for the FLOP count.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 import subprocess
@@ -13,11 +14,17 @@ from typing import Any
 
 import pytest
 import tomli_w
+import torch
+import transformers
 from typer.testing import CliRunner
 
 from fedstrata.cli import app
+from fedstrata.core.parts import Parts, find
 from fedstrata.job import Job
 from fedstrata.jobfile import load
+from fedstrata.nn.models import AUTO
+from fedstrata.ready import check_plans
+from fedstrata.sweeps.cells import cells
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -94,9 +101,29 @@ def test_the_job_page_names_every_key_and_only_legal_ones() -> None:
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("configs/**/*.toml")), ids=lambda path: path.name)
 def test_configs_resolve_and_open_with_their_command(path: Path) -> None:
-    assert load(path)
-    head = path.read_text("utf-8").split("\n[")[0]
-    assert f"fedstrata run {path.relative_to(ROOT)}" in head
+    """And every method of theirs has a plan for every round and client of a BERT-base."""
+    text = path.read_text("utf-8")
+    assert f"fedstrata run {path.relative_to(ROOT)}" in text.split("\n[")[0]
+    overrides = [cell.pairs for cell in cells(path)[2]] if "[sweep]" in text else [()]
+    for pairs in {
+        tuple(pair for pair in pairs if "seed" not in pair[0] and "dir" not in pair[0]) for pairs in overrides
+    }:
+        for job in load(path, pairs):
+            check_plans(job, bert_base(job.task.kind), [f"client-{i}" for i in range(6)])
+
+
+@functools.cache
+def bert_base(kind: str) -> Parts:
+    with torch.device("meta"):
+        return find(AUTO[kind].from_config(transformers.BertConfig()))
+
+
+def test_the_papers_tables_are_there() -> None:
+    """One config each; FedBT's Table 2 was never seen, FedBFPT's Table 1 holds no figures."""
+    there = {path.relative_to(ROOT / "configs").as_posix() for path in ROOT.glob("configs/*/table*.toml")}
+    assert there == {f"fedbfpt/table{i}.toml" for i in (2, 3, 4, 5, 6)} | {
+        f"fedbt/table{i}.toml" for i in (1, 3, 4, 5, 6, 7)
+    }
 
 
 def test_the_picture_is_what_the_plans_say(tmp_path: Path) -> None:

@@ -127,6 +127,8 @@ class Train(Table):
     """Stop a client's round after so many steps."""
     batch_size: Positive = 32
     learning_rate: Annotated[float, Field(gt=0)] = 5e-5
+    decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The learning rate is multiplied by it after every local epoch; each round starts anew."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """AdamW's, on everything but biases and norms."""
     max_tokens: Annotated[int, Field(ge=8)] = 128

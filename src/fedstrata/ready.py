@@ -172,6 +172,7 @@ def _local(job: Job) -> Local:
         steps=train.steps,
         batch_size=train.batch_size,
         learning_rate=train.learning_rate,
+        decay=train.decay,
         weight_decay=train.weight_decay,
         proximal_mu=train.proximal_mu,
         device=train.device,

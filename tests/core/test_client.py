@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,7 +72,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], tolerance
     assert (moved - moved_other).norm() < tolerance * moved.norm()
 
 
-def plain(model: nn.Module, batches: list[Batch], rate: float = 1e-3) -> list[float]:
+def plain(model: nn.Module, batches: list[Batch], rate: float = 1e-3, rates: Sequence[float] = ()) -> list[float]:
     """The reference: Hugging Face's own loss over the whole head, torch's plain AdamW over everything."""
     decayed = [p for p in model.parameters() if p.ndim > 1]
     rest = [p for p in model.parameters() if p.ndim == 1]
@@ -81,7 +81,9 @@ def plain(model: nn.Module, batches: list[Batch], rate: float = 1e-3) -> list[fl
     )
     model.train()
     losses = []
-    for batch in batches:
+    for i, batch in enumerate(batches):
+        for group in optimiser.param_groups:
+            group["lr"] = rates[i] if rates else rate
         labels = batch.targets
         if batch.positions is not None:
             labels = torch.full_like(batch.inputs["input_ids"], -100)
@@ -104,6 +106,16 @@ def test_a_round_equals_plain_pytorch(kind: str) -> None:
     assert len(batches) == 6
     loss, weights = train(made, full_plan(made))
     assert loss == pytest.approx(np.mean(plain(reference, batches)), rel=1e-5)
+    same(weights, dict(reference.named_parameters()))
+
+
+def test_the_learning_rate_decays_with_every_local_epoch() -> None:
+    model = tiny_model(**QUIET)
+    reference = copy.deepcopy(model)
+    made = worker(mlm(), model, epochs=2, decay=0.1)
+    batches = [batch for _, batch in made._batches(0, "a", sentences(), np.arange(12))]
+    _, weights = train(made, full_plan(made))
+    plain(reference, batches, rates=[1e-3] * 3 + [1e-4] * 3)
     same(weights, dict(reference.named_parameters()))
 
 

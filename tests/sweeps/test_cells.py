@@ -56,8 +56,8 @@ def test_every_row_at_every_point_with_every_seed() -> None:
     )
     assert [cell.row for cell in found[::2]] == [
         "FedAvg, cycle=1, learning_rate=0.0001",
-        "FedAvg, cycle=2, learning_rate=0.0001",
         "FedBFPT\\M, cycle=1, learning_rate=0.0001",
+        "FedAvg, cycle=2, learning_rate=0.0001",
         "FedBFPT\\M, cycle=2, learning_rate=0.0001",
     ]
     assert [cell.seed for cell in found] == [0, 7] * 4
@@ -152,3 +152,38 @@ def test_names_that_no_folder_can_have_stay_apart() -> None:
     found = made('[sweep.grid]\ndata.train = ["a/b.txt", "a b.txt", "a-b.txt", "../x"]')
     assert len({cell.folder for cell in found}) == 4
     assert all(".." not in cell.folder.parts for cell in found)
+
+
+def test_rows_are_compared_at_the_same_point() -> None:
+    found = made(
+        """
+        [sweep]
+        against = "FedAvg"
+        grid.finetune.method.cycle = [1, 2]
+        [[sweep.across]]
+        name = "biology"
+        pretrain.data.train = "bio.txt"
+        [[sweep.across]]
+        name = "law"
+        pretrain.data.train = "law.txt"
+        [[sweep.rows]]
+        name = "FedAvg"
+        pretrain.method.name = "fedavg"
+        [[sweep.rows]]
+        name = "FedBFPT"
+        """
+    )
+    assert len(found) == 8
+    assert [cell.row for cell in found[:3]] == [
+        "FedAvg, biology, cycle=1",
+        "FedBFPT, biology, cycle=1",
+        "FedAvg, biology, cycle=2",
+    ]
+    assert [cell.base for cell in found[:2]] == [None, "FedAvg, biology, cycle=1"]
+    assert found[-1].base == "FedAvg, law, cycle=2"
+    assert jobs(found[-1])[0].data.train == "law.txt"
+
+
+def test_without_rows_a_point_of_the_grid_is_compared_with() -> None:
+    found = made('[sweep]\nagainst = "cycle=2"\ngrid.finetune.method.cycle = [1, 2]')
+    assert [cell.base for cell in found] == ["cycle=2", None]

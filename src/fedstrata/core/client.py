@@ -80,6 +80,7 @@ class Local:
     """How a client trains: the job's ``[train]`` with every "auto" settled.
 
     Attributes:
+        decay: the learning rate is multiplied by it after every epoch.
         width: pad every batch to so many tokens; None pads to its longest text.
         by_length: batches of texts of like length.
         bf16: compute in bf16 where autocast allows; weights and optimiser stay fp32.
@@ -89,6 +90,7 @@ class Local:
     steps: int | None = None
     batch_size: int = 32
     learning_rate: float = 5e-5
+    decay: float = 1.0
     weight_decay: float = 0.01
     proximal_mu: float = 0.0
     device: str = "cpu"
@@ -127,6 +129,8 @@ class Worker:
         near = [(p, p.detach().clone()) for name, p in trained.items() if self._shared(plan, name)]
         near = near if self.local.proximal_mu else []
         optimiser = _optimiser(trained, self.local)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimiser, self.local.decay)
+        epoch = -(-len(index) // self.local.batch_size)
         losses, work, seen = [], Positions(), 0
         for part in plan.train:
             self.tags[part] = None  # no longer what was loaded
@@ -136,6 +140,8 @@ class Worker:
             torch.manual_seed(self.streams.integer(round, client, "dropout"))
             for total, batch in self._batches(round, client, examples, index):
                 losses.append(self._step(batch, optimiser, near))
+                if len(losses) % epoch == 0:
+                    schedule.step()
                 work += batch.work
                 seen += len(batch.inputs["input_ids"])
                 told(len(losses), total, losses[-1], seen)

@@ -81,7 +81,7 @@ def write_tables(folder: Path, cells: Sequence[Cell], against: str | None) -> li
     """
     runs = {(cell.row, cell.seed): _finished(cell.folder) for cell in cells}
     why = {(cell.row, cell.seed): _why(cell.folder) for cell in cells if runs[cell.row, cell.seed] is None}
-    rows = list(dict.fromkeys(cell.row for cell in cells))
+    rows = {cell.row: cell.base for cell in cells}
     stages = list(dict.fromkeys(stage.result["stage"] for run in runs.values() if run for stage in run.each)) or [
         ""
     ]
@@ -91,10 +91,9 @@ def write_tables(folder: Path, cells: Sequence[Cell], against: str | None) -> li
             row: {seed: one for (name, seed), run in runs.items() if name == row and (one := _stage(run, stage))}
             for row in rows
         }
-        base = _scores(found[against]) if against is not None else {}
-        for row in rows:
+        for row, base in rows.items():
             failed = {seed: reason for (name, seed), reason in why.items() if name == row}
-            entries.append(_entry(row, stage, found[row], failed, base if row != against else {}))
+            entries.append(_entry(row, stage, found[row], failed, _scores(found[base]) if base else {}))
     table = {"against": against, "entries": [asdict(entry) for entry in entries]}
     write_bytes(folder / "table.json", json.dumps(table, indent=1, ensure_ascii=False).encode())
     write_bytes(folder / "table.csv", _csv([_flat(entry) for entry in entries]).encode())

@@ -10,6 +10,10 @@
     [sweep.grid]                                  # every combination of these, for every row
     train.learning_rate = [1e-5, 5e-5]
 
+    [[sweep.across]]                              # and every one of these
+    name = "biology"
+    data = { train = "biology.txt" }
+
     [[sweep.rows]]
     name = "FedAvg"
     pretrain.method = { name = "fedavg" }
@@ -47,13 +51,15 @@ class Sweep(Table):
     parallel: Positive = 1
     """Cells run side by side, the processor's cores divided among them."""
     against: str | None = None
-    """The row with which a paired t-test compares every other."""
+    """The row with which a paired t-test compares every other, at the same point of ``across`` and ``grid``."""
     keep_models: bool = False
     """Keep the cells' models; else each goes when no cell needs it any more."""
-    grid: dict[str, Any] = Field({})
-    """Key -> list of values; every combination is run."""
     rows: list[dict[str, Any]] = Field([])
     """Named settings of any keys: ``name``, and the keys as tables or dotted."""
+    across: list[dict[str, Any]] = Field([])
+    """Further named settings, such as data sets; every row is run at each of them."""
+    grid: dict[str, Any] = Field({})
+    """Key -> list of values; every row is run at every combination."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,7 @@ class Cell:
 
     Attributes:
         row: the line of the table it belongs to.
+        base: the line it is compared with; None where there is none.
         seed: its seed.
         pairs: keys and values laid over the job file, in order.
         folder: its output folder.
@@ -69,6 +76,7 @@ class Cell:
     """
 
     row: str
+    base: str | None
     seed: int
     pairs: tuple[tuple[str, Any], ...]
     folder: Path
@@ -100,37 +108,52 @@ def cells(source: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> 
     except ValidationError as error:
         raise UserError(f"{where}: [sweep] {sentence(error, Sweep)}") from None
     rows = _rows(where, sweep)
-    if sweep.against is not None and sweep.against not in rows:
-        raise UserError(f"{where}: [sweep] against: no row {sweep.against!r}; {did_you_mean(sweep.against, rows)}")
-    row, pairs = next(iter(rows.items()))
-    folder = Path(_jobs(source, row, [*given, *pairs])[0].output.dir)
+    if strange := next((row.base for row in rows.values() if row.base not in (None, *rows)), None):
+        raise UserError(f"{where}: [sweep] against: no row {strange!r}; {did_you_mean(strange, rows)}")
+    name, first = next(iter(rows.items()))
+    folder = Path(_jobs(source, name, [*given, *first.pairs])[0].output.dir)
     made = [
-        _cell(source, row, seed, (*given, *pairs, (sweep.seed, seed)), folder)
-        for row, pairs in rows.items()
+        _cell(source, name, row.base, seed, (*given, *row.pairs, (sweep.seed, seed)), folder)
+        for name, row in rows.items()
         for seed in dict.fromkeys(sweep.seeds)
     ]
     return sweep, folder, made
 
 
-def _rows(where: str, sweep: Sweep) -> dict[str, list[tuple[str, Any]]]:
-    """Row name -> the keys it sets: each named row, at each point of the grid."""
+@dataclass(frozen=True)
+class _Row:
+    pairs: list[tuple[str, Any]]
+    base: str | None
+
+
+def _rows(where: str, sweep: Sweep) -> dict[str, _Row]:
+    """Row name -> the keys it sets and its base: each named row, at each point of ``across`` and of the grid."""
     axes = dict(_leaves(sweep.grid))
     for key, values in axes.items():
         if not isinstance(values, list) or not values:
             raise UserError(f"{where}: [sweep.grid] {key}: must be a list of values, found {values!r}")
     tails = [key.rpartition(".")[2] for key in axes]
     short = {key: tail if tails.count(tail) == 1 else key for key, tail in zip(axes, tails, strict=True)}
-    rows: dict[str, list[tuple[str, Any]]] = {}
-    for row in sweep.rows or [{"name": ""}]:
-        own = [(key, value) for key, value in _leaves(row) if key != "name"]
-        for point in itertools.product(*axes.values()):
-            at = dict(zip(axes, point, strict=True))
-            words = [str(row.get("name", "")) or _words(dict(own)), _words({short[k]: v for k, v in at.items()})]
-            name = ", ".join(word for word in words if word) or "all"
-            if name in rows:
-                raise UserError(f"{where}: [sweep] two rows are called {name!r}; give each a name of its own")
-            rows[name] = [*own, *at.items()]
+    rows: dict[str, _Row] = {}
+    points = itertools.product(sweep.across or [{}], *axes.values())
+    for (across, *point), row in itertools.product(points, sweep.rows or [{}]):
+        at = dict(zip(axes, point, strict=True))
+        suffix = [_name(across), _words({short[key]: value for key, value in at.items()})]
+        name = ", ".join(filter(None, [_name(row), *suffix])) or "all"
+        if name in rows:
+            raise UserError(f"{where}: [sweep] two rows are called {name!r}; give each a name of its own")
+        base = sweep.against
+        if base is not None and sweep.rows:
+            base = ", ".join(filter(None, [base, *suffix]))
+        settings = [pair for table in (across, row) for pair in _leaves(table) if pair[0] != "name"]
+        rows[name] = _Row([*settings, *at.items()], base if base != name else None)
     return rows
+
+
+def _name(settings: Mapping[str, Any]) -> str:
+    return str(settings.get("name", "")) or _words(
+        {key: value for key, value in _leaves(settings) if key != "name"}
+    )
 
 
 def _words(keys: Mapping[str, Any]) -> str:
@@ -149,13 +172,18 @@ def _leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, An
 
 
 def _cell(
-    source: str | Path | Mapping[str, Any], row: str, seed: int, pairs: Sequence[tuple[str, Any]], folder: Path
+    source: str | Path | Mapping[str, Any],
+    row: str,
+    base: str | None,
+    seed: int,
+    pairs: Sequence[tuple[str, Any]],
+    folder: Path,
 ) -> Cell:
     name = re.sub(r"[^\w.=-]+", "-", row).strip("-.") or "row"
     tag = "" if name == row else "-" + hashlib.sha256(row.encode()).hexdigest()[:6]
     place = folder / "cells" / f"{name[:80]}{tag}" / f"seed-{seed}"
     pairs = (*pairs, ("output.dir", str(place)))
-    return Cell(row, seed, pairs, place, _digests(_jobs(source, row, pairs)))
+    return Cell(row, base, seed, pairs, place, _digests(_jobs(source, row, pairs)))
 
 
 def _jobs(source: str | Path | Mapping[str, Any], row: str, pairs: Sequence[tuple[str, Any]]) -> list[Job]:

@@ -122,3 +122,27 @@ def test_help_names_the_commands(tmp_path: Path) -> None:
     assert done.returncode == 0
     for word in ("run", "split", "report"):
         assert word in done.stdout
+
+
+def test_a_sweep_ends_in_a_table_and_names_what_failed(job: Jobs, tmp_path: Path) -> None:
+    made = job("fedavg", "classify", output={"dir": "out"}, method={"rounds": 1})
+    bad = {"name": "bad", "data.train": "nowhere.csv"}
+    made["sweep"] = {"against": "good", "rows": [{"name": "good"}, {"name": "mu", "train.proximal_mu": 1.0}, bad]}
+    (tmp_path / "sweep.toml").write_text(tomli_w.dumps(made), "utf-8")
+    done = fedstrata("run", "sweep.toml", "sweep.seeds=[0,1]", folder=tmp_path)
+    assert done.returncode == 2
+    assert "good, seed 0: begins, cell 1 of 6" in done.stdout
+    assert "bad, seed 1: failed after" in done.stdout
+    assert "2 cells failed; --resume tries them again" in done.stderr
+    assert "nowhere.csv" in done.stderr
+    assert "Traceback" not in done.stderr
+    table = done.stdout.split("accuracy")[-1]
+    assert "(0 of 2)" in table
+    assert max(map(len, table.splitlines()[1:-1])) <= 80
+    assert "mu" in (tmp_path / "out" / "table.md").read_text()
+    shown = fedstrata("report", "out", folder=tmp_path)
+    assert shown.returncode == 0
+    assert "(0 of 2)" in shown.stdout
+    wrong = fedstrata("run", "sweep.toml", "sweep.seeds=3", folder=tmp_path)
+    assert wrong.returncode == 2
+    assert "[sweep] seeds" in wrong.stderr

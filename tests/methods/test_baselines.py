@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
+import transformers
 
+import fedstrata
 from fedstrata.core.parts import Parts, find
 from fedstrata.core.plan import Method, Plan
 from fedstrata.core.rng import Streams
+from fedstrata.cost.bytes import payload
 from fedstrata.errors import UserError
 from fedstrata.job import Job as ResolvedJob
 from fedstrata.job import method_name
 from fedstrata.jobfile import load
 from fedstrata.methods import METHODS
+from fedstrata.methods.fedavg import FedAvg
+from fedstrata.nn.models import parts_of
 from tiny import tiny_model
 
 Job = Callable[..., dict[str, Any]]
@@ -28,6 +34,7 @@ NAMES = [
     "centralised",
     "single",
     "local",
+    "none",
     "fedbfpt",
     "fedbt",
 ]
@@ -78,7 +85,7 @@ def test_presets(job: Job, name: str) -> None:
     assert made.server.rule == (name if name in RULES else "fedavg")
     assert made.train.proximal_mu == (0.01 if name == "fedprox" else 0.0)
     assert type(made.method) is METHODS[name]
-    assert made.method.rounds == 2
+    assert made.method.rounds == (0 if name == "none" else 2)
     assert made.dump()["method"]["name"] == name
 
 
@@ -153,3 +160,37 @@ def test_a_method_is_one_class_and_one_line(job: Job, monkeypatch: pytest.Monkey
 def test_a_method_that_is_not_on_the_menu_is_unknown(job: Job) -> None:
     with pytest.raises(UserError, match="'toy' is not a method"):
         load(job("toy"))
+
+
+SMALL = {
+    "DistilBERT": (transformers.DistilBertConfig(), 6, 267_942_120),
+    "TinyBERT-6": (transformers.BertConfig(num_hidden_layers=6), 6, 267_948_264),
+    "TinyBERT-4": (
+        transformers.BertConfig(hidden_size=312, intermediate_size=1200, num_hidden_layers=4),
+        4,
+        57_525_576,
+    ),
+}
+
+
+@pytest.mark.parametrize(("config", "depth", "sent"), SMALL.values(), ids=SMALL)
+def test_small_models_are_sent_whole_as_what_they_are(config: Any, depth: int, sent: int, tmp_path: Path) -> None:
+    """By their own config; FedBFPT's published DistilBERT row is a BERT of 12 layers, by the wrong class."""
+    config.save_pretrained(tmp_path)
+    parts = parts_of(str(tmp_path), "mlm")
+    assert parts.depth == depth
+    assert payload(parts, FedAvg().plan(parts, "mlm", 0, "a", Streams(0)).send) == sent
+
+
+def test_a_distilbert_stays_one(job: Job, model_folder: Callable[..., Path], tmp_path: Path) -> None:
+    """From its own weights: nothing is new, and what comes out loads as a DistilBERT again."""
+    made = job("fedavg", "mlm", 3)
+    made["model"]["name"] = str(model_folder("distilbert"))
+    notes: list[str] = []
+    result = fedstrata.run(made, progress=lambda event: notes.extend(getattr(event, "notes", ())))
+    assert notes == []
+    model = transformers.AutoModelForMaskedLM.from_pretrained(result.model)
+    assert type(model).__name__ == "DistilBertForMaskedLM"
+    start = transformers.AutoModelForMaskedLM.from_pretrained(made["model"]["name"])
+    changed = [name for name, p in model.named_parameters() if not p.equal(start.get_parameter(name))]
+    assert len(changed) == len(list(model.named_parameters()))

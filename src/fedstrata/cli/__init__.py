@@ -130,8 +130,11 @@ def _sweep(console: Console, job: Path, overrides: Sequence[str], resume: bool) 
         console.print(table)
     console.print(note(sweep.against))
     console.print(f"tables  {folder / 'table'}.md, .csv, .json, .tex; {folder / 'cells.csv'}", soft_wrap=True)
-    if failed := {f"{entry.row}, seed {seed}: {why}" for entry in entries for seed, why in entry.failed.items()}:
-        raise UserError(f"{len(failed)} cells failed; --resume tries them again: {'; '.join(sorted(failed))}")
+    if failed := sorted(
+        {f"{entry.row}, seed {seed}: {why}" for entry in entries for seed, why in entry.failed.items()}
+    ):
+        more = "; …" if len(failed) > 3 else ""
+        raise UserError(f"{len(failed)} cells failed; --resume tries them again: {'; '.join(failed[:3])}{more}")
 
 
 @contextmanager

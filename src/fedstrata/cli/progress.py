@@ -143,7 +143,7 @@ class SweepDisplay:
             case Scored() if stage:
                 scores = "  ".join(f"{name} {value:.4f}" for name, value in event.score.items())
                 place = f"round {event.round}" if event.round >= 0 else "start"
-                self._log(f"{cell}: {stage.stage} {place}  {scores}")
+                self._log(": ".join(filter(None, [cell, stage.stage, f"{place}  {scores}"])))
             case StageEnded(name, True):
                 self._log(f"{cell}: {name} was made by another cell or before")
 

@@ -68,6 +68,14 @@ def test_a_sweep_is_its_single_runs(many: dict[str, Any], tmp_path: Path) -> Non
     again = StageEnded("pretrain", reused=True)
     reused = [event.cell for event in told if isinstance(event, CellTold) and event.event == again]
     assert sorted(reused) == ["circle, seed 0", "circle, seed 1"]
+    assert circle.method == "fedbt → fedbt"
+    spent = [(circle.up_mb, "up"), (circle.down_mb, "down"), (circle.setup_mb, "setup")]
+    for mb, kind in spent:
+        assert mb == pytest.approx(result.bytes[kind] / 3 / 1e6), "a stage's costs include those of its start"
+    assert circle.tflops == pytest.approx(result.flops / 1e12, rel=0.05)
+    page = (folder / "report.html").read_text("utf-8")
+    assert page.count("<svg") == 2
+    assert 'href="cells/circle/seed-1/report.html"' in page
     started = [event for event in told if isinstance(event, CellStarted)]
     assert len(started) == len([event for event in told if isinstance(event, CellEnded)]) == 6
     assert {event.of for event in started} == {6}

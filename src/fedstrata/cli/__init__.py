@@ -130,6 +130,7 @@ def _sweep(console: Console, job: Path, overrides: Sequence[str], resume: bool) 
         console.print(table)
     console.print(note(sweep.against))
     console.print(f"tables  {folder / 'table'}.md, .csv, .json, .tex; {folder / 'cells.csv'}", soft_wrap=True)
+    console.print(f"report  {folder / 'report.html'}", soft_wrap=True)
     if failed := sorted(
         {f"{entry.row}, seed {seed}: {why}" for entry in entries for seed, why in entry.failed.items()}
     ):

@@ -32,6 +32,23 @@ def write_page(runs: Sequence[Run], path: Path) -> Path:
     Raises:
         OSError: ``path`` cannot be written.
     """
+    rows = result_rows(runs)
+    return render(
+        path,
+        "page.html.j2",
+        rows=rows,
+        note=NOTE,
+        comparison=_comparison(runs),
+        runs=[_run(run, row) for run, row in zip(runs, rows, strict=True)],
+    )
+
+
+def render(path: Path, template: str, **values: Any) -> Path:
+    """Fill a template of this folder, write the page to ``path`` and return ``path``.
+
+    Raises:
+        OSError: ``path`` cannot be written.
+    """
     templates = Environment(
         loader=PackageLoader("fedstrata", "report"),
         autoescape=True,
@@ -40,13 +57,7 @@ def write_page(runs: Sequence[Run], path: Path) -> Path:
         lstrip_blocks=True,
     )
     templates.filters.update(figure=figure, score_figure=score_figure)
-    rows = result_rows(runs)
-    page = templates.get_template("page.html.j2").render(
-        rows=rows,
-        note=NOTE,
-        comparison=_comparison(runs),
-        runs=[_run(run, row) for run, row in zip(runs, rows, strict=True)],
-    )
+    page = templates.get_template(template).render(**values)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(_own_ids(page), encoding="utf-8")
     return path
@@ -81,6 +92,8 @@ def _work(run: Run) -> str:
     rounds = len({line["round"] for line in run.work})
     planned = run.job.get("method", {}).get("rounds", rounds)
     by = f"by {run.result['method']} ({run.result['task']})"
+    if planned == 0:
+        return f"Nothing was trained ({run.result['task']}): the start model is scored and handed on."
     if not rounds:
         return f"No client finished a round {by}."
     trained, sent = ([name for name in parts(run) if name in _named(run, key)] for key in ("trained", "sent"))
@@ -151,7 +164,7 @@ def _comparison(runs: Sequence[Run]) -> list[dict[str, Any]]:
         "" if not any(run.stages for run in runs) else " A run with stages starts where its earlier stages ended."
     )
     caption = f"The score against what had crossed the wire, and against the work done, by then.{note}"
-    return _shown((plots.score_plot(group, "bytes", "flops"), caption, True) for group in alike.values())
+    return shown((plots.score_plot(group, "bytes", "flops"), caption, True) for group in alike.values())
 
 
 def _run(run: Run, row: dict[str, Any]) -> dict[str, Any]:
@@ -159,7 +172,7 @@ def _run(run: Run, row: dict[str, Any]) -> dict[str, Any]:
         {
             "name": stage.name if run.stages else "",
             "summary": summary(stage),
-            "pictures": _shown(_pictures(stage)),
+            "pictures": shown(_pictures(stage)),
             "clients": client_rows(stage),
             "headline": stage.result["headline"],
             "scored": any(row["score"] is not None for row in client_rows(stage)),
@@ -200,7 +213,8 @@ def _alike(run: Run) -> str:
     return "Other clients built other deeper layers in the same round."
 
 
-def _shown(pictures: Iterator[tuple[str, str, bool]]) -> list[dict[str, Any]]:
+def shown(pictures: Iterator[tuple[str, str, bool]]) -> list[dict[str, Any]]:
+    """Pictures as a template takes them: SVG, caption, and whether as wide as the page; empty ones left out."""
     return [{"svg": Markup(svg), "caption": caption, "wide": wide} for svg, caption, wide in pictures if svg]
 
 

@@ -30,6 +30,7 @@ P = ParamSpec("P")
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's palette without yellow: told apart by all kinds of colour vision."""
+MARKS = ("o", "s", "^", "D", "v", "P")
 DASHES = ("-", "--", ":", "-.")
 LOWER_IS_BETTER = ("loss", "perplexity")
 AXES = {
@@ -109,6 +110,30 @@ def score_plot(runs: Sequence[Run], *against: Literal["round", "bytes", "flops"]
     panels[0].set_ylabel(f"{metric} (lower is better)" if metric in LOWER_IS_BETTER else metric)
     if len(runs) > 1:
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
+
+
+@_picture
+def sweep_plot(metric: str, points: Sequence[tuple[str, float, float, float, float]]) -> Figure | None:
+    """Mean score and its standard deviation against MB sent per client and against TFLOPs, a mark per row.
+
+    Args:
+        metric: the score's name.
+        points: of each row its name, mean, standard deviation, MB up per client, TFLOPs of all clients.
+    """
+    if not points:
+        return None
+    figure = Figure(figsize=(11, 3.4 + 0.06 * len(points)), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for place, (axes, label) in enumerate(
+        zip(panels, ("MB up per client\n(without the start model)", AXES["flops"][0]), strict=True)
+    ):
+        for i, (name, mean, sd, *costs) in enumerate(points):
+            mark, colour = MARKS[i // len(COLOURS) % len(MARKS)], COLOURS[i % len(COLOURS)]
+            axes.errorbar(costs[place], mean, sd, fmt=mark, color=colour, capsize=3, ms=6, label=_short(name))
+        axes.set_xlabel(label)
+    panels[0].set_ylabel(f"{metric} (lower is better)" if metric in LOWER_IS_BETTER else metric)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
 
 

@@ -103,6 +103,18 @@ def load_runs(folders: Sequence[Path]) -> list[Run]:
     return [replace(load_run(folder), name=name) for folder, name in zip(folders, names, strict=True)]
 
 
+def upto(run: Run, stage: str) -> Run | None:
+    """A stage together with those that its model comes from, as one run; None where there is no such stage."""
+    stages = {one.result["stage"]: one for one in run.each}
+    chain: list[Run] = []
+    while stage in stages:
+        chain.insert(0, stages.pop(stage))
+        stage = chain[0].job.get("start", "")
+    if len(chain) < 2:
+        return chain[0] if chain else None
+    return replace(run, stages=tuple(chain), result={**_summed(chain), "status": chain[-1].result["status"]})
+
+
 def parts(run: Run) -> list[str]:
     """The parts a run (or stage) names anywhere, in the model's order."""
     names = {line["part"] for line in run.ledger}

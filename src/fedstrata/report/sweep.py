@@ -19,14 +19,16 @@ from scipy.stats import ttest_rel
 
 from fedstrata.core.store import write_bytes
 from fedstrata.errors import UserError
-from fedstrata.report.runs import Run, load_run
+from fedstrata.report import plots
+from fedstrata.report.page import render, shown
+from fedstrata.report.runs import Run, load_run, upto
 from fedstrata.report.tables import figure, result_rows
 from fedstrata.sweeps.cells import Cell
 
 NOTE = (
     "Score: mean ± standard deviation over the seeds; p: paired t-test over the seeds{against}. "
     "MB = 1 000 000 bytes per client over all rounds, without the start model; TFLOPs: training work of all "
-    "clients, counted; seconds: clock time. Costs are means over the seeds, of the stage alone."
+    "clients, counted; seconds: clock time. Costs are means over the seeds, of a stage and those it starts from."
 )
 COSTS = ("up_mb", "down_mb", "tflops", "seconds")
 HEADS = {"up_mb": "MB up", "down_mb": "MB down", "tflops": "TFLOPs", "seconds": "seconds"}
@@ -39,14 +41,15 @@ class Entry:
     Attributes:
         row: the row's name.
         stage: the stage's name; empty for a job of one stage.
-        method: its method.
+        method: its method, after those of the stages it starts from.
         metric: the headline.
         seeds: those that finished.
         scores: the headline score of each of them.
         mean: of the scores; None where nothing finished.
         sd: sample standard deviation of the scores; None with fewer than two.
         p: of a paired t-test of the scores with those of the row compared against; None where there is none.
-        up_mb: MB sent per client, mean over the seeds, like the costs below.
+        up_mb: MB sent per client; this and the costs below are means over the seeds, of the stage and of those it
+            starts from.
         down_mb: MB received per client, without the start model.
         setup_mb: MB of start model per client.
         tflops: 10^12 FLOPs of all clients' training.
@@ -74,7 +77,7 @@ class Entry:
 
 
 def write_tables(folder: Path, cells: Sequence[Cell], against: str | None) -> list[Entry]:
-    """Sum up the cells on disk: ``table.json``, ``table.csv``, ``table.md``, ``table.tex`` and ``cells.csv``.
+    """Sum up the cells on disk: ``table.json``, ``.csv``, ``.md`` and ``.tex``, ``cells.csv``, ``report.html``.
 
     Returns:
         The table's lines, stage by stage.
@@ -82,13 +85,15 @@ def write_tables(folder: Path, cells: Sequence[Cell], against: str | None) -> li
     runs = {(cell.row, cell.seed): _finished(cell.folder) for cell in cells}
     why = {(cell.row, cell.seed): _why(cell.folder) for cell in cells if runs[cell.row, cell.seed] is None}
     rows = {cell.row: cell.base for cell in cells}
-    stages = list(dict.fromkeys(stage.result["stage"] for run in runs.values() if run for stage in run.each)) or [
-        ""
-    ]
+    stages = dict.fromkeys(stage.result["stage"] for run in runs.values() if run for stage in run.each) or [""]
     entries = []
     for stage in stages:
         found = {
-            row: {seed: one for (name, seed), run in runs.items() if name == row and (one := _stage(run, stage))}
+            row: {
+                seed: one
+                for (name, seed), run in runs.items()
+                if name == row and run and (one := upto(run, stage))
+            }
             for row in rows
         }
         for row, base in rows.items():
@@ -100,6 +105,7 @@ def write_tables(folder: Path, cells: Sequence[Cell], against: str | None) -> li
     write_bytes(folder / "cells.csv", _csv(_each(entries)).encode())
     write_bytes(folder / "table.md", markdown(entries, against).encode())
     write_bytes(folder / "table.tex", latex(entries, against).encode())
+    _page(folder, entries, against, cells)
     return entries
 
 
@@ -158,11 +164,50 @@ def latex(entries: Sequence[Entry], against: str | None) -> str:
     return "\n".join([*made, f"% {note(against)}", ""])
 
 
+def _page(folder: Path, entries: Sequence[Entry], against: str | None, cells: Sequence[Cell]) -> None:
+    stages = []
+    for stage, lines in _by_stage(entries):
+        points = [
+            (e.row, e.mean, e.sd or 0.0, e.up_mb or 0.0, e.tflops or 0.0) for e in lines if e.mean is not None
+        ]
+        caption = "Mean score over the seeds; the bars are one standard deviation up and down."
+        words = [_words(entry) for entry in lines]
+        stages.append(
+            {
+                "name": stage,
+                "metric": lines[0].metric,
+                "lines": [
+                    {
+                        "row": entry.row,
+                        "method": entry.method,
+                        "score": score,
+                        "seeds": len(entry.seeds),
+                        "p": p,
+                        "costs": costs,
+                    }
+                    for entry, (_, score, p, *costs) in zip(lines, words, strict=True)
+                ],
+                "pictures": shown(iter([(plots.sweep_plot(lines[0].metric, points), caption, True)])),
+            }
+        )
+    failed = {f"{entry.row}, seed {seed}": why for entry in entries for seed, why in entry.failed.items()}
+    pages = [(str(cell), cell.folder.relative_to(folder) / "report.html") for cell in cells]
+    render(
+        folder / "report.html",
+        "sweep.html.j2",
+        name=folder.resolve().name,
+        note=note(against),
+        stages=stages,
+        failed=list(failed.items()),
+        cells=[(cell, page.as_posix()) for cell, page in pages if (folder / page).exists()],
+    )
+
+
 def _entry(
     row: str, stage: str, runs: Mapping[int, Run], failed: Mapping[int, str], base: Mapping[int, float]
 ) -> Entry:
     scores = _scores(runs)
-    first: dict[str, Any] = {"method": "", "headline": "", "score": {}}
+    first: dict[str, Any] = {"headline": "", "score": {}}
     first = next((run.result for run in runs.values()), first)
     costs = result_rows(list(runs.values()))
     both = [seed for seed in scores if seed in base]
@@ -170,7 +215,7 @@ def _entry(
     return Entry(
         row=row,
         stage=stage,
-        method=first["method"],
+        method=next((line["method"] for line in costs), ""),
         metric=first["headline"],
         seeds=tuple(scores),
         scores=tuple(values),
@@ -213,10 +258,6 @@ def _finished(folder: Path) -> Run | None:
 def _why(folder: Path) -> str:
     path = folder / "failed.txt"
     return path.read_text(encoding="utf-8").strip() if path.exists() else "not run"
-
-
-def _stage(run: Run | None, stage: str) -> Run | None:
-    return next((one for one in run.each if one.result["stage"] == stage), None) if run else None
 
 
 def _by_stage(entries: Sequence[Entry]) -> Iterable[tuple[str, list[Entry]]]:

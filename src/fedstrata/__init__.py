@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 for _name, _value in (("HF_HUB_DISABLE_TELEMETRY", "1"), ("DO_NOT_TRACK", "1"), ("OMP_WAIT_POLICY", "PASSIVE")):
     os.environ.setdefault(_name, _value)
 
-__all__ = ["UserError", "run", "sweep"]
+__all__ = ["UserError", "forecast", "run", "sweep"]
 
 
 def run(
@@ -75,3 +75,52 @@ def sweep(
     from fedstrata.sweeps.run import run_sweep
 
     return run_sweep(job, overrides, resume=resume, progress=progress)
+
+
+def forecast(
+    job: str | Path | Mapping[str, Any],
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    methods: Sequence[str] = (),
+    count: int | None = None,
+    tokens: int | None = None,
+    client: str | None = None,
+    bandwidth: float | None = None,
+    gflops: float | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Tell what a job will cost one client, before anything runs.
+
+    Only the model's ``config.json`` is needed. Bytes equal those that the run's ledger will count. So do FLOPs on
+    the job's own data, but for the number of masked positions, which is the expected one.
+
+    Args:
+        job: path of a job file, or its content as a mapping.
+        overrides: laid over the file.
+        methods: methods to compare; the job's own when empty.
+        count: examples of each client, in place of the job's data.
+        tokens: length of each example; ``train.max_tokens`` when absent.
+        client: whose costs; the first client's when absent.
+        bandwidth: of a client's line in Mbit/s (10^6 bits), the same both ways.
+        gflops: what a client computes per second, in 10^9 FLOPs.
+
+    Returns:
+        Method -> ``setup`` (``down_bytes``: the start model), ``rounds`` (of each what the client sends and
+        receives in bytes, its training FLOPs, its memory in bytes and the layers it trains), ``total`` (sums over
+        the rounds), ``clients`` (sums over all clients) and ``holdings`` (what examples were counted on); with
+        ``bandwidth`` or ``gflops`` also ``seconds``.
+
+    Raises:
+        UserError: the job is not legal, or the model's config cannot be had.
+    """
+    from fedstrata import forecasting
+
+    return forecasting.forecast(
+        job,
+        overrides,
+        methods=methods,
+        count=count,
+        tokens=tokens,
+        client=client,
+        bandwidth=bandwidth,
+        gflops=gflops,
+    )

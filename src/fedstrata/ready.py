@@ -61,7 +61,7 @@ def make_ready(job: Job, data: Prepared, start: str) -> Ready:
     train, test = (examples(job, rows, data.labels, loaded.tokenizer) for rows in (data.train, data.test))
     shards = population(job.method.population, data.shards)
     return Ready(
-        worker=Worker(loaded.model, loaded.parts, _task(job, data, loaded), _local(job), streams),
+        worker=Worker(loaded.model, loaded.parts, _task(job, data, loaded), local_of(job), streams),
         loaded=loaded,
         train=train,
         test=test,
@@ -165,7 +165,8 @@ def _task(job: Job, data: Prepared, loaded: models.Loaded) -> Task:
     return Classify(loaded.tokenizer.pad_token_id, data.labels, positive)
 
 
-def _local(job: Job) -> Local:
+def local_of(job: Job) -> Local:
+    """How the job's clients train."""
     train = job.train
     return Local(
         epochs=train.epochs,

@@ -11,7 +11,7 @@ from fedstrata.core.client import Reply
 from fedstrata.core.parts import find, tensors
 from fedstrata.core.plan import Plan
 from fedstrata.core.rng import Streams
-from fedstrata.core.server import Mean, Rule, Server, step
+from fedstrata.core.server import Mean, Rule, Server, select, step
 from fedstrata.wire.tensors import WireError, narrow
 from tiny import tiny_model
 
@@ -157,10 +157,10 @@ def test_a_bad_answer_is_refused_before_it_counts(fault: str) -> None:
 
 
 def test_selection_is_a_share_in_canonical_order_and_differs_between_rounds() -> None:
-    made, names = server(), [f"c{i}" for i in range(10)]
-    rounds = [made.select(names, 0.3, round, Streams(0)) for round in range(20)]
+    names = [f"c{i}" for i in range(10)]
+    rounds = [select(names, 0.3, round, Streams(0)) for round in range(20)]
     assert all(len(chosen) == 3 and chosen == sorted(chosen) for chosen in rounds)
     assert len({tuple(chosen) for chosen in rounds}) > 10
-    assert made.select(names, 1.0, 0, Streams(0)) == names
-    assert len(made.select(names, 0.01, 0, Streams(0))) == 1
-    assert made.select(names, 0.3, 4, Streams(0)) == rounds[4]
+    assert select(names, 1.0, 0, Streams(0)) == names
+    assert len(select(names, 0.01, 0, Streams(0))) == 1
+    assert select(names, 0.3, 4, Streams(0)) == rounds[4]

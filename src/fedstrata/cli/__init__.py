@@ -1,14 +1,15 @@
-"""The command line: ``fedstrata run | split | report``."""
+"""The command line: ``fedstrata run | forecast | split | report``."""
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -55,6 +56,55 @@ def run(
             result = fedstrata.run(job, overrides or (), resume=resume, progress=display)
         console.print(result_table([load_run(result.folder)]))
         console.print(f"model   {result.model}\nreport  {result.folder / 'report.html'}", soft_wrap=True)
+
+
+@app.command()
+def forecast(
+    job: Annotated[str | None, typer.Argument(help="Job file (TOML); not needed with --model.")] = None,
+    overrides: Overrides = None,
+    model: Annotated[str | None, typer.Option(help="Folder or hub id; its config.json is enough.")] = None,
+    task: Annotated[str | None, typer.Option(help="Task: mlm, classify or tag.")] = None,
+    method: Annotated[str | None, typer.Option(help="Method.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Methods to compare, a,b,c; the first is 100 %.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="A key of the job file, KEY=VALUE.")] = None,
+    examples: Annotated[int | None, typer.Option(min=1, help="Examples per client.  [the job's data]")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Tokens per example.  [train.max_tokens]")] = None,
+    client: Annotated[str | None, typer.Option(help="Whose costs.  [the first client's]")] = None,
+    bandwidth: Annotated[float | None, typer.Option(min=1e-9, help="A client's Mbit/s: tells hours.")] = None,
+    gflops: Annotated[float | None, typer.Option(min=1e-9, help="A client's 10^9 FLOP/s: tells hours.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Tell what a job will cost one client, in bytes, FLOPs and memory, without running it."""
+    with _plainly() as console:
+        from fedstrata import forecasting
+        from fedstrata.report.forecast import methods_table, note, rounds_table
+
+        words = [*(overrides or ()), *(settings or ())]
+        if job is not None and "=" in job and not Path(job).exists():
+            words, job = [job, *words], None
+        named = {"model.name": model, "task.kind": task, "method.name": method}
+        pairs = [(key, value) for key, value in named.items() if value is not None]
+        source: Path | dict[str, Any] = Path(job) if job is not None else {"data": {"train": forecasting.NO_DATA}}
+        if job is None and model is None:
+            raise UserError("forecast: names no job file and no --model; legal: either")
+        made = forecasting.forecast(
+            source,
+            [*pairs, *words],
+            methods=[name.strip() for name in methods.split(",")] if methods else (),
+            count=examples,
+            tokens=tokens,
+            client=client,
+            bandwidth=bandwidth,
+            gflops=gflops,
+        )
+        if as_json:
+            print(json.dumps(made if methods else next(iter(made.values()))))
+        elif methods:
+            console.print(methods_table(made))
+            console.print(note(made))
+        else:
+            console.print(rounds_table(next(iter(made.values()))))
+            console.print(note(made))
 
 
 @app.command()

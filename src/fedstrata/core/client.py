@@ -170,17 +170,9 @@ class Worker:
         """The batches of one round, each with the number of them all."""
         order = self.streams.numpy(round, client, "order")
         draw = self.streams.numpy(round, client, "batch")
-        lengths, local = examples.tokens.lengths[index], self.local
-        total = local.epochs * -(-len(index) // local.batch_size)
-        total = min(total, local.steps or total)
-        made = 0
-        for _ in range(local.epochs):
-            for positions in batches(lengths, local.batch_size, order, local.by_length)[: total - made]:
-                made += 1
-                yield (
-                    total,
-                    self.task.batch(examples, index[positions], draw, local.width).to(self.model.device),
-                )
+        for total, positions in steps(examples.tokens.lengths[index], self.local, order):
+            batch = self.task.batch(examples, index[positions], draw, self.local.width)
+            yield total, batch.to(self.model.device)
 
     def _step(
         self,
@@ -210,6 +202,23 @@ class Worker:
 
     def _shared(self, plan: Plan, name: str) -> bool:
         return any(name in self.parts.shapes[part] for part in plan.send)
+
+
+def steps(lengths: Index, local: Local, order: np.random.Generator) -> Iterator[tuple[int, Index]]:
+    """One round of a client: the number of its steps, with each of them, and the positions of each batch.
+
+    Args:
+        lengths: tokens of each of the client's examples, ``[n]``.
+        local: how it trains.
+        order: makes the batches, epoch by epoch.
+    """
+    total = local.epochs * -(-len(lengths) // local.batch_size)
+    total = min(total, local.steps or total)
+    made = 0
+    for _ in range(local.epochs):
+        for positions in batches(lengths, local.batch_size, order, local.by_length)[: total - made]:
+            made += 1
+            yield total, positions
 
 
 def handle(

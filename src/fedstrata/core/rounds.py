@@ -14,7 +14,7 @@ from fedstrata.core import state
 from fedstrata.core.client import Reply, Request
 from fedstrata.core.plan import Method, Plan
 from fedstrata.core.rng import SERVER, Streams
-from fedstrata.core.server import Server
+from fedstrata.core.server import Server, select
 from fedstrata.cost.ledger import SETUP, Entry, size, totals
 from fedstrata.engines import Engine
 from fedstrata.errors import UserError
@@ -68,7 +68,7 @@ class Rounds:
         if done == 0 and (self.each_round or self.method.rounds == 0):
             self._evaluate(-1)
         for round in range(done, self.method.rounds):
-            clients = self.server.select(self.engine.clients(), self.fraction, round, self.streams)
+            clients = select(self.engine.clients(), self.fraction, round, self.streams)
             plans = {client: self._plan(round, client) for client in clients}
             requests = (self._request(round, client, plan, "train") for client, plan in plans.items())
             for reply in in_order(self.engine.exchange(requests), clients):

@@ -104,21 +104,14 @@ class Server:
         self.mean = Mean()
         self._outgoing: dict[str, tuple[int, Tensors]] = {}
 
-    def select(self, clients: Sequence[str], fraction: float, round: int, streams: Streams) -> list[str]:
-        """The clients asked in ``round``, in their own order; at least one."""
-        count = max(1, round_half_up(fraction * len(clients)))
-        chosen = streams.numpy(round, SERVER, "clients").choice(len(clients), count, replace=False)
-        return [clients[i] for i in sorted(chosen)]
-
     def request(self, round: int, client: str, plan: Plan, phase: str = "train") -> Request:
         """What ``client`` is asked, with the parts it lacks; from now on it counts as holding them."""
         plan.check(self.parts)
         held = self.held.setdefault(client, dict.fromkeys(self.parts.names, 0))
-        needed = [part for part in plan.builds(self.parts) if part not in plan.keep]
-        lacking = [part for part in needed if held[part] != self.versions[part]]
-        held.update({part: self.versions[part] for part in lacking})
-        versions = {part: self.versions[part] for part in needed}
-        return Request(round, client, plan, phase, versions, {part: self.outgoing(part) for part in lacking})
+        missing = lacking(self.parts, plan, held, self.versions)
+        held.update({part: self.versions[part] for part in missing})
+        versions = {part: self.versions[part] for part in shared(self.parts, plan)}
+        return Request(round, client, plan, phase, versions, {part: self.outgoing(part) for part in missing})
 
     def outgoing(self, part: str) -> Tensors:
         """A part as it travels; converted once per version, whatever the number of clients."""
@@ -155,6 +148,23 @@ class Server:
 
     def _memory(self, name: str) -> Tensors:
         return {} if self.rule.name == "fedavg" else self.moments.setdefault(name, {})
+
+
+def select(clients: Sequence[str], fraction: float, round: int, streams: Streams) -> list[str]:
+    """The clients asked in ``round``, in their own order; at least one."""
+    count = max(1, round_half_up(fraction * len(clients)))
+    chosen = streams.numpy(round, SERVER, "clients").choice(len(clients), count, replace=False)
+    return [clients[i] for i in sorted(chosen)]
+
+
+def shared(parts: Parts, plan: Plan) -> list[str]:
+    """The parts of the plan's local model that come from the server."""
+    return [part for part in plan.builds(parts) if part not in plan.keep]
+
+
+def lacking(parts: Parts, plan: Plan, held: Mapping[str, int], versions: Mapping[str, int]) -> list[str]:
+    """The parts a client must be sent for a plan: the shared ones whose current version it does not have."""
+    return [part for part in shared(parts, plan) if held[part] != versions[part]]
 
 
 def round_half_up(value: float) -> int:

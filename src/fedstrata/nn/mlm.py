@@ -11,12 +11,12 @@ from torch import nn
 
 
 @contextmanager
-def head_at(model: Any, positions: torch.Tensor) -> Iterator[None]:
+def head_at(model: Any, positions: torch.Tensor | tuple[torch.Tensor, ...]) -> Iterator[None]:
     """Inside, the head of ``model`` sees only the hidden states at ``positions``.
 
-    Logits have shape ``[1, n, V]`` for the ``n`` true entries of ``positions`` (bool, ``[B, S]``), in row-major
-    order, in place of ``[B, S, V]``. The head acts on each position alone, so nothing else changes; for 15 % of
-    the positions and a vocabulary of 30,522 this saves a sixth of a BERT-base step.
+    Logits have shape ``[1, n, V]`` for the ``n`` true entries of ``positions`` (bool, ``[B, S]``, in row-major
+    order, or its indices), in place of ``[B, S, V]``. The head acts on each position alone, so nothing else
+    changes; for 15 % of the positions and a vocabulary of 30,522 this saves a sixth of a BERT-base step.
     """
     base: nn.Module = getattr(model, model.base_model_prefix)
 

@@ -72,10 +72,7 @@ def load(name: str, kind: str, labels: Sequence[str] | None, seed: int, dropout:
     Raises:
         UserError: nothing usable is found there, or the checkpoint lacks encoder tensors.
     """
-    config = _config(name)
-    if labels is not None:
-        config.id2label = dict(enumerate(labels))
-        config.label2id = {label: i for i, label in enumerate(labels)}
+    config = config_of(name, labels)
     if not dropout:
         for key, value in config.to_dict().items():
             if "dropout" in key and isinstance(value, float):
@@ -92,7 +89,7 @@ def load(name: str, kind: str, labels: Sequence[str] | None, seed: int, dropout:
             f"model {name}: its weights lack tensors of {', '.join(lacking[:3])} that its config.json "
             f"({config.model_type}) asks for; weights and config must belong together"
         )
-    tokenizer = _tokenizer(name, add_prefix_space=True) if kind == "tag" else _tokenizer(name)  # words stand alone
+    tokenizer = tokenizer_of(name, kind)
     if len(tokenizer) > config.vocab_size:
         raise UserError(
             f"model {name}: its tokenizer knows {len(tokenizer)} words, its embeddings {config.vocab_size}; "
@@ -115,12 +112,9 @@ def parts_of(name: str, kind: str, labels: Sequence[str] | None = None) -> Parts
     Raises:
         UserError: there is no config.
     """
-    config = _config(name)
-    if labels is not None:
-        config.id2label = dict(enumerate(labels))
     try:
         with torch.device("meta"):
-            model = AUTO[kind].from_config(config)
+            model = AUTO[kind].from_config(config_of(name, labels))
     except UNUSABLE as error:
         raise _unusable(name, error) from None
     return find(model)
@@ -139,11 +133,20 @@ def save(loaded: Loaded, weights: Tensors, folder: Path) -> None:
     os.replace(made, folder)
 
 
-def _config(name: str) -> Any:
+def config_of(name: str, labels: Sequence[str] | None = None) -> Any:
+    """The config of a folder or hub id, with a task's classes in it.
+
+    Raises:
+        UserError: there is none.
+    """
     try:
-        return transformers.AutoConfig.from_pretrained(name)
+        config = transformers.AutoConfig.from_pretrained(name)
     except UNUSABLE as error:
         raise _unusable(name, error) from None
+    if labels is not None:
+        config.id2label = dict(enumerate(labels))
+        config.label2id = {label: i for i, label in enumerate(labels)}
+    return config
 
 
 def _pretrained(auto: Any, name: str, config: Any) -> tuple[Any, Any]:
@@ -155,7 +158,13 @@ def _pretrained(auto: Any, name: str, config: Any) -> tuple[Any, Any]:
         raise _unusable(name, error) from None
 
 
-def _tokenizer(name: str, **options: Any) -> Any:
+def tokenizer_of(name: str, kind: str) -> Any:
+    """The fast tokenizer of a folder or hub id, for a task.
+
+    Raises:
+        UserError: there is none.
+    """
+    options = {"add_prefix_space": True} if kind == "tag" else {}  # words of a list stand alone
     if Path(name).is_dir() and not any((Path(name) / file).exists() for file in VOCABULARIES):
         raise UserError(f"model {name}: the folder holds no tokenizer; legal: one of {', '.join(VOCABULARIES)}")
     try:

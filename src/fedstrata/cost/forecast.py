@@ -1,0 +1,138 @@
+"""What a run will cost, told before it: the ledger's own lines, and FLOPs, from plans and shapes.
+
+Nothing here reads a weight or a text: a method's plans, the model's shapes and the lengths of the examples decide
+every byte and, but for the number of masked positions, every FLOP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedstrata.core.client import Local, steps
+from fedstrata.core.parts import Parts
+from fedstrata.core.plan import Method, Plan
+from fedstrata.core.rng import Streams
+from fedstrata.core.server import lacking, select
+from fedstrata.cost.bytes import payload
+from fedstrata.cost.flops import Positions, train_flops
+from fedstrata.cost.ledger import SETUP, Entry
+from fedstrata.nn.batching import Index
+
+SPECIAL = 2
+"""Special tokens of an example, which are never masked."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the costs of a run depend on beside its method.
+
+    Attributes:
+        task: the task's kind.
+        parts: the model's parts.
+        streams: the run's randomness.
+        dtype: the wire type.
+        fraction: share of the clients asked per round.
+        each_round: score after every round, or only after the last.
+    """
+
+    task: str
+    parts: Parts
+    streams: Streams
+    dtype: str = "fp32"
+    fraction: float = 1.0
+    each_round: bool = True
+
+    def plan(self, method: Method, round: int, client: str) -> Plan:
+        """The client's plan for a round."""
+        return method.plan(self.parts, self.task, round, client, self.streams)
+
+
+def asked(method: Method, setting: Setting, clients: Sequence[str]) -> list[list[str]]:
+    """The clients asked in each round."""
+    return [select(clients, setting.fraction, round, setting.streams) for round in range(method.rounds)]
+
+
+def transfers(method: Method, setting: Setting, clients: Sequence[str]) -> Iterator[Entry]:
+    """The lines that the ledger of a run will hold, in their order."""
+    parts = setting.parts
+    versions = dict.fromkeys(parts.names, 0)
+    held: dict[str, dict[str, int]] = {}
+
+    def request(round: int, client: str, plan: Plan, phase: str) -> Iterator[Entry]:
+        if plan.send and client not in held:
+            for part in parts.names:
+                if part not in plan.keep:
+                    yield Entry(SETUP, client, "setup", "down", part, payload(parts, [part]))
+        mine = held.setdefault(client, dict.fromkeys(parts.names, 0))
+        for part in lacking(parts, plan, mine, versions):
+            mine[part] = versions[part]
+            yield _entry(round, client, phase, "down", part)
+
+    def _entry(round: int, client: str, phase: str, direction: str, part: str) -> Entry:
+        return Entry(round, client, phase, direction, part, payload(parts, [part], setting.dtype))  # type: ignore[arg-type]
+
+    for round, chosen in enumerate(asked(method, setting, clients)):
+        plans = {client: setting.plan(method, round, client) for client in chosen}
+        for client, plan in plans.items():
+            yield from request(round, client, plan, "train")
+            for part in plan.send:
+                yield _entry(round, client, "train", "up", part)
+        for part in {part: None for plan in plans.values() for part in plan.send}:
+            versions[part] += 1
+        if setting.each_round or round == method.rounds - 1:
+            everyone = {client: setting.plan(method, round, client) for client in clients}
+            if any(plan.keep for plan in everyone.values()):
+                whole = tuple(range(parts.depth))
+                for client, plan in everyone.items():
+                    yield from request(round, client, Plan(whole, (), keep=plan.keep), "evaluate")
+
+
+def work(
+    lengths: Index, local: Local, streams: Streams, round: int, client: str, predicted: Callable[[Index, int], int]
+) -> Positions:
+    """Positions that a client will compute with in one round.
+
+    Args:
+        lengths: tokens of each of its examples, ``[n]``.
+        local: how it trains.
+        streams: the run's randomness, which makes the batches.
+        round: the round.
+        client: its name.
+        predicted: lengths of a batch and its width -> positions through the head.
+    """
+    total = Positions()
+    for _, batch in steps(lengths, local, streams.numpy(round, client, "order")):
+        inside = lengths[batch]
+        width = local.width or int(inside.max())
+        total += Positions(len(batch) * width, len(batch) * width**2, predicted(inside, width))
+    return total
+
+
+def head_positions(task: str, full_head: bool, probability: float) -> Callable[[Index, int], int]:
+    """How many positions of a batch go through the head: for masked ones, as many as are expected."""
+    if task == "classify":
+        return lambda lengths, width: len(lengths)
+    if task == "tag" or full_head:
+        return lambda lengths, width: len(lengths) * width
+    return lambda lengths, width: max(1, round(probability * float(np.maximum(lengths - SPECIAL, 0).sum())))
+
+
+def flops(
+    method: Method,
+    setting: Setting,
+    holdings: Mapping[str, Index],
+    local: Local,
+    predicted: Callable[[Index, int], int],
+    only: Collection[str],
+) -> dict[tuple[int, str], int]:
+    """(round, client) -> FLOPs of the training steps, for the clients named in ``only``."""
+    made = {}
+    for round, chosen in enumerate(asked(method, setting, list(holdings))):
+        for client in chosen:
+            if client in only:
+                done = work(holdings[client], local, setting.streams, round, client, predicted)
+                made[round, client] = train_flops(setting.parts, setting.plan(method, round, client), done)
+    return made

@@ -1,0 +1,206 @@
+"""From a job to what it will cost one client, and all of them, before anything runs."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedstrata.core.parts import Parts
+from fedstrata.core.plan import Plan
+from fedstrata.core.rng import Streams
+from fedstrata.cost.forecast import Setting, asked, flops, head_positions, transfers
+from fedstrata.data.partition import COUNT
+from fedstrata.data.prepare import examples, population, prepare
+from fedstrata.errors import UserError, did_you_mean
+from fedstrata.job import Job, method_name
+from fedstrata.jobfile import Overrides, load, pairs_of
+from fedstrata.nn import models
+from fedstrata.nn.batching import Index
+from fedstrata.nn.memory import step_memory
+from fedstrata.ready import check_plans, local_of, model_path, settle
+
+EXAMPLES = 1000
+"""Examples of each client where neither the job's data nor the caller says how many there are."""
+NO_DATA = "-"
+"""``data.train`` of a job that is forecast without data."""
+
+
+Head = Callable[[Index, int], int]
+"""Lengths of a batch and its width -> positions through the head."""
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What the clients hold, as far as costs depend on it.
+
+    Attributes:
+        lengths: tokens of every example, ``[n]``.
+        shards: client -> its examples.
+        labels: class names, where they are known.
+        told: where this comes from, a sentence.
+    """
+
+    lengths: Index
+    shards: dict[str, Index]
+    labels: tuple[str, ...] | None
+    told: str
+
+
+def forecast(
+    source: str | Path | Mapping[str, Any],
+    overrides: Overrides = (),
+    *,
+    methods: Sequence[str] = (),
+    count: int | None = None,
+    tokens: int | None = None,
+    client: str | None = None,
+    bandwidth: float | None = None,
+    gflops: float | None = None,
+) -> dict[str, dict[str, Any]]:
+    """See :func:`fedstrata.forecast`."""
+    near = Path(source).resolve().parent if isinstance(source, str | Path) else None
+    given = list(pairs_of(overrides))
+    variants = [[*given, ("method.name", name)] for name in methods] or [given]
+    held: list[Holdings] = []  # by stage; no method changes it
+    made: dict[str, dict[str, Any]] = {}
+    for pairs in variants:
+        jobs = [settle(job) for job in load(source, pairs)]
+        start: dict[str, str] = {}
+        for job in jobs:
+            start[job.stage] = model_path(job, near) if job.model else start[job.start]
+        held = held or [holdings(job, near, start[job.stage], count, tokens) for job in jobs]
+        stages = [_stage(job, start[job.stage], one, client) for job, one in zip(jobs, held, strict=True)]
+        name = " → ".join(dict.fromkeys(method_name(job.method) for job in jobs))
+        made[name] = _together(stages, bandwidth, gflops)
+    return made
+
+
+def holdings(job: Job, near: Path | None, model: str, count: int | None, tokens: int | None) -> Holdings:
+    """The lengths of the clients' examples: the job's own if its data is there, else ``count`` of ``tokens``."""
+    longest = min(tokens or job.train.max_tokens, models.config_of(model).max_position_embeddings)
+    named = tuple(job.task.labels) if job.task.labels else None
+    if count is None and job.data.train != NO_DATA:
+        try:
+            data = prepare(job, near)
+        except UserError as error:
+            reason = f"the data cannot be read ({error})"
+        else:
+            try:
+                made = examples(job, data.train, data.labels, models.tokenizer_of(model, job.task.kind)).tokens
+            except UserError:
+                lengths = np.full(len(data.train), longest, dtype=np.int64)
+                told = f"{len(lengths)} training rows of the job's data; no tokenizer, so {longest} tokens each"
+                return Holdings(lengths, data.shards, data.labels, told)
+            shards = {name: made.of_rows(rows) for name, rows in data.shards.items()}
+            return Holdings(made.lengths, shards, data.labels, f"{len(made)} training examples of the job's data")
+    else:
+        reason = ""
+    number = job.clients.count or (len(job.clients.sizes) if job.clients.sizes else COUNT)
+    each = count or EXAMPLES
+    names = [f"client-{i:0{len(str(number - 1))}}" for i in range(number)]
+    shards = {name: np.arange(i * each, (i + 1) * each) for i, name in enumerate(names)}
+    told = f"{each} examples of {longest} tokens at each of {number} clients" + (f": {reason}" if reason else "")
+    return Holdings(np.full(number * each, longest, dtype=np.int64), shards, named, told)
+
+
+def _stage(job: Job, model: str, held: Holdings, client: str | None) -> dict[str, Any]:
+    """One stage's costs: of each round of one client, and of all clients together."""
+    labels = held.labels if job.task.kind != "mlm" else None
+    parts = _parts(model, job.task.kind, labels)
+    shards = population(job.method.population, held.shards)
+    check_plans(job, parts, held.shards)
+    name = client or next(iter(shards))
+    if name not in shards and name not in held.shards:
+        raise UserError(f"--client: no client {name!r}; {did_you_mean(name, shards)}")
+    name = name if name in shards else next(iter(shards))
+    setting = Setting(
+        task=job.task.kind,
+        parts=parts,
+        streams=Streams(job.train.seed),
+        dtype=job.wire.dtype,
+        fraction=job.clients.fraction,
+        each_round=job.server.evaluate == "rounds",
+    )
+    local = local_of(job)
+    lengths = {one: held.lengths[index] for one, index in shards.items()}
+    head = head_positions(job.task.kind, job.train.mlm_head == "full", job.task.mask_probability)
+    work = flops(job.method, setting, lengths, local, head, shards)
+    bytes_ = Counter[tuple[int, str, str]]()
+    for entry in transfers(job.method, setting, list(shards)):
+        bytes_[entry.round, entry.client, entry.direction] += entry.bytes
+    memory = _memory(job, model, labels)
+    rounds = []
+    for round, chosen in enumerate(asked(job.method, setting, list(shards))):
+        plan = setting.plan(job.method, round, name) if name in chosen else Plan((), ())
+        rounds.append(
+            {
+                "round": round,
+                "stage": job.stage,
+                "up_bytes": bytes_[round, name, "up"],
+                "down_bytes": bytes_[round, name, "down"],
+                "train_flops": work.get((round, name), 0),
+                "peak_memory_bytes": memory(plan, lengths[name], head) if plan.train else 0,
+                "layers": [int(part.removeprefix("layer.")) for part in plan.train if part.startswith("layer.")],
+                "trained": list(plan.train),
+                "sent": list(plan.send),
+            }
+        )
+    everyone = {
+        "count": len(shards),
+        "setup_bytes": sum(n for (round, _, _), n in bytes_.items() if round < 0),
+        "up_bytes": sum(n for (round, _, way), n in bytes_.items() if round >= 0 and way == "up"),
+        "down_bytes": sum(n for (round, _, way), n in bytes_.items() if round >= 0 and way == "down"),
+        "train_flops": sum(work.values()),
+    }
+    setup = {"down_bytes": bytes_[-1, name, "down"]}
+    return {"client": name, "setup": setup, "rounds": rounds, "clients": everyone, "holdings": held.told}
+
+
+def _memory(job: Job, model: str, labels: tuple[str, ...] | None) -> Callable[[Plan, Index, Head], int]:
+    kind, train = job.task.kind, job.train
+    step = _step(model, kind, labels)
+
+    def memory(plan: Plan, lengths: Index, head: Head) -> int:
+        rows = min(train.batch_size, len(lengths))
+        width = train.max_tokens if train.padding == "max" else int(lengths.max())
+        masked = kind == "mlm" and train.mlm_head == "masked"
+        predicted = head(np.full(rows, width), width) if masked else 0
+        return step(plan, rows, width, predicted, train.precision == "bf16")
+
+    return memory
+
+
+@functools.cache
+def _parts(model: str, kind: str, labels: tuple[str, ...] | None) -> Parts:
+    return models.parts_of(model, kind, labels)
+
+
+@functools.cache
+def _step(model: str, kind: str, labels: tuple[str, ...] | None) -> Callable[[Plan, int, int, int, bool], int]:
+    return step_memory(models.AUTO[kind], models.config_of(model, labels))
+
+
+def _together(stages: Sequence[dict[str, Any]], bandwidth: float | None, gflops: float | None) -> dict[str, Any]:
+    rounds = [round for stage in stages for round in stage["rounds"]]
+    for round in rounds if bandwidth or gflops else ():
+        wire = 8 * (round["up_bytes"] + round["down_bytes"]) / (bandwidth * 1e6) if bandwidth else 0.0
+        round["seconds"] = wire + (round["train_flops"] / (gflops * 1e9) if gflops else 0.0)
+    kinds = ("up_bytes", "down_bytes", "train_flops", *(("seconds",) if bandwidth or gflops else ()))
+    total: dict[str, Any] = {kind: sum(round[kind] for round in rounds) for kind in kinds}
+    total["peak_memory_bytes"] = max((round["peak_memory_bytes"] for round in rounds), default=0)
+    everyone = [stage["clients"] for stage in stages]
+    summed = {key: sum(one[key] for one in everyone) for key in everyone[0]}
+    return {
+        "client": stages[0]["client"],
+        "setup": {"down_bytes": sum(stage["setup"]["down_bytes"] for stage in stages)},
+        "rounds": rounds,
+        "total": total,
+        "clients": {**summed, "count": everyone[0]["count"]},
+        "holdings": [stage["holdings"] for stage in stages],
+    }

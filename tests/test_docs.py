@@ -63,7 +63,7 @@ def test_readme_commands_run(job: Jobs, tmp_path: Path, monkeypatch: pytest.Monk
         done = runner.invoke(app, ["run", "job.toml", "method.rounds=1", f"output.dir=runs/{name}"])
         assert done.exit_code == 0, done.output
     lines = [line for line in commands(ROOT / "README.md") if line.startswith(".venv/bin/fedstrata ")]
-    assert len(lines) == 4
+    assert len(lines) == 5
     for line in lines:
         words = shlex.split(line)[1:]
         if "--resume" in words:

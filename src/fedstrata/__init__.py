@@ -87,6 +87,7 @@ def forecast(
     client: str | None = None,
     bandwidth: float | None = None,
     gflops: float | None = None,
+    units: str | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Tell what a job will cost one client, before anything runs.
 
@@ -102,12 +103,14 @@ def forecast(
         client: whose costs; the first client's when absent.
         bandwidth: of a client's line in Mbit/s (10^6 bits), the same both ways.
         gflops: what a client computes per second, in 10^9 FLOPs.
+        units: also tell the figures as a paper prints them: ``fedbfpt``, ``fedbt``, ``fedsplitbert`` or
+            ``fedfreezebert`` (:mod:`fedstrata.cost.papers`).
 
     Returns:
         Method -> ``setup`` (``down_bytes``: the start model), ``rounds`` (of each what the client sends and
         receives in bytes, its training FLOPs, its memory in bytes and the layers it trains), ``total`` (sums over
         the rounds), ``clients`` (sums over all clients) and ``holdings`` (what examples were counted on); with
-        ``bandwidth`` or ``gflops`` also ``seconds``.
+        ``bandwidth`` or ``gflops`` also ``seconds``, with ``units`` also ``units``, a line per stage.
 
     Raises:
         UserError: the job is not legal, or the model's config cannot be had.
@@ -123,4 +126,5 @@ def forecast(
         client=client,
         bandwidth=bandwidth,
         gflops=gflops,
+        units=units,
     )

@@ -14,6 +14,7 @@ import numpy as np
 from fedstrata.core.parts import Parts
 from fedstrata.core.plan import Plan
 from fedstrata.core.rng import Streams
+from fedstrata.cost import papers
 from fedstrata.cost.forecast import Setting, asked, flops, head_positions, transfers
 from fedstrata.data.partition import COUNT
 from fedstrata.data.prepare import examples, population, prepare
@@ -62,8 +63,11 @@ def forecast(
     client: str | None = None,
     bandwidth: float | None = None,
     gflops: float | None = None,
+    units: str | None = None,
 ) -> dict[str, dict[str, Any]]:
     """See :func:`fedstrata.forecast`."""
+    if units is not None and units not in papers.UNITS:
+        raise UserError(f"--units: no paper {units!r}; {did_you_mean(units, papers.UNITS)}")
     near = Path(source).resolve().parent if isinstance(source, str | Path) else None
     given = list(pairs_of(overrides))
     variants = [[*given, ("method.name", name)] for name in methods] or [given]
@@ -78,6 +82,28 @@ def forecast(
         stages = [_stage(job, start[job.stage], one, client) for job, one in zip(jobs, held, strict=True)]
         name = " → ".join(dict.fromkeys(method_name(job.method) for job in jobs))
         made[name] = _together(stages, bandwidth, gflops)
+        if units is not None:
+            made[name]["units"] = [
+                _in_units(units, job, start[job.stage], stage) for job, stage in zip(jobs, stages, strict=True)
+            ]
+    return made
+
+
+def _in_units(unit: str, job: Job, model: str, stage: Mapping[str, Any]) -> dict[str, Any]:
+    """A stage's figures as a paper would print them: what goes up, beside that of FedAvg, and what is computed."""
+    parts = _parts(model, job.task.kind, stage["labels"])
+    sent = [round["sent"] for round in stage["rounds"]]
+    count = stage["clients"]["count"]
+    figure, what = papers.upload(unit, parts, job.task.kind, sent or [()], count, job.wire.dtype)
+    whole, _ = papers.upload(unit, parts, job.task.kind, [parts.names] * max(1, len(sent)), count)
+    made = {"stage": job.stage, "upload": figure, "what": what, "of_fedavg": figure / whole}
+    trained = stage["rounds"][0]["layers"] if stage["rounds"] else []
+    if job.task.kind == "mlm" and len(trained) == 1 and unit in ("fedbfpt", "fedbt"):
+        embeddings = next(iter(parts.shapes["embeddings"].values()))
+        depth = len(job.method.plan(parts, "mlm", 0, stage["client"], Streams(job.train.seed)).layers)
+        made["compute_of_fedavg"] = papers.compute(
+            depth, job.train.max_tokens, parts.hidden, embeddings[0], trained[0], parts.depth
+        )
     return made
 
 
@@ -159,7 +185,14 @@ def _stage(job: Job, model: str, held: Holdings, client: str | None) -> dict[str
         "train_flops": sum(work.values()),
     }
     setup = {"down_bytes": bytes_[-1, name, "down"]}
-    return {"client": name, "setup": setup, "rounds": rounds, "clients": everyone, "holdings": held.told}
+    return {
+        "client": name,
+        "labels": labels,
+        "setup": setup,
+        "rounds": rounds,
+        "clients": everyone,
+        "holdings": held.told,
+    }
 
 
 def _memory(job: Job, model: str, labels: tuple[str, ...] | None) -> Callable[[Plan, Index, Head], int]:

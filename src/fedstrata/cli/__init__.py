@@ -67,17 +67,22 @@ def forecast(
     method: Annotated[str | None, typer.Option(help="Method.")] = None,
     methods: Annotated[str | None, typer.Option(help="Methods to compare, a,b,c; the first is 100 %.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="A key of the job file, KEY=VALUE.")] = None,
-    examples: Annotated[int | None, typer.Option(min=1, help="Examples per client.  [the job's data]")] = None,
-    tokens: Annotated[int | None, typer.Option(min=1, help="Tokens per example.  [train.max_tokens]")] = None,
-    client: Annotated[str | None, typer.Option(help="Whose costs.  [the first client's]")] = None,
+    examples: Annotated[
+        int | None, typer.Option(min=1, help="Examples per client, instead of the job's data.")
+    ] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Tokens per example, if not train.max_tokens.")] = None,
+    client: Annotated[str | None, typer.Option(help="Whose costs, if not the first client's.")] = None,
     bandwidth: Annotated[float | None, typer.Option(min=1e-9, help="A client's Mbit/s: tells hours.")] = None,
     gflops: Annotated[float | None, typer.Option(min=1e-9, help="A client's 10^9 FLOP/s: tells hours.")] = None,
+    units: Annotated[
+        str | None, typer.Option(help="Also as a paper prints it: fedbfpt fedbt fedsplitbert fedfreezebert.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Tell what a job will cost one client, in bytes, FLOPs and memory, without running it."""
     with _plainly() as console:
         from fedstrata import forecasting
-        from fedstrata.report.forecast import methods_table, note, rounds_table
+        from fedstrata.report.forecast import methods_table, note, rounds_table, unit_lines
 
         words = [*(overrides or ()), *(settings or ())]
         if job is not None and "=" in job and not Path(job).exists():
@@ -96,6 +101,7 @@ def forecast(
             client=client,
             bandwidth=bandwidth,
             gflops=gflops,
+            units=units,
         )
         if as_json:
             print(json.dumps(made if methods else next(iter(made.values()))))
@@ -105,6 +111,8 @@ def forecast(
         else:
             console.print(rounds_table(next(iter(made.values()))))
             console.print(note(made))
+        for line in [] if as_json else unit_lines(made):
+            console.print(line)
 
 
 @app.command()

@@ -33,13 +33,13 @@ def rounds_table(made: Mapping[str, Any]) -> Table:
 def methods_table(made: Mapping[str, Mapping[str, Any]]) -> Table:
     """One client's totals under several methods, and each method's share of the first one's bytes and FLOPs."""
     timed = any("seconds" in one["total"] for one in made.values())
-    table = _table(["method"], timed, shares=True)
+    table = _table(["method", "rounds"], timed, shares=True)
     first = next(iter(made.values()))["total"]
     for name, one in made.items():
         total = one["total"]
         moved = _share(total["up_bytes"] + total["down_bytes"], first["up_bytes"] + first["down_bytes"])
         computed = _share(total["train_flops"], first["train_flops"])
-        table.add_row(*map(Text, [name, *_costs(total, timed), moved, computed]))
+        table.add_row(*map(Text, [name, str(len(one["rounds"])), *_costs(total, timed), moved, computed]))
     return table
 
 
@@ -53,6 +53,19 @@ def note(made: Mapping[str, Mapping[str, Any]]) -> str:
         f"receives {setup} MB of start models. Counted on: {grounds}. MB = 1 000 000 bytes of tensors; "
         "TFLOPs of training; GB: the most it holds at once (weights, gradients, optimiser, activations)."
     )
+
+
+def unit_lines(made: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The figures in a paper's unit, a sentence per method and stage; none where no unit was asked for."""
+    lines = []
+    for name, one in made.items():
+        for stage in one.get("units", ()):
+            where = f"{name}, {stage['stage']}" if stage["stage"] else name
+            line = f"{where}: {stage['upload']:.2f} {stage['what']}, {100 * stage['of_fedavg']:.2f} % of FedAvg's"
+            if "compute_of_fedavg" in stage:
+                line += f"; compute in round 0 {100 * stage['compute_of_fedavg']:.1f} % of FedAvg's"
+            lines.append(line)
+    return lines
 
 
 def _table(heads: list[str], timed: bool, shares: bool = False) -> Table:

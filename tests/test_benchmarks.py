@@ -20,6 +20,11 @@ def test_client_step_has_a_ratio_for_every_method(tmp_path: Path) -> None:
     assert {name for step in steps for name in step["methods"]} == set(METHODS) - {"none"}
     plain = [step for step in steps if step["name"].startswith("plain")]
     assert [step["clock_ratio"] for step in plain] == [1.0, 1.0]
+    printed = {step["name"]: step["printed_percent"] for step in steps if step["printed_percent"]}
+    assert printed == {
+        f"fedbfpt, {n} local layers, full head, fp32": p for n, p in ((4, 37.49), (6, 46.7), (8, 56.05))
+    }
+    assert all("clock_ratio_equal_settings" in step for step in steps if step["name"] in printed)
     flops = {step["name"]: step["flop_ratio"] for step in steps}
     assert flops["fedavg, full head, fp32"] == 1.0
     assert flops["fedbfpt fedbt"] < flops["fedbfpt, 6 local layers, full head, fp32"] < 1.0

@@ -68,7 +68,7 @@ def forecast(
     methods: Annotated[str | None, typer.Option(help="Methods to compare, a,b,c; the first is 100 %.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="A key of the job file, KEY=VALUE.")] = None,
     examples: Annotated[
-        int | None, typer.Option(min=1, help="Examples per client, instead of the job's data.")
+        int | None, typer.Option(min=1, help="Examples per client, if not the job's data.")
     ] = None,
     tokens: Annotated[int | None, typer.Option(min=1, help="Tokens per example, if not train.max_tokens.")] = None,
     client: Annotated[str | None, typer.Option(help="Whose costs, if not the first client's.")] = None,

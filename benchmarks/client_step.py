@@ -45,8 +45,8 @@ CLASSES = 13  # ChemProt's
 EQUAL = "fedavg, full head, fp32"
 """The row that FedBFPT's rows at the paper's settings are also compared with: the same code, the same settings."""
 PRINTED = {4: 37.49, 6: 46.70, 8: 56.05}
-"""Local layers of 12 -> per cent of BERT-FL's time for an epoch, FedBFPT Tables 2 and 5. FedBT's 34.31 % (Table 1) is
-the 6-layer figure over a whole schedule, in which the trained layer rises."""
+"""Local layers of 12 -> per cent of BERT-FL's time for an epoch, FedBFPT Tables 2 and 5. FedBT's 34.31 % (Table 1)
+is the 6-layer figure over a whole schedule, in which the trained layer rises."""
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ def test_stages_follow_each_other(staged: dict[str, Any], tmp_path: Path) -> Non
     assert result.score == finetune.score
     assert result.flops == pretrain.flops + finetune.flops
     assert result.bytes["up"] == pretrain.bytes["up"] + finetune.bytes["up"] > 0
+    assert sum(line["bytes"] for line in result.ledger if line["direction"] == "up") == result.bytes["up"]
+    assert {line["stage"] for line in result.ledger} == {"pretrain", "finetune"}
     before, after = (load_file(stage.model / "model.safetensors") for stage in (pretrain, finetune))
     frozen = "bert.encoder.layer.0.attention.self.query.weight"
     assert before[frozen].equal(after[frozen]), "fine-tuning started from the pre-trained weights"

@@ -43,6 +43,13 @@ class Result:
     clients: dict[str, Any]
     stages: tuple[Result, ...] = field(default=())
 
+    @property
+    def ledger(self) -> list[dict[str, Any]]:
+        """Every transfer of the run, stage by stage, as :class:`fedstrata.cost.ledger.Entry` describes it."""
+        if self.stages:
+            return [{"stage": stage.folder.name, **line} for stage in self.stages for line in stage.ledger]
+        return records(self.folder / "ledger.jsonl")
+
 
 def write_result(job: Job, folder: Path, status: str, message: str | None) -> None:
     """Sum up a stage from its records."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from sklearn import metrics
 from torch import nn
 from torch.nn import functional
 
@@ -74,6 +73,8 @@ def scores(
     positive: Sequence[str] = (),
 ) -> dict[str, float]:
     """Scores of predicted class indices ``[n]``; a class nobody predicts or has counts as F1 = 0."""
+    from sklearn import metrics  # here, as it is slow to load and a forecast has no need of it
+
     f1 = metrics.f1_score(truth, guess, labels=range(len(labels)), average=None, zero_division=0.0)
     made = {
         "accuracy": float(np.mean(truth == guess)),

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from seqeval import metrics
 from torch import nn
 from torch.nn import functional
 
@@ -79,6 +78,8 @@ def scores(truth: list[list[str]], guess: list[list[str]]) -> dict[str, float]:
 
     Precision, recall and F1 are over all entities together (micro); 0 where there is none.
     """
+    from seqeval import metrics  # here, as it is slow to load and a forecast has no need of it
+
     return {
         "f1": float(metrics.f1_score(truth, guess, zero_division=0)),
         "precision": float(metrics.precision_score(truth, guess, zero_division=0)),

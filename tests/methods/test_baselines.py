@@ -37,6 +37,7 @@ NAMES = [
     "none",
     "fedbfpt",
     "fedbt",
+    "fedsplitbert",
 ]
 POPULATION = {"centralised": "pooled", "single": "one"}
 RULES = {"fedavgm", "fedadam", "fedyogi", "fedadagrad"}

@@ -10,6 +10,7 @@ from fedstrata.methods.fedbfpt import FedBFPT
 from fedstrata.methods.fedbt import FedBT
 from fedstrata.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedstrata.methods.fedprox import FedProx
+from fedstrata.methods.fedsplitbert import FedSplitBERT
 from fedstrata.methods.local import Local
 from fedstrata.methods.none import NoTraining
 from fedstrata.methods.single import Single
@@ -27,4 +28,5 @@ METHODS: dict[str, type[Method]] = {
     "local": Local,
     "fedbfpt": FedBFPT,
     "fedbt": FedBT,
+    "fedsplitbert": FedSplitBERT,
 }

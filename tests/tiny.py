@@ -79,6 +79,8 @@ def tiny_model(kind: str = "bert", head: str = "mlm", layers: int = 3, **changes
     auto = {
         "mlm": transformers.AutoModelForMaskedLM,
         "classify": transformers.AutoModelForSequenceClassification,
+        "pair": transformers.AutoModelForSequenceClassification,
+        "regress": transformers.AutoModelForSequenceClassification,
         "tag": transformers.AutoModelForTokenClassification,
         "none": transformers.AutoModel,
     }[head]

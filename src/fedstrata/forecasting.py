@@ -137,7 +137,7 @@ def holdings(job: Job, near: Path | None, model: str, count: int | None, tokens:
 
 def _stage(job: Job, model: str, held: Holdings, client: str | None) -> dict[str, Any]:
     """One stage's costs: of each round of one client, and of all clients together."""
-    labels = held.labels if job.task.kind != "mlm" else None
+    labels = held.labels
     parts = _parts(model, job.task.kind, labels)
     shards = population(job.method.population, held.shards)
     check_plans(job, parts, held.shards)
@@ -216,7 +216,7 @@ def _parts(model: str, kind: str, labels: tuple[str, ...] | None) -> Parts:
 
 @functools.cache
 def _step(model: str, kind: str, labels: tuple[str, ...] | None) -> Callable[[Plan, int, int, int, bool], int]:
-    return step_memory(models.AUTO[kind], models.config_of(model, labels))
+    return step_memory(models.AUTO[kind], models.config_of(model, kind, labels))
 
 
 def _together(stages: Sequence[dict[str, Any]], bandwidth: float | None, gflops: float | None) -> dict[str, Any]:

@@ -40,6 +40,8 @@ class Model(Table):
 METRICS = {
     "mlm": ("loss", "perplexity", "accuracy"),
     "classify": ("accuracy", "macro_f1", "f1", "matthews"),
+    "pair": ("accuracy", "macro_f1", "f1", "matthews"),
+    "regress": ("pearson", "spearman", "loss"),
     "tag": ("f1", "precision", "recall", "accuracy"),
 }
 """Task kind -> the metrics it scores; the first is its default headline."""
@@ -48,7 +50,7 @@ METRICS = {
 class Task(Table):
     """``[task]``: what is learnt."""
 
-    kind: Literal["mlm", "classify", "tag"]
+    kind: Literal["mlm", "classify", "pair", "regress", "tag"]
     labels: Words | None = None
     """Class names in their order; read from the training rows (sorted) when absent."""
     metric: str | None = None
@@ -82,7 +84,7 @@ class Data(Table):
     holdout: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Share of the training rows held out as test rows where ``test`` is absent."""
     text: str | list[str] = "text"
-    """Column of the text; for ``tag`` of the words."""
+    """Column of the text, for ``tag`` of the words; two columns for ``pair``, one or two for ``regress``."""
     label: str = "label"
     columns: list[str] | None = None
     """Names of the columns of files that have no header line."""

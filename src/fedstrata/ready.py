@@ -21,6 +21,7 @@ from fedstrata.nn.batching import Index
 from fedstrata.tasks import Examples, Task
 from fedstrata.tasks.classify import Classify, positive_classes
 from fedstrata.tasks.mlm import masked_lm
+from fedstrata.tasks.regress import Regress
 from fedstrata.tasks.tag import Tag
 
 
@@ -156,13 +157,15 @@ def _fit(job: Job, longest: int) -> Job:
 
 
 def _task(job: Job, data: Prepared, loaded: models.Loaded) -> Task:
+    if job.task.kind == "regress":
+        return Regress(loaded.tokenizer.pad_token_id)
     if data.labels is None:
         full = job.train.mlm_head == "full"
         return masked_lm(loaded.tokenizer, loaded.model.config.vocab_size, job.task.mask_probability, full)
     if job.task.kind == "tag":
         return Tag(loaded.tokenizer.pad_token_id, data.labels)
     positive = positive_classes(data.labels, job.task.positive, job.task.headline == "f1")
-    return Classify(loaded.tokenizer.pad_token_id, data.labels, positive)
+    return Classify(loaded.tokenizer.pad_token_id, data.labels, positive, job.task.kind)
 
 
 def local_of(job: Job) -> Local:

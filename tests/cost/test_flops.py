@@ -79,7 +79,9 @@ def eager(architecture: str, kind: str) -> Any:
     return tiny_model(architecture, head, attn_implementation="eager", **changes).eval()
 
 
-@pytest.mark.parametrize("kind", ["mlm", "mlm, full head", "classify", "tag"])
+@pytest.mark.parametrize(
+    "kind", ["mlm", "mlm, full head", "classify", "tag"]
+)  # pair and regress are classify's step
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_flops_are_those_that_torch_counts(architecture: str, kind: str) -> None:
     model = eager(architecture, kind)

@@ -162,7 +162,7 @@ def test_a_crash_leaves_no_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(cache_folder().iterdir()) == []
     assert examples(tokenise(["the heart"], tokenizer(), 8, "split")) == [[CLS, *plain("the heart"), SEP]]
     assert [sorted(path.name for path in entry.iterdir()) for entry in cache_folder().iterdir()] == [
-        ["ids.npy", "offsets.npy", "rows.npy", "words.npy"]
+        ["ids.npy", "offsets.npy", "rows.npy", "types.npy", "words.npy"]
     ]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedstrata import demo
 from fedstrata.core.rng import SERVER, Streams
@@ -19,6 +20,9 @@ from fedstrata.job import Job
 from fedstrata.nn.batching import Index
 from fedstrata.tasks import Examples
 from fedstrata.tasks.tag import UNLABELLED
+
+TEXTS = {"classify": (1,), "pair": (2,), "regress": (1, 2), "tag": (1,)}
+"""Task kind -> how many text columns it reads; ``mlm`` joins any number."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +58,17 @@ def prepare(job: Job, near: Path | None = None) -> Prepared:
     """
     streams = Streams(job.train.seed)
     text = [job.data.text] if isinstance(job.data.text, str) else list(job.data.text)
-    if len(text) > 1 and job.task.kind != "mlm":
-        raise UserError(f"[data] text: {job.task.kind!r} reads one column, found {len(text)}")
-    classes, words = job.task.kind != "mlm", job.task.kind == "tag"
+    kind = job.task.kind
+    if len(text) not in TEXTS.get(kind, (len(text),)):
+        legal = " or ".join(("one column", "two columns")[n - 1] for n in TEXTS[kind])
+        raise UserError(f"[data] text: {kind!r} reads {legal}, found {len(text)}")
+    labelled, classes = kind != "mlm", kind in ("classify", "pair", "tag")
     extra = [job.clients.column] if job.clients.column else []
     try:
-        label = [job.data.label] if classes or job.clients.split == "dirichlet" else []
+        label = [job.data.label] if labelled or job.clients.split == "dirichlet" else []
         train = _rows(job, job.data.train, [*text, *label, *extra], near)
     except UserError:
-        if classes or not label or "label" in job.data.model_fields_set:
+        if labelled or not label or "label" in job.data.model_fields_set:
             raise
         train = _rows(job, job.data.train, [*text, *extra], near)  # plain text: dirichlet deals its sizes
     left_out = train.left_out
@@ -73,12 +79,14 @@ def prepare(job: Job, near: Path | None = None) -> Prepared:
             raise UserError(f"[data] holdout: {len(train)} rows leave nothing to train on")
         test, train = _take(train, np.sort(order[:held])), _take(train, np.sort(order[held:]))
     else:
-        test = _rows(job, job.data.test, [*text, *([job.data.label] if classes else [])], near)
+        test = _rows(job, job.data.test, [*text, *([job.data.label] if labelled else [])], near)
         left_out += test.left_out
     labels = _labels(job, train, test) if classes else None
     by = None
-    if not words and (job.clients.split == "dirichlet" or classes):
+    if kind in ("classify", "pair") or (kind == "mlm" and job.clients.split == "dirichlet"):
         by = train.columns.get(job.data.label)
+    if kind == "regress":
+        _numbers(job, train), _numbers(job, test)
     values = train.columns[job.clients.column] if job.clients.column else None
     rng = streams.numpy(-1, SERVER, "split")
     shards = partition(job.clients, len(train), by, values, rng)
@@ -100,10 +108,17 @@ def examples(job: Job, rows: Rows, labels: Sequence[str] | None, tokenizer: Any)
     """Tokenised examples of rows; long texts are cut by ``data.overlong``."""
     text = [job.data.text] if isinstance(job.data.text, str) else list(job.data.text)
     columns = [rows.columns[name] for name in text]
-    texts = columns[0] if len(columns) == 1 else [" ".join(row) for row in zip(*columns, strict=True)]
-    words = job.task.kind == "tag"
-    overlong = job.data.overlong or ("truncate" if job.task.kind == "classify" else "split")
-    tokens = tokenise(texts, tokenizer, job.train.max_tokens, overlong, WORD_END if words else None)
+    kind, longest = job.task.kind, job.train.max_tokens
+    if kind == "mlm" and len(columns) > 1:
+        columns = [[" ".join(row) for row in zip(*columns, strict=True)]]
+    words = kind == "tag"
+    overlong = job.data.overlong or ("split" if kind in ("mlm", "tag") else "truncate")
+    if len(columns) > 1:
+        tokens = tokenise(columns[0], tokenizer, longest, "truncate", seconds=columns[1])
+    else:
+        tokens = tokenise(columns[0], tokenizer, longest, overlong, WORD_END if words else None)
+    if kind == "regress":
+        return Examples(tokens, _numbers(job, rows)[tokens.rows])
     if labels is None:
         return Examples(tokens)
     number = {label: i for i, label in enumerate(labels)}
@@ -111,6 +126,17 @@ def examples(job: Job, rows: Rows, labels: Sequence[str] | None, tokenizer: Any)
         return Examples(tokens, _tags(tokens, rows.columns[job.data.label], number))
     classes = np.asarray([number[label] for label in rows.columns[job.data.label]], dtype=np.int64)
     return Examples(tokens, classes[tokens.rows])
+
+
+def _numbers(job: Job, rows: Rows) -> npt.NDArray[np.float64]:
+    column = job.data.label
+    try:
+        made = np.asarray([float(value) for value in rows.columns[column]], dtype=np.float64)
+    except ValueError as error:
+        raise UserError(f"[data] label: column {column!r}: {error}; 'regress' learns numbers") from None
+    if not np.isfinite(made).all():
+        raise UserError(f"[data] label: column {column!r} holds a number that is not finite")
+    return made
 
 
 def _tags(tokens: Tokens, tags: Sequence[str], number: Mapping[str, int]) -> Index:

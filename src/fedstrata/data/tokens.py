@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-FIELDS = ("ids", "offsets", "rows", "words")
+FIELDS = ("ids", "offsets", "rows", "words", "types")
 CHUNK = 4096
 """Texts given to the tokenizer at once: bounds memory."""
 
@@ -29,12 +29,15 @@ class Tokens:
         rows: the row each example comes from, ``[n]`` int64, ascending.
         words: for each id the place in its row of the word whose first piece it is, else -1, ``[sum of lengths]``
             int64; made for texts that are lists of words.
+        types: for each id 0 in a pair's first text and 1 in its second, ``[sum of lengths]`` int8; made for pairs
+            where the tokenizer's model tells them apart.
     """
 
     ids: npt.NDArray[np.int32]
     offsets: npt.NDArray[np.int64]
     rows: npt.NDArray[np.int64]
     words: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    types: npt.NDArray[np.int8] = field(default_factory=lambda: np.empty(0, np.int8))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -64,6 +67,7 @@ def tokenise(
     max_tokens: int,
     overlong: Literal["split", "truncate"],
     word_end: str | None = None,
+    seconds: Sequence[str] | None = None,
 ) -> Tokens:
     """Token ids of every text, from the cache where the same was asked before.
 
@@ -73,41 +77,53 @@ def tokenise(
         max_tokens: longest example, special tokens included.
         overlong: ``split`` makes further examples of what exceeds ``max_tokens``, ``truncate`` drops it.
         word_end: what stands between the words of texts that are lists of words.
+        seconds: the second texts of pairs; ``overlong`` is then ``truncate``, which cuts the longer of the two.
     """
     texts = [text.encode("utf-8", "replace").decode() for text in texts]  # a lone surrogate is no text
+    seconds = None if seconds is None else [text.encode("utf-8", "replace").decode() for text in seconds]
+    pair = None if seconds is None else "token_type_ids" in tokenizer.model_input_names
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     rules = {key: value for key, value in backend.items() if key not in ("truncation", "padding")}  # set per call
-    digest = hashlib.sha256(json.dumps([2, max_tokens, overlong, word_end, rules]).encode())
-    for text in texts:
+    digest = hashlib.sha256(json.dumps([3, max_tokens, overlong, word_end, pair, rules]).encode())
+    for text in [*texts, *(seconds or ())]:
         digest.update(f"{len(text)}\0{text}".encode())
     folder = cache_folder() / digest.hexdigest()
     if not folder.exists():
-        _store(folder, _tokenise(texts, tokenizer, max_tokens, overlong, word_end))
+        _store(folder, _tokenise(texts, tokenizer, max_tokens, overlong, word_end, seconds))
     return Tokens(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in FIELDS))
 
 
 def _tokenise(
-    texts: Sequence[str], tokenizer: Any, max_tokens: int, overlong: str, word_end: str | None = None
+    texts: Sequence[str],
+    tokenizer: Any,
+    max_tokens: int,
+    overlong: str,
+    word_end: str | None = None,
+    seconds: Sequence[str] | None = None,
 ) -> Tokens:
     ids: list[npt.NDArray[np.int32]] = []
     lengths: list[int] = []
     rows: list[int] = []
     words: list[npt.NDArray[np.int64]] = []
+    types: list[npt.NDArray[np.int8]] = []
+    told_apart = seconds is not None and "token_type_ids" in tokenizer.model_input_names
     for start in range(0, len(texts), CHUNK):
         chunk = list(texts[start : start + CHUNK])
         made = tokenizer(
             chunk if word_end is None else [text.split(word_end) for text in chunk],
+            text_pair=None if seconds is None else list(seconds[start : start + CHUNK]),
             is_split_into_words=word_end is not None,
             truncation=True,
             max_length=max_tokens,
             return_overflowing_tokens=overlong == "split",
             return_attention_mask=False,
-            return_token_type_ids=False,
+            return_token_type_ids=told_apart,
         )
         lengths += map(len, made["input_ids"])
         ids += [np.asarray(example, dtype=np.int32) for example in made["input_ids"]]
         sources = made.get("overflow_to_sample_mapping", range(len(made["input_ids"])))
         rows += [start + source for source in sources]
+        types += [np.asarray(example, dtype=np.int8) for example in made["token_type_ids"]] if told_apart else []
         begun = dict.fromkeys(sources, -1)  # row -> its last word that an earlier example has begun
         for example, source in enumerate(sources if word_end is not None else ()):
             words.append(_first_pieces(made.word_ids(example), begun[source]))
@@ -117,6 +133,7 @@ def _tokenise(
         np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
         np.asarray(rows, dtype=np.int64),
         np.concatenate([*words, np.empty(0, np.int64)]),
+        np.concatenate([*types, np.empty(0, np.int8)]),
     )
 
 

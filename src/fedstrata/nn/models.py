@@ -26,6 +26,8 @@ transformers.logging.disable_progress_bar()
 AUTO = {
     "mlm": transformers.AutoModelForMaskedLM,
     "classify": transformers.AutoModelForSequenceClassification,
+    "pair": transformers.AutoModelForSequenceClassification,
+    "regress": transformers.AutoModelForSequenceClassification,
     "tag": transformers.AutoModelForTokenClassification,
 }
 """Task kind -> the Hugging Face class of its models."""
@@ -72,7 +74,7 @@ def load(name: str, kind: str, labels: Sequence[str] | None, seed: int, dropout:
     Raises:
         UserError: nothing usable is found there, or the checkpoint lacks encoder tensors.
     """
-    config = config_of(name, labels)
+    config = config_of(name, kind, labels)
     if not dropout:
         for key, value in config.to_dict().items():
             if "dropout" in key and isinstance(value, float):
@@ -114,7 +116,7 @@ def parts_of(name: str, kind: str, labels: Sequence[str] | None = None) -> Parts
     """
     try:
         with torch.device("meta"):
-            model = AUTO[kind].from_config(config_of(name, labels))
+            model = AUTO[kind].from_config(config_of(name, kind, labels))
     except UNUSABLE as error:
         raise _unusable(name, error) from None
     return find(model)
@@ -133,8 +135,8 @@ def save(loaded: Loaded, weights: Tensors, folder: Path) -> None:
     os.replace(made, folder)
 
 
-def config_of(name: str, labels: Sequence[str] | None = None) -> Any:
-    """The config of a folder or hub id, with a task's classes in it.
+def config_of(name: str, kind: str = "mlm", labels: Sequence[str] | None = None) -> Any:
+    """The config of a folder or hub id, made to fit a task and its classes.
 
     Raises:
         UserError: there is none.
@@ -143,6 +145,8 @@ def config_of(name: str, labels: Sequence[str] | None = None) -> Any:
         config = transformers.AutoConfig.from_pretrained(name)
     except UNUSABLE as error:
         raise _unusable(name, error) from None
+    if kind == "regress":
+        config.num_labels, config.problem_type = 1, "regression"
     if labels is not None:
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: i for i, label in enumerate(labels)}
@@ -173,6 +177,8 @@ def tokenizer_of(name: str, kind: str) -> Any:
         raise _unusable(name, error) from None
     if not tokenizer.is_fast:
         raise UserError(f"model {name}: has no fast tokenizer (tokenizer.json)")
+    types = getattr(config_of(name), "type_vocab_size", 0) > 1  # what the model takes, whatever the tokenizer says
+    tokenizer.model_input_names = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
     return tokenizer
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +22,12 @@ class Examples:
 
     Attributes:
         tokens: the examples' token ids.
-        labels: class index of each example, ``[n]`` int64, or for ``tag`` of each token; None without classes.
+        labels: class index of each example, ``[n]`` int64, or for ``tag`` of each token; for ``regress`` each
+            example's number, float64; None without labels.
     """
 
     tokens: Tokens
-    labels: npt.NDArray[np.int64] | None = None
+    labels: npt.NDArray[Any] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -37,9 +38,9 @@ class Batch:
     """What one step sees.
 
     Attributes:
-        inputs: ``input_ids`` and ``attention_mask``, each ``[B, S]``.
+        inputs: ``input_ids``, ``attention_mask`` and for pairs ``token_type_ids``, each ``[B, S]``.
         targets: class of each prediction, ``[n]``: of each example, or of each masked position; for ``tag``
-            ``[B, S]``.
+            ``[B, S]``; for ``regress`` the number of each example.
         positions: where the MLM head predicts, bool ``[B, S]``; None for one prediction per example.
         work: positions computed with, for the FLOP count.
     """
@@ -59,17 +60,21 @@ class Batch:
 def padded(
     tokens: Tokens, index: npt.NDArray[np.int64], value: int, width: int | None = None
 ) -> dict[str, torch.Tensor]:
-    """``input_ids`` and ``attention_mask``, each ``[B, S]``, of the examples at ``index``.
+    """``input_ids``, ``attention_mask`` and for pairs ``token_type_ids``, each ``[B, S]``, of chosen examples.
 
     Args:
         tokens: all examples.
-        index: which of them, ``[B]``.
+        index: which of them to take, ``[B]``.
         value: the padding id.
         width: ``S``; the longest example's length when None.
     """
     ids = pad([tokens[i] for i in index], value, width)
     lengths = torch.from_numpy(tokens.offsets[index + 1] - tokens.offsets[index])
-    return {"input_ids": ids, "attention_mask": (torch.arange(ids.shape[1]) < lengths[:, None]).long()}
+    made = {"input_ids": ids, "attention_mask": (torch.arange(ids.shape[1]) < lengths[:, None]).long()}
+    if len(tokens.types):
+        types = [tokens.types[tokens.offsets[i] : tokens.offsets[i + 1]] for i in index]
+        made["token_type_ids"] = pad(types, 0, ids.shape[1])
+    return made
 
 
 class Task(Protocol):

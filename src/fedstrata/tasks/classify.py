@@ -1,4 +1,4 @@
-"""Classification of single texts."""
+"""Classification of single texts and of pairs."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from fedstrata.tasks import Batch, Examples, padded
 
 @dataclass(frozen=True)
 class Classify:
-    """The task ``classify``.
+    """The tasks ``classify`` and ``pair``.
 
     Attributes:
         padding: id of the padding token.
         labels: class names in their order.
         positive: classes whose F1 scores are averaged into ``f1``; empty where it is not scored.
+        kind: the task's word.
     """
 
     padding: int
     labels: tuple[str, ...]
     positive: tuple[str, ...] = ()
-    kind = "classify"
+    kind: str = "classify"
 
     def batch(
         self,

@@ -1,0 +1,68 @@
+"""Regression: a number for a text or a pair of texts, such as how alike two sentences are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fedstrata.cost.flops import Positions
+from fedstrata.tasks import Batch, Examples, padded
+
+
+@dataclass(frozen=True)
+class Regress:
+    """The task ``regress``.
+
+    Attributes:
+        padding: id of the padding token.
+    """
+
+    padding: int
+    kind = "regress"
+
+    def batch(
+        self,
+        examples: Examples,
+        index: npt.NDArray[np.int64],
+        rng: np.random.Generator,
+        width: int | None = None,
+    ) -> Batch:
+        """Pad the examples; ``rng`` is not used."""
+        assert examples.labels is not None
+        inputs = padded(examples.tokens, index, self.padding, width)
+        rows, columns = inputs["input_ids"].shape
+        return Batch(
+            inputs=inputs,
+            targets=torch.from_numpy(examples.labels[index]).float(),
+            work=Positions(rows * columns, rows * columns**2, rows),
+        )
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Mean squared error over the examples."""
+        return functional.mse_loss(model(**batch.inputs).logits.float().squeeze(-1), batch.targets)
+
+    def score(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
+        """``pearson``, ``spearman`` and ``loss``, the mean squared error."""
+        truth, guess = [], []
+        for batch in batches:
+            truth.append(batch.targets.cpu().numpy())
+            guess.append(model(**batch.inputs).logits.float().squeeze(-1).cpu().numpy())
+        return scores(np.concatenate(truth), np.concatenate(guess))
+
+
+def scores(truth: npt.NDArray[np.floating], guess: npt.NDArray[np.floating]) -> dict[str, float]:
+    """Scores of predicted numbers ``[n]``; a correlation is 0 where one side does not vary."""
+    from scipy import stats  # here, as it is slow to load and a forecast has no need of it
+
+    vary = len(truth) > 1 and np.ptp(truth) > 0 and np.ptp(guess) > 0
+    return {
+        "pearson": float(stats.pearsonr(truth, guess).statistic) if vary else 0.0,
+        "spearman": float(stats.spearmanr(truth, guess).statistic) if vary else 0.0,
+        "loss": float(np.mean((truth - guess) ** 2)),
+    }

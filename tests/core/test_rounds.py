@@ -181,6 +181,14 @@ def test_clients_that_keep_their_parts_are_scored_each(job: Jobs, tmp_path: Path
     assert list(single.clients) == ["client-0"]
 
 
+def test_a_client_first_met_in_an_evaluation_is_sent_the_start_model_once(job: Jobs, tmp_path: Path) -> None:
+    """With a third of three clients per round, all are scored after round 0 and only one was trained."""
+    run(job("fedsplitbert", "classify", clients={"fraction": 0.34}, method={"rounds": 4}), tmp_path / "run")
+    setup = [entry for entry in lines(tmp_path / "run" / "ledger.jsonl") if entry["phase"] == "setup"]
+    assert len(setup) == len({(entry["client"], entry["part"]) for entry in setup})
+    assert {entry["client"] for entry in setup} == {"client-0", "client-1", "client-2"}
+
+
 def test_a_diverging_client_ends_the_run_with_a_sentence(job: Jobs, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"client-0: .*(diverged|not finite).*"):
         run(job("fedavg"), tmp_path / "run", "train.learning_rate=1e30")

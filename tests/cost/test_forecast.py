@@ -39,6 +39,7 @@ CASES = [
     ("fedbt", "classify", {"clients": {"fraction": 0.5, "count": 4}, "method": {"rounds": 4}}),
     ("fedbfpt", "mlm", {"clients": {"fraction": 0.34}, "wire": {"dtype": "fp16"}, "method": {"rounds": 5}}),
     ("fedavg", "classify", {"server": {"evaluate": "end"}, "clients": {"split": "skewed"}}),
+    ("fedsplitbert", "classify", {"clients": {"fraction": 0.34}, "method": {"rounds": 4}}),
     ("local", "classify", {"server": {"evaluate": "end"}}),
     ("fedavg", "mlm", {"train": {"mlm_head": "full", "steps": 1, "padding": "max"}}),
     ("fedbfpt", "mlm", {"train": {"epochs": 3, "batching": "random"}, "method": {"variant": "all"}}),

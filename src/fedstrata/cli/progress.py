@@ -22,16 +22,21 @@ from fedstrata.events import (
 )
 
 
-class Display:
-    """Shows the events of a run; called with each."""
+class _Live:
+    """A bar that lives as long as its ``with`` block, and lines above it."""
 
     def __init__(self, console: Console) -> None:
-        self.console = console
-        self.bar = _bar(console)
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
         self.line = self.bar.add_task("preparing", total=None)
-        self.bytes = 0
-        self.seen = 0
-        self.since = time.monotonic()
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -41,6 +46,19 @@ class Display:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.bar.stop()
+
+    def _log(self, line: str) -> None:
+        self.bar.console.print(line, soft_wrap=True, markup=False)
+
+
+class Display(_Live):
+    """Shows the events of a run; called with each."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self.bytes = 0
+        self.seen = 0
+        self.since = time.monotonic()
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
@@ -92,27 +110,14 @@ class Display:
         )
         self.bar.update(self.line, description=text, completed=self.answered + event.step / event.steps)
 
-    def _log(self, line: str) -> None:
-        self.bar.console.print(line, soft_wrap=True, markup=False)
 
-
-class SweepDisplay:
+class SweepDisplay(_Live):
     """Shows the events of a sweep: one bar over all cells, and what each running cell is at."""
 
     def __init__(self, console: Console) -> None:
-        self.bar = _bar(console)
-        self.line = self.bar.add_task("preparing", total=None)
+        super().__init__(console)
         self.ended = 0
         self.running: dict[str, tuple[TaskID, StageStarted | None]] = {}
-
-    def __enter__(self) -> Self:
-        self.bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bar.stop()
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
@@ -146,19 +151,3 @@ class SweepDisplay:
                 self._log(": ".join(filter(None, [cell, stage.stage, f"{place}  {scores}"])))
             case StageEnded(name, True):
                 self._log(f"{cell}: {name} was made by another cell or before")
-
-    def _log(self, line: str) -> None:
-        self.bar.console.print(line, soft_wrap=True, markup=False)
-
-
-def _bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )

@@ -14,7 +14,7 @@ from fedstrata.core import state
 from fedstrata.core.client import Reply, Request
 from fedstrata.core.plan import Method, Plan
 from fedstrata.core.rng import SERVER, Streams
-from fedstrata.core.server import Server, select
+from fedstrata.core.server import Server, select, shared
 from fedstrata.cost.ledger import SETUP, Entry, size, totals
 from fedstrata.engines import Engine
 from fedstrata.errors import UserError
@@ -83,7 +83,7 @@ class Rounds:
 
     def _request(self, round: int, client: str, plan: Plan, phase: Any) -> Request:
         server = self.server
-        if plan.send and client not in server.held:
+        if client not in server.held and shared(server.parts, plan):
             parts = [part for part in server.parts.names if part not in plan.keep]
             start = {part: server.parts.elements([part]) * 4 for part in parts}
             self._ledger(Entry(SETUP, client, "setup", "down", part, n) for part, n in start.items())

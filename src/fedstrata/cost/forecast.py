@@ -15,7 +15,7 @@ from fedstrata.core.client import Local, steps
 from fedstrata.core.parts import Parts
 from fedstrata.core.plan import Method, Plan
 from fedstrata.core.rng import Streams
-from fedstrata.core.server import lacking, select
+from fedstrata.core.server import lacking, select, shared
 from fedstrata.cost.bytes import payload
 from fedstrata.cost.flops import Positions, train_flops
 from fedstrata.cost.ledger import SETUP, Entry
@@ -62,7 +62,7 @@ def transfers(method: Method, setting: Setting, clients: Sequence[str]) -> Itera
     held: dict[str, dict[str, int]] = {}
 
     def request(round: int, client: str, plan: Plan, phase: str) -> Iterator[Entry]:
-        if plan.send and client not in held:
+        if client not in held and shared(parts, plan):
             for part in parts.names:
                 if part not in plan.keep:
                     yield Entry(SETUP, client, "setup", "down", part, payload(parts, [part]))

@@ -77,6 +77,15 @@ def padded(
     return made
 
 
+def per_example(examples: Examples, index: npt.NDArray[np.int64], padding: int, width: int | None = None) -> Batch:
+    """A batch with one label and one prediction per example; arguments as :func:`padded`."""
+    assert examples.labels is not None
+    inputs = padded(examples.tokens, index, padding, width)
+    rows, columns = inputs["input_ids"].shape
+    work = Positions(rows * columns, rows * columns**2, rows)
+    return Batch(inputs, torch.from_numpy(examples.labels[index]), work=work)
+
+
 class Task(Protocol):
     """The five things a task knows."""
 

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedstrata.cost.flops import Positions
 from fedstrata.errors import UserError, did_you_mean
-from fedstrata.tasks import Batch, Examples, padded
+from fedstrata.tasks import Batch, Examples, per_example
 
 
 @dataclass(frozen=True)
@@ -40,14 +39,7 @@ class Classify:
         width: int | None = None,
     ) -> Batch:
         """Pad the examples; ``rng`` is not used."""
-        assert examples.labels is not None
-        inputs = padded(examples.tokens, index, self.padding, width)
-        rows, columns = inputs["input_ids"].shape
-        return Batch(
-            inputs=inputs,
-            targets=torch.from_numpy(examples.labels[index]),
-            work=Positions(rows * columns, rows * columns**2, rows),
-        )
+        return per_example(examples, index, self.padding, width)
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """Mean cross-entropy over the examples, in nats."""

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedstrata.cost.flops import Positions
-from fedstrata.tasks import Batch, Examples, padded
+from fedstrata.tasks import Batch, Examples, per_example
 
 
 @dataclass(frozen=True)
@@ -34,18 +33,11 @@ class Regress:
         width: int | None = None,
     ) -> Batch:
         """Pad the examples; ``rng`` is not used."""
-        assert examples.labels is not None
-        inputs = padded(examples.tokens, index, self.padding, width)
-        rows, columns = inputs["input_ids"].shape
-        return Batch(
-            inputs=inputs,
-            targets=torch.from_numpy(examples.labels[index]).float(),
-            work=Positions(rows * columns, rows * columns**2, rows),
-        )
+        return per_example(examples, index, self.padding, width)
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """Mean squared error over the examples."""
-        return functional.mse_loss(model(**batch.inputs).logits.float().squeeze(-1), batch.targets)
+        return functional.mse_loss(model(**batch.inputs).logits.float().squeeze(-1), batch.targets.float())
 
     def score(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
         """``pearson``, ``spearman`` and ``loss``, the mean squared error."""

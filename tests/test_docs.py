@@ -92,7 +92,7 @@ def test_the_job_page_names_every_key_and_only_legal_ones() -> None:
             assert set(values) == set(kind.model_fields), table
         for key, value in values.items():
             changed = {**base, table: {**base.get(table, {}), key: value}}
-            if key in ("sizes", "column"):
+            if key in ("sizes", "table", "column"):
                 changed["clients"]["split"] = key
             if key in ("metric", "labels", "positive"):
                 changed["task"]["kind"] = "classify"

@@ -16,7 +16,7 @@ from fedstrata.core.plan import Plan
 from fedstrata.core.rng import Streams
 from fedstrata.cost import papers
 from fedstrata.cost.forecast import Setting, asked, flops, head_positions, transfers
-from fedstrata.data.partition import COUNT
+from fedstrata.data.partition import number_of_clients
 from fedstrata.data.prepare import examples, population, prepare
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job import Job, method_name
@@ -127,7 +127,7 @@ def holdings(job: Job, near: Path | None, model: str, count: int | None, tokens:
             return Holdings(made.lengths, shards, data.labels, f"{len(made)} training examples of the job's data")
     else:
         reason = ""
-    number = job.clients.count or (len(job.clients.sizes) if job.clients.sizes else COUNT)
+    number = job.clients.count or number_of_clients(job.clients)
     each = count or EXAMPLES
     names = [f"client-{i:0{len(str(number - 1))}}" for i in range(number)]
     shards = {name: np.arange(i * each, (i + 1) * each) for i, name in enumerate(names)}

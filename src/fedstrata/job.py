@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, model_validator
 
 from fedstrata.core.plan import Method
+from fedstrata.data.tables import TABLES
 from fedstrata.errors import did_you_mean
 from fedstrata.methods import METHODS
 
@@ -98,14 +99,16 @@ class Clients(Table):
     """``[clients]``: who holds which rows."""
 
     count: Positive | None = None
-    """Number of clients; by default what ``sizes`` or ``column`` give, else 6."""
-    split: Literal["iid", "dirichlet", "sizes", "skewed", "column"] = "iid"
+    """Number of clients; by default what ``sizes``, ``table`` or ``column`` give, else 6."""
+    split: Literal["iid", "dirichlet", "sizes", "skewed", "sorted", "table", "column"] = "iid"
     alpha: Annotated[float, Field(gt=0)] = 1.0
     """Concentration of ``dirichlet``: small is uneven."""
     min_examples: Annotated[int, Field(ge=0)] = 1
     """No client gets fewer rows; 0 allows empty ones, which are left out of the run."""
     sizes: list[float] | None = None
     """For ``sizes``: rows per client (integers) or shares of all rows (adding up to at most 1)."""
+    table: str | list[dict[str, Annotated[float, Field(ge=0)]]] | None = None
+    """For ``table``: per client the share of each label, or the name of a table that is shipped."""
     column: str | None = None
     """For ``column``: the column whose values are the clients."""
     fraction: Share = 1.0
@@ -113,11 +116,17 @@ class Clients(Table):
 
     @model_validator(mode="after")
     def _split_has_its_key(self) -> Self:
-        for split, key in (("sizes", self.sizes), ("column", self.column)):
+        for split, key in (("sizes", self.sizes), ("table", self.table), ("column", self.column)):
             if (self.split == split) != (key is not None):
                 raise ValueError(f"{split}: goes with split = {split!r} and only with it")
         if self.sizes is not None and self.count not in (None, len(self.sizes)):
             raise ValueError(f"count: is {self.count}, but sizes names {len(self.sizes)} clients")
+        if isinstance(self.table, str) and self.table not in TABLES:
+            raise ValueError(f"table: {self.table!r} is not shipped; {did_you_mean(self.table, TABLES)}")
+        if self.table is not None:
+            rows = len(TABLES[self.table] if isinstance(self.table, str) else self.table)
+            if self.count not in (None, rows) or not rows:
+                raise ValueError(f"count: is {self.count}, but table has {rows} clients")
         return self
 
 

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from fedstrata.data.partition import normal_shares, partition
+from fedstrata.data.tables import TABLES
 from fedstrata.errors import UserError
 from fedstrata.job import Clients
 
@@ -176,3 +178,92 @@ def test_every_split_is_disjoint_complete_ordered_and_repeatable(
     assert list(shards) == sorted(shards)
     assert all(shard == sorted(shard) for shard in shards.values())
     assert shards == dealt(rows, seed, **keys)
+
+
+def mixes(shards: dict[str, list[int]], labels: list[str]) -> list[Counter[str]]:
+    return [Counter(labels[i] for i in shard) for shard in shards.values()]
+
+
+def test_sorted_cuts_numbers_by_value() -> None:
+    """STS-B: consecutive parts of equal size; "10" is more than "9"."""
+    labels = [str(value) for value in np.random.default_rng(0).integers(0, 51, 1000) / 5]
+    shards = dealt(1000, labels=labels, split="sorted", count=3)
+    assert sizes(shards) == [334, 333, 333]
+    values = [[float(labels[i]) for i in shard] for shard in shards.values()]
+    assert max(values[0]) <= min(values[1]) <= max(values[1]) <= min(values[2])
+    other = dealt(1000, seed=1, labels=labels, split="sorted", count=3)
+    assert other != shards, "equal values are shuffled"
+
+
+def test_sorted_cuts_classes_too() -> None:
+    labels = ["no", "yes"] * 30
+    assert mixes(dealt(60, labels=labels, split="sorted", count=2), labels) == [{"no": 30}, {"yes": 30}]
+
+
+@pytest.mark.parametrize(
+    ("name", "counts", "size"),
+    [
+        ("mrpc-3", {"0": 1323, "1": 2753}, 1260),
+        ("cola-3", {"0": 2850, "1": 6744}, 3158),
+        ("rte-3", {"entailment": 1395, "not_entailment": 1372}, 914),
+        ("sst2-3", {"0": 30208, "1": 38013}, 20138),
+        ("mrpc-10", {"0": 1323, "1": 2753}, 284),
+    ],
+)
+def test_the_papers_tables_give_the_largest_equal_shards(name: str, counts: dict[str, int], size: int) -> None:
+    """With GLUE's counts of training and development rows together, within a few rows of rounding."""
+    labels = [label for label, n in counts.items() for _ in range(n)]
+    shards = dealt(len(labels), labels=labels, split="table", table=name)
+    [found] = set(sizes(shards))
+    assert size - 20 <= found <= size + 1
+    for mix, row in zip(mixes(shards, labels), TABLES[name], strict=True):
+        for label, share in zip(sorted(counts), row, strict=True):
+            assert mix[label] == pytest.approx(found * share / 100, abs=1)
+    wanted = [sum(row[i] for row in TABLES[name]) / 100 for i in range(len(counts))]
+    assert any((found + 25) * share > n for share, n in zip(wanted, counts.values(), strict=True)), "the largest"
+
+
+@given(
+    counts=st.lists(st.integers(0, 60), min_size=2, max_size=4),
+    shares=st.lists(st.lists(st.integers(0, 9), min_size=4, max_size=4), min_size=1, max_size=4),
+)
+@settings(deadline=None, max_examples=60)
+def test_a_table_of_any_kind_ends_in_equal_disjoint_shards(counts: list[int], shares: list[list[int]]) -> None:
+    labels = [str(i) for i, n in enumerate(counts) for _ in range(n)]
+    present = sorted(set(labels))
+    table = []
+    for row in shares:
+        total = sum(row[: len(present)]) or 1
+        table.append({label: share / total for label, share in zip(present, row, strict=False)})
+    try:
+        shards = dealt(len(labels), labels=labels, split="table", table=table)
+    except UserError:
+        return  # too few rows, or a client without any share
+    assert len(set(sizes(shards))) == 1
+    rows = [i for shard in shards.values() for i in shard]
+    assert len(rows) == len(set(rows)) <= len(labels)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"table": "mnli-3"}, "'mnli-3' is for 3 labels, the rows have 2"),
+        ({"table": [{"0": 50, "2": 50}]}, "no label '2'"),
+        ({"table": [{"0": 50, "1": 20}]}, "must add up to 100 or to 1, found [70.0]"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_told(keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as error:
+        dealt(10, labels=["0", "1"] * 5, split="table", **keys)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize("keys", [{"table": "mrpc3"}, {"table": "mrpc-3", "count": 4}, {}])
+def test_a_table_must_be_there(keys: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="table"):
+        Clients(split="table", **keys)
+
+
+def test_labels_are_needed() -> None:
+    with pytest.raises(UserError, match="'sorted' needs a label"):
+        dealt(10, split="sorted")

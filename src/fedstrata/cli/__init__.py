@@ -136,6 +136,9 @@ def split(
             if each.stage:
                 console.print(f"stage {each.stage}")
             console.print(split_table(data.shards, data.by))
+            undealt = len(data.train) - sum(map(len, data.shards.values()))
+            if undealt:
+                console.print(f"{undealt} training rows belong to no client")
             held = "test rows" if each.data.test else "test rows, held out of training"
             console.print(f"{len(data.test)} {held}; {data.left_out} rows without text or label left out")
             suffix = f".{each.stage}" if each.stage else ""

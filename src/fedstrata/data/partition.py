@@ -6,14 +6,15 @@ import heapq
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
 
 from fedstrata.core.rng import SERVER
-from fedstrata.errors import UserError
+from fedstrata.data.tables import TABLES
+from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job import Clients
 
 Index = npt.NDArray[np.int64]
@@ -38,7 +39,8 @@ def partition(
     Args:
         clients: kind of split and its options.
         rows: number of rows.
-        labels: label of every row, for ``dirichlet``; without labels it is the sizes that vary.
+        labels: label of every row, for ``dirichlet`` (without labels it is the sizes that vary), ``sorted`` and
+            ``table``.
         values: value of every row in the column that names the client, for ``column``.
         rng: the only source of chance.
 
@@ -50,10 +52,14 @@ def partition(
             raise ValueError("split 'column' needs the values of the column")
         shards = _by_value(clients, values)
     else:
-        count = clients.count or (COUNT if clients.sizes is None else len(clients.sizes))
+        count = clients.count or number_of_clients(clients)
         names = [f"client-{i:0{len(str(count - 1))}}" for i in range(count)]
         if clients.split == "dirichlet":
             dealt = _dirichlet(clients, count, rows, labels, rng)
+        elif clients.split in ("sorted", "table"):
+            if labels is None:
+                raise UserError(f"[clients] split: {clients.split!r} needs a label for every row")
+            dealt = _sorted(count, labels, rng) if clients.split == "sorted" else _table(clients, labels, rng)
         else:
             dealt = _deal(rng.permutation(rows), _sizes(clients, count, rows))
         shards = dict(zip(names, dealt, strict=True))
@@ -119,6 +125,74 @@ def _dirichlet(
             shard.extend(more.tolist())
     _fill(shards, clients.min_examples, rng)
     return [np.asarray(shard, dtype=np.int64) for shard in shards]
+
+
+def number_of_clients(clients: Clients) -> int:
+    """How many clients a split makes whose job names no number."""
+    if clients.table is not None:
+        return len(TABLES[clients.table] if isinstance(clients.table, str) else clients.table)
+    return COUNT if clients.sizes is None else len(clients.sizes)
+
+
+def _sorted(count: int, labels: Sequence[str], rng: np.random.Generator) -> list[Index]:
+    """The rows in the order of their labels, equal ones shuffled, cut into parts of equal size."""
+    place = {label: i for i, label in enumerate(in_order(set(labels)))}
+    shuffled = rng.permutation(len(labels))
+    ranks = np.asarray([place[label] for label in labels])
+    order = shuffled[np.argsort(ranks[shuffled], kind="stable")]
+    return _deal(order, _whole(np.full(count, 1 / count), len(labels)))
+
+
+def _table(clients: Clients, labels: Sequence[str], rng: np.random.Generator) -> list[Index]:
+    """Shards of one size, the largest with which every client gets its mix; the rows beyond that stay undealt."""
+    groups = _groups(labels)
+    classes = in_order(groups)
+    shares = _shares(clients, classes)
+    there = np.asarray([len(groups[label]) for label in classes])
+    wanted = shares.sum(axis=0)
+    size = int(min(there[wanted > 0] / wanted[wanted > 0]))
+    while size and (np.sum([_whole(share, size) for share in shares], axis=0) > there).any():
+        size -= 1  # rounding to whole rows asked for one too many
+    if not size:
+        raise UserError("[clients] table: there are too few rows of a label to give every client its share")
+    sizes = np.asarray([_whole(share, size) for share in shares])
+    dealt = [_deal(rng.permutation(groups[label]), sizes[:, i]) for i, label in enumerate(classes)]
+    return [np.concatenate(own) for own in zip(*dealt, strict=True)]
+
+
+def _shares(clients: Clients, classes: Sequence[str]) -> Shares:
+    """Shares of each class at each client, ``[clients, classes]``, adding up to 1."""
+    table = clients.table
+    if isinstance(table, str):
+        rows = [list(row) for row in TABLES[table]]
+        if len(rows[0]) != len(classes):
+            raise UserError(
+                f"[clients] table: {table!r} is for {len(rows[0])} labels, the rows have {len(classes)} "
+                f"({', '.join(classes[:5])})"
+            )
+    else:
+        for row in table or ():
+            for label in row:
+                if label not in classes:
+                    raise UserError(f"[clients] table: no label {label!r}; {did_you_mean(label, classes)}")
+        rows = [[row.get(label, 0.0) for label in classes] for row in table or ()]
+    made = np.asarray(rows, dtype=np.float64)
+    sums = made.sum(axis=1)
+    if not (np.isclose(sums, 100).all() or np.isclose(sums, 1).all()):
+        raise UserError(
+            f"[clients] table: the shares of a client must add up to 100 or to 1, found {sums.round(3).tolist()}"
+        )
+    shares: Shares = made / sums[:, None]
+    return shares
+
+
+def in_order(labels: Iterable[str]) -> list[str]:
+    """Labels in their order: numbers by value, words by the alphabet."""
+    found = list(labels)
+    try:
+        return sorted(found, key=float)
+    except ValueError:
+        return sorted(found)
 
 
 def _fill(shards: list[list[int]], least: int, rng: np.random.Generator) -> None:

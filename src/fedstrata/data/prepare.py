@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fedstrata import demo
 from fedstrata.core.rng import SERVER, Streams
-from fedstrata.data.partition import partition
+from fedstrata.data.partition import in_order, partition
 from fedstrata.data.read import WORD_END, Rows, read
 from fedstrata.data.tokens import Tokens, tokenise
 from fedstrata.errors import UserError, did_you_mean
@@ -89,7 +89,8 @@ def prepare(job: Job, near: Path | None = None) -> Prepared:
         _numbers(job, train), _numbers(job, test)
     values = train.columns[job.clients.column] if job.clients.column else None
     rng = streams.numpy(-1, SERVER, "split")
-    shards = partition(job.clients, len(train), by, values, rng)
+    numbers = train.columns[job.data.label] if kind == "regress" and job.clients.split == "sorted" else None
+    shards = partition(job.clients, len(train), numbers or by, values, rng)
     shards = {client: rows for client, rows in shards.items() if len(rows)}
     return Prepared(train, test, shards, labels, by if by is not None else values, left_out)
 
@@ -174,8 +175,7 @@ def _labels(job: Job, train: Rows, test: Rows) -> tuple[str, ...]:
     column = job.data.label
     each = [_classes(rows.columns[column], job.task.kind == "tag") for rows in (train, test)]
     found = set.union(*each)
-    numeric = all(label.lstrip("-").isdigit() for label in found)
-    labels = tuple(job.task.labels or sorted(found, key=int if numeric else str))
+    labels = tuple(job.task.labels or in_order(found))
     if strange := sorted(found - set(labels)):
         which = "train" if strange[0] in each[0] else "test"
         raise UserError(

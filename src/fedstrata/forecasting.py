@@ -36,6 +36,18 @@ Head = Callable[[Index, int], int]
 """Lengths of a batch and its width -> positions through the head."""
 
 
+Step = Callable[[Plan, int, int, int, bool], int]
+"""Bytes of a training step, see :func:`fedstrata.nn.memory.step_memory`."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is made once per model, task and classes, however many methods are forecast."""
+
+    parts: Callable[[str, str, tuple[str, ...] | None], Parts]
+    step: Callable[[str, str, tuple[str, ...] | None], Step]
+
+
 @dataclass(frozen=True)
 class Holdings:
     """What the clients hold, as far as costs depend on it.
@@ -72,6 +84,7 @@ def forecast(
     given = list(pairs_of(overrides))
     variants = [[*given, ("method.name", name)] for name in methods] or [given]
     held: list[Holdings] = []  # by stage; no method changes it
+    known = Known(functools.cache(models.parts_of), functools.cache(_step_of))
     made: dict[str, dict[str, Any]] = {}
     for pairs in variants:
         jobs = [settle(job) for job in load(source, pairs)]
@@ -79,19 +92,20 @@ def forecast(
         for job in jobs:
             start[job.stage] = model_path(job, near) if job.model else start[job.start]
         held = held or [holdings(job, near, start[job.stage], count, tokens) for job in jobs]
-        stages = [_stage(job, start[job.stage], one, client) for job, one in zip(jobs, held, strict=True)]
+        stages = [_stage(job, start[job.stage], one, client, known) for job, one in zip(jobs, held, strict=True)]
         name = " → ".join(dict.fromkeys(method_name(job.method) for job in jobs))
         made[name] = _together(stages, bandwidth, gflops)
         if units is not None:
             made[name]["units"] = [
-                _in_units(units, job, start[job.stage], stage) for job, stage in zip(jobs, stages, strict=True)
+                _in_units(units, job, start[job.stage], stage, known)
+                for job, stage in zip(jobs, stages, strict=True)
             ]
     return made
 
 
-def _in_units(unit: str, job: Job, model: str, stage: Mapping[str, Any]) -> dict[str, Any]:
+def _in_units(unit: str, job: Job, model: str, stage: Mapping[str, Any], known: Known) -> dict[str, Any]:
     """A stage's figures as a paper would print them: what goes up, beside that of FedAvg, and what is computed."""
-    parts = _parts(model, job.task.kind, stage["labels"])
+    parts = known.parts(model, job.task.kind, stage["labels"])
     sent = [round["sent"] for round in stage["rounds"]]
     count = stage["clients"]["count"]
     figure, what = papers.upload(unit, parts, job.task.kind, sent or [()], count, job.wire.dtype)
@@ -135,10 +149,10 @@ def holdings(job: Job, near: Path | None, model: str, count: int | None, tokens:
     return Holdings(np.full(number * each, longest, dtype=np.int64), shards, named, told)
 
 
-def _stage(job: Job, model: str, held: Holdings, client: str | None) -> dict[str, Any]:
+def _stage(job: Job, model: str, held: Holdings, client: str | None, known: Known) -> dict[str, Any]:
     """One stage's costs: of each round of one client, and of all clients together."""
     labels = held.labels
-    parts = _parts(model, job.task.kind, labels)
+    parts = known.parts(model, job.task.kind, labels)
     shards = population(job.method.population, held.shards)
     check_plans(job, parts, held.shards)
     name = client or next(iter(shards))
@@ -152,6 +166,7 @@ def _stage(job: Job, model: str, held: Holdings, client: str | None) -> dict[str
         dtype=job.wire.dtype,
         fraction=job.clients.fraction,
         each_round=job.server.evaluate == "rounds",
+        own_tests=job.clients.test is not None,
     )
     local = local_of(job)
     lengths = {one: held.lengths[index] for one, index in shards.items()}
@@ -160,7 +175,7 @@ def _stage(job: Job, model: str, held: Holdings, client: str | None) -> dict[str
     bytes_ = Counter[tuple[int, str, str]]()
     for entry in transfers(job.method, setting, list(shards)):
         bytes_[entry.round, entry.client, entry.direction] += entry.bytes
-    memory = _memory(job, model, labels)
+    memory = _memory(job, known.step(model, job.task.kind, labels))
     rounds = []
     for round, chosen in enumerate(asked(job.method, setting, list(shards))):
         plan = setting.plan(job.method, round, name) if name in chosen else Plan((), ())
@@ -195,9 +210,8 @@ def _stage(job: Job, model: str, held: Holdings, client: str | None) -> dict[str
     }
 
 
-def _memory(job: Job, model: str, labels: tuple[str, ...] | None) -> Callable[[Plan, Index, Head], int]:
+def _memory(job: Job, step: Step) -> Callable[[Plan, Index, Head], int]:
     kind, train = job.task.kind, job.train
-    step = _step(model, kind, labels)
 
     def memory(plan: Plan, lengths: Index, head: Head) -> int:
         rows = min(train.batch_size, len(lengths))
@@ -209,13 +223,7 @@ def _memory(job: Job, model: str, labels: tuple[str, ...] | None) -> Callable[[P
     return memory
 
 
-@functools.cache
-def _parts(model: str, kind: str, labels: tuple[str, ...] | None) -> Parts:
-    return models.parts_of(model, kind, labels)
-
-
-@functools.cache
-def _step(model: str, kind: str, labels: tuple[str, ...] | None) -> Callable[[Plan, int, int, int, bool], int]:
+def _step_of(model: str, kind: str, labels: tuple[str, ...] | None) -> Step:
     return step_memory(models.AUTO[kind], models.config_of(model, kind, labels))
 
 

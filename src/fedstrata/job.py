@@ -111,6 +111,8 @@ class Clients(Table):
     """For ``table``: per client the share of each label, or the name of a table that is shipped."""
     column: str | None = None
     """For ``column``: the column whose values are the clients."""
+    test: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of its own rows that each client keeps to test on; models are then scored there, client by client."""
     fraction: Share = 1.0
     """Share of the clients asked in each round, at least one."""
 
@@ -210,6 +212,12 @@ class Job(Table):
     wire: Wire = Wire()
     engine: Engine = Engine()
     output: Output = Output()
+
+    @model_validator(mode="after")
+    def _one_test(self) -> Self:
+        if self.clients.test is not None and self.data.test is not None:
+            raise ValueError("[clients] test: the clients' own rows are the test rows, so [data] test must go")
+        return self
 
     def dump(self) -> dict[str, Any]:
         """The resolved job as plain data, with the method's name."""

@@ -13,7 +13,7 @@ from fedstrata import demo
 from fedstrata.core.client import Local, Worker
 from fedstrata.core.parts import Parts
 from fedstrata.core.rng import SERVER, Streams
-from fedstrata.data.prepare import Prepared, examples, population
+from fedstrata.data.prepare import Prepared, examples, population, tested
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job import Job
 from fedstrata.nn import models
@@ -35,6 +35,7 @@ class Ready:
         train: all training examples.
         test: the test examples.
         shards: client -> its training examples.
+        tests: client -> whose test examples it is scored on -> those; empty where all of ``test`` serves everyone.
     """
 
     worker: Worker
@@ -42,6 +43,7 @@ class Ready:
     train: Examples
     test: Examples
     shards: dict[str, Index]
+    tests: dict[str, dict[str, Index]]
 
 
 def make_ready(job: Job, data: Prepared, start: str) -> Ready:
@@ -67,6 +69,10 @@ def make_ready(job: Job, data: Prepared, start: str) -> Ready:
         train=train,
         test=test,
         shards={client: train.tokens.of_rows(rows) for client, rows in shards.items()},
+        tests={
+            client: {name: test.tokens.of_rows(rows) for name, rows in each.items()}
+            for client, each in (tested(job.method.population, data.tests) if data.tests else {}).items()
+        },
     )
 
 

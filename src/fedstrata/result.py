@@ -60,6 +60,7 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
     last = scored[-1] if scored else {}
     split = folder / "split.json"
     clients = json.loads(split.read_text(encoding="utf-8"))["clients"] if split.exists() else {}
+    scores = last.get("clients", {})
     result = {
         "status": status,
         "message": message,
@@ -74,8 +75,8 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
         "seconds": sum(record["seconds"] for record in rounds),
         "model": "model",
         "clients": {
-            client: {"examples": made["examples"], "score": last.get("clients", {}).get(client)}
-            for client, made in clients.items()
+            client: {"examples": clients.get(client, {}).get("examples", 0), "score": scores.get(client)}
+            for client in dict.fromkeys([*clients, *scores])
         },
     }
     _write(folder, result)

@@ -109,6 +109,7 @@ def _train(job: Job, data: Prepared, ready: Ready, folder: Path, tell: Tell) -> 
             examples=ready.train,
             shards=ready.shards,
             test=ready.test,
+            tests=ready.tests,
             folder=folder / "state" / "clients",
             dtype=server.dtype,
             shared={part: (server.versions[part], server.received(part)) for part in parts.names},
@@ -117,6 +118,7 @@ def _train(job: Job, data: Prepared, ready: Ready, folder: Path, tell: Tell) -> 
         streams=worker.streams,
         fraction=job.clients.fraction,
         each_round=job.server.evaluate == "rounds",
+        own_tests=bool(ready.tests),
         score=score,
         folder=folder,
         tell=tell,
@@ -140,7 +142,9 @@ def _write_split(folder: Path, data: Prepared, ready: Ready) -> None:
         rows = np.unique(ready.train.tokens.rows[index])
         labels = None if data.by is None else dict(sorted(Counter(data.by[i] for i in rows).items()))
         clients[client] = {"rows": len(rows), "examples": len(index), "labels": labels}
-    split = {"clients": clients, "test": len(ready.test), "left_out": data.left_out}
+    tests = {name: len(index) for each in ready.tests.values() for name, index in each.items()}
+    test = sum(tests.values()) if tests else len(ready.test)
+    split = {"clients": clients, "test": test, "tests": tests, "left_out": data.left_out}
     write_bytes(folder / "split.json", json.dumps(split, indent=1, ensure_ascii=False).encode())
 
 

@@ -318,7 +318,9 @@ def ask(tmp_path: Any) -> Callable[..., Any]:
     def call(plan: Plan, round: int, phase: str = "train", dtype: str = "fp32") -> Any:
         versions = {part: 0 for part in plan.builds(made.parts) if part not in plan.keep}
         request = Request(round, "a", plan, phase, versions, {})
-        return handle(made, request, start, sentences(), np.arange(12), Store(tmp_path), dtype, lambda *_: None)
+        return handle(
+            made, request, start, sentences(), np.arange(12), None, Store(tmp_path), dtype, lambda *_: None
+        )
 
     return call
 
@@ -330,7 +332,7 @@ def test_handle_sends_what_the_plan_sends_and_keeps_the_rest(ask: Callable[..., 
     kept = Store(tmp_path).load(1)
     assert {name.split(".")[0] for name in kept} == {"bert", "cls"}
     assert not any("layer.1." in name for name in kept)
-    start, after = (ask(plan, round, "evaluate").score["loss"] for round in (-1, 0))
+    start, after = (ask(plan, round, "evaluate").scores["a"]["loss"] for round in (-1, 0))
     assert after < start, "the kept parts are those of the round before"
     again = ask(plan, 1)
     assert ask(plan, 1).loss == again.loss, "a round that is run again starts from the round before"

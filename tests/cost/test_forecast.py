@@ -40,6 +40,11 @@ CASES = [
     ("fedbfpt", "mlm", {"clients": {"fraction": 0.34}, "wire": {"dtype": "fp16"}, "method": {"rounds": 5}}),
     ("fedavg", "classify", {"server": {"evaluate": "end"}, "clients": {"split": "skewed"}}),
     ("fedsplitbert", "classify", {"clients": {"fraction": 0.34}, "method": {"rounds": 4}}),
+    *(
+        (n, "classify", {"clients": {"test": 0.3}})
+        for n in ("fedavg", "fedsplitbert", "centralised", "none", "single")
+    ),
+    ("fedbt", "classify", {"clients": {"test": 0.3, "fraction": 0.5}, "server": {"evaluate": "end"}}),
     ("local", "classify", {"server": {"evaluate": "end"}}),
     ("fedavg", "mlm", {"train": {"mlm_head": "full", "steps": 1, "padding": "max"}}),
     ("fedbfpt", "mlm", {"train": {"epochs": 3, "batching": "random"}, "method": {"variant": "all"}}),
@@ -52,6 +57,8 @@ def test_the_forecast_is_the_measurement(
 ) -> None:
     """Bytes to the byte, line by line; FLOPs to the last one but for the number of masked positions."""
     made = job(name, kind, 3, **tables)
+    if "test" in made["clients"]:
+        del made["data"]["test"]
     [[forecast]] = [list(fedstrata.forecast(made).values())]
     fedstrata.run(made)
     folder = tmp_path / "run"
@@ -63,6 +70,7 @@ def test_the_forecast_is_the_measurement(
         dtype=resolved.wire.dtype,
         fraction=resolved.clients.fraction,
         each_round=resolved.server.evaluate == "rounds",
+        own_tests=resolved.clients.test is not None,
     )
     clients = list(json.loads((folder / "split.json").read_text())["clients"])
     ledger = lines(folder, "ledger.jsonl")

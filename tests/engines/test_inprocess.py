@@ -16,7 +16,7 @@ from tiny import SENTENCES
 def live_elements() -> int:
     """Elements of all distinct live tensors."""
     gc.collect()
-    found = {t.data_ptr(): t.numel() for t in gc.get_objects() if issubclass(type(t), torch.Tensor)}
+    found = {t.data_ptr(): t.numel() for t in gc.get_objects() if type(t) in (torch.Tensor, torch.nn.Parameter)}
     return sum(found.values())
 
 

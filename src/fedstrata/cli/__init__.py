@@ -136,11 +136,13 @@ def split(
             if each.stage:
                 console.print(f"stage {each.stage}")
             console.print(split_table(data.shards, data.by))
-            undealt = len(data.train) - sum(map(len, data.shards.values()))
+            kept = sum(map(len, data.tests.values())) if data.tests else 0
+            undealt = len(data.train) - sum(map(len, data.shards.values())) - kept
             if undealt:
                 console.print(f"{undealt} training rows belong to no client")
             held = "test rows" if each.data.test else "test rows, held out of training"
-            console.print(f"{len(data.test)} {held}; {data.left_out} rows without text or label left out")
+            tested = len(data.test) if data.tests is None else sum(map(len, data.tests.values()))
+            console.print(f"{tested} {held}; {data.left_out} rows without text or label left out")
             suffix = f".{each.stage}" if each.stage else ""
             target = picture or Path(f"{job.stem}{suffix}.split.png")
             try:

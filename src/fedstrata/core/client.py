@@ -61,7 +61,8 @@ class Reply:
         work: positions computed with.
         flops: of the training steps, by :func:`fedstrata.cost.flops.train_flops`.
         seconds: clock time of the client's work.
-        score: the client's model on the test rows, in phase ``evaluate``.
+        scores: in phase ``evaluate``, the client's model on its test rows; by client where it is scored on several
+            clients' own.
     """
 
     client: str
@@ -72,7 +73,7 @@ class Reply:
     work: Positions = field(default_factory=Positions)
     flops: int = 0
     seconds: float = 0.0
-    score: dict[str, float] | None = None
+    scores: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -155,15 +156,16 @@ class Worker:
             seconds=time.perf_counter() - started,
         )
 
-    def score(self, examples: Examples) -> dict[str, float]:
-        """The loaded model on all of ``examples``, by the task's metrics; the same masks at every call."""
+    def score(self, examples: Examples, only: Index | None = None) -> dict[str, float]:
+        """The loaded model on all ``examples`` or ``only`` some, by the task's metrics; always the same masks."""
         rng = self.streams.numpy(-1, SERVER, "evaluate")
-        made = batches(examples.tokens.lengths, 2 * self.local.batch_size, None)
+        chosen = np.arange(len(examples)) if only is None else only
+        made = batches(examples.tokens.lengths[chosen], 2 * self.local.batch_size, None)
         device = self.model.device
         self.model.eval()
         with torch.inference_mode(), self._autocast():
             return self.task.score(
-                self.model, (self.task.batch(examples, index, rng).to(device) for index in made)
+                self.model, (self.task.batch(examples, chosen[index], rng).to(device) for index in made)
             )
 
     def _batches(self, round: int, client: str, examples: Examples, index: Index) -> Iterator[tuple[int, Batch]]:
@@ -227,6 +229,7 @@ def handle(
     shared: Tagged,
     examples: Examples,
     index: Index,
+    tests: Mapping[str, Index] | None,
     store: Store,
     dtype: str,
     told: Told,
@@ -239,6 +242,7 @@ def handle(
         shared: the shared parts the client holds, the request's own included, fp32.
         examples: training examples (phase ``train``) or test examples (phase ``evaluate``).
         index: the client's own among the training examples.
+        tests: whose test examples to be scored on -> those; None for all.
         store: the client's own disk, for the parts it keeps.
         dtype: the wire type of what is sent.
         told: called after every step.
@@ -253,8 +257,9 @@ def handle(
     worker.load({**{part: shared[part] for part in request.versions}, **mine})
     if request.phase == "evaluate":
         started = time.perf_counter()
-        score = worker.score(examples)
-        return Reply(request.client, len(index), score=score, seconds=time.perf_counter() - started)
+        on: Mapping[str, Index | None] = tests or {request.client: None}
+        scores = {name: worker.score(examples, only) for name, only in on.items()}
+        return Reply(request.client, len(index), scores=scores, seconds=time.perf_counter() - started)
     reply = worker.train(plan, request.round, request.client, examples, index, told)
     if plan.keep:
         store.save(request.round, tensors(worker.model, parts, plan.keep))

@@ -36,6 +36,7 @@ class Rounds:
         streams: all randomness.
         fraction: share of the clients asked per round.
         each_round: score after every round, or only after the last.
+        own_tests: clients test on rows of their own, so every model is scored there.
         score: scores the server's model.
         folder: the run's output folder.
         tell: receives events.
@@ -48,6 +49,7 @@ class Rounds:
     streams: Streams
     fraction: float
     each_round: bool
+    own_tests: bool
     score: Callable[[Server], Score]
     folder: Path
     tell: Callable[[Event], None]
@@ -122,18 +124,18 @@ class Rounds:
         self.tell(Replied(round, reply.client, reply.loss, reply.examples, reply.seconds, self.bytes))
 
     def _evaluate(self, round: int) -> None:
-        """Score the server's model; or, where clients keep parts, each client's own and the mean over them."""
+        """Score the server's model; or, where clients keep parts or test rows, each client's and their mean."""
         started = time.monotonic()
         plans = {client: self._plan(max(round, 0), client) for client in self.engine.clients()}
         record: dict[str, Any] = {"round": round, "client": SERVER}
-        if any(plan.keep for plan in plans.values()) and round >= 0:
+        if self.own_tests or (any(plan.keep for plan in plans.values()) and round >= 0):
             whole = tuple(range(self.server.parts.depth))
             requests = (
                 self._request(round, client, Plan(layers=whole, train=(), keep=plan.keep), "evaluate")
                 for client, plan in plans.items()
             )
             replies = in_order(self.engine.exchange(requests), list(plans))
-            own = {reply.client: reply.score or {} for reply in replies}
+            own = {name: score for reply in replies for name, score in reply.scores.items()}
             first = next(iter(own.values()))
             record["score"] = {name: fmean(score[name] for score in own.values()) for name in first}
             record["clients"] = own

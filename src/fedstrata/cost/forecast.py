@@ -36,6 +36,7 @@ class Setting:
         dtype: the wire type.
         fraction: share of the clients asked per round.
         each_round: score after every round, or only after the last.
+        own_tests: clients test on rows of their own.
     """
 
     task: str
@@ -44,6 +45,7 @@ class Setting:
     dtype: str = "fp32"
     fraction: float = 1.0
     each_round: bool = True
+    own_tests: bool = False
 
     def plan(self, method: Method, round: int, client: str) -> Plan:
         """The client's plan for a round."""
@@ -74,6 +76,15 @@ def transfers(method: Method, setting: Setting, clients: Sequence[str]) -> Itera
     def _entry(round: int, client: str, phase: str, direction: str, part: str) -> Entry:
         return Entry(round, client, phase, direction, part, payload(parts, [part], setting.dtype))  # type: ignore[arg-type]
 
+    def evaluate(round: int) -> Iterator[Entry]:
+        everyone = {client: setting.plan(method, max(round, 0), client) for client in clients}
+        if setting.own_tests or (any(plan.keep for plan in everyone.values()) and round >= 0):
+            whole = tuple(range(parts.depth))
+            for client, plan in everyone.items():
+                yield from request(round, client, Plan(whole, (), keep=plan.keep), "evaluate")
+
+    if setting.each_round or method.rounds == 0:
+        yield from evaluate(-1)
     for round, chosen in enumerate(asked(method, setting, clients)):
         plans = {client: setting.plan(method, round, client) for client in chosen}
         for client, plan in plans.items():
@@ -83,11 +94,7 @@ def transfers(method: Method, setting: Setting, clients: Sequence[str]) -> Itera
         for part in {part: None for plan in plans.values() for part in plan.send}:
             versions[part] += 1
         if setting.each_round or round == method.rounds - 1:
-            everyone = {client: setting.plan(method, round, client) for client in clients}
-            if any(plan.keep for plan in everyone.values()):
-                whole = tuple(range(parts.depth))
-                for client, plan in everyone.items():
-                    yield from request(round, client, Plan(whole, (), keep=plan.keep), "evaluate")
+            yield from evaluate(round)
 
 
 def work(

@@ -31,8 +31,9 @@ class Prepared:
 
     Attributes:
         train: text and label of every training row that may be used.
-        test: of every test row.
+        test: of every test row; the same as ``train`` where the clients test on rows of their own.
         shards: client -> its training rows; none of them empty.
+        tests: client -> its own test rows; None where one test set serves all.
         labels: class names in order; None for a task without classes.
         by: the column whose values the shards differ in; None if they differ in size alone.
         left_out: rows dropped because a value was missing.
@@ -41,6 +42,7 @@ class Prepared:
     train: Rows
     test: Rows
     shards: dict[str, Index]
+    tests: dict[str, Index] | None
     labels: tuple[str, ...] | None
     by: Sequence[str] | None
     left_out: int
@@ -72,7 +74,9 @@ def prepare(job: Job, near: Path | None = None) -> Prepared:
             raise
         train = _rows(job, job.data.train, [*text, *extra], near)  # plain text: dirichlet deals its sizes
     left_out = train.left_out
-    if job.data.test is None:
+    if job.clients.test is not None:
+        test = train
+    elif job.data.test is None:
         order = streams.numpy(-1, SERVER, "holdout").permutation(len(train))
         held = max(1, round(job.data.holdout * len(train)))
         if held >= len(train):
@@ -92,7 +96,32 @@ def prepare(job: Job, near: Path | None = None) -> Prepared:
     numbers = train.columns[job.data.label] if kind == "regress" and job.clients.split == "sorted" else None
     shards = partition(job.clients, len(train), numbers or by, values, rng)
     shards = {client: rows for client, rows in shards.items() if len(rows)}
-    return Prepared(train, test, shards, labels, by if by is not None else values, left_out)
+    tests = None if job.clients.test is None else own_tests(job.clients.test, shards, streams)
+    if tests is not None:
+        shards = {client: np.setdiff1d(rows, tests[client]) for client, rows in shards.items()}
+    return Prepared(train, test, shards, tests, labels, by if by is not None else values, left_out)
+
+
+def own_tests(share: float, shards: Mapping[str, Index], streams: Streams) -> dict[str, Index]:
+    """Client -> the rows of its own that it tests on: ``share`` of them, at least one, drawn at random.
+
+    Raises:
+        UserError: a client would have nothing left to train on.
+    """
+    tests = {}
+    for client, rows in shards.items():
+        count = max(1, round(share * len(rows)))
+        if count >= len(rows):
+            raise UserError(f"[clients] test: {client} has {len(rows)} rows, too few to train and to test on")
+        tests[client] = np.sort(streams.numpy(-1, client, "test").permutation(rows)[:count])
+    return tests
+
+
+def tested(kind: str, tests: Mapping[str, Index]) -> dict[str, dict[str, Index]]:
+    """Who scores on whose test rows: ``each`` client on its own, one that stands for all on everybody's."""
+    if kind == "each":
+        return {client: {client: rows} for client, rows in tests.items()}
+    return {"all" if kind == "pooled" and len(tests) > 1 else next(iter(tests)): dict(tests)}
 
 
 def population(kind: str, shards: Mapping[str, Index]) -> dict[str, Index]:

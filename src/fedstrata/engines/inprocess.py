@@ -25,6 +25,7 @@ class InProcess:
         examples: training examples of all clients.
         shards: client -> its examples; the order is the canonical one.
         test: test examples, for phase ``evaluate``.
+        tests: client -> whose test examples it is scored on -> those; empty where all of ``test`` serves everyone.
         folder: where each client's own disk stands.
         dtype: the wire type.
         shared: part -> (version, tensors) as up-to-date clients hold them. One copy serves all clients: a request
@@ -36,6 +37,7 @@ class InProcess:
     examples: Examples
     shards: Mapping[str, Index]
     test: Examples
+    tests: Mapping[str, Mapping[str, Index]]
     folder: Path
     dtype: str
     shared: dict[str, tuple[int, Tensors]]
@@ -57,6 +59,7 @@ class InProcess:
                 self.shared,
                 self.test if request.phase == "evaluate" else self.examples,
                 self.shards[request.client],
+                self.tests.get(request.client),
                 Store(self.folder / request.client),
                 self.dtype,
                 partial(self._told, request),

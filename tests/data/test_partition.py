@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedstrata.data.partition import normal_shares, partition
+from fedstrata.data.partition import in_order, normal_shares, partition
 from fedstrata.data.tables import TABLES
 from fedstrata.errors import UserError
 from fedstrata.job import Clients
@@ -262,6 +262,14 @@ def test_a_table_that_does_not_fit_is_told(keys: dict[str, Any], words: str) -> 
 def test_a_table_must_be_there(keys: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="table"):
         Clients(split="table", **keys)
+
+
+def test_labels_have_one_order() -> None:
+    assert in_order(["10", "9", "-1", "2.5"]) == ["-1", "2.5", "9", "10"]
+    assert in_order(["b", "a", "10"]) == ["10", "a", "b"]
+    assert in_order(["1.0", "1", "0"]) == in_order(["0", "1", "1.0"])
+    assert in_order(["nan", "b", "a"]) == in_order(["b", "nan", "a"]) == ["a", "b", "nan"]
+    assert in_order(["nan", "2", "1"]) == ["1", "2", "nan"]
 
 
 def test_labels_are_needed() -> None:

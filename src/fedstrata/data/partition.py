@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -188,11 +189,12 @@ def _shares(clients: Clients, classes: Sequence[str]) -> Shares:
 
 def in_order(labels: Iterable[str]) -> list[str]:
     """Labels in their order: numbers by value, words by the alphabet."""
-    found = list(labels)
+    found = sorted(labels)
     try:
-        return sorted(found, key=float)
+        numbers = [float(label) for label in found]
     except ValueError:
-        return sorted(found)
+        return found
+    return sorted(found, key=float) if all(map(math.isfinite, numbers)) else found
 
 
 def _fill(shards: list[list[int]], least: int, rng: np.random.Generator) -> None:

@@ -112,7 +112,7 @@ def _in_units(unit: str, job: Job, model: str, stage: Mapping[str, Any], known: 
     whole, _ = papers.upload(unit, parts, job.task.kind, [parts.names] * max(1, len(sent)), count)
     made = {"stage": job.stage, "upload": figure, "what": what, "of_fedavg": figure / whole}
     trained = stage["rounds"][0]["layers"] if stage["rounds"] else []
-    if job.task.kind == "mlm" and len(trained) == 1 and unit in ("fedbfpt", "fedbt"):
+    if job.task.kind == "mlm" and len(trained) == 1 and unit in papers.COMPUTE:
         embeddings = next(iter(parts.shapes["embeddings"].values()))
         depth = len(job.method.plan(parts, "mlm", 0, stage["client"], Streams(job.train.seed)).layers)
         made["compute_of_fedavg"] = papers.compute(
@@ -123,7 +123,8 @@ def _in_units(unit: str, job: Job, model: str, stage: Mapping[str, Any], known: 
 
 def holdings(job: Job, near: Path | None, model: str, count: int | None, tokens: int | None) -> Holdings:
     """The lengths of the clients' examples: the job's own if its data is there, else ``count`` of ``tokens``."""
-    longest = min(tokens or job.train.max_tokens, models.config_of(model).max_position_embeddings)
+    config = models.config_of(model)
+    longest = min(tokens or job.train.max_tokens, config.max_position_embeddings)
     named = tuple(job.task.labels) if job.task.labels else None
     if count is None and job.data.train != NO_DATA:
         try:
@@ -132,10 +133,12 @@ def holdings(job: Job, near: Path | None, model: str, count: int | None, tokens:
             reason = f"the data cannot be read ({error})"
         else:
             try:
+                if tokens is not None:
+                    raise UserError(f"--tokens says {tokens}")
                 made = examples(job, data.train, data.labels, models.tokenizer_of(model, job.task.kind)).tokens
-            except UserError:
+            except UserError as error:
                 lengths = np.full(len(data.train), longest, dtype=np.int64)
-                told = f"{len(lengths)} training rows of the job's data; no tokenizer, so {longest} tokens each"
+                told = f"{len(lengths)} training rows of the job's data at {longest} tokens each ({error})"
                 return Holdings(lengths, data.shards, data.labels, told)
             shards = {name: made.of_rows(rows) for name, rows in data.shards.items()}
             return Holdings(made.lengths, shards, data.labels, f"{len(made)} training examples of the job's data")
@@ -145,7 +148,10 @@ def holdings(job: Job, near: Path | None, model: str, count: int | None, tokens:
     each = count or EXAMPLES
     names = [f"client-{i:0{len(str(number - 1))}}" for i in range(number)]
     shards = {name: np.arange(i * each, (i + 1) * each) for i, name in enumerate(names)}
-    told = f"{each} examples of {longest} tokens at each of {number} clients" + (f": {reason}" if reason else "")
+    told = f"{each} examples of {longest} tokens at each of {number} clients"
+    told += f": {reason}" if reason else ""
+    if named is None and job.task.kind in ("classify", "pair", "tag"):
+        told += f", {config.num_labels} classes"
     return Holdings(np.full(number * each, longest, dtype=np.int64), shards, named, told)
 
 

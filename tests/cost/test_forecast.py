@@ -204,6 +204,17 @@ def test_a_job_whose_data_is_elsewhere_is_forecast_on_assumptions(job: Jobs) -> 
         fedstrata.forecast(made, ["method.name=fedbfpt", "method.local_layers=9"])
 
 
+def test_tokens_and_classes_that_are_assumed_are_told(job: Jobs, bare: Path) -> None:
+    made = job("fedavg", "classify")
+    [own], [assumed] = (list(fedstrata.forecast(made, tokens=tokens).values()) for tokens in (None, 32))
+    assert assumed["holdings"] == ["12 training rows of the job's data at 32 tokens each (--tokens says 32)"]
+    assert assumed["clients"]["train_flops"] > own["clients"]["train_flops"]
+    assert assumed["clients"]["up_bytes"] == own["clients"]["up_bytes"]
+    assert told("--model", bare, "--task", "classify", "--method", "fedavg", "--json")["holdings"][0].endswith(
+        "at each of 6 clients, 2 classes"
+    )
+
+
 def test_stages_are_summed(job: Jobs, tmp_path: Path) -> None:
     made = job("fedbt", "mlm", 3)
     made["stages"] = [{"name": "pretrain"}, {"name": "finetune", "task": {"kind": "classify"}}]

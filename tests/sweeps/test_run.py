@@ -15,7 +15,7 @@ import pytest
 import fedstrata
 from fedstrata.errors import UserError
 from fedstrata.events import CellEnded, CellStarted, CellTold, StageEnded, Stepped
-from fedstrata.report.sweep import Entry
+from fedstrata.report.sweep import Entry, read_tables
 
 Jobs = Callable[..., dict[str, Any]]
 
@@ -94,6 +94,7 @@ def test_a_sweep_is_its_single_runs(many: dict[str, Any], tmp_path: Path) -> Non
     same_table = fedstrata.sweep(many, resume=True, progress=told.append)
     assert not told, "nothing is left to run"
     assert same_table == entries
+    assert read_tables(folder) == ("cycle", entries)
 
 
 def test_a_sweep_killed_half_way_ends_in_the_same_table(many: dict[str, Any], tmp_path: Path) -> None:

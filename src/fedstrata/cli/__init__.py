@@ -63,7 +63,7 @@ def forecast(
     job: Annotated[str | None, typer.Argument(help="Job file (TOML); not needed with --model.")] = None,
     overrides: Overrides = None,
     model: Annotated[str | None, typer.Option(help="Folder or hub id; its config.json is enough.")] = None,
-    task: Annotated[str | None, typer.Option(help="Task: mlm, classify or tag.")] = None,
+    task: Annotated[str | None, typer.Option(help="Kind of task, such as mlm or classify.")] = None,
     method: Annotated[str | None, typer.Option(help="Method.")] = None,
     methods: Annotated[str | None, typer.Option(help="Methods to compare, a,b,c; the first is 100 %.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="A key of the job file, KEY=VALUE.")] = None,

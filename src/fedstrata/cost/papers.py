@@ -16,6 +16,8 @@ from fedstrata.core.parts import Parts
 from fedstrata.cost.bytes import payload
 
 UNITS = ("fedbfpt", "fedbt", "fedsplitbert", "fedfreezebert")
+COMPUTE = ("fedbfpt", "fedbt")
+"""Those that print compute in per cent of a whole BERT's."""
 CONTAINER = 290
 """Bytes that ``torch.save`` adds per tensor; between 280 and 300 for the models of the papers."""
 MIB = 2**20

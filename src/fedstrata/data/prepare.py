@@ -89,8 +89,8 @@ def prepare(job: Job, near: Path | None = None) -> Prepared:
     by = None
     if kind in ("classify", "pair") or (kind == "mlm" and job.clients.split == "dirichlet"):
         by = train.columns.get(job.data.label)
-    if kind == "regress":
-        _numbers(job, train), _numbers(job, test)
+    for rows in (train, test) if kind == "regress" else ():
+        _numbers(job, rows)
     values = train.columns[job.clients.column] if job.clients.column else None
     rng = streams.numpy(-1, SERVER, "split")
     numbers = train.columns[job.data.label] if kind == "regress" and job.clients.split == "sorted" else None

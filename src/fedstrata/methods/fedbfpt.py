@@ -10,10 +10,10 @@ IJCAI 2023. https://doi.org/10.24963/ijcai.2023/483
     layers 0..l stand for themselves        plan.layers begins 0, 1, .. l
     layers above l, sampled from the rest   drawn with replacement, ascending, anew per round and client
     ALL                                     variant "all": layers 0..m_L-1, every tensor trained and sent
-    \PL, no progressive learning           variant "pl": layer 0 in every round
-    \M, no mapping                         variant "m": the local model is layers 0..m_L-1
-    \S, no sampling anew                   variant "s": a client's layers are redrawn only when l moves
-    \SP, equal rounds per layer            variant "sp": layer i in round i, the deepest one from then on
+    \PL, no progressive learning            variant "pl": layer 0 in every round
+    \M, no mapping                          variant "m": the local model is layers 0..m_L-1
+    \S, no sampling anew                    variant "s": a client's layers are redrawn only when l moves
+    \SP, equal rounds per layer             variant "sp": layer i in round i, the deepest one from then on
     clients of different m_L                local_layers = {default = 6, small-hospital = 3}; l stays below all
 
 Requirements: made for task "mlm"; runs with any head.

@@ -12,9 +12,9 @@ Wang, Li, Chen, Shou. Journal of Software (软件学报) 36(9), 2025, pp. 4110-4
     FedBT-All                               variant "all": every tensor in every round
     FedBT-Half                              variant "half": the upper half of the layers in every round
     FedBT-Map                               variant "map": the frozen layers are sampled from 0 .. l-1
-    FedBT\Circle                           variant "circle": the top layer alone in every round
-    FedBT\Add                              variant "add": layer l alone, the layers above it frozen
-    \PL, \M, \S, \SP of pre-training      variants "pl", "m", "s", "sp", as FedBFPT
+    FedBT\Circle                            variant "circle": the top layer alone in every round
+    FedBT\Add                               variant "add": layer l alone, the layers above it frozen
+    \PL, \M, \S, \SP of pre-training        variants "pl", "m", "s", "sp", as FedBFPT
 
 The pooler is not in the paper's byte counts: it stays at its received value and is not sent
 (``pooler = "train"`` trains and sends it with the head).

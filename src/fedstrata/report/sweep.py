@@ -117,9 +117,22 @@ def read_tables(folder: Path) -> tuple[str | None, list[Entry]]:
     """
     try:
         data = json.loads((folder / "table.json").read_text(encoding="utf-8"))
-        return data["against"], [Entry(**entry) for entry in data["entries"]]
+        return data["against"], [_read(entry) for entry in data["entries"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder}: holds no sweep's table ({type(error).__name__}: {error})") from None
+
+
+def _read(entry: dict[str, Any]) -> Entry:
+    """An entry off JSON, which knows neither tuples nor numbers as keys."""
+    return Entry(
+        **{
+            **entry,
+            "seeds": tuple(entry["seeds"]),
+            "scores": tuple(entry["scores"]),
+            "metrics": {name: tuple(values) for name, values in entry["metrics"].items()},
+            "failed": {int(seed): why for seed, why in entry["failed"].items()},
+        }
+    )
 
 
 def terminal(entries: Sequence[Entry]) -> Iterable[Table]:

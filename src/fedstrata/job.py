@@ -178,7 +178,8 @@ class Server(Table):
 class Wire(Table):
     """``[wire]``: the form of tensors on their way."""
 
-    dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
+    dtype: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
+    """Both ways; ``int8`` has a scale per row and adds what a message leaves out to the next."""
 
 
 class Engine(Table):

@@ -20,6 +20,7 @@ from fedstrata.data.tokens import tokenise
 from fedstrata.tasks import Batch, Examples, Task
 from fedstrata.tasks.classify import Classify
 from fedstrata.tasks.mlm import masked_lm
+from fedstrata.wire.tensors import narrow, widen
 from tiny import SENTENCES, tiny_model, tokenizer
 
 QUIET = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -341,3 +342,21 @@ def test_handle_sends_what_the_plan_sends_and_keeps_the_rest(ask: Callable[..., 
 def test_handle_sends_in_the_wire_type(ask: Callable[..., Any]) -> None:
     reply = ask(Plan((0,), ("layer.0",), ("layer.0",)), 0, dtype="bf16")
     assert {t.dtype for t in reply.weights["layer.0"].values()} == {torch.bfloat16}
+
+
+def test_what_a_message_left_out_is_kept_for_the_next(ask: Callable[..., Any], tmp_path: Any) -> None:
+    """Two rounds send together what they made, but for the rest; a round that is run again sends the same."""
+    plan, name = Plan((0,), ("layer.0",), ("layer.0",)), "bert.encoder.layer.0.output.dense.weight"
+    exact = [ask(plan, round).weights["layer.0"][name] for round in (0, 1)]
+    sent = [widen(ask(plan, round, dtype="int8").weights["layer.0"])[name] for round in (0, 1)]
+    rest = Store(tmp_path).rest.load(2)
+    assert rest.keys() == worker().parts.shapes["layer.0"].keys()
+    assert torch.allclose(sum(sent) + rest[name], sum(exact), atol=1e-6)
+    alone = widen(narrow({name: exact[1]}, "int8"))[name]
+    assert not sent[1].equal(alone), "the second message holds the first one's rest"
+    assert widen(ask(plan, 1, dtype="int8").weights["layer.0"])[name].equal(sent[1])
+
+
+def test_floats_leave_nothing_on_the_client_s_disk(ask: Callable[..., Any], tmp_path: Any) -> None:
+    ask(Plan((0,), ("layer.0",), ("layer.0",)), 0, dtype="fp16")
+    assert not list(tmp_path.iterdir())

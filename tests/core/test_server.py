@@ -138,6 +138,28 @@ def test_a_narrow_wire_rounds_what_is_received_and_not_the_start() -> None:
     assert made.outgoing("layer.1") is made.outgoing("layer.1"), "converted once"
 
 
+def test_int8_adds_up_over_the_rounds() -> None:
+    """All that clients were sent, and the rest, is all that the server had; each version is converted once."""
+    made = server("int8")
+    name = "bert.encoder.layer.1.output.dense.weight"
+    had, got = (torch.zeros(32, 64) for _ in range(2))
+    generator = torch.Generator().manual_seed(0)
+    for round in range(20):
+        reply = answer(made, LAYER, "a", 1.0)
+        value = {n: torch.randn(shape, generator=generator) for n, shape in made.parts.shapes["layer.1"].items()}
+        reply.weights["layer.1"] = narrow(value, "int8")
+        made.collect(LAYER, reply)
+        made.collect(LAYER, answer(made, LAYER, "b", 0.3, examples=2))
+        made.merge()
+        rest = made.rest["layer.1"][name] if round else torch.zeros(())
+        assert torch.allclose(got + rest, had, atol=1e-4)
+        got += made.received("layer.1")[name]
+        had += made.weights["layer.1"][name]
+        assert made.outgoing("layer.1") is made.outgoing("layer.1")
+    assert (got - had).abs().max() > 1e-3
+    assert made.rest.keys() == {"layer.1", "head"}
+
+
 @pytest.mark.parametrize("fault", ["missing", "shape", "nan", "dtype"])
 def test_a_bad_answer_is_refused_before_it_counts(fault: str) -> None:
     made = server()

@@ -47,6 +47,8 @@ CASES = {
     "fedadam": {"clients": {"fraction": 0.67}},
     "local": {},
     "fedavg": {"wire": {"dtype": "bf16"}},
+    "fedbt": {"wire": {"dtype": "int8"}, "clients": {"fraction": 0.67}, "server": {"evaluate": "end"}},
+    "fedsplitbert": {"wire": {"dtype": "int8"}},
 }
 
 
@@ -55,7 +57,9 @@ def test_killed_at_any_write_and_resumed(
     job: Jobs, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The n-th file that is about to get its name is lost, and the process with it; then it is started again."""
-    made = job(method, method={"rounds": 3})
+    made = job(
+        method, "classify" if method in ("fedbt", "fedsplitbert") else "mlm", method={"rounds": 3}, **CASES[method]
+    )
     made["output"]["dir"] = str(tmp_path / "whole")
     fedstrata.run(made)
     replace, counts = os.replace, {"left": 0}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import transformers
 
 from fedstrata.core.parts import find, tensors
-from fedstrata.cost.bytes import ITEM, payload
+from fedstrata.cost.bytes import payload
 from fedstrata.cost.ledger import size
 from fedstrata.wire.tensors import DTYPES, encode, narrow
 from tiny import tiny_model
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("names", [("embeddings",), ("layer.1", "head"), ("embeddings", "layer.0", "head"), ()])
 def test_payload_is_the_size_of_the_tensors_as_they_travel(names: tuple[str, ...], dtype: str) -> None:
     model = tiny_model()
@@ -26,8 +28,14 @@ def test_payload_by_hand() -> None:
     assert payload(parts, ["layer.0"], "fp16") == payload(parts, ["layer.0"], "bf16") == 2 * 8544
 
 
-def test_every_wire_type_has_its_size() -> None:
-    assert {name: dtype.itemsize for name, dtype in DTYPES.items()} == ITEM
+def test_int8_of_a_bert_layer_by_hand() -> None:
+    """7,087,872 elements: 7,077,888 in matrices of 6,912 rows, each with a scale of 2 bytes; 9,984 in vectors."""
+    with torch.device("meta"):
+        parts = find(transformers.BertForMaskedLM(transformers.BertConfig()))
+    assert payload(parts, ["layer.0"]) == 4 * 7_087_872
+    assert payload(parts, ["layer.0"], "int8") == 7_077_888 + 2 * 6_912 + 2 * 9_984
+    every = payload(parts, parts.names, "int8") / payload(parts, parts.names)
+    assert every == pytest.approx(0.25, rel=0.01)
 
 
 def test_payload_is_the_message_without_its_header() -> None:

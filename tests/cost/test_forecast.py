@@ -38,6 +38,7 @@ CASES = [
     *((name, kind, {}) for name in METHODS for kind in ("mlm", "classify")),
     ("fedbt", "classify", {"clients": {"fraction": 0.5, "count": 4}, "method": {"rounds": 4}}),
     ("fedbfpt", "mlm", {"clients": {"fraction": 0.34}, "wire": {"dtype": "fp16"}, "method": {"rounds": 5}}),
+    ("fedbfpt", "mlm", {"clients": {"fraction": 0.34}, "wire": {"dtype": "int8"}, "method": {"rounds": 5}}),
     ("fedavg", "classify", {"server": {"evaluate": "end"}, "clients": {"split": "skewed"}}),
     ("fedsplitbert", "classify", {"clients": {"fraction": 0.34}, "method": {"rounds": 4}}),
     *(

@@ -18,7 +18,7 @@ from fedstrata.cost.flops import Positions, train_flops
 from fedstrata.nn.batching import Index, batches
 from fedstrata.nn.depth import local_depth
 from fedstrata.tasks import Batch, Examples, Task
-from fedstrata.wire.tensors import narrow
+from fedstrata.wire.tensors import carry
 
 Weights = dict[str, Tensors]
 """Part -> its tensors."""
@@ -263,12 +263,13 @@ def handle(
     reply = worker.train(plan, request.round, request.client, examples, index, told)
     if plan.keep:
         store.save(request.round, tensors(worker.model, parts, plan.keep))
-    sent = {
-        part: {
-            name: t.to("cpu", copy=True) for name, t in narrow(tensors(worker.model, parts, [part]), dtype).items()
-        }
-        for part in plan.send
-    }
+    rest, sent = store.rest.load(request.round), {}
+    for part in plan.send:
+        message, left = carry(tensors(worker.model, parts, [part]), dtype, rest)
+        sent[part] = {name: tensor.to("cpu", copy=True) for name, tensor in message.items()}
+        rest.update(left)
+    if rest:
+        store.rest.save(request.round, rest)
     return replace(reply, weights=sent)
 
 

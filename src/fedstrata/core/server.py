@@ -11,7 +11,7 @@ from fedstrata.core.client import Reply, Request
 from fedstrata.core.parts import Parts, Tensors
 from fedstrata.core.plan import Plan
 from fedstrata.core.rng import SERVER, Streams
-from fedstrata.wire.tensors import check, narrow, widen
+from fedstrata.wire.tensors import carry, check, widen
 
 RATES = {"fedavg": 1.0, "fedavgm": 1.0, "fedadam": 0.01, "fedyogi": 0.01, "fedadagrad": 0.01}
 """Server rule -> its learning rate where the job names none."""
@@ -89,6 +89,7 @@ class Server:
         versions: part -> how often it has been merged.
         held: client -> part -> the version the client has.
         moments: tensor name -> the rule's memory.
+        rest: part -> what its messages have left out so far, added to the next.
     """
 
     parts: Parts
@@ -98,11 +99,12 @@ class Server:
     versions: dict[str, int] = field(default_factory=dict)
     held: dict[str, dict[str, int]] = field(default_factory=dict)
     moments: dict[str, Tensors] = field(default_factory=dict)
+    rest: dict[str, Tensors] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.versions = self.versions or dict.fromkeys(self.parts.names, 0)
         self.mean = Mean()
-        self._outgoing: dict[str, tuple[int, Tensors]] = {}
+        self._messages: dict[str, tuple[int, tuple[Tensors, Tensors]]] = {}
 
     def request(self, round: int, client: str, plan: Plan, phase: str = "train") -> Request:
         """What ``client`` is asked, with the parts it lacks; from now on it counts as holding them."""
@@ -115,11 +117,15 @@ class Server:
 
     def outgoing(self, part: str) -> Tensors:
         """A part as it travels; converted once per version, whatever the number of clients."""
-        version, tensors = self._outgoing.get(part, (-1, {}))
+        return self._message(part)[0]
+
+    def _message(self, part: str) -> tuple[Tensors, Tensors]:
+        """A part as it travels, and what that leaves out."""
+        version, message = self._messages.get(part, (-1, ({}, {})))
         if version != self.versions[part]:
-            tensors = narrow(self.weights[part], self.dtype)
-            self._outgoing[part] = self.versions[part], tensors
-        return tensors
+            message = carry(self.weights[part], self.dtype, self.rest.get(part, {}))
+            self._messages[part] = self.versions[part], message
+        return message
 
     def received(self, part: str) -> Tensors:
         """A part as up-to-date clients have it: the start model as it is, later versions off the wire."""
@@ -141,6 +147,8 @@ class Server:
         mean, self.mean = self.mean.result(), Mean()
         changed = [part for part in self.parts.names if self.parts.shapes[part].keys() & mean.keys()]
         for part in changed:
+            if self.versions[part] and (left := self._message(part)[1]):  # the start model is shipped whole
+                self.rest[part] = left
             old = self.weights[part]
             self.weights[part] = {name: step(self.rule, old[name], mean[name], self._memory(name)) for name in old}
             self.versions[part] += 1

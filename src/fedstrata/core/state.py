@@ -3,6 +3,7 @@
     state/manifest.json              what is current; replacing it is what commits a round
     state/PART@VERSION.safetensors   a merged part (version 0 is the start model and is not stored)
     state/moments-PART@VERSION…      the server rule's memory of it
+    state/rest-PART@VERSION…         what its messages have left out, added to the next
     state/clients/NAME/…             the parts a client keeps (:class:`fedstrata.core.store.Store`)
     ledger.jsonl, rounds.jsonl       the records; cut back to their committed length on resumption
 
@@ -14,13 +15,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedstrata.core.parts import Tensors
 from fedstrata.core.server import Server
-from fedstrata.core.store import read_tensors, write_bytes, write_tensors
+from fedstrata.core.store import Store, read_tensors, write_bytes, write_tensors
 from fedstrata.errors import UserError
 
 RECORDS = ("ledger.jsonl", "rounds.jsonl")
@@ -68,8 +70,9 @@ def commit(folder: Path, server: Server, changed: Iterable[str], done: int, star
             for name in server.parts.shapes[part]
             for kind, tensor in server.moments.get(name, {}).items()
         }
-        if moments:
-            write_tensors(_path(state, server, part, "moments-"), moments)
+        for kind, kept in (("moments-", moments), ("rest-", server.rest.get(part))):
+            if kept:
+                write_tensors(_path(state, server, part, kind), kept)
     manifest = {
         "done": done,
         "start": start,
@@ -79,7 +82,9 @@ def commit(folder: Path, server: Server, changed: Iterable[str], done: int, star
         "records": {name: _size(folder / name) for name in RECORDS},
     }
     write_bytes(state / "manifest.json", json.dumps(manifest, ensure_ascii=False).encode())
-    current = {_path(state, server, part, kind) for part in server.parts.names for kind in ("", "moments-")}
+    current = {
+        _path(state, server, part, kind) for part in server.parts.names for kind in ("", "moments-", "rest-")
+    }
     for path in state.glob("*@*.safetensors"):
         if path not in current:
             path.unlink()
@@ -89,6 +94,8 @@ def prune(folder: Path) -> None:
     """Drop what only resuming needs, once the run is finished; the clients' own parts stay."""
     for path in (folder / "state").glob("*.*"):
         path.unlink()
+    for path in (folder / "state" / "clients").glob("*"):
+        shutil.rmtree(Store(path).rest.folder, ignore_errors=True)
 
 
 def restore(folder: Path, server: Server, start: str) -> tuple[int, float]:
@@ -118,6 +125,8 @@ def restore(folder: Path, server: Server, start: str) -> tuple[int, float]:
             for key, tensor in read_tensors(moments).items() if moments.exists() else ():
                 kind, name = key.split("|", 1)
                 server.moments.setdefault(name, {})[kind] = tensor
+            if (rest := _path(state, server, part, "rest-")).exists():
+                server.rest[part] = read_tensors(rest)
     for name, size in manifest["records"].items():
         if (folder / name).exists():
             os.truncate(folder / name, size)

@@ -45,6 +45,11 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    @property
+    def rest(self) -> Store:
+        """What the client's messages have left out so far, part of what travels next."""
+        return Store(self.folder / "rest")
+
     def load(self, before: int) -> Tensors:
         """What was kept in the last round before ``before``; empty if nothing was."""
         rounds = [round for round in self._rounds() if round < before]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from fedstrata.core.parts import Parts
-
-ITEM = {"fp32": 4, "fp16": 2, "bf16": 2}
-"""Wire type -> bytes per element."""
+from fedstrata.wire.tensors import form
 
 
 def payload(parts: Parts, names: Iterable[str], dtype: str = "fp32") -> int:
-    """Bytes of the tensors of the named parts in the given wire type."""
-    return parts.elements(names) * ITEM[dtype]
+    """Bytes of the tensors of the named parts in the given wire type, scales included."""
+    held = (form(parts.shapes[name], dtype).values() for name in names)
+    return sum(kind.itemsize * math.prod(shape) for each in held for kind, shape in each)

@@ -23,6 +23,8 @@ def _words(names: Any) -> Any:
 
 Words = Annotated[list[str], BeforeValidator(_words)]
 """Names that may also be written as whole numbers, as class labels often are."""
+Source = str | list[str] | dict[Annotated[str, Field(pattern=r"^[\w-]+$")], str | list[str]]
+"""A file, folder or data set id; several; or several by name, whose test rows are scored apart as well."""
 
 
 class Table(BaseModel):
@@ -80,8 +82,8 @@ class Task(Table):
 class Data(Table):
     """``[data]``: whose rows, from where."""
 
-    train: str | list[str]
-    test: str | list[str] | None = None
+    train: Source
+    test: Source | None = None
     holdout: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Share of the training rows held out as test rows where ``test`` is absent."""
     text: str | list[str] = "text"
@@ -90,7 +92,7 @@ class Data(Table):
     columns: list[str] | None = None
     """Names of the columns of files that have no header line."""
     limit: Positive | None = None
-    """Read at most so many rows of each of train and test: a quick try."""
+    """Read at most so many rows of each of train and test (of each named source of them): a quick try."""
     overlong: Literal["split", "truncate"] | None = None
     """Text beyond ``train.max_tokens``: cut into further examples (default of ``mlm`` and ``tag``) or cut off."""
 
@@ -189,11 +191,13 @@ class Engine(Table):
 
 
 class Output(Table):
-    """``[output]``: where the run is written."""
+    """``[output]``: where the run is written, and what is told of it."""
 
     dir: str = "runs/try"
     client_models: bool = False
     """Also save each client's own model where clients keep parts."""
+    target: float | None = None
+    """A value of the headline metric: rounds and bytes until it is first reached are told."""
 
 
 class Job(Table):

@@ -14,6 +14,7 @@ from fedstrata.core.rng import SERVER
 from fedstrata.core.state import records
 from fedstrata.core.store import write_bytes
 from fedstrata.cost.ledger import totals
+from fedstrata.cost.target import reached
 from fedstrata.job import Job, method_name
 
 
@@ -30,6 +31,8 @@ class Result:
         seconds: clock time.
         model: folder of the final model.
         clients: client -> its ``examples``, and its own ``score`` where it keeps parts.
+        target: of a job with ``output.target``: that ``score``, and the ``rounds`` and ``bytes`` of the last stage
+            until it was first reached, None where it never was.
         stages: the stages' results, in order; empty for a job of one stage.
     """
 
@@ -41,6 +44,7 @@ class Result:
     seconds: float
     model: Path
     clients: dict[str, Any]
+    target: dict[str, Any] | None = None
     stages: tuple[Result, ...] = field(default=())
 
     @property
@@ -61,6 +65,10 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
     split = folder / "split.json"
     clients = json.loads(split.read_text(encoding="utf-8"))["clients"] if split.exists() else {}
     scores = last.get("clients", {})
+    ledger = records(folder / "ledger.jsonl")
+    wanted = job.output.target
+    met = None if wanted is None else reached(wanted, job.task.headline, rounds, ledger)
+    target = {"score": wanted, "rounds": met and met.rounds, "bytes": met and met.bytes}
     result = {
         "status": status,
         "message": message,
@@ -70,10 +78,11 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
         "headline": job.task.headline,
         "score": last.get("score", {}),
         "rounds": job.method.rounds,
-        "bytes": totals(records(folder / "ledger.jsonl")),
+        "bytes": totals(ledger),
         "flops": sum(record["flops"] for record in trained),
         "seconds": sum(record["seconds"] for record in rounds),
         "model": "model",
+        "target": None if wanted is None else target,
         "clients": {
             client: {"examples": clients.get(client, {}).get("examples", 0), "score": scores.get(client)}
             for client in dict.fromkeys([*clients, *scores])
@@ -106,6 +115,7 @@ def read_result(folder: Path) -> Result:
         folder=folder,
         **{name: data[name] for name in ("status", "score", "bytes", "flops", "seconds", "clients")},
         model=folder / data["model"],
+        target=data.get("target"),
         stages=tuple(read_result(folder / "stages" / name) for name in data.get("stages", ())),
     )
 

@@ -115,3 +115,44 @@ def test_a_mistake_is_one_sentence(own: Callable[..., dict[str, Any]], sentences
         fedstrata.run(made, {"data.test": str(sentences_csv)})
     with pytest.raises(UserError, match="client-0 has 1 rows, too few"):
         own_tests(0.2, {"client-0": np.asarray([3])}, Streams(0))
+
+
+def test_pools_are_scored_apart(job: Jobs, tmp_path: Path) -> None:
+    """As MNLI's matched and mismatched rows: each pool's scores are those of a run that tests on it alone."""
+    halves = {"near": tmp_path / "near.csv", "far": tmp_path / "far.csv"}
+    whole = (tmp_path / "sentences.csv").read_text("utf-8").splitlines()
+    for i, path in enumerate(halves.values()):
+        path.write_text("\n".join([whole[0], *whole[1 + i :: 2]]) + "\n")
+    named = {name: str(path) for name, path in halves.items()}
+    made = job("fedavg", "classify", 3, data={"test": named}, output={"dir": str(tmp_path / "both")})
+    both = fedstrata.run(made)
+    assert both.score.keys() == {
+        *(
+            metric + pool
+            for metric in ("accuracy", "macro_f1", "matthews", "loss")
+            for pool in ("", ".near", ".far")
+        )
+    }
+    for name, path in halves.items():
+        alone = job(
+            "fedavg", "classify", 3, data={"test": str(path)}, output={"dir": str(tmp_path / f"run-{name}")}
+        )
+        score = fedstrata.run(alone).score
+        assert {metric: both.score[f"{metric}.{name}"] for metric in score} == pytest.approx(score)
+    assert both.score["accuracy"] == pytest.approx((both.score["accuracy.near"] + both.score["accuracy.far"]) / 2)
+
+
+def test_pools_of_clients_that_test_on_their_own_rows(own: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    """A pool's mean is over the clients that have rows of it."""
+    whole = (tmp_path / "sentences.csv").read_text("utf-8").splitlines()
+    for name, rows in (("near", whole[1:12]), ("far", whole[12:])):
+        (tmp_path / f"{name}.csv").write_text("\n".join([whole[0], *rows]) + "\n")
+    made = own("fedsplitbert")
+    made["data"]["train"] = {name: str(tmp_path / f"{name}.csv") for name in ("near", "far")}
+    made["clients"] |= {"count": 2}
+    result = fedstrata.run(made)
+    each = [client["score"] for client in result.clients.values()]
+    for metric, value in result.score.items():
+        assert value == pytest.approx(fmean(score[metric] for score in each if metric in score))
+    assert all("loss.near" in score for score in each)
+    assert sum("loss.far" in score for score in each) <= 1, "a single row is at one client at most"

@@ -115,3 +115,76 @@ def test_class_names_may_be_numbers(job: Jobs, tmp_path: Path) -> None:
     made = job("fedavg", "classify", data={"train": "numbers.csv", "test": "numbers.csv"}, clients={"count": 1})
     made["task"] |= {"labels": [0, 1], "positive": [1]}
     assert prepare(load(made)[0], tmp_path).labels == ("0", "1")
+
+
+def test_numbers_are_split_like_classes(job: Jobs, tmp_path: Path) -> None:
+    """Sorted cuts, and shares of each fifth; no row stands twice."""
+    numbers = np.random.default_rng(0).permutation([f"{i / 20:.3f}" for i in range(101)])
+    (tmp_path / "n.csv").write_text("a,b,label\n" + "".join(f"the heart,the eye,{n}\n" for n in numbers))
+    made = job("fedavg", "regress", data={"train": "n.csv", "text": ["a", "b"]})
+    del made["data"]["test"]
+    made["data"]["holdout"] = 0.01
+    held = []
+    for split in ("sorted", "dirichlet"):
+        made["clients"] = {"split": split, "count": 3, "alpha": 0.1}
+        data = prepare(load(made)[0], tmp_path)
+        every = np.concatenate(list(data.shards.values()))
+        assert len(np.unique(every)) == len(every)
+        held.append([[float(data.train.columns["label"][i]) for i in rows] for rows in data.shards.values()])
+        assert data.by is not None
+        assert len(set(data.by)) == 5
+    low, middle, high = held[0]
+    assert max(low) <= min(middle) <= max(middle) <= min(high)
+    fifths = [[sum(value < edge for value in each) for edge in (1, 2, 3, 4)] for each in held[1]]
+    assert np.ptp(np.asarray(fifths), axis=0).max() > 15, "each fifth is dealt by shares of its own"
+
+
+def test_numbers_of_a_table_are_told_by_value(job: Jobs, tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text("text,label\n" + "the heart,5.000\n" * 6 + "the eye,0.0\n" * 6)
+    made = job("fedavg", "regress", data={"train": "n.csv", "test": "n.csv"})
+    made["clients"] = {"split": "table", "table": [{"5": 100}, {"0": 50, "5": 50}]}
+    shards = prepare(load(made)[0], tmp_path).shards
+    assert {name: len(rows) for name, rows in shards.items()} == {"client-0": 4, "client-1": 4}
+
+
+def test_the_order_of_the_classes_is_the_job_s_or_the_data_set_s(
+    job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MRPC's classes are "not_equivalent", "equivalent": by the alphabet the shares would be swapped."""
+    import datasets
+
+    names = ["not_equivalent", "equivalent"]
+    features = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)}
+    rows = {"text": ["the heart"] * 40, "label": [0, 1] * 20}
+    data = datasets.Dataset.from_dict(rows, datasets.Features(features))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: data)
+    made = job("fedavg", "classify", data={"train": "glue:mrpc", "test": "glue:mrpc"})
+    made["clients"] = {"split": "table", "table": "mrpc-3"}
+    prepared = prepare(load(made)[0])
+    assert prepared.labels == tuple(names)
+    first = [prepared.train.columns["label"][i] for i in prepared.shards["client-0"]]
+    assert first.count("equivalent") >= 0.9 * len(first)
+    made["task"]["labels"] = names[::-1]
+    prepared = prepare(load(made)[0])
+    first = [prepared.train.columns["label"][i] for i in prepared.shards["client-0"]]
+    assert first.count("equivalent") <= 0.1 * len(first)
+
+
+def test_named_sources_are_pools(job: Jobs, tmp_path: Path) -> None:
+    (tmp_path / "m.csv").write_text("text,label\na,x\nb,y\n")
+    (tmp_path / "mm.csv").write_text("text,label\nc,x\nd,\ne,y\n")
+    made = job("fedavg", "classify", data={"test": {"matched": "m.csv", "mismatched": ["mm.csv", "m.csv"]}})
+    made["data"]["train"] = "m.csv"
+    made["clients"]["count"] = 1
+    data = prepare(load(made)[0], tmp_path)
+    assert data.test.columns["text"] == ["a", "b", "c", "e", "a", "b"]
+    assert data.test.pools == ["matched"] * 2 + ["mismatched"] * 4
+    assert data.left_out == 1
+    pools = examples(load(made)[0], data.test, data.labels, tokenizer()).pools
+    assert {name: index.tolist() for name, index in pools.items()} == {
+        "matched": [0, 1],
+        "mismatched": [2, 3, 4, 5],
+    }
+    made["data"]["test"] = {"not a word": "m.csv"}
+    with pytest.raises(UserError, match=r"\[data\] test"):
+        load(made)

@@ -171,7 +171,7 @@ def test_the_working_directory_comes_before_the_folder_nearby(tmp_path: Path) ->
         ("a.csv", 'text,b\n"1\n1",2\n3', ["a.csv, line 4: found 1 fields, expected 2"]),
         ("a.csv", 'text,b\nx,y\n"1,2\n3,4\n', ["a.csv, line 3: is not CSV"]),
         ("a.csv", "text\rone\rtwo", ["a.csv, line 1: is not CSV"]),
-        ("a.tsv", "text\tb\n1\n", ["a.tsv, line 2: found 1 fields, expected 2"]),
+        ("a.tsv", "text\tb\n1\t2\t3\n", ["a.tsv, line 2: found 3 fields, expected 2"]),
         ("a.csv", "texts,b\n1,2\n", ["has no column 'text'; did you mean 'texts'?", "data.columns"]),
         ("a.csv", "text,text\n1,2\n", ["a.csv: has several columns 'text'"]),
         ("a.csv", b"text\nok\nna\xefve\n", ["a.csv, line 3: is not UTF-8 (byte 3 of the line)"]),
@@ -251,6 +251,16 @@ def test_a_forbidden_file_or_folder_is_told() -> None:
         Path("deep/in").chmod(0o700)
 
 
+def test_glue_s_own_files_hold_lines_that_are_short_or_long() -> None:
+    """QQP's has a few without all their columns; STS-B's has a licence at the end of some."""
+    write("short.tsv", "text\tother\tlabel\na\tb\t1\nc\td\ne\tf\t0\n")
+    assert read("short.tsv", ["text", "label"]) == Rows({"text": ["a", "e"], "label": ["1", "0"]}, 1)
+    assert read("short.tsv", ["text"]).columns["text"] == ["a", "c", "e"], "what is wanted is there"
+    write("long.tsv", "4\ta\tb\n5\tc\td\thttp://licence\n")
+    names = ["score", "one", "two"]
+    assert read("long.tsv", ["two", "score"], names=names) == Rows({"two": ["b", "d"], "score": ["4", "5"]}, 0)
+
+
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """A hub of one data set; the arguments of every request."""
@@ -271,7 +281,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_a_hub_id_is_read_with_the_names_of_its_classes(hub: list[Any]) -> None:
-    assert read("glue:cola#validation", ["label", "text"]) == Rows({"label": ["yes", "no"], "text": ["a", "c"]}, 1)
+    rows = read("glue:cola#validation", ["label", "text"])
+    assert rows == Rows({"label": ["yes", "no"], "text": ["a", "c"]}, 1, classes={"label": ["no", "yes"]})
     assert read("glue", ["text"], limit=2) == Rows({"text": ["a", "b"]}, 0)
     assert hub == [("glue", "cola", "validation"), ("glue", None, "train")]
 

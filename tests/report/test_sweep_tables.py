@@ -63,6 +63,24 @@ def test_the_tables_say_the_same() -> None:
     assert table.row_count == 2
 
 
+def test_rows_of_different_metrics_each_name_their_own() -> None:
+    other = replace(ENTRY, row="STS-B", metric="pearson")
+    text = markdown([ENTRY, other], None)
+    assert "| row | score | p |" in text
+    assert "| f1 0.3000 ± 0.2646 |" in text
+    assert "| pearson 0.3000 ± 0.2646 |" in text
+
+
+def test_targets_have_columns_where_they_are_set() -> None:
+    some = replace(ENTRY, target=0.5, reached=2, rounds_to_target=2.5, mb_to_target=17.25)
+    never = replace(ENTRY, row="never", target=0.5)
+    lines = markdown([ENTRY, some, never], None).splitlines()
+    assert lines[2].endswith("| seconds | rounds to target | MB to target |")
+    assert lines[4].endswith("| 577.9 |  |  |")
+    assert lines[5].endswith("| 2.50 (2 of 3) | 17.2 |")
+    assert lines[6].endswith("| – | – |")
+
+
 def test_a_folder_without_a_table_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "table.json").write_text("{}")
     done = CliRunner().invoke(app, ["report", str(tmp_path)])

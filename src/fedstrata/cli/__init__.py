@@ -136,6 +136,8 @@ def split(
             if each.stage:
                 console.print(f"stage {each.stage}")
             console.print(split_table(data.shards, data.by))
+            if each.task.kind == "regress" and len(set(data.by or ())) > 1:
+                console.print("columns: fifths of the numbers, by their median")
             kept = sum(map(len, data.tests.values())) if data.tests else 0
             undealt = len(data.train) - sum(map(len, data.shards.values())) - kept
             if undealt:
@@ -168,7 +170,7 @@ def report(
             against, entries = read_tables(folder)
             for table in terminal(entries):
                 console.print(table)
-            console.print(note(against))
+            console.print(note(entries, against))
             runs = [run for run in runs if run != folder]
         if not runs:
             return
@@ -191,7 +193,7 @@ def _sweep(console: Console, job: Path, overrides: Sequence[str], resume: bool) 
         entries = run_sweep(job, overrides, resume=resume, progress=display)
     for table in terminal(entries):
         console.print(table)
-    console.print(note(sweep.against))
+    console.print(note(entries, sweep.against))
     console.print(f"tables  {folder / 'table'}.md, .csv, .json, .tex; {folder / 'cells.csv'}", soft_wrap=True)
     console.print(f"report  {folder / 'report.html'}", soft_wrap=True)
     if failed := sorted(

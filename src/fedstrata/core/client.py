@@ -157,9 +157,19 @@ class Worker:
         )
 
     def score(self, examples: Examples, only: Index | None = None) -> dict[str, float]:
-        """The loaded model on all ``examples`` or ``only`` some, by the task's metrics; always the same masks."""
-        rng = self.streams.numpy(-1, SERVER, "evaluate")
+        """The loaded model on all ``examples`` or ``only`` some, by the task's metrics; always the same masks.
+
+        Of each pool of the examples the same again, as ``METRIC.POOL``.
+        """
         chosen = np.arange(len(examples)) if only is None else only
+        made = self._score(examples, chosen)
+        for pool, members in examples.pools.items():
+            if len(inside := np.intersect1d(chosen, members)):
+                made |= {f"{metric}.{pool}": value for metric, value in self._score(examples, inside).items()}
+        return made
+
+    def _score(self, examples: Examples, chosen: Index) -> dict[str, float]:
+        rng = self.streams.numpy(-1, SERVER, "evaluate")
         made = batches(examples.tokens.lengths[chosen], 2 * self.local.batch_size, None)
         device = self.model.device
         self.model.eval()

@@ -136,8 +136,8 @@ class Rounds:
             )
             replies = in_order(self.engine.exchange(requests), list(plans))
             own = {name: score for reply in replies for name, score in reply.scores.items()}
-            first = next(iter(own.values()))
-            record["score"] = {name: fmean(score[name] for score in own.values()) for name in first}
+            names = dict.fromkeys(name for score in own.values() for name in score)
+            record["score"] = {n: fmean(score[n] for score in own.values() if n in score) for n in names}
             record["clients"] = own
         else:
             record["score"] = self.score(self.server)

@@ -87,19 +87,27 @@ def _csv_fields(path: Path) -> Fields:
 
 def _tsv(path: Path, wanted: Sequence[str], names: list[str] | None) -> Records:
     bare = ((number, line.rstrip("\r\n")) for number, line in lines(path))
-    return _table(((number, line.split("\t")) for number, line in bare if line), path, wanted, names)
+    rows = ((number, line.split("\t")) for number, line in bare if line)
+    return _table(rows, path, wanted, names, ragged=True)
 
 
-def _table(rows: Fields, path: Path, wanted: Sequence[str], names: list[str] | None) -> Records:
-    """Records from lines split into fields; without names the first line is the header."""
+def _table(
+    rows: Fields, path: Path, wanted: Sequence[str], names: list[str] | None, ragged: bool = False
+) -> Records:
+    """Records from lines split into fields; without names the first line is the header.
+
+    A ``ragged`` line may be short, as a few are in GLUE's files: what it lacks is missing. Where the user names
+    the columns, it may be long: STS-B's own files end some lines with a licence.
+    """
     header = names or next(rows, (0, []))[1]
     if not header:
         raise UserError(f"{path}: is empty, expected a header line")
     check(path, header, wanted, "" if names else "; a file without a header line needs data.columns")
     for number, fields in rows:
-        if len(fields) != len(header):
+        short, long = len(fields) < len(header), len(fields) > len(header)
+        if (short and not ragged) or (long and not (ragged and names)):
             raise UserError(f"{path}, line {number}: found {len(fields)} fields, expected {len(header)}")
-        yield f"{path}, line {number}", dict(zip(header, fields, strict=True))
+        yield f"{path}, line {number}", dict(zip(header, fields, strict=False))
 
 
 def _json(path: Path, wanted: Sequence[str], _: list[str] | None) -> Records:

@@ -31,6 +31,7 @@ def partition(
     labels: Sequence[str] | None,
     values: Sequence[str] | None,
     rng: np.random.Generator,
+    classes: Sequence[str] = (),
 ) -> dict[str, Index]:
     """Deal rows to clients: client -> its rows, ascending; no row twice.
 
@@ -44,6 +45,7 @@ def partition(
             ``table``.
         values: value of every row in the column that names the client, for ``column``.
         rng: the only source of chance.
+        classes: the labels in their order, for ``sorted`` and ``table``; by default that of :func:`in_order`.
 
     Raises:
         UserError: there are too few rows, or sizes or values do not go with the other settings.
@@ -60,7 +62,11 @@ def partition(
         elif clients.split in ("sorted", "table"):
             if labels is None:
                 raise UserError(f"[clients] split: {clients.split!r} needs a label for every row")
-            dealt = _sorted(count, labels, rng) if clients.split == "sorted" else _table(clients, labels, rng)
+            order = list(classes) or in_order(set(labels))
+            if clients.split == "sorted":
+                dealt = _sorted(count, labels, order, rng)
+            else:
+                dealt = _table(clients, labels, order, rng)
         else:
             dealt = _deal(rng.permutation(rows), _sizes(clients, count, rows))
         shards = dict(zip(names, dealt, strict=True))
@@ -135,21 +141,22 @@ def number_of_clients(clients: Clients) -> int:
     return COUNT if clients.sizes is None else len(clients.sizes)
 
 
-def _sorted(count: int, labels: Sequence[str], rng: np.random.Generator) -> list[Index]:
+def _sorted(count: int, labels: Sequence[str], classes: Sequence[str], rng: np.random.Generator) -> list[Index]:
     """The rows in the order of their labels, equal ones shuffled, cut into parts of equal size."""
-    place = {label: i for i, label in enumerate(in_order(set(labels)))}
+    place = {label: i for i, label in enumerate(classes)}
     shuffled = rng.permutation(len(labels))
     ranks = np.asarray([place[label] for label in labels])
     order = shuffled[np.argsort(ranks[shuffled], kind="stable")]
     return _deal(order, _whole(np.full(count, 1 / count), len(labels)))
 
 
-def _table(clients: Clients, labels: Sequence[str], rng: np.random.Generator) -> list[Index]:
+def _table(
+    clients: Clients, labels: Sequence[str], classes: Sequence[str], rng: np.random.Generator
+) -> list[Index]:
     """Shards of one size, the largest with which every client gets its mix; the rows beyond that stay undealt."""
     groups = _groups(labels)
-    classes = in_order(groups)
     shares = _shares(clients, classes)
-    there = np.asarray([len(groups[label]) for label in classes])
+    there = np.asarray([len(groups.get(label, ())) for label in classes])
     wanted = shares.sum(axis=0)
     size = int(min(there[wanted > 0] / wanted[wanted > 0]))
     while size and (np.sum([_whole(share, size) for share in shares], axis=0) > there).any():
@@ -157,7 +164,7 @@ def _table(clients: Clients, labels: Sequence[str], rng: np.random.Generator) ->
     if not size:
         raise UserError("[clients] table: there are too few rows of a label to give every client its share")
     sizes = np.asarray([_whole(share, size) for share in shares])
-    dealt = [_deal(rng.permutation(groups[label]), sizes[:, i]) for i, label in enumerate(classes)]
+    dealt = [_deal(rng.permutation(groups.get(label, ())), sizes[:, i]) for i, label in enumerate(classes)]
     return [np.concatenate(own) for own in zip(*dealt, strict=True)]
 
 

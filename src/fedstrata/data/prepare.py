@@ -16,7 +16,7 @@ from fedstrata.data.partition import in_order, partition
 from fedstrata.data.read import WORD_END, Rows, read
 from fedstrata.data.tokens import Tokens, tokenise
 from fedstrata.errors import UserError, did_you_mean
-from fedstrata.job import Job
+from fedstrata.job import Job, Source
 from fedstrata.nn.batching import Index
 from fedstrata.tasks import Examples
 from fedstrata.tasks.tag import UNLABELLED
@@ -35,7 +35,7 @@ class Prepared:
         shards: client -> its training rows; none of them empty.
         tests: client -> its own test rows; None where one test set serves all.
         labels: class names in order; None for a task without classes.
-        by: the column whose values the shards differ in; None if they differ in size alone.
+        by: the values the shards differ in, of a column or of :func:`bands`; None if they differ in size alone.
         left_out: rows dropped because a value was missing.
     """
 
@@ -89,17 +89,33 @@ def prepare(job: Job, near: Path | None = None) -> Prepared:
     by = None
     if kind in ("classify", "pair") or (kind == "mlm" and job.clients.split == "dirichlet"):
         by = train.columns.get(job.data.label)
-    for rows in (train, test) if kind == "regress" else ():
-        _numbers(job, rows)
+    labelling = by
+    if kind == "regress":
+        _numbers(job, test)
+        numbers = _numbers(job, train)
+        by = labelling = bands(numbers)
+        if job.clients.split in ("sorted", "table"):
+            labelling = [f"{number:.15g}" for number in numbers]
     values = train.columns[job.clients.column] if job.clients.column else None
     rng = streams.numpy(-1, SERVER, "split")
-    numbers = train.columns[job.data.label] if kind == "regress" and job.clients.split == "sorted" else None
-    shards = partition(job.clients, len(train), numbers or by, values, rng)
+    shards = partition(
+        job.clients, len(train), labelling, values, rng, labels if labelling is by and labels else ()
+    )
     shards = {client: rows for client, rows in shards.items() if len(rows)}
     tests = None if job.clients.test is None else own_tests(job.clients.test, shards, streams)
     if tests is not None:
         shards = {client: np.setdiff1d(rows, tests[client]) for client, rows in shards.items()}
     return Prepared(train, test, shards, tests, labels, by if by is not None else values, left_out)
+
+
+def bands(numbers: npt.NDArray[np.float64]) -> list[str]:
+    """The fifth that each number is in, named by its median; of five values or fewer each is its own."""
+    found = np.unique(numbers)
+    if len(found) <= 5:
+        return [f"{number:g}" for number in numbers]
+    place = np.searchsorted(np.quantile(numbers, [0.2, 0.4, 0.6, 0.8]), numbers, side="right")
+    names = {i: f"{np.median(numbers[place == i]):.4g}" for i in np.unique(place)}
+    return [names[i] for i in place]
 
 
 def own_tests(share: float, shards: Mapping[str, Index], streams: Streams) -> dict[str, Index]:
@@ -147,15 +163,17 @@ def examples(job: Job, rows: Rows, labels: Sequence[str] | None, tokenizer: Any)
         tokens = tokenise(columns[0], tokenizer, longest, "truncate", seconds=columns[1])
     else:
         tokens = tokenise(columns[0], tokenizer, longest, overlong, WORD_END if words else None)
+    pool = np.asarray(rows.pools)
+    pools = {name: tokens.of_rows(np.flatnonzero(pool == name)) for name in dict.fromkeys(rows.pools)}
     if kind == "regress":
-        return Examples(tokens, _numbers(job, rows)[tokens.rows])
+        return Examples(tokens, _numbers(job, rows)[tokens.rows], pools)
     if labels is None:
-        return Examples(tokens)
+        return Examples(tokens, pools=pools)
     number = {label: i for i, label in enumerate(labels)}
     if words:
-        return Examples(tokens, _tags(tokens, rows.columns[job.data.label], number))
+        return Examples(tokens, _tags(tokens, rows.columns[job.data.label], number), pools)
     classes = np.asarray([number[label] for label in rows.columns[job.data.label]], dtype=np.int64)
-    return Examples(tokens, classes[tokens.rows])
+    return Examples(tokens, classes[tokens.rows], pools)
 
 
 def _numbers(job: Job, rows: Rows) -> npt.NDArray[np.float64]:
@@ -178,7 +196,15 @@ def _tags(tokens: Tokens, tags: Sequence[str], number: Mapping[str, int]) -> Ind
     return np.where(tokens.words < 0, UNLABELLED, every[(begins[row] + tokens.words).clip(0, len(every) - 1)])
 
 
-def _rows(job: Job, source: str | list[str], columns: list[str], near: Path | None) -> Rows:
+def _rows(job: Job, source: Source, columns: list[str], near: Path | None) -> Rows:
+    if isinstance(source, dict):
+        each = {pool: _rows(job, one, columns, near) for pool, one in source.items()}
+        return Rows(
+            {name: [value for rows in each.values() for value in rows.columns[name]] for name in columns},
+            sum(rows.left_out for rows in each.values()),
+            [pool for pool, rows in each.items() for _ in range(len(rows))],
+            {column: names for rows in each.values() for column, names in rows.classes.items()},
+        )
     if isinstance(source, str) and source.startswith("demo:"):
         made = demo.rows(source.removeprefix("demo:"))
         for name in columns:
@@ -196,15 +222,17 @@ def _rows(job: Job, source: str | list[str], columns: list[str], near: Path | No
 
 
 def _take(rows: Rows, index: Index) -> Rows:
-    return Rows({name: [values[i] for i in index] for name, values in rows.columns.items()}, 0)
+    columns = {name: [values[i] for i in index] for name, values in rows.columns.items()}
+    return Rows(columns, 0, [rows.pools[i] for i in index] if rows.pools else [], rows.classes)
 
 
 def _labels(job: Job, train: Rows, test: Rows) -> tuple[str, ...]:
-    """The job's labels, else those of all rows: numbers by value, words by the alphabet."""
+    """The job's labels, else the data set's, else those of all rows: numbers by value, words by the alphabet."""
     column = job.data.label
     each = [_classes(rows.columns[column], job.task.kind == "tag") for rows in (train, test)]
     found = set.union(*each)
-    labels = tuple(job.task.labels or in_order(found))
+    named = train.classes.get(column, [])
+    labels = tuple(job.task.labels or (named if found <= set(named) else in_order(found)))
     if strange := sorted(found - set(labels)):
         which = "train" if strange[0] in each[0] else "test"
         raise UserError(

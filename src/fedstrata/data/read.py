@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,14 @@ class Rows:
     Attributes:
         columns: name of every wanted column -> its values; all columns have the same length.
         left_out: number of rows dropped because a wanted value was missing or blank.
+        pools: the name of each row's source; empty where sources have no names.
+        classes: column -> its class names in the order that a data set gives them.
     """
 
     columns: dict[str, list[str]]
     left_out: int
+    pools: list[str] = field(default_factory=list)
+    classes: dict[str, list[str]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return max(map(len, self.columns.values()), default=0)
@@ -72,8 +76,9 @@ def read(
             f"[data]: {source!r} names no source; legal: a file, a folder, a data set id, a list of them"
         )
     kept: dict[str, list[str]] = {column: [] for column in columns}
+    classes: dict[str, list[str]] = {}
     rows, left_out = 0, 0
-    for name, its_records in [(name, _open(name, tuple(kept), names, near, words)) for name in sources]:
+    for name, its_records in [(name, _open(name, tuple(kept), names, near, words, classes)) for name in sources]:
         rows_before, left_before = rows, left_out
         for where, row in its_records:
             texts = [(_words if words else _text)(row.get(column), where, column) for column in kept]
@@ -86,12 +91,12 @@ def read(
                 values.append(text)
             rows += 1
             if rows == limit:
-                return Rows(kept, left_out)
+                return Rows(kept, left_out, classes=classes)
         if rows == rows_before:
             blank = left_out - left_before
             found = f"found {blank} rows, none" if blank else "is empty, expected rows"
             raise UserError(f"{name}: {found} with a value in each column of {', '.join(kept)}")
-    return Rows(kept, left_out)
+    return Rows(kept, left_out, classes=classes)
 
 
 def _text(value: Any, where: str, column: str) -> str:
@@ -119,8 +124,18 @@ def _words(value: Any, where: str, column: str) -> str:
     return WORD_END.join(texts)
 
 
-def _open(source: str, wanted: Sequence[str], names: list[str] | None, near: Path | None, words: bool) -> Records:
-    """The records of one source; whether it exists is settled at once, before any source is read."""
+def _open(
+    source: str,
+    wanted: Sequence[str],
+    names: list[str] | None,
+    near: Path | None,
+    words: bool,
+    classes: dict[str, list[str]],
+) -> Records:
+    """The records of one source; whether it exists is settled at once, before any source is read.
+
+    ``classes`` takes the class names of a data set's columns as its records are read.
+    """
     bases = [Path()] if near is None else [Path(), near]
     for path in (base / source for base in bases):
         if os.path.exists(path):
@@ -133,7 +148,8 @@ def _open(source: str, wanted: Sequence[str], names: list[str] | None, near: Pat
     identity = HUB_ID.fullmatch(source)
     if identity is None or Path(source).suffix.lower() in {**FORMS, **WORD_FORMS}:
         raise UserError(f"{source}: there is no such file or folder in {places}{hint}")
-    return _hub(source, identity, wanted, f"{source}: is neither a file nor a folder in {places}", hint)
+    missing = f"{source}: is neither a file nor a folder in {places}"
+    return _hub(source, identity, wanted, missing, hint, classes)
 
 
 def _folder(path: Path, wanted: Sequence[str], names: list[str] | None, words: bool) -> Records:
@@ -170,7 +186,14 @@ def _documents(path: Path, files: Sequence[Path], wanted: Sequence[str]) -> Reco
         yield str(file), {"text": text, "file": below.as_posix(), "folder": folder}
 
 
-def _hub(source: str, identity: re.Match[str], wanted: Sequence[str], missing: str, hint: str) -> Records:
+def _hub(
+    source: str,
+    identity: re.Match[str],
+    wanted: Sequence[str],
+    missing: str,
+    hint: str,
+    classes: dict[str, list[str]],
+) -> Records:
     import datasets  # here, as it is slow to load and seldom needed
 
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # what is read here is nobody else's business
@@ -182,8 +205,9 @@ def _hub(source: str, identity: re.Match[str], wanted: Sequence[str], missing: s
         raise UserError(f"{missing}, nor reachable as a data set id ({reason}){hint}") from None
     check(source, data.column_names, wanted)
     data = data.select_columns(list(wanted))
-    classes = {c: f for c, f in data.features.items() if isinstance(f, datasets.ClassLabel)}
+    kinds = {c: f for c, f in data.features.items() if isinstance(f, datasets.ClassLabel)}
+    classes.update({column: list(kind.names) for column, kind in kinds.items()})
     for number, row in enumerate(data, 1):
-        for column, kind in classes.items():  # a class stands by its name; -1 marks a row without one
+        for column, kind in kinds.items():  # a class stands by its name; -1 marks a row without one
             row[column] = None if row[column] in (None, -1) else kind.int2str(row[column])
         yield f"{source}, row {number}", row

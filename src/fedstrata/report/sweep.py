@@ -7,7 +7,7 @@ import io
 import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -18,17 +18,22 @@ from rich.text import Text
 from scipy.stats import ttest_rel
 
 from fedstrata.core.store import write_bytes
+from fedstrata.cost.target import reached
 from fedstrata.errors import UserError
 from fedstrata.report import plots
 from fedstrata.report.page import render, shown
 from fedstrata.report.runs import Run, load_run, upto
-from fedstrata.report.tables import figure, result_rows
+from fedstrata.report.tables import MB, figure, result_rows
 from fedstrata.sweeps.cells import Cell
 
 NOTE = (
     "Score: mean ± standard deviation over the seeds; p: paired t-test over the seeds{against}. "
     "MB = 1 000 000 bytes per client over all rounds, without the start model; TFLOPs: training work of all "
     "clients, counted; seconds: clock time. Costs are means over the seeds, of a stage and those it starts from."
+)
+TARGETS = (
+    " To target: rounds, and MB per client both ways, until the score of output.target was first reached, of the "
+    "stage alone; means over the seeds that reached it."
 )
 COSTS = ("up_mb", "down_mb", "tflops", "seconds")
 HEADS = {"up_mb": "MB up", "down_mb": "MB down", "tflops": "TFLOPs", "seconds": "seconds"}
@@ -56,6 +61,10 @@ class Entry:
         seconds: clock time.
         metrics: every metric -> its value for each seed.
         failed: seed -> why it has no score.
+        target: the score to which the following are counted; None where none is set.
+        reached: number of seeds that reached it.
+        rounds_to_target: mean rounds until they first did, of the stage alone.
+        mb_to_target: mean MB per client, sent and received, until then.
     """
 
     row: str
@@ -74,6 +83,10 @@ class Entry:
     seconds: float | None
     metrics: Mapping[str, tuple[float, ...]]
     failed: Mapping[int, str]
+    target: float | None = None
+    reached: int = 0
+    rounds_to_target: float | None = None
+    mb_to_target: float | None = None
 
 
 def write_tables(folder: Path, cells: Sequence[Cell], against: str | None) -> list[Entry]:
@@ -85,6 +98,7 @@ def write_tables(folder: Path, cells: Sequence[Cell], against: str | None) -> li
     runs = {(cell.row, cell.seed): _finished(cell.folder) for cell in cells}
     why = {(cell.row, cell.seed): _why(cell.folder) for cell in cells if runs[cell.row, cell.seed] is None}
     rows = {cell.row: cell.base for cell in cells}
+    targets = {cell.row: cell.target for cell in cells}
     stages = dict.fromkeys(stage.result["stage"] for run in runs.values() if run for stage in run.each) or [""]
     entries = []
     for stage in stages:
@@ -98,7 +112,9 @@ def write_tables(folder: Path, cells: Sequence[Cell], against: str | None) -> li
         }
         for row, base in rows.items():
             failed = {seed: reason for (name, seed), reason in why.items() if name == row}
-            entries.append(_entry(row, stage, found[row], failed, _scores(found[base]) if base else {}))
+            entry = _entry(row, stage, found[row], failed, _scores(found[base]) if base else {})
+            target = targets[row] if stage == list(stages)[-1] else None
+            entries.append(entry if target is None else replace(entry, **_to_target(target, found[row])))
     table = {"against": against, "entries": [asdict(entry) for entry in entries]}
     write_bytes(folder / "table.json", json.dumps(table, indent=1, ensure_ascii=False).encode())
     write_bytes(folder / "table.csv", _csv([_flat(entry) for entry in entries]).encode())
@@ -138,69 +154,75 @@ def _read(entry: dict[str, Any]) -> Entry:
 def terminal(entries: Sequence[Entry]) -> Iterable[Table]:
     """A table per stage for a terminal of 80 columns."""
     for stage, lines in _by_stage(entries):
-        title = f"{stage}: {lines[0].metric}" if stage else lines[0].metric
+        metric = _metric(lines)
+        title = f"{stage}: {metric}" if stage else metric
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
         table.add_column("row", overflow="fold")
-        for head in ("score", "p", *HEADS.values()):
+        for head in ("score", *_heads(lines)[2:]):
             table.add_column(head, justify="right", no_wrap=True)
-        for entry in lines:
-            table.add_row(*map(Text, _words(entry)))
+        for words in _words(lines):
+            table.add_row(*map(Text, words))
         yield table
 
 
-def note(against: str | None) -> str:
+def note(entries: Sequence[Entry], against: str | None) -> str:
     """What the table's columns say."""
-    return NOTE.format(against=f" with {against!r}" if against else "")
+    targets = TARGETS if any(entry.target is not None for entry in entries) else ""
+    return NOTE.format(against=f" with {against!r}" if against else "") + targets
 
 
 def markdown(entries: Sequence[Entry], against: str | None) -> str:
     """The table in Markdown, a section per stage."""
     made = []
     for stage, lines in _by_stage(entries):
-        heads = ["row", lines[0].metric, "p", *HEADS.values()]
+        heads = _heads(lines)
         made.append(f"### {stage}\n" if stage else "")
         made.append("| " + " | ".join(heads) + " |\n|---|" + "---:|" * (len(heads) - 1))
-        made += ["| " + " | ".join(word.replace("|", "\\|") for word in _words(entry)) + " |" for entry in lines]
+        made += ["| " + " | ".join(word.replace("|", "\\|") for word in words) + " |" for words in _words(lines)]
         made.append("")
-    return "\n".join([*made, note(against), ""]).lstrip()
+    return "\n".join([*made, note(entries, against), ""]).lstrip()
 
 
 def latex(entries: Sequence[Entry], against: str | None) -> str:
     """The table in LaTeX (package booktabs), a tabular per stage."""
     made = []
     for stage, lines in _by_stage(entries):
-        heads = ["row", lines[0].metric, "p", *HEADS.values()]
-        body = [" & ".join(map(_tex, cells)) + r" \\" for cells in (heads, *map(_words, lines))]
+        heads = _heads(lines)
+        body = [" & ".join(map(_tex, cells)) + r" \\" for cells in (heads, *_words(lines))]
         made += [f"% stage {stage}"] if stage else []
         made += [r"\begin{tabular}{l" + "r" * (len(heads) - 1) + "}", r"\toprule", body[0], r"\midrule"]
         made += [*body[1:], r"\bottomrule", r"\end{tabular}", ""]
-    return "\n".join([*made, f"% {note(against)}", ""])
+    return "\n".join([*made, f"% {note(entries, against)}", ""])
 
 
 def _page(folder: Path, entries: Sequence[Entry], against: str | None, cells: Sequence[Cell]) -> None:
     stages = []
     for stage, lines in _by_stage(entries):
-        points = [
-            (e.row, e.mean, e.sd or 0.0, e.up_mb or 0.0, e.tflops or 0.0) for e in lines if e.mean is not None
-        ]
         caption = "Mean score over the seeds; the bars are one standard deviation up and down."
-        words = [_words(entry) for entry in lines]
+        pictures = [
+            (
+                plots.sweep_plot(
+                    metric,
+                    [
+                        (e.row, e.mean, e.sd or 0.0, e.up_mb or 0.0, e.tflops or 0.0)
+                        for e in lines
+                        if e.mean is not None and e.metric == metric
+                    ],
+                ),
+                caption,
+                True,
+            )
+            for metric in dict.fromkeys(e.metric for e in lines if e.mean is not None)
+        ]
         stages.append(
             {
                 "name": stage,
-                "metric": lines[0].metric,
+                "heads": _heads(lines)[1:],
                 "lines": [
-                    {
-                        "row": entry.row,
-                        "method": entry.method,
-                        "score": score,
-                        "seeds": len(entry.seeds),
-                        "p": p,
-                        "costs": costs,
-                    }
-                    for entry, (_, score, p, *costs) in zip(lines, words, strict=True)
+                    {"row": entry.row, "method": entry.method, "seeds": len(entry.seeds), "words": words[1:]}
+                    for entry, words in zip(lines, _words(lines), strict=True)
                 ],
-                "pictures": shown(iter([(plots.sweep_plot(lines[0].metric, points), caption, True)])),
+                "pictures": shown(iter(pictures)),
             }
         )
     failed = {f"{entry.row}, seed {seed}": why for entry in entries for seed, why in entry.failed.items()}
@@ -209,7 +231,7 @@ def _page(folder: Path, entries: Sequence[Entry], against: str | None, cells: Se
         folder / "report.html",
         "sweep.html.j2",
         name=folder.resolve().name,
-        note=note(against),
+        note=note(entries, against),
         stages=stages,
         failed=list(failed.items()),
         cells=[(cell, page.as_posix()) for cell, page in pages if (folder / page).exists()],
@@ -235,13 +257,33 @@ def _entry(
         mean=fmean(values) if values else None,
         sd=stdev(values) if len(values) > 1 else None,
         p=paired([scores[seed] for seed in both], [base[seed] for seed in both]),
-        **{
-            key: _mean(line[key] for line in costs)
-            for key in ("up_mb", "down_mb", "setup_mb", "tflops", "seconds")
+        up_mb=_mean(line["up_mb"] for line in costs),
+        down_mb=_mean(line["down_mb"] for line in costs),
+        setup_mb=_mean(line["setup_mb"] for line in costs),
+        tflops=_mean(line["tflops"] for line in costs),
+        seconds=_mean(line["seconds"] for line in costs),
+        metrics={
+            name: tuple(run.result["score"][name] for run in runs.values())
+            for name in first["score"]
+            if all(name in run.result["score"] for run in runs.values())
         },
-        metrics={name: tuple(run.result["score"][name] for run in runs.values()) for name in first["score"]},
         failed=dict(failed),
     )
+
+
+def _to_target(target: float, runs: Mapping[int, Run]) -> dict[str, Any]:
+    """The last fields of an :class:`Entry`."""
+    met = []
+    for run in runs.values():
+        last = run.each[-1]
+        if there := reached(target, last.result["headline"], last.rounds, last.ledger):
+            met.append((there.rounds, sum(there.bytes.values()) / len(last.clients) / MB))
+    return {
+        "target": target,
+        "reached": len(met),
+        "rounds_to_target": _mean(rounds for rounds, _ in met),
+        "mb_to_target": _mean(mb for _, mb in met),
+    }
 
 
 def paired(scores: Sequence[float], base: Sequence[float]) -> float | None:
@@ -278,13 +320,35 @@ def _by_stage(entries: Sequence[Entry]) -> Iterable[tuple[str, list[Entry]]]:
         yield stage, [entry for entry in entries if entry.stage == stage]
 
 
-def _words(entry: Entry) -> list[str]:
-    score = "–" if entry.mean is None else f"{entry.mean:.4f}"
-    score += "" if entry.sd is None else f" ± {entry.sd:.4f}"
-    if entry.failed:
-        score += f" ({len(entry.seeds)} of {len(entry.seeds) + len(entry.failed)})"
-    p = "" if entry.p is None else "<0.001" if entry.p < 0.001 else f"{entry.p:.3f}"
-    return [entry.row, score, p, *(figure(getattr(entry, key)) for key in COSTS)]
+def _metric(lines: Sequence[Entry]) -> str:
+    """The metric of all lines; where they differ each score has its own before it."""
+    metrics = {entry.metric for entry in lines if entry.metric}
+    return metrics.pop() if len(metrics) == 1 else "score"
+
+
+def _heads(lines: Sequence[Entry]) -> list[str]:
+    targets = ["rounds to target", "MB to target"] if any(entry.target is not None for entry in lines) else []
+    return ["row", _metric(lines), "p", *HEADS.values(), *targets]
+
+
+def _words(lines: Sequence[Entry]) -> list[list[str]]:
+    """The cells of each line, as many as :func:`_heads`."""
+    columns = len(_heads(lines))
+    mixed = _metric(lines) == "score"
+    made = []
+    for entry in lines:
+        score = "–" if entry.mean is None else f"{entry.mean:.4f}"
+        score += "" if entry.sd is None else f" ± {entry.sd:.4f}"
+        score = f"{entry.metric} {score}" if mixed and entry.mean is not None else score
+        if entry.failed:
+            score += f" ({len(entry.seeds)} of {len(entry.seeds) + len(entry.failed)})"
+        p = "" if entry.p is None else "<0.001" if entry.p < 0.001 else f"{entry.p:.3f}"
+        words = [entry.row, score, p, *(figure(getattr(entry, key)) for key in COSTS)]
+        some = f" ({entry.reached} of {len(entry.seeds)})" if 0 < entry.reached < len(entry.seeds) else ""
+        if entry.target is not None:
+            words += [f"{figure(entry.rounds_to_target)}{some}", figure(entry.mb_to_target)]
+        made.append(words + [""] * (columns - len(words)))
+    return made
 
 
 def _flat(entry: Entry) -> dict[str, Any]:

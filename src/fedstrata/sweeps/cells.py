@@ -72,6 +72,7 @@ class Cell:
         seed: its seed.
         pairs: keys and values laid over the job file, in order.
         folder: its output folder.
+        target: the score to which rounds and bytes are counted, of the last stage; None where none is set.
         stages: stage -> a hash of everything that decides the stage's result; equal hashes, equal results.
     """
 
@@ -80,6 +81,7 @@ class Cell:
     seed: int
     pairs: tuple[tuple[str, Any], ...]
     folder: Path
+    target: float | None
     stages: Mapping[str, str]
 
     def __str__(self) -> str:
@@ -183,7 +185,8 @@ def _cell(
     tag = "" if name == row else "-" + hashlib.sha256(row.encode()).hexdigest()[:6]
     place = folder / "cells" / f"{name[:80]}{tag}" / f"seed-{seed}"
     pairs = (*pairs, ("output.dir", str(place)))
-    return Cell(row, base, seed, pairs, place, _digests(_jobs(source, row, pairs)))
+    jobs = _jobs(source, row, pairs)
+    return Cell(row, base, seed, pairs, place, jobs[-1].output.target, _digests(jobs))
 
 
 def _jobs(source: str | Path | Mapping[str, Any], row: str, pairs: Sequence[tuple[str, Any]]) -> list[Job]:

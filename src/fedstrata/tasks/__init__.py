@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,10 +24,12 @@ class Examples:
         tokens: the examples' token ids.
         labels: class index of each example, ``[n]`` int64, or for ``tag`` of each token; for ``regress`` each
             example's number, float64; None without labels.
+        pools: name of a source -> its examples, which are scored apart as well.
     """
 
     tokens: Tokens
     labels: npt.NDArray[Any] | None = None
+    pools: Mapping[str, npt.NDArray[np.int64]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.tokens)

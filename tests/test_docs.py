@@ -97,8 +97,10 @@ def test_the_job_page_names_every_key_and_only_legal_ones() -> None:
                 changed.pop("clients", None)
             if key in ("sizes", "table", "column"):
                 changed["clients"]["split"] = key
-            if key in ("metric", "labels", "positive"):
+            if key in ("metric", "labels", "positive") or table == "head":
                 changed["task"]["kind"] = "classify"
+            if table == "head":
+                changed["head"].setdefault("kind", "psum")
             load(changed)
 
 

@@ -23,8 +23,9 @@ from fedstrata.job import Job, method_name
 from fedstrata.jobfile import Overrides, load, pairs_of
 from fedstrata.nn import models
 from fedstrata.nn.batching import Index
+from fedstrata.nn.heads import Settings
 from fedstrata.nn.memory import step_memory
-from fedstrata.ready import check_plans, local_of, model_path, settle
+from fedstrata.ready import check_plans, head_of, local_of, model_path, settle
 
 EXAMPLES = 1000
 """Examples of each client where neither the job's data nor the caller says how many there are."""
@@ -32,7 +33,7 @@ NO_DATA = "-"
 """``data.train`` of a job that is forecast without data."""
 
 
-Head = Callable[[Index, int], int]
+Predicted = Callable[[Index, int], int]
 """Lengths of a batch and its width -> positions through the head."""
 
 
@@ -42,10 +43,10 @@ Step = Callable[[Plan, int, int, int, bool], int]
 
 @dataclass(frozen=True)
 class Known:
-    """What is made once per model, task and classes, however many methods are forecast."""
+    """What is made once per model, task, classes and head, however many methods are forecast."""
 
-    parts: Callable[[str, str, tuple[str, ...] | None], Parts]
-    step: Callable[[str, str, tuple[str, ...] | None], Step]
+    parts: Callable[[str, str, tuple[str, ...] | None, Settings | None], Parts]
+    step: Callable[[str, str, tuple[str, ...] | None, Settings | None], Step]
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def forecast(
 
 def _in_units(unit: str, job: Job, model: str, stage: Mapping[str, Any], known: Known) -> dict[str, Any]:
     """A stage's figures as a paper would print them: what goes up, beside that of FedAvg, and what is computed."""
-    parts = known.parts(model, job.task.kind, stage["labels"])
+    parts = known.parts(model, job.task.kind, stage["labels"], head_of(job))
     sent = [round["sent"] for round in stage["rounds"]]
     count = stage["clients"]["count"]
     figure, what = papers.upload(unit, parts, job.task.kind, sent or [()], count, job.wire.dtype)
@@ -158,7 +159,7 @@ def holdings(job: Job, near: Path | None, model: str, count: int | None, tokens:
 def _stage(job: Job, model: str, held: Holdings, client: str | None, known: Known) -> dict[str, Any]:
     """One stage's costs: of each round of one client, and of all clients together."""
     labels = held.labels
-    parts = known.parts(model, job.task.kind, labels)
+    parts = known.parts(model, job.task.kind, labels, head_of(job))
     shards = population(job.method.population, held.shards)
     check_plans(job, parts, held.shards)
     name = client or next(iter(shards))
@@ -181,7 +182,7 @@ def _stage(job: Job, model: str, held: Holdings, client: str | None, known: Know
     bytes_ = Counter[tuple[int, str, str]]()
     for entry in transfers(job.method, setting, list(shards)):
         bytes_[entry.round, entry.client, entry.direction] += entry.bytes
-    memory = _memory(job, known.step(model, job.task.kind, labels))
+    memory = _memory(job, known.step(model, job.task.kind, labels, head_of(job)))
     rounds = []
     for round, chosen in enumerate(asked(job.method, setting, list(shards))):
         plan = setting.plan(job.method, round, name) if name in chosen else Plan((), ())
@@ -216,10 +217,10 @@ def _stage(job: Job, model: str, held: Holdings, client: str | None, known: Know
     }
 
 
-def _memory(job: Job, step: Step) -> Callable[[Plan, Index, Head], int]:
+def _memory(job: Job, step: Step) -> Callable[[Plan, Index, Predicted], int]:
     kind, train = job.task.kind, job.train
 
-    def memory(plan: Plan, lengths: Index, head: Head) -> int:
+    def memory(plan: Plan, lengths: Index, head: Predicted) -> int:
         rows = min(train.batch_size, len(lengths))
         width = train.max_tokens if train.padding == "max" else int(lengths.max())
         masked = kind == "mlm" and train.mlm_head == "masked"
@@ -229,8 +230,9 @@ def _memory(job: Job, step: Step) -> Callable[[Plan, Index, Head], int]:
     return memory
 
 
-def _step_of(model: str, kind: str, labels: tuple[str, ...] | None) -> Step:
-    return step_memory(models.AUTO[kind], models.config_of(model, kind, labels))
+def _step_of(model: str, kind: str, labels: tuple[str, ...] | None, head: Settings | None) -> Step:
+    config = models.config_of(model, kind, labels, head)
+    return step_memory(models.class_of(kind, config), config)
 
 
 def _together(stages: Sequence[dict[str, Any]], bandwidth: float | None, gflops: float | None) -> dict[str, Any]:

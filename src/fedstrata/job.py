@@ -163,6 +163,21 @@ class Train(Table):
     """Pad to the longest text of a batch, or to ``max_tokens``."""
 
 
+class Head(Table):
+    """``[head]``: what stands over the encoder in classification and regression, under any method."""
+
+    kind: Literal["ordinary", "average", "psum", "hsum"] | None = None
+    """Absent: what the checkpoint has, or the architecture's own."""
+    classifier: Literal["branch", "shared"] = "branch"
+    """Of psum and hsum: one for each of the four branches, or one for all."""
+    pooler: bool = False
+    """The encoder's pooler stands between token 0 and the classifier."""
+    average: Literal["logits", "probabilities"] = "logits"
+    """What is averaged over the branches to predict."""
+    tokens: Literal["text", "inner", "all"] = "text"
+    """Of average: the tokens of the text, those without the first and the last, or all with the padding."""
+
+
 class Server(Table):
     """``[server]``: how the answers become the next model."""
 
@@ -213,6 +228,7 @@ class Job(Table):
     clients: Clients = Clients()
     method: SerializeAsAny[Method]
     train: Train = Train()
+    head: Head = Head()
     server: Server = Server()
     wire: Wire = Wire()
     engine: Engine = Engine()
@@ -222,6 +238,23 @@ class Job(Table):
     def _one_test(self) -> Self:
         if self.clients.test is not None and self.data.test is not None:
             raise ValueError("[clients] test: the clients' own rows are the test rows, so [data] test must go")
+        return self
+
+    @model_validator(mode="after")
+    def _head_fits(self) -> Self:
+        head = self.head
+        if head.kind is None and head != Head():
+            raise ValueError("[head] kind: is missing; legal: ordinary, average, psum, hsum")
+        if head.kind is not None and self.task.kind not in ("classify", "pair", "regress"):
+            raise ValueError(f"[head] kind: goes with classify, pair and regress, not with {self.task.kind!r}")
+        if head.average == "probabilities" and self.task.kind == "regress":
+            raise ValueError("[head] average: 'regress' has no probabilities; legal: logits")
+        if head.tokens == "all" and self.train.padding != "max":
+            raise ValueError(
+                "[head] tokens: 'all' needs train.padding = 'max', else the mean depends on the batch"
+            )
+        if head.pooler and head.kind == "average":
+            raise ValueError("[head] pooler: takes token 0, so it does not go with 'average'")
         return self
 
     def dump(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job import Job
 from fedstrata.nn import models
 from fedstrata.nn.batching import Index
+from fedstrata.nn.heads import Settings
 from fedstrata.tasks import Examples, Task
 from fedstrata.tasks.classify import Classify, positive_classes
 from fedstrata.tasks.mlm import masked_lm
@@ -59,7 +60,7 @@ def make_ready(job: Job, data: Prepared, start: str) -> Ready:
     """
     streams = Streams(job.train.seed)
     seed = streams.integer(-1, SERVER, "init")
-    loaded = models.load(start, job.task.kind, data.labels, seed, job.train.dropout)
+    loaded = models.load(start, job.task.kind, data.labels, seed, job.train.dropout, head_of(job))
     job = _fit(job, models.longest(loaded.model))
     train, test = (examples(job, rows, data.labels, loaded.tokenizer) for rows in (data.train, data.test))
     shards = population(job.method.population, data.shards)
@@ -172,6 +173,12 @@ def _task(job: Job, data: Prepared, loaded: models.Loaded) -> Task:
         return Tag(loaded.tokenizer.pad_token_id, data.labels)
     positive = positive_classes(data.labels, job.task.positive, job.task.headline == "f1")
     return Classify(loaded.tokenizer.pad_token_id, data.labels, positive, job.task.kind)
+
+
+def head_of(job: Job) -> Settings | None:
+    """The head the job asks for; None where it leaves that to the checkpoint."""
+    made = job.head.model_dump()
+    return Settings(**made) if job.head.kind else None
 
 
 def local_of(job: Job) -> Local:

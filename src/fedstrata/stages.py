@@ -22,7 +22,7 @@ from fedstrata.folder import claim, same_job, status_on_disk
 from fedstrata.job import Job, method_name
 from fedstrata.jobfile import Overrides, load
 from fedstrata.nn import models
-from fedstrata.ready import Ready, check_plans, make_ready, model_path, notes, settle
+from fedstrata.ready import Ready, check_plans, head_of, make_ready, model_path, notes, settle
 from fedstrata.report.page import write_page
 from fedstrata.report.runs import load_run
 from fedstrata.result import Result, read_result, read_status, together
@@ -47,7 +47,7 @@ def run_job(
     first: dict[str, str] = {}
     for job, rows, start in zip(jobs, data, starts, strict=True):
         first[job.stage] = start or first[job.start]
-        check_plans(job, models.parts_of(first[job.stage], job.task.kind, rows.labels), rows.shards)
+        check_plans(job, models.parts_of(first[job.stage], job.task.kind, rows.labels, head_of(job)), rows.shards)
     results: dict[str, Result] = {}
     for job, rows, start in zip(jobs, data, starts, strict=True):
         place = folder / "stages" / job.stage if len(jobs) > 1 else folder

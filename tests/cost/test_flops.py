@@ -20,11 +20,12 @@ from fedstrata.core.plan import Plan
 from fedstrata.cost.flops import Positions, forward_flops, train_flops
 from fedstrata.data.tokens import Tokens
 from fedstrata.nn.depth import local_depth
+from fedstrata.nn.heads import KEY, HeadedModel, Settings
 from fedstrata.tasks import Batch, Examples, Task
 from fedstrata.tasks.classify import Classify
 from fedstrata.tasks.mlm import MaskedLM
 from fedstrata.tasks.tag import Tag
-from tiny import CONFIGS, tiny_model
+from tiny import CONFIGS, tiny_config, tiny_model
 
 ROWS, WIDTH = 3, 16
 ALL = ("embeddings", "layer.0", "layer.1", "layer.2", "head")
@@ -102,6 +103,33 @@ def test_flops_with_a_pooler(train: tuple[str, ...]) -> None:
     made = batch("classify")
     plan = Plan((0, 1, 2), train)
     assert train_flops(parts, plan, made.work) == counted(model, parts, plan, "classify", made)[1]
+
+
+HEADS = [
+    Settings("ordinary"),
+    Settings("average"),
+    Settings("psum"),
+    Settings("hsum"),
+    Settings("psum", classifier="shared", pooler=True),
+    Settings("hsum", pooler=True),
+    Settings("ordinary", pooler=True),
+]
+
+
+@pytest.mark.parametrize("head", HEADS, ids=lambda head: f"{head.kind}-{head.pooler}")
+def test_flops_of_our_own_heads(head: Settings) -> None:
+    config = tiny_config("bert", 4, num_labels=3, attn_implementation="eager")
+    setattr(config, KEY, vars(head))
+    model = HeadedModel.from_config(config).eval()
+    parts, made = find(model), batch("classify")
+    every = ("embeddings", "layer.0", "layer.1", "layer.2", "layer.3", "head")
+    trained = [every, ("head",), ("layer.3", "head"), ("layer.1",), ()]
+    trained += [(*every, "pooler"), ("pooler", "head")] if head.pooler else []
+    for names in trained:
+        plan = Plan((0, 1, 2, 3), names)
+        forward, step = counted(model, parts, plan, "classify", made)
+        assert forward_flops(parts, plan, made.work) == forward, names
+        assert train_flops(parts, plan, made.work) == step, names
 
 
 def test_the_work_of_a_batch_is_what_the_model_sees() -> None:

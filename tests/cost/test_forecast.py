@@ -24,6 +24,7 @@ from fedstrata.jobfile import load
 from fedstrata.methods import METHODS
 from fedstrata.nn.memory import saved_bytes, step_memory
 from fedstrata.nn.models import AUTO, parts_of
+from fedstrata.ready import head_of
 from tiny import CONFIGS, tiny_config, tiny_model
 
 Jobs = Callable[..., dict[str, Any]]
@@ -34,6 +35,7 @@ def lines(folder: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
 
 
+LABELS = ["eye", "heart", "kidney"]
 CASES = [
     *((name, kind, {}) for name in METHODS for kind in ("mlm", "classify")),
     ("fedbt", "classify", {"clients": {"fraction": 0.5, "count": 4}, "method": {"rounds": 4}}),
@@ -46,6 +48,8 @@ CASES = [
         for n in ("fedavg", "fedsplitbert", "centralised", "none", "single")
     ),
     ("fedbt", "classify", {"clients": {"test": 0.3, "fraction": 0.5}, "server": {"evaluate": "end"}}),
+    ("fedavg", "classify", {"head": {"kind": "hsum"}}),
+    ("fedsplitbert", "classify", {"head": {"kind": "average"}, "wire": {"dtype": "int8"}}),
     ("local", "classify", {"server": {"evaluate": "end"}}),
     ("fedavg", "mlm", {"train": {"mlm_head": "full", "steps": 1, "padding": "max"}}),
     ("fedbfpt", "mlm", {"train": {"epochs": 3, "batching": "random"}, "method": {"variant": "all"}}),
@@ -57,7 +61,7 @@ def test_the_forecast_is_the_measurement(
     job: Jobs, tmp_path: Path, name: str, kind: str, tables: dict[str, Any]
 ) -> None:
     """Bytes to the byte, line by line; FLOPs to the last one but for the number of masked positions."""
-    made = job(name, kind, 3, **tables)
+    made = job(name, kind, 4 if "head" in tables else 3, **tables)
     if "test" in made["clients"]:
         del made["data"]["test"]
     [[forecast]] = [list(fedstrata.forecast(made).values())]
@@ -66,7 +70,7 @@ def test_the_forecast_is_the_measurement(
     [resolved] = load(made)
     setting = Setting(
         task=kind,
-        parts=parts_of(made["model"]["name"], kind, ["eye", "heart", "kidney"] if kind == "classify" else None),
+        parts=parts_of(made["model"]["name"], kind, LABELS if kind == "classify" else None, head_of(resolved)),
         streams=Streams(0),
         dtype=resolved.wire.dtype,
         fraction=resolved.clients.fraction,

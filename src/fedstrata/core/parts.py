@@ -37,6 +37,9 @@ class Parts:
         tied: those of the head's linear elements whose weight lives in ``embeddings``.
         norm_first: parts whose input goes through a norm of their own before any linear module.
         hidden: width of the hidden states.
+        own: layers that the head has of its own, which see every token: the weight elements of each one's linear
+            modules.
+        chained: those layers stand on one another, not each on a hidden state alone.
     """
 
     shapes: Mapping[str, Mapping[str, tuple[int, ...]]]
@@ -45,6 +48,8 @@ class Parts:
     tied: int
     norm_first: frozenset[str]
     hidden: int
+    own: tuple[int, ...] = ()
+    chained: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -105,17 +110,25 @@ def find(model: Any) -> Parts:
     linear: dict[str, list[int]] = {name: [] for name in order}
     begins: dict[str, nn.Module] = {}  # what a part's input meets first
     tied = 0
+    branches = getattr(model, "branches", 1)  # of a head that classifies several states
+    own: dict[str, int] = {}
     for name, module in model.named_modules():
         leaf = not list(module.children()) and next(module.parameters(), None) is not None
         if leaf and (name.startswith(f"{prefix}.") or isinstance(module, nn.Linear)):  # ELECTRA's head declares
             begins.setdefault(part(name), module)  # its norm first and applies it last
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) and branches > 1 and name.startswith("head.layers."):
+            layer = name.split(".")[2]
+            own[layer] = own.get(layer, 0) + module.weight.numel()
+        elif isinstance(module, nn.Linear):
             linear[part(name)].append(module.weight.numel())
             tied += module.weight.numel() * (f"{name}.weight" not in shapes[part(name)])
     if not linear["layer.0"]:
         raise UserError(
             f"model {type(model).__name__}: its layers hold no linear modules; legal: encoders like BERT"
         )
+    if branches > 1:  # a pooler or classifier that all share multiplies for each
+        linear["pooler"] *= branches
+        linear["head"] *= branches // len(linear["head"])
     present = [name for name in order if shapes[name]]
     return Parts(
         shapes={name: shapes[name] for name in present},
@@ -124,6 +137,8 @@ def find(model: Any) -> Parts:
         tied=tied,
         norm_first=frozenset(name for name, module in begins.items() if not isinstance(module, nn.Linear)),
         hidden=model.config.hidden_size,
+        own=tuple(own.values()),
+        chained=getattr(model, "chained", False),
     )
 
 

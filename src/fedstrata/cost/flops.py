@@ -35,6 +35,7 @@ class Positions:
 def forward_flops(parts: Parts, plan: Plan, work: Positions) -> int:
     """FLOPs of the forward pass of the plan's local model over ``work``."""
     layers = sum(_linear(parts, f"layer.{i}", work) + _attention(parts, work) for i in plan.layers)
+    layers += _own(parts, work) + len(parts.own) * _attention(parts, work)
     return layers + sum(_linear(parts, name, work) for name in ("embeddings", "pooler", "head"))
 
 
@@ -46,6 +47,11 @@ def train_flops(parts: Parts, plan: Plan, work: Positions) -> int:
 def _linear(parts: Parts, part: str, work: Positions) -> int:
     positions = work.predicted if part in ("pooler", "head") else work.tokens
     return 2 * positions * sum(parts.linear.get(part, ()))
+
+
+def _own(parts: Parts, work: Positions) -> int:
+    """Forward pass of the linear modules of the head's own layers."""
+    return 2 * work.tokens * sum(parts.own)
 
 
 def _attention(parts: Parts, work: Positions) -> int:
@@ -70,11 +76,19 @@ def _backward_flops(parts: Parts, plan: Plan, work: Positions) -> int:
             total += _linear(parts, name, work)
         if name.startswith("layer."):
             total += 2 * _attention(parts, work)
+    below = stack[lowest] not in ("pooler", "head")  # something in the encoder learns
+    if below or "head" in plan.train:
+        total += (1 + ("head" in plan.train)) * _own(parts, work) + 2 * len(parts.own) * _attention(parts, work)
     if "head" in stack and ("embeddings" in plan.train) != ("head" in plan.train):
         sign = 1 if "embeddings" in plan.train else -1
         total += sign * 2 * work.predicted * parts.tied
     if stack[lowest] in parts.norm_first:
         return total
+    if parts.own and not below and "head" in plan.train:
+        if stack[lowest] == "head":
+            total += _linear(parts, "pooler", work)  # the gradient passes through it, frozen or not
+        bottom = 1 if parts.chained else len(parts.own)
+        return total - 2 * work.tokens * bottom * 3 * parts.hidden**2  # Q, K and V of what stands on frozen states
     if stack[lowest].startswith("layer."):
         total -= 2 * work.tokens * 3 * parts.hidden**2  # no gradient for the input of its Q, K and V
     elif stack[lowest] in ("pooler", "head"):

@@ -6,7 +6,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import nn
 from fedstrata.core.parts import Parts, Tensors, find
 from fedstrata.core.store import write_tensors
 from fedstrata.errors import UserError
+from fedstrata.nn.heads import KEY, HeadedModel, Settings
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -31,6 +32,8 @@ AUTO = {
     "tag": transformers.AutoModelForTokenClassification,
 }
 """Task kind -> the Hugging Face class of its models."""
+HEADED = ("classify", "pair", "regress")
+"""Task kinds that a head of our own can serve."""
 
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
 """Files one of which a tokenizer needs; without any, transformers makes an empty one and says nothing."""
@@ -61,7 +64,14 @@ class Loaded:
     carried: Tensors
 
 
-def load(name: str, kind: str, labels: Sequence[str] | None, seed: int, dropout: bool = True) -> Loaded:
+def load(
+    name: str,
+    kind: str,
+    labels: Sequence[str] | None,
+    seed: int,
+    dropout: bool = True,
+    head: Settings | None = None,
+) -> Loaded:
     """Load a checkpoint for a task.
 
     Args:
@@ -70,18 +80,19 @@ def load(name: str, kind: str, labels: Sequence[str] | None, seed: int, dropout:
         labels: class names, for a task with classes.
         seed: of the tensors that the checkpoint lacks.
         dropout: False sets every dropout of the model to 0.
+        head: one of our own heads; None for what the checkpoint has or the architecture's own.
 
     Raises:
         UserError: nothing usable is found there, or the checkpoint lacks encoder tensors.
     """
-    config = config_of(name, kind, labels)
+    config = config_of(name, kind, labels, head)
     if not dropout:
         for key, value in config.to_dict().items():
             if "dropout" in key and isinstance(value, float):
                 setattr(config, key, 0.0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model, info = _pretrained(AUTO[kind], name, config)
+        model, info = _pretrained(class_of(kind, config), name, config)
         parts = find(model)
         carried = {} if "pooler" in parts.names else _pooler(name, config)
     missing = set(info["missing_keys"]) | {key[0] for key in info["mismatched_keys"]}
@@ -108,7 +119,12 @@ def longest(model: Any) -> int:
     return limit if offset is None else limit - offset - 1  # RoBERTa counts positions from behind the padding id
 
 
-def parts_of(name: str, kind: str, labels: Sequence[str] | None = None) -> Parts:
+def class_of(kind: str, config: Any) -> Any:
+    """The class of a task's models; with a head of our own where the config names one."""
+    return HeadedModel if getattr(config, KEY, None) else AUTO[kind]
+
+
+def parts_of(name: str, kind: str, labels: Sequence[str] | None = None, head: Settings | None = None) -> Parts:
     """The parts of the model a task makes of a ``config.json``; no weights are read.
 
     Raises:
@@ -116,7 +132,8 @@ def parts_of(name: str, kind: str, labels: Sequence[str] | None = None) -> Parts
     """
     try:
         with torch.device("meta"):
-            model = AUTO[kind].from_config(config_of(name, kind, labels))
+            config = config_of(name, kind, labels, head)
+            model = class_of(kind, config).from_config(config)
     except UNUSABLE as error:
         raise _unusable(name, error) from None
     return find(model)
@@ -135,8 +152,10 @@ def save(loaded: Loaded, weights: Tensors, folder: Path) -> None:
     os.replace(made, folder)
 
 
-def config_of(name: str, kind: str = "mlm", labels: Sequence[str] | None = None) -> Any:
-    """The config of a folder or hub id, made to fit a task and its classes.
+def config_of(
+    name: str, kind: str = "mlm", labels: Sequence[str] | None = None, head: Settings | None = None
+) -> Any:
+    """The config of a folder or hub id, made to fit a task, its classes and its head.
 
     Raises:
         UserError: there is none.
@@ -145,6 +164,10 @@ def config_of(name: str, kind: str = "mlm", labels: Sequence[str] | None = None)
         config = transformers.AutoConfig.from_pretrained(name)
     except UNUSABLE as error:
         raise _unusable(name, error) from None
+    if head is not None:
+        setattr(config, KEY, asdict(head))
+    elif kind not in HEADED and hasattr(config, KEY):
+        delattr(config, KEY)
     if kind == "regress":
         config.num_labels, config.problem_type = 1, "regression"
     if labels is not None:

@@ -88,6 +88,13 @@ def per_example(examples: Examples, index: npt.NDArray[np.int64], padding: int, 
     return Batch(inputs, torch.from_numpy(examples.labels[index]), work=work)
 
 
+def branches(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """The logits of every branch of the model's head, ``[branches, B, C]`` fp32; most models have one."""
+    output = model(**batch.inputs)
+    logits: torch.Tensor = output.branches if "branches" in output else output.logits[None]
+    return logits.float()
+
+
 class Task(Protocol):
     """The five things a task knows."""
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedstrata.errors import UserError, did_you_mean
-from fedstrata.tasks import Batch, Examples, per_example
+from fedstrata.tasks import Batch, Examples, branches, per_example
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,9 @@ class Classify:
         return per_example(examples, index, self.padding, width)
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Mean cross-entropy over the examples, in nats."""
-        return functional.cross_entropy(model(**batch.inputs).logits.float(), batch.targets)
+        """Mean cross-entropy over the examples, in nats; of a head with branches the sum over them."""
+        losses = [functional.cross_entropy(logits, batch.targets) for logits in branches(model, batch)]
+        return torch.stack(losses).sum()
 
     def score(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
         """``accuracy``, ``macro_f1`` over all classes, ``matthews``, ``loss``, and ``f1`` of the positive ones."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedstrata.tasks import Batch, Examples, per_example
+from fedstrata.tasks import Batch, Examples, branches, per_example
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,10 @@ class Regress:
         return per_example(examples, index, self.padding, width)
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Mean squared error over the examples."""
-        return functional.mse_loss(model(**batch.inputs).logits.float().squeeze(-1), batch.targets.float())
+        """Mean squared error over the examples; of a head with branches the sum over them."""
+        targets = batch.targets.float()
+        losses = [functional.mse_loss(logits.squeeze(-1), targets) for logits in branches(model, batch)]
+        return torch.stack(losses).sum()
 
     def score(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
         """``pearson``, ``spearman`` and ``loss``, the mean squared error."""

@@ -129,7 +129,8 @@ def test_whole_runs(job: Jobs, sheet: Path, tmp_path: Path, kind: str, method: s
     model = transformers.AutoModelForSequenceClassification.from_pretrained(result.model)
     assert model.config.num_labels == (2 if kind == "pair" else 1)
     split = json.loads((tmp_path / "run" / "split.json").read_text())
-    assert all((client["labels"] is None) == (kind == "regress") for client in split["clients"].values())
+    labels = {label for client in split["clients"].values() for label in client["labels"]}
+    assert labels == ({"same", "not"} if kind == "pair" else {"0.5", "5"})
 
 
 @pytest.mark.parametrize("architecture", ["roberta", "distilbert", "electra", "modernbert"])

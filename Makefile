@@ -31,8 +31,9 @@ format: $(INSTALLED) ## put the code into its format
 types: $(INSTALLED) ## check types
 	$(BIN)/mypy --strict src
 
-bench: $(INSTALLED) ## time a client's step
+bench: $(INSTALLED) ## time a client's step, and epochs over a frozen encoder
 	$(BIN)/python benchmarks/client_step.py
+	$(BIN)/python benchmarks/frozen.py
 
 clean: ## remove .venv, caches and build files; runs/ stays
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

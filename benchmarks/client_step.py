@@ -164,8 +164,8 @@ def cases(size: str, batch: int, tokens: int) -> list[Case]:
     alike: dict[object, list[str]] = {}
     for name, method in METHODS.items():
         plan = method().plan(parts["mlm"], "mlm", 0, "a", Streams(0))
-        if not plan.train:
-            continue  # no step
+        if not plan.train or plan.features:
+            continue  # no step, or one that benchmarks/frozen.py times
         alike.setdefault((plan.layers, plan.train, str(method.preset.get("train"))), []).append(name)
     for names in alike.values():
         add(" ".join(names), "mlm", METHODS[names[0]]())

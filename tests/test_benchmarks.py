@@ -9,15 +9,15 @@ from pathlib import Path
 
 from fedstrata.methods import METHODS
 
-SCRIPT = Path(__file__).parent.parent / "benchmarks" / "client_step.py"
+FOLDER = Path(__file__).parent.parent / "benchmarks"
 
 
 def test_client_step_has_a_ratio_for_every_method(tmp_path: Path) -> None:
     made = tmp_path / "step.json"
     words = ["--size", "small", "--batch", "2", "--tokens", "16", "--repeat", "1", "--json", str(made)]
-    subprocess.run([sys.executable, SCRIPT, *words], check=True, capture_output=True)
+    subprocess.run([sys.executable, FOLDER / "client_step.py", *words], check=True, capture_output=True)
     steps = json.loads(made.read_text("utf-8"))["steps"]
-    assert {name for step in steps for name in step["methods"]} == set(METHODS) - {"none"}
+    assert {name for step in steps for name in step["methods"]} == set(METHODS) - {"none", "fedfreezebert"}
     plain = [step for step in steps if step["name"].startswith("plain")]
     assert [step["clock_ratio"] for step in plain] == [1.0, 1.0]
     printed = {step["name"]: step["printed_percent"] for step in steps if step["printed_percent"]}
@@ -28,3 +28,14 @@ def test_client_step_has_a_ratio_for_every_method(tmp_path: Path) -> None:
     flops = {step["name"]: step["flop_ratio"] for step in steps}
     assert flops["fedavg, full head, fp32"] == 1.0
     assert flops["fedbfpt fedbt"] < flops["fedbfpt, 6 local layers, full head, fp32"] < 1.0
+
+
+def test_frozen_has_both_ratios_for_every_head(tmp_path: Path) -> None:
+    made = tmp_path / "frozen.json"
+    words = ["--size", "tiny", "--examples", "20", "--batch", "4", "--tokens", "16", "--repeat", "1"]
+    subprocess.run([sys.executable, FOLDER / "frozen.py", *words, "--json", made], check=True, capture_output=True)
+    heads = json.loads(made.read_text("utf-8"))["heads"]
+    assert [head["head"] for head in heads] == ["ordinary", "average", "psum", "hsum"]
+    for head in heads:
+        assert head["computed_ratio"] == head["computed"] / head["kept"] > 0
+        assert head["padded_ratio"] == head["padded"] / head["kept"] > 0

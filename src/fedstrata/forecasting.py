@@ -15,6 +15,7 @@ from fedstrata.core.parts import Parts
 from fedstrata.core.plan import Plan
 from fedstrata.core.rng import Streams
 from fedstrata.cost import papers
+from fedstrata.cost.bytes import payload
 from fedstrata.cost.forecast import Setting, asked, flops, head_positions, transfers
 from fedstrata.data.partition import number_of_clients
 from fedstrata.data.prepare import examples, population, prepare
@@ -110,6 +111,16 @@ def _in_units(unit: str, job: Job, model: str, stage: Mapping[str, Any], known: 
     sent = [round["sent"] for round in stage["rounds"]]
     count = stage["clients"]["count"]
     figure, what = papers.upload(unit, parts, job.task.kind, sent or [()], count, job.wire.dtype)
+    if job.method.exchange == "features" and unit == "fedfreezebert":
+        taken = max(1, len(parts.own))
+        figure, true = (
+            papers.features(
+                stage["examples"], job.train.max_tokens, parts.hidden, count, payload(parts, ["head"]), layers
+            )
+            for layers in (1, taken)
+        )
+        what = "GiB of one hidden state per token up, MB / 1024 of heads down, all clients"
+        what += f"; {true:.2f} with the {taken} that this head takes" if taken > 1 else ""
     whole, _ = papers.upload(unit, parts, job.task.kind, [parts.names] * max(1, len(sent)), count)
     made = {"stage": job.stage, "upload": figure, "what": what, "of_fedavg": figure / whole}
     trained = stage["rounds"][0]["layers"] if stage["rounds"] else []
@@ -180,12 +191,14 @@ def _stage(job: Job, model: str, held: Holdings, client: str | None, known: Know
     head = head_positions(job.task.kind, job.train.mlm_head == "full", job.task.mask_probability)
     work = flops(job.method, setting, lengths, local, head, shards)
     bytes_ = Counter[tuple[int, str, str]]()
-    for entry in transfers(job.method, setting, list(shards)):
+    for entry in transfers(job.method, setting, list(shards), lengths):
         bytes_[entry.round, entry.client, entry.direction] += entry.bytes
     memory = _memory(job, known.step(model, job.task.kind, labels, head_of(job)))
     rounds = []
     for round, chosen in enumerate(asked(job.method, setting, list(shards))):
-        plan = setting.plan(job.method, round, name) if name in chosen else Plan((), ())
+        trains = name in chosen and job.method.exchange == "weights"
+        works = trains or (job.method.exchange == "features" and round == 0)
+        plan = setting.plan(job.method, round, name) if trains else Plan((), ())
         rounds.append(
             {
                 "round": round,
@@ -193,7 +206,7 @@ def _stage(job: Job, model: str, held: Holdings, client: str | None, known: Know
                 "up_bytes": bytes_[round, name, "up"],
                 "down_bytes": bytes_[round, name, "down"],
                 "train_flops": work.get((round, name), 0),
-                "peak_memory_bytes": memory(plan, lengths[name], head) if plan.train else 0,
+                "peak_memory_bytes": memory(plan, lengths[name], head) if works else 0,
                 "layers": [int(part.removeprefix("layer.")) for part in plan.train if part.startswith("layer.")],
                 "trained": list(plan.train),
                 "sent": list(plan.send),
@@ -214,6 +227,7 @@ def _stage(job: Job, model: str, held: Holdings, client: str | None, known: Know
         "rounds": rounds,
         "clients": everyone,
         "holdings": held.told,
+        "examples": sum(map(len, shards.values())),
     }
 
 

@@ -161,6 +161,10 @@ class Train(Table):
     """Batches of texts of like length, or as they are drawn."""
     padding: Literal["batch", "max"] = "batch"
     """Pad to the longest text of a batch, or to ``max_tokens``."""
+    features_gb: Annotated[float, Field(ge=0)] = 8.0
+    """Disk of each client, in GB, for what a frozen encoder makes of its texts; 0: computed every time."""
+    keep_features: bool = False
+    """Leave it there when the run has ended."""
 
 
 class Head(Table):
@@ -199,6 +203,13 @@ class Wire(Table):
     """Both ways; ``int8`` has a scale per row and adds what a message leaves out to the next."""
 
 
+class Client(Table):
+    """``[client]``: what a client permits; between sites each site says it for itself."""
+
+    allow: list[Literal["weights", "features"]] = ["weights"]
+    """What may leave it: parts of the model; hidden states of its texts, with their labels."""
+
+
 class Engine(Table):
     """``[engine]``: what carries the exchanges."""
 
@@ -231,6 +242,7 @@ class Job(Table):
     head: Head = Head()
     server: Server = Server()
     wire: Wire = Wire()
+    client: Client = Client()
     engine: Engine = Engine()
     output: Output = Output()
 
@@ -253,6 +265,9 @@ class Job(Table):
             raise ValueError(
                 "[head] tokens: 'all' needs train.padding = 'max', else the mean depends on the batch"
             )
+        wanted = getattr(self.method, "head", None)
+        if wanted not in (None, head.kind):
+            raise ValueError(f"[method] head: is {wanted!r}, but [head] kind is {head.kind!r}; say it once")
         if head.pooler and head.kind == "average":
             raise ValueError("[head] pooler: takes token 0, so it does not go with 'average'")
         return self

@@ -149,11 +149,11 @@ def _job(where: str, stage: str, data: dict[str, Any]) -> Job:
         found = "is missing" if name is None else f"{name!r} is not a method"
         raise UserError(f"{place}: [method] name: {found}; {did_you_mean(str(name), METHODS)}")
     kind = METHODS[name]
-    data = _merge(kind.preset, {**data, "method": {}})
     try:
         method = kind(**options)
     except ValidationError as error:
         raise UserError(f"{place}: [method] {sentence(error, kind)}") from None
+    data = _merge(method.presets(), {**data, "method": {}})
     try:
         return Job.model_validate({**data, "stage": stage, "method": method})
     except ValidationError as error:

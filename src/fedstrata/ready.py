@@ -15,7 +15,7 @@ from fedstrata.core.parts import Parts
 from fedstrata.core.rng import SERVER, Streams
 from fedstrata.data.prepare import Prepared, examples, population, tested
 from fedstrata.errors import UserError, did_you_mean
-from fedstrata.job import Job
+from fedstrata.job import Job, method_name
 from fedstrata.nn import models
 from fedstrata.nn.batching import Index
 from fedstrata.nn.heads import Settings
@@ -24,6 +24,12 @@ from fedstrata.tasks.classify import Classify, positive_classes
 from fedstrata.tasks.mlm import masked_lm
 from fedstrata.tasks.regress import Regress
 from fedstrata.tasks.tag import Tag
+
+SENT = {
+    "weights": "trained parts of the model",
+    "features": "the encoder's hidden states of every text, out of which texts can be read again, and the labels",
+}
+"""Exchange -> what that is, for whoever has to permit it."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,19 @@ def check_plans(job: Job, parts: Parts, clients: Collection[str]) -> None:
         job.method.plan(parts, job.task.kind, round, client, streams).check(parts)
 
 
+def check_permission(job: Job) -> None:
+    """Nothing leaves a client that it does not allow.
+
+    Raises:
+        UserError: the method sends something else.
+    """
+    if job.method.exchange not in job.client.allow:
+        raise UserError(
+            f"[client] allow: is {job.client.allow}, but {method_name(job.method)} as set here sends "
+            f"{SENT[job.method.exchange]}; allow = {[*job.client.allow, job.method.exchange]} permits it"
+        )
+
+
 def settle(job: Job) -> Job:
     """Every "auto" replaced by what it is on this machine.
 
@@ -134,6 +153,8 @@ def notes(job: Job, loaded: models.Loaded, data: Prepared) -> tuple[str, ...]:
         made.append(f"{data.left_out} rows without text or label were left out")
     if loaded.fresh:
         made.append(f"new, not in the checkpoint: {', '.join(loaded.fresh)}")
+    if job.method.exchange != "weights":
+        made.append(f"each client sends the server {SENT[job.method.exchange]}")
     streams = Streams(job.train.seed)
     rounds = range(job.method.rounds)
     plans = [job.method.plan(loaded.parts, job.task.kind, round, SERVER, streams) for round in rounds]
@@ -196,4 +217,5 @@ def local_of(job: Job) -> Local:
         bf16=train.precision == "bf16",
         by_length=train.batching == "length",
         width=train.max_tokens if train.padding == "max" else None,
+        features=int(train.features_gb * 1e9),
     )

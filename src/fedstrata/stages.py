@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedstrata.core import state
+from fedstrata.core.central import Central
 from fedstrata.core.parts import tensors
 from fedstrata.core.rounds import Rounds
 from fedstrata.core.server import Rule, Server
@@ -22,7 +23,7 @@ from fedstrata.folder import claim, same_job, status_on_disk
 from fedstrata.job import Job, method_name
 from fedstrata.jobfile import Overrides, load
 from fedstrata.nn import models
-from fedstrata.ready import Ready, check_plans, head_of, make_ready, model_path, notes, settle
+from fedstrata.ready import Ready, check_permission, check_plans, head_of, make_ready, model_path, notes, settle
 from fedstrata.report.page import write_page
 from fedstrata.report.runs import load_run
 from fedstrata.result import Result, read_result, read_status, together
@@ -42,6 +43,8 @@ def run_job(
     near = Path(source).resolve().parent if isinstance(source, str | Path) else None
     folder = Path(jobs[0].output.dir)
     claim(folder, resume)
+    for job in jobs:
+        check_permission(job)
     data = [prepare(job, near) for job in jobs]
     starts = [model_path(job, near) if job.model else None for job in jobs]
     first: dict[str, str] = {}
@@ -79,7 +82,7 @@ def run_stage(job: Job, data: Prepared, start: str, folder: Path, tell: Tell) ->
         same_job(job, folder)
         with status_on_disk(job, folder):
             _train(job, data, ready, folder, tell)
-        state.prune(folder)
+        state.prune(folder, job.train.keep_features)
     tell(StageEnded(job.stage, reused))
     return read_result(folder)
 
@@ -96,10 +99,17 @@ def _train(job: Job, data: Prepared, ready: Ready, folder: Path, tell: Tell) -> 
     server = Server(parts, weights, rule, job.wire.dtype)
     done, seconds = state.restore(folder, server, start)
 
+    plan = job.method.plan(parts, job.task.kind, 0, next(iter(ready.shards)), worker.streams)
+    kept = folder / "state" / "test" if plan.features else None
+
     def score(server: Server) -> dict[str, float]:
         worker.load({part: (_tag(server, part), server.weights[part]) for part in parts.names})
-        return worker.score(ready.test)
+        return worker.score(ready.test, folder=kept)
 
+    central = None
+    if job.method.exchange == "features":
+        classes = None if data.labels is None else len(data.labels)
+        central = Central(worker, list(ready.shards), classes, server.dtype, folder / "state" / "received")
     rounds = Rounds(
         method=job.method,
         task=job.task.kind,
@@ -122,6 +132,7 @@ def _train(job: Job, data: Prepared, ready: Ready, folder: Path, tell: Tell) -> 
         score=score,
         folder=folder,
         tell=tell,
+        central=central,
     )
     sizes = {client: len(index) for client, index in ready.shards.items()}
     name = method_name(job.method)

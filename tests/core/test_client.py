@@ -103,7 +103,7 @@ def test_a_round_equals_plain_pytorch(kind: str) -> None:
     model = tiny_model(head=kind, num_labels=3, **QUIET) if kind == "classify" else tiny_model(**QUIET)
     reference = copy.deepcopy(model)
     made = worker(task, model, epochs=2)
-    batches = [batch for _, batch in made._batches(0, "a", sentences(), np.arange(12))]
+    batches = [batch for *_, batch in made._batches(0, "a", sentences(), np.arange(12))]
     assert len(batches) == 6
     loss, weights = train(made, full_plan(made))
     assert loss == pytest.approx(np.mean(plain(reference, batches)), rel=1e-5)
@@ -114,7 +114,7 @@ def test_the_learning_rate_decays_with_every_local_epoch() -> None:
     model = tiny_model(**QUIET)
     reference = copy.deepcopy(model)
     made = worker(mlm(), model, epochs=2, decay=0.1)
-    batches = [batch for _, batch in made._batches(0, "a", sentences(), np.arange(12))]
+    batches = [batch for *_, batch in made._batches(0, "a", sentences(), np.arange(12))]
     _, weights = train(made, full_plan(made))
     plain(reference, batches, rates=[1e-3] * 3 + [1e-4] * 3)
     same(weights, dict(reference.named_parameters()))
@@ -151,7 +151,7 @@ def test_batches_by_length_hold_the_same_examples_with_less_padding() -> None:
     drawn = {}
     for by_length in (True, False):
         made = worker(by_length=by_length, batch_size=2)
-        batches = [batch for _, batch in made._batches(0, "a", sentences(), np.arange(12))]
+        batches = [batch for *_, batch in made._batches(0, "a", sentences(), np.arange(12))]
         seen = sorted(int(batch.inputs["attention_mask"][i].sum()) for batch in batches for i in range(2))
         drawn[by_length] = seen, sum(batch.work.tokens for batch in batches)
     assert drawn[True][0] == drawn[False][0]
@@ -182,7 +182,7 @@ def test_no_graph_below_the_lowest_trained_part_and_the_same_update() -> None:
     assert not outputs["layer.0"].requires_grad
     assert outputs["layer.1"].requires_grad
     everything = full_plan(whole)
-    batches = [batch for _, batch in whole._batches(0, "a", sentences(), np.arange(3))]
+    batches = [batch for *_, batch in whole._batches(0, "a", sentences(), np.arange(3))]
     whole._trainable(everything)
     own = tensors(whole.model, whole.parts, plan.train)
     optimiser = torch.optim.AdamW(
@@ -232,7 +232,7 @@ def test_fedprox_is_half_mu_times_the_squared_distance_over_what_is_sent() -> No
     made, reference = worker(proximal_mu=mu, batch_size=6), tiny_model(**QUIET)
     plan = Plan((0, 1, 2), ("layer.1", "head"), ("layer.1",), ("head",))
     shared = set(made.parts.shapes["layer.1"])
-    batches = [batch for _, batch in made._batches(0, "a", sentences(), np.arange(12))]
+    batches = [batch for *_, batch in made._batches(0, "a", sentences(), np.arange(12))]
     start = {name: p.detach().clone() for name, p in reference.named_parameters()}
     own = [name for part in plan.train for name in made.parts.shapes[part]]
     for name, p in reference.named_parameters():

@@ -37,7 +37,20 @@ def lines(folder: Path, name: str) -> list[dict[str, Any]]:
 
 LABELS = ["eye", "heart", "kidney"]
 CASES = [
-    *((name, kind, {}) for name in METHODS for kind in ("mlm", "classify")),
+    *((n, kind, {}) for n in METHODS for kind in ("mlm", "classify") if n != "fedfreezebert"),
+    *(
+        ("fedfreezebert", "classify", {"head": {"kind": kind}, "train": {"epochs": 2}})
+        for kind in ("ordinary", "average", "psum", "hsum")
+    ),
+    (
+        "fedfreezebert",
+        "classify",
+        {
+            "head": {"kind": "hsum"},
+            "train": {"features_gb": 2e-5, "padding": "max"},
+            "clients": {"fraction": 0.67},
+        },
+    ),
     ("fedbt", "classify", {"clients": {"fraction": 0.5, "count": 4}, "method": {"rounds": 4}}),
     ("fedbfpt", "mlm", {"clients": {"fraction": 0.34}, "wire": {"dtype": "fp16"}, "method": {"rounds": 5}}),
     ("fedbfpt", "mlm", {"clients": {"fraction": 0.34}, "wire": {"dtype": "int8"}, "method": {"rounds": 5}}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ from fedstrata.core.parts import Parts, Tensors, tensors
 from fedstrata.core.plan import Plan
 from fedstrata.core.rng import SERVER, Streams
 from fedstrata.core.store import Store
-from fedstrata.cost.flops import Positions, train_flops
+from fedstrata.cost.flops import Positions, encoder_flops, train_flops
 from fedstrata.nn.batching import Index, batches
 from fedstrata.nn.depth import local_depth
+from fedstrata.nn.features import Kept, Received, message
 from fedstrata.tasks import Batch, Examples, Task
 from fedstrata.wire.tensors import carry
 
@@ -35,7 +37,8 @@ class Request:
         round: 0-based round.
         client: the client's name.
         plan: what to build, train, send and keep.
-        phase: ``train`` or ``evaluate``.
+        phase: ``train``, ``evaluate``, or ``features``: to send what the encoder makes of the client's texts.
+        first: the client has not trained before, so what it computes once is counted now.
         versions: the version of every shared part that the plan needs.
         parts: those of them that the client lacks, as they travel.
     """
@@ -46,6 +49,7 @@ class Request:
     phase: str
     versions: dict[str, int]
     parts: Weights
+    first: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Reply:
     Attributes:
         client: its name.
         examples: number of its training examples: its weight in the mean.
-        weights: the parts sent, as they travel.
+        weights: the parts sent, as they travel; in phase ``features`` those, under that name.
         loss: mean over the steps of the round, without the proximal term.
         steps: optimiser steps made.
         work: positions computed with.
@@ -83,6 +87,7 @@ class Local:
     Attributes:
         decay: the learning rate is multiplied by it after every epoch.
         width: pad every batch to so many tokens; None pads to its longest text.
+        features: bytes that may be kept on disk of what a frozen encoder makes of a client's texts.
         by_length: batches of texts of like length.
         bf16: compute in bf16 where autocast allows; weights and optimiser stay fp32.
     """
@@ -98,6 +103,7 @@ class Local:
     bf16: bool = False
     by_length: bool = True
     width: int | None = None
+    features: int = 0
 
 
 Told = Callable[[int, int, float, int], None]
@@ -114,6 +120,7 @@ class Worker:
         self.local = local
         self.streams = streams
         self.tags: dict[str, object] = {}
+        self.frozen: dict[Path, Kept] = {}
 
     def load(self, weights: Tagged) -> None:
         """Put weights into the model; a part that is there already, by its tag, is not copied again."""
@@ -123,8 +130,29 @@ class Worker:
                     own.copy_(new[name])
                 self.tags[part] = tag
 
-    def train(self, plan: Plan, round: int, client: str, examples: Examples, index: Index, told: Told) -> Reply:
-        """One client's training in one round, on the examples at ``index``, from the weights loaded before."""
+    def train(
+        self,
+        plan: Plan,
+        round: int,
+        client: str,
+        examples: Examples,
+        index: Index,
+        told: Told,
+        first: bool = False,
+        kept: Kept | Received | None = None,
+    ) -> Reply:
+        """One client's training in one round, on the examples at ``index``, from the weights loaded before.
+
+        Args:
+            plan: what to train.
+            round: the round.
+            client: the client's name.
+            examples: all examples.
+            index: the client's own among them.
+            told: called after every step.
+            first: it has not trained before.
+            kept: what a frozen encoder makes of them.
+        """
         started = time.perf_counter()
         trained = self._trainable(plan)
         near = [(p, p.detach().clone()) for name, p in trained.items() if self._shared(plan, name)]
@@ -137,14 +165,18 @@ class Worker:
             self.tags[part] = None  # no longer what was loaded
         cuda = [self.model.device] if self.model.device.type == "cuda" else []
         self.model.train()
+        encoded = [kept.stored] if kept and first else []
         with torch.random.fork_rng(cuda), local_depth(self.model, self.parts, plan.layers):
             torch.manual_seed(self.streams.integer(round, client, "dropout"))
-            for total, batch in self._batches(round, client, examples, index):
+            for total, chosen, batch in self._batches(round, client, examples, index):
+                if kept:
+                    batch = replace(batch, inputs=kept.inputs(chosen)).to(self.model.device)
+                    encoded.append(kept.missing(chosen))
                 losses.append(self._step(batch, optimiser, near))
                 if len(losses) % epoch == 0:
                     schedule.step()
                 work += batch.work
-                seen += len(batch.inputs["input_ids"])
+                seen += len(chosen)
                 told(len(losses), total, losses[-1], seen)
         return Reply(
             client=client,
@@ -152,39 +184,53 @@ class Worker:
             loss=float(np.mean(losses)),
             steps=len(losses),
             work=work,
-            flops=train_flops(self.parts, plan, work),
+            flops=train_flops(self.parts, plan, work)
+            + sum(encoder_flops(self.parts, lengths) for lengths in encoded),
             seconds=time.perf_counter() - started,
         )
 
-    def score(self, examples: Examples, only: Index | None = None) -> dict[str, float]:
+    def score(self, examples: Examples, only: Index | None = None, folder: Path | None = None) -> dict[str, float]:
         """The loaded model on all ``examples`` or ``only`` some, by the task's metrics; always the same masks.
 
-        Of each pool of the examples the same again, as ``METRIC.POOL``.
+        Of each pool of the examples the same again, as ``METRIC.POOL``. ``folder`` is given where the encoder
+        stays as it is: what it makes of the texts is kept there.
         """
         chosen = np.arange(len(examples)) if only is None else only
-        made = self._score(examples, chosen)
+        kept = self.kept(examples, chosen, folder) if folder else None
+        made = self._score(examples, chosen, kept)
         for pool, members in examples.pools.items():
             if len(inside := np.intersect1d(chosen, members)):
-                made |= {f"{metric}.{pool}": value for metric, value in self._score(examples, inside).items()}
+                scores = self._score(examples, inside, kept)
+                made |= {f"{metric}.{pool}": value for metric, value in scores.items()}
         return made
 
-    def _score(self, examples: Examples, chosen: Index) -> dict[str, float]:
+    def _score(self, examples: Examples, chosen: Index, kept: Kept | None) -> dict[str, float]:
         rng = self.streams.numpy(-1, SERVER, "evaluate")
         made = batches(examples.tokens.lengths[chosen], 2 * self.local.batch_size, None)
-        device = self.model.device
         self.model.eval()
-        with torch.inference_mode(), self._autocast():
-            return self.task.score(
-                self.model, (self.task.batch(examples, chosen[index], rng).to(device) for index in made)
-            )
 
-    def _batches(self, round: int, client: str, examples: Examples, index: Index) -> Iterator[tuple[int, Batch]]:
-        """The batches of one round, each with the number of them all."""
+        def batch(some: Index) -> Batch:
+            plain = self.task.batch(examples, some, rng)
+            return (replace(plain, inputs=kept.inputs(some)) if kept else plain).to(self.model.device)
+
+        with torch.inference_mode(), self._autocast():
+            return self.task.score(self.model, (batch(chosen[index]) for index in made))
+
+    def kept(self, examples: Examples, index: Index, folder: Path) -> Kept:
+        """What the frozen encoder makes of some examples, kept in a folder; made once."""
+        if folder not in self.frozen:
+            self.frozen[folder] = Kept(self.model, self.task, self.local, examples, index, folder)
+        return self.frozen[folder]
+
+    def _batches(
+        self, round: int, client: str, examples: Examples, index: Index
+    ) -> Iterator[tuple[int, Index, Batch]]:
+        """The batches of one round and their examples, each with the number of them all."""
         order = self.streams.numpy(round, client, "order")
         draw = self.streams.numpy(round, client, "batch")
         for total, positions in steps(examples.tokens.lengths[index], self.local, order):
             batch = self.task.batch(examples, index[positions], draw, self.local.width)
-            yield total, batch.to(self.model.device)
+            yield total, index[positions], batch.to(self.model.device)
 
     def _step(
         self,
@@ -268,15 +314,27 @@ def handle(
     if request.phase == "evaluate":
         started = time.perf_counter()
         on: Mapping[str, Index | None] = tests or {request.client: None}
-        scores = {name: worker.score(examples, only) for name, only in on.items()}
+        folders = {name: store.folder / f"test-features-{name}" if plan.features else None for name in on}
+        scores = {name: worker.score(examples, only, folders[name]) for name, only in on.items()}
         return Reply(request.client, len(index), scores=scores, seconds=time.perf_counter() - started)
-    reply = worker.train(plan, request.round, request.client, examples, index, told)
+    if request.phase == "features":
+        started = time.perf_counter()
+        texts = Kept(worker.model, worker.task, replace(worker.local, features=0), examples, index, store.folder)
+        return Reply(
+            request.client,
+            len(index),
+            weights={"features": message(texts, index, dtype)},
+            flops=encoder_flops(parts, texts.missing(index)),
+            seconds=time.perf_counter() - started,
+        )
+    kept_states = worker.kept(examples, index, store.folder / "features") if plan.features else None
+    reply = worker.train(plan, request.round, request.client, examples, index, told, request.first, kept_states)
     if plan.keep:
         store.save(request.round, tensors(worker.model, parts, plan.keep))
     rest, sent = store.rest.load(request.round), {}
     for part in plan.send:
-        message, left = carry(tensors(worker.model, parts, [part]), dtype, rest)
-        sent[part] = {name: tensor.to("cpu", copy=True) for name, tensor in message.items()}
+        leaving, left = carry(tensors(worker.model, parts, [part]), dtype, rest)
+        sent[part] = {name: tensor.to("cpu", copy=True) for name, tensor in leaving.items()}
         rest.update(left)
     if rest:
         store.rest.save(request.round, rest)

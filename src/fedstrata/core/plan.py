@@ -17,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, PositiveInt
 from fedstrata.core.parts import Parts
 from fedstrata.core.rng import Streams
 
+Exchange = Literal["weights", "features"]
+"""What the clients send: parts of the model, or what its still encoder makes of their texts, with the labels."""
 Population = Literal["each", "pooled", "one"]
 """Whom a method asks: every client, one that holds all the data, or the first alone."""
 
@@ -34,12 +36,15 @@ class Plan:
         train: parts whose tensors get gradients; everything else is frozen.
         send: parts that cross the wire: up after training, and down, merged, whenever they have changed.
         keep: parts that stay in the client's own store from round to round and never cross the wire.
+        features: the encoder stays as it is in every round and runs without dropout, so that what the head takes
+            of it is computed once.
     """
 
     layers: tuple[int, ...]
     train: tuple[str, ...]
     send: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
+    features: bool = False
 
     def builds(self, parts: Parts) -> tuple[str, ...]:
         """The parts the local model consists of, in the model's order."""
@@ -51,7 +56,8 @@ class Plan:
 
         Raises:
             ValueError: an unknown part or layer, a trained layer that is not built exactly once, a part both
-                sent and kept, or a sent or kept part that is not built.
+                sent and kept, a sent or kept part that is not built, or a part of the encoder trained that is to
+                stay as it is.
         """
         if strange := [i for i in self.layers if not 0 <= i < parts.depth]:
             raise ValueError(f"plan.layers: {strange} of a model with {parts.depth} layers")
@@ -62,6 +68,8 @@ class Plan:
                     raise ValueError(f"plan.{field}: {name!r} is not built by layers {self.layers}")
         if twice := {i for i in self.layers if self.layers.count(i) > 1 and f"layer.{i}" in self.train}:
             raise ValueError(f"plan.train: layers {sorted(twice)} stand in the local model more than once")
+        if self.features and (learning := set(self.train) - {"pooler", "head"}):
+            raise ValueError(f"plan.features: {sorted(learning)} of the encoder are trained")
         if both := set(self.send) & set(self.keep):
             raise ValueError(f"plan: {sorted(both)} both sent and kept")
 
@@ -81,6 +89,15 @@ class Method(BaseModel, ABC):
     preset: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     rounds: PositiveInt = 5
+
+    @property
+    def exchange(self) -> Exchange:
+        """What leaves the clients. With ``features`` they send them once and the server trains."""
+        return "weights"
+
+    def presets(self) -> Mapping[str, Mapping[str, Any]]:
+        """Settings of other tables that the method with these options stands for, under the user's own."""
+        return self.preset
 
     @abstractmethod
     def plan(self, parts: Parts, task: str, round: int, client: str, streams: Streams) -> Plan:

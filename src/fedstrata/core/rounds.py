@@ -5,20 +5,22 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from fedstrata.core import state
+from fedstrata.core.central import NAME, Central
 from fedstrata.core.client import Reply, Request
+from fedstrata.core.parts import tensors
 from fedstrata.core.plan import Method, Plan
 from fedstrata.core.rng import SERVER, Streams
 from fedstrata.core.server import Server, select, shared
 from fedstrata.cost.ledger import SETUP, Entry, size, totals
 from fedstrata.engines import Engine
 from fedstrata.errors import UserError
-from fedstrata.events import Event, Replied, Scored
+from fedstrata.events import Event, Replied, Scored, Stepped
 from fedstrata.wire.tensors import WireError
 
 Score = dict[str, float]
@@ -40,6 +42,7 @@ class Rounds:
         score: scores the server's model.
         folder: the run's output folder.
         tell: receives events.
+        central: where the server trains, on features of the clients; None where the clients do.
     """
 
     method: Method
@@ -53,6 +56,7 @@ class Rounds:
     score: Callable[[Server], Score]
     folder: Path
     tell: Callable[[Event], None]
+    central: Central | None = None
 
     def run(self, done: int, start: str, seconds: float) -> None:
         """Play all rounds from ``done`` on; after each, the state is on disk.
@@ -66,19 +70,70 @@ class Rounds:
             UserError: a client's answer cannot be used.
         """
         began = time.monotonic() - seconds
+        self.met = {line["client"] for line in state.records(self.folder / "rounds.jsonl")}
         self.bytes = _total_bytes(self.folder)
         if done == 0 and (self.each_round or self.method.rounds == 0):
             self._evaluate(-1)
         for round in range(done, self.method.rounds):
-            clients = select(self.engine.clients(), self.fraction, round, self.streams)
-            plans = {client: self._plan(round, client) for client in clients}
-            requests = (self._request(round, client, plan, "train") for client, plan in plans.items())
-            for reply in in_order(self.engine.exchange(requests), clients):
-                self._take(round, plans[reply.client], reply)
-            changed = self.server.merge()
-            if self.each_round or round == self.method.rounds - 1:
+            changed = self._train(round) if self.central is None else self._train_here(round, self.central)
+            last = round == self.method.rounds - 1
+            if self.each_round or last:
                 self._evaluate(round)
+            if self.central is not None and last:
+                self._hand_out(round)
             state.commit(self.folder, self.server, changed, round + 1, start, time.monotonic() - began)
+
+    def _train(self, round: int) -> list[str]:
+        """The clients train and send; the mean of what they send is the next model."""
+        clients = select(self.engine.clients(), self.fraction, round, self.streams)
+        plans = {client: self._plan(round, client) for client in clients}
+        requests = (self._request(round, client, plan, "train") for client, plan in plans.items())
+        for reply in in_order(self.engine.exchange(requests), clients):
+            self._take(round, plans[reply.client], reply)
+        return self.server.merge()
+
+    def _train_here(self, round: int, central: Central) -> list[str]:
+        """The server trains on what the clients sent of their texts before the first round."""
+        if round == 0:
+            self._gather(central)
+        server, plan = self.server, self._plan(round, NAME)
+        worker = central.worker
+        worker.load(
+            {part: (("server", server.versions[part]), server.weights[part]) for part in server.parts.names}
+        )
+
+        def told(step: int, steps: int, loss: float, seen: int) -> None:
+            self.tell(Stepped(round, NAME, step, steps, loss, seen))
+
+        reply = central.train(plan, round, told)
+        self._record(round, plan, reply)
+        for part in plan.train:
+            new = tensors(worker.model, server.parts, [part])
+            server.replace(part, {name: tensor.to("cpu", copy=True) for name, tensor in new.items()})
+        return list(plan.train)
+
+    def _gather(self, central: Central) -> None:
+        """Ask every client once for what the encoder makes of its texts; its head is yet to come."""
+        clients = self.engine.clients()
+        whole = tuple(range(self.server.parts.depth))
+        plan = Plan(layers=whole, train=(), keep=("head",), features=True)
+        requests = (self._request(0, client, plan, "features") for client in clients)
+        for reply in in_order(self.engine.exchange(requests), clients):
+            sent = reply.weights.get("features", {})
+            self._ledger([Entry(0, reply.client, "features", "up", "features", size(sent))])
+            try:
+                central.take(reply.client, sent)
+            except WireError as error:
+                raise UserError(f"client {reply.client}: its features cannot be used: {error}") from None
+            record = {"round": 0, "client": reply.client, "examples": reply.examples, "steps": 0, "tokens": 0}
+            record |= {"loss": None, "flops": reply.flops, "seconds": reply.seconds}
+            state.append(self.folder / "rounds.jsonl", [{**record, "layers": whole, "trained": (), "sent": ()}])
+
+    def _hand_out(self, round: int) -> None:
+        """Every client gets the parts it lacks: what the server has learnt."""
+        whole = Plan(layers=tuple(range(self.server.parts.depth)), train=(), features=True)
+        for client in self.engine.clients():
+            self._request(round, client, whole, "train")
 
     def _plan(self, round: int, client: str) -> Plan:
         return self.method.plan(self.server.parts, self.task, round, client, self.streams)
@@ -90,23 +145,30 @@ class Rounds:
             start = {part: server.parts.elements([part]) * 4 for part in parts}
             self._ledger(Entry(SETUP, client, "setup", "down", part, n) for part, n in start.items())
         request = server.request(round, client, plan, phase)
+        if phase == "train" and client not in self.met:
+            self.met.add(client)
+            request = replace(request, first=True)
         down = {part: size(tensors) for part, tensors in request.parts.items()}
         self._ledger(Entry(round, client, phase, "down", part, n) for part, n in down.items())
         return request
 
     def _take(self, round: int, plan: Plan, reply: Reply) -> None:
         """Record a reply and take it into the mean."""
-        if not math.isfinite(reply.loss):
-            raise UserError(
-                f"round {round}, client {reply.client}: its training diverged (loss {reply.loss}); a smaller "
-                "train.learning_rate helps"
-            )
+        self._record(round, plan, reply)
         up = {part: size(tensors) for part, tensors in reply.weights.items()}
         self._ledger(Entry(round, reply.client, "train", "up", part, n) for part, n in up.items())
         try:
             self.server.collect(plan, reply)
         except WireError as error:
             raise UserError(f"round {round}, client {reply.client}: its answer cannot be used: {error}") from None
+        self.tell(Replied(round, reply.client, reply.loss, reply.examples, reply.seconds, self.bytes))
+
+    def _record(self, round: int, plan: Plan, reply: Reply) -> None:
+        if not math.isfinite(reply.loss):
+            raise UserError(
+                f"round {round}, client {reply.client}: its training diverged (loss {reply.loss}); a smaller "
+                "train.learning_rate helps"
+            )
         record = {
             "round": round,
             "client": reply.client,
@@ -121,7 +183,6 @@ class Rounds:
             "sent": plan.send,
         }
         state.append(self.folder / "rounds.jsonl", [record])
-        self.tell(Replied(round, reply.client, reply.loss, reply.examples, reply.seconds, self.bytes))
 
     def _evaluate(self, round: int) -> None:
         """Score the server's model; or, where clients keep parts or test rows, each client's and their mean."""
@@ -131,7 +192,9 @@ class Rounds:
         if self.own_tests or (any(plan.keep for plan in plans.values()) and round >= 0):
             whole = tuple(range(self.server.parts.depth))
             requests = (
-                self._request(round, client, Plan(layers=whole, train=(), keep=plan.keep), "evaluate")
+                self._request(
+                    round, client, Plan(layers=whole, train=(), keep=plan.keep, features=plan.features), "evaluate"
+                )
                 for client, plan in plans.items()
             )
             replies = in_order(self.engine.exchange(requests), list(plans))

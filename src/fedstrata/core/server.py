@@ -147,12 +147,16 @@ class Server:
         mean, self.mean = self.mean.result(), Mean()
         changed = [part for part in self.parts.names if self.parts.shapes[part].keys() & mean.keys()]
         for part in changed:
-            if self.versions[part] and (left := self._message(part)[1]):  # the start model is shipped whole
-                self.rest[part] = left
             old = self.weights[part]
-            self.weights[part] = {name: step(self.rule, old[name], mean[name], self._memory(name)) for name in old}
-            self.versions[part] += 1
+            self.replace(part, {name: step(self.rule, old[name], mean[name], self._memory(name)) for name in old})
         return changed
+
+    def replace(self, part: str, new: Tensors) -> None:
+        """Make ``new`` the part's next version."""
+        if self.versions[part] and (left := self._message(part)[1]):  # the start model is shipped whole
+            self.rest[part] = left
+        self.weights[part] = new
+        self.versions[part] += 1
 
     def _memory(self, name: str) -> Tensors:
         return {} if self.rule.name == "fedavg" else self.moments.setdefault(name, {})

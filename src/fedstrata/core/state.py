@@ -90,12 +90,19 @@ def commit(folder: Path, server: Server, changed: Iterable[str], done: int, star
             path.unlink()
 
 
-def prune(folder: Path) -> None:
-    """Drop what only resuming needs, once the run is finished; the clients' own parts stay."""
+def prune(folder: Path, keep_features: bool = False) -> None:
+    """Drop what only resuming needs, once the run is finished; the clients' own parts stay.
+
+    What was kept of a frozen encoder goes too, unless ``keep_features``.
+    """
     for path in (folder / "state").glob("*.*"):
         path.unlink()
     for path in (folder / "state" / "clients").glob("*"):
         shutil.rmtree(Store(path).rest.folder, ignore_errors=True)
+    shutil.rmtree(folder / "state" / "received", ignore_errors=True)
+    if not keep_features:
+        for path in list((folder / "state").glob("**/features.f32")):
+            shutil.rmtree(path.parent)
 
 
 def restore(folder: Path, server: Server, start: str) -> tuple[int, float]:

@@ -8,7 +8,11 @@ nothing is computed. Embedding look-ups, norms, activations and the optimiser ar
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from fedstrata.core.parts import Parts
 from fedstrata.core.plan import Plan
@@ -33,10 +37,21 @@ class Positions:
 
 
 def forward_flops(parts: Parts, plan: Plan, work: Positions) -> int:
-    """FLOPs of the forward pass of the plan's local model over ``work``."""
-    layers = sum(_linear(parts, f"layer.{i}", work) + _attention(parts, work) for i in plan.layers)
-    layers += _own(parts, work) + len(parts.own) * _attention(parts, work)
-    return layers + sum(_linear(parts, name, work) for name in ("embeddings", "pooler", "head"))
+    """FLOPs of the forward pass of the plan's local model over ``work``; of its head alone with ``features``."""
+    head = _own(parts, work) + len(parts.own) * _attention(parts, work)
+    head += _linear(parts, "pooler", work) + _linear(parts, "head", work)
+    return head if plan.features else head + _encoder(parts, plan.layers, work)
+
+
+def encoder_flops(parts: Parts, lengths: npt.NDArray[np.int64]) -> int:
+    """FLOPs of one forward pass of the encoder over texts of these many tokens, without padding."""
+    work = Positions(int(lengths.sum()), int((lengths**2).sum()))
+    return _encoder(parts, range(parts.depth), work)
+
+
+def _encoder(parts: Parts, layers: Iterable[int], work: Positions) -> int:
+    stack = sum(_linear(parts, f"layer.{i}", work) + _attention(parts, work) for i in layers)
+    return stack + _linear(parts, "embeddings", work)
 
 
 def train_flops(parts: Parts, plan: Plan, work: Positions) -> int:

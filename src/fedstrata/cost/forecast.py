@@ -6,6 +6,7 @@ every byte and, but for the number of masked positions, every FLOP.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,12 +15,13 @@ import numpy as np
 from fedstrata.core.client import Local, steps
 from fedstrata.core.parts import Parts
 from fedstrata.core.plan import Method, Plan
-from fedstrata.core.rng import Streams
+from fedstrata.core.rng import SERVER, Streams
 from fedstrata.core.server import lacking, select, shared
 from fedstrata.cost.bytes import payload
-from fedstrata.cost.flops import Positions, train_flops
+from fedstrata.cost.flops import Positions, encoder_flops, train_flops
 from fedstrata.cost.ledger import SETUP, Entry
 from fedstrata.nn.batching import Index
+from fedstrata.nn.features import fitting, layout, message_form
 
 SPECIAL = 2
 """Special tokens of an example, which are never masked."""
@@ -57,8 +59,17 @@ def asked(method: Method, setting: Setting, clients: Sequence[str]) -> list[list
     return [select(clients, setting.fraction, round, setting.streams) for round in range(method.rounds)]
 
 
-def transfers(method: Method, setting: Setting, clients: Sequence[str]) -> Iterator[Entry]:
-    """The lines that the ledger of a run will hold, in their order."""
+def transfers(
+    method: Method, setting: Setting, clients: Sequence[str], lengths: Mapping[str, Index] | None = None
+) -> Iterator[Entry]:
+    """The lines that the ledger of a run will hold, in their order.
+
+    Args:
+        method: makes the plans.
+        setting: what else the costs depend on.
+        clients: their names.
+        lengths: client -> tokens of its examples; needed where clients send features.
+    """
     parts = setting.parts
     versions = dict.fromkeys(parts.names, 0)
     held: dict[str, dict[str, int]] = {}
@@ -85,6 +96,20 @@ def transfers(method: Method, setting: Setting, clients: Sequence[str]) -> Itera
 
     if setting.each_round or method.rounds == 0:
         yield from evaluate(-1)
+    if method.exchange == "features":
+        assert lengths is not None
+        whole = tuple(range(parts.depth))
+        for client in clients:
+            yield from request(0, client, Plan(whole, (), keep=("head",)), "features")
+            yield Entry(0, client, "features", "up", "features", features(parts, lengths[client], setting.dtype))
+        for round in range(method.rounds):
+            for part in setting.plan(method, round, SERVER).train:
+                versions[part] += 1
+            if setting.each_round or round == method.rounds - 1:
+                yield from evaluate(round)
+        for client in clients:
+            yield from request(method.rounds - 1, client, Plan(whole, ()), "train")
+        return
     for round, chosen in enumerate(asked(method, setting, clients)):
         plans = {client: setting.plan(method, round, client) for client in chosen}
         for client, plan in plans.items():
@@ -95,6 +120,12 @@ def transfers(method: Method, setting: Setting, clients: Sequence[str]) -> Itera
             versions[part] += 1
         if setting.each_round or round == method.rounds - 1:
             yield from evaluate(round)
+
+
+def features(parts: Parts, lengths: Index, dtype: str) -> int:
+    """Bytes of what a client sends of texts of these many tokens for the model's head."""
+    held = message_form(lengths, max(1, len(parts.own)), parts.hidden, dtype)
+    return sum(kind.itemsize * math.prod(shape) for kind, shape in held.values())
 
 
 def work(
@@ -136,10 +167,28 @@ def flops(
     only: Collection[str],
 ) -> dict[tuple[int, str], int]:
     """(round, client) -> FLOPs of the training steps, for the clients named in ``only``."""
-    made = {}
+    if method.exchange == "features":
+        return {(0, client): encoder_flops(setting.parts, holdings[client]) for client in only}
+    made: dict[tuple[int, str], int] = {}
     for round, chosen in enumerate(asked(method, setting, list(holdings))):
         for client in chosen:
             if client in only:
+                plan = setting.plan(method, round, client)
                 done = work(holdings[client], local, setting.streams, round, client, predicted)
-                made[round, client] = train_flops(setting.parts, setting.plan(method, round, client), done)
+                made[round, client] = train_flops(setting.parts, plan, done)
+                if plan.features:
+                    first = all(before != client for _, before in list(made)[:-1])
+                    made[round, client] += _frozen(setting, holdings[client], local, round, client, first)
     return made
+
+
+def _frozen(setting: Setting, lengths: Index, local: Local, round: int, client: str, first: bool) -> int:
+    """FLOPs of an encoder that stays as it is: once for what can be kept, at every step for what cannot."""
+    parts = setting.parts
+    kept = fitting(layout(lengths, max(1, len(parts.own)), parts.hidden)[1], local.features)
+    passes = [lengths[kept]] if first else []
+    for _, batch in steps(lengths, local, setting.streams.numpy(round, client, "order")):
+        passes.append(lengths[batch][~kept[batch]])
+    if local.width is not None:
+        passes = [np.full_like(each, local.width) for each in passes]
+    return sum(encoder_flops(parts, each) for each in passes)

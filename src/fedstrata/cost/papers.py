@@ -55,13 +55,13 @@ def upload(
     return total / 1e6 / 1024, "MB / 1024, up and down, all clients and rounds"
 
 
-def features(examples: int, tokens: int, hidden: int, clients: int, head_bytes: int) -> float:
+def features(examples: int, tokens: int, hidden: int, clients: int, head_bytes: int, layers: int = 1) -> float:
     """FedFreezeBERT's equation 2 for its centralised variant, in the mixed unit of its Table 4.
 
     One hidden state of ``hidden`` fp32 numbers for every token, in GiB, and the head once to every client, in
-    MB / 1024.
+    MB / 1024. P-SUM and H-SUM take the states of four ``layers``, which the paper leaves out.
     """
-    return 4 * examples * tokens * hidden / 2**30 + clients * head_bytes / 1e6 / 1024
+    return 4 * layers * examples * tokens * hidden / 2**30 + clients * head_bytes / 1e6 / 1024
 
 
 def compute(depth: int, tokens: int, hidden: int, vocabulary: int, layer: int = 0, whole: int = 12) -> float:

@@ -8,6 +8,7 @@ from fedstrata.methods.fedavg import FedAvg
 from fedstrata.methods.fedavgm import FedAvgM
 from fedstrata.methods.fedbfpt import FedBFPT
 from fedstrata.methods.fedbt import FedBT
+from fedstrata.methods.fedfreezebert import FedFreezeBERT
 from fedstrata.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedstrata.methods.fedprox import FedProx
 from fedstrata.methods.fedsplitbert import FedSplitBERT
@@ -29,4 +30,5 @@ METHODS: dict[str, type[Method]] = {
     "fedbfpt": FedBFPT,
     "fedbt": FedBT,
     "fedsplitbert": FedSplitBERT,
+    "fedfreezebert": FedFreezeBERT,
 }

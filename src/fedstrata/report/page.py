@@ -190,7 +190,7 @@ def _pictures(run: Run) -> Iterator[tuple[str, str, bool]]:
     yield plots.score_plot([run], "round", "bytes", "flops"), scores, True
     yield plots.loss_plot(run), "Training loss of the clients, each on its own examples.", False
     if run.work:
-        client = run.work[0]["client"]
+        client = next((line["client"] for line in run.work if line["trained"]), run.work[0]["client"])
         yield plots.schedule_plot(run, client), f"Parts at {client}, round by round. {_alike(run)}", False
     setup = figure(result_rows([run])[0]["setup_mb"])
     wire = "What crossed the wire, by part: training and evaluation together."

@@ -173,7 +173,8 @@ def loss_plot(run: Run) -> Figure | None:
     lines = [line for line in run.work if line["loss"] is not None and math.isfinite(line["loss"])]
     if not lines:
         return None
-    names = [name for name in run.clients if any(line["client"] == name for line in lines)]
+    trained = {line["client"] for line in lines}
+    names = [name for name in run.clients if name in trained] or sorted(trained)  # or the server, by its own name
     few = len(names) <= len(COLOURS)
     figure, axes = _small()
     for i, name in enumerate(names):

@@ -1,0 +1,144 @@
+"""What an epoch over a frozen encoder costs when its states are kept, and when they are not.
+
+    python benchmarks/frozen.py --json frozen.json
+
+For each head, in turn and over and over: an epoch on kept states; one that runs the encoder over each batch's
+texts, those of one length together, as ``features_gb = 0`` does; and one that runs it over padded batches, as a
+plain loop would. A ratio is the median of the ratios within a turn. The first epoch also fills the disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+
+from fedstrata.core.client import Local, Worker
+from fedstrata.core.parts import find
+from fedstrata.core.plan import Plan
+from fedstrata.core.rng import Streams
+from fedstrata.data.tokens import Tokens
+from fedstrata.nn.features import Kept
+from fedstrata.nn.heads import BRANCHES, KEY, HeadedModel, Settings
+from fedstrata.ready import settle_precision
+from fedstrata.tasks import Examples
+from fedstrata.tasks.classify import Classify
+
+SIZES = {"base": (12, 768, 12), "small": (6, 384, 12), "tiny": (4, 32, 2)}
+"""Layers, width, heads."""
+CLASSES, VOCABULARY = 3, 30_522
+
+
+def texts(count: int, longest: int) -> Examples:
+    """Random texts of 5 to ``longest`` tokens, most of them short, as tweets are."""
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.gamma(2.0, longest / 6, count), 5, longest).astype(np.int64)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    ids = rng.integers(1000, VOCABULARY, int(offsets[-1])).astype(np.int32)
+    return Examples(Tokens(ids, offsets, np.arange(count)), rng.integers(0, CLASSES, count))
+
+
+def cases(
+    head: str, size: str, examples: Examples, batch: int, folder: Path
+) -> tuple[float, dict[str, Callable[[], float]]]:
+    """Seconds to fill the disk, and one epoch each way."""
+    layers, width, heads = SIZES[size]
+    config = transformers.BertConfig(
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
+        num_labels=CLASSES,
+    )
+    setattr(config, KEY, asdict(Settings(head)))
+    local = Local(
+        batch_size=batch, learning_rate=1e-6, bf16=settle_precision("auto", "cpu") == "bf16", features=10**12
+    )
+    model = HeadedModel.from_config(config)
+    worker = Worker(model, find(model), Classify(0, tuple("abc")), local, Streams(0))
+    plan, index = Plan(tuple(range(layers)), ("head",), ("head",), features=True), np.arange(len(examples))
+    started = time.perf_counter()
+    kept = Kept(model, worker.task, local, examples, index, folder / head)
+    filled = time.perf_counter() - started
+    bare = Kept(model, worker.task, replace(local, features=0), examples, index, folder / head)
+
+    def epoch(source: Kept | None) -> Callable[[], float]:
+        def run() -> float:
+            started = time.perf_counter()
+            worker.train(
+                replace(plan, features=source is not None), 0, "a", examples, index, _quiet, False, source
+            )
+            return time.perf_counter() - started
+
+        return run
+
+    return filled, {"kept": epoch(kept), "computed": epoch(bare), "padded": epoch(None)}
+
+
+def _quiet(step: int, steps: int, loss: float, seen: int) -> None:
+    """No progress."""
+
+
+def main() -> None:
+    """Measure, print a table, write the figures."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--json", type=Path, help="write the figures here")
+    options.add_argument("--size", choices=SIZES, default="base")
+    options.add_argument("--examples", type=int, default=256)
+    options.add_argument("--batch", type=int, default=16)
+    options.add_argument("--tokens", type=int, default=128)
+    options.add_argument("--repeat", type=int, default=3)
+    chosen = options.parse_args()
+    torch.manual_seed(0)
+    examples = texts(chosen.examples, chosen.tokens)
+    mean = examples.tokens.lengths.mean()
+    table = Table(
+        "head",
+        "kept, s",
+        "computed, s",
+        "padded, s",
+        "computed / kept",
+        "padded / kept",
+        "to fill, s",
+        title=f"an epoch, BERT-{chosen.size}, {len(examples)} texts of {mean:.0f} tokens",
+    )
+    figures = []
+    with tempfile.TemporaryDirectory() as folder:
+        for head in BRANCHES:
+            filled, ways = cases(head, chosen.size, examples, chosen.batch, Path(folder))
+            seconds: dict[str, list[float]] = {name: [] for name in ways}
+            for turn in range(-1, chosen.repeat):
+                for name, epoch in ways.items():
+                    taken = epoch()
+                    if turn >= 0:
+                        seconds[name].append(taken)
+            figure = {"head": head, "fill": filled}
+            figure |= {name: statistics.median(each) for name, each in seconds.items()}
+            for name in ("computed", "padded"):
+                pairs = zip(seconds[name], seconds["kept"], strict=True)
+                figure[f"{name}_ratio"] = statistics.median(slow / fast for slow, fast in pairs)
+            figures.append(figure)
+            table.add_row(
+                head,
+                *(f"{figure[name]:.3f}" for name in ("kept", "computed", "padded")),
+                *(f"{figure[name]:.1f}" for name in ("computed_ratio", "padded_ratio", "fill")),
+            )
+    Console().print(table)
+    if chosen.json:
+        about = {"torch": torch.__version__, "threads": torch.get_num_threads(), **vars(chosen)}
+        chosen.json.write_text(json.dumps({"about": {**about, "json": None}, "heads": figures}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,317 @@
+"""FedFreezeBERT: only the head learns, in a still encoder whose states are computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch.nn import functional
+
+import fedstrata
+from fedstrata.core.central import Central
+from fedstrata.core.parts import Parts, find
+from fedstrata.core.rng import Streams
+from fedstrata.cost.bytes import payload
+from fedstrata.data.prepare import prepare
+from fedstrata.errors import UserError
+from fedstrata.jobfile import load
+from fedstrata.methods.fedfreezebert import FedFreezeBERT
+from fedstrata.nn import features
+from fedstrata.nn.features import Kept
+from fedstrata.nn.heads import KEY, HeadedModel, Settings
+from fedstrata.ready import make_ready, settle
+
+Jobs = Callable[..., dict[str, Any]]
+HEADS = ("ordinary", "average", "psum", "hsum")
+
+
+@pytest.fixture
+def frozen(job: Jobs) -> Callable[..., dict[str, Any]]:
+    def make(head: str = "psum", /, **tables: Any) -> dict[str, Any]:
+        tables["method"] = {"head": head, "rounds": 3, **tables.get("method", {})}
+        tables["train"] = {"epochs": 2, "learning_rate": 0.01, **tables.get("train", {})}
+        return job("fedfreezebert", "classify", 4, **tables)
+
+    return make
+
+
+def weights(result: fedstrata.Result) -> dict[str, torch.Tensor]:
+    return load_file(result.model / "model.safetensors")
+
+
+@pytest.mark.parametrize(("head", "size"), [("ordinary", 9_228), ("average", 9_228), ("psum", 113_442_864)])
+def test_only_the_head_is_trained_and_sent(head: str, size: int) -> None:
+    config = transformers.BertConfig(num_labels=3)
+    setattr(config, KEY, vars(Settings(head)))
+    with torch.device("meta"):
+        parts: Parts = find(HeadedModel.from_config(config))
+    plan = FedFreezeBERT().plan(parts, "classify", 3, "a", Streams(0))
+    plan.check(parts)
+    assert plan.train == plan.send == ("head",)
+    assert plan.features
+    assert payload(parts, plan.send) == size
+    assert 2 * 5 * 5 * payload(parts, plan.send) == 50 * size, "equation 1: both ways, 5 clients, 5 rounds"
+    with pytest.raises(UserError, match=r"\[head\] pooler = true"):
+        FedFreezeBERT(pooler="train").plan(parts, "classify", 0, "a", Streams(0))
+
+
+@pytest.mark.parametrize("tables", [{}, {"train": {"padding": "max"}}, {"train": {"precision": "bf16"}}])
+@pytest.mark.parametrize("head", HEADS)
+def test_what_is_kept_changes_no_bit(frozen: Jobs, tmp_path: Path, head: str, tables: dict[str, Any]) -> None:
+    """All kept, nothing kept, some kept: the same weights, scores and bytes; only the work differs."""
+    made = []
+    for name, room in (("all", 1.0), ("none", 0.0), ("some", 2e-5 if head in ("psum", "hsum") else 3e-7)):
+        train = {**tables.get("train", {}), "features_gb": room}
+        made.append(fedstrata.run(frozen(head, train=train), {"output.dir": str(tmp_path / name)}))
+    whole, bare, some = made
+    for other in (bare, some):
+        assert other.score == whole.score
+        assert other.bytes == whole.bytes
+        assert all(tensor.equal(weights(other)[name]) for name, tensor in weights(whole).items())
+    assert whole.flops < some.flops < bare.flops
+
+
+def test_the_encoder_stays_and_the_head_moves(frozen: Jobs) -> None:
+    made = frozen("psum")
+    result = fedstrata.run(made)
+    start = load_file(Path(made["model"]["name"]) / "model.safetensors")
+    same = [name for name, tensor in weights(result).items() if name in start and start[name].equal(tensor)]
+    assert {name for name in weights(result) if not name.startswith("head.")} == set(same)
+    assert {line["part"] for line in result.ledger if line["phase"] == "train"} == {"head"}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_client_against_plain_torch(frozen: Jobs, head: str) -> None:
+    """One client, one epoch, no dropout: AdamW on the head alone, over an encoder in eval mode."""
+    made = frozen(head, clients={"count": 1}, method={"rounds": 1}, train={"epochs": 1, "dropout": False})
+    result = fedstrata.run(made)
+    job = settle(load(made)[0])
+    ready = make_ready(job, prepare(job), made["model"]["name"])
+    worker, [(client, index)] = ready.worker, list(ready.shards.items())
+    model = worker.model.eval()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith("head."))
+    matrices = [p for p in model.head.parameters() if p.ndim > 1]
+    vectors = [p for p in model.head.parameters() if p.ndim == 1]
+    optimiser = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}], lr=0.01
+    )
+    for _, _, batch in worker._batches(0, client, ready.train, index):
+        logits = model(**batch.inputs).branches
+        sum(functional.cross_entropy(each, batch.targets) for each in logits).backward()
+        optimiser.step()
+        optimiser.zero_grad()
+    for name, parameter in model.named_parameters():
+        if not name.endswith(
+            "key.bias"
+        ):  # softmax takes no notice of it: its gradient is rounding, Adam's step is not
+            assert torch.allclose(weights(result)[name], parameter, atol=2e-4), name
+
+
+def test_the_encoder_runs_once(frozen: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over each training and each test text once, however many epochs, rounds and scores there are."""
+    seen: list[int] = []
+    original = Kept._encode
+
+    def counting(self: Kept, chosen: Any) -> Any:
+        seen.append(len(chosen))
+        return original(self, chosen)
+
+    monkeypatch.setattr(features.Kept, "_encode", counting)
+    fedstrata.run(frozen("average"))
+    assert sum(seen) == 12 + 12
+
+
+def test_kept_states_go_with_the_end_or_stay_on_request(frozen: Jobs, tmp_path: Path) -> None:
+    fedstrata.run(frozen("ordinary"))
+    assert not list((tmp_path / "run").rglob("features*"))
+    made = frozen("ordinary", train={"keep_features": True}, output={"dir": str(tmp_path / "kept")})
+    fedstrata.run(made)
+    sizes = {path.parent.parent.name: path.stat().st_size for path in (tmp_path / "kept").rglob("features.f32")}
+    assert sizes == {"client-0": 4 * 128, "client-1": 4 * 128, "client-2": 4 * 128, "state": 12 * 128}
+
+
+def test_states_of_other_weights_or_texts_are_not_used(frozen: Jobs, tmp_path: Path) -> None:
+    job = settle(load(frozen("average"))[0])
+    ready = make_ready(job, prepare(job), frozen("average")["model"]["name"])
+    worker, index = ready.worker, np.arange(5)
+    first = worker.kept(ready.train, index, tmp_path / "kept").inputs(index)["features"]
+    header = (tmp_path / "kept" / "features.json").read_text()
+    worker.frozen.clear()
+    assert worker.kept(ready.train, index, tmp_path / "kept").inputs(index)["features"].equal(first)
+    worker.frozen.clear()
+    with torch.no_grad():
+        worker.model.bert.encoder.layer[0].output.dense.bias.add_(1.0)
+    other = worker.kept(ready.train, index, tmp_path / "kept").inputs(index)["features"]
+    assert not other.equal(first)
+    assert (tmp_path / "kept" / "features.json").read_text() != header
+
+
+def test_the_head_is_said_once(frozen: Jobs, job: Jobs) -> None:
+    assert load(job("fedfreezebert", "classify"))[0].head.kind == "psum"
+    assert load(job("fedfreezebert", "classify", head={"kind": "hsum"}))[0].head.kind == "hsum"
+    with pytest.raises(UserError, match=r"\[method\] head: is 'psum', but \[head\] kind is 'hsum'"):
+        load(frozen("psum", head={"kind": "hsum"}))
+    with pytest.raises(UserError, match="not with 'mlm'"):
+        load(job("fedfreezebert", "mlm"))
+
+
+def test_it_goes_with_a_pooler_a_server_rule_and_own_test_rows(frozen: Jobs, tmp_path: Path) -> None:
+    """And with FedProx's term."""
+    made = frozen("hsum", head={"pooler": True, "classifier": "shared"}, server={"rule": "fedadam"})
+    made["method"]["pooler"] = "train"
+    made["train"]["proximal_mu"] = 0.1
+    made["clients"]["test"] = 0.5
+    del made["data"]["test"]
+    result = fedstrata.run(made)
+    assert {line["part"] for line in result.ledger if line["phase"] == "train"} == {"pooler", "head"}
+    assert all(client["score"] for client in result.clients.values())
+    again = HeadedModel.from_pretrained(result.model)
+    assert again.settings == Settings("hsum", classifier="shared", pooler=True)
+
+
+@pytest.fixture
+def central(frozen: Jobs) -> Callable[..., dict[str, Any]]:
+    def make(head: str = "psum", /, **tables: Any) -> dict[str, Any]:
+        tables["method"] = {"variant": "centralised", **tables.get("method", {})}
+        return frozen(head, client={"allow": ["weights", "features"]}, **tables)
+
+    return make
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_the_centralised_variant_is_the_distributed_one_with_a_single_client(
+    frozen: Jobs, central: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str
+) -> None:
+    """The server trains on what the client sent as the client would have: the same batches, the same bits."""
+    monkeypatch.setattr("fedstrata.core.central.NAME", "client-0")  # its streams
+    one = {"clients": {"count": 1}, "train": {"batching": "random"}}
+    apart = fedstrata.run(frozen(head, **one), {"output.dir": str(tmp_path / "d")})
+    here = fedstrata.run(central(head, **one), {"output.dir": str(tmp_path / "c")})
+    assert apart.score == here.score
+    assert all(tensor.equal(weights(here)[name]) for name, tensor in weights(apart).items())
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize("head", ["average", "hsum"])
+def test_states_go_up_once_and_the_head_comes_down_once(
+    central: Jobs, tmp_path: Path, head: str, dtype: str
+) -> None:
+    made = central(head, wire={"dtype": dtype})
+    [forecast] = fedstrata.forecast(made).values()
+    result = fedstrata.run(made)
+    up = [line for line in result.ledger if line["direction"] == "up"]
+    assert [(line["client"], line["phase"], line["part"]) for line in up] == [
+        (f"client-{i}", "features", "features") for i in range(3)
+    ]
+    job = settle(load(made)[0])
+    ready = make_ready(job, prepare(job), made["model"]["name"])
+    for line in up:
+        lengths = ready.train.tokens.lengths[ready.shards[line["client"]]]
+        rows, states = (len(lengths), 1) if head == "average" else (int(lengths.sum()), 4)
+        item, scales = {"fp32": (4, 0), "fp16": (2, 0), "int8": (1, 2 * rows)}[dtype]
+        assert line["bytes"] == item * rows * states * 32 + scales + 8 * len(lengths)
+    down = [line for line in result.ledger if line["direction"] == "down" and line["phase"] != "setup"]
+    assert [(line["client"], line["round"], line["part"]) for line in down] == [
+        (f"client-{i}", 2, "head") for i in range(3)
+    ]
+    assert {line["part"] for line in result.ledger if line["phase"] == "setup"} == {
+        "embeddings",
+        "layer.0",
+        "layer.1",
+        "layer.2",
+        "layer.3",
+    }
+    for way in ("up", "down", "setup"):
+        assert forecast["clients"][f"{way}_bytes"] == result.bytes[way]
+    assert forecast["rounds"][0]["train_flops"] > 0 == forecast["rounds"][1]["train_flops"]
+    assert not (tmp_path / "run" / "state" / "received").exists()
+
+
+def test_no_token_leaves_a_client(central: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every message of a run is looked into: states, their number for each text, and labels."""
+    seen: list[dict[str, Any]] = []
+    original = Central.take
+
+    def watched(self: Central, client: str, message: Any) -> None:
+        seen.append(message)
+        original(self, client, message)
+
+    monkeypatch.setattr(Central, "take", watched)
+    fedstrata.run(central("ordinary"))
+    assert [set(message) for message in seen] == [{"features", "tokens", "labels"}] * 3
+    assert all(message["features"].shape == (4, 1, 32) for message in seen)
+    assert all(message["tokens"].tolist() == [1] * 4 for message in seen)
+
+
+def test_a_client_that_allows_weights_alone_refuses(frozen: Jobs, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"\[client\] allow: is \['weights'\], but .* hidden states of every text"):
+        fedstrata.run(frozen("psum", method={"variant": "centralised"}))
+    assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
+    with pytest.raises(UserError, match=r"\[client\] allow"):
+        fedstrata.run(frozen("psum", client={"allow": ["features"]}))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda m: m.pop("labels"), "must be one number for each text"),
+        (lambda m: m.update(tokens=m["tokens"][:-1]), "must be one number for each text"),
+        (lambda m: m.update(tokens=m["tokens"] - 99), "whole numbers above 0"),
+        (lambda m: m.update(features=m["features"][1:]), "features: is"),
+        (lambda m: m.update(features=m["features"] * float("nan")), "not finite"),
+        (lambda m: m.update(labels=m["labels"] + 3), "classes from 0 to 2"),
+        (lambda m: m.update(labels=m["labels"].float()), "classes from 0 to 2"),
+        (lambda m: m.update(text=torch.ones(1)), "names differ"),
+    ],
+)
+def test_features_that_cannot_be_are_refused(
+    central: Jobs, monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], Any], words: str
+) -> None:
+    original = Central.take
+
+    def spoilt(self: Central, client: str, message: Any) -> None:
+        change(message)
+        original(self, client, message)
+
+    monkeypatch.setattr(Central, "take", spoilt)
+    with pytest.raises(UserError, match=f"client client-0: its features cannot be used: .*{words}"):
+        fedstrata.run(central("hsum"))
+
+
+def test_the_centralised_variant_is_resumed(central: Jobs, tmp_path: Path) -> None:
+    whole = fedstrata.run(central("psum"), {"output.dir": str(tmp_path / "whole")})
+
+    class KilledError(BaseException):
+        pass
+
+    made = central("psum", output={"dir": str(tmp_path / "broken")})
+    for round in (-1, 1):
+
+        def dying(event: Any, at: int = round) -> None:
+            if type(event).__name__ == ("Stepped" if at >= 0 else "Scored") and event.round >= max(at, 0):
+                raise KilledError
+
+        with pytest.raises(KilledError):
+            fedstrata.run(made, resume=True, progress=dying)
+    again = fedstrata.run(made, resume=True)
+    assert again.score == whole.score
+    assert again.ledger == whole.ledger
+    assert again.flops == whole.flops
+    assert all(tensor.equal(weights(again)[name]) for name, tensor in weights(whole).items())
+
+
+def test_the_centralised_variant_scored_on_the_clients_own_rows(central: Jobs) -> None:
+    made = central("average", clients={"test": 0.5})
+    del made["data"]["test"]
+    [forecast] = fedstrata.forecast(made).values()
+    result = fedstrata.run(made)
+    assert all(client["score"] for name, client in result.clients.items() if name != "all")
+    for way in ("up", "down", "setup"):
+        assert forecast["clients"][f"{way}_bytes"] == result.bytes[way]

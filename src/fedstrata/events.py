@@ -39,6 +39,14 @@ class Stepped:
 
 
 @dataclass(frozen=True)
+class Encoded:
+    """Texts that have gone through a frozen encoder, of those that will, before the next step or score."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
 class Replied:
     """A client answered. ``bytes`` is all payload of the stage so far, both ways, without setup."""
 
@@ -93,4 +101,4 @@ class CellEnded:
     seconds: float
 
 
-Event = StageStarted | Stepped | Replied | Scored | StageEnded | CellStarted | CellTold | CellEnded
+Event = StageStarted | Stepped | Encoded | Replied | Scored | StageEnded | CellStarted | CellTold | CellEnded

@@ -18,7 +18,7 @@ from fedstrata.core.server import Rule, Server
 from fedstrata.core.store import Store, write_bytes
 from fedstrata.data.prepare import Prepared, prepare
 from fedstrata.engines.inprocess import InProcess
-from fedstrata.events import Event, StageEnded, StageStarted
+from fedstrata.events import Encoded, Event, StageEnded, StageStarted
 from fedstrata.folder import claim, same_job, status_on_disk
 from fedstrata.job import Job, method_name
 from fedstrata.jobfile import Overrides, load
@@ -95,6 +95,7 @@ def _train(job: Job, data: Prepared, ready: Ready, folder: Path, tell: Tell) -> 
         for part in parts.names
     }
     start = state.fingerprint(weights)
+    worker.encoded = lambda done, total: tell(Encoded(done, total))
     rule = Rule(**job.server.model_dump(exclude={"evaluate", "rule"}), name=job.server.rule)
     server = Server(parts, weights, rule, job.wire.dtype)
     done, seconds = state.restore(folder, server, start)

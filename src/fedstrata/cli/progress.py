@@ -13,6 +13,7 @@ from fedstrata.events import (
     CellEnded,
     CellStarted,
     CellTold,
+    Encoded,
     Event,
     Replied,
     Scored,
@@ -69,6 +70,8 @@ class Display(_Live):
                 self._started(event)
             case Stepped():
                 self._stepped(event)
+            case Encoded(done, total):
+                self.bar.update(self.line, description=f"encoded {done} of {total} texts")
             case Replied():
                 self.bytes = event.bytes
                 self.answered += 1

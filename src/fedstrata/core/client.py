@@ -121,6 +121,7 @@ class Worker:
         self.streams = streams
         self.tags: dict[str, object] = {}
         self.frozen: dict[Path, Kept] = {}
+        self.encoded: Callable[[int, int], None] = lambda done, total: None
 
     def load(self, weights: Tagged) -> None:
         """Put weights into the model; a part that is there already, by its tag, is not copied again."""
@@ -219,7 +220,7 @@ class Worker:
     def kept(self, examples: Examples, index: Index, folder: Path) -> Kept:
         """What the frozen encoder makes of some examples, kept in a folder; made once."""
         if folder not in self.frozen:
-            self.frozen[folder] = Kept(self.model, self.task, self.local, examples, index, folder)
+            self.frozen[folder] = Kept(self.model, self.task, self.local, examples, index, folder, self.encoded)
         return self.frozen[folder]
 
     def _batches(
@@ -303,6 +304,7 @@ def handle(
         dtype: the wire type of what is sent.
         told: called after every step.
     """
+    started = time.perf_counter()
     plan, parts = request.plan, worker.parts
     before = request.round + (request.phase == "evaluate")
     kept = store.load(before) if plan.keep else {}
@@ -312,23 +314,21 @@ def handle(
     }
     worker.load({**{part: shared[part] for part in request.versions}, **mine})
     if request.phase == "evaluate":
-        started = time.perf_counter()
         on: Mapping[str, Index | None] = tests or {request.client: None}
         folders = {name: store.folder / f"test-features-{name}" if plan.features else None for name in on}
         scores = {name: worker.score(examples, only, folders[name]) for name, only in on.items()}
         return Reply(request.client, len(index), scores=scores, seconds=time.perf_counter() - started)
+    states = worker.kept(examples, index, store.folder / "features") if plan.features else None
     if request.phase == "features":
-        started = time.perf_counter()
-        texts = Kept(worker.model, worker.task, replace(worker.local, features=0), examples, index, store.folder)
+        assert states is not None
         return Reply(
             request.client,
             len(index),
-            weights={"features": message(texts, index, dtype)},
-            flops=encoder_flops(parts, texts.missing(index)),
+            weights={"features": message(states, index, dtype)},
+            flops=encoder_flops(parts, states.stored) + encoder_flops(parts, states.missing(index)),
             seconds=time.perf_counter() - started,
         )
-    kept_states = worker.kept(examples, index, store.folder / "features") if plan.features else None
-    reply = worker.train(plan, request.round, request.client, examples, index, told, request.first, kept_states)
+    reply = worker.train(plan, request.round, request.client, examples, index, told, request.first, states)
     if plan.keep:
         store.save(request.round, tensors(worker.model, parts, plan.keep))
     rest, sent = store.rest.load(request.round), {}

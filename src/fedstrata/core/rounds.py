@@ -107,6 +107,7 @@ class Rounds:
 
         reply = central.train(plan, round, told)
         self._record(round, plan, reply)
+        self.tell(Replied(round, NAME, reply.loss, reply.examples, reply.seconds, self.bytes))
         for part in plan.train:
             new = tensors(worker.model, server.parts, [part])
             server.replace(part, {name: tensor.to("cpu", copy=True) for name, tensor in new.items()})

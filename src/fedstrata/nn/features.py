@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float32]
 ROWS = 32
 """Most texts that go through the encoder together."""
-CHUNK = 64 * ROWS
+CHUNK = 8 * ROWS
 """Texts computed before they are written, so that memory does not grow with the client."""
 
 
@@ -64,10 +64,18 @@ class Kept:
         examples: all examples.
         index: the client's, ``[m]``.
         folder: where it is kept, or will be.
+        told: called as texts are encoded to be kept: how many are, and of how many.
     """
 
     def __init__(
-        self, model: HeadedModel, task: Task, local: Local, examples: Examples, index: Index, folder: Path
+        self,
+        model: HeadedModel,
+        task: Task,
+        local: Local,
+        examples: Examples,
+        index: Index,
+        folder: Path,
+        told: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         self.model, self.task, self.local, self.examples = model, task, local, examples
         lengths = examples.tokens.lengths[index]
@@ -82,7 +90,7 @@ class Kept:
             for example, start, n in zip(index[kept], starts[kept], tokens[kept], strict=True)
         }
         if self.places:
-            self.disk = self._open(folder, index[kept], int(sizes[kept].sum()))
+            self.disk = self._open(folder, index[kept], int(sizes[kept].sum()), told)
 
     def inputs(self, chosen: Index) -> dict[str, torch.Tensor]:
         """The model's inputs for some examples: ``features`` ``[B, n, T, H]`` and their ``attention_mask``."""
@@ -128,20 +136,22 @@ class Kept:
         encoder.train(learning)
         return made[:, :, : self.lengths[int(chosen[0])]]
 
-    def _open(self, folder: Path, index: Index, total: int) -> Any:
-        path, told = folder / "features.f32", folder / "features.json"
+    def _open(self, folder: Path, index: Index, total: int, told: Callable[[int, int], None]) -> Any:
+        path, note = folder / "features.f32", folder / "features.json"
         header = json.dumps({"key": self._key(index), "elements": total})
-        if not told.exists() or told.read_text(encoding="utf-8") != header:
+        if not note.exists() or note.read_text(encoding="utf-8") != header:
             folder.mkdir(parents=True, exist_ok=True)
-            told.unlink(missing_ok=True)
+            note.unlink(missing_ok=True)
             disk = np.memmap(path, np.float32, "w+", shape=(total,))
             order = index[np.argsort([self.lengths[i] for i in index.tolist()], kind="stable")]
-            for some in (order[start : start + CHUNK] for start in range(0, len(order), CHUNK)):
+            for start in range(0, len(order), CHUNK):
+                some = order[start : start + CHUNK]
                 for i, one in zip(some.tolist(), self._compute(some), strict=True):
                     disk[self.places[i][0] : self.places[i][0] + one.size] = one.ravel()
+                told(start + len(some), len(order))
             disk.flush()
             del disk
-            write_bytes(told, header.encode())  # last: half a file counts as none
+            write_bytes(note, header.encode())  # last: half a file counts as none
         return np.memmap(path, np.float32, "r", shape=(total,))
 
     def _key(self, index: Index) -> str:

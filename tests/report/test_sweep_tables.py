@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from scipy.stats import t
 from typer.testing import CliRunner
 
@@ -79,6 +81,18 @@ def test_targets_have_columns_where_they_are_set() -> None:
     assert lines[4].endswith("| 577.9 |  |  |")
     assert lines[5].endswith("| 2.50 (2 of 3) | 17.2 |")
     assert lines[6].endswith("| – | – |")
+
+
+def test_a_terminal_of_80_columns_has_room_for_all_of_it() -> None:
+    console = Console(width=80, record=True, file=io.StringIO())
+    some = replace(ENTRY, row="FedSplitBERT, c = 3, 8 bits, STS-B", target=0.5, reached=2, rounds_to_target=2.5)
+    some = replace(some, metric="pearson", mb_to_target=1017.25, up_mb=1334.6, down_mb=1201.1)
+    for table in terminal([ENTRY, some]):
+        console.print(table)
+    text = console.export_text()
+    assert "…" not in text
+    for words in ("pearson", "0.3000 ± 0.2646", "FedSplitBERT", "1,334.6", "1,017.2", "(2 of 3)"):
+        assert words in text
 
 
 def test_a_folder_without_a_table_is_one_sentence(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -152,16 +153,21 @@ def _read(entry: dict[str, Any]) -> Entry:
 
 
 def terminal(entries: Sequence[Entry]) -> Iterable[Table]:
-    """A table per stage for a terminal of 80 columns."""
+    """A table per stage for a terminal of 80 columns: beside targets there is no room for work and time."""
     for stage, lines in _by_stage(entries):
         metric = _metric(lines)
         title = f"{stage}: {metric}" if stage else metric
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
         table.add_column("row", overflow="fold")
-        for head in ("score", *_heads(lines)[2:]):
-            table.add_column(head, justify="right", no_wrap=True)
+        heads = ["row", "score", *_heads(lines)[2:]]
+        targets = heads[len(HEADS) + 3 :]
+        shown = [i for i, head in enumerate(heads) if not (targets and head in ("TFLOPs", "seconds"))]
+        for i in shown[1:]:
+            table.add_column(heads[i].replace(" to ", "\nto "), justify="right", no_wrap=True)
         for words in _words(lines):
-            table.add_row(*map(Text, words))
+            words[1] = re.sub(r"^([a-z]\w*) ", r"\1\n", words[1])
+            words[len(HEADS) + 3 :] = [word.replace(" (", "\n(") for word in words[len(HEADS) + 3 :]]
+            table.add_row(*(Text(words[i]) for i in shown))
         yield table
 
 

@@ -138,6 +138,17 @@ def test_a_narrow_wire_rounds_what_is_received_and_not_the_start() -> None:
     assert made.outgoing("layer.1") is made.outgoing("layer.1"), "converted once"
 
 
+def test_a_message_that_was_never_sent_leaves_nothing() -> None:
+    made = server("int8")
+    new = {name: torch.rand(shape) for name, shape in made.parts.shapes["head"].items()}
+    made.replace("head", new)
+    made.replace("head", new)
+    assert made.rest == {}
+    assert set(made.request(0, "a", LAYER).parts) == {"head"}
+    made.replace("head", new)
+    assert made.rest.keys() == {"head"}
+
+
 def test_int8_adds_up_over_the_rounds() -> None:
     """All that clients were sent, and the rest, is all that the server had; each version is converted once."""
     made = server("int8")
@@ -152,6 +163,7 @@ def test_int8_adds_up_over_the_rounds() -> None:
         made.collect(LAYER, answer(made, LAYER, "b", 0.3, examples=2))
         made.merge()
         rest = made.rest["layer.1"][name] if round else torch.zeros(())
+        assert set(made.request(round, "a", LAYER).parts) == {"layer.1", "head"}
         assert torch.allclose(got + rest, had, atol=1e-4)
         got += made.received("layer.1")[name]
         had += made.weights["layer.1"][name]

@@ -153,7 +153,9 @@ class Server:
 
     def replace(self, part: str, new: Tensors) -> None:
         """Make ``new`` the part's next version."""
-        if self.versions[part] and (left := self._message(part)[1]):  # the start model is shipped whole
+        version = self.versions[part]
+        sent = version and any(held[part] == version for held in self.held.values())  # version 0 is shipped whole
+        if sent and (left := self._message(part)[1]):
             self.rest[part] = left
         self.weights[part] = new
         self.versions[part] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -315,3 +316,13 @@ def test_the_centralised_variant_scored_on_the_clients_own_rows(central: Jobs) -
     assert all(client["score"] for name, client in result.clients.items() if name != "all")
     for way in ("up", "down", "setup"):
         assert forecast["clients"][f"{way}_bytes"] == result.bytes[way]
+
+
+@pytest.mark.parametrize("padding", ["batch", "max"])
+def test_the_forecast_of_a_client_that_sends_states(central: Jobs, tmp_path: Path, padding: str) -> None:
+    made = central("hsum", train={"padding": padding})
+    [forecast] = fedstrata.forecast(made).values()
+    fedstrata.run(made)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text("utf-8").splitlines()]
+    clients = [line["flops"] for line in lines if line["client"].startswith("client-")]
+    assert forecast["clients"]["train_flops"] == sum(clients) > 0

@@ -168,8 +168,9 @@ def flops(
 ) -> dict[tuple[int, str], int]:
     """(round, client) -> FLOPs of the training steps, for the clients named in ``only``."""
     if method.exchange == "features":
-        return {(0, client): encoder_flops(setting.parts, holdings[client]) for client in only}
+        return {(0, client): encoder_flops(setting.parts, _read(holdings[client], local)) for client in only}
     made: dict[tuple[int, str], int] = {}
+    met: set[str] = set()
     for round, chosen in enumerate(asked(method, setting, list(holdings))):
         for client in chosen:
             if client in only:
@@ -177,8 +178,9 @@ def flops(
                 done = work(holdings[client], local, setting.streams, round, client, predicted)
                 made[round, client] = train_flops(setting.parts, plan, done)
                 if plan.features:
-                    first = all(before != client for _, before in list(made)[:-1])
+                    first = client not in met
                     made[round, client] += _frozen(setting, holdings[client], local, round, client, first)
+                met.add(client)
     return made
 
 
@@ -189,6 +191,9 @@ def _frozen(setting: Setting, lengths: Index, local: Local, round: int, client: 
     passes = [lengths[kept]] if first else []
     for _, batch in steps(lengths, local, setting.streams.numpy(round, client, "order")):
         passes.append(lengths[batch][~kept[batch]])
-    if local.width is not None:
-        passes = [np.full_like(each, local.width) for each in passes]
-    return sum(encoder_flops(parts, each) for each in passes)
+    return sum(encoder_flops(parts, _read(each, local)) for each in passes)
+
+
+def _read(lengths: Index, local: Local) -> Index:
+    """Tokens that a frozen encoder reads of texts of these many."""
+    return lengths if local.width is None else np.full_like(lengths, local.width)

@@ -1,4 +1,4 @@
-"""What it took to reach a score, from a run's records: FedSplitBERT's Table VI."""
+"""What it took to reach a score, from a run's records."""
 
 from __future__ import annotations
 

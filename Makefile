@@ -31,9 +31,10 @@ format: $(INSTALLED) ## put the code into its format
 types: $(INSTALLED) ## check types
 	$(BIN)/mypy --strict src
 
-bench: $(INSTALLED) ## time a client's step, and epochs over a frozen encoder
+bench: $(INSTALLED) ## time a client's step, epochs over a frozen encoder, and split steps
 	$(BIN)/python benchmarks/client_step.py
 	$(BIN)/python benchmarks/frozen.py
+	$(BIN)/python benchmarks/split.py
 
 clean: ## remove .venv, caches and build files; runs/ stays
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

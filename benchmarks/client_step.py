@@ -25,10 +25,11 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from fedstrata.core.client import Local, Worker
+from fedstrata.core.client import Worker
 from fedstrata.core.parts import find
 from fedstrata.core.plan import Method, Plan
 from fedstrata.core.rng import Streams
+from fedstrata.core.settings import Local
 from fedstrata.cost.flops import Positions, train_flops
 from fedstrata.data.tokens import Tokens
 from fedstrata.methods import METHODS

@@ -24,10 +24,11 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from fedstrata.core.client import Local, Worker
+from fedstrata.core.client import Worker
 from fedstrata.core.parts import find
 from fedstrata.core.plan import Plan
 from fedstrata.core.rng import Streams
+from fedstrata.core.settings import Local
 from fedstrata.data.tokens import Tokens
 from fedstrata.nn.features import Kept
 from fedstrata.nn.heads import BRANCHES, KEY, HeadedModel, Settings

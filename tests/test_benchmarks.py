@@ -17,7 +17,11 @@ def test_client_step_has_a_ratio_for_every_method(tmp_path: Path) -> None:
     words = ["--size", "small", "--batch", "2", "--tokens", "16", "--repeat", "1", "--json", str(made)]
     subprocess.run([sys.executable, FOLDER / "client_step.py", *words], check=True, capture_output=True)
     steps = json.loads(made.read_text("utf-8"))["steps"]
-    assert {name for step in steps for name in step["methods"]} == set(METHODS) - {"none", "fedfreezebert"}
+    assert {name for step in steps for name in step["methods"]} == set(METHODS) - {
+        "none",
+        "fedfreezebert",
+        "fedbert",
+    }
     plain = [step for step in steps if step["name"].startswith("plain")]
     assert [step["clock_ratio"] for step in plain] == [1.0, 1.0]
     printed = {step["name"]: step["printed_percent"] for step in steps if step["printed_percent"]}
@@ -39,3 +43,16 @@ def test_frozen_has_both_ratios_for_every_head(tmp_path: Path) -> None:
     for head in heads:
         assert head["computed_ratio"] == head["computed"] / head["kept"] > 0
         assert head["padded_ratio"] == head["padded"] / head["kept"] > 0
+
+
+def test_split_has_a_ratio_for_every_wire_type(tmp_path: Path) -> None:
+    made = tmp_path / "split.json"
+    words = ["--size", "tiny", "--batch", "4", "--tokens", "16", "--repeat", "1", "--json", made]
+    subprocess.run([sys.executable, FOLDER / "split.py", *words], check=True, capture_output=True)
+    steps = {step["wire"]: step for step in json.loads(made.read_text("utf-8"))["steps"]}
+    assert list(steps) == ["whole", "fp32", "bf16", "fp16"]
+    assert steps["whole"]["ratio"] == 1.0
+    assert steps["whole"]["bytes"] == 0
+    lengths = 4 * 4
+    assert steps["fp32"]["bytes"] - lengths == 2 * (steps["bf16"]["bytes"] - lengths)
+    assert all(step["ratio"] > 0 for step in steps.values())

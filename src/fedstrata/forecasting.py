@@ -16,9 +16,10 @@ from fedstrata.core.plan import Plan
 from fedstrata.core.rng import Streams
 from fedstrata.cost import papers
 from fedstrata.cost.bytes import payload
-from fedstrata.cost.forecast import Setting, asked, flops, head_positions, transfers
+from fedstrata.cost.forecast import Setting, asked, flops, head_positions, through_cut, transfers
+from fedstrata.cost.ledger import SETUP
 from fedstrata.data.partition import number_of_clients
-from fedstrata.data.prepare import examples, population, prepare
+from fedstrata.data.prepare import Prepared, examples, population, prepare
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job import Job, method_name
 from fedstrata.jobfile import Overrides, load, pairs_of
@@ -58,6 +59,7 @@ class Holdings:
         lengths: tokens of every example, ``[n]``.
         shards: client -> its examples.
         labels: class names, where they are known.
+        tests: makes, for each client, the tokens of every example that it is scored on.
         told: where this comes from, a sentence.
     """
 
@@ -65,6 +67,7 @@ class Holdings:
     shards: dict[str, Index]
     labels: tuple[str, ...] | None
     told: str
+    tests: Callable[[], dict[str, Index]]
 
 
 def forecast(
@@ -151,9 +154,14 @@ def holdings(job: Job, near: Path | None, model: str, count: int | None, tokens:
             except UserError as error:
                 lengths = np.full(len(data.train), longest, dtype=np.int64)
                 told = f"{len(lengths)} training rows of the job's data at {longest} tokens each ({error})"
-                return Holdings(lengths, data.shards, data.labels, told)
+                count_of = {name: len(rows) for name, rows in (data.tests or {}).items()}
+                tests = {name: np.full(count_of.get(name, len(data.test)), longest) for name in data.shards}
+                return Holdings(lengths, data.shards, data.labels, told, lambda: tests)
             shards = {name: made.of_rows(rows) for name, rows in data.shards.items()}
-            return Holdings(made.lengths, shards, data.labels, f"{len(made)} training examples of the job's data")
+            told = f"{len(made)} training examples of the job's data"
+            return Holdings(
+                made.lengths, shards, data.labels, told, functools.cache(lambda: _tested(job, data, model))
+            )
     else:
         reason = ""
     number = job.clients.count or number_of_clients(job.clients)
@@ -164,7 +172,20 @@ def holdings(job: Job, near: Path | None, model: str, count: int | None, tokens:
     told += f": {reason}" if reason else ""
     if named is None and job.task.kind in ("classify", "pair", "tag"):
         told += f", {config.num_labels} classes"
-    return Holdings(np.full(number * each, longest, dtype=np.int64), shards, named, told)
+    share = job.clients.test or job.data.holdout * number
+    tests = dict.fromkeys(names, np.full(max(1, round(share * each)), longest, dtype=np.int64))
+    return Holdings(np.full(number * each, longest, dtype=np.int64), shards, named, told, lambda: tests)
+
+
+def _tested(job: Job, data: Prepared, model: str) -> dict[str, Index]:
+    """For each client the tokens of every test example that it is scored on, as often as it is."""
+    test = examples(job, data.test, data.labels, models.tokenizer_of(model, job.task.kind))
+    made = {}
+    for name in data.shards:
+        chosen = np.arange(len(test)) if data.tests is None else test.tokens.of_rows(data.tests[name])
+        again = [np.intersect1d(chosen, pool) for pool in test.pools.values()]
+        made[name] = test.tokens.lengths[np.concatenate([chosen, *again])]
+    return made
 
 
 def _stage(job: Job, model: str, held: Holdings, client: str | None, known: Known) -> dict[str, Any]:
@@ -185,18 +206,20 @@ def _stage(job: Job, model: str, held: Holdings, client: str | None, known: Know
         fraction=job.clients.fraction,
         each_round=job.server.evaluate == "rounds",
         own_tests=job.clients.test is not None,
+        local=local_of(job),
     )
-    local = local_of(job)
     lengths = {one: held.lengths[index] for one, index in shards.items()}
     head = head_positions(job.task.kind, job.train.mlm_head == "full", job.task.mask_probability)
-    work = flops(job.method, setting, lengths, local, head, shards)
+    work, elsewhere = flops(job.method, setting, lengths, head, shards)
     bytes_ = Counter[tuple[int, str, str]]()
-    for entry in transfers(job.method, setting, list(shards), lengths):
-        bytes_[entry.round, entry.client, entry.direction] += entry.bytes
+    split = job.method.exchange == "activations"
+    for entry in transfers(job.method, setting, list(shards), lengths, held.tests() if split else None):
+        round = SETUP if entry.phase == "setup" else max(0, entry.round)  # the start model's scoring goes with 0
+        bytes_[round, entry.client, entry.direction] += entry.bytes
     memory = _memory(job, known.step(model, job.task.kind, labels, head_of(job)))
     rounds = []
     for round, chosen in enumerate(asked(job.method, setting, list(shards))):
-        trains = name in chosen and job.method.exchange == "weights"
+        trains = name in chosen and job.method.exchange != "features"
         works = trains or (job.method.exchange == "features" and round == 0)
         plan = setting.plan(job.method, round, name) if trains else Plan((), ())
         rounds.append(
@@ -217,10 +240,16 @@ def _stage(job: Job, model: str, held: Holdings, client: str | None, known: Know
         "setup_bytes": sum(n for (round, _, _), n in bytes_.items() if round < 0),
         "up_bytes": sum(n for (round, _, way), n in bytes_.items() if round >= 0 and way == "up"),
         "down_bytes": sum(n for (round, _, way), n in bytes_.items() if round >= 0 and way == "down"),
-        "train_flops": sum(work.values()),
+        "train_flops": sum(work.values()) + elsewhere,
+        "server_flops": elsewhere,
     }
-    setup = {"down_bytes": bytes_[-1, name, "down"]}
+    setup = {"down_bytes": bytes_[SETUP, name, "down"]}
+    crossing = {}
+    if split:
+        crossing = {f"{what}_bytes": n for what, n in through_cut(setting, lengths[name]).items()}
+        crossing["fedavg_round_bytes"] = 2 * payload(parts, parts.names, job.wire.dtype)
     return {
+        "split": crossing,
         "client": name,
         "labels": labels,
         "setup": setup,
@@ -266,4 +295,5 @@ def _together(stages: Sequence[dict[str, Any]], bandwidth: float | None, gflops:
         "total": total,
         "clients": {**summed, "count": everyone[0]["count"]},
         "holdings": [stage["holdings"] for stage in stages],
+        "split": next((stage["split"] for stage in stages if stage["split"]), None),
     }

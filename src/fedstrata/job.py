@@ -144,6 +144,16 @@ class Train(Table):
     learning_rate: Annotated[float, Field(gt=0)] = 5e-5
     decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The learning rate is multiplied by it after every local epoch; each round starts anew."""
+    schedule: Literal["constant", "polynomial"] = "constant"
+    """Over the whole run: after the warm-up the learning rate stays, or falls to 0."""
+    power: Annotated[float, Field(gt=0)] = 1.0
+    """Of the polynomial; 1 is a straight line."""
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the run over which the learning rate rises from 0."""
+    optimiser: Literal["fresh", "kept"] = "fresh"
+    """AdamW begins anew in every round, or goes on from the client's last one."""
+    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.999]
+    epsilon: Annotated[float, Field(gt=0)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """AdamW's, on everything but biases and norms."""
     max_tokens: Annotated[int, Field(ge=8)] = 128
@@ -206,8 +216,9 @@ class Wire(Table):
 class Client(Table):
     """``[client]``: what a client permits; between sites each site says it for itself."""
 
-    allow: list[Literal["weights", "features"]] = ["weights"]
-    """What may leave it: parts of the model; hidden states of its texts, with their labels."""
+    allow: list[Literal["weights", "features", "activations"]] = ["weights", "activations"]
+    """What may leave it: parts of the model; hidden states of its texts, with their labels; of methods that are
+    made of nothing else, hidden states of every batch and their gradients."""
 
 
 class Engine(Table):
@@ -250,6 +261,14 @@ class Job(Table):
     def _one_test(self) -> Self:
         if self.clients.test is not None and self.data.test is not None:
             raise ValueError("[clients] test: the clients' own rows are the test rows, so [data] test must go")
+        return self
+
+    @model_validator(mode="after")
+    def _wire_fits(self) -> Self:
+        if self.method.exchange == "activations" and self.wire.dtype == "int8":
+            raise ValueError(
+                "[wire] dtype: 'int8' is for weights; hidden states and gradients travel in fp32, fp16 or bf16"
+            )
         return self
 
     @model_validator(mode="after")

@@ -10,24 +10,29 @@ from pathlib import Path
 import torch
 
 from fedstrata import demo
-from fedstrata.core.client import Local, Worker
+from fedstrata.core.client import Worker
 from fedstrata.core.parts import Parts
 from fedstrata.core.rng import SERVER, Streams
+from fedstrata.core.settings import Local
+from fedstrata.cost.bytes import payload
 from fedstrata.data.prepare import Prepared, examples, population, tested
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job import Job, method_name
 from fedstrata.nn import models
 from fedstrata.nn.batching import Index
+from fedstrata.nn.cut import check_cut
 from fedstrata.nn.heads import Settings
 from fedstrata.tasks import Examples, Task
 from fedstrata.tasks.classify import Classify, positive_classes
 from fedstrata.tasks.mlm import masked_lm
 from fedstrata.tasks.regress import Regress
 from fedstrata.tasks.tag import Tag
+from fedstrata.wire.tensors import DTYPES
 
 SENT = {
     "weights": "trained parts of the model",
     "features": "the encoder's hidden states of every text, out of which texts can be read again, and the labels",
+    "activations": "the hidden states of every batch, out of which texts can be read again, and their gradients",
 }
 """Exchange -> what that is, for whoever has to permit it."""
 
@@ -71,7 +76,9 @@ def make_ready(job: Job, data: Prepared, start: str) -> Ready:
     train, test = (examples(job, rows, data.labels, loaded.tokenizer) for rows in (data.train, data.test))
     shards = population(job.method.population, data.shards)
     return Ready(
-        worker=Worker(loaded.model, loaded.parts, _task(job, data, loaded), local_of(job), streams),
+        worker=Worker(
+            loaded.model, loaded.parts, _task(job, data, loaded), local_of(job), streams, job.wire.dtype
+        ),
         loaded=loaded,
         train=train,
         test=test,
@@ -95,7 +102,10 @@ def check_plans(job: Job, parts: Parts, clients: Collection[str]) -> None:
                 raise UserError(f"[method] {option}: no client {client!r}; {did_you_mean(client, clients)}")
     streams = Streams(job.train.seed)
     for round, client in itertools.product(range(job.method.rounds), clients):
-        job.method.plan(parts, job.task.kind, round, client, streams).check(parts)
+        plan = job.method.plan(parts, job.task.kind, round, client, streams)
+        plan.check(parts)
+        if plan.server:
+            check_cut(parts)
 
 
 def check_permission(job: Job) -> None:
@@ -146,8 +156,8 @@ def model_path(job: Job, near: Path | None) -> str:
     return name
 
 
-def notes(job: Job, loaded: models.Loaded, data: Prepared) -> tuple[str, ...]:
-    """What the user should know before the first round, a sentence each."""
+def notes(job: Job, loaded: models.Loaded, data: Prepared, tokens: int) -> tuple[str, ...]:
+    """What the user should know before the first round, a sentence each; ``tokens`` of all training examples."""
     made = []
     if data.left_out:
         made.append(f"{data.left_out} rows without text or label were left out")
@@ -155,6 +165,13 @@ def notes(job: Job, loaded: models.Loaded, data: Prepared) -> tuple[str, ...]:
         made.append(f"new, not in the checkpoint: {', '.join(loaded.fresh)}")
     if job.method.exchange != "weights":
         made.append(f"each client sends the server {SENT[job.method.exchange]}")
+    if job.method.exchange == "activations":
+        epoch = 4 * tokens * loaded.parts.hidden * DTYPES[job.wire.dtype].itemsize
+        whole = 2 * len(data.shards) * payload(loaded.parts, loaded.parts.names, job.wire.dtype)
+        made.append(
+            f"an epoch moves {epoch / 1e6:.4g} MB through the cut, {epoch / whole:.3g} times the "
+            f"{whole / 1e6:.4g} MB of a round of FedAvg"
+        )
     streams = Streams(job.train.seed)
     rounds = range(job.method.rounds)
     plans = [job.method.plan(loaded.parts, job.task.kind, round, SERVER, streams) for round in rounds]
@@ -211,6 +228,12 @@ def local_of(job: Job) -> Local:
         batch_size=train.batch_size,
         learning_rate=train.learning_rate,
         decay=train.decay,
+        schedule=train.schedule,
+        power=train.power,
+        warmup=train.warmup,
+        betas=(train.betas[0], train.betas[1]),
+        epsilon=train.epsilon,
+        kept=train.optimiser == "kept",
         weight_decay=train.weight_decay,
         proximal_mu=train.proximal_mu,
         device=train.device,

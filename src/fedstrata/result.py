@@ -27,7 +27,7 @@ class Result:
         status: ``finished``, ``stopped`` or ``failed``.
         score: metric -> value, of the last stage.
         bytes: payload ``up`` and ``down`` over all rounds and clients; the start model apart, as ``setup``.
-        flops: of all training steps.
+        flops: of all training steps, at the clients and at the server.
         seconds: clock time.
         model: folder of the final model.
         clients: client -> its ``examples``, and its own ``score`` where it keeps parts.
@@ -79,7 +79,7 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
         "score": last.get("score", {}),
         "rounds": job.method.rounds,
         "bytes": totals(ledger),
-        "flops": sum(record["flops"] for record in trained),
+        "flops": sum(record["flops"] + record.get("server_flops", 0) for record in trained),
         "seconds": sum(record["seconds"] for record in rounds),
         "model": "model",
         "target": None if wanted is None else target,

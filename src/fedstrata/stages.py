@@ -15,6 +15,7 @@ from fedstrata.core.central import Central
 from fedstrata.core.parts import tensors
 from fedstrata.core.rounds import Rounds
 from fedstrata.core.server import Rule, Server
+from fedstrata.core.split import Layers
 from fedstrata.core.store import Store, write_bytes
 from fedstrata.data.prepare import Prepared, prepare
 from fedstrata.engines.inprocess import InProcess
@@ -111,6 +112,16 @@ def _train(job: Job, data: Prepared, ready: Ready, folder: Path, tell: Tell) -> 
     if job.method.exchange == "features":
         classes = None if data.labels is None else len(data.labels)
         central = Central(worker, list(ready.shards), classes, server.dtype, folder / "state" / "received")
+    layers = None
+    if plan.server:
+        layers = Layers(
+            worker=worker,
+            server=server,
+            names=plan.server,
+            copies=job.method.turns == "apart",
+            longest=models.longest(worker.model),
+            folder=folder / "state" / "layers",
+        )
     rounds = Rounds(
         method=job.method,
         task=job.task.kind,
@@ -122,9 +133,9 @@ def _train(job: Job, data: Prepared, ready: Ready, folder: Path, tell: Tell) -> 
             test=ready.test,
             tests=ready.tests,
             folder=folder / "state" / "clients",
-            dtype=server.dtype,
             shared={part: (server.versions[part], server.received(part)) for part in parts.names},
             tell=tell,
+            layers=layers,
         ),
         streams=worker.streams,
         fraction=job.clients.fraction,
@@ -134,10 +145,20 @@ def _train(job: Job, data: Prepared, ready: Ready, folder: Path, tell: Tell) -> 
         folder=folder,
         tell=tell,
         central=central,
+        layers=layers,
     )
     sizes = {client: len(index) for client, index in ready.shards.items()}
     name = method_name(job.method)
-    tell(StageStarted(job.stage, name, job.method.rounds, done, sizes, notes(job, ready.loaded, data)))
+    tell(
+        StageStarted(
+            job.stage,
+            name,
+            job.method.rounds,
+            done,
+            sizes,
+            notes(job, ready.loaded, data, int(ready.train.tokens.lengths.sum())),
+        )
+    )
     rounds.run(done, start, seconds)
     _save_models(job, folder, ready.loaded, server, list(ready.shards))
 

@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedstrata.core.client import Local, Request, Worker, handle
+from fedstrata.core.client import Request, Worker, finish, handle
 from fedstrata.core.parts import find, tensors
 from fedstrata.core.plan import Plan
 from fedstrata.core.rng import Streams
+from fedstrata.core.settings import Local
 from fedstrata.core.store import Store
 from fedstrata.data.tokens import tokenise
 from fedstrata.tasks import Batch, Examples, Task
@@ -319,8 +320,9 @@ def ask(tmp_path: Any) -> Callable[..., Any]:
     def call(plan: Plan, round: int, phase: str = "train", dtype: str = "fp32") -> Any:
         versions = {part: 0 for part in plan.builds(made.parts) if part not in plan.keep}
         request = Request(round, "a", plan, phase, versions, {})
-        return handle(
-            made, request, start, sentences(), np.arange(12), None, Store(tmp_path), dtype, lambda *_: None
+        made.dtype = dtype
+        return finish(
+            handle(made, request, start, sentences(), np.arange(12), None, Store(tmp_path), lambda *_: None)
         )
 
     return call

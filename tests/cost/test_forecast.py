@@ -37,7 +37,7 @@ def lines(folder: Path, name: str) -> list[dict[str, Any]]:
 
 LABELS = ["eye", "heart", "kidney"]
 CASES = [
-    *((n, kind, {}) for n in METHODS for kind in ("mlm", "classify") if n != "fedfreezebert"),
+    *((n, kind, {}) for n in METHODS for kind in ("mlm", "classify") if n not in ("fedfreezebert", "fedbert")),
     *(
         ("fedfreezebert", "classify", {"head": {"kind": kind}, "train": {"epochs": 2}})
         for kind in ("ordinary", "average", "psum", "hsum")

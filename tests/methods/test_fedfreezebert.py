@@ -252,7 +252,7 @@ def test_no_token_leaves_a_client(central: Jobs, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_client_that_allows_weights_alone_refuses(frozen: Jobs, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"\[client\] allow: is \['weights'\], but .* hidden states of every text"):
+    with pytest.raises(UserError, match=r"\[client\] allow: is .*, but .* hidden states of every text"):
         fedstrata.run(frozen("psum", method={"variant": "centralised"}))
     assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
     with pytest.raises(UserError, match=r"\[client\] allow"):

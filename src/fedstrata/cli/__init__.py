@@ -82,7 +82,7 @@ def forecast(
     """Tell what a job will cost one client, in bytes, FLOPs and memory, without running it."""
     with _plainly() as console:
         from fedstrata import forecasting
-        from fedstrata.report.forecast import methods_table, note, rounds_table, unit_lines
+        from fedstrata.report.forecast import methods_table, note, rounds_table, split_lines, unit_lines
 
         words = [*(overrides or ()), *(settings or ())]
         if job is not None and "=" in job and not Path(job).exists():
@@ -111,7 +111,7 @@ def forecast(
         else:
             console.print(rounds_table(next(iter(made.values()))))
             console.print(note(made))
-        for line in [] if as_json else unit_lines(made):
+        for line in [] if as_json else [*split_lines(made), *unit_lines(made)]:
             console.print(line)
 
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
+from fedstrata.core.optimiser import Pace, adamw, memory_of, step
 from fedstrata.core.parts import Parts, Tensors, tensors
 from fedstrata.core.plan import Plan
-from fedstrata.core.rng import SERVER, Streams
+from fedstrata.core.rng import SERVER, Dice, Streams
+from fedstrata.core.settings import Local
 from fedstrata.core.store import Store
 from fedstrata.cost.flops import Positions, encoder_flops, train_flops
 from fedstrata.nn.batching import Index, batches
+from fedstrata.nn.cut import Cut, Link, cut_at
 from fedstrata.nn.depth import local_depth
 from fedstrata.nn.features import Kept, Received, message
 from fedstrata.tasks import Batch, Examples, Task
@@ -39,6 +44,7 @@ class Request:
         plan: what to build, train, send and keep.
         phase: ``train``, ``evaluate``, or ``features``: to send what the encoder makes of the client's texts.
         first: the client has not trained before, so what it computes once is counted now.
+        span: the shares of the run's training that are done before and after the client's round.
         versions: the version of every shared part that the plan needs.
         parts: those of them that the client lacks, as they travel.
     """
@@ -50,6 +56,7 @@ class Request:
     versions: dict[str, int]
     parts: Weights
     first: bool = False
+    span: tuple[float, float] = (0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -80,31 +87,7 @@ class Reply:
     scores: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Local:
-    """How a client trains: the job's ``[train]`` with every "auto" settled.
-
-    Attributes:
-        decay: the learning rate is multiplied by it after every epoch.
-        width: pad every batch to so many tokens; None pads to its longest text.
-        features: bytes that may be kept on disk of what a frozen encoder makes of a client's texts.
-        by_length: batches of texts of like length.
-        bf16: compute in bf16 where autocast allows; weights and optimiser stay fp32.
-    """
-
-    epochs: int = 1
-    steps: int | None = None
-    batch_size: int = 32
-    learning_rate: float = 5e-5
-    decay: float = 1.0
-    weight_decay: float = 0.01
-    proximal_mu: float = 0.0
-    device: str = "cpu"
-    bf16: bool = False
-    by_length: bool = True
-    width: int | None = None
-    features: int = 0
-
+Result = TypeVar("Result")
 
 Told = Callable[[int, int, float, int], None]
 """Called after every step with: steps made, steps of the round, the step's loss, examples seen."""
@@ -113,8 +96,11 @@ Told = Callable[[int, int, float, int], None]
 class Worker:
     """One model that plays every client in turn: weights are swapped in, nothing is rebuilt."""
 
-    def __init__(self, model: Any, parts: Parts, task: Task, local: Local, streams: Streams) -> None:
+    def __init__(
+        self, model: Any, parts: Parts, task: Task, local: Local, streams: Streams, dtype: str = "fp32"
+    ) -> None:
         self.model = model.to(local.device)
+        self.dtype = dtype
         self.parts = parts
         self.task = task
         self.local = local
@@ -131,6 +117,14 @@ class Worker:
                     own.copy_(new[name])
                 self.tags[part] = tag
 
+    def stand_aside(self, names: Iterable[str]) -> None:
+        """Give parts of the model new tensors, so that whoever holds those it has may go on with them."""
+        for part in names:
+            for name in self.parts.shapes[part]:
+                parameter = self.model.get_parameter(name)
+                parameter.data = torch.empty_like(parameter)
+            self.tags[part] = None
+
     def train(
         self,
         plan: Plan,
@@ -141,8 +135,29 @@ class Worker:
         told: Told,
         first: bool = False,
         kept: Kept | Received | None = None,
+        span: tuple[float, float] = (0.0, 1.0),
     ) -> Reply:
+        """One client's training in one round, see :meth:`training`."""
+        return finish(self.training(plan, round, client, examples, index, told, first, kept, span))[0]
+
+    def training(
+        self,
+        plan: Plan,
+        round: int,
+        client: str,
+        examples: Examples,
+        index: Index,
+        told: Told,
+        first: bool = False,
+        kept: Kept | Received | None = None,
+        span: tuple[float, float] = (0.0, 1.0),
+        memory: Mapping[str, torch.Tensor] = MappingProxyType({}),
+        link: Link | None = None,
+    ) -> Generator[None, None, tuple[Reply, Tensors]]:
         """One client's training in one round, on the examples at ``index``, from the weights loaded before.
+
+        Others may use the model between the steps, after each of which this yields; what this client trains then
+        stands aside.
 
         Args:
             plan: what to train.
@@ -153,33 +168,47 @@ class Worker:
             told: called after every step.
             first: it has not trained before.
             kept: what a frozen encoder makes of them.
+            span: the shares of the run's training that are done before and after.
+            memory: of the optimiser, from the round before.
+            link: the way to the layers that the server holds.
+
+        Returns:
+            The reply, and the optimiser's memory where it is kept.
         """
         started = time.perf_counter()
         trained = self._trainable(plan)
+        own = {name: p.data for name, p in trained.items()}
         near = [(p, p.detach().clone()) for name, p in trained.items() if self._shared(plan, name)]
         near = near if self.local.proximal_mu else []
-        optimiser = _optimiser(trained, self.local)
-        schedule = torch.optim.lr_scheduler.ExponentialLR(optimiser, self.local.decay)
+        optimiser = adamw(trained, self.local, memory)
         epoch = -(-len(index) // self.local.batch_size)
-        losses, work, seen = [], Positions(), 0
+        losses: list[float] = []
+        work, seen = Positions(), 0
         for part in plan.train:
             self.tags[part] = None  # no longer what was loaded
-        cuda = [self.model.device] if self.model.device.type == "cuda" else []
-        self.model.train()
+        dice = Dice(self.streams.integer(round, client, "dropout"), self.model.device)
         encoded = [kept.stored] if kept and first else []
-        with torch.random.fork_rng(cuda), local_depth(self.model, self.parts, plan.layers):
-            torch.manual_seed(self.streams.integer(round, client, "dropout"))
-            for total, chosen, batch in self._batches(round, client, examples, index):
-                if kept:
-                    batch = replace(batch, inputs=kept.inputs(chosen)).to(self.model.device)
-                    encoded.append(kept.missing(chosen))
-                losses.append(self._step(batch, optimiser, near))
-                if len(losses) % epoch == 0:
-                    schedule.step()
-                work += batch.work
-                seen += len(chosen)
-                told(len(losses), total, losses[-1], seen)
-        return Reply(
+        cut = Cut(link, self.dtype) if link else None
+        for total, chosen, batch in self._batches(round, client, examples, index):
+            pace = Pace(total, epoch, *span)
+            if link and not losses:
+                link.begin(pace)
+            if kept:
+                batch = replace(batch, inputs=kept.inputs(chosen)).to(self.model.device)
+                encoded.append(kept.missing(chosen))
+            for name, tensor in own.items():
+                trained[name].data = tensor
+            self.model.train()
+            with dice.thrown(), self._built(plan, cut):
+                losses.append(self._step(batch, near, cut))
+            step(optimiser, pace.rate(self.local, len(losses) - 1))
+            work += batch.work
+            seen += len(chosen)
+            told(len(losses), total, losses[-1], seen)
+            yield
+        for name, tensor in own.items():
+            trained[name].data = tensor
+        reply = Reply(
             client=client,
             examples=len(index),
             loss=float(np.mean(losses)),
@@ -189,32 +218,48 @@ class Worker:
             + sum(encoder_flops(self.parts, lengths) for lengths in encoded),
             seconds=time.perf_counter() - started,
         )
+        return reply, memory_of(optimiser, trained) if self.local.kept else {}
 
-    def score(self, examples: Examples, only: Index | None = None, folder: Path | None = None) -> dict[str, float]:
+    def score(
+        self,
+        examples: Examples,
+        only: Index | None = None,
+        folder: Path | None = None,
+        plan: Plan | None = None,
+        link: Link | None = None,
+    ) -> dict[str, float]:
         """The loaded model on all ``examples`` or ``only`` some, by the task's metrics; always the same masks.
 
         Of each pool of the examples the same again, as ``METRIC.POOL``. ``folder`` is given where the encoder
-        stays as it is: what it makes of the texts is kept there.
+        stays as it is: what it makes of the texts is kept there; ``plan`` and ``link`` where some of the layers
+        are the server's.
         """
         chosen = np.arange(len(examples)) if only is None else only
         kept = self.kept(examples, chosen, folder) if folder else None
-        made = self._score(examples, chosen, kept)
+        cut = Cut(link, self.dtype) if link else None
+        made = self._score(examples, chosen, kept, plan, cut)
         for pool, members in examples.pools.items():
             if len(inside := np.intersect1d(chosen, members)):
-                scores = self._score(examples, inside, kept)
+                scores = self._score(examples, inside, kept, plan, cut)
                 made |= {f"{metric}.{pool}": value for metric, value in scores.items()}
         return made
 
-    def _score(self, examples: Examples, chosen: Index, kept: Kept | None) -> dict[str, float]:
+    def _score(
+        self, examples: Examples, chosen: Index, kept: Kept | None, plan: Plan | None, cut: Cut | None
+    ) -> dict[str, float]:
         rng = self.streams.numpy(-1, SERVER, "evaluate")
         made = batches(examples.tokens.lengths[chosen], 2 * self.local.batch_size, None)
         self.model.eval()
 
         def batch(some: Index) -> Batch:
             plain = self.task.batch(examples, some, rng)
-            return (replace(plain, inputs=kept.inputs(some)) if kept else plain).to(self.model.device)
+            made = (replace(plain, inputs=kept.inputs(some)) if kept else plain).to(self.model.device)
+            if cut:
+                cut.lengths = made.inputs["attention_mask"].sum(1)
+            return made
 
-        with torch.inference_mode(), self._autocast():
+        built = nullcontext() if plan is None else self._built(plan, cut)
+        with torch.inference_mode(), built, self.autocast():
             return self.task.score(self.model, (batch(chosen[index]) for index in made))
 
     def kept(self, examples: Examples, index: Index, folder: Path) -> Kept:
@@ -233,30 +278,37 @@ class Worker:
             batch = self.task.batch(examples, index[positions], draw, self.local.width)
             yield total, index[positions], batch.to(self.model.device)
 
-    def _step(
-        self,
-        batch: Batch,
-        optimiser: torch.optim.Optimizer,
-        near: list[tuple[torch.nn.Parameter, torch.Tensor]],
-    ) -> float:
-        with self._autocast():
+    def _built(self, plan: Plan, cut: Cut | None) -> AbstractContextManager[None]:
+        """Inside, the model is the plan's local model."""
+        if cut is None:
+            return local_depth(self.model, self.parts, plan.layers)
+        return cut_at(self.model, self.parts, plan, cut)
+
+    def _step(self, batch: Batch, near: list[tuple[torch.nn.Parameter, torch.Tensor]], cut: Cut | None) -> float:
+        """The loss of a batch; its gradients stand at the parameters."""
+        if cut:
+            cut.lengths = batch.inputs["attention_mask"].sum(1)
+        with self.autocast():
             loss = self.task.loss(self.model, batch)
         torch.autograd.backward(loss)
+        if cut:
+            cut.backward()
         for parameter, old in near:  # the gradient of mu/2 |w - w_t|^2, FedProx's term (Li et al. 2020, eq. 2)
             if parameter.grad is not None:
                 parameter.grad.add_(parameter.detach() - old, alpha=self.local.proximal_mu)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
         return float(loss.detach())
 
-    def _autocast(self) -> torch.autocast:
+    def autocast(self) -> torch.autocast:
+        """Inside, matrices are multiplied in bf16 where the job says so."""
         return torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.local.bf16)
 
     def _trainable(self, plan: Plan) -> dict[str, torch.nn.Parameter]:
-        """Freeze everything else: below the lowest trained part autograd then builds no graph."""
+        """Freeze all else but what is the server's: below the lowest trained part autograd builds no graph."""
         names = {name for part in plan.train for name in self.parts.shapes[part]}
+        served = {name for part in plan.server for name in self.parts.shapes[part]}
         for name, parameter in self.model.named_parameters():
-            parameter.requires_grad_(name in names)
+            if name not in served:
+                parameter.requires_grad_(name in names)
         return {name: p for name, p in self.model.named_parameters() if name in names}
 
     def _shared(self, plan: Plan, name: str) -> bool:
@@ -288,10 +340,12 @@ def handle(
     index: Index,
     tests: Mapping[str, Index] | None,
     store: Store,
-    dtype: str,
     told: Told,
-) -> Reply:
+    link: Link | None = None,
+) -> Generator[None, None, Reply]:
     """Answer a request: load, train or evaluate, keep, send. The same on every engine.
+
+    It yields after every training step, see :meth:`Worker.training`; :func:`finish` runs through it.
 
     Args:
         worker: the model to play the client with.
@@ -301,22 +355,24 @@ def handle(
         index: the client's own among the training examples.
         tests: whose test examples to be scored on -> those; None for all.
         store: the client's own disk, for the parts it keeps.
-        dtype: the wire type of what is sent.
         told: called after every step.
+        link: the way to the layers that the server holds, where the plan says so.
     """
     started = time.perf_counter()
-    plan, parts = request.plan, worker.parts
+    plan, parts, dtype = request.plan, worker.parts, worker.dtype
     before = request.round + (request.phase == "evaluate")
     kept = store.load(before) if plan.keep else {}
     mine = {
         part: (None, {name: kept[name] for name in parts.shapes[part]}) if kept else shared[part]
         for part in plan.keep
     }
+    if link and request.phase == "train":
+        worker.stand_aside(plan.train)
     worker.load({**{part: shared[part] for part in request.versions}, **mine})
     if request.phase == "evaluate":
         on: Mapping[str, Index | None] = tests or {request.client: None}
         folders = {name: store.folder / f"test-features-{name}" if plan.features else None for name in on}
-        scores = {name: worker.score(examples, only, folders[name]) for name, only in on.items()}
+        scores = {name: worker.score(examples, only, folders[name], plan, link) for name, only in on.items()}
         return Reply(request.client, len(index), scores=scores, seconds=time.perf_counter() - started)
     states = worker.kept(examples, index, store.folder / "features") if plan.features else None
     if request.phase == "features":
@@ -328,7 +384,22 @@ def handle(
             flops=encoder_flops(parts, states.stored) + encoder_flops(parts, states.missing(index)),
             seconds=time.perf_counter() - started,
         )
-    reply = worker.train(plan, request.round, request.client, examples, index, told, request.first, states)
+    memory = store.optimiser.load(request.round) if worker.local.kept else {}
+    reply, memory = yield from worker.training(
+        plan,
+        request.round,
+        request.client,
+        examples,
+        index,
+        told,
+        request.first,
+        states,
+        request.span,
+        memory,
+        link,
+    )
+    if memory:
+        store.optimiser.save(request.round, memory)
     if plan.keep:
         store.save(request.round, tensors(worker.model, parts, plan.keep))
     rest, sent = store.rest.load(request.round), {}
@@ -341,9 +412,10 @@ def handle(
     return replace(reply, weights=sent)
 
 
-def _optimiser(trained: Mapping[str, torch.nn.Parameter], local: Local) -> torch.optim.Optimizer:
-    """AdamW over what is trained, anew in every round; biases and norms do not decay."""
-    decayed = [p for p in trained.values() if p.ndim > 1]
-    rest = [p for p in trained.values() if p.ndim <= 1]
-    groups = [{"params": decayed, "weight_decay": local.weight_decay}, {"params": rest, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=local.learning_rate, fused=True)
+def finish(work: Generator[None, None, Result]) -> Result:
+    """Run a generator to its end and return what it returns."""
+    try:
+        while True:
+            next(work)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]

@@ -40,6 +40,7 @@ class Parts:
         own: layers that the head has of its own, which see every token: the weight elements of each one's linear
             modules.
         chained: those layers stand on one another, not each on a hidden state alone.
+        kind: the architecture's word in Hugging Face's configs.
     """
 
     shapes: Mapping[str, Mapping[str, tuple[int, ...]]]
@@ -50,6 +51,7 @@ class Parts:
     hidden: int
     own: tuple[int, ...] = ()
     chained: bool = False
+    kind: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -139,6 +141,7 @@ def find(model: Any) -> Parts:
         hidden=model.config.hidden_size,
         own=tuple(own.values()),
         chained=getattr(model, "chained", False),
+        kind=model.config.model_type,
     )
 
 

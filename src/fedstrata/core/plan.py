@@ -17,8 +17,13 @@ from pydantic import BaseModel, ConfigDict, PositiveInt
 from fedstrata.core.parts import Parts
 from fedstrata.core.rng import Streams
 
-Exchange = Literal["weights", "features"]
-"""What the clients send: parts of the model, or what its still encoder makes of their texts, with the labels."""
+Exchange = Literal["weights", "features", "activations"]
+"""What the clients send: parts of the model; what its still encoder makes of their texts, with the labels; or the
+hidden states of every batch, and their gradients, to layers that the server holds."""
+Turns = Literal["apart", "in turn", "by batch"]
+"""How the clients of a round stand to each other: each starts from the round's model, with its own copy of the
+server's layers; each starts from where the one before has come to; or all train at once on one set of the server's
+layers, which they visit batch by batch."""
 Population = Literal["each", "pooled", "one"]
 """Whom a method asks: every client, one that holds all the data, or the first alone."""
 
@@ -38,6 +43,8 @@ class Plan:
         keep: parts that stay in the client's own store from round to round and never cross the wire.
         features: the encoder stays as it is in every round and runs without dropout, so that what the head takes
             of it is computed once.
+        server: layers that the server holds and trains: parts that stand next to each other. The client's batches
+            pass through them and they are never sent.
     """
 
     layers: tuple[int, ...]
@@ -45,10 +52,16 @@ class Plan:
     send: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
     features: bool = False
+    server: tuple[str, ...] = ()
+
+    @property
+    def local(self) -> tuple[int, ...]:
+        """The layers that the client itself computes with."""
+        return tuple(i for i in self.layers if f"layer.{i}" not in self.server)
 
     def builds(self, parts: Parts) -> tuple[str, ...]:
         """The parts the local model consists of, in the model's order."""
-        layers = {f"layer.{i}" for i in self.layers}
+        layers = {f"layer.{i}" for i in self.local}
         return tuple(name for name in parts.names if not name.startswith("layer.") or name in layers)
 
     def check(self, parts: Parts) -> None:
@@ -56,8 +69,8 @@ class Plan:
 
         Raises:
             ValueError: an unknown part or layer, a trained layer that is not built exactly once, a part both
-                sent and kept, a sent or kept part that is not built, or a part of the encoder trained that is to
-                stay as it is.
+                sent and kept, a sent or kept part that is not built, a part of the encoder trained that is to
+                stay as it is, or layers of the server that do not stand next to each other.
         """
         if strange := [i for i in self.layers if not 0 <= i < parts.depth]:
             raise ValueError(f"plan.layers: {strange} of a model with {parts.depth} layers")
@@ -68,6 +81,9 @@ class Plan:
                     raise ValueError(f"plan.{field}: {name!r} is not built by layers {self.layers}")
         if twice := {i for i in self.layers if self.layers.count(i) > 1 and f"layer.{i}" in self.train}:
             raise ValueError(f"plan.train: layers {sorted(twice)} stand in the local model more than once")
+        places = [j for j, i in enumerate(self.layers) if f"layer.{i}" in self.server]
+        if len(places) != len(self.server) or places != list(range(places[0], places[-1] + 1) if places else []):
+            raise ValueError(f"plan.server: {self.server} do not stand next to each other in layers {self.layers}")
         if self.features and (learning := set(self.train) - {"pooler", "head"}):
             raise ValueError(f"plan.features: {sorted(learning)} of the encoder are trained")
         if both := set(self.send) & set(self.keep):
@@ -94,6 +110,11 @@ class Method(BaseModel, ABC):
     def exchange(self) -> Exchange:
         """What leaves the clients. With ``features`` they send them once and the server trains."""
         return "weights"
+
+    @property
+    def turns(self) -> Turns:
+        """How the clients of a round stand to each other."""
+        return "apart"
 
     def presets(self) -> Mapping[str, Mapping[str, Any]]:
         """Settings of other tables that the method with these options stands for, under the user's own."""

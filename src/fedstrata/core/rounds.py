@@ -12,11 +12,13 @@ from typing import Any
 
 from fedstrata.core import state
 from fedstrata.core.central import NAME, Central
-from fedstrata.core.client import Reply, Request
+from fedstrata.core.client import Reply, Request, Weights
 from fedstrata.core.parts import tensors
 from fedstrata.core.plan import Method, Plan
 from fedstrata.core.rng import SERVER, Streams
 from fedstrata.core.server import Server, select, shared
+from fedstrata.core.split import Layers
+from fedstrata.cost.flops import server_flops
 from fedstrata.cost.ledger import SETUP, Entry, size, totals
 from fedstrata.engines import Engine
 from fedstrata.errors import UserError
@@ -43,6 +45,7 @@ class Rounds:
         folder: the run's output folder.
         tell: receives events.
         central: where the server trains, on features of the clients; None where the clients do.
+        layers: what the server holds of the model, where the clients' batches pass through it.
     """
 
     method: Method
@@ -57,6 +60,7 @@ class Rounds:
     folder: Path
     tell: Callable[[Event], None]
     central: Central | None = None
+    layers: Layers | None = None
 
     def run(self, done: int, start: str, seconds: float) -> None:
         """Play all rounds from ``done`` on; after each, the state is on disk.
@@ -86,11 +90,28 @@ class Rounds:
     def _train(self, round: int) -> list[str]:
         """The clients train and send; the mean of what they send is the next model."""
         clients = select(self.engine.clients(), self.fraction, round, self.streams)
+        together = [[client] for client in clients] if self.method.turns == "in turn" else [clients]
+        changed: dict[str, None] = {}
+        for turn, group in enumerate(together):
+            done = [(round + (turn + i) / len(together)) / self.method.rounds for i in (0, 1)]
+            changed |= dict.fromkeys(self._train_group(round, group, (done[0], done[1])))
+        return list(changed)
+
+    def _train_group(self, round: int, clients: Sequence[str], span: tuple[float, float]) -> list[str]:
+        """Clients that start from the same model, and what becomes of it."""
         plans = {client: self._plan(round, client) for client in clients}
-        requests = (self._request(round, client, plan, "train") for client, plan in plans.items())
+        requests = (
+            replace(self._request(round, client, plan, "train"), span=span) for client, plan in plans.items()
+        )
+        if self.layers:
+            self.layers.begin(round)
         for reply in in_order(self.engine.exchange(requests), clients):
             self._take(round, plans[reply.client], reply)
-        return self.server.merge()
+        changed = self.server.merge()
+        for part, new in (self.layers.end(round) if self.layers else {}).items():
+            self.server.replace(part, new)
+            changed.append(part)
+        return changed
 
     def _train_here(self, round: int, central: Central) -> list[str]:
         """The server trains on what the clients sent of their texts before the first round."""
@@ -142,7 +163,7 @@ class Rounds:
     def _request(self, round: int, client: str, plan: Plan, phase: Any) -> Request:
         server = self.server
         if client not in server.held and shared(server.parts, plan):
-            parts = [part for part in server.parts.names if part not in plan.keep]
+            parts = [part for part in server.parts.names if part not in (*plan.keep, *plan.server)]
             start = {part: server.parts.elements([part]) * 4 for part in parts}
             self._ledger(Entry(SETUP, client, "setup", "down", part, n) for part, n in start.items())
         request = server.request(round, client, plan, phase)
@@ -158,11 +179,20 @@ class Rounds:
         self._record(round, plan, reply)
         up = {part: size(tensors) for part, tensors in reply.weights.items()}
         self._ledger(Entry(round, reply.client, "train", "up", part, n) for part, n in up.items())
+        copied = self._crossed(round, reply.client, "train", plan)
         try:
-            self.server.collect(plan, reply)
+            self.server.collect(plan, reply, copied)
         except WireError as error:
             raise UserError(f"round {round}, client {reply.client}: its answer cannot be used: {error}") from None
         self.tell(Replied(round, reply.client, reply.loss, reply.examples, reply.seconds, self.bytes))
+
+    def _crossed(self, round: int, client: str, phase: Any, plan: Plan) -> Weights:
+        """Record what passed between a client and the server's layers; its copy of them, where it had one."""
+        if not (self.layers and plan.server):
+            return {}
+        copied, traffic = self.layers.taken(client)
+        self._ledger(Entry(round, client, phase, way, what, n) for (way, what), n in traffic.items())  # type: ignore[arg-type]
+        return copied
 
     def _record(self, round: int, plan: Plan, reply: Reply) -> None:
         if not math.isfinite(reply.loss):
@@ -178,6 +208,7 @@ class Rounds:
             "tokens": reply.work.tokens,
             "loss": reply.loss,
             "flops": reply.flops,
+            "server_flops": server_flops(self.server.parts, plan, reply.work),
             "seconds": reply.seconds,
             "layers": plan.layers,
             "trained": plan.train,
@@ -193,12 +224,12 @@ class Rounds:
         if self.own_tests or (any(plan.keep for plan in plans.values()) and round >= 0):
             whole = tuple(range(self.server.parts.depth))
             requests = (
-                self._request(
-                    round, client, Plan(layers=whole, train=(), keep=plan.keep, features=plan.features), "evaluate"
-                )
+                self._request(round, client, replace(plan, layers=whole, train=(), send=()), "evaluate")
                 for client, plan in plans.items()
             )
-            replies = in_order(self.engine.exchange(requests), list(plans))
+            replies = list(in_order(self.engine.exchange(requests), list(plans)))
+            for reply in replies:
+                self._crossed(round, reply.client, "evaluate", plans[reply.client])
             own = {name: score for reply in replies for name, score in reply.scores.items()}
             names = dict.fromkeys(name for score in own.values() for name in score)
             record["score"] = {n: fmean(score[n] for score in own.values() if n in score) for n in names}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 
@@ -131,8 +132,8 @@ class Server:
         """A part as up-to-date clients have it: the start model as it is, later versions off the wire."""
         return widen(self.outgoing(part)) if self.versions[part] else self.weights[part]
 
-    def collect(self, plan: Plan, reply: Reply) -> None:
-        """Check a reply and take it into the running mean.
+    def collect(self, plan: Plan, reply: Reply, copied: Mapping[str, Tensors] = MappingProxyType({})) -> None:
+        """Check a reply and take it into the running mean, with the client's ``copied`` layers of the server.
 
         Raises:
             WireError: the reply does not hold what the plan sends.
@@ -141,6 +142,8 @@ class Server:
             check(reply.weights.get(part, {}), self.parts.shapes[part], self.dtype)
         for part in plan.send:
             self.mean.add(widen(reply.weights[part]), reply.examples)
+        for own in copied.values():
+            self.mean.add(own, reply.examples)
 
     def merge(self) -> list[str]:
         """End a round: move every part that was sent, forget the answers. Returns the parts that changed."""

@@ -4,6 +4,7 @@
     state/PART@VERSION.safetensors   a merged part (version 0 is the start model and is not stored)
     state/moments-PART@VERSION…      the server rule's memory of it
     state/rest-PART@VERSION…         what its messages have left out, added to the next
+    state/layers/NAME/…              what the optimisers of the server's own layers remember
     state/clients/NAME/…             the parts a client keeps (:class:`fedstrata.core.store.Store`)
     ledger.jsonl, rounds.jsonl       the records; cut back to their committed length on resumption
 
@@ -98,8 +99,10 @@ def prune(folder: Path, keep_features: bool = False) -> None:
     for path in (folder / "state").glob("*.*"):
         path.unlink()
     for path in (folder / "state" / "clients").glob("*"):
-        shutil.rmtree(Store(path).rest.folder, ignore_errors=True)
-    shutil.rmtree(folder / "state" / "received", ignore_errors=True)
+        for store in (Store(path).rest, Store(path).optimiser):
+            shutil.rmtree(store.folder, ignore_errors=True)
+    for name in ("received", "layers"):
+        shutil.rmtree(folder / "state" / name, ignore_errors=True)
     if not keep_features:
         for path in list((folder / "state").glob("**/features.f32")):
             shutil.rmtree(path.parent)

@@ -50,6 +50,11 @@ class Store:
         """What the client's messages have left out so far, part of what travels next."""
         return Store(self.folder / "rest")
 
+    @property
+    def optimiser(self) -> Store:
+        """What the client's optimiser remembers, where it goes on from round to round."""
+        return Store(self.folder / "optimiser")
+
     def load(self, before: int) -> Tensors:
         """What was kept in the last round before ``before``; empty if nothing was."""
         rounds = [round for round in self._rounds() if round < before]

@@ -9,7 +9,7 @@ nothing is computed. Embedding look-ups, norms, activations and the optimiser ar
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +56,16 @@ def _encoder(parts: Parts, layers: Iterable[int], work: Positions) -> int:
 
 def train_flops(parts: Parts, plan: Plan, work: Positions) -> int:
     """FLOPs of forward and backward passes of the plan's local model over ``work``."""
+    plan = replace(plan, layers=plan.local, server=())
     return forward_flops(parts, plan, work) + _backward_flops(parts, plan, work)
+
+
+def server_flops(parts: Parts, plan: Plan, work: Positions) -> int:
+    """FLOPs of what a client's training costs the server, whose layers of the plan learn with it."""
+    if not plan.server:
+        return 0
+    whole = replace(plan, train=(*plan.train, *plan.server), server=())
+    return train_flops(parts, whole, work) - train_flops(parts, plan, work)
 
 
 def _linear(parts: Parts, part: str, work: Positions) -> int:

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fedstrata.core.client import Local, steps
+from fedstrata.core.client import steps
 from fedstrata.core.parts import Parts
 from fedstrata.core.plan import Method, Plan
 from fedstrata.core.rng import SERVER, Streams
 from fedstrata.core.server import lacking, select, shared
+from fedstrata.core.settings import Local
 from fedstrata.cost.bytes import payload
-from fedstrata.cost.flops import Positions, encoder_flops, train_flops
+from fedstrata.cost.flops import Positions, encoder_flops, server_flops, train_flops
 from fedstrata.cost.ledger import SETUP, Entry
 from fedstrata.nn.batching import Index
 from fedstrata.nn.features import fitting, layout, message_form
+from fedstrata.wire.activations import message_bytes
 
 SPECIAL = 2
 """Special tokens of an example, which are never masked."""
@@ -39,6 +41,7 @@ class Setting:
         fraction: share of the clients asked per round.
         each_round: score after every round, or only after the last.
         own_tests: clients test on rows of their own.
+        local: how the clients train.
     """
 
     task: str
@@ -48,6 +51,7 @@ class Setting:
     fraction: float = 1.0
     each_round: bool = True
     own_tests: bool = False
+    local: Local = field(default_factory=Local)
 
     def plan(self, method: Method, round: int, client: str) -> Plan:
         """The client's plan for a round."""
@@ -60,15 +64,20 @@ def asked(method: Method, setting: Setting, clients: Sequence[str]) -> list[list
 
 
 def transfers(
-    method: Method, setting: Setting, clients: Sequence[str], lengths: Mapping[str, Index] | None = None
+    method: Method,
+    setting: Setting,
+    clients: Sequence[str],
+    lengths: Mapping[str, Index] | None = None,
+    tests: Mapping[str, Index] | None = None,
 ) -> Iterator[Entry]:
-    """The lines that the ledger of a run will hold, in their order.
+    """The lines that the ledger of a run will hold, in their order, but that clients who train at once mix theirs.
 
     Args:
         method: makes the plans.
         setting: what else the costs depend on.
         clients: their names.
-        lengths: client -> tokens of its examples; needed where clients send features.
+        lengths: client -> tokens of its examples; needed where clients send features or activations.
+        tests: client -> tokens of the examples that it is scored on; needed where clients send activations.
     """
     parts = setting.parts
     versions = dict.fromkeys(parts.names, 0)
@@ -77,7 +86,7 @@ def transfers(
     def request(round: int, client: str, plan: Plan, phase: str) -> Iterator[Entry]:
         if client not in held and shared(parts, plan):
             for part in parts.names:
-                if part not in plan.keep:
+                if part not in (*plan.keep, *plan.server):
                     yield Entry(SETUP, client, "setup", "down", part, payload(parts, [part]))
         mine = held.setdefault(client, dict.fromkeys(parts.names, 0))
         for part in lacking(parts, plan, mine, versions):
@@ -87,12 +96,23 @@ def transfers(
     def _entry(round: int, client: str, phase: str, direction: str, part: str) -> Entry:
         return Entry(round, client, phase, direction, part, payload(parts, [part], setting.dtype))  # type: ignore[arg-type]
 
+    def crossing(round: int, client: str, phase: str, batches: Sequence[Index]) -> Iterator[Entry]:
+        through = np.concatenate(batches)
+        made = message_bytes(int(through.sum()), len(through), parts.hidden, setting.dtype, len(batches))
+        for (way, what), n in made.items():
+            if phase == "train" or what == "activations":
+                yield Entry(round, client, phase, way, what, n)  # type: ignore[arg-type]
+
     def evaluate(round: int) -> Iterator[Entry]:
         everyone = {client: setting.plan(method, max(round, 0), client) for client in clients}
         if setting.own_tests or (any(plan.keep for plan in everyone.values()) and round >= 0):
             whole = tuple(range(parts.depth))
             for client, plan in everyone.items():
-                yield from request(round, client, Plan(whole, (), keep=plan.keep), "evaluate")
+                scoring = replace(plan, layers=whole, train=(), send=())
+                yield from request(round, client, scoring, "evaluate")
+            for client in clients if method.exchange == "activations" else ():
+                assert tests is not None
+                yield from crossing(round, client, "evaluate", [tests[client]])
 
     if setting.each_round or method.rounds == 0:
         yield from evaluate(-1)
@@ -111,15 +131,41 @@ def transfers(
             yield from request(method.rounds - 1, client, Plan(whole, ()), "train")
         return
     for round, chosen in enumerate(asked(method, setting, clients)):
-        plans = {client: setting.plan(method, round, client) for client in chosen}
-        for client, plan in plans.items():
-            yield from request(round, client, plan, "train")
-            for part in plan.send:
-                yield _entry(round, client, "train", "up", part)
-        for part in {part: None for plan in plans.values() for part in plan.send}:
-            versions[part] += 1
+        for group in [[client] for client in chosen] if method.turns == "in turn" else [chosen]:
+            plans = {client: setting.plan(method, round, client) for client in group}
+            for client, plan in plans.items():
+                yield from request(round, client, plan, "train")
+                for part in plan.send:
+                    yield _entry(round, client, "train", "up", part)
+                if plan.server:
+                    assert lengths is not None
+                    order = setting.streams.numpy(round, client, "order")
+                    batches = [lengths[client][batch] for _, batch in steps(lengths[client], setting.local, order)]
+                    yield from crossing(round, client, "train", batches)
+            for part in {part: None for plan in plans.values() for part in plan.send}:
+                versions[part] += 1
         if setting.each_round or round == method.rounds - 1:
             yield from evaluate(round)
+
+
+def through_cut(setting: Setting, lengths: Index) -> dict[str, int]:
+    """What a client sends to the server's layers and gets back of them, in bytes.
+
+    Args:
+        setting: how it trains.
+        lengths: tokens of each of its examples, ``[n]``.
+
+    Returns:
+        ``batch``: of its largest batch; ``epoch``: of all its examples once.
+    """
+    order = setting.streams.numpy(0, SERVER, "order")
+    local = replace(setting.local, epochs=1, steps=None)
+    batches = [lengths[batch] for _, batch in steps(lengths, local, order)]
+    each = [
+        sum(message_bytes(int(batch.sum()), len(batch), setting.parts.hidden, setting.dtype).values())
+        for batch in batches
+    ]
+    return {"batch": max(each), "epoch": sum(each)}
 
 
 def features(parts: Parts, lengths: Index, dtype: str) -> int:
@@ -162,14 +208,15 @@ def flops(
     method: Method,
     setting: Setting,
     holdings: Mapping[str, Index],
-    local: Local,
     predicted: Callable[[Index, int], int],
     only: Collection[str],
-) -> dict[tuple[int, str], int]:
-    """(round, client) -> FLOPs of the training steps, for the clients named in ``only``."""
+) -> tuple[dict[tuple[int, str], int], int]:
+    """FLOPs of the training steps of the clients in ``only``: by (round, client), and in all at the server."""
+    local = setting.local
     if method.exchange == "features":
-        return {(0, client): encoder_flops(setting.parts, _read(holdings[client], local)) for client in only}
+        return {(0, client): encoder_flops(setting.parts, _read(holdings[client], local)) for client in only}, 0
     made: dict[tuple[int, str], int] = {}
+    elsewhere = 0
     met: set[str] = set()
     for round, chosen in enumerate(asked(method, setting, list(holdings))):
         for client in chosen:
@@ -177,11 +224,12 @@ def flops(
                 plan = setting.plan(method, round, client)
                 done = work(holdings[client], local, setting.streams, round, client, predicted)
                 made[round, client] = train_flops(setting.parts, plan, done)
+                elsewhere += server_flops(setting.parts, plan, done)
                 if plan.features:
                     first = client not in met
                     made[round, client] += _frozen(setting, holdings[client], local, round, client, first)
                 met.add(client)
-    return made
+    return made, elsewhere
 
 
 def _frozen(setting: Setting, lengths: Index, local: Local, round: int, client: str, first: bool) -> int:

@@ -6,6 +6,7 @@ from fedstrata.core.plan import Method
 from fedstrata.methods.centralised import Centralised
 from fedstrata.methods.fedavg import FedAvg
 from fedstrata.methods.fedavgm import FedAvgM
+from fedstrata.methods.fedbert import FedBERT
 from fedstrata.methods.fedbfpt import FedBFPT
 from fedstrata.methods.fedbt import FedBT
 from fedstrata.methods.fedfreezebert import FedFreezeBERT
@@ -31,4 +32,5 @@ METHODS: dict[str, type[Method]] = {
     "fedbt": FedBT,
     "fedsplitbert": FedSplitBERT,
     "fedfreezebert": FedFreezeBERT,
+    "fedbert": FedBERT,
 }

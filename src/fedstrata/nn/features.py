@@ -27,7 +27,7 @@ from fedstrata.tasks import Examples, Task
 from fedstrata.wire.tensors import form, narrow
 
 if TYPE_CHECKING:
-    from fedstrata.core.client import Local
+    from fedstrata.core.settings import Local
 
 Array = npt.NDArray[np.float32]
 ROWS = 32

@@ -27,9 +27,10 @@ def step_memory(auto: Any, config: transformers.PreTrainedConfig) -> Callable[[P
         config: the model's.
 
     Returns:
-        (plan, rows, width, predicted, bf16) -> bytes: all weights, fp32; gradients and optimiser state of what the
-        plan trains; and what autograd keeps of a batch of ``rows`` examples of ``width`` tokens with ``predicted``
-        positions through the MLM head (0: every output of the head). Without what the libraries themselves take.
+        (plan, rows, width, predicted, bf16) -> bytes: all weights but those of the server's layers, fp32;
+        gradients and optimiser state of what the plan trains; and what autograd keeps of a batch of ``rows``
+        examples of ``width`` tokens with ``predicted`` positions through the MLM head (0: every output of the
+        head). Without what the libraries themselves take.
     """
     with torch.device("meta"):
         model = auto.from_config(config)
@@ -41,14 +42,15 @@ def step_memory(auto: Any, config: transformers.PreTrainedConfig) -> Callable[[P
 
     def memory(plan: Plan, rows: int, width: int, predicted: int, bf16: bool) -> int:
         trained = parts.elements(plan.train)
+        weights = WEIGHT * parts.elements(part for part in parts.names if part not in plan.server)
         if not trained:
-            return WEIGHT * parts.elements(parts.names)
-        learns = tuple(f"layer.{i}" in plan.train for i in plan.layers)  # which layers they are does not matter
+            return weights
+        learns = tuple(f"layer.{i}" in plan.train for i in plan.local)  # which layers they are does not matter
         others = tuple(part for part in plan.train if not part.startswith("layer."))
         key = (learns, others, rows, width, predicted, bf16)
         if key not in known:
             known[key] = saved_bytes(model, parts, plan, (rows, width), predicted, bf16)
-        return WEIGHT * parts.elements(parts.names) + (GRADIENT + MOMENTS) * trained + known[key]
+        return weights + (GRADIENT + MOMENTS) * trained + known[key]
 
     return memory
 
@@ -73,7 +75,7 @@ def saved_bytes(
     first = next(model.parameters())
     with (
         first.fake_mode if isinstance(first, torch._subclasses.FakeTensor) else torch.enable_grad(),
-        local_depth(model, parts, plan.layers),
+        local_depth(model, parts, plan.local),
         torch.random.fork_rng(devices=[]),
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         torch.autocast(device, torch.bfloat16, enabled=bf16),

@@ -55,6 +55,20 @@ def note(made: Mapping[str, Mapping[str, Any]]) -> str:
     )
 
 
+def split_lines(made: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What passes the cut of a split model, a sentence for each method that has one."""
+    lines = []
+    for name, one in made.items():
+        if cut := one["split"]:
+            batch, epoch, whole = (cut[f"{what}_bytes"] for what in ("batch", "epoch", "fedavg_round"))
+            lines.append(
+                f"{name}: a batch moves up to {figure(batch / MB)} MB through the cut, an epoch "
+                f"{figure(epoch / MB)} MB: {epoch / whole:.3g} times the {figure(whole / MB)} MB of a round of "
+                "FedAvg, however many epochs that has"
+            )
+    return lines
+
+
 def unit_lines(made: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The figures in a paper's unit, a sentence per method and stage; none where no unit was asked for."""
     lines = []

@@ -1,0 +1,142 @@
+"""What a split step costs against an unsplit one, client and server in one process.
+
+    python benchmarks/split.py --json split.json
+
+For each model: masked language modelling of random texts, step by step, the whole model and the one that is cut
+above its embeddings in turn, over and over; then with each wire type. A ratio is the median of the ratios within a
+turn. Bytes are those of the four messages of a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+
+from fedstrata.core.client import Request, Worker, finish
+from fedstrata.core.parts import find, tensors
+from fedstrata.core.plan import Plan
+from fedstrata.core.rng import Streams
+from fedstrata.core.server import Server
+from fedstrata.core.settings import Local
+from fedstrata.core.split import Layers
+from fedstrata.data.tokens import Tokens
+from fedstrata.ready import settle_precision
+from fedstrata.tasks import Examples
+from fedstrata.tasks.mlm import MaskedLM
+
+SIZES = {"base": (12, 768, 12), "small": (12, 256, 4), "tiny": (2, 32, 2)}
+"""Layers, width, heads; the first two are RoBERTa's of the paper."""
+VOCABULARY = 50_265
+DTYPES = ("fp32", "bf16", "fp16")
+
+
+def texts(count: int, longest: int) -> Examples:
+    """Random texts, half of them of ``longest`` tokens, the others shorter."""
+    rng = np.random.default_rng(0)
+    lengths = np.where(np.arange(count) % 2, longest, rng.integers(longest // 2, longest + 1, count))
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    ids = rng.integers(10, VOCABULARY, int(offsets[-1])).astype(np.int32)
+    return Examples(Tokens(ids, offsets, np.arange(count)))
+
+
+def cases(size: str, examples: Examples, folder: Path) -> tuple[dict[str, Callable[[], float]], dict[str, int]]:
+    """One step each way, by seconds; and the bytes of a split one."""
+    layers, width, heads = SIZES[size]
+    config = transformers.RobertaConfig(
+        vocab_size=VOCABULARY,
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
+        max_position_embeddings=514,
+        type_vocab_size=1,
+    )
+    local = Local(
+        batch_size=len(examples), learning_rate=1e-6, bf16=settle_precision("auto", "cpu") == "bf16", width=None
+    )
+    task = MaskedLM(mask=4, padding=1, special=np.asarray([0, 1, 2]), vocabulary=VOCABULARY)
+    model = transformers.RobertaForMaskedLM(config)
+    parts = find(model)
+    whole = Plan(tuple(range(layers)), parts.names, parts.names)
+    own = ("embeddings", "head")
+    cut = Plan(whole.layers, own, own, server=parts.layers(0))
+    weights = {part: {n: t.clone() for n, t in tensors(model, parts, [part]).items()} for part in parts.names}
+    sent: dict[str, int] = {}
+
+    def step(dtype: str | None) -> Callable[[], float]:
+        worker = Worker(model, parts, task, local, Streams(0), dtype or "fp32")
+        held = Layers(worker, Server(parts, weights, dtype=worker.dtype), cut.server, True, 512, folder)
+
+        def run() -> float:
+            plan = cut if dtype else whole
+            link = held.visit(Request(0, "a", plan, "train", {}, {})) if dtype else None
+            turn = worker.training(plan, 0, "a", examples, np.arange(len(examples)), _quiet, link=link)
+            started = time.perf_counter()
+            finish(turn)
+            seconds = time.perf_counter() - started
+            if link and dtype:
+                sent[dtype] = sum(link.traffic.values())
+            return seconds
+
+        return run
+
+    return {"whole": step(None), **{dtype: step(dtype) for dtype in DTYPES}}, sent
+
+
+def _quiet(step: int, steps: int, loss: float, seen: int) -> None:
+    """No progress."""
+
+
+def main() -> None:
+    """Measure, print a table, write the figures."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--json", type=Path, help="write the figures here")
+    options.add_argument("--size", choices=SIZES, nargs="+", default=["small", "base"])
+    options.add_argument("--batch", type=int, default=16)
+    options.add_argument("--tokens", type=int, default=128)
+    options.add_argument("--repeat", type=int, default=7)
+    chosen = options.parse_args()
+    torch.manual_seed(0)
+    examples = texts(chosen.batch, chosen.tokens)
+    table = Table("model", "wire", "step, s", "/ unsplit", "MB", title=f"a step of {chosen.batch} texts")
+    figures = []
+    for size in chosen.size:
+        with tempfile.TemporaryDirectory() as folder:
+            ways, sent = cases(size, examples, Path(folder))
+            taken: dict[str, list[float]] = {way: [] for way in ways}
+            for turn in range(chosen.repeat + 1):
+                for way, run in ways.items():
+                    seconds = run()
+                    if turn:  # the first is to warm up
+                        taken[way].append(seconds)
+        for way, seconds_of in taken.items():
+            ratios = [one / other for one, other in zip(seconds_of, taken["whole"], strict=True)]
+            figure = {
+                "model": size,
+                "wire": way,
+                "seconds": statistics.median(seconds_of),
+                "ratio": statistics.median(ratios),
+                "bytes": sent.get(way, 0),
+            }
+            figures.append(figure)
+            table.add_row(
+                size, way, f"{figure['seconds']:.3f}", f"{figure['ratio']:.3f}", f"{figure['bytes'] / 1e6:.1f}"
+            )
+    Console().print(table)
+    if chosen.json:
+        chosen.json.write_text(json.dumps({"torch": torch.__version__, "steps": figures}, indent=1), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

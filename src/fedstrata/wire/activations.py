@@ -1,0 +1,111 @@
+"""What crosses the cut of a split model, batch by batch: hidden states, and gradients of the loss by them.
+
+    up      activations [n, H], lengths [B] int32     down    activations [n, H]
+    up      gradients   [n, H]                        down    gradients   [n, H]
+
+``n`` is the number of tokens of the ``B`` texts together: padding does not travel. Gradients in fp16 are scaled
+by a power of two, which travels with them (fp32), since most would vanish otherwise.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fedstrata.core.parts import Tensors
+from fedstrata.wire.tensors import DTYPES, WireError, check
+
+HIGH = 2.0**10
+"""To about this the largest gradient of an fp16 message is scaled: far below fp16's 65504."""
+
+
+def pack(states: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """The states ``[n, H]`` of all tokens of texts ``[B, S, H]``."""
+    if int(lengths.min()) == states.shape[1]:
+        return states.flatten(0, 1)
+    return states[_inside(lengths, states.shape[1])]
+
+
+def unpack(rows: torch.Tensor, lengths: torch.Tensor, width: int | None = None) -> torch.Tensor:
+    """The states of texts, ``[B, S, H]``, 0 at padding; ``S`` is ``width``, by default the longest text's."""
+    width = width or int(lengths.max())
+    if int(lengths.min()) == width:
+        return rows.reshape(len(lengths), width, -1)
+    made = rows.new_zeros(len(lengths), width, rows.shape[1])
+    made[_inside(lengths, width)] = rows
+    return made
+
+
+def of_states(states: torch.Tensor, lengths: torch.Tensor, dtype: str) -> Tensors:
+    """Hidden states ``[B, S, H]`` as they travel."""
+    return {"activations": pack(states, lengths).to(DTYPES[dtype])}
+
+
+def of_gradients(gradients: torch.Tensor, lengths: torch.Tensor, dtype: str) -> Tensors:
+    """Gradients ``[B, S, H]`` as they travel."""
+    packed = pack(gradients, lengths)
+    if dtype != "fp16":
+        return {"gradients": packed.to(DTYPES[dtype])}
+    largest = packed.abs().amax().float().clamp(2.0**-100, 2.0**100)
+    scale = torch.exp2((torch.tensor(HIGH).to(largest) / largest).log2().floor())
+    return {"gradients": (packed.float() * scale).to(torch.float16), "scale": scale.reshape(1).cpu()}
+
+
+def states_in(message: Tensors, tokens: int, hidden: int, dtype: str) -> torch.Tensor:
+    """The states ``[n, H]`` of a message, checked, fp32.
+
+    Raises:
+        WireError: it does not hold what :func:`of_states` makes of so many tokens, or a value is not finite.
+    """
+    check(message, {"activations": (tokens, hidden)}, dtype)
+    return message["activations"].float()
+
+
+def gradients_in(message: Tensors, tokens: int, hidden: int, dtype: str) -> torch.Tensor:
+    """The gradients ``[n, H]`` of a message, checked, fp32.
+
+    Raises:
+        WireError: it does not hold what :func:`of_gradients` makes of so many tokens, or a value is not finite.
+    """
+    scale = message.get("scale")
+    if (scale is None) == (dtype == "fp16"):
+        raise WireError(f"scale: goes with gradients in fp16, these are {dtype}")
+    check(
+        {"gradients": message["gradients"]} if "gradients" in message else {},
+        {"gradients": (tokens, hidden)},
+        dtype,
+    )
+    if scale is None:
+        return message["gradients"].float()
+    if scale.dtype != torch.float32 or scale.shape != (1,) or not 0 < float(scale) < float("inf"):
+        raise WireError("scale: must be one number above 0 (fp32)")
+    return message["gradients"].float() / scale.to(message["gradients"].device)
+
+
+def lengths_in(message: Tensors, longest: int) -> torch.Tensor:
+    """The lengths ``[B]`` of a message's texts, checked.
+
+    Raises:
+        WireError: they are no whole numbers from 1 to ``longest``.
+    """
+    lengths = message.get("lengths", torch.empty(0))
+    if lengths.dtype != torch.int32 or lengths.ndim != 1 or len(lengths) == 0:
+        raise WireError("lengths: must be one number for each text (int32)")
+    if int(lengths.min()) < 1 or int(lengths.max()) > longest:
+        raise WireError(f"lengths: must be from 1 to {longest}")
+    return lengths
+
+
+def message_bytes(tokens: int, texts: int, hidden: int, dtype: str, steps: int = 1) -> dict[tuple[str, str], int]:
+    """(direction, what) -> bytes of the messages of ``steps`` steps, of texts of so many tokens together."""
+    states = tokens * hidden * DTYPES[dtype].itemsize
+    gradients = states + (4 * steps if dtype == "fp16" else 0)
+    return {
+        ("up", "activations"): states + 4 * texts,
+        ("down", "activations"): states,
+        ("up", "gradients"): gradients,
+        ("down", "gradients"): gradients,
+    }
+
+
+def _inside(lengths: torch.Tensor, width: int) -> torch.Tensor:
+    return torch.arange(width, device=lengths.device) < lengths[:, None]

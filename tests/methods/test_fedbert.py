@@ -1,0 +1,286 @@
+"""FedBERT: each mode against a few lines of plain PyTorch, and against the method it claims to equal."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fedstrata
+from fedstrata.core.parts import find
+from fedstrata.core.plan import Plan
+from fedstrata.core.rng import Streams
+from fedstrata.core.store import read_tensors
+from fedstrata.cost.bytes import payload
+from fedstrata.data.prepare import prepare
+from fedstrata.errors import UserError
+from fedstrata.jobfile import load
+from fedstrata.methods.fedbert import FedBERT
+from fedstrata.ready import make_ready, settle
+from fedstrata.wire.activations import message_bytes
+from tiny import tiny_model
+
+Jobs = Callable[..., dict[str, Any]]
+MODES = ("parallel", "share", "emb-avg", "head-emb-avg")
+
+
+@pytest.fixture
+def split(job: Jobs, tmp_path: Path) -> Jobs:
+    """Jobs without dropout in which every client takes two steps a round."""
+
+    def make(mode: str | None, kind: str = "mlm", /, **tables: Any) -> dict[str, Any]:
+        name = "fedbert" if mode in MODES else mode or "fedavg"
+        tables["method"] = {"rounds": 2, **({"mode": mode} if mode in MODES else {}), **tables.get("method", {})}
+        learning = {"optimiser": "kept", "dropout": False, "learning_rate": 1e-2, **tables.get("train", {})}
+        made = job(name, kind, 3, **{**tables, "train": learning})
+        made["output"] = {"dir": str(tmp_path / f"{mode}-{len(list(tmp_path.iterdir()))}")}
+        return made
+
+    return make
+
+
+def weights(result: fedstrata.Result) -> dict[str, torch.Tensor]:
+    return load_file(result.model / "model.safetensors")
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    assert one.keys() == other.keys()
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def lines(folder: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name).read_text("utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("train", [{}, {"epochs": 2, "schedule": "polynomial", "warmup": 0.25}])
+def test_parallel_is_fedavg_whose_optimisers_go_on(split: Jobs, train: dict[str, Any]) -> None:
+    assert same(
+        weights(fedstrata.run(split("parallel", train=train))),
+        weights(fedstrata.run(split("fedavg", train=train))),
+    )
+
+
+@pytest.mark.parametrize("kind", ["mlm", "classify"])
+@pytest.mark.parametrize("train", [{}, {"epochs": 2, "schedule": "polynomial", "warmup": 0.25, "decay": 0.5}])
+@pytest.mark.parametrize("mode", MODES)
+def test_with_one_client_every_mode_is_centralised(
+    split: Jobs, mode: str, train: dict[str, Any], kind: str
+) -> None:
+    one = {"clients": {"count": 1}, "train": train}
+    assert same(
+        weights(fedstrata.run(split(mode, kind, **one))), weights(fedstrata.run(split("centralised", kind, **one)))
+    )
+
+
+def adam(module: torch.nn.Module, names: set[str]) -> torch.optim.Optimizer:
+    own = [p for name, p in module.named_parameters() if name in names]
+    groups = [{"params": [p for p in own if p.ndim > 1]}]
+    groups += [{"params": [p for p in own if p.ndim == 1], "weight_decay": 0.0}]  # type: ignore[dict-item]
+    return torch.optim.AdamW(groups, lr=1e-2, fused=True)
+
+
+def reference(made: dict[str, Any], mode: str) -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]:
+    """The mode in plain PyTorch: whole models whose layers are one module, an optimiser for each side.
+
+    Returns:
+        The mean model, and each client's own.
+    """
+    [job] = load(made)
+    job = settle(job)
+    data = prepare(job)
+    ready = make_ready(job, data, made["model"]["name"])
+    worker, parts = ready.worker, ready.worker.parts
+    clients = {client: copy.deepcopy(worker.model) for client in ready.shards}
+    common = next(iter(clients.values())).bert.encoder
+    for model in clients.values():
+        model.bert.encoder = common
+    names = {part: set(parts.shapes[part]) for part in parts.names}
+    theirs = names["embeddings"] | names["head"]
+    below = adam(next(iter(clients.values())), set().union(*names.values()) - theirs)
+    above = {client: adam(model, theirs) for client, model in clients.items()}
+    averaged = names["embeddings"] | (names["head"] if mode == "head-emb-avg" else set())
+    for round in range(2):
+        queues = {
+            client: list(worker._batches(round, client, ready.train, index))
+            for client, index in ready.shards.items()
+        }
+        order = list(clients) if mode == "share" else [c for _ in range(2) for c in clients]
+        for place, client in enumerate(order):
+            if mode == "share" and place + round:  # takes over what the one before has come to
+                before = clients[order[place - 1]]
+                clients[client].load_state_dict(before.state_dict())
+            model = clients[client].train()
+            for _ in range(len(queues[client]) if mode == "share" else 1):
+                _, _, batch = queues[client].pop(0)
+                worker.task.loss(model, batch).backward()
+                for optimiser in (above[client], below):
+                    optimiser.step()
+                    optimiser.zero_grad()
+        if mode != "share":
+            for name in averaged:
+                total = sum(
+                    len(ready.shards[client]) * model.get_parameter(name).detach().double()
+                    for client, model in clients.items()
+                )
+                mean = (total / sum(map(len, ready.shards.values()))).float()
+                for model in clients.values():
+                    model.get_parameter(name).detach().copy_(mean)
+    last = clients[list(clients)[-1]]
+    return dict(last.named_parameters()), [dict(model.named_parameters()) for model in clients.values()]
+
+
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_one_set_of_layers_equals_plain_pytorch(split: Jobs, mode: str) -> None:
+    made = split(mode)
+    result = fedstrata.run(made)
+    expected, each = reference(made, mode)
+    got = weights(result)
+    heads = [name for name in got if name.startswith("cls")]
+    for name in got.keys() - (heads if mode == "emb-avg" else []):
+        assert torch.equal(got[name], expected[name]), name
+    if mode == "emb-avg":
+        own = [
+            read_tensors(path) for path in sorted(result.folder.glob("state/clients/*/round-000001.safetensors"))
+        ]
+        assert len(own) == 3
+        for kept, model in zip(own, each, strict=True):
+            assert kept.keys() == {name for name in heads if "decoder" not in name}
+            assert all(torch.equal(kept[name], model[name]) for name in kept)
+        assert not torch.equal(own[0]["cls.predictions.bias"], own[1]["cls.predictions.bias"])
+
+
+def test_the_modes_differ(split: Jobs) -> None:
+    made = [weights(fedstrata.run(split(mode)))["bert.encoder.layer.1.output.dense.weight"] for mode in MODES]
+    assert sum(torch.equal(one, other) for one in made for other in made) == len(MODES), "each only itself"
+
+
+def test_the_plan_is_the_papers() -> None:
+    parts = find(tiny_model(layers=4))
+    for mode, sent, kept in (
+        ("parallel", ("embeddings", "head"), ()),
+        ("share", ("embeddings", "head"), ()),
+        ("emb-avg", ("embeddings",), ("head",)),
+        ("head-emb-avg", ("embeddings", "head"), ()),
+    ):
+        plan = FedBERT(mode=mode).plan(parts, "mlm", 0, "a", Streams(0))
+        plan.check(parts)
+        assert plan == Plan((0, 1, 2, 3), ("embeddings", "head"), sent, kept, server=parts.layers(0))
+    plan = FedBERT(lower=1, upper=2).plan(parts, "mlm", 0, "a", Streams(0))
+    assert plan.server == ("layer.1",)
+    assert plan.local == (0, 2, 3)
+    assert plan.send == ("embeddings", "layer.0", "layer.2", "layer.3", "head")
+
+
+def test_golden_bytes_of_a_batch() -> None:
+    """The paper's RoBERTa-base, 16 texts of 512 tokens; the lengths come on top."""
+    assert sum(message_bytes(16 * 512, 16, 768, "fp32").values()) == 100_663_296 + 16 * 4
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_that_was_killed_goes_on_to_the_same_bits(split: Jobs, mode: str) -> None:
+    train = {"dropout": True, "schedule": "polynomial"}
+    whole = fedstrata.run(split(mode, train=train, method={"rounds": 3}))
+    made = split(mode, train=train, method={"rounds": 3})
+
+    def dying(event: Any) -> None:
+        if getattr(event, "round", -1) == 1 and getattr(event, "client", "") == "client-1":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedstrata.run(made, progress=dying)
+    again = fedstrata.run(made, resume=True)
+    assert same(weights(again), weights(whole))
+    assert (again.score, again.bytes, again.flops) == (whole.score, whole.bytes, whole.flops)
+    left = {path.name for path in (again.folder / "state").rglob("*")}
+    assert "layers" not in left
+    assert "optimiser" not in left
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {},
+        {"wire": {"dtype": "fp16"}},
+        {"clients": {"test": 0.3}},
+        {"clients": {"fraction": 0.67}, "server": {"evaluate": "end"}, "train": {"epochs": 2, "steps": 3}},
+        {"train": {"padding": "max"}, "method": {"lower": 1, "upper": 1}},
+    ],
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_the_forecast_is_the_measurement(split: Jobs, mode: str, tables: dict[str, Any]) -> None:
+    made = split(mode, "classify", **tables)
+    if "test" in made["clients"]:
+        del made["data"]["test"]
+    [forecast] = fedstrata.forecast(made).values()
+    result = fedstrata.run(made)
+    assert forecast["clients"]["up_bytes"] == result.bytes["up"]
+    assert forecast["clients"]["down_bytes"] == result.bytes["down"]
+    assert forecast["clients"]["setup_bytes"] == result.bytes["setup"]
+    assert forecast["clients"]["train_flops"] == result.flops
+    ledger = lines(result.folder, "ledger.jsonl")
+    for round in forecast["rounds"]:
+        for way in ("up", "down"):
+            rounds = (
+                (-1, 0) if round["round"] == 0 else (round["round"],)
+            )  # the start model's scoring comes before
+            mine = [e for e in ledger if e["client"] == forecast["client"] and e["round"] in rounds]
+            mine = [e for e in mine if e["phase"] != "setup"]
+            assert round[f"{way}_bytes"] == sum(e["bytes"] for e in mine if e["direction"] == way)
+        done = [
+            line for line in lines(result.folder, "rounds.jsonl")
+            if (line["client"], line["round"]) == (forecast["client"], round["round"])
+        ]  # fmt: skip
+        assert round["train_flops"] == sum(line["flops"] for line in done)
+
+
+def test_an_epoch_and_a_batch_are_told_before_they_are_sent(split: Jobs) -> None:
+    made = split("share", "classify")
+    parts = find(tiny_model("bert", "classify", num_labels=3))
+    told = fedstrata.forecast(made)["fedbert"]["split"]
+    result = fedstrata.run(made)
+    crossed = [
+        line["bytes"]
+        for line in lines(result.folder, "ledger.jsonl")
+        if line["part"] in ("activations", "gradients") and line["client"] == "client-0" and line["round"] == 0
+    ]
+    assert sum(crossed) == told["epoch_bytes"]
+    assert 0 < told["batch_bytes"] < told["epoch_bytes"]
+    assert told["fedavg_round_bytes"] == 2 * payload(parts, parts.names)
+
+
+def test_the_servers_work_is_not_the_clients(split: Jobs) -> None:
+    result = fedstrata.run(split("share", "classify"))
+    records = [line for line in lines(result.folder, "rounds.jsonl") if line["client"] != "server"]
+    whole = fedstrata.run(split("fedavg", "classify"))
+    assert result.flops == whole.flops
+    assert all(0 < line["flops"] < line["server_flops"] for line in records)
+
+
+@pytest.mark.parametrize(
+    ("tables", "complaint"),
+    [
+        ({"wire": {"dtype": "int8"}}, r"\[wire\] dtype: 'int8' is for weights"),
+        (
+            {"method": {"lower": 2, "upper": 1}},
+            r"\[method\] lower, upper: are 2 and 1, but the model has 3 layers",
+        ),
+        ({"client": {"allow": ["weights"]}}, r"\[client\] allow: .* hidden states of every batch"),
+        ({"method": {"mode": "sharing"}}, r"\[method\] mode: 'sharing' is not legal; did you mean 'share'"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_sentence(split: Jobs, tables: dict[str, Any], complaint: str) -> None:
+    made = split("share", "classify", **tables)
+    with pytest.raises(UserError, match=complaint):
+        fedstrata.run(made)
+    assert not Path(made["output"]["dir"], "result.json").exists()
+
+
+def test_a_head_over_four_layers_cannot_be_split(job: Jobs) -> None:
+    with pytest.raises(UserError, match="takes the states of four layers"):
+        fedstrata.run(job("fedbert", "classify", 4, head={"kind": "psum"}))

@@ -237,8 +237,8 @@ def _memory(job: Job, step: Step) -> Callable[[Plan, Index, Predicted], int]:
     def memory(plan: Plan, lengths: Index, head: Predicted) -> int:
         rows = min(train.batch_size, len(lengths))
         width = train.max_tokens if train.padding == "max" else int(lengths.max())
-        masked = kind == "mlm" and train.mlm_head == "masked"
-        predicted = head(np.full(rows, width), width) if masked else 0
+        chosen = kind == "clm" or (kind == "mlm" and train.mlm_head == "masked")
+        predicted = head(np.full(rows, width), width) if chosen else 0
         return step(plan, rows, width, predicted, train.precision == "bf16")
 
     return memory

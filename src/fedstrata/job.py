@@ -42,6 +42,7 @@ class Model(Table):
 
 METRICS = {
     "mlm": ("loss", "perplexity", "accuracy"),
+    "clm": ("loss", "perplexity", "accuracy"),
     "classify": ("accuracy", "macro_f1", "f1", "matthews"),
     "pair": ("accuracy", "macro_f1", "f1", "matthews"),
     "regress": ("pearson", "spearman", "loss"),
@@ -53,7 +54,7 @@ METRICS = {
 class Task(Table):
     """``[task]``: what is learnt."""
 
-    kind: Literal["mlm", "classify", "pair", "regress", "tag"]
+    kind: Literal["mlm", "clm", "classify", "pair", "regress", "tag"]
     labels: Words | None = None
     """Class names in their order; read from the training rows (sorted) when absent."""
     metric: str | None = None

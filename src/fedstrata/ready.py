@@ -21,6 +21,7 @@ from fedstrata.nn.batching import Index
 from fedstrata.nn.heads import Settings
 from fedstrata.tasks import Examples, Task
 from fedstrata.tasks.classify import Classify, positive_classes
+from fedstrata.tasks.clm import CausalLM
 from fedstrata.tasks.mlm import masked_lm
 from fedstrata.tasks.regress import Regress
 from fedstrata.tasks.tag import Tag
@@ -187,6 +188,8 @@ def _fit(job: Job, longest: int) -> Job:
 def _task(job: Job, data: Prepared, loaded: models.Loaded) -> Task:
     if job.task.kind == "regress":
         return Regress(loaded.tokenizer.pad_token_id)
+    if job.task.kind == "clm":
+        return CausalLM(loaded.tokenizer.pad_token_id)
     if data.labels is None:
         full = job.train.mlm_head == "full"
         return masked_lm(loaded.tokenizer, loaded.model.config.vocab_size, job.task.mask_probability, full)

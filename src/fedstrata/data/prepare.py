@@ -18,11 +18,11 @@ from fedstrata.data.tokens import Tokens, tokenise
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job import Job, Source
 from fedstrata.nn.batching import Index
-from fedstrata.tasks import Examples
+from fedstrata.tasks import LANGUAGE, Examples
 from fedstrata.tasks.tag import UNLABELLED
 
 TEXTS = {"classify": (1,), "pair": (2,), "regress": (1, 2), "tag": (1,)}
-"""Task kind -> how many text columns it reads; ``mlm`` joins any number."""
+"""Task kind -> how many text columns it reads; ``mlm`` and ``clm`` join any number."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def prepare(job: Job, near: Path | None = None) -> Prepared:
     if len(text) not in TEXTS.get(kind, (len(text),)):
         legal = " or ".join(("one column", "two columns")[n - 1] for n in TEXTS[kind])
         raise UserError(f"[data] text: {kind!r} reads {legal}, found {len(text)}")
-    labelled, classes = kind != "mlm", kind in ("classify", "pair", "tag")
+    labelled, classes = kind not in LANGUAGE, kind in ("classify", "pair", "tag")
     extra = [job.clients.column] if job.clients.column else []
     try:
         label = [job.data.label] if labelled or job.clients.split == "dirichlet" else []
@@ -87,7 +87,7 @@ def prepare(job: Job, near: Path | None = None) -> Prepared:
         left_out += test.left_out
     labels = _labels(job, train, test) if classes else None
     by = None
-    if kind in ("classify", "pair") or (kind == "mlm" and job.clients.split == "dirichlet"):
+    if kind in ("classify", "pair") or (kind in LANGUAGE and job.clients.split == "dirichlet"):
         by = train.columns.get(job.data.label)
     labelling = by
     if kind == "regress":
@@ -155,10 +155,10 @@ def examples(job: Job, rows: Rows, labels: Sequence[str] | None, tokenizer: Any)
     text = [job.data.text] if isinstance(job.data.text, str) else list(job.data.text)
     columns = [rows.columns[name] for name in text]
     kind, longest = job.task.kind, job.train.max_tokens
-    if kind == "mlm" and len(columns) > 1:
+    if kind in LANGUAGE and len(columns) > 1:
         columns = [[" ".join(row) for row in zip(*columns, strict=True)]]
     words = kind == "tag"
-    overlong = job.data.overlong or ("split" if kind in ("mlm", "tag") else "truncate")
+    overlong = job.data.overlong or ("split" if kind in (*LANGUAGE, "tag") else "truncate")
     if len(columns) > 1:
         tokens = tokenise(columns[0], tokenizer, longest, "truncate", seconds=columns[1])
     else:

@@ -147,7 +147,8 @@ def holdings(job: Job, near: Path | None, model: str, count: int | None, tokens:
             try:
                 if tokens is not None:
                     raise UserError(f"--tokens says {tokens}")
-                made = examples(job, data.train, data.labels, models.tokenizer_of(model, job.task.kind)).tokens
+                tokenizer = models.tokenizer_of(model, job.task.kind)
+                made = examples(job, data.train, data.labels, tokenizer, data.shards.values()).tokens
             except UserError as error:
                 lengths = np.full(len(data.train), longest, dtype=np.int64)
                 told = f"{len(lengths)} training rows of the job's data at {longest} tokens each ({error})"

@@ -10,6 +10,7 @@ from fedstrata.core.plan import Method
 from fedstrata.data.tables import TABLES
 from fedstrata.errors import did_you_mean
 from fedstrata.methods import METHODS
+from fedstrata.tasks import LANGUAGE
 
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -94,8 +95,11 @@ class Data(Table):
     """Names of the columns of files that have no header line."""
     limit: Positive | None = None
     """Read at most so many rows of each of train and test (of each named source of them): a quick try."""
-    overlong: Literal["split", "truncate"] | None = None
-    """Text beyond ``train.max_tokens``: cut into further examples (default of ``mlm`` and ``tag``) or cut off."""
+    overlong: Literal["split", "truncate", "pack"] | None = None
+    """Text beyond ``train.max_tokens``: cut into further examples (default of ``mlm``, ``clm`` and ``tag``) or cut
+    off; or, of ``mlm`` and ``clm``, a client's texts are joined and cut into blocks of that many tokens."""
+    documents: Literal["lines", "blank", "headings"] = "lines"
+    """A row of a plain txt file: a line, lines up to a blank one, or an article under a heading ``= Title =``."""
 
 
 class Clients(Table):
@@ -251,6 +255,12 @@ class Job(Table):
     def _one_test(self) -> Self:
         if self.clients.test is not None and self.data.test is not None:
             raise ValueError("[clients] test: the clients' own rows are the test rows, so [data] test must go")
+        return self
+
+    @model_validator(mode="after")
+    def _packing_fits(self) -> Self:
+        if self.data.overlong == "pack" and self.task.kind not in LANGUAGE:
+            raise ValueError(f"[data] overlong: 'pack' goes with mlm and clm, not with {self.task.kind!r}")
         return self
 
     @model_validator(mode="after")

@@ -69,7 +69,9 @@ def make_ready(job: Job, data: Prepared, start: str) -> Ready:
     seed = streams.integer(-1, SERVER, "init")
     loaded = models.load(start, job.task.kind, data.labels, seed, job.train.dropout, head_of(job))
     job = _fit(job, models.longest(loaded.model))
-    train, test = (examples(job, rows, data.labels, loaded.tokenizer) for rows in (data.train, data.test))
+    own = None if data.tests is None else data.tests.values()
+    train = examples(job, data.train, data.labels, loaded.tokenizer, data.shards.values())
+    test = examples(job, data.test, data.labels, loaded.tokenizer, own)
     shards = population(job.method.population, data.shards)
     return Ready(
         worker=Worker(loaded.model, loaded.parts, _task(job, data, loaded), local_of(job), streams),

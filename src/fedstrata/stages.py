@@ -8,15 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedstrata.core import state
 from fedstrata.core.central import Central
 from fedstrata.core.parts import tensors
 from fedstrata.core.rounds import Rounds
 from fedstrata.core.server import Rule, Server
 from fedstrata.core.store import Store, write_bytes
-from fedstrata.data.prepare import Prepared, prepare
+from fedstrata.data.prepare import Prepared, population, prepare
 from fedstrata.engines.inprocess import InProcess
 from fedstrata.events import Encoded, Event, StageEnded, StageStarted
 from fedstrata.folder import claim, same_job, status_on_disk
@@ -89,7 +87,7 @@ def run_stage(job: Job, data: Prepared, start: str, folder: Path, tell: Tell) ->
 
 def _train(job: Job, data: Prepared, ready: Ready, folder: Path, tell: Tell) -> None:
     worker, parts = ready.worker, ready.worker.parts
-    _write_split(folder, data, ready)
+    _write_split(job, folder, data, ready)
     weights = {
         part: {name: t.to("cpu", copy=True) for name, t in tensors(worker.model, parts, [part]).items()}
         for part in parts.names
@@ -148,10 +146,11 @@ def _tag(server: Server, part: str) -> object:
     return version if server.dtype == "fp32" or not version else ("server", version)
 
 
-def _write_split(folder: Path, data: Prepared, ready: Ready) -> None:
+def _write_split(job: Job, folder: Path, data: Prepared, ready: Ready) -> None:
     clients = {}
+    shards = population(job.method.population, data.shards)
     for client, index in ready.shards.items():
-        rows = np.unique(ready.train.tokens.rows[index])
+        rows = shards[client]
         labels = None if data.by is None else dict(sorted(Counter(data.by[i] for i in rows).items()))
         clients[client] = {"rows": len(rows), "examples": len(index), "labels": labels}
     tests = {name: len(index) for each in ready.tests.values() for name, index in each.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from fedstrata import demo
 from fedstrata.core.rng import SERVER, Streams
 from fedstrata.data.partition import in_order, partition
 from fedstrata.data.read import WORD_END, Rows, read
-from fedstrata.data.tokens import Tokens, tokenise
+from fedstrata.data.tokens import Tokens, pack, tokenise
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job import Job, Source
 from fedstrata.nn.batching import Index
@@ -150,8 +150,19 @@ def population(kind: str, shards: Mapping[str, Index]) -> dict[str, Index]:
     return {first: shards[first]}
 
 
-def examples(job: Job, rows: Rows, labels: Sequence[str] | None, tokenizer: Any) -> Examples:
-    """Tokenised examples of rows; long texts are cut by ``data.overlong``."""
+def examples(
+    job: Job, rows: Rows, labels: Sequence[str] | None, tokenizer: Any, holders: Iterable[Index] | None = None
+) -> Examples:
+    """Tokenised examples of rows; long texts are cut by ``data.overlong``.
+
+    Args:
+        job: the job.
+        rows: the rows.
+        labels: class names, for a task with classes.
+        tokenizer: the model's.
+        holders: for packing, the rows of each who holds some: only one's own are joined, source by source where
+            sources have names; None for one who holds all.
+    """
     text = [job.data.text] if isinstance(job.data.text, str) else list(job.data.text)
     columns = [rows.columns[name] for name in text]
     kind, longest = job.task.kind, job.train.max_tokens
@@ -164,6 +175,11 @@ def examples(job: Job, rows: Rows, labels: Sequence[str] | None, tokenizer: Any)
     else:
         tokens = tokenise(columns[0], tokenizer, longest, overlong, WORD_END if words else None)
     pool = np.asarray(rows.pools)
+    if overlong == "pack":
+        held = [np.arange(len(rows))] if holders is None else holders
+        if rows.pools:
+            held = [own[pool[own] == name] for own in held for name in dict.fromkeys(pool[own])]
+        tokens = pack(tokens, tokenizer, longest, held, kind == "clm")
     pools = {name: tokens.of_rows(np.flatnonzero(pool == name)) for name in dict.fromkeys(rows.pools)}
     if kind == "regress":
         return Examples(tokens, _numbers(job, rows)[tokens.rows], pools)
@@ -206,6 +222,8 @@ def _rows(job: Job, source: Source, columns: list[str], near: Path | None) -> Ro
             {column: names for rows in each.values() for column, names in rows.classes.items()},
         )
     if isinstance(source, str) and source.startswith("demo:"):
+        if job.data.documents != "lines":
+            raise UserError(f"{source}: [data] documents: {job.data.documents!r} goes with plain txt files alone")
         made = demo.rows(source.removeprefix("demo:"))
         for name in columns:
             if name not in made:
@@ -218,6 +236,7 @@ def _rows(job: Job, source: Source, columns: list[str], near: Path | None) -> Ro
         limit=job.data.limit,
         near=near,
         words=job.task.kind == "tag",
+        documents=job.data.documents,
     )
 
 

@@ -37,8 +37,21 @@ class Table(BaseModel):
 class Model(Table):
     """``[model]``: what the clients start from."""
 
-    name: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(min_length=1)] | None = None
     """Hub id, folder, or ``demo:minilm``."""
+    config: dict[str, Any] | None = None
+    """In place of ``name``: a new model of this Hugging Face config, the keys over those of its ``preset``."""
+    tokenizer: Annotated[str, Field(min_length=1)] | None = None
+    """Of a new model: folder or hub id; trained on the training rows when absent."""
+
+    @model_validator(mode="after")
+    def _one_start(self) -> Self:
+        if (self.name is None) == (self.config is None):
+            found = "neither" if self.name is None else "both"
+            raise ValueError(f"name: found {found} of name and [model.config]; legal: one of them")
+        if self.tokenizer is not None and self.config is None:
+            raise ValueError("tokenizer: goes with [model.config] and only with it; a model by name has its own")
+        return self
 
 
 METRICS = {

@@ -118,6 +118,14 @@ def bands(numbers: npt.NDArray[np.float64]) -> list[str]:
     return [names[i] for i in place]
 
 
+def training_texts(job: Job, data: Prepared) -> Iterator[str]:
+    """The texts of all clients' training rows, in the order of the rows."""
+    text = [job.data.text] if isinstance(job.data.text, str) else job.data.text
+    for row in sorted(int(row) for rows in data.shards.values() for row in rows):
+        for name in text:
+            yield data.train.columns[name][row].replace(WORD_END, " " if job.task.kind == "tag" else WORD_END)
+
+
 def own_tests(share: float, shards: Mapping[str, Index], streams: Streams) -> dict[str, Index]:
     """Client -> the rows of its own that it tests on: ``share`` of them, at least one, drawn at random.
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tiny import SENTENCES, tiny_model, tokenizer
+from tiny import SENTENCES, gpt2_tokenizer, tiny_model, tokenizer
 
 torch.set_num_threads(1)  # tiny tensors gain nothing from more, and waiting threads cost a busy machine dearly
 
@@ -30,7 +30,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
     def make(kind: str = "bert", **changes: Any) -> Path:
         folder = tmp_path_factory.mktemp(kind)
         tiny_model(kind, **changes).save_pretrained(folder)
-        tokenizer().save_pretrained(folder)
+        (gpt2_tokenizer() if kind == "gpt2" else tokenizer()).save_pretrained(folder)
         return folder
 
     return make

@@ -93,6 +93,8 @@ def test_the_job_page_names_every_key_and_only_legal_ones() -> None:
             assert set(values) == set(kind.model_fields), table
         for key, value in values.items():
             changed = {**base, table: {**base.get(table, {}), key: value}}
+            if table == "model" and key != "name":
+                changed[table] = {"config": example["model"]["config"], key: value}
             if (table, key) == ("data", "test"):
                 changed.pop("clients", None)
             if key in ("sizes", "table", "column"):

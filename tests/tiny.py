@@ -30,6 +30,8 @@ CONFIGS = {
     "electra": transformers.ElectraConfig,
     "modernbert": transformers.ModernBertConfig,
 }
+END = "<|endoftext|>"
+"""The one special token of the tiny GPT-2, whose id follows the words."""
 
 
 def words() -> list[str]:
@@ -37,7 +39,7 @@ def words() -> list[str]:
 
 
 def tiny_config(kind: str = "bert", layers: int = 3, **changes: Any) -> Any:
-    """A config of 3 layers of width 32 over the words above, in any of the five architectures."""
+    """A config of 3 layers of width 32 over the words above, in any of the five architectures or GPT-2."""
     sizes: dict[str, Any] = {
         "hidden_size": 32,
         "num_hidden_layers": layers,
@@ -57,6 +59,11 @@ def tiny_config(kind: str = "bert", layers: int = 3, **changes: Any) -> Any:
         sizes["embedding_size"] = 16
     if kind == "modernbert":
         sizes |= {"cls_token_id": 2, "sep_token_id": 3, "global_attn_every_n_layers": 2, "local_attention": 8}
+    if kind == "gpt2":
+        end = sizes["vocab_size"]
+        sizes |= {"vocab_size": end + 1, "n_inner": 64, "bos_token_id": end, "eos_token_id": end}
+        del sizes["intermediate_size"], sizes["pad_token_id"]
+        return transformers.GPT2Config(**sizes | changes)
     return CONFIGS[kind](**sizes | changes)
 
 
@@ -74,10 +81,20 @@ def tokenizer() -> Any:
     )
 
 
+def gpt2_tokenizer() -> Any:
+    """The same words with nothing around a text, and no token for padding."""
+    vocabulary = {word: i for i, word in enumerate([*SPECIAL, *words(), END])}
+    made = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, bos_token=END, eos_token=END, unk_token=END)
+
+
 def tiny_model(kind: str = "bert", head: str = "mlm", layers: int = 3, **changes: Any) -> Any:
     """A model with random weights, the same at every call."""
     auto = {
         "mlm": transformers.AutoModelForMaskedLM,
+        "clm": transformers.AutoModelForCausalLM,
         "classify": transformers.AutoModelForSequenceClassification,
         "pair": transformers.AutoModelForSequenceClassification,
         "regress": transformers.AutoModelForSequenceClassification,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ from fedstrata.nn import models
 from fedstrata.nn.batching import Index
 from fedstrata.nn.heads import Settings
 from fedstrata.nn.memory import step_memory
-from fedstrata.ready import check_plans, head_of, local_of, model_path, settle
+from fedstrata.ready import check_plans, head_of, local_of, model_path, outline, settle
 
 EXAMPLES = 1000
 """Examples of each client where neither the job's data nor the caller says how many there are."""
@@ -91,21 +93,42 @@ def forecast(
     held: list[Holdings] = []  # by stage; no method changes it
     known = Known(functools.cache(models.parts_of), functools.cache(_step_of))
     made: dict[str, dict[str, Any]] = {}
-    for pairs in variants:
-        jobs = [settle(job) for job in load(source, pairs)]
-        start: dict[str, str] = {}
-        for job in jobs:
-            start[job.stage] = model_path(job, near) if job.model else start[job.start]
-        held = held or [holdings(job, near, start[job.stage], count, tokens) for job in jobs]
-        stages = [_stage(job, start[job.stage], one, client, known) for job, one in zip(jobs, held, strict=True)]
-        name = " → ".join(dict.fromkeys(method_name(job.method) for job in jobs))
-        made[name] = _together(stages, bandwidth, gflops)
-        if units is not None:
-            made[name]["units"] = [
-                _in_units(units, job, start[job.stage], stage, known)
-                for job, stage in zip(jobs, stages, strict=True)
+    with tempfile.TemporaryDirectory() as outlines:
+        for pairs in variants:
+            jobs = [settle(job) for job in load(source, pairs)]
+            start: dict[str, str] = {}
+            for job in jobs:
+                place = Path(outlines) / (job.stage or "start")
+                start[job.stage] = _start(job, near, place) if job.model else start[job.start]
+            held = held or [holdings(job, near, start[job.stage], count, tokens) for job in jobs]
+            stages = [
+                _stage(job, start[job.stage], one, client, known) for job, one in zip(jobs, held, strict=True)
             ]
+            name = " → ".join(dict.fromkeys(method_name(job.method) for job in jobs))
+            made[name] = _together(stages, bandwidth, gflops)
+            if units is not None:
+                made[name]["units"] = [
+                    _in_units(units, job, start[job.stage], stage, known)
+                    for job, stage in zip(jobs, stages, strict=True)
+                ]
     return made
+
+
+def _start(job: Job, near: Path | None, place: Path) -> str:
+    """Folder or hub id of a job's model; of a new one its outline, made in ``place`` once for all methods.
+
+    Where its tokenizer is to be trained and the job's data cannot be read, the vocabulary is the config's.
+    """
+    assert job.model is not None
+    if job.model.config is None:
+        return model_path(job, near)
+    if place.exists():
+        return str(place)
+    data = None
+    if job.data.train != NO_DATA:
+        with suppress(UserError):
+            data = prepare(job, near)
+    return outline(job, data, near, place)
 
 
 def _in_units(unit: str, job: Job, model: str, stage: Mapping[str, Any], known: Known) -> dict[str, Any]:
@@ -150,7 +173,8 @@ def holdings(job: Job, near: Path | None, model: str, count: int | None, tokens:
             try:
                 if tokens is not None:
                     raise UserError(f"--tokens says {tokens}")
-                made = examples(job, data.train, data.labels, models.tokenizer_of(model, job.task.kind)).tokens
+                tokenizer = models.tokenizer_of(model, job.task.kind)
+                made = examples(job, data.train, data.labels, tokenizer, data.shards.values()).tokens
             except UserError as error:
                 lengths = np.full(len(data.train), longest, dtype=np.int64)
                 told = f"{len(lengths)} training rows of the job's data at {longest} tokens each ({error})"
@@ -179,7 +203,8 @@ def holdings(job: Job, near: Path | None, model: str, count: int | None, tokens:
 
 def _tested(job: Job, data: Prepared, model: str) -> dict[str, Index]:
     """For each client the tokens of every test example that it is scored on, as often as it is."""
-    test = examples(job, data.test, data.labels, models.tokenizer_of(model, job.task.kind))
+    own = None if data.tests is None else data.tests.values()
+    test = examples(job, data.test, data.labels, models.tokenizer_of(model, job.task.kind), own)
     made = {}
     for name in data.shards:
         chosen = np.arange(len(test)) if data.tests is None else test.tokens.of_rows(data.tests[name])
@@ -266,8 +291,8 @@ def _memory(job: Job, step: Step) -> Callable[[Plan, Index, Predicted], int]:
     def memory(plan: Plan, lengths: Index, head: Predicted) -> int:
         rows = min(train.batch_size, len(lengths))
         width = train.max_tokens if train.padding == "max" else int(lengths.max())
-        masked = kind == "mlm" and train.mlm_head == "masked"
-        predicted = head(np.full(rows, width), width) if masked else 0
+        chosen = kind == "clm" or (kind == "mlm" and train.mlm_head == "masked")
+        predicted = head(np.full(rows, width), width) if chosen else 0
         return step(plan, rows, width, predicted, train.precision == "bf16")
 
     return memory

@@ -10,6 +10,7 @@ from fedstrata.core.plan import Method
 from fedstrata.data.tables import TABLES
 from fedstrata.errors import did_you_mean
 from fedstrata.methods import METHODS
+from fedstrata.tasks import LANGUAGE
 
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -36,12 +37,26 @@ class Table(BaseModel):
 class Model(Table):
     """``[model]``: what the clients start from."""
 
-    name: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(min_length=1)] | None = None
     """Hub id, folder, or ``demo:minilm``."""
+    config: dict[str, Any] | None = None
+    """In place of ``name``: a new model of this Hugging Face config, the keys over those of its ``preset``."""
+    tokenizer: Annotated[str, Field(min_length=1)] | None = None
+    """Of a new model: folder or hub id; trained on the training rows when absent."""
+
+    @model_validator(mode="after")
+    def _one_start(self) -> Self:
+        if (self.name is None) == (self.config is None):
+            found = "neither" if self.name is None else "both"
+            raise ValueError(f"name: found {found} of name and [model.config]; legal: one of them")
+        if self.tokenizer is not None and self.config is None:
+            raise ValueError("tokenizer: goes with [model.config] and only with it; a model by name has its own")
+        return self
 
 
 METRICS = {
     "mlm": ("loss", "perplexity", "accuracy"),
+    "clm": ("loss", "perplexity", "accuracy"),
     "classify": ("accuracy", "macro_f1", "f1", "matthews"),
     "pair": ("accuracy", "macro_f1", "f1", "matthews"),
     "regress": ("pearson", "spearman", "loss"),
@@ -53,7 +68,7 @@ METRICS = {
 class Task(Table):
     """``[task]``: what is learnt."""
 
-    kind: Literal["mlm", "classify", "pair", "regress", "tag"]
+    kind: Literal["mlm", "clm", "classify", "pair", "regress", "tag"]
     labels: Words | None = None
     """Class names in their order; read from the training rows (sorted) when absent."""
     metric: str | None = None
@@ -93,8 +108,11 @@ class Data(Table):
     """Names of the columns of files that have no header line."""
     limit: Positive | None = None
     """Read at most so many rows of each of train and test (of each named source of them): a quick try."""
-    overlong: Literal["split", "truncate"] | None = None
-    """Text beyond ``train.max_tokens``: cut into further examples (default of ``mlm`` and ``tag``) or cut off."""
+    overlong: Literal["split", "truncate", "pack"] | None = None
+    """Text beyond ``train.max_tokens``: cut into further examples (default of ``mlm``, ``clm`` and ``tag``) or cut
+    off; or, of ``mlm`` and ``clm``, a client's texts are joined and cut into blocks of that many tokens."""
+    documents: Literal["lines", "blank", "headings"] = "lines"
+    """A row of a plain txt file: a line, lines up to a blank one, or an article under a heading ``= Title =``."""
 
 
 class Clients(Table):
@@ -269,6 +287,12 @@ class Job(Table):
             raise ValueError(
                 "[wire] dtype: 'int8' is for weights; hidden states and gradients travel in fp32, fp16 or bf16"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _packing_fits(self) -> Self:
+        if self.data.overlong == "pack" and self.task.kind not in LANGUAGE:
+            raise ValueError(f"[data] overlong: 'pack' goes with mlm and clm, not with {self.task.kind!r}")
         return self
 
     @model_validator(mode="after")

@@ -15,15 +15,16 @@ from fedstrata.core.parts import Parts
 from fedstrata.core.rng import SERVER, Streams
 from fedstrata.core.settings import Local
 from fedstrata.cost.bytes import payload
-from fedstrata.data.prepare import Prepared, examples, population, tested
+from fedstrata.data.prepare import Prepared, examples, population, tested, training_texts
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job import Job, method_name
-from fedstrata.nn import models
+from fedstrata.nn import models, scratch
 from fedstrata.nn.batching import Index
 from fedstrata.nn.cut import check_cut
 from fedstrata.nn.heads import Settings
 from fedstrata.tasks import Examples, Task
 from fedstrata.tasks.classify import Classify, positive_classes
+from fedstrata.tasks.clm import CausalLM
 from fedstrata.tasks.mlm import masked_lm
 from fedstrata.tasks.regress import Regress
 from fedstrata.tasks.tag import Tag
@@ -70,10 +71,11 @@ def make_ready(job: Job, data: Prepared, start: str) -> Ready:
         UserError: the model is not usable, or does not fit the job.
     """
     streams = Streams(job.train.seed)
-    seed = streams.integer(-1, SERVER, "init")
-    loaded = models.load(start, job.task.kind, data.labels, seed, job.train.dropout, head_of(job))
+    loaded = models.load(start, job.task.kind, data.labels, init_seed(job), job.train.dropout, head_of(job))
     job = _fit(job, models.longest(loaded.model))
-    train, test = (examples(job, rows, data.labels, loaded.tokenizer) for rows in (data.train, data.test))
+    own = None if data.tests is None else data.tests.values()
+    train = examples(job, data.train, data.labels, loaded.tokenizer, data.shards.values())
+    test = examples(job, data.test, data.labels, loaded.tokenizer, own)
     shards = population(job.method.population, data.shards)
     return Ready(
         worker=Worker(
@@ -88,6 +90,11 @@ def make_ready(job: Job, data: Prepared, start: str) -> Ready:
             for client, each in (tested(job.method.population, data.tests) if data.tests else {}).items()
         },
     )
+
+
+def init_seed(job: Job) -> int:
+    """The seed of every tensor that no checkpoint gives."""
+    return Streams(job.train.seed).integer(-1, SERVER, "init")
 
 
 def check_plans(job: Job, parts: Parts, clients: Collection[str]) -> None:
@@ -144,15 +151,41 @@ def model_path(job: Job, near: Path | None) -> str:
         UserError: the name is a path and nothing is there.
     """
     assert job.model is not None
+    assert job.model.name is not None
     name = job.model.name
     if name.startswith("demo:"):
         return str(demo.resolve_model(name))
+    return _found(name, "name", near)
+
+
+def outline(job: Job, data: Prepared | None, near: Path | None, folder: Path) -> str:
+    """The config and tokenizer of a job's new model, written into a folder.
+
+    Args:
+        job: a job with ``[model.config]``.
+        data: its rows, on which a tokenizer may have to be trained; None leaves that one out.
+        near: folder in which relative paths are looked up after the working directory.
+        folder: where to write.
+
+    Raises:
+        UserError: the config or the tokenizer is not usable.
+    """
+    assert job.model is not None
+    assert job.model.config is not None
+    tokenizer = job.model.tokenizer and _found(job.model.tokenizer, "tokenizer", near)
+    texts = None if data is None else training_texts(job, data)
+    labels = None if data is None else data.labels
+    scratch.outline(job.model.config, tokenizer, texts, folder, job.task.kind, labels, head_of(job))
+    return str(folder)
+
+
+def _found(name: str, key: str, near: Path | None) -> str:
     folders = [Path(name).expanduser(), *([near / name] if near else [])]
     for folder in folders:
         if folder.is_dir():
             return str(folder)
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise UserError(f"[model] name: there is no folder {' nor '.join(map(str, dict.fromkeys(folders)))}")
+        raise UserError(f"[model] {key}: there is no folder {' nor '.join(map(str, dict.fromkeys(folders)))}")
     return name
 
 
@@ -161,6 +194,8 @@ def notes(job: Job, loaded: models.Loaded, data: Prepared, tokens: int) -> tuple
     made = []
     if data.left_out:
         made.append(f"{data.left_out} rows without text or label were left out")
+    if job.model is not None and job.model.config is not None and job.model.tokenizer is None:
+        made.append("the tokenizer was trained on all clients' training rows")
     if loaded.fresh:
         made.append(f"new, not in the checkpoint: {', '.join(loaded.fresh)}")
     if job.method.exchange != "weights":
@@ -204,6 +239,8 @@ def _fit(job: Job, longest: int) -> Job:
 def _task(job: Job, data: Prepared, loaded: models.Loaded) -> Task:
     if job.task.kind == "regress":
         return Regress(loaded.tokenizer.pad_token_id)
+    if job.task.kind == "clm":
+        return CausalLM(loaded.tokenizer.pad_token_id)
     if data.labels is None:
         full = job.train.mlm_head == "full"
         return masked_lm(loaded.tokenizer, loaded.model.config.vocab_size, job.task.mask_probability, full)

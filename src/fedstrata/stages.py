@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from fedstrata.core import state
 from fedstrata.core.central import Central
@@ -17,19 +16,32 @@ from fedstrata.core.rounds import Rounds
 from fedstrata.core.server import Rule, Server
 from fedstrata.core.split import Layers
 from fedstrata.core.store import Store, write_bytes
-from fedstrata.data.prepare import Prepared, prepare
+from fedstrata.data.prepare import Prepared, population, prepare
 from fedstrata.engines.inprocess import InProcess
 from fedstrata.events import Encoded, Event, StageEnded, StageStarted
 from fedstrata.folder import claim, same_job, status_on_disk
 from fedstrata.job import Job, method_name
 from fedstrata.jobfile import Overrides, load
-from fedstrata.nn import models
-from fedstrata.ready import Ready, check_permission, check_plans, head_of, make_ready, model_path, notes, settle
+from fedstrata.nn import models, scratch
+from fedstrata.ready import (
+    Ready,
+    check_permission,
+    check_plans,
+    head_of,
+    init_seed,
+    make_ready,
+    model_path,
+    notes,
+    outline,
+    settle,
+)
 from fedstrata.report.page import write_page
 from fedstrata.report.runs import load_run
 from fedstrata.result import Result, read_result, read_status, together
 
 Tell = Callable[[Event], None]
+START = "start"
+"""Folder of a new model in the output folder of the stage that begins with it."""
 
 
 def run_job(
@@ -47,19 +59,32 @@ def run_job(
     for job in jobs:
         check_permission(job)
     data = [prepare(job, near) for job in jobs]
-    starts = [model_path(job, near) if job.model else None for job in jobs]
-    first: dict[str, str] = {}
-    for job, rows, start in zip(jobs, data, starts, strict=True):
-        first[job.stage] = start or first[job.start]
-        check_plans(job, models.parts_of(first[job.stage], job.task.kind, rows.labels, head_of(job)), rows.shards)
+    places = [folder / "stages" / job.stage if len(jobs) > 1 else folder for job in jobs]
     results: dict[str, Result] = {}
-    for job, rows, start in zip(jobs, data, starts, strict=True):
-        place = folder / "stages" / job.stage if len(jobs) > 1 else folder
-        begin = start or str(results[job.start].model)
-        results[job.stage] = run_stage(job, rows, begin, place, progress or (lambda event: None))
+    with tempfile.TemporaryDirectory() as made:
+        starts = [
+            _start(job, rows, place, near, Path(made) / (job.stage or "start")) if job.model else None
+            for job, rows, place in zip(jobs, data, places, strict=True)
+        ]
+        first: dict[str, str] = {}
+        for job, rows, start in zip(jobs, data, starts, strict=True):
+            first[job.stage] = start or first[job.start]
+            parts = models.parts_of(first[job.stage], job.task.kind, rows.labels, head_of(job))
+            check_plans(job, parts, rows.shards)
+        for job, rows, start, place in zip(jobs, data, starts, places, strict=True):
+            begin = start or str(results[job.start].model)
+            results[job.stage] = run_stage(job, rows, begin, place, progress or (lambda event: None))
     result = together(list(results.values()), folder) if len(jobs) > 1 else results[job.stage]
     write_page([load_run(folder)], folder / "report.html")
     return result
+
+
+def _start(job: Job, data: Prepared, place: Path, near: Path | None, made: Path) -> str:
+    """Folder or hub id of a job's model; a new one is what an earlier call left, else an outline in ``made``."""
+    assert job.model is not None
+    if job.model.config is None:
+        return model_path(job, near)
+    return str(place / START) if (place / START).exists() else outline(job, data, near, made)
 
 
 def run_stage(job: Job, data: Prepared, start: str, folder: Path, tell: Tell) -> Result:
@@ -68,7 +93,7 @@ def run_stage(job: Job, data: Prepared, start: str, folder: Path, tell: Tell) ->
     Args:
         job: the stage's job, settled.
         data: its rows.
-        start: folder or hub id of the model to start from.
+        start: folder or hub id of the model to start from; of a new model also its outline, which becomes one.
         folder: the stage's output folder.
         tell: receives events.
 
@@ -79,8 +104,13 @@ def run_stage(job: Job, data: Prepared, start: str, folder: Path, tell: Tell) ->
     if reused:
         same_job(job, folder)
     else:
+        new = job.model is not None and job.model.config is not None and Path(start) != folder / START
+        if new:
+            scratch.add_weights(Path(start), job.task.kind, data.labels, head_of(job), init_seed(job))
         ready = make_ready(job, data, start)
         same_job(job, folder)
+        if new:
+            scratch.keep(Path(start), folder / START)
         with status_on_disk(job, folder):
             _train(job, data, ready, folder, tell)
         state.prune(folder, job.train.keep_features)
@@ -90,7 +120,7 @@ def run_stage(job: Job, data: Prepared, start: str, folder: Path, tell: Tell) ->
 
 def _train(job: Job, data: Prepared, ready: Ready, folder: Path, tell: Tell) -> None:
     worker, parts = ready.worker, ready.worker.parts
-    _write_split(folder, data, ready)
+    _write_split(job, folder, data, ready)
     weights = {
         part: {name: t.to("cpu", copy=True) for name, t in tensors(worker.model, parts, [part]).items()}
         for part in parts.names
@@ -169,10 +199,11 @@ def _tag(server: Server, part: str) -> object:
     return version if server.dtype == "fp32" or not version else ("server", version)
 
 
-def _write_split(folder: Path, data: Prepared, ready: Ready) -> None:
+def _write_split(job: Job, folder: Path, data: Prepared, ready: Ready) -> None:
     clients = {}
+    shards = population(job.method.population, data.shards)
     for client, index in ready.shards.items():
-        rows = np.unique(ready.train.tokens.rows[index])
+        rows = shards[client]
         labels = None if data.by is None else dict(sorted(Counter(data.by[i] for i in rows).items()))
         clients[client] = {"rows": len(rows), "examples": len(index), "labels": labels}
     tests = {name: len(index) for each in ready.tests.values() for name, index in each.items()}

@@ -74,6 +74,24 @@ def test_parts_are_disjoint_complete_and_in_order(architecture: str, kind: str) 
     }
 
 
+@pytest.mark.parametrize(("kind", "head"), [("clm", set()), ("classify", {"score.weight"})])
+def test_parts_of_gpt2(kind: str, head: set[str]) -> None:
+    """Its layers multiply with Conv1D, whose weight is [in, out]: fused Q, K, V, output, and the FFN's two."""
+    model = tiny_model("gpt2", kind)
+    found = find(model)
+    assert found.names == ("embeddings", "layer.0", "layer.1", "layer.2", "head")
+    assert found.shapes["embeddings"].keys() == {"transformer.wte.weight", "transformer.wpe.weight"}
+    assert found.shapes["head"].keys() == {"transformer.ln_f.weight", "transformer.ln_f.bias"} | head
+    assert all(name.startswith("transformer.h.1.") for name in found.shapes["layer.1"])
+    listed = [name for shapes in found.shapes.values() for name in shapes]
+    assert sorted(listed) == sorted(name for name, _ in model.named_parameters())
+    assert (found.stack, found.depth, found.hidden) == ("transformer.h", 3, 32)
+    assert found.linear["layer.1"] == (3 * 32**2, 32**2, 32 * 64, 64 * 32)
+    assert found.linear["head"] == ((69 * 32,) if kind == "clm" else (2 * 32,))
+    assert found.tied == (69 * 32 if kind == "clm" else 0)
+    assert found.norm_first == {"embeddings", "layer.0", "layer.1", "layer.2", "head"}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_everything_above_the_layers_and_nothing_else_is_the_head(architecture: str, kind: str) -> None:

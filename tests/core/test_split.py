@@ -25,6 +25,7 @@ from fedstrata.errors import UserError
 from fedstrata.nn.cut import KINDS, check_cut
 from fedstrata.tasks import Examples, Task
 from fedstrata.tasks.classify import Classify
+from fedstrata.tasks.clm import CausalLM
 from fedstrata.tasks.mlm import masked_lm
 from fedstrata.wire import activations as wire
 from fedstrata.wire.tensors import WireError
@@ -37,7 +38,7 @@ EXAMPLES = 12
 def task_of(head: str) -> Task:
     if head == "classify":
         return Classify(0, ("eye", "heart", "kidney"))
-    return masked_lm(tokenizer(), len(tokenizer()), 0.15, False)
+    return CausalLM(0) if head == "clm" else masked_lm(tokenizer(), len(tokenizer()), 0.15, False)
 
 
 def sentences() -> Examples:
@@ -120,7 +121,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize(
     ("kind", "head"),
-    [(kind, head) for kind in KINDS if kind != "gpt2" for head in ("mlm", "classify")],
+    [*((kind, head) for kind in KINDS if kind != "gpt2" for head in ("mlm", "classify")), ("gpt2", "clm")],
 )
 def test_a_split_round_is_an_unsplit_one_to_the_bit(
     kind: str, head: str, cut: tuple[int, int], tmp_path: Path

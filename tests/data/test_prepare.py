@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fedstrata
 from fedstrata.data.prepare import examples, population, prepare
 from fedstrata.errors import UserError
 from fedstrata.jobfile import load
@@ -188,3 +190,67 @@ def test_named_sources_are_pools(job: Jobs, tmp_path: Path) -> None:
     made["data"]["test"] = {"not a word": "m.csv"}
     with pytest.raises(UserError, match=r"\[data\] test"):
         load(made)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_packing_joins_nobodys_texts_with_anothers(job: Jobs, tmp_path: Path, own: bool) -> None:
+    """Every client's words are its own: 40 rows of one word each; test rows are joined apart, source by source."""
+    words = ["kidney", "heart", "eye", "blood"]
+    for name in ("train", "more"):
+        rows = "".join(f"{word} {word},{word}\n" for word in words * 10)
+        (tmp_path / f"{name}.csv").write_text("text,ward\n" + rows)
+    named = {"a": "train.csv", "b": "more.csv"}
+    made = job("centralised", "mlm", data={"train": named, "overlong": "pack"}, train={"max_tokens": 16})
+    made["data"]["test"] = named
+    made["clients"] = {"split": "column", "column": "ward"}
+    if own:
+        del made["data"]["test"]
+        made["clients"]["test"] = 0.3
+    [resolved] = load(made)
+    data = prepare(resolved, tmp_path)
+    train = examples(resolved, data.train, None, tokenizer(), data.shards.values())
+    tests = data.tests.values() if data.tests else None
+    test = examples(resolved, data.test, None, tokenizer(), tests)
+    for client, rows in data.shards.items():
+        mine = train.tokens.of_rows(rows)
+        word = tokenizer()(client)["input_ids"][1]
+        inside = np.concatenate([train.tokens[i] for i in mine])
+        assert set(inside[inside > 4].tolist()) == {word}
+        assert (inside == word).sum() == 2 * len(rows)
+        if data.tests:
+            tested = np.concatenate([test.tokens[i] for i in test.tokens.of_rows(data.tests[client])])
+            assert (tested == word).sum() == 2 * len(data.tests[client])
+            assert set(tested[tested > 4].tolist()) == {word}
+    for name, index in test.pools.items():
+        count = sum(int((test.tokens[i] > 4).sum()) for i in index)
+        rows_of = np.flatnonzero(np.asarray(data.test.pools) == name)
+        held = np.concatenate(list(data.tests.values())) if data.tests else rows_of
+        assert count == 2 * len(np.intersect1d(rows_of, held))
+
+
+def test_packing_is_of_plain_text(job: Jobs) -> None:
+    with pytest.raises(UserError, match=r"\[data\] overlong: 'pack' goes with mlm and clm, not with 'tag'"):
+        load(job("fedavg", "tag", data={"overlong": "pack"}))
+
+
+def test_a_packed_job_counts_rows_and_blocks(job: Jobs, tmp_path: Path) -> None:
+    made = job("fedavg", "mlm", data={"overlong": "pack"}, train={"max_tokens": 60}, clients={"count": 2})
+    [forecast] = fedstrata.forecast(made).values()
+    result = fedstrata.run(made)
+    clients = json.loads((tmp_path / "run" / "split.json").read_text())["clients"]
+    assert [client["rows"] for client in clients.values()] == [6, 6]
+    assert all(client["examples"] < 6 for client in clients.values())
+    assert f"{sum(client['examples'] for client in clients.values())} training" in forecast["holdings"][0]
+    assert result.status == "finished"
+
+
+def test_clients_are_dealt_whole_articles(job: Jobs, tmp_path: Path) -> None:
+    text = "".join(f" = Title {i} = \n\n" + f" line of {i} \n\n" * 3 for i in range(12))
+    (tmp_path / "wiki.txt").write_text(text)
+    made = job("fedavg", "clm", data={"train": "wiki.txt", "test": "wiki.txt", "documents": "headings"})
+    data = prepare(load(made)[0], tmp_path)
+    assert [len(rows) for rows in data.shards.values()] == [4, 4, 4]
+    assert all(row.count("\n") == 3 for row in data.train.columns["text"])
+    made["data"]["train"] = "demo:hpo-train"
+    with pytest.raises(UserError, match=r"demo:hpo-train: \[data\] documents"):
+        prepare(load(made)[0], tmp_path)

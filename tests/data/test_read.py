@@ -69,6 +69,62 @@ def test_a_tab_in_the_first_plain_line_makes_no_header() -> None:
     assert read("a.txt", ["text"]).columns == {"text": ["one\ttwo", "three"]}
 
 
+ARTICLES = [
+    *(" ", " = Lobster = ", " ", " It is blue . ", " ", " = = In food = = ", " "),
+    *(" = 5 and k = ", " It is red . ", " = 7 and k = ", " ", " = = = Sauce = = = ", " = 2011 – 12 team = ", ""),
+    *(" = = ", " ", " = Route 2 = ", " A road . ", ""),
+]
+
+
+def test_a_row_is_a_line_or_what_stands_between_blank_lines_or_an_article() -> None:
+    write("a.txt", "\n".join(ARTICLES))
+    whole = read("a.txt", ["text"]).columns["text"]
+    assert whole == [line for line in ARTICLES if line.strip()]
+    joined = {d: read("a.txt", ["text"], documents=d).columns["text"] for d in ("lines", "blank", "headings")}
+    assert joined["lines"] == whole
+    for rows in joined.values():
+        assert "\n".join(rows) == "\n".join(whole), "every line once and in its order"
+    begins = {name: [row.split("\n")[0] for row in rows] for name, rows in joined.items()}
+    assert begins["blank"] == [whole[i] for i in (0, 1, 2, 3, 6, 8, 9)]
+    assert begins["headings"] == [" = Lobster = ", " = 5 and k = ", " = Route 2 = "]
+    assert joined["headings"][2] == " = Route 2 = \n A road . "
+
+
+def test_what_stands_before_the_first_heading_is_a_row() -> None:
+    write("a.txt", "of old\n\n= One =\n\nx\n\n= Two =\n")
+    assert read("a.txt", ["text"], documents="headings").columns["text"] == ["of old", "= One =\nx", "= Two ="]
+    assert read("a.txt", ["text"], documents="headings", limit=2).columns["text"] == ["of old", "= One =\nx"]
+
+
+@pytest.mark.parametrize("documents", ["blank", "headings"])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "text\none\n"),
+        ("a.tsv", "text\none\n"),
+        ("a.jsonl", '{"text": "one"}'),
+        ("json.txt", '{"text": "one"}'),
+        ("rct.txt", "###1\nMETHODS\tone\n"),
+        ("folder/a.txt", "one"),
+    ],
+)
+def test_documents_are_of_plain_txt_files_alone(name: str, content: str, documents: str) -> None:
+    write(name, content)
+    source = "folder" if "/" in name else name
+    with refused(f"{source}: [data] documents: '{documents}' goes with"):
+        read(source, ["text"], documents=documents)
+
+
+def test_documents_have_no_other_column() -> None:
+    write("a.txt", "one")
+    with refused("a.txt: [data] documents: 'blank' goes with plain txt files without columns"):
+        read("a.txt", ["text"], names=["text"], documents="blank")
+    with refused("a.txt: has no column 'label'"):
+        read("a.txt", ["text", "label"], documents="blank")
+    with refused("gone: [data] documents: 'blank' goes with txt files; there is none"):
+        read("gone", ["text"], documents="blank")
+
+
 def test_quotes_mean_nothing_in_tsv() -> None:
     write("a.tsv", 'text\tlabel\n"one\t1\ntwo"\t2\n""three""\t3\n')
     assert read("a.tsv", ["text"]).columns == {"text": ['"one', 'two"', '""three""']}

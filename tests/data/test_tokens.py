@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from fedstrata.data import tokens as module
-from fedstrata.data.tokens import Tokens, cache_folder, tokenise
-from tiny import SENTENCES, tokenizer
+from fedstrata.data.tokens import Tokens, cache_folder, pack, tokenise
+from tiny import SENTENCES, SPECIAL, gpt2_tokenizer, tokenizer, words
 
-CLS, SEP = 2, 3
+CLS, SEP, END = 2, 3, len(SPECIAL) + len(words())
 LONG = "the kidney filters the blood and keeps salt in balance ."
 
 
@@ -193,3 +193,64 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder() == Path("/c/fedstrata")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == Path.home() / ".cache" / "fedstrata"
+
+
+def packed(
+    texts: list[str], most: int, groups: list[list[int]], causal: bool, made: Any
+) -> tuple[Tokens, list[list[int]]]:
+    """The blocks, and by plain Python those that there would be if none went."""
+    whole = tokenise(texts, made, most, "pack")
+    end = made.eos_token_id if made.sep_token_id is None else made.sep_token_id
+    around = 0 if made.cls_token_id is None else 2
+    expected = []
+    for group in groups:
+        line: list[int] = []
+        for row in group:
+            line += made(texts[row], add_special_tokens=False)["input_ids"] + [end]
+        while line:
+            content, line = line[: most - around], line[most - around :]
+            block = [made.cls_token_id, *content, made.sep_token_id] if around else content
+            expected.append(block)
+    return pack(whole, made, most, [np.array(group) for group in groups], causal), expected
+
+
+GROUPS = [[0, 3, 4, 9], [1, 2, 5], [6, 7, 8, 10, 11]]
+
+
+@pytest.mark.parametrize(("make", "causal"), [(tokenizer, False), (gpt2_tokenizer, True)], ids=["bert", "gpt2"])
+@pytest.mark.parametrize("most", [8, 13, 1000])
+def test_packed_blocks_hold_every_token_once_and_in_order(make: Any, causal: bool, most: int) -> None:
+    """And none those of two clients; all but a client's last are full."""
+    made, texts = make(), [text for text, _ in SENTENCES]
+    blocks, expected = packed(texts, most, GROUPS, causal, made)
+    assert examples(blocks) == [block for block in expected if set(block) - {END, CLS, SEP}]
+    for group in GROUPS:
+        mine = blocks.of_rows(np.array(group))
+        assert all(len(blocks[i]) == most for i in mine[:-1])
+        assert 0 < len(blocks[mine[-1]]) <= most
+        inner = slice(None) if causal else slice(1, -1)
+        content = [int(token) for i in mine for token in blocks[i][inner]]
+        ends = made.eos_token_id if causal else made.sep_token_id
+        line = [made(texts[row], add_special_tokens=False)["input_ids"] + [ends] for row in group]
+        assert content + [ends] * (content[-1] != ends) == list(itertools.chain(*line))
+    assert sum(len(blocks.of_rows(np.array(group))) for group in GROUPS) == len(blocks)
+
+
+def test_a_last_block_without_anything_to_predict_goes() -> None:
+    """But not a client's only one."""
+    bert, gpt2 = tokenizer(), gpt2_tokenizer()
+    text = "the heart the heart the heart"  # six tokens and a separator
+    for made, causal, most in ((bert, False, 8), (gpt2, True, 6)):
+        blocks, expected = packed([text], most, [[0]], causal, made)
+        assert examples(blocks) == expected[:-1]
+        assert len(expected) == 2
+    assert examples(packed([text], 7, [[0]], True, gpt2)[0]) == [[*gpt2(text)["input_ids"], gpt2.eos_token_id]]
+    assert examples(packed(["aorta"], 8, [[0]], False, bert)[0]) == [[CLS, 1, SEP, SEP]]
+
+
+def test_texts_are_joined_whole_however_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tokenizer()
+    made.model_max_length = 8
+    text = " ".join(["the heart"] * 50)
+    assert len(tokenise([text], made, 8, "pack")) == 1
+    assert len(tokenise([text], made, 8, "pack")[0]) == 100

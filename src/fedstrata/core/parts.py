@@ -18,11 +18,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from fedstrata.errors import UserError
 
 Tensors = dict[str, torch.Tensor]
 """Tensors by the names they have in the model."""
+LINEAR = (nn.Linear, Conv1D)
+"""Modules that multiply; GPT-2's Conv1D holds its weight as ``[in, out]``."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class Parts:
 
 
 def find(model: Any) -> Parts:
-    """The parts of a Hugging Face encoder with a task head.
+    """The parts of a Hugging Face encoder, or GPT-2, with a task head.
 
     Raises:
         UserError: the model's base has no single stack of ``config.num_hidden_layers`` layers.
@@ -89,7 +92,7 @@ def find(model: Any) -> Parts:
     if len(stacks) != 1:
         raise UserError(
             f"model {type(model).__name__}: found {len(stacks)} stacks of {depth} layers in its base model, need "
-            "exactly one; legal: encoders built like BERT, RoBERTa, DistilBERT, ELECTRA or ModernBERT"
+            "exactly one; legal: models built like BERT, RoBERTa, DistilBERT, ELECTRA, ModernBERT or GPT-2"
         )
     stack = f"{prefix}.{stacks[0]}"
     before = [name for name, _ in base.named_children()]
@@ -116,12 +119,12 @@ def find(model: Any) -> Parts:
     own: dict[str, int] = {}
     for name, module in model.named_modules():
         leaf = not list(module.children()) and next(module.parameters(), None) is not None
-        if leaf and (name.startswith(f"{prefix}.") or isinstance(module, nn.Linear)):  # ELECTRA's head declares
+        if leaf and (name.startswith(f"{prefix}.") or isinstance(module, LINEAR)):  # ELECTRA's head declares
             begins.setdefault(part(name), module)  # its norm first and applies it last
-        if isinstance(module, nn.Linear) and branches > 1 and name.startswith("head.layers."):
+        if isinstance(module, LINEAR) and branches > 1 and name.startswith("head.layers."):
             layer = name.split(".")[2]
             own[layer] = own.get(layer, 0) + module.weight.numel()
-        elif isinstance(module, nn.Linear):
+        elif isinstance(module, LINEAR):
             linear[part(name)].append(module.weight.numel())
             tied += module.weight.numel() * (f"{name}.weight" not in shapes[part(name)])
     if not linear["layer.0"]:
@@ -137,7 +140,7 @@ def find(model: Any) -> Parts:
         stack=stack,
         linear={name: tuple(linear[name]) for name in present},
         tied=tied,
-        norm_first=frozenset(name for name, module in begins.items() if not isinstance(module, nn.Linear)),
+        norm_first=frozenset(name for name, module in begins.items() if not isinstance(module, LINEAR)),
         hidden=model.config.hidden_size,
         own=tuple(own.values()),
         chained=getattr(model, "chained", False),

@@ -197,6 +197,8 @@ def work(
 
 def head_positions(task: str, full_head: bool, probability: float) -> Callable[[Index, int], int]:
     """How many positions of a batch go through the head: for masked ones, as many as are expected."""
+    if task == "clm":
+        return lambda lengths, width: int((lengths - 1).sum())
     if task in ("classify", "pair", "regress"):
         return lambda lengths, width: len(lengths)
     if task == "tag" or full_head:

@@ -14,6 +14,7 @@ from statistics import fmean
 
 from fedstrata.core.parts import Parts
 from fedstrata.cost.bytes import payload
+from fedstrata.tasks import LANGUAGE
 
 UNITS = ("fedbfpt", "fedbt", "fedsplitbert", "fedfreezebert")
 COMPUTE = ("fedbfpt", "fedbt")
@@ -41,7 +42,7 @@ def upload(
         clients: number of clients.
         dtype: the wire type.
     """
-    if unit == "fedbfpt" or (unit == "fedbt" and task == "mlm"):
+    if unit == "fedbfpt" or (unit == "fedbt" and task in LANGUAGE):
         return max(saved(parts, names, dtype) for names in sent) / MIB, "MiB up, one client, one round"
     if unit == "fedbt":
         without = [[name for name in names if name != "pooler"] for names in sent]

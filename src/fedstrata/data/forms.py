@@ -18,9 +18,13 @@ Records = Iterator[tuple[str, Mapping[str, Any]]]
 """Where a row stands, for an error's sake, and its values by column."""
 Fields = Iterator[tuple[int, list[str]]]
 """Number of a line, and its fields."""
+HEADING = re.compile(r"= (?!=).*(?<!=) =")
+"""The title of an article in WikiText's form; a section's is ``= = Section = =``."""
 
 
-def records(path: Path, wanted: Sequence[str], names: list[str] | None, words: bool = False) -> Records:
+def records(
+    path: Path, wanted: Sequence[str], names: list[str] | None, words: bool = False, documents: str = "lines"
+) -> Records:
     """The records of a file, in the form that its extension says; read as they are asked for.
 
     Args:
@@ -28,15 +32,21 @@ def records(path: Path, wanted: Sequence[str], names: list[str] | None, words: b
         wanted: columns every file must have; there may be more in a record.
         names: column names of csv, tsv and txt files that have no header line.
         words: each value is a list of words; tsv, txt and conll files then have a word per line.
+        documents: what is a row of a plain txt file: see :func:`_plain`.
 
     Raises:
-        UserError: the extension is not known, or, in reading, the file is malformed or lacks a column.
+        UserError: the extension is not known, ``documents`` does not go with the file, or, in reading, the file is
+            malformed or lacks a column.
     """
     forms = WORD_FORMS if words else FORMS
     form = forms.get(path.suffix.lower())
     if form is None:
         raise UserError(f"{path}: the extension {path.suffix!r} is not known; {did_you_mean(path.suffix, forms)}")
-    return form(path, wanted, names)
+    if documents == "lines":
+        return form(path, wanted, names)
+    if form is not _txt or names or _shape(path) != "plain":
+        raise UserError(f"{path}: [data] documents: {documents!r} goes with plain txt files without columns alone")
+    return _plain(path, wanted, documents)
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -163,16 +173,48 @@ def _parquet(path: Path, wanted: Sequence[str], _: list[str] | None) -> Records:
 
 def _txt(path: Path, wanted: Sequence[str], names: list[str] | None) -> Records:
     """A txt file by what it holds: JSON lines, PubMed-RCT's form, fields between tabs, or plain lines."""
+    shape = _shape(path)
+    if shape != "plain":
+        return _json(path, wanted, names) if shape == "json" else _pubmed_rct(path, wanted)
+    first = next(_full_lines(path), (0, ""))[1]
+    if names or ("\t" in first and (set(wanted) != {"text"} or "text" in first.split("\t"))):
+        return _tsv(path, wanted, names)  # plain lines may hold tabs too, but no column beside text
+    return _plain(path, wanted)
+
+
+def _shape(path: Path) -> str:
+    """What a txt file holds, by its first two lines: ``json``, ``pubmed`` or ``plain``."""
     first, second = [*(line for _, line in islice(_full_lines(path), 2)), "", ""][:2]
     with suppress(UserError):
         if isinstance(_parse(path, 1, first), dict):
-            return _json(path, wanted, names)
-    if re.fullmatch(r"###\S+\s*", first) and "\t" in second:
-        return _pubmed_rct(path, wanted)
-    if names or ("\t" in first and (set(wanted) != {"text"} or "text" in first.split("\t"))):
-        return _tsv(path, wanted, names)  # plain lines may hold tabs too, but no column beside text
+            return "json"
+    return "pubmed" if re.fullmatch(r"###\S+\s*", first) and "\t" in second else "plain"
+
+
+def _plain(path: Path, wanted: Sequence[str], documents: str = "lines") -> Records:
+    """Rows of plain text.
+
+    Args:
+        path: a txt file.
+        wanted: ``text`` alone.
+        documents: ``lines``, each a row; ``blank``, rows with blank lines between them; ``headings``, articles
+            under a line ``= Title =`` with none right above it, and what stands before the first. A row's lines
+            have ``\\n`` between them, its blank ones are left out.
+    """
     check(path, ["text"], wanted, "; plain lines of a txt file have no other column")
-    return ((f"{path}, line {number}", {"text": line}) for number, line in _full_lines(path))
+    started, row, gap = 0, list[str](), True
+    for number, line in lines(path):
+        blank = not line.strip()
+        begins = {"lines": True, "blank": gap, "headings": gap and HEADING.fullmatch(line.strip())}
+        gap = blank
+        if row and begins[documents]:
+            yield f"{path}, line {started}", {"text": "\n".join(row)}
+            row = []
+        if not blank:
+            started = started if row else number
+            row.append(line.rstrip("\r\n"))
+    if row:
+        yield f"{path}, line {started}", {"text": "\n".join(row)}
 
 
 def _pubmed_rct(path: Path, wanted: Sequence[str]) -> Records:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,15 @@ from fedstrata import demo
 from fedstrata.core.rng import SERVER, Streams
 from fedstrata.data.partition import in_order, partition
 from fedstrata.data.read import WORD_END, Rows, read
-from fedstrata.data.tokens import Tokens, tokenise
+from fedstrata.data.tokens import Tokens, pack, tokenise
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job import Job, Source
 from fedstrata.nn.batching import Index
-from fedstrata.tasks import Examples
+from fedstrata.tasks import LANGUAGE, Examples
 from fedstrata.tasks.tag import UNLABELLED
 
 TEXTS = {"classify": (1,), "pair": (2,), "regress": (1, 2), "tag": (1,)}
-"""Task kind -> how many text columns it reads; ``mlm`` joins any number."""
+"""Task kind -> how many text columns it reads; ``mlm`` and ``clm`` join any number."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def prepare(job: Job, near: Path | None = None) -> Prepared:
     if len(text) not in TEXTS.get(kind, (len(text),)):
         legal = " or ".join(("one column", "two columns")[n - 1] for n in TEXTS[kind])
         raise UserError(f"[data] text: {kind!r} reads {legal}, found {len(text)}")
-    labelled, classes = kind != "mlm", kind in ("classify", "pair", "tag")
+    labelled, classes = kind not in LANGUAGE, kind in ("classify", "pair", "tag")
     extra = [job.clients.column] if job.clients.column else []
     try:
         label = [job.data.label] if labelled or job.clients.split == "dirichlet" else []
@@ -87,7 +87,7 @@ def prepare(job: Job, near: Path | None = None) -> Prepared:
         left_out += test.left_out
     labels = _labels(job, train, test) if classes else None
     by = None
-    if kind in ("classify", "pair") or (kind == "mlm" and job.clients.split == "dirichlet"):
+    if kind in ("classify", "pair") or (kind in LANGUAGE and job.clients.split == "dirichlet"):
         by = train.columns.get(job.data.label)
     labelling = by
     if kind == "regress":
@@ -116,6 +116,14 @@ def bands(numbers: npt.NDArray[np.float64]) -> list[str]:
     place = np.searchsorted(np.quantile(numbers, [0.2, 0.4, 0.6, 0.8]), numbers, side="right")
     names = {i: f"{np.median(numbers[place == i]):.4g}" for i in np.unique(place)}
     return [names[i] for i in place]
+
+
+def training_texts(job: Job, data: Prepared) -> Iterator[str]:
+    """The texts of all clients' training rows, in the order of the rows."""
+    text = [job.data.text] if isinstance(job.data.text, str) else job.data.text
+    for row in sorted(int(row) for rows in data.shards.values() for row in rows):
+        for name in text:
+            yield data.train.columns[name][row].replace(WORD_END, " " if job.task.kind == "tag" else WORD_END)
 
 
 def own_tests(share: float, shards: Mapping[str, Index], streams: Streams) -> dict[str, Index]:
@@ -150,20 +158,36 @@ def population(kind: str, shards: Mapping[str, Index]) -> dict[str, Index]:
     return {first: shards[first]}
 
 
-def examples(job: Job, rows: Rows, labels: Sequence[str] | None, tokenizer: Any) -> Examples:
-    """Tokenised examples of rows; long texts are cut by ``data.overlong``."""
+def examples(
+    job: Job, rows: Rows, labels: Sequence[str] | None, tokenizer: Any, holders: Iterable[Index] | None = None
+) -> Examples:
+    """Tokenised examples of rows; long texts are cut by ``data.overlong``.
+
+    Args:
+        job: the job.
+        rows: the rows.
+        labels: class names, for a task with classes.
+        tokenizer: the model's.
+        holders: for packing, the rows of each who holds some: only one's own are joined, source by source where
+            sources have names; None for one who holds all.
+    """
     text = [job.data.text] if isinstance(job.data.text, str) else list(job.data.text)
     columns = [rows.columns[name] for name in text]
     kind, longest = job.task.kind, job.train.max_tokens
-    if kind == "mlm" and len(columns) > 1:
+    if kind in LANGUAGE and len(columns) > 1:
         columns = [[" ".join(row) for row in zip(*columns, strict=True)]]
     words = kind == "tag"
-    overlong = job.data.overlong or ("split" if kind in ("mlm", "tag") else "truncate")
+    overlong = job.data.overlong or ("split" if kind in (*LANGUAGE, "tag") else "truncate")
     if len(columns) > 1:
         tokens = tokenise(columns[0], tokenizer, longest, "truncate", seconds=columns[1])
     else:
         tokens = tokenise(columns[0], tokenizer, longest, overlong, WORD_END if words else None)
     pool = np.asarray(rows.pools)
+    if overlong == "pack":
+        held = [np.arange(len(rows))] if holders is None else holders
+        if rows.pools:
+            held = [own[pool[own] == name] for own in held for name in dict.fromkeys(pool[own])]
+        tokens = pack(tokens, tokenizer, longest, held, kind == "clm")
     pools = {name: tokens.of_rows(np.flatnonzero(pool == name)) for name in dict.fromkeys(rows.pools)}
     if kind == "regress":
         return Examples(tokens, _numbers(job, rows)[tokens.rows], pools)
@@ -206,6 +230,8 @@ def _rows(job: Job, source: Source, columns: list[str], near: Path | None) -> Ro
             {column: names for rows in each.values() for column, names in rows.classes.items()},
         )
     if isinstance(source, str) and source.startswith("demo:"):
+        if job.data.documents != "lines":
+            raise UserError(f"{source}: [data] documents: {job.data.documents!r} goes with plain txt files alone")
         made = demo.rows(source.removeprefix("demo:"))
         for name in columns:
             if name not in made:
@@ -218,6 +244,7 @@ def _rows(job: Job, source: Source, columns: list[str], near: Path | None) -> Ro
         limit=job.data.limit,
         near=near,
         words=job.task.kind == "tag",
+        documents=job.data.documents,
     )
 
 

@@ -50,6 +50,7 @@ def read(
     limit: int | None = None,
     near: Path | None = None,
     words: bool = False,
+    documents: str = "lines",
 ) -> Rows:
     """Read the wanted columns of a source, every value as text.
 
@@ -66,6 +67,8 @@ def read(
         near: folder to look in for a path that the working directory does not have.
         words: the values are lists of words, equally many in each column of a row; each stands as its words with
             ``WORD_END`` between them. Files of words and tags line by line (CoNLL's form) are read too.
+        documents: what is a row of a plain txt file: ``lines``, or texts with ``blank`` lines between them or
+            ``headings`` over them.
 
     Raises:
         UserError: a source is missing, unreadable or malformed, or lacks a wanted column or any full row.
@@ -78,7 +81,8 @@ def read(
     kept: dict[str, list[str]] = {column: [] for column in columns}
     classes: dict[str, list[str]] = {}
     rows, left_out = 0, 0
-    for name, its_records in [(name, _open(name, tuple(kept), names, near, words, classes)) for name in sources]:
+    opened = [_open(name, tuple(kept), names, near, words, classes, documents) for name in sources]
+    for name, its_records in zip(sources, opened, strict=True):
         rows_before, left_before = rows, left_out
         for where, row in its_records:
             texts = [(_words if words else _text)(row.get(column), where, column) for column in kept]
@@ -131,6 +135,7 @@ def _open(
     near: Path | None,
     words: bool,
     classes: dict[str, list[str]],
+    documents: str,
 ) -> Records:
     """The records of one source; whether it exists is settled at once, before any source is read.
 
@@ -139,7 +144,13 @@ def _open(
     bases = [Path()] if near is None else [Path(), near]
     for path in (base / source for base in bases):
         if os.path.exists(path):
-            return (_folder if path.is_dir() else records)(path, wanted, names, words)
+            if not path.is_dir():
+                return records(path, wanted, names, words, documents)
+            if documents != "lines":
+                raise UserError(
+                    f"{path}: [data] documents: {documents!r} goes with files that are named one by one"
+                )
+            return _folder(path, wanted, names, words)
     folders = dict.fromkeys((base / source).parent.resolve() for base in bases)
     beside = sorted({path.name for folder in folders for path in folder.glob("*")})
     close = difflib.get_close_matches(Path(source).name, beside)
@@ -148,6 +159,10 @@ def _open(
     identity = HUB_ID.fullmatch(source)
     if identity is None or Path(source).suffix.lower() in {**FORMS, **WORD_FORMS}:
         raise UserError(f"{source}: there is no such file or folder in {places}{hint}")
+    if documents != "lines":
+        raise UserError(
+            f"{source}: [data] documents: {documents!r} goes with txt files; there is none in {places}{hint}"
+        )
     missing = f"{source}: is neither a file nor a folder in {places}"
     return _hub(source, identity, wanted, missing, hint, classes)
 

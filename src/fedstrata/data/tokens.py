@@ -6,13 +6,15 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from fedstrata.errors import UserError
 
 FIELDS = ("ids", "offsets", "rows", "words", "types")
 CHUNK = 4096
@@ -26,7 +28,8 @@ class Tokens:
     Attributes:
         ids: all ids in a row, ``[sum of lengths]`` int32.
         offsets: example ``i`` is ``ids[offsets[i]:offsets[i + 1]]``, ``[n + 1]`` int64.
-        rows: the row each example comes from, ``[n]`` int64, ascending.
+        rows: the row each example comes from, ``[n]`` int64, ascending; of a block of packed texts the row of its
+            first token, in the order of the blocks.
         words: for each id the place in its row of the word whose first piece it is, else -1, ``[sum of lengths]``
             int64; made for texts that are lists of words.
         types: for each id 0 in a pair's first text and 1 in its second, ``[sum of lengths]`` int8; made for pairs
@@ -65,7 +68,7 @@ def tokenise(
     texts: Sequence[str],
     tokenizer: Any,
     max_tokens: int,
-    overlong: Literal["split", "truncate"],
+    overlong: Literal["split", "truncate", "pack"],
     word_end: str | None = None,
     seconds: Sequence[str] | None = None,
 ) -> Tokens:
@@ -75,7 +78,8 @@ def tokenise(
         texts: one per row.
         tokenizer: a fast Hugging Face tokenizer.
         max_tokens: longest example, special tokens included.
-        overlong: ``split`` makes further examples of what exceeds ``max_tokens``, ``truncate`` drops it.
+        overlong: ``split`` makes further examples of what exceeds ``max_tokens``, ``truncate`` drops it,
+            ``pack`` leaves every text whole and without special tokens, for :func:`pack`.
         word_end: what stands between the words of texts that are lists of words.
         seconds: the second texts of pairs; ``overlong`` is then ``truncate``, which cuts the longer of the two.
     """
@@ -113,8 +117,9 @@ def _tokenise(
             chunk if word_end is None else [text.split(word_end) for text in chunk],
             text_pair=None if seconds is None else list(seconds[start : start + CHUNK]),
             is_split_into_words=word_end is not None,
-            truncation=True,
-            max_length=max_tokens,
+            add_special_tokens=overlong != "pack",
+            truncation=overlong != "pack",
+            max_length=None if overlong == "pack" else max_tokens,
             return_overflowing_tokens=overlong == "split",
             return_attention_mask=False,
             return_token_type_ids=told_apart,
@@ -134,6 +139,51 @@ def _tokenise(
         np.asarray(rows, dtype=np.int64),
         np.concatenate([*words, np.empty(0, np.int64)]),
         np.concatenate([*types, np.empty(0, np.int8)]),
+    )
+
+
+def pack(
+    tokens: Tokens, tokenizer: Any, max_tokens: int, groups: Iterable[npt.NDArray[np.int64]], causal: bool
+) -> Tokens:
+    """Blocks of exactly ``max_tokens`` tokens out of whole texts, joined in their order group by group.
+
+    The separator (sep, else eos) follows every text; around each block stands what the tokenizer puts around a
+    text. The last block of a group may be shorter; it goes where nothing in it can be predicted.
+
+    Args:
+        tokens: one example per row, without special tokens.
+        tokenizer: whose they are.
+        max_tokens: length of a block, special tokens included.
+        groups: disjoint sets of rows; no block holds texts of two.
+        causal: tokens are predicted from those before, not from what is around them.
+
+    Raises:
+        UserError: the tokenizer has no separator.
+    """
+    separator = tokenizer.eos_token_id if tokenizer.sep_token_id is None else tokenizer.sep_token_id
+    if separator is None:
+        raise UserError("[data] overlong: 'pack' needs a tokenizer with a separator or an end-of-text token")
+    around = np.asarray(tokenizer("")["input_ids"], dtype=np.int32)
+    opening = np.isin(around, [i for i in (tokenizer.cls_token_id, tokenizer.bos_token_id) if i is not None])
+    inside = max_tokens - len(around)
+    blocks: list[npt.NDArray[np.int32]] = []
+    rows: list[int] = []
+    for group in groups:
+        texts = [np.append(tokens[row], np.int32(separator)) for row in np.sort(group)]
+        joined = np.concatenate([*texts, np.empty(0, np.int32)])
+        source = np.repeat(np.sort(group), [len(text) for text in texts])
+        for start in range(0, len(joined), inside):
+            content = joined[start : start + inside]
+            block = np.concatenate([around[opening], content, around[~opening]])
+            idle = len(block) < 2 if causal else bool(np.isin(content, tokenizer.all_special_ids).all())
+            if start and idle and len(content) < inside:
+                continue
+            blocks.append(block)
+            rows.append(int(source[start]))
+    return Tokens(
+        np.concatenate([*blocks, np.empty(0, np.int32)]),
+        np.concatenate([[0], np.cumsum([len(block) for block in blocks], dtype=np.int64)]),
+        np.asarray(rows, dtype=np.int64),
     )
 
 

@@ -16,7 +16,7 @@ IJCAI 2023. https://doi.org/10.24963/ijcai.2023/483
     \SP, equal rounds per layer             variant "sp": layer i in round i, the deepest one from then on
     clients of different m_L                local_layers = {default = 6, small-hospital = 3}; l stays below all
 
-Requirements: made for task "mlm"; runs with any head.
+Requirements: made for tasks "mlm" and "clm"; runs with any head.
 Relations: FedBT pre-trains in the same way and adds fine-tuning; FedAvg is every layer built, trained and sent.
 Cost: one layer and the head up and down per round (BERT-base: 30,842,088 bytes, 7.04 % of the model). The
 gradient still passes through the frozen layers above l, so compute falls less than bytes do.

@@ -19,7 +19,7 @@ Wang, Li, Chen, Shou. Journal of Software (软件学报) 36(9), 2025, pp. 4110-4
 The pooler is not in the paper's byte counts: it stays at its received value and is not sent
 (``pooler = "train"`` trains and sends it with the head).
 
-Requirements: task "mlm" pre-trains; every other task fine-tunes.
+Requirements: tasks "mlm" and "clm" pre-train; every other task fine-tunes.
 Relations: FedBFPT for pre-training; FedAvg is every layer trained in every round.
 Cost: fine-tuning BERT-base over 10 rounds sends 3.1 layers and the head per round on average.
 """
@@ -35,6 +35,7 @@ from fedstrata.core.plan import Plan
 from fedstrata.core.rng import Streams
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.methods.fedbfpt import FedBFPT
+from fedstrata.tasks import LANGUAGE
 
 Variant = Literal["full", "all", "pl", "m", "s", "sp", "half", "map", "circle", "add"]
 PRE_TRAINING = ("full", "all", "pl", "m", "s", "sp")
@@ -68,12 +69,12 @@ class FedBT(FedBFPT):
         Raises:
             UserError: a variant of the other task, or options that do not fit the model.
         """
-        legal = PRE_TRAINING if task == "mlm" else FINE_TUNING
+        legal = PRE_TRAINING if task in LANGUAGE else FINE_TUNING
         if self.variant not in legal:
             raise UserError(
                 f"[method] variant: {self.variant!r} is none of task {task!r}; {did_you_mean(self.variant, legal)}"
             )
-        if task == "mlm":
+        if task in LANGUAGE:
             return super().plan(parts, task, round, client, streams)
         depth = parts.depth
         local, shallowest = self.local_depth(client, depth, depth)

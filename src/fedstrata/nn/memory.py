@@ -29,9 +29,12 @@ def step_memory(auto: Any, config: transformers.PreTrainedConfig) -> Callable[[P
     Returns:
         (plan, rows, width, predicted, bf16) -> bytes: all weights but those of the server's layers, fp32;
         gradients and optimiser state of what the plan trains; and what autograd keeps of a batch of ``rows``
-        examples of ``width`` tokens with ``predicted`` positions through the MLM head (0: every output of the
-        head). Without what the libraries themselves take.
+        examples of ``width`` tokens with ``predicted`` positions through a language model's head (0: every output
+        of the head). Without what the libraries themselves take.
     """
+    config.use_cache = False
+    if config.pad_token_id is None:
+        config.pad_token_id = 0  # a classifier over GPT-2 asks for one
     with torch.device("meta"):
         model = auto.from_config(config)
     with FakeTensorMode(allow_non_fake_inputs=True):

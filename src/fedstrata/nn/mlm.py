@@ -1,4 +1,4 @@
-"""The MLM head where it is needed."""
+"""The head of a language model where it is needed."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import shutil
@@ -26,6 +27,7 @@ transformers.logging.disable_progress_bar()
 
 AUTO = {
     "mlm": transformers.AutoModelForMaskedLM,
+    "clm": transformers.AutoModelForCausalLM,
     "classify": transformers.AutoModelForSequenceClassification,
     "pair": transformers.AutoModelForSequenceClassification,
     "regress": transformers.AutoModelForSequenceClassification,
@@ -55,6 +57,7 @@ class Loaded:
         fresh: parts with tensors the checkpoint lacks, newly initialised.
         carried: the checkpoint's pooler where this task's model has none; saved again with the model, so that a
             later stage finds it.
+        use_cache: what the checkpoint's config says; training itself keeps no past keys and values.
     """
 
     model: Any
@@ -62,6 +65,7 @@ class Loaded:
     parts: Parts
     fresh: tuple[str, ...]
     carried: Tensors
+    use_cache: bool | None = None
 
 
 def load(
@@ -88,8 +92,12 @@ def load(
     config = config_of(name, kind, labels, head)
     if not dropout:
         for key, value in config.to_dict().items():
-            if "dropout" in key and isinstance(value, float):
+            if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, float):
                 setattr(config, key, 0.0)
+    use_cache, config.use_cache = getattr(config, "use_cache", None), False
+    tokenizer = tokenizer_of(name, kind)
+    if config.pad_token_id is None:
+        config.pad_token_id = tokenizer.pad_token_id
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model, info = _pretrained(class_of(kind, config), name, config)
@@ -102,13 +110,12 @@ def load(
             f"model {name}: its weights lack tensors of {', '.join(lacking[:3])} that its config.json "
             f"({config.model_type}) asks for; weights and config must belong together"
         )
-    tokenizer = tokenizer_of(name, kind)
     if len(tokenizer) > config.vocab_size:
         raise UserError(
             f"model {name}: its tokenizer knows {len(tokenizer)} words, its embeddings {config.vocab_size}; "
             "they must belong together"
         )
-    return Loaded(model, tokenizer, parts, fresh, carried)
+    return Loaded(model, tokenizer, parts, fresh, carried, use_cache)
 
 
 def longest(model: Any) -> int:
@@ -143,7 +150,11 @@ def save(loaded: Loaded, weights: Tensors, folder: Path) -> None:
     """Write a model with the given weights, and its tokenizer, as a Hugging Face folder: whole or not at all."""
     made = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(made, ignore_errors=True)
-    config = loaded.model.config
+    config = copy.deepcopy(loaded.model.config)
+    if loaded.use_cache is None:
+        del config.use_cache
+    else:
+        config.use_cache = loaded.use_cache
     config.architectures, config.dtype = [type(loaded.model).__name__], torch.float32
     config.save_pretrained(made)
     write_tensors(made / "model.safetensors", {**weights, **loaded.carried})
@@ -152,9 +163,7 @@ def save(loaded: Loaded, weights: Tensors, folder: Path) -> None:
     os.replace(made, folder)
 
 
-def config_of(
-    name: str, kind: str = "mlm", labels: Sequence[str] | None = None, head: Settings | None = None
-) -> Any:
+def config_of(name: str, kind: str = "", labels: Sequence[str] | None = None, head: Settings | None = None) -> Any:
     """The config of a folder or hub id, made to fit a task, its classes and its head.
 
     Raises:
@@ -164,6 +173,25 @@ def config_of(
         config = transformers.AutoConfig.from_pretrained(name)
     except UNUSABLE as error:
         raise _unusable(name, error) from None
+    return fitted(name, config, kind, labels, head)
+
+
+def fitted(name: str, config: Any, kind: str, labels: Sequence[str] | None, head: Settings | None) -> Any:
+    """A config made to fit a task, its classes and its head; ``name`` is what to call the model.
+
+    Raises:
+        UserError: the task is ``clm`` and the model sees what comes after a token, or ``mlm`` and it does not.
+    """
+    if kind == "mlm" and type(config) not in transformers.MODEL_FOR_MASKED_LM_MAPPING:
+        raise UserError(
+            f"model {name}: {config.model_type} is not made to predict hidden tokens, and 'mlm' needs a model "
+            "that reads a text both ways, such as roberta"
+        )
+    if kind == "clm" and not causal(config):
+        raise UserError(
+            f"model {name}: {config.model_type} reads a text both ways, and 'clm' needs a model that sees only "
+            "what came before, such as gpt2"
+        )
     if head is not None:
         setattr(config, KEY, asdict(head))
     elif kind not in HEADED and hasattr(config, KEY):
@@ -176,6 +204,13 @@ def config_of(
     return config
 
 
+def causal(config: Any) -> bool:
+    """Whether a model of this config predicts a token from those before it alone."""
+    known = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    both = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING  # BERT and its kin; decoders where told to be
+    return known and (not both or getattr(config, "is_decoder", False))
+
+
 def _pretrained(auto: Any, name: str, config: Any) -> tuple[Any, Any]:
     try:
         return auto.from_pretrained(  # type: ignore[no-any-return]
@@ -186,7 +221,19 @@ def _pretrained(auto: Any, name: str, config: Any) -> tuple[Any, Any]:
 
 
 def tokenizer_of(name: str, kind: str) -> Any:
-    """The fast tokenizer of a folder or hub id, for a task.
+    """The fast tokenizer of a model in a folder or of a hub id, for a task.
+
+    Raises:
+        UserError: there is none.
+    """
+    tokenizer = fast_tokenizer(name, kind)
+    types = getattr(config_of(name), "type_vocab_size", 0) > 1  # what the model takes, whatever the tokenizer says
+    tokenizer.model_input_names = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
+    return tokenizer
+
+
+def fast_tokenizer(name: str, kind: str) -> Any:
+    """The fast tokenizer of a folder or hub id; no config is needed. Without a padding token it pads with its eos.
 
     Raises:
         UserError: there is none.
@@ -200,8 +247,10 @@ def tokenizer_of(name: str, kind: str) -> Any:
         raise _unusable(name, error) from None
     if not tokenizer.is_fast:
         raise UserError(f"model {name}: has no fast tokenizer (tokenizer.json)")
-    types = getattr(config_of(name), "type_vocab_size", 0) > 1  # what the model takes, whatever the tokenizer says
-    tokenizer.model_input_names = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            raise UserError(f"model {name}: its tokenizer has neither a padding token nor an end-of-text token")
+        tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 

@@ -193,9 +193,11 @@ class _Run:
         for cell in self.cells:
             for stage, digest in cell.stages.items():
                 if digest not in needed:
-                    shutil.rmtree(cell.folder / "stages" / stage / "model", ignore_errors=True)
+                    for name in ("start", "model"):
+                        shutil.rmtree(cell.folder / "stages" / stage / name, ignore_errors=True)
             if read_status(cell.folder) == "finished":
-                shutil.rmtree(cell.folder / "model", ignore_errors=True)
+                for name in ("start", "model"):
+                    shutil.rmtree(cell.folder / name, ignore_errors=True)
 
     def _close(self) -> None:
         """End the processes; one in the middle of a cell first writes how far it is."""

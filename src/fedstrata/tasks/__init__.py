@@ -15,6 +15,9 @@ from fedstrata.cost.flops import Positions
 from fedstrata.data.tokens import Tokens
 from fedstrata.nn.batching import pad
 
+LANGUAGE = ("mlm", "clm")
+"""Task kinds that learn from plain text: pre-training."""
+
 
 @dataclass(frozen=True)
 class Examples:
@@ -41,9 +44,9 @@ class Batch:
 
     Attributes:
         inputs: ``input_ids``, ``attention_mask`` and for pairs ``token_type_ids``, each ``[B, S]``.
-        targets: class of each prediction, ``[n]``: of each example, or of each masked position; for ``tag``
+        targets: class of each prediction, ``[n]``: of each example, or of each predicted token; for ``tag``
             ``[B, S]``; for ``regress`` the number of each example.
-        positions: where the MLM head predicts, bool ``[B, S]``; None for one prediction per example.
+        positions: where the head predicts a token, bool ``[B, S]``; None for one prediction per example.
         work: positions computed with, for the FLOP count.
     """
 

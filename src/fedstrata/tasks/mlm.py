@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
-from torch.nn import functional
 
 from fedstrata.cost.flops import Positions
 from fedstrata.errors import UserError
-from fedstrata.nn.mlm import head_at
 from fedstrata.tasks import Batch, Examples, padded
+from fedstrata.tasks.tokens import TokenTask
 
 
 @dataclass(frozen=True)
-class MaskedLM:
+class MaskedLM(TokenTask):
     """The task ``mlm``.
 
     Attributes:
@@ -29,7 +25,6 @@ class MaskedLM:
         special: ids that are never hidden.
         vocabulary: number of ids; random replacements are drawn from all of them.
         probability: share of the positions hidden.
-        full_head: compute the head at every position, as the papers do, and not at the hidden ones alone.
     """
 
     mask: int
@@ -37,7 +32,6 @@ class MaskedLM:
     special: npt.NDArray[np.int64]
     vocabulary: int
     probability: float = 0.15
-    full_head: bool = False
     kind = "mlm"
 
     def batch(
@@ -68,30 +62,6 @@ class MaskedLM:
             positions=torch.from_numpy(hidden),
             work=Positions(ids.numel(), rows * columns**2, predicted),
         )
-
-    def logits(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Scores over the vocabulary at the hidden positions, ``[n, V]``."""
-        assert batch.positions is not None
-        if self.full_head:
-            return model(**batch.inputs).logits[batch.positions]  # type: ignore[no-any-return]
-        with head_at(model, batch.positions):
-            return model(**batch.inputs).logits[0]  # type: ignore[no-any-return]
-
-    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Mean cross-entropy over the hidden positions, in nats."""
-        total = functional.cross_entropy(self.logits(model, batch).float(), batch.targets, reduction="sum")
-        return total / max(len(batch.targets), 1)  # a batch of unknown tokens alone has nothing to predict
-
-    def score(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
-        """``loss`` (nats per hidden token), ``perplexity`` (its exponential), ``accuracy`` of hidden tokens."""
-        loss = right = count = 0.0
-        for batch in batches:
-            logits = self.logits(model, batch).float()
-            loss += float(functional.cross_entropy(logits, batch.targets, reduction="sum"))
-            right += float((logits.argmax(-1) == batch.targets).sum())
-            count += len(batch.targets)
-        loss /= max(count, 1)
-        return {"loss": loss, "perplexity": math.exp(min(loss, 700)), "accuracy": right / max(count, 1)}
 
 
 def masked_lm(tokenizer: Any, vocabulary: int, probability: float, full_head: bool) -> MaskedLM:

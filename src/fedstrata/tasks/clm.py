@@ -1,0 +1,42 @@
+"""Causal language modelling: predict every token from those before it, as GPT does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedstrata.cost.flops import Positions
+from fedstrata.tasks import Batch, Examples, padded
+from fedstrata.tasks.tokens import TokenTask
+
+
+@dataclass(frozen=True)
+class CausalLM(TokenTask):
+    """The task ``clm``.
+
+    Attributes:
+        padding: id of the padding token; it may be a word's as well, since the mask says what is padding.
+    """
+
+    padding: int
+    kind = "clm"
+
+    def batch(
+        self,
+        examples: Examples,
+        index: npt.NDArray[np.int64],
+        rng: np.random.Generator,
+        width: int | None = None,
+    ) -> Batch:
+        """Pad the examples; each token but an example's first is predicted; ``rng`` is not used."""
+        inputs = padded(examples.tokens, index, self.padding, width)
+        ids = inputs["input_ids"]
+        positions = torch.zeros_like(ids, dtype=torch.bool)
+        positions[:, :-1] = inputs["attention_mask"][:, 1:].bool()
+        targets = ids.roll(-1, 1)[positions]
+        rows, columns = ids.shape
+        work = Positions(ids.numel(), rows * columns**2, len(targets))
+        return Batch(inputs, targets, positions, work)

@@ -205,7 +205,9 @@ class Worker:
             work += batch.work
             seen += len(chosen)
             told(len(losses), total, losses[-1], seen)
+            left = time.perf_counter()
             yield
+            started += time.perf_counter() - left  # others' time
         for name, tensor in own.items():
             trained[name].data = tensor
         reply = Reply(

@@ -84,6 +84,7 @@ def cases(size: str, examples: Examples, folder: Path) -> tuple[dict[str, Callab
             turn = worker.training(plan, 0, "a", examples, np.arange(len(examples)), _quiet, link=link)
             started = time.perf_counter()
             finish(turn)
+            held.settle()
             seconds = time.perf_counter() - started
             if link and dtype:
                 sent[dtype] = sum(link.traffic.values())

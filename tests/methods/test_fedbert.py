@@ -262,6 +262,19 @@ def test_the_servers_work_is_not_the_clients(split: Jobs) -> None:
     assert all(0 < line["flops"] < line["server_flops"] for line in records)
 
 
+def test_the_page_tells_whose_the_layers_are(split: Jobs) -> None:
+    result = fedstrata.run(split("share", "classify"))
+    page = (result.folder / "report.html").read_text("utf-8")
+    assert "trained and sent embeddings, pooler, head, the server layers 0–2, by fedbert" in page
+    assert "Clients and server together computed" in page
+    [parts] = [
+        picture for picture in page.split("<svg") if "the server&#39;s" in picture or "the server's" in picture
+    ]
+    assert "layer.1" in parts
+    assert "activations" not in parts
+    assert page.count(">gradients<") == 1, "in the picture of what crossed the wire"
+
+
 @pytest.mark.parametrize(
     ("tables", "complaint"),
     [

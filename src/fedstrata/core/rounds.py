@@ -213,6 +213,7 @@ class Rounds:
             "layers": plan.layers,
             "trained": plan.train,
             "sent": plan.send,
+            "server": plan.server,
         }
         state.append(self.folder / "rounds.jsonl", [record])
 

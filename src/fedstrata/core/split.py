@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,6 +58,8 @@ class Layers:
         }
         self.optimiser: torch.optim.Optimizer | None = None
         self.round = -1
+        self.thread = ThreadPoolExecutor(1, "layers")
+        self.stepping: Future[None] | None = None
 
     def begin(self, round: int) -> None:
         """Make ready for the clients who train at once, or for the next in turn."""
@@ -77,8 +80,19 @@ class Layers:
             optimiser = self._optimiser(request.round, request.client) if self.copies else self.optimiser
         return Visit(self, request, optimiser)
 
+    def step(self, optimiser: torch.optim.Optimizer, rate: float) -> None:
+        """Begin one step of the layers; meanwhile the client goes on with what is its own."""
+        self.stepping = self.thread.submit(step, optimiser, rate)
+
+    def settle(self) -> None:
+        """Wait for the step that was begun; before it is done nothing may use the layers."""
+        stepping, self.stepping = self.stepping, None
+        if stepping:
+            stepping.result()
+
     def leave(self, visit: Visit) -> None:
         """A client has trained, or been scored: what it left behind waits for :meth:`taken`."""
+        self.settle()
         request = visit.request
         made: Weights = {}
         if self.copies and visit.optimiser:
@@ -127,7 +141,7 @@ class Visit:
 
     def __init__(self, layers: Layers, request: Request, optimiser: torch.optim.Optimizer | None) -> None:
         worker = layers.worker
-        self.worker, self.longest = worker, layers.longest
+        self.layers, self.worker = layers, worker
         self.request, self.optimiser = request, optimiser
         self.stack = [worker.model.get_submodule(f"{worker.parts.stack}.{part[6:]}") for part in layers.names]
         self.dice = Dice(
@@ -148,13 +162,14 @@ class Visit:
             WireError: the message is not :func:`fedstrata.wire.activations.of_states` with lengths.
         """
         worker, device = self.worker, self.worker.model.device
-        lengths = lengths_in(message, self.longest).to(device)
+        lengths = lengths_in(message, self.layers.longest).to(device)
         rest = {name: tensor for name, tensor in message.items() if name != "lengths"}
         self._count("up", message, "activations")
         rows = states_in(rest, int(lengths.sum()), worker.parts.hidden, worker.dtype).to(device)
         hidden = unpack(rows, lengths, worker.local.width)
         mask = (torch.arange(hidden.shape[1], device=device) < lengths[:, None]).long()
         learns = self.optimiser is not None
+        self.layers.settle()
         for layer in self.stack:
             layer.train(learns)
         with torch.set_grad_enabled(learns), self.dice.thrown(), worker.autocast():
@@ -164,7 +179,7 @@ class Visit:
         return self._count("down", of_states(out.detach(), lengths, worker.dtype), "activations")
 
     def backward(self, message: Tensors) -> Tensors:
-        """The gradient of the loss by the states that came, from that by those that went; then one step.
+        """The gradient of the loss by the states that came, from that by those that went; then a step begins.
 
         Raises:
             WireError: the message is not :func:`fedstrata.wire.activations.of_gradients` of the last batch.
@@ -177,7 +192,7 @@ class Visit:
         torch.autograd.backward(self.out, gradient.to(self.out.dtype))
         assert self.hidden.grad is not None
         reply = of_gradients(self.hidden.grad, self.lengths, worker.dtype)  # with the weights of before the step
-        step(self.optimiser, self.pace.rate(worker.local, self.steps))
+        self.layers.step(self.optimiser, self.pace.rate(worker.local, self.steps))
         self.steps += 1
         return self._count("down", reply, "gradients")
 

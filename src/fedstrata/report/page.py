@@ -67,7 +67,7 @@ def summary(run: Run) -> str:
     """What was trained, by whom, what came of it and what it cost, in plain sentences; of a run or a stage."""
     row = result_rows([run])[0]
     work = _stages(run) if run.stages else _work(run)
-    return " ".join([work, _outcome(run, row), _cost(row)])
+    return " ".join([work, _outcome(run, row), _cost(run, row)])
 
 
 def part_words(names: Sequence[str]) -> str:
@@ -102,6 +102,8 @@ def _work(run: Run) -> str:
         did = f"trained and sent {part_words(trained)}"
     elif sent:
         did += f" and sent {part_words(sent)},"
+    if server := [name for name in parts(run) if any(name in line.get("server", ()) for line in run.work)]:
+        did += f"{'' if did.endswith(',') else ','} the server {part_words(server)},"
     many = _count(len(run.clients), "client")
     examples = sum(row["examples"] for row in client_rows(run))
     so_many = f"{rounds} of {planned} rounds" if rounds < planned else _count(rounds, "round")
@@ -128,7 +130,7 @@ def _outcome(run: Run, row: dict[str, Any]) -> str:
     return f"{status} with {score}" + (f"; the start model had {score_figure(start[0])}." if start else ".")
 
 
-def _cost(row: dict[str, Any]) -> str:
+def _cost(run: Run, row: dict[str, Any]) -> str:
     wire = (
         f"Each client sent {figure(row['up_mb'])} MB and received {figure(row['down_mb'])} MB on average, "
         f"after {figure(row['setup_mb'])} MB for the start model."
@@ -137,7 +139,9 @@ def _cost(row: dict[str, Any]) -> str:
         wire = f"Nothing crossed the wire but the start model, {figure(row['setup_mb'])} MB per client."
     if not row["total_mb"] and not row["setup_mb"]:
         wire = "Nothing crossed the wire."
-    work = f"All clients together computed {figure(row['tflops'])} TFLOPs"
+    split = any(line.get("server") for stage in run.each for line in stage.work)
+    who = "Clients and server" if split else "All clients"
+    work = f"{who} together computed {figure(row['tflops'])} TFLOPs"
     return f"{wire} {work}; the clock showed {_clock(row['seconds'])}."
 
 

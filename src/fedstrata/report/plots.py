@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from fedstrata.report.runs import Run, curve, parts
+from fedstrata.report.runs import Run, curve, model_parts, parts
 from fedstrata.report.tables import MB, TERA
 
 P = ParamSpec("P")
@@ -44,6 +44,7 @@ STATES = (
     ("#e6e6e6", "not built"),
     ("#9ecae1", "built, frozen"),
     ("#08519c", "trained"),
+    ("#c7b8d8", "the server's"),
 )
 """Of a part at a client in a round: its colour and its name."""
 ROUNDS_SHOWN = 100
@@ -142,7 +143,7 @@ def bytes_plot(run: Run) -> Figure | None:
     """MB of all clients per round, up beside down, every bar stacked from the parts that were sent."""
     sent = Counter[tuple[str, str, int]]()
     for line in run.transfers:
-        sent[line["direction"], line["part"], line["round"]] += line["bytes"]
+        sent[line["direction"], line["part"], max(0, line["round"])] += line["bytes"]  # scoring the start model
     if not sent:
         return None
     rounds = range(1 + max(at for _, _, at in sent))
@@ -197,7 +198,7 @@ def schedule_plot(run: Run, client: str) -> Figure | None:
     """Which parts one client trained, built but left frozen, or did not build, round by round."""
     lines = {line["round"]: line for line in run.work if line["client"] == client}
     shown = range(min(ROUNDS_SHOWN, 1 + max(lines, default=-1)))
-    rows = parts(run)
+    rows = model_parts(run)
     if not shown or not rows:
         return None
     cells = [[_state(name, lines.get(at)) for at in shown] for name in rows]
@@ -247,8 +248,9 @@ def split_plot(split: dict[str, Any]) -> Figure | None:
 
 
 def part_colours(names: Sequence[str]) -> dict[str, str]:
-    """A colour for every part of a model: the layers, in order, from light to dark blue."""
+    """A colour for every part: the layers, in order, from light to dark blue."""
     fixed = {"embeddings": "#7f7f7f", "pooler": "#CC79A7", "head": "#D55E00"}
+    fixed |= {"features": "#009E73", "activations": "#009E73", "gradients": "#E69F00"}
     layers = [name for name in names if name.startswith("layer.")]
     blues = matplotlib.colormaps["Blues"]
     ramp = {name: to_hex(blues(0.25 + 0.75 * i / max(1, len(layers) - 1))) for i, name in enumerate(layers)}
@@ -278,6 +280,8 @@ def _state(part: str, line: dict[str, Any] | None) -> int:
         return 0
     if part in line["trained"]:
         return 3
+    if part in line.get("server", ()):
+        return 4
     built = not part.startswith("layer.") or int(part.removeprefix("layer.")) in line["layers"]
     return 2 if built else 1
 

@@ -63,6 +63,10 @@ class Run:
         return [line for line in self.ledger if line["phase"] != SETUP]
 
 
+ORDER = ("embeddings", "layer", "pooler", "head")
+"""Kinds of parts, from the bottom up."""
+
+
 class Point(NamedTuple):
     """The headline score after ``round`` and what all clients together had spent by then."""
 
@@ -116,12 +120,17 @@ def upto(run: Run, stage: str) -> Run | None:
 
 
 def parts(run: Run) -> list[str]:
-    """The parts a run (or stage) names anywhere, in the model's order."""
+    """The parts a run (or stage) names anywhere, in the model's order; what else crossed the wire comes last."""
     names = {line["part"] for line in run.ledger}
     for line in run.work:
         names.update(line.get("trained", ()), line.get("sent", ()))
         names.update(f"layer.{i}" for i in line.get("layers", ()))
     return sorted(names, key=_place)
+
+
+def model_parts(run: Run) -> list[str]:
+    """The parts of the model alone, of those that :func:`parts` has."""
+    return [name for name in parts(run) if name.partition(".")[0] in ORDER]
 
 
 def headline(run: Run, score: dict[str, float] | None) -> float | None:
@@ -149,7 +158,7 @@ def curve(run: Run) -> list[Point]:
     spent = sum(stage.result["bytes"]["up"] + stage.result["bytes"]["down"] for stage in earlier)
     worked = sum(stage.result["flops"] for stage in earlier)
     moved = _per_round(last.transfers, "bytes")
-    done = _per_round(last.work, "flops")
+    done = _per_round(last.work, "flops", "server_flops")
     scores = {line["round"]: headline(last, line["score"]) for line in last.rounds if line["client"] == SERVER}
     if not any(scores.values()):
         scores = {last.result["rounds"] - 1: score(last)[0]}
@@ -161,18 +170,17 @@ def curve(run: Run) -> list[Point]:
     return points
 
 
-def _per_round(lines: Iterable[dict[str, Any]], field: str) -> Counter[int]:
+def _per_round(lines: Iterable[dict[str, Any]], *fields: str) -> Counter[int]:
     total: Counter[int] = Counter()
     for line in lines:
-        total[line["round"]] += line[field]
+        total[line["round"]] += sum(line.get(field, 0) for field in fields)
     return total
 
 
 def _place(part: str) -> tuple[int, int, str]:
     """Where a part stands in a model: embeddings, layers, pooler, head, and what else there is."""
     kind, _, number = part.partition(".")
-    order = ("embeddings", "layer", "pooler", "head")
-    return (order.index(kind) if kind in order else len(order), int(number) if number.isdigit() else 0, part)
+    return (ORDER.index(kind) if kind in ORDER else len(ORDER), int(number) if number.isdigit() else 0, part)
 
 
 def _recorded(
@@ -194,7 +202,7 @@ def _recorded(
         "score": score,
         "rounds": 1 + max((line["round"] for line in rounds), default=-1),
         "bytes": {key: total[key] for key in ("up", "down", SETUP)},
-        "flops": sum(line.get("flops", 0) for line in rounds),
+        "flops": sum(line.get("flops", 0) + line.get("server_flops", 0) for line in rounds),
         "seconds": sum(line.get("seconds", 0.0) for line in rounds),
         "clients": {
             line["client"]: {"examples": line["examples"], "score": None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 import torch
 from torch import nn
 
+from fedstrata.core import client
+from fedstrata.core import split as split_module
 from fedstrata.core.client import Request, Worker
 from fedstrata.core.parts import find, tensors
 from fedstrata.core.plan import Plan
@@ -55,6 +58,7 @@ def quiet(kind: str) -> dict[str, float]:
 def made(kind: str, head: str, dtype: str = "fp32", dropout: bool = False, **local: Any) -> Worker:
     classes = {"num_labels": 3} if head == "classify" else {}
     model = tiny_model(kind, head, **({} if dropout else quiet(kind)), **classes)
+    model.config.pad_token_id = 0
     settings = Local(**{"batch_size": 4, "learning_rate": 1e-2, "epochs": 2, **local})
     return Worker(model, find(model), task_of(head), settings, Streams(0), dtype)
 
@@ -104,6 +108,7 @@ def train_split(worker: Worker, plan: Plan, folder: Path) -> tuple[float, dict[s
             next(turn)
     except StopIteration as end:
         reply = end.value[0]
+    layers.settle()
     return reply.loss, dict(worker.model.named_parameters()), link
 
 
@@ -121,7 +126,11 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize(
     ("kind", "head"),
-    [*((kind, head) for kind in KINDS if kind != "gpt2" for head in ("mlm", "classify")), ("gpt2", "clm")],
+    [
+        *((kind, head) for kind in KINDS if kind != "gpt2" for head in ("mlm", "classify")),
+        ("gpt2", "clm"),
+        ("gpt2", "classify"),
+    ],
 )
 def test_a_split_round_is_an_unsplit_one_to_the_bit(
     kind: str, head: str, cut: tuple[int, int], tmp_path: Path
@@ -309,6 +318,35 @@ def test_nothing_that_comes_is_trusted(message: dict[str, torch.Tensor], complai
         link.backward({"gradients": torch.zeros(4, 32)})
     with pytest.raises(WireError, match="scale"):
         link.backward({"gradients": torch.zeros(5, 32), "scale": torch.ones(1)})
+
+
+def test_the_layers_step_while_the_client_goes_on_and_nothing_overtakes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layers' step is held back until the client has made its own; the next batch waits for it."""
+    whole = train_whole(made("bert", "mlm"))
+    worker = made("bert", "mlm")
+    seen: list[str] = []
+    client_done = threading.Event()
+    real_here, real_there = client.step, split_module.step
+
+    def here(optimiser: Any, rate: float) -> None:
+        real_here(optimiser, rate)
+        seen.append("client")
+        client_done.set()
+
+    def there(optimiser: Any, rate: float) -> None:
+        assert client_done.wait(30)
+        client_done.clear()
+        real_there(optimiser, rate)
+        seen.append("layers")
+
+    monkeypatch.setattr(client, "step", here)
+    monkeypatch.setattr(split_module, "step", there)
+    loss, weights, _ = train_split(worker, split(worker), tmp_path)
+    assert seen == ["client", "layers"] * 6
+    assert loss == whole[0]
+    assert equal(weights, whole[1])
 
 
 def test_other_architectures_are_refused_in_a_sentence() -> None:

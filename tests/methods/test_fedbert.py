@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ import torch
 from safetensors.torch import load_file
 
 import fedstrata
+from fedstrata.core import client as client_module
 from fedstrata.core.parts import find
 from fedstrata.core.plan import Plan
 from fedstrata.core.rng import Streams
+from fedstrata.core.split import Visit
 from fedstrata.core.store import read_tensors
 from fedstrata.cost.bytes import payload
 from fedstrata.data.prepare import prepare
@@ -153,6 +156,36 @@ def test_one_set_of_layers_equals_plain_pytorch(split: Jobs, mode: str) -> None:
             assert kept.keys() == {name for name in heads if "decoder" not in name}
             assert all(torch.equal(kept[name], model[name]) for name in kept)
         assert not torch.equal(own[0]["cls.predictions.bias"], own[1]["cls.predictions.bias"])
+
+
+@pytest.mark.parametrize("mode", ["emb-avg", "head-emb-avg"])
+def test_a_clients_own_work_runs_beside_the_next_ones_batch(
+    split: Jobs, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each client's step but a round's last is held back until the layers have begun with another's batch."""
+    expected = weights(fedstrata.run(split(mode)))
+    begun, begins = [0], threading.Condition()
+    tails, per_round = [0], 3 * 2
+    forward, step = Visit.forward, client_module.step
+
+    def counted(self: Visit, message: Any) -> Any:
+        if self.optimiser is not None:
+            with begins:
+                begun[0] += 1
+                begins.notify_all()
+        return forward(self, message)
+
+    def held(optimiser: Any, rate: float) -> None:
+        tails[0] += 1
+        if tails[0] % per_round:
+            with begins:
+                assert begins.wait_for(lambda: begun[0] > tails[0], 30)
+        step(optimiser, rate)
+
+    monkeypatch.setattr(Visit, "forward", counted)
+    monkeypatch.setattr(client_module, "step", held)
+    assert same(weights(fedstrata.run(split(mode))), expected)
+    assert tails[0] == begun[0] == 2 * per_round
 
 
 def test_the_modes_differ(split: Jobs) -> None:

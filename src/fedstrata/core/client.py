@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from fedstrata.core.optimiser import Pace, adamw, memory_of, step
+from fedstrata.core.optimiser import Pace, Parameters, adamw, memory_of, step
 from fedstrata.core.parts import Parts, Tensors, tensors
 from fedstrata.core.plan import Plan
 from fedstrata.core.rng import SERVER, Dice, Streams
@@ -106,6 +107,8 @@ class Worker:
         self.local = local
         self.streams = streams
         self.tags: dict[str, object] = {}
+        self.places = _places(model)
+        self.thread = ThreadPoolExecutor(1, "client")
         self.frozen: dict[Path, Kept] = {}
         self.encoded: Callable[[int, int], None] = lambda done, total: None
 
@@ -118,12 +121,17 @@ class Worker:
                 self.tags[part] = tag
 
     def stand_aside(self, names: Iterable[str]) -> None:
-        """Give parts of the model new tensors, so that whoever holds those it has may go on with them."""
+        """Give parts of the model new parameters, so that whoever holds those it has may go on with them."""
         for part in names:
-            for name in self.parts.shapes[part]:
-                parameter = self.model.get_parameter(name)
-                parameter.data = torch.empty_like(parameter)
+            new = {name: self.model.get_parameter(name) for name in self.parts.shapes[part]}
+            self._seat({name: torch.nn.Parameter(torch.empty_like(p), p.requires_grad) for name, p in new.items()})
             self.tags[part] = None
+
+    def _seat(self, parameters: Parameters) -> None:
+        """Make parameters the model's, wherever they stand in it."""
+        for name, parameter in parameters.items():
+            for module, leaf in self.places[name]:
+                setattr(module, leaf, parameter)
 
     def train(
         self,
@@ -156,8 +164,8 @@ class Worker:
     ) -> Generator[None, None, tuple[Reply, Tensors]]:
         """One client's training in one round, on the examples at ``index``, from the weights loaded before.
 
-        Others may use the model between the steps, after each of which this yields; what this client trains then
-        stands aside.
+        With a link, others may use the model between the steps, after each of which this yields: what this client
+        trains then stands aside, and the rest of its step, which is its own alone, goes on beside theirs.
 
         Args:
             plan: what to train.
@@ -177,7 +185,6 @@ class Worker:
         """
         started = time.perf_counter()
         trained = self._trainable(plan)
-        own = {name: p.data for name, p in trained.items()}
         near = [(p, p.detach().clone()) for name, p in trained.items() if self._shared(plan, name)]
         near = near if self.local.proximal_mu else []
         optimiser = adamw(trained, self.local, memory)
@@ -189,6 +196,7 @@ class Worker:
         dice = Dice(self.streams.integer(round, client, "dropout"), self.model.device)
         encoded = [kept.stored] if kept and first else []
         cut = Cut(link, self.dtype) if link else None
+        rest: Future[None] | None = None
         for total, chosen, batch in self._batches(round, client, examples, index):
             pace = Pace(total, epoch, *span)
             if link and not losses:
@@ -196,20 +204,27 @@ class Worker:
             if kept:
                 batch = replace(batch, inputs=kept.inputs(chosen)).to(self.model.device)
                 encoded.append(kept.missing(chosen))
-            for name, tensor in own.items():
-                trained[name].data = tensor
+            if rest:
+                rest.result()
+                self._seat(trained)
             self.model.train()
             with dice.thrown(), self._built(plan, cut):
-                losses.append(self._step(batch, near, cut))
-            step(optimiser, pace.rate(self.local, len(losses) - 1))
+                losses.append(self._backward(batch, cut))
+            rate = pace.rate(self.local, len(losses) - 1)
+            if cut:
+                below = cut.fetch()
+                rest = self.thread.submit(self._step, below, near, optimiser, rate)
+            else:
+                self._step(None, near, optimiser, rate)
             work += batch.work
             seen += len(chosen)
             told(len(losses), total, losses[-1], seen)
             left = time.perf_counter()
             yield
             started += time.perf_counter() - left  # others' time
-        for name, tensor in own.items():
-            trained[name].data = tensor
+        if rest:
+            rest.result()
+            self._seat(trained)
         reply = Reply(
             client=client,
             examples=len(index),
@@ -286,19 +301,29 @@ class Worker:
             return local_depth(self.model, self.parts, plan.layers)
         return cut_at(self.model, self.parts, plan, cut)
 
-    def _step(self, batch: Batch, near: list[tuple[torch.nn.Parameter, torch.Tensor]], cut: Cut | None) -> float:
-        """The loss of a batch; its gradients stand at the parameters."""
+    def _backward(self, batch: Batch, cut: Cut | None) -> float:
+        """The loss of a batch; its gradients stand at the parameters, with a cut at those above it."""
         if cut:
             cut.lengths = batch.inputs["attention_mask"].sum(1)
         with self.autocast():
             loss = self.task.loss(self.model, batch)
         torch.autograd.backward(loss)
-        if cut:
-            cut.backward()
+        return float(loss.detach())
+
+    def _step(
+        self,
+        below: tuple[torch.Tensor, torch.Tensor] | None,
+        near: list[tuple[torch.nn.Parameter, torch.Tensor]],
+        optimiser: torch.optim.Optimizer,
+        rate: float,
+    ) -> None:
+        """The rest of a step: the backward pass from what was sent and its gradient, and the optimiser's."""
+        if below and below[0].requires_grad:
+            torch.autograd.backward(*below)
         for parameter, old in near:  # the gradient of mu/2 |w - w_t|^2, FedProx's term (Li et al. 2020, eq. 2)
             if parameter.grad is not None:
                 parameter.grad.add_(parameter.detach() - old, alpha=self.local.proximal_mu)
-        return float(loss.detach())
+        step(optimiser, rate)
 
     def autocast(self) -> torch.autocast:
         """Inside, matrices are multiplied in bf16 where the job says so."""
@@ -421,3 +446,14 @@ def finish(work: Generator[None, None, Result]) -> Result:
             next(work)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
+
+
+def _places(model: torch.nn.Module) -> dict[str, list[tuple[torch.nn.Module, str]]]:
+    """Every parameter's name -> the modules it stands in, and under which name; a tied one stands in several."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    made: dict[str, list[tuple[torch.nn.Module, str]]] = {name: [] for name in names.values()}
+    for module in model.modules():
+        for leaf, parameter in module._parameters.items():
+            if parameter is not None:
+                made[names[id(parameter)]].append((module, leaf))
+    return made

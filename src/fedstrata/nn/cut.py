@@ -52,7 +52,7 @@ class Cut(nn.Module):
         self.lengths = torch.empty(0)
 
     def forward(self, hidden: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        """Send ``[B, S, H]``, return what comes back; backward passes stop here, see :meth:`backward`."""
+        """Send ``[B, S, H]``, return what comes back; backward passes stop here, see :meth:`fetch`."""
         sent = {**of_states(hidden.detach(), self.lengths, self.dtype), "lengths": self.lengths.int().cpu()}
         reply = self.link.forward(sent)
         states = states_in(reply, len(sent["activations"]), hidden.shape[-1], self.dtype).to(hidden.device)
@@ -60,15 +60,13 @@ class Cut(nn.Module):
         self.sent, self.received = hidden, received.requires_grad_(torch.is_grad_enabled())
         return self.received
 
-    def backward(self) -> None:
-        """Go on below: the gradient crosses the link and comes back as that of the states sent."""
+    def fetch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The states sent, and the loss's gradient by them, which comes back for that by the states received."""
         assert self.received.grad is not None
         rows = len(pack(self.received, self.lengths))
         reply = self.link.backward(of_gradients(self.received.grad, self.lengths, self.dtype))
         gradients = gradients_in(reply, rows, self.sent.shape[-1], self.dtype).to(self.sent.device)
-        if self.sent.requires_grad:
-            back = unpack(gradients, self.lengths, self.sent.shape[1])
-            torch.autograd.backward(self.sent, back.to(self.sent.dtype))
+        return self.sent, unpack(gradients, self.lengths, self.sent.shape[1]).to(self.sent.dtype)
 
 
 @contextmanager

@@ -33,6 +33,16 @@ def test_the_curve_adds_up_what_was_spent_by_then(run: Make) -> None:
     assert [point.flops for point in points] == [0, 4 * 10**12, 8 * 10**12, 12 * 10**12]
 
 
+def test_scores_of_nought_are_scores(run: Make) -> None:
+    folder = run()
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text("utf-8").splitlines()]
+    for line in lines:
+        if "score" in line:
+            line["score"] = dict.fromkeys(line["score"], 0.0)
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    assert [(point.round, point.score) for point in curve(load_run(folder))] == [(at, 0.0) for at in range(-1, 3)]
+
+
 def test_the_curve_of_the_last_stage_begins_where_the_first_ended(staged: Make) -> None:
     points = curve(load_run(staged("pretrain", "finetune")))
     assert points[0].bytes == 36_000_000

@@ -160,7 +160,7 @@ def curve(run: Run) -> list[Point]:
     moved = _per_round(last.transfers, "bytes")
     done = _per_round(last.work, "flops", "server_flops")
     scores = {line["round"]: headline(last, line["score"]) for line in last.rounds if line["client"] == SERVER}
-    if not any(scores.values()):
+    if all(value is None for value in scores.values()):
         scores = {last.result["rounds"] - 1: score(last)[0]}
     points = []
     for at, value in sorted(scores.items()):

@@ -326,3 +326,30 @@ def test_the_forecast_of_a_client_that_sends_states(central: Jobs, tmp_path: Pat
     lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text("utf-8").splitlines()]
     clients = [line["flops"] for line in lines if line["client"].startswith("client-")]
     assert forecast["clients"]["train_flops"] == sum(clients) > 0
+
+
+@pytest.mark.parametrize(
+    ("variant", "printed", "also"),
+    [("distributed", 5.54, "1024"), ("centralised", 5.15, "; 18.94 with the 4 that this head takes")],
+)
+def test_the_forecast_in_the_papers_units_is_its_table_4(
+    tmp_path: Path, variant: str, printed: float, also: str
+) -> None:
+    """MARBERT with P-SUM, five clients, five rounds, 12,550 sentences (the paper has 12,548) at 128 tokens."""
+    transformers.BertConfig(vocab_size=100_000).save_pretrained(tmp_path / "marbert")
+    made = fedstrata.forecast(
+        {
+            "model": {"name": str(tmp_path / "marbert")},
+            "task": {"kind": "classify", "labels": ["NEG", "NEU", "POS"]},
+            "data": {"train": "-"},
+            "clients": {"count": 5},
+            "client": {"allow": ["weights", "features"]},
+            "method": {"name": "fedfreezebert", "head": "psum", "variant": variant, "rounds": 5},
+        },
+        count=2510,
+        tokens=128,
+        units="fedfreezebert",
+    )
+    [unit] = made["fedfreezebert"]["units"]
+    assert unit["upload"] == pytest.approx(printed, abs=0.006)
+    assert also in unit["what"]

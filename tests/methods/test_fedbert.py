@@ -327,6 +327,22 @@ def test_what_cannot_be_is_said_in_a_sentence(split: Jobs, tables: dict[str, Any
     assert not Path(made["output"]["dir"], "result.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "rate", "complaint"),
+    [
+        ("fp16", 1e3, "round 0, client client-1: its answer cannot be used: .* not finite"),
+        ("fp32", 1e20, "round 0: a message cannot be used: .* not finite; if its numbers outgrew the wire"),
+    ],
+)
+def test_numbers_that_outgrow_the_wire_end_the_run_in_a_sentence(
+    split: Jobs, dtype: str, rate: float, complaint: str
+) -> None:
+    made = split("share", "classify", wire={"dtype": dtype}, train={"learning_rate": rate})
+    with pytest.raises(UserError, match=complaint):
+        fedstrata.run(made)
+    assert json.loads(Path(made["output"]["dir"], "result.json").read_text())["status"] == "failed"
+
+
 def test_a_head_over_four_layers_cannot_be_split(job: Jobs) -> None:
     with pytest.raises(UserError, match="takes the states of four layers"):
         fedstrata.run(job("fedbert", "classify", 4, head={"kind": "psum"}))

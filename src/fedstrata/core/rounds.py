@@ -105,7 +105,7 @@ class Rounds:
         )
         if self.layers:
             self.layers.begin(round)
-        for reply in in_order(self.engine.exchange(requests), clients):
+        for reply in self._exchange(round, requests, clients):
             self._take(round, plans[reply.client], reply)
         changed = self.server.merge()
         for part, new in (self.layers.end(round) if self.layers else {}).items():
@@ -140,7 +140,7 @@ class Rounds:
         whole = tuple(range(self.server.parts.depth))
         plan = Plan(layers=whole, train=(), keep=("head",), features=True)
         requests = (self._request(0, client, plan, "features") for client in clients)
-        for reply in in_order(self.engine.exchange(requests), clients):
+        for reply in self._exchange(0, requests, clients):
             sent = reply.weights.get("features", {})
             self._ledger([Entry(0, reply.client, "features", "up", "features", size(sent))])
             try:
@@ -186,6 +186,15 @@ class Rounds:
             raise UserError(f"round {round}, client {reply.client}: its answer cannot be used: {error}") from None
         self.tell(Replied(round, reply.client, reply.loss, reply.examples, reply.seconds, self.bytes))
 
+    def _exchange(self, round: int, requests: Iterable[Request], clients: Sequence[str]) -> Iterator[Reply]:
+        try:
+            yield from in_order(self.engine.exchange(requests), clients)
+        except WireError as error:
+            raise UserError(
+                f"round {round}: a message cannot be used: {error}; if its numbers outgrew the wire, a smaller "
+                "train.learning_rate or wire.dtype = 'bf16' or 'fp32' helps"
+            ) from None
+
     def _crossed(self, round: int, client: str, phase: Any, plan: Plan) -> Weights:
         """Record what passed between a client and the server's layers; its copy of them, where it had one."""
         if not (self.layers and plan.server):
@@ -228,7 +237,7 @@ class Rounds:
                 self._request(round, client, replace(plan, layers=whole, train=(), send=()), "evaluate")
                 for client, plan in plans.items()
             )
-            replies = list(in_order(self.engine.exchange(requests), list(plans)))
+            replies = list(self._exchange(round, requests, list(plans)))
             for reply in replies:
                 self._crossed(round, reply.client, "evaluate", plans[reply.client])
             own = {name: score for reply in replies for name, score in reply.scores.items()}

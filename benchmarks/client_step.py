@@ -87,7 +87,7 @@ def models(size: str) -> dict[str, Any]:
 
 def tasks(full_head: bool) -> dict[str, Task]:
     """The two tasks over BERT's vocabulary."""
-    mlm = MaskedLM(103, 0, np.asarray([0, 100, 101, 102, 103]), 30522, 0.15, full_head)
+    mlm = MaskedLM(103, 0, np.asarray([0, 100, 101, 102, 103]), 30522, 0.15, full_head=full_head)
     return {"mlm": mlm, "classify": Classify(0, tuple(map(str, range(CLASSES))))}
 
 
@@ -165,8 +165,8 @@ def cases(size: str, batch: int, tokens: int) -> list[Case]:
     alike: dict[object, list[str]] = {}
     for name, method in METHODS.items():
         plan = method().plan(parts["mlm"], "mlm", 0, "a", Streams(0))
-        if not plan.train or plan.features:
-            continue  # no step, or one that benchmarks/frozen.py times
+        if not plan.train or plan.features or plan.server:
+            continue  # no step, or one that benchmarks/frozen.py or split.py times
         alike.setdefault((plan.layers, plan.train, str(method.preset.get("train"))), []).append(name)
     for names in alike.values():
         add(" ".join(names), "mlm", METHODS[names[0]]())

@@ -95,6 +95,7 @@ def test_a_stopped_run_is_resumed_to_the_same_weights(path: Path, tmp_path: Path
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # none in the background
     )
     manifest = tmp_path / "out" / "state" / "manifest.json"
     deadline = time.monotonic() + 600

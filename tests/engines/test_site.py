@@ -21,7 +21,7 @@ from fedstrata.core.rng import Streams
 from fedstrata.core.settings import Local
 from fedstrata.cost.flops import Positions
 from fedstrata.data.tokens import Tokens
-from fedstrata.engines.site import Site, Sites, by_name
+from fedstrata.engines.site import Site, Sites
 from fedstrata.nn.batching import Index
 from fedstrata.tasks import Examples
 from fedstrata.tasks.classify import Classify
@@ -66,7 +66,7 @@ def apart(
         )
         for name, index in shards.items()
     }
-    return Sites(list(sites), by_name(sites))
+    return Sites(list(sites), lambda name, message: sites[name].answer(message))
 
 
 CASES: list[tuple[str, dict[str, Any]]] = [

@@ -186,13 +186,21 @@ def central(frozen: Jobs) -> Callable[..., dict[str, Any]]:
     return make
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(
+    ("head", "train"),
+    [*((head, {}) for head in HEADS), ("psum", {"optimiser": "kept", "schedule": "polynomial", "warmup": 0.2})],
+)
 def test_the_centralised_variant_is_the_distributed_one_with_a_single_client(
-    frozen: Jobs, central: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str
+    frozen: Jobs,
+    central: Jobs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    head: str,
+    train: dict[str, Any],
 ) -> None:
     """The server trains on what the client sent as the client would have: the same batches, the same bits."""
     monkeypatch.setattr("fedstrata.core.central.NAME", "client-0")  # its streams
-    one = {"clients": {"count": 1}, "train": {"batching": "random"}}
+    one = {"clients": {"count": 1}, "train": {"batching": "random", **train}}
     apart = fedstrata.run(frozen(head, **one), {"output.dir": str(tmp_path / "d")})
     here = fedstrata.run(central(head, **one), {"output.dir": str(tmp_path / "c")})
     assert apart.score == here.score
@@ -286,13 +294,15 @@ def test_features_that_cannot_be_are_refused(
         fedstrata.run(central("hsum"))
 
 
-def test_the_centralised_variant_is_resumed(central: Jobs, tmp_path: Path) -> None:
-    whole = fedstrata.run(central("psum"), {"output.dir": str(tmp_path / "whole")})
+@pytest.mark.parametrize("optimiser", ["fresh", "kept"])
+def test_the_centralised_variant_is_resumed(central: Jobs, tmp_path: Path, optimiser: str) -> None:
+    train = {"optimiser": optimiser}
+    whole = fedstrata.run(central("psum", train=train), {"output.dir": str(tmp_path / "whole")})
 
     class KilledError(BaseException):
         pass
 
-    made = central("psum", output={"dir": str(tmp_path / "broken")})
+    made = central("psum", train=train, output={"dir": str(tmp_path / "broken")})
     for round in (-1, 1):
 
         def dying(event: Any, at: int = round) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from fedstrata.core.client import Reply, Told, Worker
+from fedstrata.core.client import Reply, Told, Worker, finish
 from fedstrata.core.parts import Tensors
 from fedstrata.core.plan import Plan
-from fedstrata.core.store import write_tensors
+from fedstrata.core.store import Store, write_tensors
 from fedstrata.nn.features import Received
 from fedstrata.wire.tensors import WireError, check, widen
 
@@ -63,12 +63,22 @@ class Central:
             raise WireError(f"labels: must be classes from 0 to {self.classes - 1} (int32)")
         write_tensors(self._path(client), {**widen(rest), "tokens": tokens, "labels": labels})
 
-    def train(self, plan: Plan, round: int, told: Told) -> Reply:
-        """One round of training on everything, from the weights that the model was loaded with."""
+    def train(self, plan: Plan, round: int, told: Told, span: tuple[float, float]) -> Reply:
+        """One round of training on everything, from the weights that the model was loaded with.
+
+        ``span`` are the shares of the run's training that are done before and after.
+        """
         if self.received is None:
             self.received = Received([self._path(client) for client in self.clients], self.worker.local)
         examples = self.received.examples()
-        return self.worker.train(plan, round, NAME, examples, self.received.index, told, kept=self.received)
+        worker, index, store = self.worker, self.received.index, Store(self.folder / "optimiser")
+        memory = store.load(round) if worker.local.kept else {}
+        reply, memory = finish(
+            worker.training(plan, round, NAME, examples, index, told, kept=self.received, span=span, memory=memory)
+        )
+        if memory:
+            store.save(round, memory)
+        return reply
 
     def _path(self, client: str) -> Path:
         return self.folder / f"{client}.safetensors"

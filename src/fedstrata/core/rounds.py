@@ -126,7 +126,8 @@ class Rounds:
         def told(step: int, steps: int, loss: float, seen: int) -> None:
             self.tell(Stepped(round, NAME, step, steps, loss, seen))
 
-        reply = central.train(plan, round, told)
+        rounds = self.method.rounds
+        reply = central.train(plan, round, told, (round / rounds, (round + 1) / rounds))
         self._record(round, plan, reply)
         self.tell(Replied(round, NAME, reply.loss, reply.examples, reply.seconds, self.bytes))
         for part in plan.train:

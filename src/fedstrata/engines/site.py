@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,8 +136,3 @@ class Sites:
             if reply.client != request.client:
                 raise WireError(f"client {request.client}: answers as {reply.client!r}")
             yield reply
-
-
-def by_name(sites: Mapping[str, Site]) -> Callable[[str, bytes], bytes]:
-    """Brings messages to sites in this process."""
-    return lambda name, message: sites[name].answer(message)

@@ -25,7 +25,7 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from fedstrata.core.client import Worker
+from fedstrata.core.client import Worker, finish
 from fedstrata.core.parts import find
 from fedstrata.core.plan import Method, Plan
 from fedstrata.core.rng import Streams
@@ -122,7 +122,8 @@ def ours(worker: Worker, plan: Plan, examples: Examples) -> Callable[[], float]:
 
     def step() -> float:
         at: list[float] = []
-        worker.train(plan, 0, "a", examples, np.arange(len(examples)), lambda *_: at.append(time.perf_counter()))
+        index = np.arange(len(examples))
+        finish(worker.training(plan, 0, "a", examples, index, lambda *_: at.append(time.perf_counter())))
         return at[1] - at[0]
 
     return step

@@ -24,7 +24,7 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from fedstrata.core.client import Worker
+from fedstrata.core.client import Worker, finish
 from fedstrata.core.parts import find
 from fedstrata.core.plan import Plan
 from fedstrata.core.rng import Streams
@@ -77,9 +77,8 @@ def cases(
     def epoch(source: Kept | None) -> Callable[[], float]:
         def run() -> float:
             started = time.perf_counter()
-            worker.train(
-                replace(plan, features=source is not None), 0, "a", examples, index, _quiet, False, source
-            )
+            way = replace(plan, features=source is not None)
+            finish(worker.training(way, 0, "a", examples, index, _quiet, kept=source))
             return time.perf_counter() - started
 
         return run

@@ -53,7 +53,7 @@ def worker(task: Task | None = None, model: Any = None, **local: Any) -> Worker:
 def train(made: Worker, plan: Plan, index: list[int] | None = None) -> tuple[float, dict[str, torch.Tensor]]:
     """Train round 0 as client "a"; the mean loss and all weights after."""
     which = np.arange(12) if index is None else np.asarray(index)
-    reply = made.train(plan, 0, "a", sentences(), which, lambda *_: None)
+    reply, _ = finish(made.training(plan, 0, "a", sentences(), which, lambda *_: None))
     return reply.loss, {name: p.detach().clone() for name, p in made.model.named_parameters()}
 
 
@@ -276,22 +276,21 @@ def test_dropout_comes_from_the_clients_own_stream() -> None:
     assert first == again
     assert torch.equal(state, torch.random.get_rng_state()), "the global stream was touched"
     restart()
-    other = noisy.train(full_plan(noisy), 0, "b", sentences(), np.arange(12), lambda *_: None).loss
+    turn = noisy.training(full_plan(noisy), 0, "b", sentences(), np.arange(12), lambda *_: None)
+    other = finish(turn)[0].loss
     assert other != first
 
 
 def test_steps_and_epochs_bound_the_round() -> None:
     told: list[tuple[int, int]] = []
     made = worker(epochs=3, steps=4, batch_size=5)
-    reply = made.train(full_plan(made), 0, "a", sentences(), np.arange(12), lambda s, t, *_: told.append((s, t)))
+    turn = made.training(full_plan(made), 0, "a", sentences(), np.arange(12), lambda s, t, *_: told.append((s, t)))
+    reply, _ = finish(turn)
     assert reply.steps == 4
     assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    assert (
-        worker(epochs=3, batch_size=5)
-        .train(full_plan(made), 0, "a", sentences(), np.arange(12), lambda *_: None)
-        .steps
-        == 9
-    )
+    free = worker(epochs=3, batch_size=5)
+    turn = free.training(full_plan(made), 0, "a", sentences(), np.arange(12), lambda *_: None)
+    assert finish(turn)[0].steps == 9
 
 
 def test_a_loaded_part_is_copied_once() -> None:

@@ -16,7 +16,7 @@ from torch import nn
 
 from fedstrata.core import client
 from fedstrata.core import split as split_module
-from fedstrata.core.client import Request, Worker
+from fedstrata.core.client import Request, Worker, finish
 from fedstrata.core.parts import find, tensors
 from fedstrata.core.plan import Plan
 from fedstrata.core.rng import Streams
@@ -114,7 +114,8 @@ def train_split(worker: Worker, plan: Plan, folder: Path) -> tuple[float, dict[s
 
 def train_whole(worker: Worker) -> tuple[float, dict[str, torch.Tensor]]:
     plan = Plan(tuple(range(worker.parts.depth)), worker.parts.names, worker.parts.names)
-    reply = worker.train(plan, 0, "a", sentences(), np.arange(EXAMPLES), lambda *_: None)
+    turn = worker.training(plan, 0, "a", sentences(), np.arange(EXAMPLES), lambda *_: None)
+    reply, _ = finish(turn)
     return reply.loss, dict(worker.model.named_parameters())
 
 

@@ -133,21 +133,6 @@ class Worker:
             for module, leaf in self.places[name]:
                 setattr(module, leaf, parameter)
 
-    def train(
-        self,
-        plan: Plan,
-        round: int,
-        client: str,
-        examples: Examples,
-        index: Index,
-        told: Told,
-        first: bool = False,
-        kept: Kept | Received | None = None,
-        span: tuple[float, float] = (0.0, 1.0),
-    ) -> Reply:
-        """One client's training in one round, see :meth:`training`."""
-        return finish(self.training(plan, round, client, examples, index, told, first, kept, span))[0]
-
     def training(
         self,
         plan: Plan,

@@ -7,10 +7,10 @@ INSTALLED := .venv/installed
 export HF_HUB_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help install demo test lint format types bench clean
+.PHONY: help install demo test deploy-test lint format types bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
 
 install: $(INSTALLED) ## make .venv with FedStrata and everything it needs, at pinned versions
 
@@ -19,6 +19,9 @@ demo: $(INSTALLED) ## six hospitals train one model on one machine
 
 test: lint types ## lint, types and all tests
 	$(BIN)/pytest
+
+deploy-test: $(INSTALLED) ## three sites with TLS and keys: killed, refused, resumed; five minutes
+	$(BIN)/pytest -m deploy tests/federation
 
 lint: $(INSTALLED) ## check style and format
 	$(BIN)/ruff check
@@ -35,6 +38,7 @@ bench: $(INSTALLED) ## time a client's step, epochs over a frozen encoder, and s
 	$(BIN)/python benchmarks/client_step.py
 	$(BIN)/python benchmarks/frozen.py
 	$(BIN)/python benchmarks/split.py
+	$(BIN)/python benchmarks/sites.py
 
 clean: ## remove .venv, caches and build files; runs/ stays
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

@@ -59,6 +59,23 @@ class Replied:
 
 
 @dataclass(frozen=True)
+class Missed:
+    """A client did not answer; ``reason`` is a sentence without its subject. Round -1 is before the first."""
+
+    round: int
+    client: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The run waits for clients to connect, for ``seconds`` at most."""
+
+    clients: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Scored:
     """A model was scored: the server's, or the mean over the clients' own. Round -1 is the start model."""
 
@@ -101,4 +118,16 @@ class CellEnded:
     seconds: float
 
 
-Event = StageStarted | Stepped | Encoded | Replied | Scored | StageEnded | CellStarted | CellTold | CellEnded
+Event = (
+    StageStarted
+    | Stepped
+    | Encoded
+    | Replied
+    | Missed
+    | Waiting
+    | Scored
+    | StageEnded
+    | CellStarted
+    | CellTold
+    | CellEnded
+)

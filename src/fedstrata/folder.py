@@ -39,6 +39,7 @@ def same_job(job: Job, folder: Path) -> None:
     """
     path = folder / "job.toml"
     now = without_none(job.dump())
+    free = ("deadline", "quorum", "federation", "insecure")  # of the engine; a run may go on with others
     if path.exists():
         before = tomllib.loads(path.read_text(encoding="utf-8"))
         for table in sorted(now.keys() | before.keys() - {"output"}):
@@ -49,6 +50,9 @@ def same_job(job: Job, folder: Path) -> None:
                     if not isinstance(old, dict)
                     else {k for k in {**old, **new} if old.get(k) != new.get(k)}
                 )
+                keys -= set(free) if table == "engine" else set()
+                if not keys:
+                    continue
                 key = sorted(keys)[0]
                 raise UserError(
                     f"{folder}: its run began with {table}.{key} = {_value(old, key)}, the job now says "

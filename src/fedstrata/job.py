@@ -97,7 +97,8 @@ class Task(Table):
 class Data(Table):
     """``[data]``: whose rows, from where."""
 
-    train: Source
+    train: Source = ""
+    """May be absent between sites, which have rows of their own."""
     test: Source | None = None
     holdout: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Share of the training rows held out as test rows where ``test`` is absent."""
@@ -242,7 +243,21 @@ class Client(Table):
 class Engine(Table):
     """``[engine]``: what carries the exchanges."""
 
-    name: Literal["inprocess"] = "inprocess"
+    name: Literal["inprocess", "flower"] = "inprocess"
+    federation: str | None = None
+    """Of flower: the folder that ``fedstrata federation init`` made, or its server.toml."""
+    deadline: Annotated[float, Field(gt=0)] = 3600.0
+    """Of flower: seconds to wait for a site to connect, and for its answer to a request."""
+    quorum: Share = 0.5
+    """Of flower: share of the sites asked that must answer; with fewer the run stops."""
+    insecure: bool = False
+    """Of flower: without TLS and keys, on this machine alone."""
+
+    @model_validator(mode="after")
+    def _federation_fits(self) -> Self:
+        if (self.name == "flower") != (self.federation is not None):
+            raise ValueError("federation: goes with name = 'flower' and only with it")
+        return self
 
 
 class Output(Table):
@@ -274,6 +289,12 @@ class Job(Table):
     client: Client = Client()
     engine: Engine = Engine()
     output: Output = Output()
+
+    @model_validator(mode="after")
+    def _rows_are_somewhere(self) -> Self:
+        if not self.data.train and not self.between_sites:
+            raise ValueError("[data] train: is missing")
+        return self
 
     @model_validator(mode="after")
     def _one_test(self) -> Self:
@@ -320,6 +341,11 @@ class Job(Table):
         data = self.model_dump(mode="json")
         data["method"] = {"name": method_name(self.method), **data["method"]}
         return data
+
+    @property
+    def between_sites(self) -> bool:
+        """Whether the clients are sites, with rows of their own."""
+        return self.engine.name == "flower"
 
 
 def method_name(method: Method) -> str:

@@ -163,7 +163,7 @@ def _job(where: str, stage: str, data: dict[str, Any]) -> Job:
 def sentence(error: ValidationError, kind: type[BaseModel]) -> str:
     """The first complaint of pydantic about a table as: [table] key: what was found, what is legal."""
     whole, first = kind, error.errors(include_url=False)[0]
-    path = [str(word) for word in first["loc"] if not str(word).startswith(("list[", "str", "constrained"))]
+    path = [str(word) for word in first["loc"] if not re.match(r"list\[|dict\[|str$|constrained", str(word))]
     for word in path[:-1]:
         field = kind.model_fields[word].annotation if word in kind.model_fields else None
         if isinstance(field, type) and issubclass(field, BaseModel):

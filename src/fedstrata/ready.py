@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,19 +59,20 @@ class Ready:
     tests: dict[str, dict[str, Index]]
 
 
-def make_ready(job: Job, data: Prepared, start: str) -> Ready:
+def make_ready(job: Job, data: Prepared, start: str, away: Sequence[str] = ()) -> Ready:
     """Load the model, tokenise the rows.
 
     Args:
         job: the stage's job, settled.
         data: its rows.
         start: folder or hub id of the model to start from.
+        away: layers that stand elsewhere.
 
     Raises:
         UserError: the model is not usable, or does not fit the job.
     """
     streams = Streams(job.train.seed)
-    loaded = models.load(start, job.task.kind, data.labels, init_seed(job), job.train.dropout, head_of(job))
+    loaded = models.load(start, job.task.kind, data.labels, init_seed(job), job.train.dropout, head_of(job), away)
     job = _fit(job, models.longest(loaded.model))
     own = None if data.tests is None else data.tests.values()
     train = examples(job, data.train, data.labels, loaded.tokenizer, data.shards.values())
@@ -200,7 +201,7 @@ def notes(job: Job, loaded: models.Loaded, data: Prepared, tokens: int) -> tuple
         made.append(f"new, not in the checkpoint: {', '.join(loaded.fresh)}")
     if job.method.exchange != "weights":
         made.append(f"each client sends the server {SENT[job.method.exchange]}")
-    if job.method.exchange == "activations":
+    if job.method.exchange == "activations" and tokens:
         epoch = 4 * tokens * loaded.parts.hidden * DTYPES[job.wire.dtype].itemsize
         whole = 2 * len(data.shards) * payload(loaded.parts, loaded.parts.names, job.wire.dtype)
         made.append(

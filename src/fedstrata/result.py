@@ -83,6 +83,7 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
         "seconds": sum(record["seconds"] for record in rounds),
         "model": "model",
         "target": None if wanted is None else target,
+        "missing": records(folder / "missing.jsonl"),
         "clients": {
             client: {"examples": clients.get(client, {}).get("examples", 0), "score": scores.get(client)}
             for client in dict.fromkeys([*clients, *scores])

@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from fedstrata.core import state
 from fedstrata.core.central import Central
+from fedstrata.core.client import Weights
 from fedstrata.core.parts import tensors
 from fedstrata.core.rounds import Rounds
 from fedstrata.core.server import Rule, Server
 from fedstrata.core.split import Layers
 from fedstrata.core.store import Store, write_bytes
-from fedstrata.data.prepare import Prepared, population, prepare
+from fedstrata.data.prepare import Prepared, population, prepare, prepare_test
+from fedstrata.engines import Engine
 from fedstrata.engines.inprocess import InProcess
 from fedstrata.events import Encoded, Event, StageEnded, StageStarted
+from fedstrata.federation.between import Federation, check_sites, federation, names_of, settle_sites, sites
 from fedstrata.folder import claim, same_job, status_on_disk
 from fedstrata.job import Job, method_name
 from fedstrata.jobfile import Overrides, load
@@ -52,13 +56,15 @@ def run_job(
     progress: Tell | None = None,
 ) -> Result:
     """See :func:`fedstrata.run`."""
-    jobs = [settle(job) for job in load(source, overrides)]
+    jobs = [settle_sites(settle(job)) for job in load(source, overrides)]
     near = Path(source).resolve().parent if isinstance(source, str | Path) else None
     folder = Path(jobs[0].output.dir)
     claim(folder, resume)
     for job in jobs:
-        check_permission(job)
-    data = [prepare(job, near) for job in jobs]
+        if not job.between_sites:
+            check_permission(job)
+    tell = progress or (lambda event: None)
+    data = [prepare_test(job, near) if job.between_sites else prepare(job, near) for job in jobs]
     places = [folder / "stages" / job.stage if len(jobs) > 1 else folder for job in jobs]
     results: dict[str, Result] = {}
     with tempfile.TemporaryDirectory() as made:
@@ -70,10 +76,13 @@ def run_job(
         for job, rows, start in zip(jobs, data, starts, strict=True):
             first[job.stage] = start or first[job.start]
             parts = models.parts_of(first[job.stage], job.task.kind, rows.labels, head_of(job))
-            check_plans(job, parts, rows.shards)
-        for job, rows, start, place in zip(jobs, data, starts, places, strict=True):
-            begin = start or str(results[job.start].model)
-            results[job.stage] = run_stage(job, rows, begin, place, progress or (lambda event: None))
+            if job.between_sites:
+                check_sites(job, parts)
+            check_plans(job, parts, names_of(job) if job.between_sites else rows.shards)
+        with federation(jobs[0].engine) if jobs[0].between_sites else nullcontext() as far:
+            for job, rows, start, place in zip(jobs, data, starts, places, strict=True):
+                begin = start or str(results[job.start].model)
+                results[job.stage] = run_stage(job, rows, begin, place, tell, far)
     result = together(list(results.values()), folder) if len(jobs) > 1 else results[job.stage]
     write_page([load_run(folder)], folder / "report.html")
     return result
@@ -87,7 +96,9 @@ def _start(job: Job, data: Prepared, place: Path, near: Path | None, made: Path)
     return str(place / START) if (place / START).exists() else outline(job, data, near, made)
 
 
-def run_stage(job: Job, data: Prepared, start: str, folder: Path, tell: Tell) -> Result:
+def run_stage(
+    job: Job, data: Prepared, start: str, folder: Path, tell: Tell, far: Federation | None = None
+) -> Result:
     """Run one stage, or go on with it, or return what it came to if it is finished.
 
     Args:
@@ -96,6 +107,7 @@ def run_stage(job: Job, data: Prepared, start: str, folder: Path, tell: Tell) ->
         start: folder or hub id of the model to start from; of a new model also its outline, which becomes one.
         folder: the stage's output folder.
         tell: receives events.
+        far: the sites; None where the clients are in this process.
 
     Raises:
         UserError: the model does not fit, the folder's run began with another job, or a client's training failed.
@@ -112,15 +124,15 @@ def run_stage(job: Job, data: Prepared, start: str, folder: Path, tell: Tell) ->
         if new:
             scratch.keep(Path(start), folder / START)
         with status_on_disk(job, folder):
-            _train(job, data, ready, folder, tell)
+            _train(job, data, ready, folder, tell, far)
         state.prune(folder, job.train.keep_features)
     tell(StageEnded(job.stage, reused))
     return read_result(folder)
 
 
-def _train(job: Job, data: Prepared, ready: Ready, folder: Path, tell: Tell) -> None:
+def _train(job: Job, data: Prepared, ready: Ready, folder: Path, tell: Tell, far: Federation | None) -> None:
     worker, parts = ready.worker, ready.worker.parts
-    _write_split(job, folder, data, ready)
+    clients = list(ready.shards) if far is None else names_of(job)
     weights = {
         part: {name: t.to("cpu", copy=True) for name, t in tensors(worker.model, parts, [part]).items()}
         for part in parts.names
@@ -131,7 +143,7 @@ def _train(job: Job, data: Prepared, ready: Ready, folder: Path, tell: Tell) -> 
     server = Server(parts, weights, rule, job.wire.dtype)
     done, seconds = state.restore(folder, server, start)
 
-    plan = job.method.plan(parts, job.task.kind, 0, next(iter(ready.shards)), worker.streams)
+    plan = job.method.plan(parts, job.task.kind, 0, clients[0], worker.streams)
     kept = folder / "state" / "test" if plan.features else None
 
     def score(server: Server) -> dict[str, float]:
@@ -141,7 +153,7 @@ def _train(job: Job, data: Prepared, ready: Ready, folder: Path, tell: Tell) -> 
     central = None
     if job.method.exchange == "features":
         classes = None if data.labels is None else len(data.labels)
-        central = Central(worker, list(ready.shards), classes, server.dtype, folder / "state" / "received")
+        central = Central(worker, clients, classes, server.dtype, folder / "state" / "received")
     layers = None
     if plan.server:
         layers = Layers(
@@ -152,45 +164,60 @@ def _train(job: Job, data: Prepared, ready: Ready, folder: Path, tell: Tell) -> 
             longest=models.longest(worker.model),
             folder=folder / "state" / "layers",
         )
-    rounds = Rounds(
-        method=job.method,
-        task=job.task.kind,
-        server=server,
-        engine=InProcess(
-            worker=worker,
-            examples=ready.train,
-            shards=ready.shards,
-            test=ready.test,
-            tests=ready.tests,
-            folder=folder / "state" / "clients",
-            shared={part: (server.versions[part], server.received(part)) for part in parts.names},
+    with _clients(job, data, ready, weights, server, layers, folder, tell, far) as (engine, sizes):
+        _write_split(job, folder, data, ready, sizes)
+        rounds = Rounds(
+            method=job.method,
+            task=job.task.kind,
+            server=server,
+            engine=engine,
+            streams=worker.streams,
+            fraction=job.clients.fraction,
+            quorum=job.engine.quorum,
+            each_round=job.server.evaluate == "rounds",
+            own_tests=job.clients.test is not None,
+            score=score,
+            folder=folder,
             tell=tell,
+            central=central,
             layers=layers,
-        ),
-        streams=worker.streams,
-        fraction=job.clients.fraction,
-        each_round=job.server.evaluate == "rounds",
-        own_tests=bool(ready.tests),
-        score=score,
-        folder=folder,
+        )
+        tokens = int(ready.train.tokens.lengths.sum())
+        said = notes(job, ready.loaded, data, tokens)
+        tell(StageStarted(job.stage, method_name(job.method), job.method.rounds, done, sizes, said))
+        rounds.run(done, start, seconds)
+    _save_models(job, folder, ready.loaded, server, clients)
+
+
+@contextmanager
+def _clients(
+    job: Job,
+    data: Prepared,
+    ready: Ready,
+    start: Weights,
+    server: Server,
+    layers: Layers | None,
+    folder: Path,
+    tell: Tell,
+    far: Federation | None,
+) -> Iterator[tuple[Engine, dict[str, int]]]:
+    """What reaches the clients, and how many examples each has."""
+    if far is not None:
+        with sites(job, data, ready, start, layers, folder, tell, far) as reached:
+            yield reached
+        return
+    engine = InProcess(
+        worker=ready.worker,
+        examples=ready.train,
+        shards=ready.shards,
+        test=ready.test,
+        tests=ready.tests,
+        folder=folder / "state" / "clients",
+        shared={part: (server.versions[part], server.received(part)) for part in server.parts.names},
         tell=tell,
-        central=central,
         layers=layers,
     )
-    sizes = {client: len(index) for client, index in ready.shards.items()}
-    name = method_name(job.method)
-    tell(
-        StageStarted(
-            job.stage,
-            name,
-            job.method.rounds,
-            done,
-            sizes,
-            notes(job, ready.loaded, data, int(ready.train.tokens.lengths.sum())),
-        )
-    )
-    rounds.run(done, start, seconds)
-    _save_models(job, folder, ready.loaded, server, list(ready.shards))
+    yield engine, {client: len(index) for client, index in ready.shards.items()}
 
 
 def _tag(server: Server, part: str) -> object:
@@ -199,8 +226,8 @@ def _tag(server: Server, part: str) -> object:
     return version if server.dtype == "fp32" or not version else ("server", version)
 
 
-def _write_split(job: Job, folder: Path, data: Prepared, ready: Ready) -> None:
-    clients = {}
+def _write_split(job: Job, folder: Path, data: Prepared, ready: Ready, sizes: Mapping[str, int]) -> None:
+    clients: dict[str, Any] = {name: {"rows": n, "examples": n, "labels": None} for name, n in sizes.items()}
     shards = population(job.method.population, data.shards)
     for client, index in ready.shards.items():
         rows = shards[client]

@@ -210,6 +210,7 @@ def test_a_new_method_is_one_class_and_one_entry(
     result = run(job("toy", "classify"), tmp_path / "run")
     ledger = lines(tmp_path / "run" / "ledger.jsonl")
     assert {entry["part"] for entry in ledger if entry["phase"] != "setup"} == {"head"}
-    assert "layer.2" not in {entry["part"] for entry in ledger}, "what is kept is not even shipped"
+    kept = {entry["phase"] for entry in ledger if entry["part"] == "layer.2"}
+    assert kept == {"setup"}, "what is kept is part of the start model and never crosses the wire again"
     assert {entry["phase"] for entry in ledger} == {"setup", "train", "evaluate"}
     assert all(made["score"] for made in result.clients.values())

@@ -236,6 +236,7 @@ def test_states_go_up_once_and_the_head_comes_down_once(
         "layer.1",
         "layer.2",
         "layer.3",
+        "head",
     }
     for way in ("up", "down", "setup"):
         assert forecast["clients"][f"{way}_bytes"] == result.bytes[way]

@@ -1,4 +1,4 @@
-"""The command line: ``fedstrata run | forecast | split | report``."""
+"""The command line: ``fedstrata run | forecast | split | report | federation | serve | join``."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ Overrides = Annotated[
 ]
 
 
+INSECURE = "Without TLS and keys: for a try on one machine."
+federations = typer.Typer(help="Federations between sites.", no_args_is_help=True)
+app.add_typer(federations, name="federation")
+
+
 def main() -> None:
     """Entry point of the ``fedstrata`` command."""
     app()
@@ -39,6 +44,11 @@ def run(
     job: JobFile,
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what the output folder holds.")] = False,
+    engine: Annotated[str | None, typer.Option(help="What carries the exchanges: inprocess or flower.")] = None,
+    federation: Annotated[
+        Path | None, typer.Option(help="Folder of a federation, for --engine flower.", show_default=False)
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help=INSECURE)] = False,
 ) -> None:
     """Run a job: train over its clients, score, save the model and a report; or a sweep of many jobs."""
     with _plainly() as console:
@@ -49,11 +59,14 @@ def run(
         from fedstrata.report.tables import result_table
 
         signal.signal(signal.SIGTERM, _interrupt)
+        keys = {"name": engine, "federation": federation and str(federation), "insecure": insecure or None}
+        chosen = [(f"engine.{key}", value) for key, value in keys.items() if value is not None]
+        overrides = [*(overrides or ()), *chosen]  # type: ignore[list-item]
         if sweep_table(job)[1]:
-            _sweep(console, job, overrides or (), resume)
+            _sweep(console, job, overrides, resume)
             return
         with Display(console) as display:
-            result = fedstrata.run(job, overrides or (), resume=resume, progress=display)
+            result = fedstrata.run(job, overrides, resume=resume, progress=display)
         console.print(result_table([load_run(result.folder)]))
         console.print(f"model   {result.model}\nreport  {result.folder / 'report.html'}", soft_wrap=True)
 
@@ -180,6 +193,71 @@ def report(
             console.print(f"report  {write_page(loaded, out)}", soft_wrap=True)
         except OSError as error:
             raise UserError(f"--out: {out} cannot be written ({error.strerror})") from None
+
+
+@federations.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where to write it.", show_default=False)],
+    sites: Annotated[str, typer.Option(help="Names of the sites, a,b,c.", show_default=False)],
+    host: Annotated[str, typer.Option(help="Name or address under which sites reach the server.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="For Flower.")] = 9440,
+    stream_port: Annotated[int, typer.Option(help="For hidden states.")] = 9441,
+    ca: Annotated[Path | None, typer.Option(help="Of your own certificate.", show_default=False)] = None,
+    certificate: Annotated[Path | None, typer.Option(help="Your own, of the server.", show_default=False)] = None,
+    key: Annotated[Path | None, typer.Option(help="Its private key.", show_default=False)] = None,
+) -> None:
+    """Make a federation: certificates, a key for each site, server.toml, and a folder to hand to each site."""
+    with _plainly() as console:
+        from fedstrata.federation.init import init as make
+
+        own = [path for path in (ca, certificate, key) if path is not None]
+        if len(own) not in (0, 3):
+            raise UserError("federation init: --ca, --certificate and --key go together")
+        tls = (own[0], own[1], own[2]) if own else None
+        names = [name.strip() for name in sites.split(",") if name.strip()]
+        make(folder, names, host=host, port=port, stream_port=stream_port, tls=tls)
+        console.print(f"server  {folder / 'server.toml'}", soft_wrap=True)
+        for name in names:
+            console.print(f"site    {folder / 'sites' / name / 'site.toml'}", soft_wrap=True)
+
+
+@federations.command()
+def add(
+    folder: Annotated[Path, typer.Argument(help="Of the federation.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Of the new site.", show_default=False)],
+) -> None:
+    """Add a site to a federation; the server takes it in when it is started again."""
+    with _plainly() as console:
+        from fedstrata.federation.init import add_site
+
+        add_site(folder, name)
+        console.print(f"site    {folder / 'sites' / name / 'site.toml'}", soft_wrap=True)
+
+
+@app.command()
+def serve(
+    folder: Annotated[Path, typer.Argument(help="Of the federation, or its server.toml.", show_default=False)],
+    insecure: Annotated[bool, typer.Option("--insecure", help=INSECURE)] = False,
+) -> None:
+    """Be the server of a federation: sites connect to it, and runs go through it."""
+    with _plainly() as console:
+        from fedstrata.federation.serve import serve as go
+        from fedstrata.federation.settings import read_server
+
+        go(read_server(folder), lambda line: console.print(line, soft_wrap=True), insecure)
+
+
+@app.command()
+def join(
+    settings: Annotated[Path, typer.Argument(help="The site's site.toml.", show_default=False)],
+    insecure: Annotated[bool, typer.Option("--insecure", help=INSECURE)] = False,
+) -> None:
+    """Be a site of a federation: take part in its runs, as site.toml allows."""
+    with _plainly() as console:
+        from fedstrata.federation.serve import join as go
+        from fedstrata.federation.settings import read_site
+
+        go(read_site(settings), lambda line: console.print(line, soft_wrap=True), insecure)
 
 
 def _sweep(console: Console, job: Path, overrides: Sequence[str], resume: bool) -> None:

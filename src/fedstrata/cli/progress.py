@@ -15,11 +15,13 @@ from fedstrata.events import (
     CellTold,
     Encoded,
     Event,
+    Missed,
     Replied,
     Scored,
     StageEnded,
     StageStarted,
     Stepped,
+    Waiting,
 )
 
 
@@ -80,6 +82,11 @@ class Display(_Live):
                     f"round {event.round}  {event.client}  loss {event.loss:.4f}  {rate:.0f} examples/s  "
                     f"{event.bytes / 1e6:.1f} MB so far"
                 )
+            case Missed(round, client, reason):
+                self._log(f"{f'round {round}' if round >= 0 else 'start'}  {client}  {reason}")
+            case Waiting(clients, seconds):
+                until = time.strftime("%H:%M", time.localtime(time.time() + seconds))
+                self._log(f"waiting for {', '.join(clients)} to connect, until {until} at most")
             case Scored():
                 scores = "  ".join(f"{name} {value:.4f}" for name, value in event.score.items())
                 place = f"round {event.round}" if event.round >= 0 else "start"

@@ -43,7 +43,8 @@ class Request:
         round: 0-based round.
         client: the client's name.
         plan: what to build, train, send and keep.
-        phase: ``train``, ``evaluate``, or ``features``: to send what the encoder makes of the client's texts.
+        phase: ``train``; ``evaluate``; ``features``: to send what the encoder makes of the client's texts; or
+            ``receive``: to take the parts that come with it, and no more.
         first: the client has not trained before, so what it computes once is counted now.
         span: the shares of the run's training that are done before and after the client's round.
         versions: the version of every shared part that the plan needs.
@@ -86,6 +87,14 @@ class Reply:
     flops: int = 0
     seconds: float = 0.0
     scores: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A client that does not answer a request, and why: a sentence without its subject, such as ``refuses: …``."""
+
+    client: str
+    reason: str
 
 
 Result = TypeVar("Result")
@@ -378,6 +387,8 @@ def handle(
         part: (None, {name: kept[name] for name in parts.shapes[part]}) if kept else shared[part]
         for part in plan.keep
     }
+    if request.phase == "receive":
+        return Reply(request.client, len(index), seconds=time.perf_counter() - started)
     if link and request.phase == "train":
         worker.stand_aside(plan.train)
     worker.load({**{part: shared[part] for part in request.versions}, **mine})

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedstrata.core import state
 from fedstrata.core.central import NAME, Central
-from fedstrata.core.client import Reply, Request, Weights
+from fedstrata.core.client import Missing, Reply, Request, Weights
 from fedstrata.core.parts import tensors
 from fedstrata.core.plan import Method, Plan
 from fedstrata.core.rng import SERVER, Streams
@@ -22,7 +22,7 @@ from fedstrata.cost.flops import server_flops
 from fedstrata.cost.ledger import SETUP, Entry, size, totals
 from fedstrata.engines import Engine
 from fedstrata.errors import UserError
-from fedstrata.events import Event, Replied, Scored, Stepped
+from fedstrata.events import Event, Missed, Replied, Scored, Stepped
 from fedstrata.wire.tensors import WireError
 
 Score = dict[str, float]
@@ -39,6 +39,7 @@ class Rounds:
         engine: carries the exchanges.
         streams: all randomness.
         fraction: share of the clients asked per round.
+        quorum: share of those asked who must answer.
         each_round: score after every round, or only after the last.
         own_tests: clients test on rows of their own, so every model is scored there.
         score: scores the server's model.
@@ -54,6 +55,7 @@ class Rounds:
     engine: Engine
     streams: Streams
     fraction: float
+    quorum: float
     each_round: bool
     own_tests: bool
     score: Callable[[Server], Score]
@@ -71,7 +73,7 @@ class Rounds:
             seconds: clock time those rounds took.
 
         Raises:
-            UserError: a client's answer cannot be used.
+            UserError: a client's answer cannot be used, or too few answer.
         """
         began = time.monotonic() - seconds
         self.met = {line["client"] for line in state.records(self.folder / "rounds.jsonl")}
@@ -90,6 +92,7 @@ class Rounds:
     def _train(self, round: int) -> list[str]:
         """The clients train and send; the mean of what they send is the next model."""
         clients = select(self.engine.clients(), self.fraction, round, self.streams)
+        self._ask(clients)
         together = [[client] for client in clients] if self.method.turns == "in turn" else [clients]
         changed: dict[str, None] = {}
         for turn, group in enumerate(together):
@@ -138,6 +141,7 @@ class Rounds:
     def _gather(self, central: Central) -> None:
         """Ask every client once for what the encoder makes of its texts; its head is yet to come."""
         clients = self.engine.clients()
+        self._ask(clients)
         whole = tuple(range(self.server.parts.depth))
         plan = Plan(layers=whole, train=(), keep=("head",), features=True)
         requests = (self._request(0, client, plan, "features") for client in clients)
@@ -155,8 +159,10 @@ class Rounds:
     def _hand_out(self, round: int) -> None:
         """Every client gets the parts it lacks: what the server has learnt."""
         whole = Plan(layers=tuple(range(self.server.parts.depth)), train=(), features=True)
-        for client in self.engine.clients():
-            self._request(round, client, whole, "train")
+        clients = self.engine.clients()
+        self._ask(clients)
+        requests = (replace(self._request(round, c, whole, "train"), phase="receive") for c in clients)
+        list(self._exchange(round, requests, clients))
 
     def _plan(self, round: int, client: str) -> Plan:
         return self.method.plan(self.server.parts, self.task, round, client, self.streams)
@@ -164,7 +170,7 @@ class Rounds:
     def _request(self, round: int, client: str, plan: Plan, phase: Any) -> Request:
         server = self.server
         if client not in server.held and shared(server.parts, plan):
-            parts = [part for part in server.parts.names if part not in (*plan.keep, *plan.server)]
+            parts = [part for part in server.parts.names if part not in plan.server]
             start = {part: server.parts.elements([part]) * 4 for part in parts}
             self._ledger(Entry(SETUP, client, "setup", "down", part, n) for part, n in start.items())
         request = server.request(round, client, plan, phase)
@@ -187,14 +193,34 @@ class Rounds:
             raise UserError(f"round {round}, client {reply.client}: its answer cannot be used: {error}") from None
         self.tell(Replied(round, reply.client, reply.loss, reply.examples, reply.seconds, self.bytes))
 
+    def _ask(self, clients: Sequence[str]) -> None:
+        """From now on these are asked: so many of them may be missing."""
+        self.spare = len(clients) - max(1, math.ceil(self.quorum * len(clients)))
+
     def _exchange(self, round: int, requests: Iterable[Request], clients: Sequence[str]) -> Iterator[Reply]:
         try:
-            yield from in_order(self.engine.exchange(requests), clients)
+            for answer in in_order(self.engine.exchange(requests), clients):
+                if isinstance(answer, Missing):
+                    self._miss(round, answer)
+                else:
+                    yield answer
         except WireError as error:
             raise UserError(
                 f"round {round}: a message cannot be used: {error}; if its numbers outgrew the wire, a smaller "
                 "train.learning_rate or wire.dtype = 'bf16' or 'fp32' helps"
             ) from None
+
+    def _miss(self, round: int, missing: Missing) -> None:
+        self.server.forget(missing.client)
+        record = {"round": round, "client": missing.client, "reason": missing.reason}
+        state.append(self.folder / "missing.jsonl", [record])
+        self.tell(Missed(round, missing.client, missing.reason))
+        self.spare -= 1
+        if self.spare < 0:
+            raise UserError(
+                f"round {round}: {missing.client} {missing.reason}; fewer clients answer than engine.quorum = "
+                f"{self.quorum:g} of those asked; --resume asks them again"
+            )
 
     def _crossed(self, round: int, client: str, phase: Any, plan: Plan) -> Weights:
         """Record what passed between a client and the server's layers; its copy of them, where it had one."""
@@ -231,6 +257,7 @@ class Rounds:
         """Score the server's model; or, where clients keep parts or test rows, each client's and their mean."""
         started = time.monotonic()
         plans = {client: self._plan(max(round, 0), client) for client in self.engine.clients()}
+        self._ask(list(plans))
         record: dict[str, Any] = {"round": round, "client": SERVER}
         if self.own_tests or (any(plan.keep for plan in plans.values()) and round >= 0):
             whole = tuple(range(self.server.parts.depth))
@@ -257,16 +284,16 @@ class Rounds:
         state.append(self.folder / "ledger.jsonl", records)
 
 
-def in_order(replies: Iterable[Reply], clients: Sequence[str]) -> Iterator[Reply]:
-    """Replies in the order of ``clients``, however they arrive: so arrival cannot change a bit of a sum.
+def in_order(answers: Iterable[Reply | Missing], clients: Sequence[str]) -> Iterator[Reply | Missing]:
+    """Answers in the order of ``clients``, however they arrive: so arrival cannot change a bit of a sum.
 
-    A reply that is early waits; with replies already in order nothing is held back.
+    An answer that is early waits; with answers already in order nothing is held back.
     """
-    waiting: dict[str, Reply] = {}
+    waiting: dict[str, Reply | Missing] = {}
     left = iter(clients)
     due = next(left, None)
-    for reply in replies:
-        waiting[reply.client] = reply
+    for answer in answers:
+        waiting[answer.client] = answer
         while due is not None and due in waiting:
             yield waiting.pop(due)
             due = next(left, None)

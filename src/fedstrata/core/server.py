@@ -116,6 +116,10 @@ class Server:
         versions = {part: self.versions[part] for part in shared(self.parts, plan)}
         return Request(round, client, plan, phase, versions, {part: self.outgoing(part) for part in missing})
 
+    def forget(self, client: str) -> None:
+        """A client did not answer: of what it was ever sent it may hold the start model alone."""
+        self.held[client] = dict.fromkeys(self.parts.names, 0)
+
     def outgoing(self, part: str) -> Tensors:
         """A part as it travels; converted once per version, whatever the number of clients."""
         return self._message(part)[0]

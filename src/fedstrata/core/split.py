@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -11,7 +13,7 @@ import torch
 
 from fedstrata.core.client import Request, Weights, Worker
 from fedstrata.core.optimiser import Pace, adamw, memory_of, step
-from fedstrata.core.parts import Tensors, tensors
+from fedstrata.core.parts import Tensors
 from fedstrata.core.rng import Dice
 from fedstrata.core.server import Server
 from fedstrata.core.store import Store
@@ -30,9 +32,40 @@ Traffic = Counter[tuple[str, str]]
 """(direction, what) -> bytes of tensors that crossed the cut."""
 
 
+@dataclass(eq=False)
+class Stack:
+    """One set of the layers.
+
+    Attributes:
+        modules: the layers, from below.
+        trained: their parameters, by the names they have in the model.
+        taken: a client with a copy of its own is on its way through it.
+        stepping: the step that was begun last.
+    """
+
+    modules: list[torch.nn.Module]
+    trained: dict[str, torch.nn.Parameter]
+    taken: bool = False
+    stepping: Future[None] | None = None
+
+    def another(self) -> Stack:
+        """A further set, whose weights are yet to be loaded."""
+        return Stack(*copy.deepcopy((self.modules, self.trained)))
+
+    def settle(self) -> None:
+        """Wait for the step that was begun; before it is done nothing may use the layers."""
+        stepping, self.stepping = self.stepping, None
+        if stepping:
+            stepping.result()
+
+
 @dataclass
 class Layers:
     """The layers that the server holds.
+
+    Visits may be open at once and each in a thread of its own: one computes at a time, under ``lock``. Who visits
+    one set of layers when is for the engine to say; with copies a visit takes a set that is free, the worker's own
+    before others, which are made only where several visits are open.
 
     Attributes:
         worker: a model that has them.
@@ -52,53 +85,69 @@ class Layers:
     results: dict[str, tuple[Weights, Traffic]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        shapes = self.worker.parts.shapes
-        self.trained = {
-            name: self.worker.model.get_parameter(name) for part in self.names for name in shapes[part]
-        }
+        model, parts = self.worker.model, self.worker.parts
+        own = Stack(
+            modules=[model.get_submodule(f"{parts.stack}.{part[6:]}") for part in self.names],
+            trained={name: model.get_parameter(name) for part in self.names for name in parts.shapes[part]},
+        )
+        self.stacks = [own]
+        self.lock = threading.RLock()
         self.optimiser: torch.optim.Optimizer | None = None
         self.round = -1
         self.thread = ThreadPoolExecutor(1, "layers")
-        self.stepping: Future[None] | None = None
 
     def begin(self, round: int) -> None:
         """Make ready for the clients who train at once, or for the next in turn."""
         if self.copies:
             return
-        self._load()
-        if self.optimiser is None or self.round != round or not self.worker.local.kept:
-            self.optimiser = self._optimiser(round, "all")
-        self.round = round
+        with self.lock:
+            [stack] = self.stacks
+            self._load(stack)
+            if self.optimiser is None or self.round != round or not self.worker.local.kept:
+                self.optimiser = self._optimiser(stack, round, "all")
+            self.round = round
 
     def visit(self, request: Request) -> Visit:
-        """The way through the layers for one request."""
+        """The way through the layers for one request; :meth:`leave` or :meth:`abandon` ends it."""
         learns = request.phase == "train"
-        if self.copies or not learns:
-            self._load()
-        optimiser = None
-        if learns:
-            optimiser = self._optimiser(request.round, request.client) if self.copies else self.optimiser
-        return Visit(self, request, optimiser)
+        with self.lock:
+            stack = self._free() if self.copies else self.stacks[0]
+            stack.taken = True
+            if self.copies or not learns:
+                self._load(stack)
+            optimiser = None
+            if learns:
+                optimiser = self.optimiser
+                if self.copies:
+                    optimiser = self._optimiser(stack, request.round, request.client)
+            return Visit(self, request, stack, optimiser)
 
-    def step(self, optimiser: torch.optim.Optimizer, rate: float) -> None:
+    def step(self, stack: Stack, optimiser: torch.optim.Optimizer, rate: float) -> None:
         """Begin one step of the layers; meanwhile the client goes on with what is its own."""
-        self.stepping = self.thread.submit(step, optimiser, rate)
+        stack.stepping = self.thread.submit(step, optimiser, rate)
 
     def settle(self) -> None:
-        """Wait for the step that was begun; before it is done nothing may use the layers."""
-        stepping, self.stepping = self.stepping, None
-        if stepping:
-            stepping.result()
+        """Wait for every step that was begun."""
+        for stack in self.stacks:
+            stack.settle()
 
     def leave(self, visit: Visit) -> None:
         """A client has trained, or been scored: what it left behind waits for :meth:`taken`."""
-        self.settle()
-        request = visit.request
-        made: Weights = {}
-        if self.copies and visit.optimiser:
-            made = self._copy()
-            self._remember(request.round, request.client, visit.optimiser)
-        self.results[request.client] = made, visit.traffic
+        with self.lock:
+            visit.stack.settle()
+            request = visit.request
+            made: Weights = {}
+            if self.copies and visit.optimiser:
+                made = self._copy(visit.stack)
+                self._remember(visit.stack, request.round, request.client, visit.optimiser)
+            self.results[request.client] = made, visit.traffic
+            visit.stack.taken = False
+
+    def abandon(self, visit: Visit) -> None:
+        """A client has broken off: its copy is forgotten; steps of the one set of layers stay made."""
+        with self.lock:
+            visit.stack.taken = False
+            visit.stack.settle()
 
     def taken(self, client: str) -> tuple[Weights, Traffic]:
         """The client's copy of the layers, if it had one, and the bytes of its messages; told once."""
@@ -109,29 +158,44 @@ class Layers:
         if self.copies:
             return {}
         assert self.optimiser is not None
-        self._remember(round, "all", self.optimiser)
-        return self._copy()
+        with self.lock:
+            self.settle()
+            self._remember(self.stacks[0], round, "all", self.optimiser)
+            return self._copy(self.stacks[0])
 
-    def _load(self) -> None:
+    def _free(self) -> Stack:
+        for stack in self.stacks:
+            if not stack.taken:
+                return stack
+        self.stacks.append(self.stacks[0].another())
+        return self.stacks[-1]
+
+    def _load(self, stack: Stack) -> None:
         server = self.server
-        self.worker.load({part: (("server", server.versions[part]), server.weights[part]) for part in self.names})
-        for parameter in self.trained.values():
+        if stack is self.stacks[0]:
+            new = {part: (("server", server.versions[part]), server.weights[part]) for part in self.names}
+            self.worker.load(new)
+        else:
+            for part in self.names:
+                for name, tensor in server.weights[part].items():
+                    stack.trained[name].detach().copy_(tensor)
+        for parameter in stack.trained.values():
             parameter.requires_grad_(True)
 
-    def _optimiser(self, round: int, whose: str) -> torch.optim.Optimizer:
-        for part in self.names:
+    def _optimiser(self, stack: Stack, round: int, whose: str) -> torch.optim.Optimizer:
+        for part in self.names if stack is self.stacks[0] else ():
             self.worker.tags[part] = None
         local = self.worker.local
-        return adamw(self.trained, local, Store(self.folder / whose).load(round) if local.kept else {})
+        return adamw(stack.trained, local, Store(self.folder / whose).load(round) if local.kept else {})
 
-    def _remember(self, round: int, whose: str, optimiser: torch.optim.Optimizer) -> None:
+    def _remember(self, stack: Stack, round: int, whose: str, optimiser: torch.optim.Optimizer) -> None:
         if self.worker.local.kept:
-            Store(self.folder / whose).save(round, memory_of(optimiser, self.trained))
+            Store(self.folder / whose).save(round, memory_of(optimiser, stack.trained))
 
-    def _copy(self) -> Weights:
-        model, parts = self.worker.model, self.worker.parts
+    def _copy(self, stack: Stack) -> Weights:
+        shapes = self.worker.parts.shapes
         return {
-            part: {name: t.to("cpu", copy=True) for name, t in tensors(model, parts, [part]).items()}
+            part: {name: stack.trained[name].detach().to("cpu", copy=True) for name in shapes[part]}
             for part in self.names
         }
 
@@ -139,11 +203,12 @@ class Layers:
 class Visit:
     """One client's way through the server's layers: the other end of :class:`fedstrata.nn.cut.Link`."""
 
-    def __init__(self, layers: Layers, request: Request, optimiser: torch.optim.Optimizer | None) -> None:
+    def __init__(
+        self, layers: Layers, request: Request, stack: Stack, optimiser: torch.optim.Optimizer | None
+    ) -> None:
         worker = layers.worker
         self.layers, self.worker = layers, worker
-        self.request, self.optimiser = request, optimiser
-        self.stack = [worker.model.get_submodule(f"{worker.parts.stack}.{part[6:]}") for part in layers.names]
+        self.request, self.stack, self.optimiser = request, stack, optimiser
         self.dice = Dice(
             worker.streams.integer(request.round, request.client, "dropout of the server"), worker.model.device
         )
@@ -169,12 +234,13 @@ class Visit:
         hidden = unpack(rows, lengths, worker.local.width)
         mask = (torch.arange(hidden.shape[1], device=device) < lengths[:, None]).long()
         learns = self.optimiser is not None
-        self.layers.settle()
-        for layer in self.stack:
-            layer.train(learns)
-        with torch.set_grad_enabled(learns), self.dice.thrown(), worker.autocast():
-            hidden = hidden.detach().requires_grad_(learns)
-            out = through(worker.model.config, self.stack, hidden, mask)
+        with self.layers.lock:
+            self.stack.settle()
+            for layer in self.stack.modules:
+                layer.train(learns)
+            with torch.set_grad_enabled(learns), self.dice.thrown(), worker.autocast():
+                hidden = hidden.detach().requires_grad_(learns)
+                out = through(worker.model.config, self.stack.modules, hidden, mask)
         self.hidden, self.out, self.lengths = hidden, out, lengths
         return self._count("down", of_states(out.detach(), lengths, worker.dtype), "activations")
 
@@ -189,10 +255,13 @@ class Visit:
         self._count("up", message, "gradients")
         rows = gradients_in(message, int(self.lengths.sum()), worker.parts.hidden, worker.dtype)
         gradient = unpack(rows.to(self.out.device), self.lengths, self.out.shape[1])
-        torch.autograd.backward(self.out, gradient.to(self.out.dtype))
-        assert self.hidden.grad is not None
-        reply = of_gradients(self.hidden.grad, self.lengths, worker.dtype)  # with the weights of before the step
-        self.layers.step(self.optimiser, self.pace.rate(worker.local, self.steps))
+        with self.layers.lock:
+            torch.autograd.backward(self.out, gradient.to(self.out.dtype))
+            assert self.hidden.grad is not None
+            reply = of_gradients(
+                self.hidden.grad, self.lengths, worker.dtype
+            )  # with the weights of before the step
+            self.layers.step(self.stack, self.optimiser, self.pace.rate(worker.local, self.steps))
         self.steps += 1
         return self._count("down", reply, "gradients")
 

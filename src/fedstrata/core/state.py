@@ -6,7 +6,7 @@
     state/rest-PART@VERSION…         what its messages have left out, added to the next
     state/layers/NAME/…              what the optimisers of the server's own layers remember
     state/clients/NAME/…             the parts a client keeps (:class:`fedstrata.core.store.Store`)
-    ledger.jsonl, rounds.jsonl       the records; cut back to their committed length on resumption
+    ledger.jsonl, rounds.jsonl, …    the records; cut back to their committed length on resumption
 
 Randomness needs no saving: every draw comes from a stream named by seed, round, client and use.
 """
@@ -26,7 +26,7 @@ from fedstrata.core.server import Server
 from fedstrata.core.store import Store, read_tensors, write_bytes, write_tensors
 from fedstrata.errors import UserError
 
-RECORDS = ("ledger.jsonl", "rounds.jsonl")
+RECORDS = ("ledger.jsonl", "rounds.jsonl", "missing.jsonl", "transport.jsonl")
 
 
 def append(path: Path, records: Iterable[Mapping[str, Any]]) -> None:

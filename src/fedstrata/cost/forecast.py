@@ -86,7 +86,7 @@ def transfers(
     def request(round: int, client: str, plan: Plan, phase: str) -> Iterator[Entry]:
         if client not in held and shared(parts, plan):
             for part in parts.names:
-                if part not in (*plan.keep, *plan.server):
+                if part not in plan.server:
                     yield Entry(SETUP, client, "setup", "down", part, payload(parts, [part]))
         mine = held.setdefault(client, dict.fromkeys(parts.names, 0))
         for part in lacking(parts, plan, mine, versions):

@@ -23,6 +23,8 @@ from fedstrata.tasks.tag import UNLABELLED
 
 TEXTS = {"classify": (1,), "pair": (2,), "regress": (1, 2), "tag": (1,)}
 """Task kind -> how many text columns it reads; ``mlm`` and ``clm`` join any number."""
+CLASSES = ("classify", "pair", "tag")
+"""Task kinds whose labels are names."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,8 @@ def prepare(job: Job, near: Path | None = None) -> Prepared:
         UserError: a file, column, label or split is not usable.
     """
     streams = Streams(job.train.seed)
-    text = [job.data.text] if isinstance(job.data.text, str) else list(job.data.text)
-    kind = job.task.kind
-    if len(text) not in TEXTS.get(kind, (len(text),)):
-        legal = " or ".join(("one column", "two columns")[n - 1] for n in TEXTS[kind])
-        raise UserError(f"[data] text: {kind!r} reads {legal}, found {len(text)}")
-    labelled, classes = kind not in LANGUAGE, kind in ("classify", "pair", "tag")
+    kind, text = job.task.kind, _text(job)
+    labelled, classes = kind not in LANGUAGE, kind in CLASSES
     extra = [job.clients.column] if job.clients.column else []
     try:
         label = [job.data.label] if labelled or job.clients.split == "dirichlet" else []
@@ -106,6 +104,50 @@ def prepare(job: Job, near: Path | None = None) -> Prepared:
     if tests is not None:
         shards = {client: np.setdiff1d(rows, tests[client]) for client, rows in shards.items()}
     return Prepared(train, test, shards, tests, labels, by if by is not None else values, left_out)
+
+
+def prepare_own(job: Job, site: str, near: Path) -> Prepared:
+    """A site's rows: those it trains on, and those it is scored on.
+
+    The latter are ``data.test``, or a share ``clients.test`` of the former, kept aside; else there are none.
+
+    Args:
+        job: the job, with the site's ``[data]``.
+        site: its name.
+        near: folder in which relative paths are looked up after the working directory.
+
+    Raises:
+        UserError: a file or column is not usable, or a label is none of the job's.
+    """
+    wanted = [*_text(job), *([job.data.label] if job.task.kind not in LANGUAGE else [])]
+    train = _rows(job, job.data.train, wanted, near)
+    test = train if job.data.test is None else _rows(job, job.data.test, wanted, near)
+    labels = _labels(job, train, test) if job.task.kind in CLASSES else None
+    everything = {site: np.arange(len(train))}
+    tests = {site: np.arange(len(test))}
+    if job.data.test is None:
+        tests = own_tests(job.clients.test or 0.0, everything, Streams(job.train.seed)) if job.clients.test else {}
+    shards = {site: np.setdiff1d(everything[site], tests[site] if test is train and tests else [])}
+    return Prepared(train, test, shards, tests, labels, None, train.left_out)
+
+
+def prepare_test(job: Job, near: Path | None) -> Prepared:
+    """What the server of sites has: test rows, if the job names some, and the labels' names.
+
+    Raises:
+        UserError: a file or column is not usable, or the job has classes and does not name them.
+    """
+    wanted = [*_text(job), *([job.data.label] if job.task.kind not in LANGUAGE else [])]
+    none = Rows({name: [] for name in wanted}, 0)
+    test = none if job.data.test is None else _rows(job, job.data.test, wanted, near)
+    labels = None
+    if job.task.kind in CLASSES:
+        if not len(test) and job.task.labels is None:
+            raise UserError(
+                "[task] labels: is missing; between sites the job names the classes, as in ['no', 'yes']"
+            )
+        labels = _labels(job, test, test) if len(test) else tuple(job.task.labels or ())
+    return Prepared(none, test, {}, None, labels, None, test.left_out)
 
 
 def bands(numbers: npt.NDArray[np.float64]) -> list[str]:
@@ -198,6 +240,14 @@ def examples(
         return Examples(tokens, _tags(tokens, rows.columns[job.data.label], number), pools)
     classes = np.asarray([number[label] for label in rows.columns[job.data.label]], dtype=np.int64)
     return Examples(tokens, classes[tokens.rows], pools)
+
+
+def _text(job: Job) -> list[str]:
+    text = [job.data.text] if isinstance(job.data.text, str) else list(job.data.text)
+    if len(text) not in TEXTS.get(job.task.kind, (len(text),)):
+        legal = " or ".join(("one column", "two columns")[n - 1] for n in TEXTS[job.task.kind])
+        raise UserError(f"[data] text: {job.task.kind!r} reads {legal}, found {len(text)}")
+    return text
 
 
 def _numbers(job: Job, rows: Rows) -> npt.NDArray[np.float64]:

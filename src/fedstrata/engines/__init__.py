@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from fedstrata.core.client import Reply, Request
+if TYPE_CHECKING:
+    from fedstrata.core.client import Missing, Reply, Request
 
 
 class Engine(Protocol):
@@ -14,5 +15,5 @@ class Engine(Protocol):
     def clients(self) -> Sequence[str]:
         """Their names, stable and in canonical order."""
 
-    def exchange(self, requests: Iterable[Request]) -> Iterator[Reply]:
-        """One reply per request, in order of arrival."""
+    def exchange(self, requests: Iterable[Request]) -> Iterator[Reply | Missing]:
+        """One answer per request, in order of arrival; that there is none is one too."""

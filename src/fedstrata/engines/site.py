@@ -1,19 +1,28 @@
-"""A client in a place of its own: messages come in, messages go out, its rows stay."""
+"""A client in a place of its own: requests come in, replies go out, its rows stay."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
+from safetensors import safe_open
 
-from fedstrata.core.client import Reply, Request, Told, Worker, finish, handle
+from fedstrata.core.client import Reply, Request, Told, Weights, Worker, finish, handle
+from fedstrata.core.optimiser import Pace
 from fedstrata.core.parts import Tensors, tensors
+from fedstrata.core.plan import Method
 from fedstrata.core.store import Store, read_tensors, write_tensors
+from fedstrata.cost.ledger import size
+from fedstrata.nn.batching import Index
+from fedstrata.nn.cut import Link
 from fedstrata.tasks import Examples
-from fedstrata.wire.messages import of_reply, of_request, reply_in, request_in
 from fedstrata.wire.tensors import WireError, check, widen
+
+OLD = 3
+"""Versions of a part that stay on disk: a server that starts again may go back to the last it committed, and has
+sent two since, to train and to be scored."""
 
 
 @dataclass
@@ -22,117 +31,162 @@ class Site:
 
     Attributes:
         name: its name.
+        method: whose plans it carries out, and no others.
+        kind: the task's.
         worker: its model, which holds the start model when the site is made.
-        train: its training examples.
-        test: its test examples; None where it is never scored.
+        train: examples, of which it trains on
+        own: these.
+        test: examples, of which it is scored on
+        tested: these; none where it is never scored.
         folder: its own disk.
-        allow: what may leave it: ``weights``, ``features``.
+        start: the file with the start model; None where nobody goes back to it.
+        limit: most bytes that may leave it in answer to a request; None for no limit.
         told: called after every step.
+        reach: makes the way to the server's layers for a request; None where the method has none there.
     """
 
     name: str
+    method: Method
+    kind: str
     worker: Worker
     train: Examples
-    test: Examples | None
+    own: Index
+    test: Examples
+    tested: Index
     folder: Path
-    allow: Sequence[str]
+    start: Path | None = None
+    limit: int | None = None
     told: Told = lambda step, steps, loss, seen: None
+    reach: Callable[[Request], AbstractContextManager[Link]] | None = None
+    shared: dict[str, tuple[int, Tensors]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         model, parts = self.worker.model, self.worker.parts
-        start = {part: tensors(model, parts, [part]) for part in parts.names}
-        self.shared: dict[str, tuple[int, Tensors]] = {
-            part: (0, {name: tensor.clone() for name, tensor in own.items()}) for part, own in start.items()
-        }
-        for path in sorted((self.folder / "held").glob("*@*.safetensors")):
-            part, version = path.stem.split("@")
-            self.shared[part] = int(version), read_tensors(path)
+        plan = self.method.plan(parts, self.kind, 0, self.name, self.worker.streams)
+        for part in parts.names:
+            if part not in plan.server:
+                own = tensors(model, parts, [part])
+                self.shared[part] = 0, {name: tensor.to("cpu", copy=True) for name, tensor in own.items()}
+        for part in self.shared:
+            if versions := self._on_disk(part):
+                self.shared[part] = versions[-1], read_tensors(self._path(part, versions[-1]))
 
-    def answer(self, message: bytes) -> bytes:
+    def answer(self, request: Request) -> Reply:
         """The reply to a request.
 
         Raises:
-            WireError: the message is no request that this client can answer, or asks for what may not leave it.
+            WireError: the request does not fit this client, its method or its limit.
         """
-        request = request_in(message)
         self._check(request)
-        for part, new in request.parts.items():
-            self._hold(part, request.versions[part], widen(new))
-        evaluates = request.phase == "evaluate"
-        examples = self.test if evaluates else self.train
-        assert examples is not None
-        reply = finish(
-            handle(
-                self.worker,
-                request,
-                self.shared,
-                examples,
-                np.arange(len(self.train)),
-                {self.name: np.arange(len(examples))} if evaluates else None,
-                Store(self.folder),
-                self.told,
+        for part, version in request.versions.items():
+            if part in request.parts:
+                self._hold(part, version, widen(request.parts[part]))
+            elif self.shared[part][0] != version:
+                self.shared[part] = version, self._read(part, version)
+        scored = request.phase == "evaluate"
+        way = self.reach(request) if self.reach and request.phase != "receive" else nullcontext()
+        with way as link:
+            reply = finish(
+                handle(
+                    self.worker,
+                    request,
+                    self.shared,
+                    self.test if scored else self.train,
+                    self.own,
+                    {self.name: self.tested} if scored else None,
+                    Store(self.folder),
+                    self.told,
+                    link and _Metered(link, self.limit),
+                )
             )
-        )
-        return of_reply(reply)
+        _within(sum(size(sent) for sent in reply.weights.values()), self.limit)
+        return reply
+
+    def model(self, rounds: int) -> Weights:
+        """What has become of the parts at this client after so many rounds."""
+        kept = Store(self.folder).load(rounds)
+        shapes = self.worker.parts.shapes
+        return {
+            part: {name: kept.get(name, own[name]) for name in shapes[part]}
+            for part, (_, own) in self.shared.items()
+        }
 
     def _check(self, request: Request) -> None:
-        parts = self.worker.parts
+        parts, asked = self.worker.parts, request.plan
         if request.client != self.name:
             raise WireError(f"client: is {request.client!r}, this is {self.name!r}")
         try:
-            request.plan.check(parts)
+            asked.check(parts)
         except ValueError as error:
             raise WireError(str(error)) from None
-        if strange := (request.versions.keys() | request.parts.keys()) - set(parts.names):
-            raise WireError(f"versions: names no part of the model: {', '.join(sorted(strange))}")
+        mine = self.method.plan(parts, self.kind, max(request.round, 0), self.name, self.worker.streams)
+        exchange = self.method.exchange
+        fits = {
+            "train": exchange != "features" and asked == mine,
+            "features": exchange == "features" and not asked.send,
+            "evaluate": not (asked.train or asked.send) and (asked.keep, asked.server) == (mine.keep, mine.server),
+            "receive": not (asked.train or asked.send),
+        }
+        if not fits[request.phase]:
+            raise WireError(f"plan: is not that of its method to {request.phase} in round {request.round}")
+        if strange := (request.versions.keys() | request.parts.keys()) - self.shared.keys():
+            raise WireError(f"versions: names no part of this client's model: {', '.join(sorted(strange))}")
         for part, sent in request.parts.items():
             if part not in request.versions:
                 raise WireError(f"{part}: comes without its version")
             check(sent, parts.shapes[part], self.worker.dtype if request.versions[part] else "fp32")
         for part, version in request.versions.items():
             held = self.shared[part][0]
-            if part not in request.parts and held != version:
+            known = {held, *self._on_disk(part), *([0] if self.start else [])}
+            if part not in request.parts and version not in known:
                 raise WireError(f"{part}: version {version} was never sent, this client holds {held}")
-        leaves = "activations" if request.plan.server else "features" if request.phase == "features" else "weights"
-        if leaves not in self.allow:
-            raise WireError(f"{self.name} lets nothing leave but {', '.join(self.allow)}; asked for {leaves}")
-        if request.phase == "evaluate" and self.test is None:
+        if request.phase == "evaluate" and not len(self.tested):
             raise WireError(f"{self.name} has no test rows of its own")
 
     def _hold(self, part: str, version: int, new: Tensors) -> None:
         """Keep what was sent, so that a site that starts again need not be sent it once more."""
         self.shared[part] = version, new
-        path = self.folder / "held" / f"{part}@{version}.safetensors"
-        write_tensors(path, new)
-        for old in path.parent.glob(f"{part}@*.safetensors"):
-            if old != path:
-                old.unlink()
+        write_tensors(self._path(part, version), new)
+        for old in self._on_disk(part)[:-OLD]:
+            self._path(part, old).unlink()
+
+    def _read(self, part: str, version: int) -> Tensors:
+        """A version that is not the newest."""
+        if version or not self.start:
+            return read_tensors(self._path(part, version))
+        with safe_open(self.start, "pt") as file:
+            return {name: file.get_tensor(name) for name in self.worker.parts.shapes[part]}
+
+    def _on_disk(self, part: str) -> list[int]:
+        """Versions of a part, in their order."""
+        found = (self.folder / "held").glob(f"{part}@*.safetensors")
+        return sorted(int(path.stem.split("@")[1]) for path in found)
+
+    def _path(self, part: str, version: int) -> Path:
+        return self.folder / "held" / f"{part}@{version}.safetensors"
 
 
-@dataclass
-class Sites:
-    """The engine over sites: a request goes out as a message, its reply comes back as one.
+class _Metered:
+    """A way to the server's layers on which no more leaves than the limit."""
 
-    Attributes:
-        names: the sites' names, in canonical order.
-        send: brings a message to a site and returns its answer.
-    """
+    def __init__(self, link: Link, limit: int | None) -> None:
+        self.link, self.limit, self.sent = link, limit, 0
 
-    names: Sequence[str]
-    send: Callable[[str, bytes], bytes]
+    def begin(self, pace: Pace) -> None:
+        self.link.begin(pace)
 
-    def clients(self) -> Sequence[str]:
-        """The sites' names."""
-        return self.names
+    def forward(self, message: Tensors) -> Tensors:
+        return self.link.forward(self._count(message))
 
-    def exchange(self, requests: Iterable[Request]) -> Iterator[Reply]:
-        """One reply per request.
+    def backward(self, message: Tensors) -> Tensors:
+        return self.link.backward(self._count(message))
 
-        Raises:
-            WireError: an answer is no reply, or another client's.
-        """
-        for request in requests:
-            reply = reply_in(self.send(request.client, of_request(request)))
-            if reply.client != request.client:
-                raise WireError(f"client {request.client}: answers as {reply.client!r}")
-            yield reply
+    def _count(self, message: Tensors) -> Tensors:
+        self.sent += size(message)
+        _within(self.sent, self.limit)
+        return message
+
+
+def _within(sent: int, limit: int | None) -> None:
+    if limit is not None and sent > limit:
+        raise WireError(f"its limit is {limit} bytes a round, this one takes {sent} or more")

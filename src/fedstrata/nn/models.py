@@ -75,6 +75,7 @@ def load(
     seed: int,
     dropout: bool = True,
     head: Settings | None = None,
+    away: Sequence[str] = (),
 ) -> Loaded:
     """Load a checkpoint for a task.
 
@@ -85,6 +86,7 @@ def load(
         seed: of the tensors that the checkpoint lacks.
         dropout: False sets every dropout of the model to 0.
         head: one of our own heads; None for what the checkpoint has or the architecture's own.
+        away: layers that stand elsewhere; the model is made without them.
 
     Raises:
         UserError: nothing usable is found there, or the checkpoint lacks encoder tensors.
@@ -105,7 +107,7 @@ def load(
         carried = {} if "pooler" in parts.names else _pooler(name, config)
     missing = set(info["missing_keys"]) | {key[0] for key in info["mismatched_keys"]}
     fresh = tuple(part for part in parts.names if missing & parts.shapes[part].keys())
-    if lacking := [part for part in fresh if part not in ("pooler", "head")]:
+    if lacking := [part for part in fresh if part not in ("pooler", "head", *away)]:
         raise UserError(
             f"model {name}: its weights lack tensors of {', '.join(lacking[:3])} that its config.json "
             f"({config.model_type}) asks for; weights and config must belong together"
@@ -115,6 +117,9 @@ def load(
             f"model {name}: its tokenizer knows {len(tokenizer)} words, its embeddings {config.vocab_size}; "
             "they must belong together"
         )
+    stack = model.get_submodule(parts.stack)
+    for part in away:
+        stack[int(part.removeprefix("layer."))] = nn.Identity()
     return Loaded(model, tokenizer, parts, fresh, carried, use_cache)
 
 

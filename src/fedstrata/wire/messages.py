@@ -1,13 +1,21 @@
-"""Requests and replies as bytes: one safetensors message each, a small header of JSON in its metadata.
+"""What the server and a site say to each other: each message one safetensors file, a small checked header with it.
 
-Tensors stand under ``PART|NAME``. Nothing is taken from a message before its form is checked: the header field by
-field here, the tensors by whoever knows what they must be (:func:`fedstrata.wire.tensors.check`).
+    the server                                    a site
+    Hello    the job, and what its model is       Welcome   how many examples; whether it has the start model
+    Start    the start model                      Welcome
+    Request  one round's work                     Reply
+    Farewell the stage is over                    Welcome
+
+and in place of any answer a ``Refusal``. Tensors stand under ``PART|NAME``. Nothing is taken from a message before
+its form is checked: the header field by field here, the tensors by whoever knows what they must be
+(:func:`fedstrata.wire.tensors.check`).
 """
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import safetensors.torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -45,7 +53,7 @@ class RequestHeader(Header):
     round: Annotated[int, Field(ge=-1)]
     client: Name
     plan: PlanHeader
-    phase: Literal["train", "evaluate", "features"]
+    phase: Literal["train", "evaluate", "features", "receive"]
     versions: dict[Name, Count]
     first: bool
     span: tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0, le=1)]]
@@ -72,72 +80,160 @@ class ReplyHeader(Header):
     scores: dict[Name, dict[Name, float]]
 
 
-Form = TypeVar("Form", bound=Header)
+class HelloHeader(Header):
+    """What a site must know before it can say whether it takes part in a run.
 
-
-def of_request(request: Request) -> bytes:
-    """A request as it travels."""
-    header = RequestHeader(
-        round=request.round,
-        client=request.client,
-        plan=PlanHeader.model_validate(vars(request.plan)),
-        phase=request.phase,  # type: ignore[arg-type]
-        versions=request.versions,
-        first=request.first,
-        span=request.span,
-    )
-    return _message(header, request.parts)
-
-
-def request_in(message: bytes) -> Request:
-    """The request of a message.
-
-    Raises:
-        WireError: the message holds no request.
+    Attributes:
+        version: of FedStrata; both ends must have the same.
+        stage: of the job.
+        job: its tables ``task``, ``method``, ``train``, ``head`` and ``wire``, and ``overlong`` of ``data``.
+        share: of its own rows, to be kept aside to test on where it names no test rows; 0 for none.
+        labels: class names in order.
+        start: fingerprint of the start model, see :func:`fedstrata.core.state.fingerprint`.
+        stream: port for hidden states, what the site is known by there, and for how many seconds to wait.
     """
-    header, parts = _read(message, RequestHeader)
-    plan = Plan(**dict(header.plan))
-    return Request(**{**dict(header), "plan": plan, "parts": parts})
+
+    version: str
+    stage: str
+    job: dict[str, Any]
+    share: Annotated[float, Field(ge=0, lt=1)]
+    labels: tuple[str, ...] | None
+    start: str
+    stream: tuple[int, str, float] | None = None
 
 
-def of_reply(reply: Reply) -> bytes:
-    """A reply as it travels."""
-    fields = {name: value for name, value in vars(reply).items() if name not in ("weights", "work")}
-    header = ReplyHeader(**fields, work=PositionsHeader.model_validate(vars(reply.work)))
-    return _message(header, reply.weights)
+class StartHeader(Header):
+    """The start model comes with it."""
 
 
-def reply_in(message: bytes) -> Reply:
-    """The reply of a message; its weights are still to be checked.
+class FarewellHeader(Header):
+    """The stage is over.
 
-    Raises:
-        WireError: the message holds no reply.
+    Attributes:
+        save: the site holds parts that are its own alone, so it saves a model.
     """
-    header, weights = _read(message, ReplyHeader)
-    return Reply(**{**dict(header), "work": Positions(**dict(header.work)), "weights": weights})
+
+    save: bool
 
 
-def _message(header: Header, weights: Weights) -> bytes:
+class WelcomeHeader(Header):
+    """A site takes part.
+
+    Attributes:
+        examples: that it trains on.
+        tests: that it is scored on.
+        holds: it has the start model.
+    """
+
+    examples: Count
+    tests: Count
+    holds: bool
+
+
+class RefusalHeader(Header):
+    """A site does not do what it is asked.
+
+    Attributes:
+        reason: a sentence without its subject.
+        final: it will not do so in this run.
+    """
+
+    reason: Annotated[str, Field(max_length=1000)]
+    final: bool
+
+
+KINDS: dict[str, type[Header]] = {
+    "hello": HelloHeader,
+    "start": StartHeader,
+    "request": RequestHeader,
+    "farewell": FarewellHeader,
+    "welcome": WelcomeHeader,
+    "reply": ReplyHeader,
+    "refusal": RefusalHeader,
+}
+"""Kind of message -> its header."""
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """A message, read: ``run`` it belongs to, ``header``, and the tensors by part."""
+
+    run: str
+    header: Header
+    weights: Weights
+
+
+def seal(run: str, header: Header, weights: Weights = {}) -> bytes:  # noqa: B006
+    """A message as it travels."""
+    kind = next(kind for kind, form in KINDS.items() if type(header) is form)
     tensors = {f"{part}|{name}": t.contiguous() for part, each in weights.items() for name, t in each.items()}
-    texts = {"header": json.dumps(header.model_dump()), "parts": json.dumps(list(weights))}
+    texts = {
+        "kind": kind,
+        "run": run,
+        "header": json.dumps(header.model_dump()),
+        "parts": json.dumps(list(weights)),
+    }
     return bytes(safetensors.torch.save(tensors, texts))
 
 
-def _read(message: bytes, form: type[Form]) -> tuple[Form, Weights]:
+def unseal(message: bytes, *kinds: str) -> Envelope:
+    """What a message holds, which must be one of these kinds; its tensors are still to be checked.
+
+    Raises:
+        WireError: it is none of them.
+    """
+    wanted = " or ".join(kinds)
     try:
         tensors = safetensors.torch.load(message)
         size = int.from_bytes(message[:8], "little")
         texts = json.loads(message[8 : 8 + size])["__metadata__"]
-        header = form.model_validate_json(texts["header"])
+        if texts["kind"] not in kinds:
+            raise WireError(f"not a {wanted}: is a {texts['kind']}")
+        header = KINDS[texts["kind"]].model_validate_json(texts["header"])
         weights: Weights = {
             str(part): {} for part in json.loads(texts["parts"])
         }  # a file of tensors sorts its own
-    except (SafetensorError, KeyError, TypeError, ValueError, ValidationError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise WireError(f"not a {form.__name__.removesuffix('Header').lower()}: {first}") from None
+    except (
+        SafetensorError,
+        KeyError,
+        TypeError,
+        ValidationError,
+        json.JSONDecodeError,
+        UnicodeDecodeError,
+    ) as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise WireError(f"not a {wanted}: {first}") from None
     for key, tensor in tensors.items():
         part, _, name = key.partition("|")
         if part not in weights:
             raise WireError(f"tensor {key!r}: belongs to no part")
         weights[part][name] = tensor
-    return header, weights
+    return Envelope(str(texts["run"]), header, weights)
+
+
+def of_request(run: str, request: Request) -> bytes:
+    """A request as it travels."""
+    fields = {name: value for name, value in vars(request).items() if name not in ("parts", "plan")}
+    header = RequestHeader(**fields, plan=PlanHeader.model_validate(vars(request.plan)))
+    return seal(run, header, request.parts)
+
+
+def request_in(envelope: Envelope) -> Request:
+    """The request of a message of that kind; its tensors are still to be checked."""
+    header = envelope.header
+    assert isinstance(header, RequestHeader)
+    return Request(**{**dict(header), "plan": Plan(**dict(header.plan)), "parts": envelope.weights})
+
+
+def of_reply(run: str, reply: Reply) -> bytes:
+    """A reply as it travels."""
+    fields = {name: value for name, value in vars(reply).items() if name not in ("weights", "work")}
+    header = ReplyHeader(**fields, work=PositionsHeader.model_validate(vars(reply.work)))
+    return seal(run, header, reply.weights)
+
+
+def reply_in(envelope: Envelope) -> Reply:
+    """The reply of a message of that kind; its weights are still to be checked."""
+    header = envelope.header
+    assert isinstance(header, ReplyHeader)
+    return Reply(**{**dict(header), "work": Positions(**dict(header.work)), "weights": envelope.weights})

@@ -1,0 +1,1 @@
+"""Training between sites: what each of them is told, permits and reads."""

@@ -1,0 +1,138 @@
+"""A federation of real processes on this machine: a server, sites, and runs between them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedstrata.federation.init import init
+from tiny import SENTENCES
+
+COMMAND = [sys.executable, "-c", "from fedstrata.cli import main; main()"]
+
+
+def free_port() -> int:
+    with socket.socket() as tried:
+        tried.bind(("127.0.0.1", 0))
+        return int(tried.getsockname()[1])
+
+
+class Deployment:
+    """Sites that hold the sentences in turn; ``everything`` is all rows in one file, with a column ``site``."""
+
+    def __init__(self, folder: Path, names: Sequence[str] = ("a", "b", "c")) -> None:
+        self.folder, self.names = folder, names
+        self.home = folder / "federation"
+        self.port = free_port()
+        init(self.home, names, port=self.port, stream_port=free_port())
+        rows = [(*row, names[i % len(names)]) for i, row in enumerate(SENTENCES)]
+        self.everything = self.write(folder / "all.csv", ["text", "label", "site"], rows)
+        for name in names:
+            self.write(
+                self.site(name) / "train.csv", ["text", "label"], [row[:2] for row in rows if row[2] == name]
+            )
+            self.set(name, "# threads = 4", "threads = 1")
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def write(self, path: Path, columns: list[str], rows: Sequence[Any]) -> Path:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([columns, *rows])
+        return path
+
+    def site(self, name: str) -> Path:
+        return self.home / "sites" / name
+
+    def set(self, name: str, old: str, new: str) -> None:
+        """Change a site's settings; it reads them when it starts."""
+        path = self.site(name) / "site.toml"
+        text = path.read_text("utf-8")
+        assert old in text
+        path.write_text(text.replace(old, new), "utf-8")
+
+    def spawn(self, name: str, *words: str) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        with (self.folder / f"{name}.out").open("ab") as out:
+            process = subprocess.Popen(
+                [*COMMAND, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=environment,
+                cwd=self.folder,
+            )
+        self.processes[name] = process
+        return process
+
+    def out(self, name: str) -> str:
+        return (self.folder / f"{name}.out").read_text("utf-8", errors="replace")
+
+    def serve(self, *words: str) -> None:
+        self.spawn("serve", "serve", str(self.home), *words)
+
+    def join(self, name: str, *words: str) -> None:
+        self.spawn(name, "join", str(self.site(name) / "site.toml"), *words)
+
+    def up(self) -> None:
+        self.serve()
+        for name in self.names:
+            self.join(name)
+        for name in self.names:
+            self.until(lambda name=name: f"{name}: connected" in self.out(name), 120, f"{name} does not connect")
+
+    def until(self, holds: Callable[[], bool], seconds: float, complaint: str) -> None:
+        end = time.monotonic() + seconds
+        while not holds():
+            outputs = "\n".join(f"--- {name}\n{self.out(name)[-1500:]}" for name in self.processes)
+            assert time.monotonic() < end, f"{complaint}\n{outputs}"
+            time.sleep(0.1)
+
+    def write_job(self, tables: Mapping[str, Any]) -> Path:
+        path = self.folder / "job.toml"
+        path.write_text(tomli_w.dumps(dict(tables)), "utf-8")
+        return path
+
+    def run(self, job: Path, out: str, *words: str) -> subprocess.Popen[bytes]:
+        """Start a run between the sites."""
+        far = ["--engine", "flower", "--federation", str(self.home)]
+        return self.spawn(out, "run", str(job), f"output.dir={self.folder / out}", *far, *words)
+
+    def finish(self, job: Path, out: str, *words: str) -> Path:
+        """A run between the sites, to its end."""
+        process = self.run(job, out, *words)
+        assert process.wait(240) == 0, self.out(out)
+        return self.folder / out
+
+    def lines(self, out: str, name: str) -> list[dict[str, Any]]:
+        path = self.folder / out / name
+        if not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.endswith("}")]
+
+    def kill(self, name: str) -> None:
+        """As if its machine lost power: the program, and what it had started."""
+        process = self.processes.pop(name)
+        children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+        for pid in (process.pid, *map(int, children)):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+    def down(self) -> None:
+        for process in self.processes.values():
+            process.terminate()
+        for name, process in self.processes.items():
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise AssertionError(f"{name} does not stop\n{self.out(name)[-3000:]}") from None

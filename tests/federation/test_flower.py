@@ -1,0 +1,142 @@
+"""Between sites as it is: processes of their own, Flower, TLS, keys, and a stream for hidden states."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fedstrata
+from deployment import COMMAND, Deployment
+from fedstrata.engines import flower
+from fedstrata.federation.init import init
+
+ModelFolder = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    made = Deployment(tmp_path_factory.mktemp("deployment"))
+    for name in made.names:
+        made.set(name, 'exchanges = ["weights"]', 'exchanges = ["weights", "activations"]')
+    made.up()
+    yield made
+    made.down()
+
+
+def job(deployment: Deployment, model: Path, name: str, kind: str, **tables: Any) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "model": {"name": str(model)},
+        "task": {"kind": kind},
+        "data": {"train": str(deployment.everything), "test": str(deployment.everything)},
+        "clients": {"split": "column", "column": "site"},
+        "method": {"name": name, "rounds": 2},
+        "train": {"batch_size": 2, "max_tokens": 32, "precision": "fp32", "device": "cpu"},
+    }
+    for table, values in tables.items():
+        made[table] = {**made.get(table, {}), **values}
+    if "test" in made["clients"]:
+        del made["data"]["test"]
+        made["task"]["labels"] = ["0", "1", "2"]
+    return made
+
+
+def same(here: Path, there: Path) -> None:
+    one, other = (load_file(run / "model" / "model.safetensors") for run in (here, there))
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    ledgers = [sorted((run / "ledger.jsonl").read_text("utf-8").splitlines()) for run in (here, there)]
+    assert ledgers[0] == ledgers[1]
+    results = [json.loads((run / "result.json").read_text("utf-8")) for run in (here, there)]
+    assert results[0]["score"] == results[1]["score"]
+    assert results[0]["bytes"] == results[1]["bytes"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "tables"),
+    [
+        ("fedbt", "classify", {"wire": {"dtype": "bf16"}}),
+        ("fedbert", "mlm", {"method": {"mode": "share"}}),
+    ],
+)
+def test_over_flower_a_run_ends_in_the_same_bits(
+    deployment: Deployment, model_folder: ModelFolder, name: str, kind: str, tables: dict[str, Any]
+) -> None:
+    made = job(deployment, model_folder(), name, kind, **tables)
+    out = f"there-{name}"
+    there = deployment.finish(deployment.write_job(made), out)
+    here = fedstrata.run(made, {"output.dir": str(deployment.folder / f"here-{name}")})
+    same(here.folder, there)
+    told = deployment.out(out)
+    assert "round 1  c  loss" in told
+    assert "score" in told
+    assert not (there / "missing.jsonl").exists()
+
+
+def test_strangers_are_refused(deployment: Deployment, tmp_path: Path) -> None:
+    address = f"127.0.0.1:{deployment.port}"
+    with pytest.raises(httpx.TransportError):
+        httpx.post(f"http://{address}/v1/fleet/activate-node")
+    foreign = tmp_path / "foreign"
+    init(foreign, ["x"], port=deployment.port)
+    theirs, ours = (path.read_bytes() for path in (foreign / "tls" / "ca.pem", deployment.home / "tls" / "ca.pem"))
+    for name, ca, complaint in (
+        ("stranger", ours, "its key is not registered there"),
+        ("suspicious", theirs, "the server's certificate is not signed by this site's ca"),
+    ):
+        (foreign / "sites" / "x" / "ca.pem").write_bytes(ca)
+        deployment.spawn(name, "join", str(foreign / "sites" / "x" / "site.toml"))
+        deployment.until(lambda n=name, c=complaint: c in deployment.out(n), 60, f"{name} is not refused")
+        assert "connected" not in deployment.out(name).replace("was connected", "")
+        deployment.kill(name)
+
+
+def test_without_a_server_the_run_says_so(model_folder: ModelFolder, tmp_path: Path) -> None:
+    lonely = Deployment(tmp_path)
+    path = lonely.write_job(job(lonely, model_folder(), "fedavg", "mlm"))
+    far = ["--engine", "flower", "--federation", str(lonely.home)]
+    made = subprocess.run([*COMMAND, "run", str(path), *far], capture_output=True, text=True, cwd=tmp_path)
+    assert made.returncode == 2
+    [line] = made.stderr.strip().splitlines()[-1:]
+    assert line.startswith(f"fedstrata: federation: the server at 127.0.0.1:{lonely.port} does not answer")
+    assert "Traceback" not in made.stderr
+
+
+@pytest.mark.parametrize(
+    ("client", "server", "path", "passes"),
+    [
+        ("203.0.113.7", "198.51.100.1", "/v1/fleet/pull-messages", True),
+        ("203.0.113.7", "198.51.100.1", "/v1/control/start-run", False),
+        ("203.0.113.7", "198.51.100.1", "/v1/runtime/acquire-task", False),
+        ("203.0.113.7", "198.51.100.1", "/docs", False),
+        ("203.0.113.7", "198.51.100.1", "/v1/fleet/../control/start-run", False),
+        ("127.0.0.1", "127.0.0.1", "/v1/control/start-run", True),
+        ("198.51.100.1", "198.51.100.1", "/v1/control/start-run", True),
+    ],
+)
+def test_other_machines_reach_only_what_is_for_sites(client: str, server: str, path: str, passes: bool) -> None:
+    reached, sent = [], []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        reached.append(scope["path"])
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "path": path, "client": (client, 1), "server": (server, 9440)}
+    asyncio.run(flower.Gate(app)(scope, None, send))
+    assert bool(reached) == passes
+    assert passes or sent[0]["status"] == 403
+
+
+def test_nothing_phones_home() -> None:
+    from flwr.supercore import telemetry
+
+    assert telemetry.FLWR_TELEMETRY_ENABLED == "0"

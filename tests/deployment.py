@@ -19,6 +19,10 @@ import tomli_w
 from fedstrata.federation.init import init
 from tiny import SENTENCES
 
+SERVE, JOIN = "fedstrata serve federation", "fedstrata join federation/sites/{}/site.toml"
+RUN = "fedstrata run job.toml --engine flower --federation federation"
+TRIED = {SERVE, *map(JOIN.format, "abc"), "fedstrata join site.toml", RUN, f"{RUN} --resume"}
+"""What the pages tell to type; a site's settings are read from another folder here than ``site.toml``'s own."""
 COMMAND = [sys.executable, "-c", "from fedstrata.cli import main; main()"]
 
 
@@ -78,10 +82,10 @@ class Deployment:
         return (self.folder / f"{name}.out").read_text("utf-8", errors="replace")
 
     def serve(self, *words: str) -> None:
-        self.spawn("serve", "serve", str(self.home), *words)
+        self.spawn("serve", *SERVE.split()[1:], *words)
 
     def join(self, name: str, *words: str) -> None:
-        self.spawn(name, "join", str(self.site(name) / "site.toml"), *words)
+        self.spawn(name, *JOIN.format(name).split()[1:], *words)
 
     def up(self) -> None:
         self.serve()
@@ -97,17 +101,12 @@ class Deployment:
             assert time.monotonic() < end, f"{complaint}\n{outputs}"
             time.sleep(0.1)
 
-    def write_job(self, tables: Mapping[str, Any]) -> Path:
-        path = self.folder / "job.toml"
-        path.write_text(tomli_w.dumps(dict(tables)), "utf-8")
-        return path
-
-    def run(self, job: Path, out: str, *words: str) -> subprocess.Popen[bytes]:
+    def run(self, job: Mapping[str, Any], out: str, *words: str) -> subprocess.Popen[bytes]:
         """Start a run between the sites."""
-        far = ["--engine", "flower", "--federation", str(self.home)]
-        return self.spawn(out, "run", str(job), f"output.dir={self.folder / out}", *far, *words)
+        (self.folder / "job.toml").write_text(tomli_w.dumps(dict(job)), "utf-8")
+        return self.spawn(out, *RUN.split()[1:], f"output.dir={out}", *words)
 
-    def finish(self, job: Path, out: str, *words: str) -> Path:
+    def finish(self, job: Mapping[str, Any], out: str, *words: str) -> Path:
         """A run between the sites, to its end."""
         process = self.run(job, out, *words)
         assert process.wait(240) == 0, self.out(out)

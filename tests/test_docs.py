@@ -6,6 +6,7 @@ import functools
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -19,6 +20,7 @@ import torch
 import transformers
 from typer.testing import CliRunner
 
+from deployment import TRIED
 from fedstrata.cli import app
 from fedstrata.core.parts import Parts, find
 from fedstrata.job import Job
@@ -49,8 +51,8 @@ def test_local_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_make_targets_exist(page: Path) -> None:
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for target in re.findall(r"make (\w+)(?=`| *#|\n)", page.read_text("utf-8")):
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for target in re.findall(r"make ([\w-]+)(?=`| *#|\n)", page.read_text("utf-8")):
         assert target in targets
 
 
@@ -72,6 +74,27 @@ def test_readme_commands_run(job: Jobs, tmp_path: Path, monkeypatch: pytest.Monk
         done = runner.invoke(app, words)
         assert done.exit_code == 0, f"{line}\n{done.output}"
     assert (tmp_path / "report.html").exists()
+
+
+def test_the_commands_between_sites_are_those_that_are_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Federations are made here; what stays running is run by :class:`deployment.Deployment`, word for word."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("ca.pem", "server.pem", "server.key"):
+        (tmp_path / name).touch()
+    runner = CliRunner()
+    for page in (ROOT / "docs" / "deploy.md", ROOT / "README.md"):
+        shutil.rmtree("federation", ignore_errors=True)
+        lines = [line for line in commands(page) if line.startswith("fedstrata ")]
+        assert len(lines) >= 4
+        for line in lines:
+            if line.startswith("fedstrata federation "):
+                shutil.rmtree("federation", ignore_errors=True)
+                done = runner.invoke(app, shlex.split(line)[1:])
+                assert done.exit_code == 0, f"{line}\n{done.output}"
+            else:
+                assert line in TRIED, f"{page.name}: {line}"
 
 
 def test_readme_job_is_legal() -> None:
@@ -103,6 +126,8 @@ def test_the_job_page_names_every_key_and_only_legal_ones() -> None:
                 changed["task"]["kind"] = "classify"
             if table == "head":
                 changed["head"].setdefault("kind", "psum")
+            if (table, key) == ("engine", "federation"):
+                changed["engine"]["name"] = "flower"
             load(changed)
 
 

@@ -125,7 +125,7 @@ def _start(job: Job, near: Path | None, place: Path) -> str:
     if place.exists():
         return str(place)
     data = None
-    if job.data.train != NO_DATA:
+    if job.data.train not in ("", NO_DATA):
         with suppress(UserError):
             data = prepare(job, near)
     return outline(job, data, near, place)
@@ -164,7 +164,7 @@ def holdings(job: Job, near: Path | None, model: str, count: int | None, tokens:
     config = models.config_of(model)
     longest = min(tokens or job.train.max_tokens, config.max_position_embeddings)
     named = tuple(job.task.labels) if job.task.labels else None
-    if count is None and job.data.train != NO_DATA:
+    if count is None and job.data.train not in ("", NO_DATA):
         try:
             data = prepare(job, near)
         except UserError as error:

@@ -279,6 +279,18 @@ def test_a_site_decides_and_the_run_goes_on_without_it(
     assert any(getattr(event, "reason", "").startswith(reason) and event.round == -1 for event in told)
 
 
+def test_features_of_some_sites_are_trained_on_without_the_others(job: Jobs, village: Village) -> None:
+    made = job("fedfreezebert", "classify", 3, method={"variant": "centralised"}, head={"kind": "ordinary"})
+    here, there = village.jobs({**made, "client": {"allow": ["features"]}})
+    for name in ("a", "c"):
+        village.site(name, 'exchanges = ["weights"]', 'exchanges = ["features"]')
+    run = fedstrata.run(there)
+    rows = [(*row, NAMES[i % 3]) for i, row in enumerate(SENTENCES)]
+    village.write("all.csv", ["text", "label", "site"], [row for row in rows if row[2] != "b"])
+    without = fedstrata.run(here)
+    assert all(torch.equal(weights(run)[key], weights(without)[key]) for key in weights(run))
+
+
 def test_with_fewer_sites_than_the_quorum_nothing_is_trained(job: Jobs, village: Village) -> None:
     _, there = village.jobs(job("fedavg", "classify"), quorum=1.0)
     village.site("b", "min_examples = 1 ", "min_examples = 99 ")

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_flower import job, same
 
 import fedstrata
 from deployment import Deployment
 from fedstrata import stages
 from fedstrata.core.client import Missing, Reply, Request
 from fedstrata.engines.inprocess import InProcess
-from test_flower import job, same
 
 pytestmark = pytest.mark.deploy
 ModelFolder = Callable[..., Path]
@@ -47,7 +47,7 @@ def test_a_run_between_sites_ends_in_the_same_bits(
 ) -> None:
     made = job(deployment, model_folder(), name, kind, **tables)
     out = f"{name}-{kind}"
-    there = deployment.finish(deployment.write_job(made), out)
+    there = deployment.finish(made, out)
     here = fedstrata.run(made, {"output.dir": str(deployment.folder / f"here-{out}")})
     same(here.folder, there)
 
@@ -57,7 +57,7 @@ def test_a_site_that_lets_no_features_leave_is_gone_without(
 ) -> None:
     made = job(deployment, model_folder(), "fedfreezebert", "classify", method={"variant": "centralised"})
     made |= {"head": {"kind": "ordinary"}, "client": {"allow": ["features"]}}
-    there = deployment.finish(deployment.write_job(made), "features")
+    there = deployment.finish(made, "features")
     reasons = {
         (line["client"], line["reason"].split(" (")[0]) for line in deployment.lines("features", "missing.jsonl")
     }
@@ -92,13 +92,13 @@ def answered(deployment: Deployment, out: str, name: str) -> list[int]:
 def test_a_site_and_then_the_server_lose_power(
     deployment: Deployment, model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = job(deployment, model_folder(), "fedbfpt", "mlm", train={"epochs": 500}, method={"rounds": 14})
-    path, out = deployment.write_job(made), "bad-week"
-    words = ("engine.deadline=15",)
-    deployment.run(path, out, *words)
+    made = job(deployment, model_folder(), "fedbfpt", "mlm", train={"epochs": 200}, method={"rounds": 14})
+    out = "bad-week"
+    words = ("engine.deadline=40",)
+    deployment.run(made, out, *words)
     deployment.until(lambda: 1 in answered(deployment, out, "a"), 120, "round 1 does not end")
     deployment.kill("b")
-    deployment.until(lambda: len(deployment.lines(out, "missing.jsonl")) > 0, 60, "b is not missed")
+    deployment.until(lambda: len(deployment.lines(out, "missing.jsonl")) > 0, 120, "b is not missed")
     deployment.join("b")
     missed = deployment.lines(out, "missing.jsonl")[0]
     assert missed["client"] == "b"
@@ -111,7 +111,7 @@ def test_a_site_and_then_the_server_lose_power(
     deployment.kill("serve")
     deployment.serve()
     deployment.until(lambda: deployment.out("serve").count("serving at") == 2, 60, "the server does not come back")
-    there = deployment.finish(path, out, "--resume", *words)
+    there = deployment.finish(made, out, "--resume", *words)
     assert json.loads((there / "result.json").read_text())["status"] == "finished"
     assert answered(deployment, out, "a") == list(range(14)), "the others did not miss a round"
     agrees(made, there, monkeypatch)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ import torch
 from safetensors.torch import load_file
 
 import fedstrata
-from deployment import COMMAND, Deployment
+from deployment import Deployment
 from fedstrata.engines import flower
 from fedstrata.federation.init import init
+from tiny import SENTENCES
 
 ModelFolder = Callable[..., Path]
 
@@ -45,7 +45,7 @@ def job(deployment: Deployment, model: Path, name: str, kind: str, **tables: Any
         made[table] = {**made.get(table, {}), **values}
     if "test" in made["clients"]:
         del made["data"]["test"]
-        made["task"]["labels"] = ["0", "1", "2"]
+        made["task"]["labels"] = sorted({label for _, label in SENTENCES})
     return made
 
 
@@ -71,7 +71,7 @@ def test_over_flower_a_run_ends_in_the_same_bits(
 ) -> None:
     made = job(deployment, model_folder(), name, kind, **tables)
     out = f"there-{name}"
-    there = deployment.finish(deployment.write_job(made), out)
+    there = deployment.finish(made, out)
     here = fedstrata.run(made, {"output.dir": str(deployment.folder / f"here-{name}")})
     same(here.folder, there)
     told = deployment.out(out)
@@ -100,13 +100,13 @@ def test_strangers_are_refused(deployment: Deployment, tmp_path: Path) -> None:
 
 def test_without_a_server_the_run_says_so(model_folder: ModelFolder, tmp_path: Path) -> None:
     lonely = Deployment(tmp_path)
-    path = lonely.write_job(job(lonely, model_folder(), "fedavg", "mlm"))
-    far = ["--engine", "flower", "--federation", str(lonely.home)]
-    made = subprocess.run([*COMMAND, "run", str(path), *far], capture_output=True, text=True, cwd=tmp_path)
-    assert made.returncode == 2
-    [line] = made.stderr.strip().splitlines()[-1:]
-    assert line.startswith(f"fedstrata: federation: the server at 127.0.0.1:{lonely.port} does not answer")
-    assert "Traceback" not in made.stderr
+    process = lonely.run(job(lonely, model_folder(), "fedavg", "mlm"), "lonely")
+    assert process.wait(60) == 2
+    said = lonely.out("lonely")
+    assert said.splitlines()[-1].startswith(
+        f"fedstrata: federation: the server at 127.0.0.1:{lonely.port} does not answer"
+    )
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,8 @@ def split(
 
         jobs = load(job, overrides or ())
         for each in jobs:
+            if each.between_sites:
+                raise UserError("split: between sites each has its own rows, and nobody divides them")
             data = prepare(each, job.resolve().parent)
             if each.stage:
                 console.print(f"stage {each.stage}")

@@ -64,12 +64,13 @@ class Central:
         write_tensors(self._path(client), {**widen(rest), "tokens": tokens, "labels": labels})
 
     def train(self, plan: Plan, round: int, told: Told, span: tuple[float, float]) -> Reply:
-        """One round of training on everything, from the weights that the model was loaded with.
+        """One round of training on everything that has come, from the weights that the model was loaded with.
 
         ``span`` are the shares of the run's training that are done before and after.
         """
         if self.received is None:
-            self.received = Received([self._path(client) for client in self.clients], self.worker.local)
+            paths = [self._path(client) for client in self.clients]
+            self.received = Received([path for path in paths if path.exists()], self.worker.local)
         examples = self.received.examples()
         worker, index, store = self.worker, self.received.index, Store(self.folder / "optimiser")
         memory = store.load(round) if worker.local.kept else {}

@@ -98,10 +98,6 @@ Presence = tuple[int, str]
 """A site that is there: its number, and since when."""
 
 
-class Lost(Exception):
-    """Flower ended the run, or cannot be reached any longer."""
-
-
 class Courier:
     """The server's end: messages go to sites by name, answers come back by the message they answer.
 
@@ -126,11 +122,11 @@ class Courier:
         for reply in self.grid.pull_messages(list(self.asked)) if self.asked else ():
             node = self.asked.pop(reply.metadata.reply_to_message_id)
             if reply.has_content():
-                self.known[node] = _bytes(reply).decode()
+                self.known[node] = _bytes(reply).decode(errors="replace")
         return {name: node for node, name in self.known.items() if node in there}
 
     def send(self, to: Presence, message: bytes, seconds: float) -> str:
-        """Send a message that is worth something for so long; returns its number."""
+        """Send a message that is worth something for so long; returns its number, empty if it cannot be sent."""
         self._check()
         return self._push(to, message, seconds)
 
@@ -144,11 +140,11 @@ class Courier:
     def _push(self, to: Presence, message: bytes, seconds: float) -> str:
         TaskIdentity.node_id = SUPERLINK_NODE_ID
         [number] = self.grid.push_messages([Message(_record(message), to[0], "train", ttl=seconds)])
-        return str(number)
+        return number or ""
 
     def _check(self) -> None:
         if self.ended.is_set():
-            raise Lost("Flower has ended the run")
+            raise UserError("federation: Flower has ended this run; --resume goes on from the last finished round")
 
 
 def _record(message: bytes) -> RecordDict:
@@ -156,7 +152,9 @@ def _record(message: bytes) -> RecordDict:
 
 
 def _bytes(message: Message) -> bytes:
-    return bytes(message.content.array_records["message"]["bytes"].data)
+    """What a message holds; nothing where it is none of ours."""
+    record = message.content.array_records.get("message", {})
+    return bytes(record["bytes"].data) if "bytes" in record else b""
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -25,7 +26,7 @@ from fedstrata.wire.messages import (
 from fedstrata.wire.tensors import WireError
 
 POLL = 0.1
-"""Seconds between two looks for answers."""
+"""Seconds between two looks for answers, at first; later it is a fiftieth of the time that has passed."""
 PAUSE = 5.0
 """Seconds before a message that was lost is sent again."""
 
@@ -34,8 +35,8 @@ SILENCE = 5.0
 
 Presence = tuple[int, str]
 """A site that is there: its number, and since when."""
-Talk = Generator[bytes, Envelope, Reply | WelcomeHeader]
-"""What is said to a site, message by message; its answers are sent in."""
+Talk = Generator[Callable[[], bytes], Envelope, Reply | WelcomeHeader]
+"""What is said to a site, message by message, each made when it is sent; its answers are sent in."""
 
 
 class Courier(Protocol):
@@ -45,10 +46,31 @@ class Courier(Protocol):
         """The sites that are there now."""
 
     def send(self, to: Presence, message: bytes, seconds: float) -> str:
-        """Send a message that is worth something for so long; returns its number."""
+        """Send a message that is worth something for so long; returns its number, empty if it cannot be sent."""
 
     def receive(self, numbers: Iterable[str]) -> Iterator[tuple[str, bytes | None]]:
         """What has come in answer to these messages by now; None in place of an answer that will not come."""
+
+
+@dataclass
+class Turn:
+    """A site that is being talked to.
+
+    Attributes:
+        talk: what is said to it.
+        make: makes the next message, again where it was lost.
+        since: clock time from when on it may be sent.
+        number: of the message under way; empty while there is none.
+        presence: of the site when it was sent,
+        sent: and the clock time.
+    """
+
+    talk: Talk
+    make: Callable[[], bytes]
+    since: float = 0.0
+    number: str = ""
+    presence: Presence | None = None
+    sent: float = 0.0
 
 
 class Crossing(Protocol):
@@ -77,6 +99,9 @@ class Sites:
         tell: receives events.
         crossing: where batches pass through the server's layers; None where there are none.
         tokens: site -> what it is known by there.
+        welcome: what the sites that take part said of themselves.
+        refused: who will not take part, and why.
+        away: who was missing by a deadline; it is asked, but not waited for before it answers again.
     """
 
     run: str
@@ -120,9 +145,9 @@ class Sites:
         list(self._side_by_side({name: self._part(message) for name in self.welcome}, -1))
 
     def _greet(self, name: str) -> Talk:
-        answer = (yield self.hello(name)).header
+        answer = (yield partial(self.hello, name)).header
         if isinstance(answer, WelcomeHeader) and not answer.holds:
-            answer = (yield self.start()).header
+            answer = (yield self.start).header
         if not isinstance(answer, WelcomeHeader):
             raise WireError("does not greet back")
         self.welcome[name] = answer
@@ -131,7 +156,7 @@ class Sites:
     def _ask(self, request: Request) -> Talk:
         if request.client not in self.welcome:
             yield from self._greet(request.client)
-        answer = yield of_request(self.run, request)
+        answer = yield partial(of_request, self.run, request)
         if not isinstance(answer.header, ReplyHeader):
             raise WireError("does not reply")
         reply = reply_in(answer)
@@ -141,7 +166,7 @@ class Sites:
         return reply
 
     def _part(self, message: bytes) -> Talk:
-        answer = (yield message).header
+        answer = (yield lambda: message).header
         assert isinstance(answer, WelcomeHeader)
         return answer
 
@@ -149,59 +174,58 @@ class Sites:
         """Talk to several sites at once; each ends in a reply, or is missing. A welcome ends in nothing."""
         began = time.monotonic()
         until = began + self.deadline
-        waiting: dict[str, tuple[float, bytes | None]] = {}  # site -> from when on to send what, once it is there
-        under: dict[
-            str, tuple[str, Presence, float, bytes]
-        ] = {}  # number -> site, its presence, when, the message
-        left = set(talks)
-        for name in talks:
+        turns: dict[str, Turn] = {}
+        for name, talk in talks.items():
             if name in self.refused:
-                left.discard(name)
                 yield Missing(name, self.refused[name])
             else:
-                waiting[name] = 0.0, None
+                turns[name] = Turn(talk, next(talk))
         told: set[str] = set()
-        while left:
+        while turns:
             now, there = time.monotonic(), self.courier.online()
-            for number, (name, presence, _, message) in list(under.items()):
-                if name in there and there[name] != presence:  # it has started again and knows nothing of this
-                    del under[number]
-                    waiting[name] = now, message
-            for name, (since, due) in list(waiting.items()):
-                if name in there and now >= since:
-                    message = next(talks[name]) if due is None else due
-                    number = self.courier.send(there[name], message, until - now)
-                    self._record(round, name, "down", message)
-                    under[number] = name, there[name], now, message
-                    del waiting[name]
-            for number, answer in self.courier.receive(under):
-                name, _, sent, message = under.pop(number)
+            for name, turn in turns.items():
+                if turn.number and there.get(name, turn.presence) != turn.presence:
+                    turn.number = ""  # it has started again since, and knows nothing of the message
+                if not turn.number and name in there and now >= turn.since:
+                    self._tell(round, name, turn, there[name], until)
+            asked = {turn.number: name for name, turn in turns.items() if turn.number}
+            for number, answer in self.courier.receive(asked):
+                if (name := asked.pop(number, "")) == "":
+                    continue  # it has answered before
+                turns[name].number, turns[name].since = "", now + PAUSE
                 if answer is None:
-                    waiting[name] = now + PAUSE, message
                     continue
-                self._record(round, name, "up", answer, time.monotonic() - sent)
                 try:
-                    waiting[name] = 0.0, talks[name].send(self._open(name, answer))
+                    self._hear(round, name, turns[name], answer)
                 except StopIteration as end:
-                    left.discard(name)
-                    self.away.discard(name)
+                    del turns[name]
                     if isinstance(end.value, Reply):
                         yield end.value
                 except WireError as error:
-                    left.discard(name)
+                    del turns[name]
                     yield Missing(name, str(error))
-            late = {name for name in left if name not in there and name not in told}
+            late = turns.keys() - there.keys() - told
             if late - self.away and now > began + SILENCE:
                 told |= late
                 self.tell(Waiting(tuple(sorted(late)), until - now))
-            busy = {name for name, *_ in under.values()} | (left - self.away)
-            if left and (now > until or not busy):
-                for name in [name for name in talks if name in left]:
+            if now > until or not any(turn.number or name not in self.away for name, turn in turns.items()):
+                for name in turns:
                     self.away.add(name)
-                    left.discard(name)
-                    yield Missing(name, "is not connected" if name not in there else "did not answer in time")
-            if left:
-                time.sleep(POLL)
+                    yield Missing(name, "did not answer in time" if name in there else "is not connected")
+                return
+            time.sleep(min(1.0, max(POLL, (now - began) / 50)) if turns else 0)
+
+    def _tell(self, round: int, name: str, turn: Turn, there: Presence, until: float) -> None:
+        message = turn.make()
+        turn.sent, turn.presence = time.monotonic(), there
+        turn.number = self.courier.send(there, message, until - turn.sent)
+        turn.since = turn.sent + PAUSE
+        self._record(round, name, "down", len(message), None)
+
+    def _hear(self, round: int, name: str, turn: Turn, answer: bytes) -> None:
+        self.away.discard(name)
+        self._record(round, name, "up", len(answer), time.monotonic() - turn.sent)
+        turn.make, turn.since = turn.talk.send(self._open(name, answer)), 0.0
 
     def _open(self, name: str, answer: bytes) -> Envelope:
         envelope = unseal(answer, "welcome", "reply", "refusal")
@@ -214,6 +238,6 @@ class Sites:
             raise WireError(header.reason)
         return envelope
 
-    def _record(self, round: int, name: str, way: str, message: bytes, seconds: float | None = None) -> None:
-        record = {"round": round, "client": name, "direction": way, "bytes": len(message), "seconds": seconds}
+    def _record(self, round: int, name: str, way: str, size: int, seconds: float | None) -> None:
+        record = {"round": round, "client": name, "direction": way, "bytes": size, "seconds": seconds}
         state.append(self.folder / "transport.jsonl", [record])

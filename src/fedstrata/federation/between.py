@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,10 @@ from fedstrata.wire.tensors import WireError, check
 
 TABLES = ("task", "method", "train", "head", "wire")
 """Tables of a job that a site is told; it brings the others."""
+
+
+SILENT = 4
+"""A client in the middle of a batch may be silent for this part of the deadline: others wait for their turns."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,7 @@ def sites(
                     layers,
                     address(far.settings.bind, far.settings.stream_port),
                     _identity(far.settings) if far.secure else None,
-                    job.engine.deadline,
+                    job.engine.deadline / SILENT,
                 )
             )
             port = crossing.port
@@ -164,7 +168,7 @@ def sites(
             courier=far.courier,
             check=partial(_usable, ready.worker.parts, job.wire.dtype),
             hello=hello,
-            start=cache(lambda: seal(run, StartHeader(), sent)),
+            start=partial(seal, run, StartHeader(), sent),
             deadline=job.engine.deadline,
             folder=folder,
             tell=tell,

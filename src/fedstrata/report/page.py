@@ -67,7 +67,7 @@ def summary(run: Run) -> str:
     """What was trained, by whom, what came of it and what it cost, in plain sentences; of a run or a stage."""
     row = result_rows([run])[0]
     work = _stages(run) if run.stages else _work(run)
-    return " ".join([work, _outcome(run, row), _cost(run, row)])
+    return " ".join(filter(None, [work, _outcome(run, row), _cost(run, row), _missed(run)]))
 
 
 def part_words(names: Sequence[str]) -> str:
@@ -143,6 +143,18 @@ def _cost(run: Run, row: dict[str, Any]) -> str:
     who = "Clients and server" if split else "All clients"
     work = f"{who} together computed {figure(row['tflops'])} TFLOPs"
     return f"{wire} {work}; the clock showed {_clock(row['seconds'])}."
+
+
+def _missed(run: Run) -> str:
+    """Who did not answer, when and why."""
+    rounds: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
+    for line in run.result.get("missing") or ():
+        rounds[line["client"], line["reason"]].add(line["round"])
+    made = []
+    for (client, reason), each in rounds.items():
+        listed = ", ".join(map(str, sorted(each)))
+        made.append(f"In {'round' if len(each) == 1 else 'rounds'} {listed}, {client} {reason.rstrip('.')}.")
+    return " ".join(made)
 
 
 def _clock(seconds: float) -> str:

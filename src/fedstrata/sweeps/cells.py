@@ -113,7 +113,10 @@ def cells(source: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> 
     if strange := next((row.base for row in rows.values() if row.base not in (None, *rows)), None):
         raise UserError(f"{where}: [sweep] against: no row {strange!r}; {did_you_mean(strange, rows)}")
     name, first = next(iter(rows.items()))
-    folder = Path(_jobs(source, name, [*given, *first.pairs])[0].output.dir)
+    base = _jobs(source, name, [*given, *first.pairs])[0]
+    if base.between_sites:
+        raise UserError(f"{where}: [sweep]: is for one machine; between sites its runs go one by one")
+    folder = Path(base.output.dir)
     made = [
         _cell(source, name, row.base, seed, (*given, *row.pairs, (sweep.seed, seed)), folder)
         for name, row in rows.items()

@@ -87,10 +87,10 @@ class Deployment:
     def join(self, name: str, *words: str) -> None:
         self.spawn(name, *JOIN.format(name).split()[1:], *words)
 
-    def up(self) -> None:
-        self.serve()
+    def up(self, *words: str) -> None:
+        self.serve(*words)
         for name in self.names:
-            self.join(name)
+            self.join(name, *words)
         for name in self.names:
             self.until(lambda name=name: f"{name}: connected" in self.out(name), 120, f"{name} does not connect")
 

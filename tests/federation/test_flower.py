@@ -84,6 +84,8 @@ def test_strangers_are_refused(deployment: Deployment, tmp_path: Path) -> None:
     address = f"127.0.0.1:{deployment.port}"
     with pytest.raises(httpx.TransportError):
         httpx.post(f"http://{address}/v1/fleet/activate-node")
+    deployment.kill("a")
+    deployment.join("a", "--insecure")
     foreign = tmp_path / "foreign"
     init(foreign, ["x"], port=deployment.port)
     theirs, ours = (path.read_bytes() for path in (foreign / "tls" / "ca.pem", deployment.home / "tls" / "ca.pem"))
@@ -96,6 +98,20 @@ def test_strangers_are_refused(deployment: Deployment, tmp_path: Path) -> None:
         deployment.until(lambda n=name, c=complaint: c in deployment.out(n), 60, f"{name} is not refused")
         assert "connected" not in deployment.out(name).replace("was connected", "")
         deployment.kill(name)
+    log = deployment.site("a") / "state" / "logs" / "supernode.log"
+    assert "Connection attempt failed" in log.read_text("utf-8")
+    assert "SuperNode ID" not in log.read_text("utf-8"), "plain text is not understood"
+
+
+def test_no_text_and_no_path_of_a_site_is_in_a_file_of_the_server(deployment: Deployment) -> None:
+    """After the runs above; the messages themselves are read in test_between."""
+    written = [path for path in deployment.home.glob("logs/*")] + list(
+        deployment.folder.glob("there-*/**/*.jsonl")
+    )
+    assert len(written) > 4
+    found = b"".join(path.read_bytes() for path in written)
+    assert str(deployment.home / "sites").encode() not in found
+    assert not any(text.encode() in found for text, _ in SENTENCES)
 
 
 def test_without_a_server_the_run_says_so(model_folder: ModelFolder, tmp_path: Path) -> None:

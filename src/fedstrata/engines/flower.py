@@ -349,7 +349,7 @@ def complaint(log: str) -> str:
         if sign in log:
             return words
     lines = [line.strip() for line in log.splitlines() if "ERROR" in line]
-    return re.sub(r"\x1b\[\d+m", "", lines[-1]) if lines else "its log says nothing of it"
+    return re.sub(r"\x1b\[\d+m", "", lines[-1]) if lines else "the connection was lost"
 
 
 REASONS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -316,6 +317,22 @@ def test_a_site_that_is_away_is_missed_by_the_deadline_and_comes_back(job: Jobs,
     ]
     answered = [line["round"] for line in lines(run.folder / "rounds.jsonl") if line["client"] == "c"]
     assert answered == [0, 3]
+    assert "Without c in rounds 1, 2: it is not connected." in (run.folder / "report.html").read_text("utf-8")
+
+
+def test_a_site_that_lost_its_disk_is_greeted_again(job: Jobs, village: Village) -> None:
+    _, there = village.jobs(job("fedavg", "classify", method={"rounds": 4}))
+
+    def watch(event: Any) -> None:
+        if type(event).__name__ == "Scored" and event.round == 0:
+            shutil.rmtree(village.folder / "federation" / "sites" / "c" / "state")
+            village.start("c")
+
+    run = fedstrata.run(there, progress=watch)
+    [missing] = lines(run.folder / "missing.jsonl")
+    assert (missing["round"], missing["client"]) == (1, "c")
+    assert missing["reason"] == "cannot do what it is asked: this run is not known here"
+    assert [r["round"] for r in lines(run.folder / "rounds.jsonl") if r["client"] == "c"] == [0, 2, 3]
 
 
 def test_a_quorum_that_is_lost_stops_the_run_and_resume_goes_on(job: Jobs, village: Village) -> None:

@@ -105,9 +105,7 @@ def test_strangers_are_refused(deployment: Deployment, tmp_path: Path) -> None:
 
 def test_no_text_and_no_path_of_a_site_is_in_a_file_of_the_server(deployment: Deployment) -> None:
     """After the runs above; the messages themselves are read in test_between."""
-    written = [path for path in deployment.home.glob("logs/*")] + list(
-        deployment.folder.glob("there-*/**/*.jsonl")
-    )
+    written = [*deployment.home.glob("logs/*"), *deployment.folder.glob("there-*/**/*.jsonl")]
     assert len(written) > 4
     found = b"".join(path.read_bytes() for path in written)
     assert str(deployment.home / "sites").encode() not in found

@@ -77,11 +77,13 @@ class Display(_Live):
             case Replied():
                 self.bytes = event.bytes
                 self.answered += 1
-                rate = self.seen / max(event.seconds, 1e-9)
+                rate = f"{self.seen / max(event.seconds, 1e-9):.0f} examples/s" if self.seen else ""
+                told = f"{event.seconds:.1f} s"  # from afar nothing is heard of single steps
                 self._log(
-                    f"round {event.round}  {event.client}  loss {event.loss:.4f}  {rate:.0f} examples/s  "
+                    f"round {event.round}  {event.client}  loss {event.loss:.4f}  {rate or told}  "
                     f"{event.bytes / 1e6:.1f} MB so far"
                 )
+                self.bar.update(self.line, completed=self.answered)
             case Missed(round, client, reason):
                 self._log(f"{f'round {round}' if round >= 0 else 'start'}  {client}  {reason}")
             case Waiting(clients, seconds):

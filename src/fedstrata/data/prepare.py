@@ -146,7 +146,7 @@ def prepare_test(job: Job, near: Path | None) -> Prepared:
             raise UserError(
                 "[task] labels: is missing; between sites the job names the classes, as in ['no', 'yes']"
             )
-        labels = _labels(job, test, test) if len(test) else tuple(job.task.labels or ())
+        labels = _labels(job, none, test) if len(test) else tuple(job.task.labels or ())
     return Prepared(none, test, {}, None, labels, None, test.left_out)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import logging
 import os
 import re
 import ssl
@@ -67,6 +68,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
+LOG = logging.getLogger("fedstrata.site")
 APP = {
     "pyproject.toml": b"""[build-system]
 requires = ["hatchling"]
@@ -247,8 +249,10 @@ def attend(address: str, answer: Callable[[bytes], bytes], stop: threading.Event
             if not got.token:
                 stop.wait(0.1)
                 continue
-            with suppress(httpx.HTTPError):
+            try:
                 _task(address, got.token, answer)
+            except Exception:  # Flower tells the server that there is no answer; the next message may fare better
+                LOG.exception("a message was not answered")
 
 
 def _task(address: str, token: str, answer: Callable[[bytes], bytes]) -> None:

@@ -203,6 +203,7 @@ class Sites:
                         yield end.value
                 except WireError as error:
                     del turns[name]
+                    self.welcome.pop(name, None)  # it may know nothing of the run any more: greet it again
                     yield Missing(name, str(error))
             late = turns.keys() - there.keys() - told
             if late - self.away and now > began + SILENCE:

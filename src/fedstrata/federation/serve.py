@@ -28,6 +28,8 @@ AGAIN = 5.0
 """Seconds before a program that ended is started again. Flower refuses a site for a minute after it was killed."""
 PATIENCE = 60.0
 """Seconds for a program to come up, and to go down."""
+PRIVATE = 0o077
+"""Mask of the modes of files: what a federation keeps is for its user alone."""
 Say = Callable[[str], None]
 """Prints a line."""
 
@@ -44,6 +46,7 @@ def serve(settings: ServerSettings, say: Say, insecure: bool = False) -> None:
 
     _alone(insecure, settings.host)
     _free(settings.bind, settings.port)
+    os.umask(PRIVATE)
     tls = None if insecure else (settings.tls.ca, settings.tls.certificate, settings.tls.key)
     ca = None if insecure else settings.tls.ca.read_bytes()
     at, logs = address(settings.host, settings.port), settings.home / "logs"
@@ -79,6 +82,7 @@ def join(settings: SiteSettings, say: Say, insecure: bool = False) -> None:
     from fedstrata.federation.host import Host
 
     _alone(insecure, settings.host)
+    os.umask(PRIVATE)
     if settings.device.threads:
         torch.set_num_threads(settings.device.threads)
     logs = settings.folder / "logs"

@@ -153,7 +153,7 @@ def _missed(run: Run) -> str:
     made = []
     for (client, reason), each in rounds.items():
         listed = ", ".join(map(str, sorted(each)))
-        made.append(f"In {'round' if len(each) == 1 else 'rounds'} {listed}, {client} {reason.rstrip('.')}.")
+        made.append(f"Without {client} in {'round' if len(each) == 1 else 'rounds'} {listed}: it {reason}.")
     return " ".join(made)
 
 

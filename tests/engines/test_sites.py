@@ -70,7 +70,7 @@ class Script:
 
 
 def engine(courier: Script, folder: Path, told: list[Any], deadline: float = 5.0) -> Sites:
-    header = HelloHeader(version="0", stage="", job={}, share=0.0, labels=None, start="")
+    header = HelloHeader(version="0", stage="", job={}, overlong=None, share=0.0, labels=None, start="")
     return Sites(
         run=RUN,
         names=NAMES,

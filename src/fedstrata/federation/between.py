@@ -139,6 +139,7 @@ def sites(
         version=version("fedstrata"),
         stage=job.stage,
         job=_told(job, models.longest(ready.loaded.model)),
+        overlong=job.data.overlong,
         share=job.clients.test or 0.0,
         labels=data.labels,
         start=state.fingerprint(sent),
@@ -206,8 +207,6 @@ def _told(job: Job, longest: int) -> dict[str, Any]:
     tables = job.dump()
     made = {table: tables[table] for table in TABLES}
     made["train"]["max_tokens"] = min(job.train.max_tokens, longest)
-    if job.data.overlong is not None:
-        made["data"] = {"overlong": job.data.overlong}
     return made
 
 

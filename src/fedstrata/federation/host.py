@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.client import Request, Told, Weights
-from fedstrata.core.plan import Plan
+from fedstrata.core.parts import Parts
+from fedstrata.core.rng import Streams
 from fedstrata.core.state import fingerprint
 from fedstrata.core.store import write_bytes, write_tensors
 from fedstrata.cost.bytes import payload
@@ -144,9 +145,11 @@ class Host:
         return self._welcome(run, self.seats[run])
 
     def _job(self, hello: HelloHeader, folder: Path) -> Job:
-        """The server's job over the site's own rows and device."""
+        """The server's job over the site's own rows and device; of ``[data]`` the server says one key alone."""
         own, sent = self.settings, hello.job
-        data = {k: v for k, v in own.data.model_dump().items() if v is not None} | sent.get("data", {})
+        data = {key: value for key, value in own.data.model_dump().items() if value is not None}
+        if hello.overlong is not None:
+            data["overlong"] = hello.overlong
         clients = {"test": hello.share} if hello.share and own.data.test is None else {}
         task = {**sent.get("task", {}), "labels": None if hello.labels is None else list(hello.labels)}
         train = {**sent.get("train", {}), "device": own.device.name}
@@ -240,14 +243,10 @@ class Host:
             raise Refused("it has no way to send hidden states")
         return lambda request: reach(request, *stream)
 
-    def _away(self, seat: Seat, parts: Any) -> tuple[str, ...]:
-        return self._plan(seat, parts).server
-
-    def _plan(self, seat: Seat, parts: Any) -> Plan:
-        from fedstrata.core.rng import Streams
-
-        streams = Streams(seat.job.train.seed)
-        return seat.job.method.plan(parts, seat.job.task.kind, 0, self.settings.name, streams)
+    def _away(self, seat: Seat, parts: Parts) -> tuple[str, ...]:
+        """The layers that the server holds."""
+        job = seat.job
+        return job.method.plan(parts, job.task.kind, 0, self.settings.name, Streams(job.train.seed)).server
 
     def _end(self, run: str, seat: Seat, save: bool) -> Header:
         made = self._welcome(run, seat)

@@ -86,7 +86,8 @@ class HelloHeader(Header):
     Attributes:
         version: of FedStrata; both ends must have the same.
         stage: of the job.
-        job: its tables ``task``, ``method``, ``train``, ``head`` and ``wire``, and ``overlong`` of ``data``.
+        job: its tables ``task``, ``method``, ``train``, ``head`` and ``wire``.
+        overlong: of its table ``data``.
         share: of its own rows, to be kept aside to test on where it names no test rows; 0 for none.
         labels: class names in order.
         start: fingerprint of the start model, see :func:`fedstrata.core.state.fingerprint`.
@@ -96,6 +97,7 @@ class HelloHeader(Header):
     version: str
     stage: str
     job: dict[str, Any]
+    overlong: Literal["split", "truncate", "pack"] | None
     share: Annotated[float, Field(ge=0, lt=1)]
     labels: tuple[str, ...] | None
     start: str

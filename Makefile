@@ -34,7 +34,7 @@ format: $(INSTALLED) ## put the code into its format
 types: $(INSTALLED) ## check types
 	$(BIN)/mypy --strict src
 
-bench: $(INSTALLED) ## time a client's step, epochs over a frozen encoder, and split steps
+bench: $(INSTALLED) ## time a client's step, epochs over a frozen encoder, split steps, rounds between sites
 	$(BIN)/python benchmarks/client_step.py
 	$(BIN)/python benchmarks/frozen.py
 	$(BIN)/python benchmarks/split.py

@@ -56,3 +56,12 @@ def test_split_has_a_ratio_for_every_wire_type(tmp_path: Path) -> None:
     lengths = 4 * 4
     assert steps["fp32"]["bytes"] - lengths == 2 * (steps["bf16"]["bytes"] - lengths)
     assert all(step["ratio"] > 0 for step in steps.values())
+
+
+def test_sites_has_a_ratio_for_every_wire_type_and_number_of_sites(tmp_path: Path) -> None:
+    made = tmp_path / "sites.json"
+    words = ["--quick", "--only", "split", "--json", made]
+    subprocess.run([sys.executable, FOLDER / "sites.py", *words], check=True, capture_output=True)
+    steps = json.loads(made.read_text("utf-8"))["split"]
+    assert {(step["wire"], step["sites"]) for step in steps} == {(w, n) for w in ("bf16", "fp32") for n in (1, 2)}
+    assert all(step["ratio"] > 0 for step in steps)

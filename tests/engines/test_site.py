@@ -83,6 +83,16 @@ def test_a_reply_is_no_request() -> None:
         unseal(of_reply(RUN, Reply("a", 1)), "request")
 
 
+@pytest.mark.parametrize("name", ["a", "hospital-17", "مستشفى"])
+def test_tensors_stand_at_the_same_place_whoever_they_are_for(name: str) -> None:
+    """So that pieces of messages with the same tensors are the same pieces."""
+    one, other = (of_request(RUN, request(client=client)) for client in ("b", name))
+    begins = [8 + int.from_bytes(message[:8], "little") for message in (one, other)]
+    assert begins[0] == begins[1]
+    assert one[begins[0] :] == other[begins[1] :]
+    assert asked(other).client == name
+
+
 def test_a_header_with_a_field_too_many_is_refused() -> None:
     message = of_reply(RUN, Reply("a", 1)).replace(b'"steps', b'"stops')
     with pytest.raises(WireError, match="not a reply: "):

@@ -135,9 +135,9 @@ class Courier:
     def receive(self, numbers: Iterable[str]) -> Iterator[tuple[str, bytes | None]]:
         """What has come in answer to these messages by now; None where Flower says that none will."""
         self._check()
-        wanted = list(numbers)
-        for reply in self.grid.pull_messages(wanted) if wanted else ():
-            yield reply.metadata.reply_to_message_id, _bytes(reply) if reply.has_content() else None
+        for number in list(numbers):  # one by one: only one answer is then in memory
+            for reply in self.grid.pull_messages([number]):
+                yield number, _bytes(reply) if reply.has_content() else None
 
     def _push(self, to: Presence, message: bytes, seconds: float) -> str:
         TaskIdentity.node_id = SUPERLINK_NODE_ID
@@ -154,9 +154,11 @@ def _record(message: bytes) -> RecordDict:
 
 
 def _bytes(message: Message) -> bytes:
-    """What a message holds; nothing where it is none of ours."""
+    """What a message holds, taken out of it; nothing where it is none of ours."""
     record = message.content.array_records.get("message", {})
-    return bytes(record["bytes"].data) if "bytes" in record else b""
+    taken = bytes(record["bytes"].data) if "bytes" in record else b""
+    message.content.clear()
+    return taken
 
 
 @contextmanager
@@ -176,8 +178,9 @@ def courier(address: str, ca: bytes | None, names: Mapping[bytes, str], secret: 
         with _courier(address, ca, names, secret) as made:
             yield made
     except (httpx.HTTPError, ssl.SSLError) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"federation: the server at {address} does not answer ({error or type(error).__name__}); "
+            f"federation: the server at {address} does not answer ({why}); "
             "fedstrata serve starts it, and --resume goes on from the last finished round"
         ) from None
 
@@ -261,7 +264,8 @@ def _task(address: str, token: str, answer: Callable[[bytes], bytes]) -> None:
         threading.Thread(target=_beat, args=(runtime, done), daemon=True).start()
         try:
             message, context, _, _ = pull_task_input(runtime)
-            reply = Message(_record(answer(_bytes(message))), reply_to=message)
+            made = answer(_bytes(message))
+            reply = Message(_record(made), reply_to=message)
             push_message(runtime, reply, context)
             push_task_output(runtime, context, SubStatus.COMPLETED, "")
         finally:
@@ -404,20 +408,17 @@ class Sleep:
     """The clock of a SuperNode, which looks for messages every 3 seconds: oftener, as long as there are some."""
 
     def __init__(self) -> None:
-        self.idle = 0
+        self.last = time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Wait, for less than it says while messages come."""
-        self.idle = self.idle + 1 if seconds == IDLE else 0
-        time.sleep(min(seconds, QUICK if self.idle < AWAKE else seconds))
+        """Wait: for a twentieth of the time since there was a message, from 0.2 s up to what it says."""
+        if seconds != IDLE:
+            self.last = time.monotonic()
+        time.sleep(min(seconds, max(0.2, (time.monotonic() - self.last) / 20)))
 
 
 IDLE = 3
-"""What a SuperNode waits between two looks, seconds."""
-QUICK = 0.2
-"""And while a run is on."""
-AWAKE = 300
-"""Looks without a message after which there seems to be no run."""
+"""What a SuperNode waits between two looks, seconds; where it waits for something else it is less."""
 
 
 def _main(parent: str, what: str, *options: str) -> None:

@@ -100,7 +100,8 @@ class Host:
             run = envelope.run
             if not re.fullmatch(r"[0-9a-f]{32}", run):
                 raise WireError("run: must be 32 hexadecimal digits")
-            return self._answer(envelope, message)
+            del message  # what it holds is held once
+            return self._answer(envelope)
         except Refused as error:
             LOG.warning("run %s: refused: %s", run, error)
             return seal(run, RefusalHeader(reason=f"refuses: {error}", final=True))
@@ -114,10 +115,10 @@ class Host:
             LOG.exception("run %s", run)
             return seal(run, _failed(f"{type(error).__name__}; its own log says more", False))
 
-    def _answer(self, envelope: Envelope, message: bytes) -> bytes:
+    def _answer(self, envelope: Envelope) -> bytes:
         run, header, weights = envelope.run, envelope.header, envelope.weights
         if isinstance(header, HelloHeader):
-            return seal(run, self._greeted(run, header, weights, message))
+            return seal(run, self._greeted(run, header, weights))
         seat = self._seat(run)
         if isinstance(header, StartHeader):
             return seal(run, self._begin(run, seat, weights))
@@ -128,7 +129,7 @@ class Host:
         LOG.info("run %s: round %d: %s", run, request.round, request.phase)
         return of_reply(run, site.answer(request))
 
-    def _greeted(self, run: str, hello: HelloHeader, files: Weights, message: bytes) -> Header:
+    def _greeted(self, run: str, hello: HelloHeader, files: Weights) -> Header:
         if hello.version != (here := version("fedstrata")):
             raise Refused(f"its FedStrata is {here}, the server's {hello.version}")
         folder = self._folder(run)
@@ -139,7 +140,7 @@ class Host:
             if not FILES.fullmatch(name) or (name.endswith(".json") and "auto_map" in json.loads(text)):
                 raise Refused(f"the model comes with code of its own ({name})")
             write_bytes(folder / "start" / name, text)
-        write_bytes(folder / "hello", message)
+        write_bytes(folder / "hello", seal(run, hello))
         self.seats = {run: Seat(hello, job)}  # of other runs nothing stays in memory
         LOG.info("run %s: %s, %s", run, hello.stage or "one stage", method_name(job.method))
         return self._welcome(run, self.seats[run])

@@ -144,6 +144,9 @@ class RefusalHeader(Header):
     final: bool
 
 
+BLOCK = 4096
+"""Headers are filled up to a multiple of so many bytes: the same tensors then stand at the same place in messages
+for several sites, and a carrier that cuts messages in pieces can tell that the pieces are the same."""
 KINDS: dict[str, type[Header]] = {
     "hello": HelloHeader,
     "start": StartHeader,
@@ -175,6 +178,7 @@ def seal(run: str, header: Header, weights: Weights = {}) -> bytes:  # noqa: B00
         "header": json.dumps(header.model_dump()),
         "parts": json.dumps(list(weights)),
     }
+    texts["pad"] = " " * (-len(json.dumps(texts, ensure_ascii=False).encode()) % BLOCK)
     return bytes(safetensors.torch.save(tensors, texts))
 
 

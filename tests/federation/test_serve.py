@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from fedstrata import UserError
 from fedstrata.cli import app
-from fedstrata.federation import serve
+from fedstrata.federation import between, serve
 from fedstrata.federation.init import init
 
 
@@ -41,6 +42,13 @@ def test_what_is_not_there(home: Path) -> None:
     assert "holds a federation already" in said("federation", "init", str(home), "--sites", "a")
 
 
+def test_a_site_says_what_is_wrong_with_its_rows_before_it_joins(home: Path) -> None:
+    site = home / "sites" / "a"
+    assert f"{site / 'train.csv'}" in said("join", str(site))
+    (site / "train.csv").write_text("sentence,label\nA kidney.,kidney\n")
+    assert "has no column 'text'; legal: sentence, label" in said("join", str(site / "site.toml"))
+
+
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -59,3 +67,12 @@ def test_the_secret_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None
     text = path.read_text()
     assert len(text) == 64
     assert serve.secret(tmp_path / "new").read_text() == text
+
+
+def test_one_run_at_a_time(home: Path) -> None:
+    """The second one says so, and the first one's end lets others begin."""
+    with between._alone(home):
+        with pytest.raises(UserError, match="another run is on in this federation"), between._alone(home):
+            pass
+    with between._alone(home):
+        pass

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from fedstrata.core import state
 from fedstrata.core.client import Reply, Request, Weights
@@ -100,7 +101,7 @@ def federation(engine: Engine) -> Iterator[Federation]:
     """The job's federation, connected.
 
     Raises:
-        UserError: its server cannot be reached, or the run is not secure and not on this machine alone.
+        UserError: its server cannot be reached, another run is on, or the run is not secure and not on one machine.
     """
     from fedstrata.engines import flower
 
@@ -111,8 +112,21 @@ def federation(engine: Engine) -> Iterator[Federation]:
     known = secret(settings.home).read_bytes()
     keys = {} if engine.insecure else {flower.public_key(path): name for name, path in settings.sites.items()}
     tokens = {name: secrets.token_hex(32) for name in settings.sites}
-    with flower.courier(address(settings.host, settings.port), ca, keys, known) as courier:
+    at = address(settings.host, settings.port)
+    with _alone(settings.home), flower.courier(at, ca, keys, known) as courier:
         yield Federation(settings, courier, tokens, not engine.insecure)
+
+
+@contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    """One run at a time: a site works on one message after the other."""
+    try:
+        with FileLock(home / "run.lock", timeout=0):
+            yield
+    except Timeout:
+        raise UserError(
+            f"{home}: another run is on in this federation; this one can begin when it has ended"
+        ) from None
 
 
 @contextmanager

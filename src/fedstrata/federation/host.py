@@ -110,10 +110,10 @@ class Host:
             return seal(run, RefusalHeader(reason=f"cannot do what it is asked: {error}"[:1000], final=False))
         except UserError as error:
             LOG.error("run %s: %s", run, error)
-            return seal(run, _failed("its data, model or device cannot be used; its own log says why", True))
+            return seal(run, _failed("its data, model or device cannot be used; its own log says why"))
         except Exception as error:
             LOG.exception("run %s", run)
-            return seal(run, _failed(f"{type(error).__name__}; its own log says more", False))
+            return seal(run, _failed(f"{type(error).__name__}; its own log says more"))
 
     def _answer(self, envelope: Envelope) -> bytes:
         run, header, weights = envelope.run, envelope.header, envelope.weights
@@ -279,5 +279,6 @@ class Host:
         return self.settings.folder / "runs" / run
 
 
-def _failed(reason: str, final: bool) -> RefusalHeader:
-    return RefusalHeader(reason=f"failed: {reason}", final=final)
+def _failed(reason: str) -> RefusalHeader:
+    """It may be mended while the run goes on, so it is not final."""
+    return RefusalHeader(reason=f"failed: {reason}", final=False)

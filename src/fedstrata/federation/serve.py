@@ -85,6 +85,7 @@ def join(settings: SiteSettings, say: Say, insecure: bool = False) -> None:
     os.umask(PRIVATE)
     if settings.device.threads:
         torch.set_num_threads(settings.device.threads)
+    _check_rows(settings)
     logs = settings.folder / "logs"
     _log_to(logs / "site.log")
     key = secret(settings.folder)
@@ -121,6 +122,29 @@ def join(settings: SiteSettings, say: Say, insecure: bool = False) -> None:
         finally:
             stop.set()
             node.join(PATIENCE)
+
+
+def _check_rows(settings: SiteSettings) -> None:
+    """Read a row of the site's own, so that a mistake in its settings is told here and not in a run.
+
+    Raises:
+        UserError: the rows cannot be read, or lack the columns of the text.
+    """
+    from fedstrata.data.read import read
+
+    data = settings.data
+    columns = [data.text] if isinstance(data.text, str) else data.text
+    for source in (data.train, data.test):
+        for each in source.values() if isinstance(source, dict) else [source] if source else []:
+            if isinstance(each, str) and each.startswith("demo:"):
+                continue
+            try:
+                read(each, columns, names=data.columns, limit=1, near=settings.home, documents=data.documents)
+            except UserError as error:
+                try:  # files with a word per line, of a task that labels words
+                    read(each, columns, names=data.columns, limit=1, near=settings.home, words=True)
+                except UserError:
+                    raise error from None
 
 
 def secret(folder: Path) -> Path:

@@ -71,8 +71,8 @@ def test_the_secret_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None
 
 def test_one_run_at_a_time(home: Path) -> None:
     """The second one says so, and the first one's end lets others begin."""
-    with between._alone(home):
-        with pytest.raises(UserError, match="another run is on in this federation"), between._alone(home):
-            pass
+    complaint = pytest.raises(UserError, match="another run is on in this federation")
+    with between._alone(home), complaint, between._alone(home):
+        pass
     with between._alone(home):
         pass

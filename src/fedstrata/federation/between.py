@@ -101,7 +101,7 @@ def federation(engine: Engine) -> Iterator[Federation]:
     """The job's federation, connected.
 
     Raises:
-        UserError: its server cannot be reached, another run is on, or the run is not secure and not on one machine.
+        UserError: no server is there, another run is on, or this one is insecure and not on one machine.
     """
     from fedstrata.engines import flower
 

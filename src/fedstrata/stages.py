@@ -21,6 +21,7 @@ from fedstrata.core.store import Store, write_bytes
 from fedstrata.data.prepare import Prepared, population, prepare, prepare_test
 from fedstrata.engines import Engine
 from fedstrata.engines.inprocess import InProcess
+from fedstrata.errors import UserError
 from fedstrata.events import Encoded, Event, StageEnded, StageStarted
 from fedstrata.federation.between import Federation, check_sites, federation, names_of, settle_sites, sites
 from fedstrata.folder import claim, same_job, status_on_disk
@@ -57,6 +58,8 @@ def run_job(
 ) -> Result:
     """See :func:`fedstrata.run`."""
     jobs = [settle_sites(settle(job)) for job in load(source, overrides)]
+    if len({job.between_sites for job in jobs}) > 1:
+        raise UserError("[engine] name: must be the same in all stages")
     near = Path(source).resolve().parent if isinstance(source, str | Path) else None
     folder = Path(jobs[0].output.dir)
     claim(folder, resume)

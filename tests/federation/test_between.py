@@ -15,8 +15,11 @@ import torch
 from safetensors.torch import load_file
 
 import fedstrata
+from deployment import free_port
 from fedstrata import UserError, stages
+from fedstrata.core.client import Request
 from fedstrata.engines.sites import Presence
+from fedstrata.engines.stream import Far
 from fedstrata.federation.between import Federation
 from fedstrata.federation.host import Host
 from fedstrata.federation.init import init
@@ -55,6 +58,11 @@ class Post:
             yield number, answer
 
 
+def plainly(request: Request, port: int, token: str, deadline: float) -> Far:
+    """The way to the server's layers, without TLS."""
+    return Far(f"127.0.0.1:{port}", request, token, None, deadline)
+
+
 class Village:
     """A federation of three sites, each with every third sentence; and the same rows as one file with a column."""
 
@@ -62,7 +70,7 @@ class Village:
         self.folder, self.monkeypatch = folder, monkeypatch
         rows = [(*row, NAMES[i % 3]) for i, row in enumerate(SENTENCES)]
         self.everything = self.write("all.csv", ["text", "label", "site"], rows)
-        init(folder / "federation", NAMES)
+        init(folder / "federation", NAMES, stream_port=free_port())
         for name in NAMES:
             self.write(
                 f"federation/sites/{name}/train.csv", ["text", "label"], [r[:2] for r in rows if r[2] == name]
@@ -94,7 +102,8 @@ class Village:
     def start(self, *names: str) -> None:
         """Start the programs of sites, or start them again."""
         for name in names or NAMES:
-            self.post.hosts[name] = Host(read_site(self.folder / "federation" / "sites" / name))
+            settings = read_site(self.folder / "federation" / "sites" / name)
+            self.post.hosts[name] = Host(settings, reach=plainly)
 
     def jobs(self, made: dict[str, Any], **engine: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """A job in process and between sites."""
@@ -199,10 +208,17 @@ def test_a_message_holds_what_the_ledger_counts(job: Jobs, village: Village) -> 
     assert run.bytes["up"] < sent < run.bytes["up"] + 12_000 * len(village.post.messages)
 
 
+@pytest.mark.parametrize(
+    ("name", "tables"), [("fedsplitbert", {"clients": {"test": 0.3}}), ("fedbert", {"method": {"mode": "share"}})]
+)
 def test_a_run_that_was_killed_goes_on_to_the_same_bits(
-    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch, name: str, tables: dict[str, Any]
 ) -> None:
-    here, there = village.jobs(job("fedsplitbert", "classify", 3, clients={"test": 0.3}, method={"rounds": 4}))
+    made = job(name, "classify", 3, **tables)
+    made["method"]["rounds"] = 4
+    here, there = village.jobs(made)
+    for site in NAMES:
+        village.site(site, 'exchanges = ["weights"]', 'exchanges = ["weights", "activations"]')
     whole = fedstrata.run(here)
     commit = stages.state.commit
     for killed in (1, 3):
@@ -435,6 +451,16 @@ def test_a_job_that_is_not_for_sites_is_refused_before_anything_is_sent(
     with pytest.raises(UserError, match=complaint):
         fedstrata.run(there)
     assert village.post.messages == []
+
+
+def test_all_stages_are_between_sites_or_none(job: Jobs, village: Village) -> None:
+    _, there = village.jobs(job("fedbt", "classify"))
+    there["stages"] = [{"name": "one"}, {"name": "two", "engine": {"name": "inprocess"}}]
+    there["data"]["train"] = str(village.everything)
+    del there["engine"]["federation"]
+    there["stages"][0]["engine"] = {"federation": str(village.folder / "federation")}
+    with pytest.raises(UserError, match=r"\[engine\] name: must be the same in all stages"):
+        fedstrata.run(there)
 
 
 def test_without_test_rows_at_the_server_each_site_keeps_some_aside(job: Jobs, village: Village) -> None:

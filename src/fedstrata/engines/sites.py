@@ -30,6 +30,8 @@ POLL = 0.1
 PAUSE = 5.0
 """Seconds before a message that was lost is sent again."""
 
+LAST = 60.0
+"""Seconds for the last message of a stage."""
 SILENCE = 5.0
 """Seconds after which it is told who is not there."""
 
@@ -125,24 +127,24 @@ class Sites:
 
     def gather(self) -> list[Missing]:
         """Greet all sites and hand them the start model; those that do not take part, and why."""
-        return [answer for answer in self._side_by_side({name: self._greet(name) for name in self.names}, -1)
-                if isinstance(answer, Missing)]  # fmt: skip
+        answers = self._side_by_side({name: self._greet(name) for name in self.names}, -1, self.deadline)
+        return [answer for answer in answers if isinstance(answer, Missing)]
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[Reply | Missing]:
         """One answer per request; a site that comes late to the run is greeted first."""
         made = list(requests)
         if self.crossing and made[0].plan.server and made[0].phase != "receive":
             self.crossing.expect(made, self.tokens)
-        for answer in self._side_by_side({r.client: self._ask(r) for r in made}, made[0].round):
+        talks = {request.client: self._ask(request) for request in made}
+        for answer in self._side_by_side(talks, made[0].round, self.deadline):
             if isinstance(answer, Missing) and self.crossing:
                 self.crossing.drop(answer.client)
             yield answer
 
     def farewell(self, save: bool) -> None:
-        """Tell every site that the stage is over; those who are not there learn it from the next."""
-        message = seal(self.run, FarewellHeader(save=save))
+        """Tell every site that the stage is over; who is not there, or busy, is not waited for."""
         self.away |= set(self.names)
-        list(self._side_by_side({name: self._part(message) for name in self.welcome}, -1))
+        list(self._side_by_side({name: self._part(save) for name in self.welcome}, -1, LAST))
 
     def _greet(self, name: str) -> Talk:
         answer = (yield partial(self.hello, name)).header
@@ -165,15 +167,16 @@ class Sites:
         self.check(request, reply)
         return reply
 
-    def _part(self, message: bytes) -> Talk:
-        answer = (yield lambda: message).header
-        assert isinstance(answer, WelcomeHeader)
+    def _part(self, save: bool) -> Talk:
+        answer = (yield partial(seal, self.run, FarewellHeader(save=save))).header
+        if not isinstance(answer, WelcomeHeader):
+            raise WireError("does not say farewell")
         return answer
 
-    def _side_by_side(self, talks: Mapping[str, Talk], round: int) -> Iterator[Reply | Missing]:
+    def _side_by_side(self, talks: Mapping[str, Talk], round: int, deadline: float) -> Iterator[Reply | Missing]:
         """Talk to several sites at once; each ends in a reply, or is missing. A welcome ends in nothing."""
         began = time.monotonic()
-        until = began + self.deadline
+        until = began + deadline
         turns: dict[str, Turn] = {}
         for name, talk in talks.items():
             if name in self.refused:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_flower import job, same
+from test_flower import job, over_flower
 
 import fedstrata
 from deployment import Deployment
@@ -45,11 +45,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
 def test_a_run_between_sites_ends_in_the_same_bits(
     deployment: Deployment, model_folder: ModelFolder, name: str, kind: str, tables: dict[str, Any]
 ) -> None:
-    made = job(deployment, model_folder(), name, kind, **tables)
-    out = f"{name}-{kind}"
-    there = deployment.finish(made, out)
-    here = fedstrata.run(made, {"output.dir": str(deployment.folder / f"here-{out}")})
-    same(here.folder, there)
+    over_flower(deployment, model_folder(), name, kind, tables)
 
 
 def test_a_site_that_lets_no_features_leave_is_gone_without(
@@ -70,11 +66,9 @@ def test_without_tls_on_one_machine(model_folder: ModelFolder, tmp_path: Path) -
     plain = Deployment(tmp_path)
     try:
         plain.up("--insecure")
-        made = job(plain, model_folder(), "fedbt", "classify")
-        there = plain.finish(made, "plain", "--insecure")
+        over_flower(plain, model_folder(), "fedbt", "classify", {}, "--insecure")
     finally:
         plain.down()
-    same(fedstrata.run(made, {"output.dir": str(tmp_path / "here")}).folder, there)
 
 
 def agrees(made: dict[str, Any], there: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,20 @@ def same(here: Path, there: Path) -> None:
     assert results[0]["bytes"] == results[1]["bytes"]
 
 
+def over_flower(
+    deployment: Deployment, model: Path, name: str, kind: str, tables: dict[str, Any], *words: str
+) -> None:
+    """A run between the sites ends in the same bits as one in process."""
+    made = job(deployment, model, name, kind, **tables)
+    there = deployment.finish(made, f"there-{name}-{kind}", *words)
+    here = fedstrata.run(made, {"output.dir": str(deployment.folder / f"here-{name}-{kind}")})
+    same(here.folder, there)
+    told = deployment.out(f"there-{name}-{kind}")
+    assert "round 1  c  loss" in told
+    assert "score" in told
+    assert not (there / "missing.jsonl").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "tables"),
     [
@@ -69,15 +83,7 @@ def same(here: Path, there: Path) -> None:
 def test_over_flower_a_run_ends_in_the_same_bits(
     deployment: Deployment, model_folder: ModelFolder, name: str, kind: str, tables: dict[str, Any]
 ) -> None:
-    made = job(deployment, model_folder(), name, kind, **tables)
-    out = f"there-{name}"
-    there = deployment.finish(made, out)
-    here = fedstrata.run(made, {"output.dir": str(deployment.folder / f"here-{name}")})
-    same(here.folder, there)
-    told = deployment.out(out)
-    assert "round 1  c  loss" in told
-    assert "score" in told
-    assert not (there / "missing.jsonl").exists()
+    over_flower(deployment, model_folder(), name, kind, tables)
 
 
 def test_strangers_are_refused(deployment: Deployment, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ class Village:
         }
         labels = sorted({str(label) for _, label in SENTENCES})
         if made["task"]["kind"] == "classify":
-            other["task"] = one["task"] = {**made["task"], "labels": labels}
+            one["task"], other["task"] = ({**made["task"], "labels": labels} for _ in range(2))
         return (
             {**one, "output": {"dir": str(self.folder / "here")}},
             {**other, "output": {"dir": str(self.folder / "there")}},
@@ -451,6 +451,15 @@ def test_a_job_that_is_not_for_sites_is_refused_before_anything_is_sent(
     with pytest.raises(UserError, match=complaint):
         fedstrata.run(there)
     assert village.post.messages == []
+
+
+def test_the_same_file_of_a_job_runs_here_and_there(job: Jobs, village: Village) -> None:
+    """With ``[data] train`` and no labels named: at the server they are read from it, and nothing else."""
+    here, there = village.jobs(job("fedavg", "classify"))
+    there["data"]["train"] = str(village.everything)
+    there["clients"] |= {"split": "column", "column": "site"}
+    del here["task"]["labels"], there["task"]["labels"]
+    same(fedstrata.run(here), fedstrata.run(there))
 
 
 def test_all_stages_are_between_sites_or_none(job: Jobs, village: Village) -> None:

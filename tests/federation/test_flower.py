@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -160,3 +162,13 @@ def test_nothing_phones_home() -> None:
     from flwr.supercore import telemetry
 
     assert telemetry.FLWR_TELEMETRY_ENABLED == "0"
+
+
+def test_without_the_extra_it_says_what_is_needed() -> None:
+    code = (
+        "import importlib.util as util; find = util.find_spec\n"
+        "util.find_spec = lambda name, *rest: None if name == 'flwr' else find(name, *rest)\n"
+        "import fedstrata.engines.flower\n"
+    )
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "UserError: engine flower: needs the extra 'flower'" in made.stderr

@@ -134,19 +134,24 @@ def prepare_own(job: Job, site: str, near: Path) -> Prepared:
 def prepare_test(job: Job, near: Path | None) -> Prepared:
     """What the server of sites has: test rows, if the job names some, and the labels' names.
 
+    The names are the job's; else those of its rows here, of which it reads the training ones for nothing more.
+
     Raises:
         UserError: a file or column is not usable, or the job has classes and does not name them.
     """
+    classes = job.task.kind in CLASSES
     wanted = [*_text(job), *([job.data.label] if job.task.kind not in LANGUAGE else [])]
     none = Rows({name: [] for name in wanted}, 0)
     test = none if job.data.test is None else _rows(job, job.data.test, wanted, near)
+    named = job.task.labels is not None
+    train = _rows(job, job.data.train, wanted, near) if classes and not named and job.data.train else none
     labels = None
-    if job.task.kind in CLASSES:
-        if not len(test) and job.task.labels is None:
+    if classes:
+        if not (named or len(train) or len(test)):
             raise UserError(
                 "[task] labels: is missing; between sites the job names the classes, as in ['no', 'yes']"
             )
-        labels = _labels(job, none, test) if len(test) else tuple(job.task.labels or ())
+        labels = _labels(job, train, test) if len(train) or len(test) else tuple(job.task.labels or ())
     return Prepared(none, test, {}, None, labels, None, test.left_out)
 
 

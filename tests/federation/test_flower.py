@@ -96,6 +96,7 @@ def test_strangers_are_refused(deployment: Deployment, tmp_path: Path) -> None:
     deployment.join("a", "--insecure")
     foreign = tmp_path / "foreign"
     init(foreign, ["x"], port=deployment.port)
+    (foreign / "sites" / "x" / "train.csv").write_text("text,label\nA kidney.,kidney\n")
     theirs, ours = (path.read_bytes() for path in (foreign / "tls" / "ca.pem", deployment.home / "tls" / "ca.pem"))
     for name, ca, complaint in (
         ("stranger", ours, "its key is not registered there"),

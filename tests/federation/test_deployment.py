@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_flower import job, over_flower
+from test_flower import job, over_flower, same
 
 import fedstrata
 from deployment import Deployment
@@ -46,6 +46,34 @@ def test_a_run_between_sites_ends_in_the_same_bits(
     deployment: Deployment, model_folder: ModelFolder, name: str, kind: str, tables: dict[str, Any]
 ) -> None:
     over_flower(deployment, model_folder(), name, kind, tables)
+
+
+STAGES: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "fedprox": {},
+    "fedavgm": {},
+    "fedadam": {},
+    "fedyogi": {},
+    "fedadagrad": {},
+    "fedbt": {},
+    "fedfreezebert": {"head": {"kind": "average"}},
+}
+
+
+def test_every_method_that_sends_weights_ends_in_the_same_bits(
+    deployment: Deployment, model_folder: ModelFolder
+) -> None:
+    """Stage after stage in one run; FedBFPT and FedSplitBERT have theirs above."""
+    made = job(deployment, model_folder(), "fedavg", "classify", train={"optimiser": "kept"})
+    del made["method"]
+    made["stages"] = [
+        {"name": f"stage-{name}", "method": {"name": name, "rounds": 2}, **tables}
+        for name, tables in STAGES.items()
+    ]
+    there = deployment.finish(made, "every")
+    here = fedstrata.run(made, {"output.dir": str(deployment.folder / "here-every")})
+    for name in STAGES:
+        same(here.folder / "stages" / f"stage-{name}", there / "stages" / f"stage-{name}")
 
 
 def test_a_site_that_lets_no_features_leave_is_gone_without(

@@ -10,7 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,15 @@ class Deployment:
         for pid in (process.pid, *map(int, children)):
             os.kill(pid, signal.SIGKILL)
         process.wait()
+
+    @contextmanager
+    def paused(self, name: str) -> Iterator[None]:
+        """Inside, a program stands still."""
+        os.kill(self.processes[name].pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.processes[name].pid, signal.SIGCONT)
 
     def down(self) -> None:
         for process in self.processes.values():

@@ -125,7 +125,7 @@ def answered(deployment: Deployment, out: str, name: str) -> list[int]:
 def test_a_site_and_then_the_server_lose_power(
     deployment: Deployment, model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = job(deployment, model_folder(), "fedbfpt", "mlm", train={"epochs": 100}, method={"rounds": 12})
+    made = job(deployment, model_folder(), "fedbfpt", "mlm", train={"epochs": 100}, method={"rounds": 8})
     out = "bad-week"
     words = ("engine.deadline=40",)
     deployment.run(made, out, *words)
@@ -135,6 +135,10 @@ def test_a_site_and_then_the_server_lose_power(
     deployment.join("b")
     missed = deployment.lines(out, "missing.jsonl")[0]
     assert missed["client"] == "b"
+    with deployment.paused(
+        "a"
+    ):  # its round takes longer; on a fast machine the run would be over before b is back
+        deployment.until(lambda: deployment.out("b").count("b: connected") == 2, 90, "b is not taken in again")
     deployment.until(
         lambda: any(round > missed["round"] for round in answered(deployment, out, "b")),
         150,
@@ -146,5 +150,5 @@ def test_a_site_and_then_the_server_lose_power(
     deployment.until(lambda: deployment.out("serve").count("serving at") == 2, 60, "the server does not come back")
     there = deployment.finish(made, out, "--resume", *words)
     assert json.loads((there / "result.json").read_text())["status"] == "finished"
-    assert answered(deployment, out, "a") == list(range(12)), "the others did not miss a round"
+    assert answered(deployment, out, "a") == list(range(8)), "the others did not miss a round"
     agrees(made, there, monkeypatch)

@@ -20,7 +20,7 @@ demo: $(INSTALLED) ## six hospitals train one model on one machine
 test: lint types ## lint, types and all tests
 	$(BIN)/pytest
 
-deploy-test: $(INSTALLED) ## three sites with TLS and keys: killed, refused, resumed; five minutes
+deploy-test: $(INSTALLED) ## three sites with TLS and keys: killed, refused, resumed; six minutes
 	$(BIN)/pytest -m '' tests/federation/test_flower.py tests/federation/test_deployment.py
 
 lint: $(INSTALLED) ## check style and format

@@ -1,4 +1,4 @@
-"""What happens to a federation in a bad week: ``make deploy-test``, about five minutes."""
+"""What happens to a federation in a bad week: ``make deploy-test``, about six minutes."""
 
 from __future__ import annotations
 

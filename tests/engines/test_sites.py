@@ -34,7 +34,7 @@ def honest(name: str, message: bytes) -> bytes:
     header = unseal(message, "hello", "start", "request").header
     if isinstance(header, RequestHeader):
         return of_reply(RUN, Reply(name, 1, loss=0.5 if name == "a" else 0.25))
-    return seal(RUN, WelcomeHeader(examples=1, tests=0, holds=isinstance(header, StartHeader)))
+    return seal(RUN, WelcomeHeader(examples=1, holds=isinstance(header, StartHeader)))
 
 
 class Script:

@@ -22,10 +22,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedstrata.errors import UserError
 from fedstrata.federation.settings import loopback
+
+if TYPE_CHECKING:
+    from fedstrata.engines.sites import Presence
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -94,10 +97,6 @@ BEAT = 20
 """Seconds between two signs of life; Flower gives a task up after 60."""
 PATIENCE = 60
 """Seconds for which a lost connection is tried again."""
-
-
-Presence = tuple[int, str]
-"""A site that is there: its number, and since when."""
 
 
 class Courier:
@@ -213,13 +212,21 @@ def _courier(address: str, ca: bytes | None, names: Mapping[bytes, str], secret:
 
 
 def _claim(address: str, ca: bytes | None, run: int, secret: bytes) -> str:
-    """The token of a run's task at the server."""
+    """The token of a run's task at the server.
+
+    Raises:
+        UserError: Flower does not give the task out.
+    """
+    until = time.monotonic() + PATIENCE
     with _runtime(address, ca, secret=secret) as runtime:
-        while True:
+        while time.monotonic() < until:
             got = runtime.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
             if got.token and got.task.run_id == run:
                 return str(got.token)
             time.sleep(0.1)
+    raise UserError(
+        f"federation: the server at {address} gave the run no task within {PATIENCE} s; start it again"
+    )
 
 
 def public_key(path: Path) -> bytes:

@@ -180,9 +180,9 @@ class Host:
         """What it has for the run; with the start model it is ready to train."""
         holds = (self._folder(run) / "start" / "model.safetensors").exists()
         if not holds:
-            return WelcomeHeader(examples=0, tests=0, holds=False)
+            return WelcomeHeader(examples=0, holds=False)
         site = self._site(run, seat)
-        return WelcomeHeader(examples=len(site.own), tests=len(site.tested), holds=True)
+        return WelcomeHeader(examples=len(site.own), holds=True)
 
     def _begin(self, run: str, seat: Seat, weights: Weights) -> Header:
         folder = self._folder(run) / "start"

@@ -123,12 +123,10 @@ class WelcomeHeader(Header):
 
     Attributes:
         examples: that it trains on.
-        tests: that it is scored on.
         holds: it has the start model.
     """
 
     examples: Count
-    tests: Count
     holds: bool
 
 

@@ -25,17 +25,17 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from fedstrata.core.client import Worker, finish
-from fedstrata.core.parts import find
-from fedstrata.core.plan import Method, Plan
-from fedstrata.core.rng import Streams
-from fedstrata.core.settings import Local
+from fedstrata.client.config import Local
+from fedstrata.client.trainer import Worker, finish
 from fedstrata.cost.flops import Positions, train_flops
 from fedstrata.data.tokens import Tokens
 from fedstrata.methods import METHODS
 from fedstrata.methods.fedbfpt import FedBFPT
 from fedstrata.methods.fedbt import FedBT
-from fedstrata.ready import settle_precision
+from fedstrata.plan.parts import find
+from fedstrata.plan.plan import Method, Plan
+from fedstrata.plan.streams import Streams
+from fedstrata.runs.setup import settle_precision
 from fedstrata.tasks import Examples, Task
 from fedstrata.tasks.classify import Classify
 from fedstrata.tasks.mlm import MaskedLM

@@ -24,15 +24,15 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from fedstrata.core.client import Worker, finish
-from fedstrata.core.parts import find
-from fedstrata.core.plan import Plan
-from fedstrata.core.rng import Streams
-from fedstrata.core.settings import Local
+from fedstrata.client.config import Local
+from fedstrata.client.feature_cache import Kept
+from fedstrata.client.trainer import Worker, finish
 from fedstrata.data.tokens import Tokens
-from fedstrata.nn.features import Kept
-from fedstrata.nn.heads import BRANCHES, KEY, HeadedModel, Settings
-from fedstrata.ready import settle_precision
+from fedstrata.models.heads import BRANCHES, KEY, HeadedModel, Settings
+from fedstrata.plan.parts import find
+from fedstrata.plan.plan import Plan
+from fedstrata.plan.streams import Streams
+from fedstrata.runs.setup import settle_precision
 from fedstrata.tasks import Examples
 from fedstrata.tasks.classify import Classify
 

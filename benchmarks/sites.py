@@ -64,7 +64,7 @@ LONG = 120.0
 SYLLABLES = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
 PROCESSES = multiprocessing.get_context("forkserver")
 """Of those that are no commands; what they need is imported once."""
-PROCESSES.set_forkserver_preload(["transformers", "fedstrata.engines.stream", "fedstrata.ready"])
+PROCESSES.set_forkserver_preload(["transformers", "fedstrata.sites.stream", "fedstrata.runs.setup"])
 CONSOLE = Console(highlight=False, width=None if sys.stdout.isatty() else 119)
 
 
@@ -307,7 +307,7 @@ def free_ports(count: int) -> list[int]:
 @contextmanager
 def federation(folder: Path) -> Iterator[tuple[Path, Relay, dict[str, int]]]:
     """A federation whose sites are connected: its folder, the relay, its processes by name."""
-    from fedstrata.federation.init import init
+    from fedstrata.sites.provision import init
 
     command = [sys.executable, "-c", "from fedstrata.cli import main; main()"]
     made = folder / "federation"
@@ -541,13 +541,13 @@ class Party:
         import torch
         import transformers
 
-        from fedstrata.core.client import Worker
-        from fedstrata.core.parts import find
-        from fedstrata.core.rng import Streams
-        from fedstrata.core.settings import Local
+        from fedstrata.client.config import Local
+        from fedstrata.client.trainer import Worker
         from fedstrata.data.tokens import Tokens
         from fedstrata.methods import METHODS
-        from fedstrata.ready import settle_precision
+        from fedstrata.plan.parts import find
+        from fedstrata.plan.streams import Streams
+        from fedstrata.runs.setup import settle_precision
         from fedstrata.tasks import Examples
         from fedstrata.tasks.mlm import MaskedLM
 
@@ -577,7 +577,7 @@ class Party:
 
     def weights(self, names: Sequence[str]) -> dict[str, Any]:
         """A copy of parts of the model."""
-        from fedstrata.core.parts import tensors
+        from fedstrata.plan.parts import tensors
 
         return {
             part: {n: t.clone() for n, t in tensors(self.worker.model, self.parts, [part]).items()}
@@ -592,11 +592,11 @@ def pace(times: Sequence[float]) -> float:
 
 def be_server(pipe: Any, folder: Path, tls: tuple[bytes, bytes], sizes: tuple[str, int, int, int]) -> None:
     """The process with the layers; asked to, it also plays clients itself."""
-    from fedstrata.core.server import Server
-    from fedstrata.core.split import Layers
-    from fedstrata.engines.inprocess import InProcess
-    from fedstrata.engines.stream import Crossing
+    from fedstrata.engines.local import InProcess
     from fedstrata.events import Stepped
+    from fedstrata.server.layers import Layers
+    from fedstrata.server.server import Server
+    from fedstrata.sites.stream import Crossing
 
     party = Party(*sizes)
     worker, parts, plan = party.worker, party.parts, party.plan
@@ -633,9 +633,9 @@ def be_server(pipe: Any, folder: Path, tls: tuple[bytes, bytes], sizes: tuple[st
 
 def be_site(pipe: Any, name: str, folder: Path, ca: bytes, port: int, sizes: tuple[str, int, int, int]) -> None:
     """The process of a site."""
-    from fedstrata.core.client import finish, handle
-    from fedstrata.core.store import Store
-    from fedstrata.engines.stream import Far
+    from fedstrata.client.trainer import finish, handle
+    from fedstrata.sites.stream import Far
+    from fedstrata.wire.store import Store
 
     party = Party(*sizes)
     worker, plan = party.worker, party.plan
@@ -661,7 +661,7 @@ def measure_split(
     size: str, batch: int, tokens: int, steps: int, repeat: int, folder: Path
 ) -> list[dict[str, Any]]:
     """Steps in one process and between processes in turn: of one client, and of two who visit the same layers."""
-    from fedstrata.federation.init import init
+    from fedstrata.sites.provision import init
 
     init(folder / "keys", SITES)
     tls = folder / "keys" / "tls"

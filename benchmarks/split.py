@@ -23,15 +23,15 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from fedstrata.core.client import Request, Worker, finish
-from fedstrata.core.parts import find, tensors
-from fedstrata.core.plan import Plan
-from fedstrata.core.rng import Streams
-from fedstrata.core.server import Server
-from fedstrata.core.settings import Local
-from fedstrata.core.split import Layers
+from fedstrata.client.config import Local
+from fedstrata.client.trainer import Request, Worker, finish
 from fedstrata.data.tokens import Tokens
-from fedstrata.ready import settle_precision
+from fedstrata.plan.parts import find, tensors
+from fedstrata.plan.plan import Plan
+from fedstrata.plan.streams import Streams
+from fedstrata.runs.setup import settle_precision
+from fedstrata.server.layers import Layers
+from fedstrata.server.server import Server
 from fedstrata.tasks import Examples
 from fedstrata.tasks.mlm import MaskedLM
 

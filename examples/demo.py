@@ -17,9 +17,9 @@ from rich.console import Console
 
 import fedstrata
 from fedstrata.cli.progress import Display
-from fedstrata.report.page import write_page
-from fedstrata.report.runs import load_run
-from fedstrata.report.tables import result_table
+from fedstrata.reports.page import write_page
+from fedstrata.reports.runs import load_run
+from fedstrata.reports.tables import result_table
 
 JOB = Path(__file__).parent.parent / "configs" / "demo.toml"
 FEDAVG = {

@@ -11,12 +11,12 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from fedstrata.core.parts import Parts
-from fedstrata.core.plan import Method, Plan
-from fedstrata.core.rng import Streams
 from fedstrata.methods.fedavg import FedAvg
 from fedstrata.methods.fedbfpt import FedBFPT
 from fedstrata.methods.fedbt import FedBT
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Method, Plan
+from fedstrata.plan.streams import Streams
 
 BERT = Parts(
     shapes={name: {} for name in ("embeddings", *(f"layer.{i}" for i in range(12)), "head")},

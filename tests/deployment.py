@@ -17,7 +17,7 @@ from typing import Any
 
 import tomli_w
 
-from fedstrata.federation.init import init
+from fedstrata.sites.provision import init
 from tiny import SENTENCES
 
 SERVE, JOIN = "fedstrata serve federation", "fedstrata join federation/sites/{}/site.toml"

@@ -22,11 +22,11 @@ from typer.testing import CliRunner
 
 from deployment import TRIED
 from fedstrata.cli import app
-from fedstrata.core.parts import Parts, find
-from fedstrata.job import Job
-from fedstrata.jobfile import load
-from fedstrata.nn.models import AUTO
-from fedstrata.ready import check_plans
+from fedstrata.job.file import load
+from fedstrata.job.tables import Job
+from fedstrata.models.checkpoints import AUTO
+from fedstrata.plan.parts import Parts, find
+from fedstrata.runs.setup import check_plans
 from fedstrata.sweeps.cells import cells
 
 ROOT = Path(__file__).parent.parent

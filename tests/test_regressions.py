@@ -13,17 +13,17 @@ import pytest
 import torch
 import transformers
 
-from fedstrata.core.parts import find
-from fedstrata.core.plan import Plan
 from fedstrata.cost.flops import train_flops
 from fedstrata.data import tokens as module
 from fedstrata.data.tokens import Tokens, tokenise
 from fedstrata.errors import UserError
-from fedstrata.nn import models
+from fedstrata.models import checkpoints
+from fedstrata.plan.parts import find
+from fedstrata.plan.plan import Plan
 from fedstrata.tasks import Examples
 from fedstrata.tasks.classify import scores
 from fedstrata.tasks.mlm import masked_lm
-from fedstrata.wire.tensors import WireError, decode
+from fedstrata.wire.codec import WireError, decode
 from tiny import tiny_model, tokenizer
 
 
@@ -101,7 +101,7 @@ def test_a_layer_that_the_model_lacks_is_refused(layers: tuple[int, ...]) -> Non
 def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
     """transformers 5 then makes an empty BertTokenizer (5 words): every word is [UNK], and the run goes on."""
     with pytest.raises(UserError, match="tokenizer"):
-        models.load(str(folder(tmp_path, words=False)), "mlm", None, 0)
+        checkpoints.load(str(folder(tmp_path, words=False)), "mlm", None, 0)
 
 
 @pytest.mark.parametrize("keep", [0, 7, 2000])
@@ -110,7 +110,7 @@ def test_damaged_weights_are_refused(tmp_path: Path, keep: int) -> None:
     path = folder(tmp_path) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(UserError):
-        models.load(str(tmp_path), "mlm", None, 0)
+        checkpoints.load(str(tmp_path), "mlm", None, 0)
 
 
 def test_damaged_bin_weights_are_refused(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_damaged_bin_weights_are_refused(tmp_path: Path) -> None:
     (folder(tmp_path) / "model.safetensors").unlink()
     (tmp_path / "pytorch_model.bin").write_bytes(b"garbage")
     with pytest.raises(UserError):
-        models.load(str(tmp_path), "mlm", None, 0)
+        checkpoints.load(str(tmp_path), "mlm", None, 0)
 
 
 @pytest.mark.parametrize("config", [{"hidden_size": "x"}, {"num_attention_heads": 5}])
@@ -127,7 +127,7 @@ def test_impossible_configs_are_refused(tmp_path: Path, config: dict[str, Any], 
     """StrictDataclassFieldValidationError for a wrong type; ValueError out of parts_of, which catches nothing."""
     path = folder(tmp_path) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | config))
-    call: Callable[..., Any] = getattr(models, function)
+    call: Callable[..., Any] = getattr(checkpoints, function)
     with pytest.raises(UserError):
         call(str(tmp_path), "mlm", None, *([0] if function == "load" else []))
 
@@ -136,7 +136,7 @@ def test_a_model_that_has_no_such_head_is_refused(tmp_path: Path) -> None:
     """`fedstrata run` on GPT-2 with kind "mlm": ValueError, 100 lines of class names, a traceback."""
     transformers.GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=50).save_pretrained(tmp_path)
     with pytest.raises(UserError):
-        models.parts_of(str(tmp_path), "mlm")
+        checkpoints.parts_of(str(tmp_path), "mlm")
 
 
 def test_loading_leaves_the_global_generator_alone(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_loading_leaves_the_global_generator_alone(tmp_path: Path) -> None:
     name = str(folder(tmp_path, "roberta"))
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
-    models.load(name, "classify", ("a", "b"), 0)
+    checkpoints.load(name, "classify", ("a", "b"), 0)
     assert torch.equal(torch.random.get_rng_state(), before)
 
 

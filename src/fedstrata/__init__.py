@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from fedstrata.errors import UserError
 
 if TYPE_CHECKING:
-    from fedstrata.report.sweep import Entry
-    from fedstrata.result import Result
+    from fedstrata.reports.sweep import Entry
+    from fedstrata.runs.result import Result
 
 # Before the first import of the libraries that read them. Threads that wait for each other sleep and do not spin:
 # with another process on the same cores a training step is then up to ten times as fast.
@@ -39,8 +39,8 @@ def run(
     Raises:
         UserError: the job, its data or its model is not usable; the sentence says what to change.
     """
-    from fedstrata.jobfile import sweep_table
-    from fedstrata.stages import run_job
+    from fedstrata.job.file import sweep_table
+    from fedstrata.runs.stages import run_job
 
     where, table = sweep_table(job)
     if table:
@@ -115,7 +115,7 @@ def forecast(
     Raises:
         UserError: the job is not legal, or the model's config cannot be had.
     """
-    from fedstrata import forecasting
+    from fedstrata.forecasts import forecast as forecasting
 
     return forecasting.forecast(
         job,

@@ -6,10 +6,10 @@ import pytest
 import torch
 import transformers
 
-from fedstrata.core.parts import find, tensors
 from fedstrata.cost.bytes import payload
 from fedstrata.cost.ledger import size
-from fedstrata.wire.tensors import DTYPES, encode, narrow
+from fedstrata.plan.parts import find, tensors
+from fedstrata.wire.codec import DTYPES, encode, narrow
 from tiny import tiny_model
 
 

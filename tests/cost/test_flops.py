@@ -16,12 +16,12 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedstrata.core.parts import Parts, find
-from fedstrata.core.plan import Plan
 from fedstrata.cost.flops import Positions, forward_flops, train_flops
 from fedstrata.data.tokens import Tokens
-from fedstrata.nn.depth import local_depth
-from fedstrata.nn.heads import KEY, HeadedModel, Settings
+from fedstrata.models.depth import local_depth
+from fedstrata.models.heads import KEY, HeadedModel, Settings
+from fedstrata.plan.parts import Parts, find
+from fedstrata.plan.plan import Plan
 from fedstrata.tasks import LANGUAGE, Batch, Examples, Task
 from fedstrata.tasks.classify import Classify
 from fedstrata.tasks.clm import CausalLM

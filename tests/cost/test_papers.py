@@ -14,12 +14,12 @@ import transformers
 from typer.testing import CliRunner
 
 from fedstrata.cli import app
-from fedstrata.core.parts import Parts, find, tensors
-from fedstrata.core.rng import Streams
 from fedstrata.cost.bytes import payload
 from fedstrata.cost.papers import compute, features, saved, upload
 from fedstrata.methods import METHODS
-from fedstrata.nn.models import AUTO
+from fedstrata.models.checkpoints import AUTO
+from fedstrata.plan.parts import Parts, find, tensors
+from fedstrata.plan.streams import Streams
 from tiny import tiny_model
 
 TINY4 = {"hidden_size": 312, "intermediate_size": 1200, "num_hidden_layers": 4}

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fedstrata.data.partition import in_order, normal_shares, partition
-from fedstrata.data.tables import TABLES
 from fedstrata.errors import UserError
-from fedstrata.job import Clients
+from fedstrata.job.label_tables import TABLES
+from fedstrata.job.tables import Clients
 
 
 def dealt(rows: int, seed: int = 0, labels: Any = None, values: Any = None, **keys: Any) -> dict[str, list[int]]:

@@ -13,7 +13,7 @@ import pytest
 import fedstrata
 from fedstrata.data.prepare import examples, population, prepare
 from fedstrata.errors import UserError
-from fedstrata.jobfile import load
+from fedstrata.job.file import load
 from tiny import SENTENCES, tokenizer
 
 Jobs = Callable[..., dict[str, Any]]

@@ -10,17 +10,17 @@ import pytest
 import transformers
 
 import fedstrata
-from fedstrata.core.parts import Parts, find
-from fedstrata.core.plan import Method, Plan
-from fedstrata.core.rng import Streams
 from fedstrata.cost.bytes import payload
 from fedstrata.errors import UserError
-from fedstrata.job import Job as ResolvedJob
-from fedstrata.job import method_name
-from fedstrata.jobfile import load
+from fedstrata.job.file import load
+from fedstrata.job.tables import Job as ResolvedJob
+from fedstrata.job.tables import method_name
 from fedstrata.methods import METHODS
 from fedstrata.methods.fedavg import FedAvg
-from fedstrata.nn.models import parts_of
+from fedstrata.models.checkpoints import parts_of
+from fedstrata.plan.parts import Parts, find
+from fedstrata.plan.plan import Method, Plan
+from fedstrata.plan.streams import Streams
 from tiny import tiny_model
 
 Job = Callable[..., dict[str, Any]]

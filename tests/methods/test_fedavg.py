@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fedstrata.core.parts import find
-from fedstrata.core.plan import Plan
-from fedstrata.core.rng import Streams
 from fedstrata.methods.fedavg import FedAvg
+from fedstrata.plan.parts import find
+from fedstrata.plan.plan import Plan
+from fedstrata.plan.streams import Streams
 from tiny import CONFIGS, tiny_model
 
 

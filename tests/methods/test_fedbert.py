@@ -14,19 +14,19 @@ import torch
 from safetensors.torch import load_file
 
 import fedstrata
-from fedstrata.core import client as client_module
-from fedstrata.core.parts import find
-from fedstrata.core.plan import Plan
-from fedstrata.core.rng import Streams
-from fedstrata.core.split import Visit
-from fedstrata.core.store import read_tensors
+from fedstrata.client import trainer as client_module
 from fedstrata.cost.bytes import payload
 from fedstrata.data.prepare import prepare
 from fedstrata.errors import UserError
-from fedstrata.jobfile import load
+from fedstrata.job.file import load
 from fedstrata.methods.fedbert import FedBERT
-from fedstrata.ready import make_ready, settle
+from fedstrata.plan.parts import find
+from fedstrata.plan.plan import Plan
+from fedstrata.plan.streams import Streams
+from fedstrata.runs.setup import make_ready, settle
+from fedstrata.server.layers import Visit
 from fedstrata.wire.activations import message_bytes
+from fedstrata.wire.store import read_tensors
 from tiny import tiny_model
 
 Jobs = Callable[..., dict[str, Any]]

@@ -11,12 +11,12 @@ import pytest
 import torch
 import transformers
 
-from fedstrata.core.parts import Parts, find
-from fedstrata.core.plan import Plan
-from fedstrata.core.rng import Streams
 from fedstrata.cost.bytes import payload
 from fedstrata.errors import UserError
 from fedstrata.methods.fedbfpt import FedBFPT, progressive
+from fedstrata.plan.parts import Parts, find
+from fedstrata.plan.plan import Plan
+from fedstrata.plan.streams import Streams
 from tiny import tiny_model
 
 CLIENTS = [f"client-{i}" for i in range(1, 7)]

@@ -9,14 +9,14 @@ import torch
 import transformers
 from pydantic import ValidationError
 
-from fedstrata.core.parts import Parts, find
-from fedstrata.core.plan import Plan
-from fedstrata.core.rng import Streams
 from fedstrata.cost.bytes import payload
 from fedstrata.errors import UserError
 from fedstrata.methods.fedavg import FedAvg
 from fedstrata.methods.fedbfpt import FedBFPT
 from fedstrata.methods.fedbt import FedBT, cyclic
+from fedstrata.plan.parts import Parts, find
+from fedstrata.plan.plan import Plan
+from fedstrata.plan.streams import Streams
 from tiny import tiny_model
 
 LAYER, CLASSIFIER = 28_351_488, 4 * (13 * 768 + 13)

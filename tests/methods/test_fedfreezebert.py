@@ -15,18 +15,18 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 import fedstrata
-from fedstrata.core.central import Central
-from fedstrata.core.parts import Parts, find
-from fedstrata.core.rng import Streams
+from fedstrata.client import feature_cache as features
+from fedstrata.client.feature_cache import Kept
 from fedstrata.cost.bytes import payload
 from fedstrata.data.prepare import prepare
 from fedstrata.errors import UserError
-from fedstrata.jobfile import load
+from fedstrata.job.file import load
 from fedstrata.methods.fedfreezebert import FedFreezeBERT
-from fedstrata.nn import features
-from fedstrata.nn.features import Kept
-from fedstrata.nn.heads import KEY, HeadedModel, Settings
-from fedstrata.ready import make_ready, settle
+from fedstrata.models.heads import KEY, HeadedModel, Settings
+from fedstrata.plan.parts import Parts, find
+from fedstrata.plan.streams import Streams
+from fedstrata.runs.setup import make_ready, settle
+from fedstrata.server.trainer import Central
 
 Jobs = Callable[..., dict[str, Any]]
 HEADS = ("ordinary", "average", "psum", "hsum")
@@ -199,7 +199,7 @@ def test_the_centralised_variant_is_the_distributed_one_with_a_single_client(
     train: dict[str, Any],
 ) -> None:
     """The server trains on what the client sent as the client would have: the same batches, the same bits."""
-    monkeypatch.setattr("fedstrata.core.central.NAME", "client-0")  # its streams
+    monkeypatch.setattr("fedstrata.server.trainer.NAME", "client-0")  # its streams
     one = {"clients": {"count": 1}, "train": {"batching": "random", **train}}
     apart = fedstrata.run(frozen(head, **one), {"output.dir": str(tmp_path / "d")})
     here = fedstrata.run(central(head, **one), {"output.dir": str(tmp_path / "c")})

@@ -12,17 +12,17 @@ import transformers
 from safetensors.torch import load_file
 
 import fedstrata
-from fedstrata.core.client import Reply, Request
-from fedstrata.core.parts import Parts, find
-from fedstrata.core.plan import Plan
-from fedstrata.core.rng import Streams
+from fedstrata.client.trainer import Reply, Request
 from fedstrata.cost.bytes import payload
-from fedstrata.engines.inprocess import InProcess
+from fedstrata.engines.local import InProcess
 from fedstrata.errors import UserError
 from fedstrata.events import Replied
 from fedstrata.methods.fedavg import FedAvg
 from fedstrata.methods.fedsplitbert import FedSplitBERT
 from fedstrata.methods.local import Local
+from fedstrata.plan.parts import Parts, find
+from fedstrata.plan.plan import Plan
+from fedstrata.plan.streams import Streams
 from tiny import tiny_model
 
 Jobs = Callable[..., dict[str, Any]]

@@ -15,7 +15,7 @@ import transformers
 import fedstrata
 from fedstrata.data.tokens import tokenise
 from fedstrata.errors import UserError
-from fedstrata.nn.models import parts_of
+from fedstrata.models.checkpoints import parts_of
 from fedstrata.tasks import Examples
 from fedstrata.tasks.classify import Classify
 from fedstrata.tasks.regress import Regress, scores

@@ -22,7 +22,7 @@ from fedstrata.cost.flops import Positions
 from fedstrata.data.read import WORD_END, read
 from fedstrata.data.tokens import Tokens, tokenise
 from fedstrata.errors import UserError
-from fedstrata.nn import models
+from fedstrata.models import checkpoints
 from fedstrata.tasks import Examples
 from fedstrata.tasks.tag import UNLABELLED, Tag, scores
 from tiny import SENTENCES, tiny_model, tokenizer
@@ -187,7 +187,7 @@ def test_score_is_over_all_words_whatever_the_batches() -> None:
 def test_a_byte_level_tokenizer_takes_words(model_folder: Callable[..., Path], kind: str) -> None:
     """Words of a list stand alone, as after a blank."""
     folder = model_folder(kind)
-    loaded = models.load(str(folder), "tag", LABELS, 0)
+    loaded = checkpoints.load(str(folder), "tag", LABELS, 0)
     made = tokenise([sentence("the", "eye")], loaded.tokenizer, 16, "split", WORD_END)
     assert made.words.tolist() == [-1, 0, 1, -1]
     assert loaded.parts.names[-1] == "head"

@@ -54,9 +54,9 @@ def run(
     with _plainly() as console:
         import fedstrata
         from fedstrata.cli.progress import Display
-        from fedstrata.jobfile import sweep_table
-        from fedstrata.report.runs import load_run
-        from fedstrata.report.tables import result_table
+        from fedstrata.job.file import sweep_table
+        from fedstrata.reports.runs import load_run
+        from fedstrata.reports.tables import result_table
 
         signal.signal(signal.SIGTERM, _interrupt)
         keys = {"name": engine, "federation": federation and str(federation), "insecure": insecure or None}
@@ -94,8 +94,8 @@ def forecast(
 ) -> None:
     """Tell what a job will cost one client, in bytes, FLOPs and memory, without running it."""
     with _plainly() as console:
-        from fedstrata import forecasting
-        from fedstrata.report.forecast import methods_table, note, rounds_table, split_lines, unit_lines
+        from fedstrata.forecasts import forecast as forecasting
+        from fedstrata.reports.forecast import methods_table, note, rounds_table, split_lines, unit_lines
 
         words = [*(overrides or ()), *(settings or ())]
         if job is not None and "=" in job and not Path(job).exists():
@@ -140,8 +140,8 @@ def split(
     """Show who would hold which rows, as a table and a picture, without training."""
     with _plainly() as console:
         from fedstrata.data.prepare import prepare
-        from fedstrata.jobfile import load
-        from fedstrata.report.split import split_picture, split_table
+        from fedstrata.job.file import load
+        from fedstrata.reports.partition import split_picture, split_table
 
         jobs = load(job, overrides or ())
         for each in jobs:
@@ -176,10 +176,10 @@ def report(
 ) -> None:
     """Compare runs: one table here, one offline HTML page."""
     with _plainly() as console:
-        from fedstrata.report.page import write_page
-        from fedstrata.report.runs import load_runs
-        from fedstrata.report.sweep import note, read_tables, terminal
-        from fedstrata.report.tables import result_table
+        from fedstrata.reports.page import write_page
+        from fedstrata.reports.runs import load_runs
+        from fedstrata.reports.sweep import note, read_tables, terminal
+        from fedstrata.reports.tables import result_table
 
         for folder in [folder for folder in runs if (folder / "table.json").exists()]:
             against, entries = read_tables(folder)
@@ -210,7 +210,7 @@ def init(
 ) -> None:
     """Make a federation: certificates, a key for each site, server.toml, and a folder to hand to each site."""
     with _plainly() as console:
-        from fedstrata.federation.init import init as make
+        from fedstrata.sites.provision import init as make
 
         own = [path for path in (ca, certificate, key) if path is not None]
         if len(own) not in (0, 3):
@@ -230,7 +230,7 @@ def add(
 ) -> None:
     """Add a site to a federation; the server takes it in when it is started again."""
     with _plainly() as console:
-        from fedstrata.federation.init import add_site
+        from fedstrata.sites.provision import add_site
 
         add_site(folder, name)
         console.print(f"site    {folder / 'sites' / name / 'site.toml'}", soft_wrap=True)
@@ -243,8 +243,8 @@ def serve(
 ) -> None:
     """Be the server of a federation: sites connect to it, and runs go through it."""
     with _plainly() as console:
-        from fedstrata.federation.serve import serve as go
-        from fedstrata.federation.settings import read_server
+        from fedstrata.sites.serve import serve as go
+        from fedstrata.sites.settings import read_server
 
         go(read_server(folder), lambda line: console.print(line, soft_wrap=True), insecure)
 
@@ -256,15 +256,15 @@ def join(
 ) -> None:
     """Be a site of a federation: take part in its runs, as site.toml allows."""
     with _plainly() as console:
-        from fedstrata.federation.serve import join as go
-        from fedstrata.federation.settings import read_site
+        from fedstrata.sites.serve import join as go
+        from fedstrata.sites.settings import read_site
 
         go(read_site(settings), lambda line: console.print(line, soft_wrap=True), insecure)
 
 
 def _sweep(console: Console, job: Path, overrides: Sequence[str], resume: bool) -> None:
     from fedstrata.cli.progress import SweepDisplay
-    from fedstrata.report.sweep import note, terminal
+    from fedstrata.reports.sweep import note, terminal
     from fedstrata.sweeps.cells import cells
     from fedstrata.sweeps.run import run_sweep
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from fedstrata.core.parts import Parts
-from fedstrata.wire.tensors import form
+from fedstrata.plan.parts import Parts
+from fedstrata.wire.codec import form
 
 
 def payload(parts: Parts, names: Iterable[str], dtype: str = "fp32") -> int:

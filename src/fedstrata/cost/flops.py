@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from fedstrata.core.parts import Parts
-from fedstrata.core.plan import Plan
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Plan
 
 
 @dataclass(frozen=True)

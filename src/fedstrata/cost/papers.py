@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from fedstrata.core.parts import Parts
 from fedstrata.cost.bytes import payload
+from fedstrata.plan.parts import Parts
 from fedstrata.tasks import LANGUAGE
 
 UNITS = ("fedbfpt", "fedbt", "fedsplitbert", "fedfreezebert")

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedstrata.core.rng import SERVER
 from fedstrata.cost.ledger import totals
+from fedstrata.plan.streams import SERVER
 
 FALLING = ("loss", "perplexity")
 """Metrics that are better when smaller."""

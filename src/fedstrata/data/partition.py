@@ -13,10 +13,10 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from fedstrata.core.rng import SERVER
-from fedstrata.data.tables import TABLES
 from fedstrata.errors import UserError, did_you_mean
-from fedstrata.job import Clients
+from fedstrata.job.label_tables import TABLES
+from fedstrata.job.tables import Clients
+from fedstrata.plan.streams import SERVER
 
 Index = npt.NDArray[np.int64]
 Shares = npt.NDArray[np.float64]

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedstrata import demo
-from fedstrata.core.rng import SERVER, Streams
+from fedstrata.data import demo
+from fedstrata.data.batching import Index
 from fedstrata.data.partition import in_order, partition
 from fedstrata.data.read import WORD_END, Rows, read
 from fedstrata.data.tokens import Tokens, pack, tokenise
 from fedstrata.errors import UserError, did_you_mean
-from fedstrata.job import Job, Source
-from fedstrata.nn.batching import Index
+from fedstrata.job.tables import Job, Source
+from fedstrata.plan.streams import SERVER, Streams
 from fedstrata.tasks import LANGUAGE, Examples
 from fedstrata.tasks.tag import UNLABELLED
 

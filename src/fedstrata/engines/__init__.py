@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from fedstrata.core.client import Missing, Reply, Request
+    from fedstrata.client.trainer import Missing, Reply, Request
 
 
 class Engine(Protocol):

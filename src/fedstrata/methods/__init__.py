@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fedstrata.core.plan import Method
-from fedstrata.methods.centralised import Centralised
+from fedstrata.methods.centralized import Centralised
 from fedstrata.methods.fedavg import FedAvg
 from fedstrata.methods.fedavgm import FedAvgM
 from fedstrata.methods.fedbert import FedBERT
@@ -16,6 +15,7 @@ from fedstrata.methods.fedsplitbert import FedSplitBERT
 from fedstrata.methods.local import Local
 from fedstrata.methods.none import NoTraining
 from fedstrata.methods.single import Single
+from fedstrata.plan.plan import Method
 
 METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,

@@ -14,9 +14,9 @@ Cost: the whole model up and down, per client and round.
 
 from __future__ import annotations
 
-from fedstrata.core.parts import Parts
-from fedstrata.core.plan import Method, Plan
-from fedstrata.core.rng import Streams
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Method, Plan
+from fedstrata.plan.streams import Streams
 
 
 class FedAvg(Method):

@@ -31,10 +31,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeInt
 
-from fedstrata.core.parts import Parts
-from fedstrata.core.plan import Exchange, Method, Plan, Turns
-from fedstrata.core.rng import Streams
 from fedstrata.errors import UserError
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Exchange, Method, Plan, Turns
+from fedstrata.plan.streams import Streams
 
 
 class FedBERT(Method):

@@ -29,10 +29,10 @@ from typing import Literal
 import numpy as np
 from pydantic import PositiveInt
 
-from fedstrata.core.parts import Parts
-from fedstrata.core.plan import Method, Plan
-from fedstrata.core.rng import SERVER, Streams
 from fedstrata.errors import UserError
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Method, Plan
+from fedstrata.plan.streams import SERVER, Streams
 
 
 def progressive(rounds: int) -> list[int]:

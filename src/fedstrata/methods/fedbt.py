@@ -30,11 +30,11 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
-from fedstrata.core.parts import Parts
-from fedstrata.core.plan import Plan
-from fedstrata.core.rng import Streams
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.methods.fedbfpt import FedBFPT
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Plan
+from fedstrata.plan.streams import Streams
 from fedstrata.tasks import LANGUAGE
 
 Variant = Literal["full", "all", "pl", "m", "s", "sp", "half", "map", "circle", "add"]

@@ -27,10 +27,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from fedstrata.core.parts import Parts
-from fedstrata.core.plan import Exchange, Method, Plan
-from fedstrata.core.rng import Streams
 from fedstrata.errors import UserError
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Exchange, Method, Plan
+from fedstrata.plan.streams import Streams
 
 
 class FedFreezeBERT(Method):

@@ -12,9 +12,9 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, NonNegativeInt
 
-from fedstrata.core.parts import Parts
-from fedstrata.core.plan import Method, Plan
-from fedstrata.core.rng import Streams
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Method, Plan
+from fedstrata.plan.streams import Streams
 
 
 class NoTraining(Method):

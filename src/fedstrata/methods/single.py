@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedstrata.core.plan import Population
-from fedstrata.methods.centralised import Centralised
+from fedstrata.methods.centralized import Centralised
+from fedstrata.plan.plan import Population
 
 
 class Single(Centralised):

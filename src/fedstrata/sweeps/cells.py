@@ -37,9 +37,9 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from fedstrata.errors import UserError, did_you_mean
-from fedstrata.job import Job, Positive, Table
-from fedstrata.jobfile import Overrides, load, pairs_of, sentence, sweep_table
-from fedstrata.ready import settle
+from fedstrata.job.file import Overrides, load, pairs_of, sentence, sweep_table
+from fedstrata.job.tables import Job, Positive, Table
+from fedstrata.runs.setup import settle
 
 
 class Sweep(Table):

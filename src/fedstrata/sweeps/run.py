@@ -20,10 +20,10 @@ from typing import Any
 from fedstrata import events
 from fedstrata.errors import UserError
 from fedstrata.events import CellEnded, CellStarted, CellTold
-from fedstrata.folder import claim
-from fedstrata.jobfile import Overrides
-from fedstrata.report.sweep import Entry, write_tables
-from fedstrata.result import link, read_status
+from fedstrata.job.file import Overrides
+from fedstrata.reports.sweep import Entry, write_tables
+from fedstrata.runs.folder import claim
+from fedstrata.runs.result import link, read_status
 from fedstrata.sweeps.cells import Cell, Sweep, cells
 
 Tell = Callable[[events.Event], None]

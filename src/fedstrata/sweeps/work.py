@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 from fedstrata.errors import UserError
 from fedstrata.events import Event, Stepped
-from fedstrata.stages import run_job
+from fedstrata.runs.stages import run_job
 
 
 def main() -> None:

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from fedstrata.cost.flops import Positions
+from fedstrata.data.batching import pad
 from fedstrata.data.tokens import Tokens
-from fedstrata.nn.batching import pad
 
 LANGUAGE = ("mlm", "clm")
 """Task kinds that learn from plain text: pre-training."""

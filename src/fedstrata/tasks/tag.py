@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedstrata.cost.flops import Positions
-from fedstrata.nn.batching import pad
+from fedstrata.data.batching import pad
 from fedstrata.tasks import Batch, Examples, padded
 
 UNLABELLED = -100

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedstrata.nn.mlm import head_at
+from fedstrata.models.masked_head import head_at
 from fedstrata.tasks import Batch
 
 

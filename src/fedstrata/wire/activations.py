@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import torch
 
-from fedstrata.core.parts import Tensors
-from fedstrata.wire.tensors import DTYPES, WireError, check
+from fedstrata.plan.parts import Tensors
+from fedstrata.wire.codec import DTYPES, WireError, check
 
 HIGH = 2.0**10
 """To about this the largest gradient of an fp16 message is scaled: far below fp16's 65504."""

@@ -1,0 +1,455 @@
+"""A client: what it is asked, what it does, what it answers. The same code on every engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from fedstrata.client.config import Local
+from fedstrata.client.feature_cache import Kept, Received, message
+from fedstrata.client.optimizer import Pace, Parameters, adamw, memory_of, step
+from fedstrata.cost.flops import Positions, encoder_flops, train_flops
+from fedstrata.data.batching import Index, batches
+from fedstrata.models.cut import Cut, Link, cut_at
+from fedstrata.models.depth import local_depth
+from fedstrata.plan.parts import Parts, Tensors, tensors
+from fedstrata.plan.plan import Plan
+from fedstrata.plan.streams import SERVER, Dice, Streams
+from fedstrata.tasks import Batch, Examples, Task
+from fedstrata.wire.codec import carry
+from fedstrata.wire.store import Store
+
+Weights = dict[str, Tensors]
+"""Part -> its tensors."""
+
+Tagged = Mapping[str, tuple[object, Tensors]]
+"""Part -> (tag, its tensors): equal tags of a part mean equal tensors."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the server asks of one client.
+
+    Attributes:
+        round: 0-based round.
+        client: the client's name.
+        plan: what to build, train, send and keep.
+        phase: ``train``; ``evaluate``; ``features``: to send what the encoder makes of the client's texts; or
+            ``receive``: to take the parts that come with it, and no more.
+        first: the client has not trained before, so what it computes once is counted now.
+        span: the shares of the run's training that are done before and after the client's round.
+        versions: the version of every shared part that the plan needs.
+        parts: those of them that the client lacks, as they travel.
+    """
+
+    round: int
+    client: str
+    plan: Plan
+    phase: str
+    versions: dict[str, int]
+    parts: Weights
+    first: bool = False
+    span: tuple[float, float] = (0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client answers.
+
+    Attributes:
+        client: its name.
+        examples: number of its training examples: its weight in the mean.
+        weights: the parts sent, as they travel; in phase ``features`` those, under that name.
+        loss: mean over the steps of the round, without the proximal term.
+        steps: optimiser steps made.
+        work: positions computed with.
+        flops: of the training steps, by :func:`fedstrata.cost.flops.train_flops`.
+        seconds: clock time of the client's work.
+        scores: in phase ``evaluate``, the client's model on its test rows; by client where it is scored on several
+            clients' own.
+    """
+
+    client: str
+    examples: int
+    weights: Weights = field(default_factory=dict)
+    loss: float = float("nan")
+    steps: int = 0
+    work: Positions = field(default_factory=Positions)
+    flops: int = 0
+    seconds: float = 0.0
+    scores: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A client that does not answer a request, and why: a sentence without its subject, such as ``refuses: …``."""
+
+    client: str
+    reason: str
+
+
+Result = TypeVar("Result")
+
+Told = Callable[[int, int, float, int], None]
+"""Called after every step with: steps made, steps of the round, the step's loss, examples seen."""
+
+
+class Worker:
+    """One model that plays every client in turn: weights are swapped in, nothing is rebuilt."""
+
+    def __init__(
+        self, model: Any, parts: Parts, task: Task, local: Local, streams: Streams, dtype: str = "fp32"
+    ) -> None:
+        self.model = model.to(local.device)
+        self.dtype = dtype
+        self.parts = parts
+        self.task = task
+        self.local = local
+        self.streams = streams
+        self.tags: dict[str, object] = {}
+        self.places = _places(model)
+        self.thread = ThreadPoolExecutor(1, "client")
+        self.frozen: dict[Path, Kept] = {}
+        self.encoded: Callable[[int, int], None] = lambda done, total: None
+
+    def load(self, weights: Tagged) -> None:
+        """Put weights into the model; a part that is there already, by its tag, is not copied again."""
+        for part, (tag, new) in weights.items():
+            if tag is None or self.tags.get(part) != tag:
+                for name, own in tensors(self.model, self.parts, [part]).items():
+                    own.copy_(new[name])
+                self.tags[part] = tag
+
+    def stand_aside(self, names: Iterable[str]) -> None:
+        """Give parts of the model new parameters, so that whoever holds those it has may go on with them."""
+        for part in names:
+            new = {name: self.model.get_parameter(name) for name in self.parts.shapes[part]}
+            self._seat({name: torch.nn.Parameter(torch.empty_like(p), p.requires_grad) for name, p in new.items()})
+            self.tags[part] = None
+
+    def _seat(self, parameters: Parameters) -> None:
+        """Make parameters the model's, wherever they stand in it."""
+        for name, parameter in parameters.items():
+            for module, leaf in self.places[name]:
+                setattr(module, leaf, parameter)
+
+    def training(
+        self,
+        plan: Plan,
+        round: int,
+        client: str,
+        examples: Examples,
+        index: Index,
+        told: Told,
+        first: bool = False,
+        kept: Kept | Received | None = None,
+        span: tuple[float, float] = (0.0, 1.0),
+        memory: Mapping[str, torch.Tensor] = MappingProxyType({}),
+        link: Link | None = None,
+    ) -> Generator[None, None, tuple[Reply, Tensors]]:
+        """One client's training in one round, on the examples at ``index``, from the weights loaded before.
+
+        With a link, others may use the model between the steps, after each of which this yields: what this client
+        trains then stands aside, and the rest of its step, which is its own alone, goes on beside theirs.
+
+        Args:
+            plan: what to train.
+            round: the round.
+            client: the client's name.
+            examples: all examples.
+            index: the client's own among them.
+            told: called after every step.
+            first: it has not trained before.
+            kept: what a frozen encoder makes of them.
+            span: the shares of the run's training that are done before and after.
+            memory: of the optimiser, from the round before.
+            link: the way to the layers that the server holds.
+
+        Returns:
+            The reply, and the optimiser's memory where it is kept.
+        """
+        started = time.perf_counter()
+        trained = self._trainable(plan)
+        near = [(p, p.detach().clone()) for name, p in trained.items() if self._shared(plan, name)]
+        near = near if self.local.proximal_mu else []
+        optimiser = adamw(trained, self.local, memory)
+        epoch = -(-len(index) // self.local.batch_size)
+        losses: list[float] = []
+        work, seen = Positions(), 0
+        for part in plan.train:
+            self.tags[part] = None  # no longer what was loaded
+        dice = Dice(self.streams.integer(round, client, "dropout"), self.model.device)
+        encoded = [kept.stored] if kept and first else []
+        cut = Cut(link, self.dtype) if link else None
+        rest: Future[None] | None = None
+        for total, chosen, batch in self._batches(round, client, examples, index):
+            pace = Pace(total, epoch, *span)
+            if link and not losses:
+                link.begin(pace)
+            if kept:
+                batch = replace(batch, inputs=kept.inputs(chosen)).to(self.model.device)
+                encoded.append(kept.missing(chosen))
+            if rest:
+                rest.result()
+                self._seat(trained)
+            self.model.train()
+            with dice.thrown(), self._built(plan, cut):
+                losses.append(self._backward(batch, cut))
+            rate = pace.rate(self.local, len(losses) - 1)
+            if cut:
+                below = cut.fetch()
+                rest = self.thread.submit(self._step, below, near, optimiser, rate)
+            else:
+                self._step(None, near, optimiser, rate)
+            work += batch.work
+            seen += len(chosen)
+            told(len(losses), total, losses[-1], seen)
+            left = time.perf_counter()
+            yield
+            started += time.perf_counter() - left  # others' time
+        if rest:
+            rest.result()
+            self._seat(trained)
+        reply = Reply(
+            client=client,
+            examples=len(index),
+            loss=float(np.mean(losses)),
+            steps=len(losses),
+            work=work,
+            flops=train_flops(self.parts, plan, work)
+            + sum(encoder_flops(self.parts, lengths) for lengths in encoded),
+            seconds=time.perf_counter() - started,
+        )
+        return reply, memory_of(optimiser, trained) if self.local.kept else {}
+
+    def score(
+        self,
+        examples: Examples,
+        only: Index | None = None,
+        folder: Path | None = None,
+        plan: Plan | None = None,
+        link: Link | None = None,
+    ) -> dict[str, float]:
+        """The loaded model on all ``examples`` or ``only`` some, by the task's metrics; always the same masks.
+
+        Of each pool of the examples the same again, as ``METRIC.POOL``. ``folder`` is given where the encoder
+        stays as it is: what it makes of the texts is kept there; ``plan`` and ``link`` where some of the layers
+        are the server's.
+        """
+        chosen = np.arange(len(examples)) if only is None else only
+        kept = self.kept(examples, chosen, folder) if folder else None
+        cut = Cut(link, self.dtype) if link else None
+        made = self._score(examples, chosen, kept, plan, cut)
+        for pool, members in examples.pools.items():
+            if len(inside := np.intersect1d(chosen, members)):
+                scores = self._score(examples, inside, kept, plan, cut)
+                made |= {f"{metric}.{pool}": value for metric, value in scores.items()}
+        return made
+
+    def _score(
+        self, examples: Examples, chosen: Index, kept: Kept | None, plan: Plan | None, cut: Cut | None
+    ) -> dict[str, float]:
+        rng = self.streams.numpy(-1, SERVER, "evaluate")
+        made = batches(examples.tokens.lengths[chosen], 2 * self.local.batch_size, None)
+        self.model.eval()
+
+        def batch(some: Index) -> Batch:
+            plain = self.task.batch(examples, some, rng)
+            made = (replace(plain, inputs=kept.inputs(some)) if kept else plain).to(self.model.device)
+            if cut:
+                cut.lengths = made.inputs["attention_mask"].sum(1)
+            return made
+
+        built = nullcontext() if plan is None else self._built(plan, cut)
+        with torch.inference_mode(), built, self.autocast():
+            return self.task.score(self.model, (batch(chosen[index]) for index in made))
+
+    def kept(self, examples: Examples, index: Index, folder: Path) -> Kept:
+        """What the frozen encoder makes of some examples, kept in a folder; made once."""
+        if folder not in self.frozen:
+            self.frozen[folder] = Kept(self.model, self.task, self.local, examples, index, folder, self.encoded)
+        return self.frozen[folder]
+
+    def _batches(
+        self, round: int, client: str, examples: Examples, index: Index
+    ) -> Iterator[tuple[int, Index, Batch]]:
+        """The batches of one round and their examples, each with the number of them all."""
+        order = self.streams.numpy(round, client, "order")
+        draw = self.streams.numpy(round, client, "batch")
+        for total, positions in steps(examples.tokens.lengths[index], self.local, order):
+            batch = self.task.batch(examples, index[positions], draw, self.local.width)
+            yield total, index[positions], batch.to(self.model.device)
+
+    def _built(self, plan: Plan, cut: Cut | None) -> AbstractContextManager[None]:
+        """Inside, the model is the plan's local model."""
+        if cut is None:
+            return local_depth(self.model, self.parts, plan.layers)
+        return cut_at(self.model, self.parts, plan, cut)
+
+    def _backward(self, batch: Batch, cut: Cut | None) -> float:
+        """The loss of a batch; its gradients stand at the parameters, with a cut at those above it."""
+        if cut:
+            cut.lengths = batch.inputs["attention_mask"].sum(1)
+        with self.autocast():
+            loss = self.task.loss(self.model, batch)
+        torch.autograd.backward(loss)
+        return float(loss.detach())
+
+    def _step(
+        self,
+        below: tuple[torch.Tensor, torch.Tensor] | None,
+        near: list[tuple[torch.nn.Parameter, torch.Tensor]],
+        optimiser: torch.optim.Optimizer,
+        rate: float,
+    ) -> None:
+        """The rest of a step: the backward pass from what was sent and its gradient, and the optimiser's."""
+        if below and below[0].requires_grad:
+            torch.autograd.backward(*below)
+        for parameter, old in near:  # the gradient of mu/2 |w - w_t|^2, FedProx's term (Li et al. 2020, eq. 2)
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - old, alpha=self.local.proximal_mu)
+        step(optimiser, rate)
+
+    def autocast(self) -> torch.autocast:
+        """Inside, matrices are multiplied in bf16 where the job says so."""
+        return torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.local.bf16)
+
+    def _trainable(self, plan: Plan) -> dict[str, torch.nn.Parameter]:
+        """Freeze all else but what is the server's: below the lowest trained part autograd builds no graph."""
+        names = {name for part in plan.train for name in self.parts.shapes[part]}
+        served = {name for part in plan.server for name in self.parts.shapes[part]}
+        for name, parameter in self.model.named_parameters():
+            if name not in served:
+                parameter.requires_grad_(name in names)
+        return {name: p for name, p in self.model.named_parameters() if name in names}
+
+    def _shared(self, plan: Plan, name: str) -> bool:
+        return any(name in self.parts.shapes[part] for part in plan.send)
+
+
+def steps(lengths: Index, local: Local, order: np.random.Generator) -> Iterator[tuple[int, Index]]:
+    """One round of a client: the number of its steps, with each of them, and the positions of each batch.
+
+    Args:
+        lengths: tokens of each of the client's examples, ``[n]``.
+        local: how it trains.
+        order: makes the batches, epoch by epoch.
+    """
+    total = local.epochs * -(-len(lengths) // local.batch_size)
+    total = min(total, local.steps or total)
+    made = 0
+    for _ in range(local.epochs):
+        for positions in batches(lengths, local.batch_size, order, local.by_length)[: total - made]:
+            made += 1
+            yield total, positions
+
+
+def handle(
+    worker: Worker,
+    request: Request,
+    shared: Tagged,
+    examples: Examples,
+    index: Index,
+    tests: Mapping[str, Index] | None,
+    store: Store,
+    told: Told,
+    link: Link | None = None,
+) -> Generator[None, None, Reply]:
+    """Answer a request: load, train or evaluate, keep, send. The same on every engine.
+
+    It yields after every training step, see :meth:`Worker.training`; :func:`finish` runs through it.
+
+    Args:
+        worker: the model to play the client with.
+        request: what is asked.
+        shared: the shared parts the client holds, the request's own included, fp32.
+        examples: training examples (phase ``train``) or test examples (phase ``evaluate``).
+        index: the client's own among the training examples.
+        tests: whose test examples to be scored on -> those; None for all.
+        store: the client's own disk, for the parts it keeps.
+        told: called after every step.
+        link: the way to the layers that the server holds, where the plan says so.
+    """
+    started = time.perf_counter()
+    plan, parts, dtype = request.plan, worker.parts, worker.dtype
+    before = request.round + (request.phase == "evaluate")
+    kept = store.load(before) if plan.keep else {}
+    mine = {
+        part: (None, {name: kept[name] for name in parts.shapes[part]}) if kept else shared[part]
+        for part in plan.keep
+    }
+    if request.phase == "receive":
+        return Reply(request.client, len(index), seconds=time.perf_counter() - started)
+    if link and request.phase == "train":
+        worker.stand_aside(plan.train)
+    worker.load({**{part: shared[part] for part in request.versions}, **mine})
+    if request.phase == "evaluate":
+        on: Mapping[str, Index | None] = tests or {request.client: None}
+        folders = {name: store.folder / f"test-features-{name}" if plan.features else None for name in on}
+        scores = {name: worker.score(examples, only, folders[name], plan, link) for name, only in on.items()}
+        return Reply(request.client, len(index), scores=scores, seconds=time.perf_counter() - started)
+    states = worker.kept(examples, index, store.folder / "features") if plan.features else None
+    if request.phase == "features":
+        assert states is not None
+        return Reply(
+            request.client,
+            len(index),
+            weights={"features": message(states, index, dtype)},
+            flops=encoder_flops(parts, states.stored) + encoder_flops(parts, states.missing(index)),
+            seconds=time.perf_counter() - started,
+        )
+    memory = store.optimiser.load(request.round) if worker.local.kept else {}
+    reply, memory = yield from worker.training(
+        plan,
+        request.round,
+        request.client,
+        examples,
+        index,
+        told,
+        request.first,
+        states,
+        request.span,
+        memory,
+        link,
+    )
+    if memory:
+        store.optimiser.save(request.round, memory)
+    if plan.keep:
+        store.save(request.round, tensors(worker.model, parts, plan.keep))
+    rest, sent = store.rest.load(request.round), {}
+    for part in plan.send:
+        leaving, left = carry(tensors(worker.model, parts, [part]), dtype, rest)
+        sent[part] = {name: tensor.to("cpu", copy=True) for name, tensor in leaving.items()}
+        rest.update(left)
+    if rest:
+        store.rest.save(request.round, rest)
+    return replace(reply, weights=sent)
+
+
+def finish(work: Generator[None, None, Result]) -> Result:
+    """Run a generator to its end and return what it returns."""
+    try:
+        while True:
+            next(work)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+def _places(model: torch.nn.Module) -> dict[str, list[tuple[torch.nn.Module, str]]]:
+    """Every parameter's name -> the modules it stands in, and under which name; a tied one stands in several."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    made: dict[str, list[tuple[torch.nn.Module, str]]] = {name: [] for name in names.values()}
+    for module in model.modules():
+        for leaf, parameter in module._parameters.items():
+            if parameter is not None:
+                made[names[id(parameter)]].append((module, leaf))
+    return made

@@ -1,0 +1,324 @@
+"""From a job to what it will cost one client, and all of them, before anything runs."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedstrata.cost import papers
+from fedstrata.cost.bytes import payload
+from fedstrata.cost.ledger import SETUP
+from fedstrata.data.batching import Index
+from fedstrata.data.partition import number_of_clients
+from fedstrata.data.prepare import Prepared, examples, population, prepare
+from fedstrata.errors import UserError, did_you_mean
+from fedstrata.forecasts.ledger import Setting, asked, flops, head_positions, through_cut, transfers
+from fedstrata.job.file import Overrides, load, pairs_of
+from fedstrata.job.tables import Job, method_name
+from fedstrata.models import checkpoints
+from fedstrata.models.heads import Settings
+from fedstrata.models.memory import step_memory
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Plan
+from fedstrata.plan.streams import Streams
+from fedstrata.runs.setup import check_plans, head_of, local_of, model_path, outline, settle
+
+EXAMPLES = 1000
+"""Examples of each client where neither the job's data nor the caller says how many there are."""
+NO_DATA = "-"
+"""``data.train`` of a job that is forecast without data."""
+
+
+Predicted = Callable[[Index, int], int]
+"""Lengths of a batch and its width -> positions through the head."""
+
+
+Step = Callable[[Plan, int, int, int, bool], int]
+"""Bytes of a training step, see :func:`fedstrata.models.memory.step_memory`."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is made once per model, task, classes and head, however many methods are forecast."""
+
+    parts: Callable[[str, str, tuple[str, ...] | None, Settings | None], Parts]
+    step: Callable[[str, str, tuple[str, ...] | None, Settings | None], Step]
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What the clients hold, as far as costs depend on it.
+
+    Attributes:
+        lengths: tokens of every example, ``[n]``.
+        shards: client -> its examples.
+        labels: class names, where they are known.
+        tests: makes, for each client, the tokens of every example that it is scored on.
+        told: where this comes from, a sentence.
+    """
+
+    lengths: Index
+    shards: dict[str, Index]
+    labels: tuple[str, ...] | None
+    told: str
+    tests: Callable[[], dict[str, Index]]
+
+
+def forecast(
+    source: str | Path | Mapping[str, Any],
+    overrides: Overrides = (),
+    *,
+    methods: Sequence[str] = (),
+    count: int | None = None,
+    tokens: int | None = None,
+    client: str | None = None,
+    bandwidth: float | None = None,
+    gflops: float | None = None,
+    units: str | None = None,
+) -> dict[str, dict[str, Any]]:
+    """See :func:`fedstrata.forecast`."""
+    if units is not None and units not in papers.UNITS:
+        raise UserError(f"--units: no paper {units!r}; {did_you_mean(units, papers.UNITS)}")
+    near = Path(source).resolve().parent if isinstance(source, str | Path) else None
+    given = list(pairs_of(overrides))
+    variants = [[*given, ("method.name", name)] for name in methods] or [given]
+    held: list[Holdings] = []  # by stage; no method changes it
+    known = Known(functools.cache(checkpoints.parts_of), functools.cache(_step_of))
+    made: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as outlines:
+        for pairs in variants:
+            jobs = [settle(job) for job in load(source, pairs)]
+            start: dict[str, str] = {}
+            for job in jobs:
+                place = Path(outlines) / (job.stage or "start")
+                start[job.stage] = _start(job, near, place) if job.model else start[job.start]
+            held = held or [holdings(job, near, start[job.stage], count, tokens) for job in jobs]
+            stages = [
+                _stage(job, start[job.stage], one, client, known) for job, one in zip(jobs, held, strict=True)
+            ]
+            name = " → ".join(dict.fromkeys(method_name(job.method) for job in jobs))
+            made[name] = _together(stages, bandwidth, gflops)
+            if units is not None:
+                made[name]["units"] = [
+                    _in_units(units, job, start[job.stage], stage, known)
+                    for job, stage in zip(jobs, stages, strict=True)
+                ]
+    return made
+
+
+def _start(job: Job, near: Path | None, place: Path) -> str:
+    """Folder or hub id of a job's model; of a new one its outline, made in ``place`` once for all methods.
+
+    Where its tokenizer is to be trained and the job's data cannot be read, the vocabulary is the config's.
+    """
+    assert job.model is not None
+    if job.model.config is None:
+        return model_path(job, near)
+    if place.exists():
+        return str(place)
+    data = None
+    if job.data.train not in ("", NO_DATA):
+        with suppress(UserError):
+            data = prepare(job, near)
+    return outline(job, data, near, place)
+
+
+def _in_units(unit: str, job: Job, model: str, stage: Mapping[str, Any], known: Known) -> dict[str, Any]:
+    """A stage's figures as a paper would print them: what goes up, beside that of FedAvg, and what is computed."""
+    parts = known.parts(model, job.task.kind, stage["labels"], head_of(job))
+    sent = [round["sent"] for round in stage["rounds"]]
+    count = stage["clients"]["count"]
+    figure, what = papers.upload(unit, parts, job.task.kind, sent or [()], count, job.wire.dtype)
+    if job.method.exchange == "features" and unit == "fedfreezebert":
+        taken = max(1, len(parts.own))
+        figure, true = (
+            papers.features(
+                stage["examples"], job.train.max_tokens, parts.hidden, count, payload(parts, ["head"]), layers
+            )
+            for layers in (1, taken)
+        )
+        what = "GiB of one hidden state per token up, MB / 1024 of heads down, all clients"
+        what += f"; {true:.2f} with the {taken} that this head takes" if taken > 1 else ""
+    whole, _ = papers.upload(unit, parts, job.task.kind, [parts.names] * max(1, len(sent)), count)
+    made = {"stage": job.stage, "upload": figure, "what": what, "of_fedavg": figure / whole}
+    trained = stage["rounds"][0]["layers"] if stage["rounds"] else []
+    if job.task.kind == "mlm" and len(trained) == 1 and unit in papers.COMPUTE:
+        embeddings = next(iter(parts.shapes["embeddings"].values()))
+        depth = len(job.method.plan(parts, "mlm", 0, stage["client"], Streams(job.train.seed)).layers)
+        made["compute_of_fedavg"] = papers.compute(
+            depth, job.train.max_tokens, parts.hidden, embeddings[0], trained[0], parts.depth
+        )
+    return made
+
+
+def holdings(job: Job, near: Path | None, model: str, count: int | None, tokens: int | None) -> Holdings:
+    """The lengths of the clients' examples: the job's own if its data is there, else ``count`` of ``tokens``."""
+    config = checkpoints.config_of(model)
+    longest = min(tokens or job.train.max_tokens, config.max_position_embeddings)
+    named = tuple(job.task.labels) if job.task.labels else None
+    if count is None and job.data.train not in ("", NO_DATA):
+        try:
+            data = prepare(job, near)
+        except UserError as error:
+            reason = f"the data cannot be read ({error})"
+        else:
+            try:
+                if tokens is not None:
+                    raise UserError(f"--tokens says {tokens}")
+                tokenizer = checkpoints.tokenizer_of(model, job.task.kind)
+                made = examples(job, data.train, data.labels, tokenizer, data.shards.values()).tokens
+            except UserError as error:
+                lengths = np.full(len(data.train), longest, dtype=np.int64)
+                told = f"{len(lengths)} training rows of the job's data at {longest} tokens each ({error})"
+                count_of = {name: len(rows) for name, rows in (data.tests or {}).items()}
+                tests = {name: np.full(count_of.get(name, len(data.test)), longest) for name in data.shards}
+                return Holdings(lengths, data.shards, data.labels, told, lambda: tests)
+            shards = {name: made.of_rows(rows) for name, rows in data.shards.items()}
+            told = f"{len(made)} training examples of the job's data"
+            return Holdings(
+                made.lengths, shards, data.labels, told, functools.cache(lambda: _tested(job, data, model))
+            )
+    else:
+        reason = ""
+    number = job.clients.count or number_of_clients(job.clients)
+    each = count or EXAMPLES
+    names = [f"client-{i:0{len(str(number - 1))}}" for i in range(number)]
+    shards = {name: np.arange(i * each, (i + 1) * each) for i, name in enumerate(names)}
+    told = f"{each} examples of {longest} tokens at each of {number} clients"
+    told += f": {reason}" if reason else ""
+    if named is None and job.task.kind in ("classify", "pair", "tag"):
+        told += f", {config.num_labels} classes"
+    share = job.clients.test or job.data.holdout * number
+    tests = dict.fromkeys(names, np.full(max(1, round(share * each)), longest, dtype=np.int64))
+    return Holdings(np.full(number * each, longest, dtype=np.int64), shards, named, told, lambda: tests)
+
+
+def _tested(job: Job, data: Prepared, model: str) -> dict[str, Index]:
+    """For each client the tokens of every test example that it is scored on, as often as it is."""
+    own = None if data.tests is None else data.tests.values()
+    test = examples(job, data.test, data.labels, checkpoints.tokenizer_of(model, job.task.kind), own)
+    made = {}
+    for name in data.shards:
+        chosen = np.arange(len(test)) if data.tests is None else test.tokens.of_rows(data.tests[name])
+        again = [np.intersect1d(chosen, pool) for pool in test.pools.values()]
+        made[name] = test.tokens.lengths[np.concatenate([chosen, *again])]
+    return made
+
+
+def _stage(job: Job, model: str, held: Holdings, client: str | None, known: Known) -> dict[str, Any]:
+    """One stage's costs: of each round of one client, and of all clients together."""
+    labels = held.labels
+    parts = known.parts(model, job.task.kind, labels, head_of(job))
+    shards = population(job.method.population, held.shards)
+    check_plans(job, parts, held.shards)
+    name = client or next(iter(shards))
+    if name not in shards and name not in held.shards:
+        raise UserError(f"--client: no client {name!r}; {did_you_mean(name, shards)}")
+    name = name if name in shards else next(iter(shards))
+    setting = Setting(
+        task=job.task.kind,
+        parts=parts,
+        streams=Streams(job.train.seed),
+        dtype=job.wire.dtype,
+        fraction=job.clients.fraction,
+        each_round=job.server.evaluate == "rounds",
+        own_tests=job.clients.test is not None,
+        local=local_of(job),
+    )
+    lengths = {one: held.lengths[index] for one, index in shards.items()}
+    head = head_positions(job.task.kind, job.train.mlm_head == "full", job.task.mask_probability)
+    work, elsewhere = flops(job.method, setting, lengths, head, shards)
+    bytes_ = Counter[tuple[int, str, str]]()
+    split = job.method.exchange == "activations"
+    for entry in transfers(job.method, setting, list(shards), lengths, held.tests() if split else None):
+        round = SETUP if entry.phase == "setup" else max(0, entry.round)  # the start model's scoring goes with 0
+        bytes_[round, entry.client, entry.direction] += entry.bytes
+    memory = _memory(job, known.step(model, job.task.kind, labels, head_of(job)))
+    rounds = []
+    for round, chosen in enumerate(asked(job.method, setting, list(shards))):
+        trains = name in chosen and job.method.exchange != "features"
+        works = trains or (job.method.exchange == "features" and round == 0)
+        plan = setting.plan(job.method, round, name) if trains else Plan((), ())
+        rounds.append(
+            {
+                "round": round,
+                "stage": job.stage,
+                "up_bytes": bytes_[round, name, "up"],
+                "down_bytes": bytes_[round, name, "down"],
+                "train_flops": work.get((round, name), 0),
+                "peak_memory_bytes": memory(plan, lengths[name], head) if works else 0,
+                "layers": [int(part.removeprefix("layer.")) for part in plan.train if part.startswith("layer.")],
+                "trained": list(plan.train),
+                "sent": list(plan.send),
+            }
+        )
+    everyone = {
+        "count": len(shards),
+        "setup_bytes": sum(n for (round, _, _), n in bytes_.items() if round < 0),
+        "up_bytes": sum(n for (round, _, way), n in bytes_.items() if round >= 0 and way == "up"),
+        "down_bytes": sum(n for (round, _, way), n in bytes_.items() if round >= 0 and way == "down"),
+        "train_flops": sum(work.values()) + elsewhere,
+        "server_flops": elsewhere,
+    }
+    setup = {"down_bytes": bytes_[SETUP, name, "down"]}
+    crossing = {}
+    if split:
+        crossing = {f"{what}_bytes": n for what, n in through_cut(setting, lengths[name]).items()}
+        crossing["fedavg_round_bytes"] = 2 * payload(parts, parts.names, job.wire.dtype)
+    return {
+        "split": crossing,
+        "client": name,
+        "labels": labels,
+        "setup": setup,
+        "rounds": rounds,
+        "clients": everyone,
+        "holdings": held.told,
+        "examples": sum(map(len, shards.values())),
+    }
+
+
+def _memory(job: Job, step: Step) -> Callable[[Plan, Index, Predicted], int]:
+    kind, train = job.task.kind, job.train
+
+    def memory(plan: Plan, lengths: Index, head: Predicted) -> int:
+        rows = min(train.batch_size, len(lengths))
+        width = train.max_tokens if train.padding == "max" else int(lengths.max())
+        chosen = kind == "clm" or (kind == "mlm" and train.mlm_head == "masked")
+        predicted = head(np.full(rows, width), width) if chosen else 0
+        return step(plan, rows, width, predicted, train.precision == "bf16")
+
+    return memory
+
+
+def _step_of(model: str, kind: str, labels: tuple[str, ...] | None, head: Settings | None) -> Step:
+    config = checkpoints.config_of(model, kind, labels, head)
+    return step_memory(checkpoints.class_of(kind, config), config)
+
+
+def _together(stages: Sequence[dict[str, Any]], bandwidth: float | None, gflops: float | None) -> dict[str, Any]:
+    rounds = [round for stage in stages for round in stage["rounds"]]
+    for round in rounds if bandwidth or gflops else ():
+        wire = 8 * (round["up_bytes"] + round["down_bytes"]) / (bandwidth * 1e6) if bandwidth else 0.0
+        round["seconds"] = wire + (round["train_flops"] / (gflops * 1e9) if gflops else 0.0)
+    kinds = ("up_bytes", "down_bytes", "train_flops", *(("seconds",) if bandwidth or gflops else ()))
+    total: dict[str, Any] = {kind: sum(round[kind] for round in rounds) for kind in kinds}
+    total["peak_memory_bytes"] = max((round["peak_memory_bytes"] for round in rounds), default=0)
+    everyone = [stage["clients"] for stage in stages]
+    summed = {key: sum(one[key] for one in everyone) for key in everyone[0]}
+    return {
+        "client": stages[0]["client"],
+        "setup": {"down_bytes": sum(stage["setup"]["down_bytes"] for stage in stages)},
+        "rounds": rounds,
+        "total": total,
+        "clients": {**summed, "count": everyone[0]["count"]},
+        "holdings": [stage["holdings"] for stage in stages],
+        "split": next((stage["split"] for stage in stages if stage["split"]), None),
+    }

@@ -1,0 +1,249 @@
+"""What a run will cost, told before it: the ledger's own lines, and FLOPs, from plans and shapes.
+
+Nothing here reads a weight or a text: a method's plans, the model's shapes and the lengths of the examples decide
+every byte and, but for the number of masked positions, every FLOP.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from fedstrata.client.config import Local
+from fedstrata.client.feature_cache import fitting, layout, message_form
+from fedstrata.client.trainer import steps
+from fedstrata.cost.bytes import payload
+from fedstrata.cost.flops import Positions, encoder_flops, server_flops, train_flops
+from fedstrata.cost.ledger import SETUP, Entry
+from fedstrata.data.batching import Index
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Method, Plan
+from fedstrata.plan.streams import SERVER, Streams
+from fedstrata.server.server import lacking, select, shared
+from fedstrata.wire.activations import message_bytes
+
+SPECIAL = 2
+"""Special tokens of an example, which are never masked."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the costs of a run depend on beside its method.
+
+    Attributes:
+        task: the task's kind.
+        parts: the model's parts.
+        streams: the run's randomness.
+        dtype: the wire type.
+        fraction: share of the clients asked per round.
+        each_round: score after every round, or only after the last.
+        own_tests: clients test on rows of their own.
+        local: how the clients train.
+    """
+
+    task: str
+    parts: Parts
+    streams: Streams
+    dtype: str = "fp32"
+    fraction: float = 1.0
+    each_round: bool = True
+    own_tests: bool = False
+    local: Local = field(default_factory=Local)
+
+    def plan(self, method: Method, round: int, client: str) -> Plan:
+        """The client's plan for a round."""
+        return method.plan(self.parts, self.task, round, client, self.streams)
+
+
+def asked(method: Method, setting: Setting, clients: Sequence[str]) -> list[list[str]]:
+    """The clients asked in each round."""
+    return [select(clients, setting.fraction, round, setting.streams) for round in range(method.rounds)]
+
+
+def transfers(
+    method: Method,
+    setting: Setting,
+    clients: Sequence[str],
+    lengths: Mapping[str, Index] | None = None,
+    tests: Mapping[str, Index] | None = None,
+) -> Iterator[Entry]:
+    """The lines that the ledger of a run will hold, in their order, but that clients who train at once mix theirs.
+
+    Args:
+        method: makes the plans.
+        setting: what else the costs depend on.
+        clients: their names.
+        lengths: client -> tokens of its examples; needed where clients send features or activations.
+        tests: client -> tokens of the examples that it is scored on; needed where clients send activations.
+    """
+    parts = setting.parts
+    versions = dict.fromkeys(parts.names, 0)
+    held: dict[str, dict[str, int]] = {}
+
+    def request(round: int, client: str, plan: Plan, phase: str) -> Iterator[Entry]:
+        if client not in held and shared(parts, plan):
+            for part in parts.names:
+                if part not in plan.server:
+                    yield Entry(SETUP, client, "setup", "down", part, payload(parts, [part]))
+        mine = held.setdefault(client, dict.fromkeys(parts.names, 0))
+        for part in lacking(parts, plan, mine, versions):
+            mine[part] = versions[part]
+            yield _entry(round, client, phase, "down", part)
+
+    def _entry(round: int, client: str, phase: str, direction: str, part: str) -> Entry:
+        return Entry(round, client, phase, direction, part, payload(parts, [part], setting.dtype))  # type: ignore[arg-type]
+
+    def crossing(round: int, client: str, phase: str, batches: Sequence[Index]) -> Iterator[Entry]:
+        through = np.concatenate(batches)
+        made = message_bytes(int(through.sum()), len(through), parts.hidden, setting.dtype, len(batches))
+        for (way, what), n in made.items():
+            if phase == "train" or what == "activations":
+                yield Entry(round, client, phase, way, what, n)  # type: ignore[arg-type]
+
+    def evaluate(round: int) -> Iterator[Entry]:
+        everyone = {client: setting.plan(method, max(round, 0), client) for client in clients}
+        if setting.own_tests or (any(plan.keep for plan in everyone.values()) and round >= 0):
+            whole = tuple(range(parts.depth))
+            for client, plan in everyone.items():
+                scoring = replace(plan, layers=whole, train=(), send=())
+                yield from request(round, client, scoring, "evaluate")
+            for client in clients if method.exchange == "activations" else ():
+                assert tests is not None
+                yield from crossing(round, client, "evaluate", [tests[client]])
+
+    if setting.each_round or method.rounds == 0:
+        yield from evaluate(-1)
+    if method.exchange == "features":
+        assert lengths is not None
+        whole = tuple(range(parts.depth))
+        for client in clients:
+            yield from request(0, client, Plan(whole, (), keep=("head",)), "features")
+            yield Entry(0, client, "features", "up", "features", features(parts, lengths[client], setting.dtype))
+        for round in range(method.rounds):
+            for part in setting.plan(method, round, SERVER).train:
+                versions[part] += 1
+            if setting.each_round or round == method.rounds - 1:
+                yield from evaluate(round)
+        for client in clients:
+            yield from request(method.rounds - 1, client, Plan(whole, ()), "train")
+        return
+    for round, chosen in enumerate(asked(method, setting, clients)):
+        for group in [[client] for client in chosen] if method.turns == "in turn" else [chosen]:
+            plans = {client: setting.plan(method, round, client) for client in group}
+            for client, plan in plans.items():
+                yield from request(round, client, plan, "train")
+                for part in plan.send:
+                    yield _entry(round, client, "train", "up", part)
+                if plan.server:
+                    assert lengths is not None
+                    order = setting.streams.numpy(round, client, "order")
+                    batches = [lengths[client][batch] for _, batch in steps(lengths[client], setting.local, order)]
+                    yield from crossing(round, client, "train", batches)
+            for part in {part: None for plan in plans.values() for part in plan.send}:
+                versions[part] += 1
+        if setting.each_round or round == method.rounds - 1:
+            yield from evaluate(round)
+
+
+def through_cut(setting: Setting, lengths: Index) -> dict[str, int]:
+    """What a client sends to the server's layers and gets back of them, in bytes.
+
+    Args:
+        setting: how it trains.
+        lengths: tokens of each of its examples, ``[n]``.
+
+    Returns:
+        ``batch``: of its largest batch; ``epoch``: of all its examples once.
+    """
+    order = setting.streams.numpy(0, SERVER, "order")
+    local = replace(setting.local, epochs=1, steps=None)
+    batches = [lengths[batch] for _, batch in steps(lengths, local, order)]
+    each = [
+        sum(message_bytes(int(batch.sum()), len(batch), setting.parts.hidden, setting.dtype).values())
+        for batch in batches
+    ]
+    return {"batch": max(each), "epoch": sum(each)}
+
+
+def features(parts: Parts, lengths: Index, dtype: str) -> int:
+    """Bytes of what a client sends of texts of these many tokens for the model's head."""
+    held = message_form(lengths, max(1, len(parts.own)), parts.hidden, dtype)
+    return sum(kind.itemsize * math.prod(shape) for kind, shape in held.values())
+
+
+def work(
+    lengths: Index, local: Local, streams: Streams, round: int, client: str, predicted: Callable[[Index, int], int]
+) -> Positions:
+    """Positions that a client will compute with in one round.
+
+    Args:
+        lengths: tokens of each of its examples, ``[n]``.
+        local: how it trains.
+        streams: the run's randomness, which makes the batches.
+        round: the round.
+        client: its name.
+        predicted: lengths of a batch and its width -> positions through the head.
+    """
+    total = Positions()
+    for _, batch in steps(lengths, local, streams.numpy(round, client, "order")):
+        inside = lengths[batch]
+        width = local.width or int(inside.max())
+        total += Positions(len(batch) * width, len(batch) * width**2, predicted(inside, width))
+    return total
+
+
+def head_positions(task: str, full_head: bool, probability: float) -> Callable[[Index, int], int]:
+    """How many positions of a batch go through the head: for masked ones, as many as are expected."""
+    if task == "clm":
+        return lambda lengths, width: int((lengths - 1).sum())
+    if task in ("classify", "pair", "regress"):
+        return lambda lengths, width: len(lengths)
+    if task == "tag" or full_head:
+        return lambda lengths, width: len(lengths) * width
+    return lambda lengths, width: max(1, round(probability * float(np.maximum(lengths - SPECIAL, 0).sum())))
+
+
+def flops(
+    method: Method,
+    setting: Setting,
+    holdings: Mapping[str, Index],
+    predicted: Callable[[Index, int], int],
+    only: Collection[str],
+) -> tuple[dict[tuple[int, str], int], int]:
+    """FLOPs of the training steps of the clients in ``only``: by (round, client), and in all at the server."""
+    local = setting.local
+    if method.exchange == "features":
+        return {(0, client): encoder_flops(setting.parts, _read(holdings[client], local)) for client in only}, 0
+    made: dict[tuple[int, str], int] = {}
+    elsewhere = 0
+    met: set[str] = set()
+    for round, chosen in enumerate(asked(method, setting, list(holdings))):
+        for client in chosen:
+            if client in only:
+                plan = setting.plan(method, round, client)
+                done = work(holdings[client], local, setting.streams, round, client, predicted)
+                made[round, client] = train_flops(setting.parts, plan, done)
+                elsewhere += server_flops(setting.parts, plan, done)
+                if plan.features:
+                    first = client not in met
+                    made[round, client] += _frozen(setting, holdings[client], local, round, client, first)
+                met.add(client)
+    return made, elsewhere
+
+
+def _frozen(setting: Setting, lengths: Index, local: Local, round: int, client: str, first: bool) -> int:
+    """FLOPs of an encoder that stays as it is: once for what can be kept, at every step for what cannot."""
+    parts = setting.parts
+    kept = fitting(layout(lengths, max(1, len(parts.own)), parts.hidden)[1], local.features)
+    passes = [lengths[kept]] if first else []
+    for _, batch in steps(lengths, local, setting.streams.numpy(round, client, "order")):
+        passes.append(lengths[batch][~kept[batch]])
+    return sum(encoder_flops(parts, _read(each, local)) for each in passes)
+
+
+def _read(lengths: Index, local: Local) -> Index:
+    """Tokens that a frozen encoder reads of texts of these many."""
+    return lengths if local.width is None else np.full_like(lengths, local.width)

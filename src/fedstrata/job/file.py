@@ -1,0 +1,184 @@
+"""The job file: one TOML file, checked before anything else happens.
+
+:func:`load` turns a file and ``key=value`` overrides into one :class:`fedstrata.job.tables.Job` per stage. A file
+without ``[[stages]]`` is one stage. A stage's tables lie over the file's common ones, overrides lie over both;
+``[model]`` is the first stage's, each later stage starts from the model of the one before or of its ``start``::
+
+    method.rounds=10              every stage
+    pretrain.method.rounds=10     the stage named "pretrain" alone
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from fedstrata.errors import UserError, did_you_mean
+from fedstrata.job.tables import Job
+from fedstrata.methods import METHODS
+
+Overrides = Sequence[str | tuple[str, Any]] | Mapping[str, Any]
+"""``key=value`` words, pairs of a key and a value, or a mapping; later ones win."""
+
+
+def load(source: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> list[Job]:
+    """Read and check a job: one :class:`Job` per stage, in order.
+
+    Args:
+        source: path of a TOML file, or its content as a mapping.
+        overrides: keys laid over the file; in a word ``key=value`` the value is in TOML form, or a bare string.
+
+    Raises:
+        UserError: the file cannot be read, or a key or value of it is not legal.
+    """
+    where, data = _read(source)
+    data.pop("sweep", None)
+    stages = data.pop("stages", [{}])
+    if not isinstance(stages, list) or not stages or not all(isinstance(stage, dict) for stage in stages):
+        raise UserError(f"{where}: stages must be an array of tables ([[stages]])")
+    names = [
+        str(stage.pop("name", f"stage-{i + 1}")) if len(stages) > 1 or stage else ""
+        for i, stage in enumerate(stages)
+    ]
+    for name in names:
+        if name and (not re.fullmatch(r"[\w-]+", name) or names.count(name) > 1 or name in Job.model_fields):
+            raise UserError(
+                f"{where}: stage name {name!r}: must be unique, no table's name, and of letters, digits, - and _"
+            )
+    later = {key: value for key, value in data.items() if key != "model"}  # these start from the stage before
+    merged = [_merge(later if i else data, stage) for i, stage in enumerate(stages)]
+    over: list[dict[str, Any]] = [{} for _ in stages]
+    for key, value in pairs_of(overrides):
+        first, _, rest = key.partition(".")
+        if first in names and rest:
+            meant, key = [names.index(first)], rest
+        else:
+            meant = [0] if first == "model" else list(range(len(stages)))
+        for i in meant:
+            over[i] = _merge(over[i], _tree(key, value))
+    merged = [_merge(stage, tree) for stage, tree in zip(merged, over, strict=True)]
+    if "model" not in merged[0]:
+        raise UserError(f"{where}: the table [model] is missing")
+    for i, stage in enumerate(merged[1:], 1):
+        if "model" not in stage:
+            stage.setdefault("start", names[i - 1])
+        if stage.get("start", names[0]) not in names[:i] or {"model", "start"} <= stage.keys():
+            raise UserError(
+                f"{where}: stage {names[i]!r}: start: must name an earlier stage ({', '.join(names[:i])}), "
+                f"and only where the stage has no [model] of its own; found {stage['start']!r}"
+            )
+    return [_job(where, name, stage) for name, stage in zip(names, merged, strict=True)]
+
+
+def _read(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    if isinstance(source, Mapping):
+        return "job", copy.deepcopy(dict(source))
+    try:
+        return str(source), tomllib.loads(Path(source).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{source}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{source}: is not UTF-8 (byte {error.start}); a job file is a TOML text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{source}: is not TOML: {error}") from None
+
+
+def sweep_table(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """What to call a job, and its table ``[sweep]``; empty where it has none."""
+    where, data = _read(source)
+    table = data.get("sweep", {})
+    if not isinstance(table, dict):
+        raise UserError(f"{where}: sweep must be a table ([sweep])")
+    return where, table
+
+
+def pairs_of(overrides: Overrides) -> Iterator[tuple[str, Any]]:
+    """Overrides in any of their forms as keys and values.
+
+    Raises:
+        UserError: a word is not of the form ``key=value``.
+    """
+    for item in overrides.items() if isinstance(overrides, Mapping) else overrides:
+        yield _pair(item) if isinstance(item, str) else item
+
+
+def _pair(word: str) -> tuple[str, Any]:
+    key, equals, text = word.partition("=")
+    if not equals or not re.fullmatch(r"[\w-]+(\.[\w-]+)+", key):
+        raise UserError(f"{word!r}: an override has the form table.key=value, such as method.rounds=10")
+    try:
+        return key, tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, text
+
+
+def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``over`` laid over ``under``, table by table. Another method's options do not mix: its table replaces."""
+    merged = copy.deepcopy(dict(under))
+    for key, value in over.items():
+        below = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(below, Mapping):
+            if key == "method" and "name" in below and value.get("name", below["name"]) != below["name"]:
+                below = {"rounds": below["rounds"]} if "rounds" in below else {}
+            value = _merge(below, value)
+        merged[key] = copy.deepcopy(value)
+    return merged
+
+
+def _tree(key: str, value: Any) -> dict[str, Any]:
+    """``a.b = value`` as nested tables."""
+    for word in reversed(key.split(".")[1:]):
+        value = {word: value}
+    return {key.split(".")[0]: value}
+
+
+def _job(where: str, stage: str, data: dict[str, Any]) -> Job:
+    place = f"{where}: stage {stage!r}" if stage else where
+    for table in ("task", "data", "method"):
+        if not isinstance(data.get(table), Mapping):
+            raise UserError(f"{place}: the table [{table}] is missing")
+    options = dict(data["method"])
+    name = options.pop("name", None)
+    if name not in METHODS:
+        found = "is missing" if name is None else f"{name!r} is not a method"
+        raise UserError(f"{place}: [method] name: {found}; {did_you_mean(str(name), METHODS)}")
+    kind = METHODS[name]
+    try:
+        method = kind(**options)
+    except ValidationError as error:
+        raise UserError(f"{place}: [method] {sentence(error, kind)}") from None
+    data = _merge(method.presets(), {**data, "method": {}})
+    try:
+        return Job.model_validate({**data, "stage": stage, "method": method})
+    except ValidationError as error:
+        raise UserError(f"{place}: {sentence(error, Job)}") from None
+
+
+def sentence(error: ValidationError, kind: type[BaseModel]) -> str:
+    """The first complaint of pydantic about a table as: [table] key: what was found, what is legal."""
+    whole, first = kind, error.errors(include_url=False)[0]
+    path = [str(word) for word in first["loc"] if not re.match(r"list\[|dict\[|str$|constrained", str(word))]
+    for word in path[:-1]:
+        field = kind.model_fields[word].annotation if word in kind.model_fields else None
+        if isinstance(field, type) and issubclass(field, BaseModel):
+            kind = field
+    table = f"[{path[0]}] " if len(path) > 1 and whole is Job else ""
+    key = ".".join(path[1:] if table else path)
+    if first["type"] == "extra_forbidden":
+        legal = [name for name in kind.model_fields if name != "stage"]
+        return f"{table}{key}: no such key; {did_you_mean(path[-1], legal)}"
+    if first["type"] == "missing":
+        return f"{table}{key}: is missing"
+    if first["type"] == "value_error":
+        return f"[{path[0]}] {first['ctx']['error']}" if path and whole is Job else str(first["ctx"]["error"])
+    message = first["msg"][0].lower() + first["msg"][1:]
+    if first["type"] == "literal_error" and isinstance(first["input"], str):
+        legal = re.findall(r"'([^']*)'", first["ctx"]["expected"])
+        return f"{table}{key}: {first['input']!r} is not legal; {did_you_mean(first['input'], legal)}"
+    return f"{table}{key}: {message}, found {first['input']!r}"

@@ -1,0 +1,29 @@
+"""Centralised: one place holds all the data. The bound that federation is measured against.
+
+    usual words               here
+    pooled data               one client that holds every row
+    no communication          everything is kept, nothing is sent
+
+Requirements: data that may be pooled, so: experiments only.
+Relations: FedAvg with one client, without the wire. A round here is ``train.epochs`` over all rows with a fresh
+optimiser, so that both do the same steps.
+Cost: no bytes; the compute of all clients together.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Method, Plan, Population
+from fedstrata.plan.streams import Streams
+
+
+class Centralised(Method):
+    """Everything is trained and kept, by one client with all rows."""
+
+    population: ClassVar[Population] = "pooled"
+
+    def plan(self, parts: Parts, task: str, round: int, client: str, streams: Streams) -> Plan:
+        """The same plan for every round."""
+        return Plan(layers=tuple(range(parts.depth)), train=parts.names, keep=parts.names)

@@ -1,0 +1,110 @@
+"""A model that is cut: some of its layers stand elsewhere, and hidden states go there and come back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+import transformers
+from torch import nn
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+
+from fedstrata.client.optimizer import Pace
+from fedstrata.errors import UserError
+from fedstrata.plan.parts import Parts, Tensors
+from fedstrata.plan.plan import Plan
+from fedstrata.wire.activations import gradients_in, of_gradients, of_states, pack, states_in, unpack
+
+KINDS = ("bert", "roberta", "distilbert", "electra", "gpt2")
+"""Architectures whose layers take a hidden state and a mask, and nothing else that the embeddings know."""
+
+
+class Link(Protocol):
+    """The way from a client to the server's layers and back, for one client and round.
+
+    Messages are those of :mod:`fedstrata.wire.activations`.
+    """
+
+    def begin(self, pace: Pace) -> None:
+        """Say how the client's steps go; before the first one."""
+
+    def forward(self, message: Tensors) -> Tensors:
+        """What the layers make of a batch's hidden states."""
+
+    def backward(self, message: Tensors) -> Tensors:
+        """The gradient of the loss by the states sent, from that by those received; then the layers step."""
+
+
+class Cut(nn.Module):
+    """Stands in a client's stack for the layers of the server.
+
+    Attributes:
+        link: the way to them.
+        dtype: the wire type.
+        lengths: tokens of each text of the batch at hand, ``[B]``; set before each forward pass.
+    """
+
+    def __init__(self, link: Link, dtype: str) -> None:
+        super().__init__()
+        self.link, self.dtype = link, dtype
+        self.lengths = torch.empty(0)
+
+    def forward(self, hidden: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        """Send ``[B, S, H]``, return what comes back; backward passes stop here, see :meth:`fetch`."""
+        sent = {**of_states(hidden.detach(), self.lengths, self.dtype), "lengths": self.lengths.int().cpu()}
+        reply = self.link.forward(sent)
+        states = states_in(reply, len(sent["activations"]), hidden.shape[-1], self.dtype).to(hidden.device)
+        received = unpack(states, self.lengths, hidden.shape[1])
+        self.sent, self.received = hidden, received.requires_grad_(torch.is_grad_enabled())
+        return self.received
+
+    def fetch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The states sent, and the loss's gradient by them, which comes back for that by the states received."""
+        assert self.received.grad is not None
+        rows = len(pack(self.received, self.lengths))
+        reply = self.link.backward(of_gradients(self.received.grad, self.lengths, self.dtype))
+        gradients = gradients_in(reply, rows, self.sent.shape[-1], self.dtype).to(self.sent.device)
+        return self.sent, unpack(gradients, self.lengths, self.sent.shape[1]).to(self.sent.dtype)
+
+
+@contextmanager
+def cut_at(model: nn.Module, parts: Parts, plan: Plan, cut: Cut) -> Iterator[None]:
+    """Inside, ``cut`` stands in the model's stack in place of the plan's layers of the server."""
+    above, name = parts.stack.rsplit(".", 1)
+    holder = model.get_submodule(above)
+    stack = holder.get_submodule(name)
+    assert isinstance(stack, nn.ModuleList)
+    own = [stack[i] for i in plan.layers]
+    away = [j for j, i in enumerate(plan.layers) if f"layer.{i}" in plan.server]
+    holder.register_module(name, nn.ModuleList([*own[: away[0]], cut, *own[away[-1] + 1 :]]))
+    try:
+        yield
+    finally:
+        holder.register_module(name, stack)
+
+
+def through(
+    config: transformers.PreTrainedConfig, layers: list[nn.Module], hidden: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """What a model's layers make of hidden states ``[B, S, H]``; ``mask`` ``[B, S]`` is 1 at tokens."""
+    causal = config.model_type == "gpt2" or getattr(config, "is_decoder", False)
+    make: Any = create_causal_mask if causal else create_bidirectional_mask
+    options = {"past_key_values": None} if causal else {}
+    seen = make(config=config, inputs_embeds=hidden, attention_mask=mask, **options)
+    for layer in layers:
+        hidden = layer(hidden, attention_mask=seen)
+    return hidden
+
+
+def check_cut(parts: Parts) -> None:
+    """Refuse a model that cannot be cut.
+
+    Raises:
+        UserError: its architecture is none of :data:`KINDS`, or its head takes more than the last hidden state.
+    """
+    if parts.kind not in KINDS:
+        raise UserError(f"model: {parts.kind!r} cannot be split; legal: {', '.join(KINDS)}")
+    if parts.own:
+        raise UserError("[head] kind: takes the states of four layers, of which a split model has the last alone")

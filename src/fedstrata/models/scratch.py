@@ -1,0 +1,209 @@
+"""Models that start from a config and no checkpoint: the job's ``[model.config]``.
+
+First an outline, a folder with a config and a tokenizer, which is all that costs depend on; then weights, drawn
+with the run's seed, which make it a Hugging Face folder like any other.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from fedstrata.errors import UserError, did_you_mean
+from fedstrata.models.checkpoints import UNUSABLE, Loaded, class_of, config_of, fast_tokenizer, fitted, save
+from fedstrata.models.heads import Settings
+from fedstrata.plan.parts import find, tensors
+
+ROBERTA = {
+    "model_type": "roberta",
+    "vocab_size": 50265,
+    "max_position_embeddings": 514,
+    "type_vocab_size": 1,
+    "pad_token_id": 1,
+    "layer_norm_eps": 1e-5,
+}
+PRESETS: dict[str, dict[str, Any]] = {
+    "roberta-small": {
+        **ROBERTA,
+        "num_hidden_layers": 12,
+        "hidden_size": 256,
+        "intermediate_size": 1024,
+        "num_attention_heads": 4,
+    },
+    "roberta-base": {
+        **ROBERTA,
+        "num_hidden_layers": 12,
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_attention_heads": 12,
+    },
+    "gpt2-small": {
+        "model_type": "gpt2",
+        "vocab_size": 50257,
+        "max_position_embeddings": 1024,
+        "num_hidden_layers": 12,
+        "hidden_size": 768,
+        "num_attention_heads": 12,
+    },
+}
+"""Name -> the keys of its config."""
+FAMILIES = ("bert", "roberta", "distilbert", "electra", "modernbert", "gpt2")
+END = "<|endoftext|>"
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+"""RoBERTa's, by their ids."""
+
+
+def new_config(settings: Mapping[str, Any]) -> Any:
+    """The config that a job's ``[model.config]`` describes.
+
+    Raises:
+        UserError: the preset, the model type or a key is not known, or a value is not legal.
+    """
+    given = dict(settings)
+    preset = given.pop("preset", None)
+    if preset is not None and preset not in PRESETS:
+        raise UserError(f"[model.config] preset: {preset!r} is not known; {did_you_mean(str(preset), PRESETS)}")
+    below = PRESETS.get(preset, {})
+    family = given.pop("model_type", below.get("model_type"))
+    if family not in transformers.CONFIG_MAPPING:
+        found = "is missing" if family is None else f"{family!r} is not known"
+        raise UserError(f"[model.config] model_type: {found}; {did_you_mean(str(family), FAMILIES)}")
+    kind = transformers.CONFIG_MAPPING[family]
+    names: Mapping[str, str] = kind.attribute_map
+    legal = sorted({*kind().to_dict(), *names} - {"_name_or_path", "architectures", "transformers_version"})
+    for key in given:
+        if key not in legal:
+            raise UserError(
+                f"[model.config] {key}: no such key of {family}; {did_you_mean(key, ['preset', *legal])}"
+            )
+    keys = {names.get(key, key): value for key, value in [*below.items(), *given.items()] if key != "model_type"}
+    try:
+        config = kind(**keys)
+    except UNUSABLE as error:
+        raise _illegal(error) from None
+    if config.num_hidden_layers < 1:
+        raise UserError(f"[model.config] num_hidden_layers: is {config.num_hidden_layers}; legal: 1 or more")
+    return config
+
+
+def outline(
+    settings: Mapping[str, Any],
+    tokenizer: str | None,
+    texts: Iterable[str] | None,
+    folder: Path,
+    kind: str,
+    labels: Sequence[str] | None,
+    head: Settings | None,
+) -> Path:
+    """Write a new model's config and tokenizer into a folder; checks that a model can be made of them.
+
+    A vocabulary size of the job's own stands, if the tokenizer fits into it; any other becomes the tokenizer's.
+
+    Args:
+        settings: the job's ``[model.config]``.
+        tokenizer: folder or hub id of its tokenizer; None to train one.
+        texts: what it is then trained on; None where there are none, and so no tokenizer is written.
+        folder: where to write.
+        kind: the task's kind.
+        labels: class names, for a task with classes.
+        head: one of our own heads.
+
+    Raises:
+        UserError: the config or the tokenizer is not usable, or they do not go together.
+    """
+    config = new_config(settings)
+    made = None
+    if tokenizer is not None:
+        made = fast_tokenizer(tokenizer, kind)
+    elif texts is not None:
+        made = trained(texts, config.vocab_size, type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING)
+    if made is not None:
+        if "vocab_size" not in settings:
+            config.vocab_size = len(made)
+        elif len(made) > config.vocab_size:
+            raise UserError(
+                f"[model.config] vocab_size: is {config.vocab_size}, but the tokenizer has {len(made)} words; "
+                f"legal: {len(made)} or more"
+            )
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+            if hasattr(config, name) and getattr(made, name) is not None:
+                setattr(config, name, getattr(made, name))
+        made.save_pretrained(folder)
+    config.save_pretrained(folder)
+    try:
+        with torch.device("meta"):
+            fit = fitted("of [model.config]", config_of(str(folder)), kind, labels, head)
+            find(class_of(kind, fit).from_config(fit))
+    except UNUSABLE as error:
+        raise _illegal(error) from None
+    return folder
+
+
+def trained(texts: Iterable[str], size: int, masked: bool) -> Any:
+    """A byte-level BPE trained on texts: with RoBERTa's special tokens, or with GPT-2's one.
+
+    Args:
+        texts: the texts.
+        size: most words it learns, special tokens and the 256 bytes included.
+        masked: for a model that reads both ways.
+    """
+    special = list(SPECIAL if masked else [END])
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        min_frequency=2,
+        special_tokens=special,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    if not masked:
+        bpe.post_processor = processors.ByteLevel(trim_offsets=False)
+        return transformers.PreTrainedTokenizerFast(
+            tokenizer_object=bpe, bos_token=END, eos_token=END, unk_token=END
+        )
+    bpe.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        bos_token="<s>",
+        cls_token="<s>",
+        pad_token="<pad>",
+        eos_token="</s>",
+        sep_token="</s>",
+        unk_token="<unk>",
+        mask_token="<mask>",
+    )
+
+
+def add_weights(folder: Path, kind: str, labels: Sequence[str] | None, head: Settings | None, seed: int) -> None:
+    """Make an outline a model: weights as its architecture draws them, with the head of a task."""
+    config = config_of(str(folder), kind, labels, head)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = class_of(kind, config).from_config(config)
+    parts = find(model)
+    tokenizer = fast_tokenizer(str(folder), kind)
+    loaded = Loaded(model, tokenizer, parts, (), {}, getattr(config, "use_cache", None))
+    save(loaded, tensors(model, parts, parts.names), folder)
+
+
+def keep(folder: Path, place: Path) -> None:
+    """Move a folder to another place, whole or not at all."""
+    made = place.with_name(f".{place.name}.part")
+    shutil.rmtree(made, ignore_errors=True)
+    shutil.move(folder, made)
+    os.replace(made, place)
+
+
+def _illegal(error: Exception) -> UserError:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return UserError(f"[model.config]: {' '.join(lines[:2]).rstrip('.')}")

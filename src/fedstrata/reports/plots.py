@@ -1,0 +1,320 @@
+"""The plots of a report: each function returns one SVG picture as a string, the same bytes for the same run.
+
+Text stays text in the SVG, so that a browser shapes Arabic labels and a reader can search the page. Where there is
+nothing to draw the string is empty.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+import re
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, ParamSpec
+
+import matplotlib
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap, to_hex
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from fedstrata.reports.runs import Run, curve, model_parts, parts
+from fedstrata.reports.tables import MB, TERA
+
+P = ParamSpec("P")
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's palette without yellow: told apart by all kinds of colour vision."""
+MARKS = ("o", "s", "^", "D", "v", "P")
+DASHES = ("-", "--", ":", "-.")
+LOWER_IS_BETTER = ("loss", "perplexity")
+AXES = {
+    "round": ("round\n(0 is the first, −1 the start model)", 1),
+    "bytes": ("MB of all clients, up + down\n(without the start model)", MB),
+    "flops": ("TFLOPs of all clients\n(work counted, not clock time)", TERA),
+}
+"""What a score can stand against: the axis and its unit."""
+STATES = (
+    ("#ffffff", "not asked"),
+    ("#e6e6e6", "not built"),
+    ("#9ecae1", "built, frozen"),
+    ("#08519c", "trained"),
+    ("#c7b8d8", "the server's"),
+)
+"""Of a part at a client in a round: its colour and its name."""
+ROUNDS_SHOWN = 100
+NAMES_SHOWN = 60
+NAME_LENGTH = 24
+CHARACTERS_ACROSS = 120
+STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedstrata",
+    "text.parse_math": False,
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.edgecolor": "#888888",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": "#e4e4e4",
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 4,
+}
+
+
+def _picture(draw: Callable[P, Figure | None]) -> Callable[P, str]:
+    """Make a drawing function return its figure as SVG, whatever the user's own matplotlib settings are."""
+
+    @functools.wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> str:
+        with style.context(STYLE, after_reset=True), warnings.catch_warnings():
+            # The browser's fonts draw the text; what matplotlib's own font lacks does not matter.
+            warnings.filterwarnings("ignore", r"Glyph \d+")
+            figure = draw(*args, **kwargs)
+            if figure is None:
+                return ""
+            out = io.StringIO()
+            figure.savefig(out, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+        svg = out.getvalue()
+        # Group ids ("axes_1") would clash between the pictures of a page; nothing refers to them.
+        return re.sub(r'<g id="[^"]*"', "<g", svg[svg.index("<svg") :])
+
+    return drawn
+
+
+@_picture
+def score_plot(runs: Sequence[Run], *against: Literal["round", "bytes", "flops"]) -> Figure | None:
+    """The headline score against rounds, MB or TFLOPs, a panel each; one line per run, all of one headline."""
+    curves = [(run, curve(run)) for run in runs if curve(run)]
+    if not curves:
+        return None
+    figure = Figure(figsize=(11, 3.4 + 0.1 * len(curves)), layout="constrained")
+    panels = figure.subplots(1, len(against), sharey=True, squeeze=False)[0]
+    for axes, cost in zip(panels, against, strict=True):
+        label, unit = AXES[cost]
+        for i, (run, points) in enumerate(curves):
+            x = [getattr(point, cost) / unit for point in points]
+            y = [point.score for point in points]
+            dash = DASHES[i // len(COLOURS) % len(DASHES)]
+            axes.plot(x, y, dash, color=COLOURS[i % len(COLOURS)], marker="o", label=_short(run.name))
+        axes.set_xlabel(label)
+        if cost == "round":
+            _whole_numbers(axes)
+    metric = runs[0].result["headline"]
+    panels[0].set_ylabel(f"{metric} (lower is better)" if metric in LOWER_IS_BETTER else metric)
+    if len(runs) > 1:
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
+
+
+@_picture
+def sweep_plot(metric: str, points: Sequence[tuple[str, float, float, float, float]]) -> Figure | None:
+    """Mean score and its standard deviation against MB sent per client and against TFLOPs, a mark per row.
+
+    Args:
+        metric: the score's name.
+        points: of each row its name, mean, standard deviation, MB up per client, TFLOPs of all clients.
+    """
+    if not points:
+        return None
+    figure = Figure(figsize=(11, 3.4 + 0.06 * len(points)), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for place, (axes, label) in enumerate(
+        zip(panels, ("MB up per client\n(without the start model)", AXES["flops"][0]), strict=True)
+    ):
+        for i, (name, mean, sd, *costs) in enumerate(points):
+            mark, colour = MARKS[i // len(COLOURS) % len(MARKS)], COLOURS[i % len(COLOURS)]
+            axes.errorbar(costs[place], mean, sd, fmt=mark, color=colour, capsize=3, ms=6, label=_short(name))
+        axes.set_xlabel(label)
+    panels[0].set_ylabel(f"{metric} (lower is better)" if metric in LOWER_IS_BETTER else metric)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
+
+
+@_picture
+def bytes_plot(run: Run) -> Figure | None:
+    """MB of all clients per round, up beside down, every bar stacked from the parts that were sent."""
+    sent = Counter[tuple[str, str, int]]()
+    for line in run.transfers:
+        sent[line["direction"], line["part"], max(0, line["round"])] += line["bytes"]  # scoring the start model
+    if not sent:
+        return None
+    rounds = range(1 + max(at for _, _, at in sent))
+    colours = {
+        name: colour for name, colour in part_colours(parts(run)).items() if name in {n for _, n, _ in sent}
+    }
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    titles = {"up": "up: clients to server", "down": "down: server to clients"}
+    for axes, (direction, title) in zip(panels, titles.items(), strict=True):
+        base = [0.0 for _ in rounds]
+        for name, colour in colours.items():
+            top = [below + sent[direction, name, at] / MB for below, at in zip(base, rounds, strict=True)]
+            _bars(axes, base, top, colour)
+            base = top
+        axes.set_title(title)
+        axes.set_xlabel("round (the first is 0)")
+        _whole_numbers(axes)
+    panels[0].set_ylabel("MB, all clients")
+    keys = [Patch(color=colour, label=name) for name, colour in reversed(colours.items())]
+    figure.legend(handles=keys, loc="outside right upper", ncols=1 + len(keys) // 16)
+    return figure
+
+
+@_picture
+def loss_plot(run: Run) -> Figure | None:
+    """Training loss against rounds: a line per client, or grey lines under their mean if there are many."""
+    lines = [line for line in run.work if line["loss"] is not None and math.isfinite(line["loss"])]
+    if not lines:
+        return None
+    trained = {line["client"] for line in lines}
+    names = [name for name in run.clients if name in trained] or sorted(trained)  # or the server, by its own name
+    few = len(names) <= len(COLOURS)
+    figure, axes = _small()
+    for i, name in enumerate(names):
+        x, y = zip(*((line["round"], line["loss"]) for line in lines if line["client"] == name), strict=True)
+        if few:
+            axes.plot(x, y, color=COLOURS[i], marker="o", label=_short(name))
+        else:
+            axes.plot(x, y, color="#bbbbbb", linewidth=0.8, label=None if i else f"each of {len(names)} clients")
+    if not few:
+        axes.plot(*_mean_loss(lines), color=COLOURS[0], marker="o", label="their mean, weighted by examples")
+    axes.set_xlabel("round (the first is 0)")
+    axes.set_ylabel("training loss (lower is better)")
+    _whole_numbers(axes)
+    figure.legend(loc="outside lower center", ncols=3)
+    return figure
+
+
+@_picture
+def schedule_plot(run: Run, client: str) -> Figure | None:
+    """Which parts one client trained, built but left frozen, or did not build, round by round."""
+    lines = {line["round"]: line for line in run.work if line["client"] == client}
+    shown = range(min(ROUNDS_SHOWN, 1 + max(lines, default=-1)))
+    rows = model_parts(run)
+    if not shown or not rows:
+        return None
+    cells = [[_state(name, lines.get(at)) for at in shown] for name in rows]
+    figure, axes = _small()
+    axes.grid(False)
+    axes.pcolormesh(
+        [at - 0.5 for at in (*shown, len(shown))],
+        [i - 0.5 for i in range(len(rows) + 1)],
+        cells,
+        cmap=ListedColormap([colour for colour, _ in STATES]),
+        vmin=-0.5,
+        vmax=len(STATES) - 0.5,
+        edgecolors="white",
+        linewidth=1 if len(shown) <= 30 else 0.2,
+    )
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_xlabel("round (the first is 0)" if len(shown) < ROUNDS_SHOWN else f"the first {ROUNDS_SHOWN} rounds")
+    _whole_numbers(axes)
+    present = sorted({cell for row in cells for cell in row}, reverse=True)
+    keys = [Patch(facecolor=STATES[i][0], edgecolor="#888888", label=STATES[i][1]) for i in present]
+    figure.legend(handles=keys, loc="outside lower center", ncols=3)
+    return figure
+
+
+@_picture
+def split_plot(split: dict[str, Any]) -> Figure | None:
+    """Who holds what: a bar per client, in examples, or in rows stacked by label; rare labels are one group."""
+    held: dict[str, Any] = split.get("clients", {})
+    if not held:
+        return None
+    bars = _label_counts(list(held.values()))
+    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.grid(False, axis="x")
+    base = [0] * len(held)
+    for colour, (label, step) in zip(COLOURS, bars.items(), strict=False):
+        axes.bar(range(len(held)), step, 0.8, base, color=colour, label=_short(label))
+        base = [below + more for below, more in zip(base, step, strict=True)]
+    ticks = range(0, len(held), math.ceil(len(held) / NAMES_SHOWN))
+    names = [_short(name) for name in held]
+    upright = len(ticks) * max(map(len, names)) <= CHARACTERS_ACROSS
+    axes.set_xticks(ticks, [names[i] for i in ticks], rotation=0 if upright else 90)
+    axes.set_ylabel("examples" if list(bars) == ["examples"] else "rows")
+    if len(bars) > 1:
+        figure.legend(loc="outside right upper")
+    return figure
+
+
+def part_colours(names: Sequence[str]) -> dict[str, str]:
+    """A colour for every part: the layers, in order, from light to dark blue."""
+    fixed = {"embeddings": "#7f7f7f", "pooler": "#CC79A7", "head": "#D55E00"}
+    fixed |= {"features": "#009E73", "activations": "#009E73", "gradients": "#E69F00"}
+    layers = [name for name in names if name.startswith("layer.")]
+    blues = matplotlib.colormaps["Blues"]
+    ramp = {name: to_hex(blues(0.25 + 0.75 * i / max(1, len(layers) - 1))) for i, name in enumerate(layers)}
+    return {name: ramp.get(name) or fixed.get(name, "#000000") for name in names}
+
+
+def _small() -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(5.4, 3.6), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _whole_numbers(axes: Axes) -> None:
+    """Rounds are whole: no tick between two of them."""
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def _bars(axes: Axes, base: Sequence[float], top: Sequence[float], colour: str) -> None:
+    """One bar per round from ``base`` to ``top``, as a single shape, which keeps long runs small."""
+    edges = [at + side for at in range(len(top)) for side in (-0.4, 0.4)]
+    heights, floors = ([y for value in line for y in (value, 0)][:-1] for line in (top, base))
+    axes.stairs(heights, edges, baseline=floors, fill=True, color=colour)
+
+
+def _state(part: str, line: dict[str, Any] | None) -> int:
+    """The place in ``STATES`` of a part in a client's line of one round."""
+    if line is None:
+        return 0
+    if part in line["trained"]:
+        return 3
+    if part in line.get("server", ()):
+        return 4
+    built = not part.startswith("layer.") or int(part.removeprefix("layer.")) in line["layers"]
+    return 2 if built else 1
+
+
+def _mean_loss(lines: Sequence[dict[str, Any]]) -> tuple[list[int], list[float]]:
+    weighted: defaultdict[int, float] = defaultdict(float)
+    weights = Counter[int]()
+    for line in lines:
+        weighted[line["round"]] += line["loss"] * line["examples"]
+        weights[line["round"]] += line["examples"]
+    rounds = sorted(weights)
+    return rounds, [weighted[at] / weights[at] for at in rounds]
+
+
+def _label_counts(clients: Sequence[dict[str, Any]]) -> dict[str, list[int]]:
+    """Rows per label and client, the rarest of many labels as one; examples where rows have no label."""
+    total = Counter[str]()
+    for client in clients:
+        total.update(client["labels"] or {})
+    if not total:
+        return {"examples": [client["examples"] for client in clients]}
+    rare = {label for label, _ in total.most_common()[len(COLOURS) - 1 :]} if len(total) > len(COLOURS) else set()
+    own = [label for label in total if label not in rare]
+    counts = {label: [(client["labels"] or {}).get(label, 0) for client in clients] for label in own}
+    if rare:
+        counts[f"{len(rare)} rarer labels"] = [
+            sum(n for label, n in (client["labels"] or {}).items() if label in rare) for client in clients
+        ]
+    return counts
+
+
+def _short(name: str) -> str:
+    """A name as a plot shows it: on one line, of bounded length, and never taken for a hidden one ("_x")."""
+    line = " ".join(name.split())
+    cut = line if len(line) <= NAME_LENGTH else line[: NAME_LENGTH - 1] + "…"
+    return f" {cut}" if cut.startswith("_") else cut

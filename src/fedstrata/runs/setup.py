@@ -1,0 +1,284 @@
+"""Everything one stage needs, made ready and checked before anything is written or trained."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fedstrata.client.config import Local
+from fedstrata.client.trainer import Worker
+from fedstrata.cost.bytes import payload
+from fedstrata.data import demo
+from fedstrata.data.batching import Index
+from fedstrata.data.prepare import Prepared, examples, population, tested, training_texts
+from fedstrata.errors import UserError, did_you_mean
+from fedstrata.job.tables import Job, method_name
+from fedstrata.models import checkpoints, scratch
+from fedstrata.models.cut import check_cut
+from fedstrata.models.heads import Settings
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.streams import SERVER, Streams
+from fedstrata.tasks import Examples, Task
+from fedstrata.tasks.classify import Classify, positive_classes
+from fedstrata.tasks.clm import CausalLM
+from fedstrata.tasks.mlm import masked_lm
+from fedstrata.tasks.regress import Regress
+from fedstrata.tasks.tag import Tag
+from fedstrata.wire.codec import DTYPES
+
+SENT = {
+    "weights": "trained parts of the model",
+    "features": "the encoder's hidden states of every text, out of which texts can be read again, and the labels",
+    "activations": "the hidden states of every batch, out of which texts can be read again, and their gradients",
+}
+"""Exchange -> what that is, for whoever has to permit it."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A stage that can start.
+
+    Attributes:
+        worker: the model in the hands of the clients.
+        loaded: the model with its tokenizer, parts and what was new in it.
+        train: all training examples.
+        test: the test examples.
+        shards: client -> its training examples.
+        tests: client -> whose test examples it is scored on -> those; empty where all of ``test`` serves everyone.
+    """
+
+    worker: Worker
+    loaded: checkpoints.Loaded
+    train: Examples
+    test: Examples
+    shards: dict[str, Index]
+    tests: dict[str, dict[str, Index]]
+
+
+def make_ready(job: Job, data: Prepared, start: str, away: Sequence[str] = ()) -> Ready:
+    """Load the model, tokenise the rows.
+
+    Args:
+        job: the stage's job, settled.
+        data: its rows.
+        start: folder or hub id of the model to start from.
+        away: layers that stand elsewhere.
+
+    Raises:
+        UserError: the model is not usable, or does not fit the job.
+    """
+    streams = Streams(job.train.seed)
+    loaded = checkpoints.load(
+        start, job.task.kind, data.labels, init_seed(job), job.train.dropout, head_of(job), away
+    )
+    job = _fit(job, checkpoints.longest(loaded.model))
+    own = None if data.tests is None else data.tests.values()
+    train = examples(job, data.train, data.labels, loaded.tokenizer, data.shards.values())
+    test = examples(job, data.test, data.labels, loaded.tokenizer, own)
+    shards = population(job.method.population, data.shards)
+    return Ready(
+        worker=Worker(
+            loaded.model, loaded.parts, _task(job, data, loaded), local_of(job), streams, job.wire.dtype
+        ),
+        loaded=loaded,
+        train=train,
+        test=test,
+        shards={client: train.tokens.of_rows(rows) for client, rows in shards.items()},
+        tests={
+            client: {name: test.tokens.of_rows(rows) for name, rows in each.items()}
+            for client, each in (tested(job.method.population, data.tests) if data.tests else {}).items()
+        },
+    )
+
+
+def init_seed(job: Job) -> int:
+    """The seed of every tensor that no checkpoint gives."""
+    return Streams(job.train.seed).integer(-1, SERVER, "init")
+
+
+def check_plans(job: Job, parts: Parts, clients: Collection[str]) -> None:
+    """Make every client's plan of every round once, so that a method's objection comes before any training.
+
+    Raises:
+        UserError: the method's options do not fit the model, or name a client that is none.
+    """
+    for option, value in job.method:
+        for client in value if isinstance(value, dict) else ():  # an option by client
+            if client != "default" and client not in clients:
+                raise UserError(f"[method] {option}: no client {client!r}; {did_you_mean(client, clients)}")
+    streams = Streams(job.train.seed)
+    for round, client in itertools.product(range(job.method.rounds), clients):
+        plan = job.method.plan(parts, job.task.kind, round, client, streams)
+        plan.check(parts)
+        if plan.server:
+            check_cut(parts)
+
+
+def check_permission(job: Job) -> None:
+    """Nothing leaves a client that it does not allow.
+
+    Raises:
+        UserError: the method sends something else.
+    """
+    if job.method.exchange not in job.client.allow:
+        raise UserError(
+            f"[client] allow: is {job.client.allow}, but {method_name(job.method)} as set here sends "
+            f"{SENT[job.method.exchange]}; allow = {[*job.client.allow, job.method.exchange]} permits it"
+        )
+
+
+def settle(job: Job) -> Job:
+    """Every "auto" replaced by what it is on this machine.
+
+    Raises:
+        UserError: the device is not there.
+    """
+    device = job.train.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("[train] device: 'cuda' is not available here; legal: auto, cpu")
+    precision = settle_precision(job.train.precision, device)
+    train = job.train.model_copy(update={"device": device, "precision": precision})
+    return job.model_copy(update={"train": train})
+
+
+def model_path(job: Job, near: Path | None) -> str:
+    """The job's model: a folder (looked up here, then beside the job file), the demo's, or a hub id as it is.
+
+    Raises:
+        UserError: the name is a path and nothing is there.
+    """
+    assert job.model is not None
+    assert job.model.name is not None
+    name = job.model.name
+    if name.startswith("demo:"):
+        return str(demo.resolve_model(name))
+    return _found(name, "name", near)
+
+
+def outline(job: Job, data: Prepared | None, near: Path | None, folder: Path) -> str:
+    """The config and tokenizer of a job's new model, written into a folder.
+
+    Args:
+        job: a job with ``[model.config]``.
+        data: its rows, on which a tokenizer may have to be trained; None leaves that one out.
+        near: folder in which relative paths are looked up after the working directory.
+        folder: where to write.
+
+    Raises:
+        UserError: the config or the tokenizer is not usable.
+    """
+    assert job.model is not None
+    assert job.model.config is not None
+    tokenizer = job.model.tokenizer and _found(job.model.tokenizer, "tokenizer", near)
+    texts = None if data is None else training_texts(job, data)
+    labels = None if data is None else data.labels
+    scratch.outline(job.model.config, tokenizer, texts, folder, job.task.kind, labels, head_of(job))
+    return str(folder)
+
+
+def _found(name: str, key: str, near: Path | None) -> str:
+    folders = [Path(name).expanduser(), *([near / name] if near else [])]
+    for folder in folders:
+        if folder.is_dir():
+            return str(folder)
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise UserError(f"[model] {key}: there is no folder {' nor '.join(map(str, dict.fromkeys(folders)))}")
+    return name
+
+
+def notes(job: Job, loaded: checkpoints.Loaded, data: Prepared, tokens: int) -> tuple[str, ...]:
+    """What the user should know before the first round, a sentence each; ``tokens`` of all training examples."""
+    made = []
+    if data.left_out:
+        made.append(f"{data.left_out} rows without text or label were left out")
+    if job.model is not None and job.model.config is not None and job.model.tokenizer is None:
+        made.append("the tokenizer was trained on all clients' training rows")
+    if loaded.fresh:
+        made.append(f"new, not in the checkpoint: {', '.join(loaded.fresh)}")
+    if job.method.exchange != "weights":
+        made.append(f"each client sends the server {SENT[job.method.exchange]}")
+    if job.method.exchange == "activations" and tokens:
+        epoch = 4 * tokens * loaded.parts.hidden * DTYPES[job.wire.dtype].itemsize
+        whole = 2 * len(data.shards) * payload(loaded.parts, loaded.parts.names, job.wire.dtype)
+        made.append(
+            f"an epoch moves {epoch / 1e6:.4g} MB through the cut, {epoch / whole:.3g} times the "
+            f"{whole / 1e6:.4g} MB of a round of FedAvg"
+        )
+    streams = Streams(job.train.seed)
+    rounds = range(job.method.rounds)
+    plans = [job.method.plan(loaded.parts, job.task.kind, round, SERVER, streams) for round in rounds]
+    if never := set(loaded.fresh) - {part for plan in plans for part in plan.train}:
+        made.append(f"{', '.join(sorted(never))}: newly initialised, and this method never trains it")
+    return tuple(made)
+
+
+def settle_precision(precision: str, device: str) -> str:
+    """For ``auto``: ``bf16`` where the processor multiplies bf16 matrices itself, else ``fp32``."""
+    if precision != "auto":
+        return precision
+    if device == "cuda":
+        capable = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        found = torch.cpu.get_capabilities()
+        capable = any(found.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16"))
+    return "bf16" if capable else "fp32"
+
+
+def _fit(job: Job, longest: int) -> Job:
+    """The default ``max_tokens`` made to fit a model that reads less; the user's own must fit by itself."""
+    if job.train.max_tokens <= longest:
+        return job
+    if "max_tokens" in job.train.model_fields_set:
+        raise UserError(f"[train] max_tokens: is {job.train.max_tokens}, but the model reads at most {longest}")
+    return job.model_copy(update={"train": job.train.model_copy(update={"max_tokens": longest})})
+
+
+def _task(job: Job, data: Prepared, loaded: checkpoints.Loaded) -> Task:
+    if job.task.kind == "regress":
+        return Regress(loaded.tokenizer.pad_token_id)
+    if job.task.kind == "clm":
+        return CausalLM(loaded.tokenizer.pad_token_id)
+    if data.labels is None:
+        full = job.train.mlm_head == "full"
+        return masked_lm(loaded.tokenizer, loaded.model.config.vocab_size, job.task.mask_probability, full)
+    if job.task.kind == "tag":
+        return Tag(loaded.tokenizer.pad_token_id, data.labels)
+    positive = positive_classes(data.labels, job.task.positive, job.task.headline == "f1")
+    return Classify(loaded.tokenizer.pad_token_id, data.labels, positive, job.task.kind)
+
+
+def head_of(job: Job) -> Settings | None:
+    """The head the job asks for; None where it leaves that to the checkpoint."""
+    made = job.head.model_dump()
+    return Settings(**made) if job.head.kind else None
+
+
+def local_of(job: Job) -> Local:
+    """How the job's clients train."""
+    train = job.train
+    return Local(
+        epochs=train.epochs,
+        steps=train.steps,
+        batch_size=train.batch_size,
+        learning_rate=train.learning_rate,
+        decay=train.decay,
+        schedule=train.schedule,
+        power=train.power,
+        warmup=train.warmup,
+        betas=(train.betas[0], train.betas[1]),
+        epsilon=train.epsilon,
+        kept=train.optimiser == "kept",
+        weight_decay=train.weight_decay,
+        proximal_mu=train.proximal_mu,
+        device=train.device,
+        bf16=train.precision == "bf16",
+        by_length=train.batching == "length",
+        width=train.max_tokens if train.padding == "max" else None,
+        features=int(train.features_gb * 1e9),
+    )

@@ -1,0 +1,270 @@
+"""The server's side of split training: layers that the clients' batches pass through."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from fedstrata.client.optimizer import Pace, adamw, memory_of, step
+from fedstrata.client.trainer import Request, Weights, Worker
+from fedstrata.cost.ledger import size
+from fedstrata.models.cut import through
+from fedstrata.plan.parts import Tensors
+from fedstrata.plan.streams import Dice
+from fedstrata.server.server import Server
+from fedstrata.wire.activations import (
+    gradients_in,
+    lengths_in,
+    of_gradients,
+    of_states,
+    states_in,
+    unpack,
+)  # fmt: skip
+from fedstrata.wire.store import Store
+
+Traffic = Counter[tuple[str, str]]
+"""(direction, what) -> bytes of tensors that crossed the cut."""
+
+
+@dataclass(eq=False)
+class Stack:
+    """One set of the layers.
+
+    Attributes:
+        modules: the layers, from below.
+        trained: their parameters, by the names they have in the model.
+        taken: a client with a copy of its own is on its way through it.
+        stepping: the step that was begun last.
+    """
+
+    modules: list[torch.nn.Module]
+    trained: dict[str, torch.nn.Parameter]
+    taken: bool = False
+    stepping: Future[None] | None = None
+
+    def another(self) -> Stack:
+        """A further set, whose weights are yet to be loaded."""
+        return Stack(*copy.deepcopy((self.modules, self.trained)))
+
+    def settle(self) -> None:
+        """Wait for the step that was begun; before it is done nothing may use the layers."""
+        stepping, self.stepping = self.stepping, None
+        if stepping:
+            stepping.result()
+
+
+@dataclass
+class Layers:
+    """The layers that the server holds.
+
+    Visits may be open at once and each in a thread of its own: one computes at a time, under ``lock``. Who visits
+    one set of layers when is for the engine to say; with copies a visit takes a set that is free, the worker's own
+    before others, which are made only where several visits are open.
+
+    Attributes:
+        worker: a model that has them.
+        server: whose weights they start from.
+        names: the parts, such as ``("layer.0", "layer.1")``.
+        copies: each client has a copy of its own, to be averaged; else there is one, which all visit.
+        longest: most tokens of a text.
+        folder: the server's own disk, for what the optimisers remember.
+    """
+
+    worker: Worker
+    server: Server
+    names: tuple[str, ...]
+    copies: bool
+    longest: int
+    folder: Path
+    results: dict[str, tuple[Weights, Traffic]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        model, parts = self.worker.model, self.worker.parts
+        own = Stack(
+            modules=[model.get_submodule(f"{parts.stack}.{part[6:]}") for part in self.names],
+            trained={name: model.get_parameter(name) for part in self.names for name in parts.shapes[part]},
+        )
+        self.stacks = [own]
+        self.lock = threading.RLock()
+        self.optimiser: torch.optim.Optimizer | None = None
+        self.round = -1
+        self.thread = ThreadPoolExecutor(1, "layers")
+
+    def begin(self, round: int) -> None:
+        """Make ready for the clients who train at once, or for the next in turn."""
+        if self.copies:
+            return
+        with self.lock:
+            [stack] = self.stacks
+            self._load(stack)
+            if self.optimiser is None or self.round != round or not self.worker.local.kept:
+                self.optimiser = self._optimiser(stack, round, "all")
+            self.round = round
+
+    def visit(self, request: Request) -> Visit:
+        """The way through the layers for one request; :meth:`leave` or :meth:`abandon` ends it."""
+        learns = request.phase == "train"
+        with self.lock:
+            stack = self._free() if self.copies else self.stacks[0]
+            stack.taken = True
+            if self.copies or not learns:
+                self._load(stack)
+            optimiser = None
+            if learns:
+                optimiser = self.optimiser
+                if self.copies:
+                    optimiser = self._optimiser(stack, request.round, request.client)
+            return Visit(self, request, stack, optimiser)
+
+    def step(self, stack: Stack, optimiser: torch.optim.Optimizer, rate: float) -> None:
+        """Begin one step of the layers; meanwhile the client goes on with what is its own."""
+        stack.stepping = self.thread.submit(step, optimiser, rate)
+
+    def settle(self) -> None:
+        """Wait for every step that was begun."""
+        for stack in self.stacks:
+            stack.settle()
+
+    def leave(self, visit: Visit) -> None:
+        """A client has trained, or been scored: what it left behind waits for :meth:`taken`."""
+        with self.lock:
+            visit.stack.settle()
+            request = visit.request
+            made: Weights = {}
+            if self.copies and visit.optimiser:
+                made = self._copy(visit.stack)
+                self._remember(visit.stack, request.round, request.client, visit.optimiser)
+            self.results[request.client] = made, visit.traffic
+            visit.stack.taken = False
+
+    def abandon(self, visit: Visit) -> None:
+        """A client has broken off: its copy is forgotten; steps of the one set of layers stay made."""
+        with self.lock:
+            visit.stack.taken = False
+            visit.stack.settle()
+
+    def taken(self, client: str) -> tuple[Weights, Traffic]:
+        """The client's copy of the layers, if it had one, and the bytes of its messages; told once."""
+        return self.results.pop(client)
+
+    def end(self, round: int) -> Weights:
+        """What the one set of layers has become; nothing where there are copies."""
+        if self.copies:
+            return {}
+        assert self.optimiser is not None
+        with self.lock:
+            self.settle()
+            self._remember(self.stacks[0], round, "all", self.optimiser)
+            return self._copy(self.stacks[0])
+
+    def _free(self) -> Stack:
+        for stack in self.stacks:
+            if not stack.taken:
+                return stack
+        self.stacks.append(self.stacks[0].another())
+        return self.stacks[-1]
+
+    def _load(self, stack: Stack) -> None:
+        server = self.server
+        if stack is self.stacks[0]:
+            new = {part: (("server", server.versions[part]), server.weights[part]) for part in self.names}
+            self.worker.load(new)
+        else:
+            for part in self.names:
+                for name, tensor in server.weights[part].items():
+                    stack.trained[name].detach().copy_(tensor)
+        for parameter in stack.trained.values():
+            parameter.requires_grad_(True)
+
+    def _optimiser(self, stack: Stack, round: int, whose: str) -> torch.optim.Optimizer:
+        for part in self.names if stack is self.stacks[0] else ():
+            self.worker.tags[part] = None
+        local = self.worker.local
+        return adamw(stack.trained, local, Store(self.folder / whose).load(round) if local.kept else {})
+
+    def _remember(self, stack: Stack, round: int, whose: str, optimiser: torch.optim.Optimizer) -> None:
+        if self.worker.local.kept:
+            Store(self.folder / whose).save(round, memory_of(optimiser, stack.trained))
+
+    def _copy(self, stack: Stack) -> Weights:
+        shapes = self.worker.parts.shapes
+        return {
+            part: {name: stack.trained[name].detach().to("cpu", copy=True) for name in shapes[part]}
+            for part in self.names
+        }
+
+
+class Visit:
+    """One client's way through the server's layers: the other end of :class:`fedstrata.models.cut.Link`."""
+
+    def __init__(
+        self, layers: Layers, request: Request, stack: Stack, optimiser: torch.optim.Optimizer | None
+    ) -> None:
+        worker = layers.worker
+        self.layers, self.worker = layers, worker
+        self.request, self.stack, self.optimiser = request, stack, optimiser
+        self.dice = Dice(
+            worker.streams.integer(request.round, request.client, "dropout of the server"), worker.model.device
+        )
+        self.pace = Pace(1, 1)
+        self.steps = 0
+        self.traffic: Traffic = Counter()
+
+    def begin(self, pace: Pace) -> None:
+        """The client's steps are about to go like this."""
+        self.pace = pace
+
+    def forward(self, message: Tensors) -> Tensors:
+        """What the layers make of a batch's hidden states.
+
+        Raises:
+            WireError: the message is not :func:`fedstrata.wire.activations.of_states` with lengths.
+        """
+        worker, device = self.worker, self.worker.model.device
+        lengths = lengths_in(message, self.layers.longest).to(device)
+        rest = {name: tensor for name, tensor in message.items() if name != "lengths"}
+        self._count("up", message, "activations")
+        rows = states_in(rest, int(lengths.sum()), worker.parts.hidden, worker.dtype).to(device)
+        hidden = unpack(rows, lengths, worker.local.width)
+        mask = (torch.arange(hidden.shape[1], device=device) < lengths[:, None]).long()
+        learns = self.optimiser is not None
+        with self.layers.lock:
+            self.stack.settle()
+            for layer in self.stack.modules:
+                layer.train(learns)
+            with torch.set_grad_enabled(learns), self.dice.thrown(), worker.autocast():
+                hidden = hidden.detach().requires_grad_(learns)
+                out = through(worker.model.config, self.stack.modules, hidden, mask)
+        self.hidden, self.out, self.lengths = hidden, out, lengths
+        return self._count("down", of_states(out.detach(), lengths, worker.dtype), "activations")
+
+    def backward(self, message: Tensors) -> Tensors:
+        """The gradient of the loss by the states that came, from that by those that went; then a step begins.
+
+        Raises:
+            WireError: the message is not :func:`fedstrata.wire.activations.of_gradients` of the last batch.
+        """
+        assert self.optimiser is not None
+        worker = self.worker
+        self._count("up", message, "gradients")
+        rows = gradients_in(message, int(self.lengths.sum()), worker.parts.hidden, worker.dtype)
+        gradient = unpack(rows.to(self.out.device), self.lengths, self.out.shape[1])
+        with self.layers.lock:
+            torch.autograd.backward(self.out, gradient.to(self.out.dtype))
+            assert self.hidden.grad is not None
+            reply = of_gradients(
+                self.hidden.grad, self.lengths, worker.dtype
+            )  # with the weights of before the step
+            self.layers.step(self.stack, self.optimiser, self.pace.rate(worker.local, self.steps))
+        self.steps += 1
+        return self._count("down", reply, "gradients")
+
+    def _count(self, direction: str, message: Tensors, what: str) -> Tensors:
+        self.traffic[direction, what] += size(message)
+        return message

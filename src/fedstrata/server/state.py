@@ -1,0 +1,151 @@
+"""A run's state on disk after each round: kill it anywhere, start it again, get the same weights.
+
+    state/manifest.json              what is current; replacing it is what commits a round
+    state/PART@VERSION.safetensors   a merged part (version 0 is the start model and is not stored)
+    state/moments-PART@VERSION…      the server rule's memory of it
+    state/rest-PART@VERSION…         what its messages have left out, added to the next
+    state/layers/NAME/…              what the optimisers of the server's own layers remember
+    state/clients/NAME/…             the parts a client keeps (:class:`fedstrata.wire.store.Store`)
+    ledger.jsonl, rounds.jsonl, …    the records; cut back to their committed length on resumption
+
+Randomness needs no saving: every draw comes from a stream named by seed, round, client and use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedstrata.errors import UserError
+from fedstrata.plan.parts import Tensors
+from fedstrata.server.server import Server
+from fedstrata.wire.store import Store, read_tensors, write_bytes, write_tensors
+
+RECORDS = ("ledger.jsonl", "rounds.jsonl", "missing.jsonl", "transport.jsonl")
+
+
+def append(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Add records to a JSON-lines file."""
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    """The records of a JSON-lines file; none where there is no file."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def fingerprint(weights: Mapping[str, Tensors]) -> str:
+    """A hash of all tensors: tells whether a resumed run starts from the same model."""
+    digest = hashlib.sha256()
+    for tensors in weights.values():
+        for name, tensor in tensors.items():
+            digest.update(name.encode())
+            digest.update(tensor.contiguous().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def commit(folder: Path, server: Server, changed: Iterable[str], done: int, start: str, seconds: float) -> None:
+    """Make ``done`` rounds the state of the run.
+
+    Args:
+        folder: the run's output folder.
+        server: the server after the last of them.
+        changed: parts merged since the last commit.
+        done: number of rounds done.
+        start: fingerprint of the start model.
+        seconds: clock time of the run so far.
+    """
+    state = folder / "state"
+    for part in changed:
+        write_tensors(_path(state, server, part), server.weights[part])
+        moments = {
+            f"{kind}|{name}": tensor
+            for name in server.parts.shapes[part]
+            for kind, tensor in server.moments.get(name, {}).items()
+        }
+        for kind, kept in (("moments-", moments), ("rest-", server.rest.get(part))):
+            if kept:
+                write_tensors(_path(state, server, part, kind), kept)
+    manifest = {
+        "done": done,
+        "start": start,
+        "seconds": seconds,
+        "versions": server.versions,
+        "held": server.held,
+        "records": {name: _size(folder / name) for name in RECORDS},
+    }
+    write_bytes(state / "manifest.json", json.dumps(manifest, ensure_ascii=False).encode())
+    current = {
+        _path(state, server, part, kind) for part in server.parts.names for kind in ("", "moments-", "rest-")
+    }
+    for path in state.glob("*@*.safetensors"):
+        if path not in current:
+            path.unlink()
+
+
+def prune(folder: Path, keep_features: bool = False) -> None:
+    """Drop what only resuming needs, once the run is finished; the clients' own parts stay.
+
+    What was kept of a frozen encoder goes too, unless ``keep_features``.
+    """
+    for path in (folder / "state").glob("*.*"):
+        path.unlink()
+    for path in (folder / "state" / "clients").glob("*"):
+        for store in (Store(path).rest, Store(path).optimiser):
+            shutil.rmtree(store.folder, ignore_errors=True)
+    for name in ("received", "layers"):
+        shutil.rmtree(folder / "state" / name, ignore_errors=True)
+    if not keep_features:
+        for path in list((folder / "state").glob("**/features.f32")):
+            shutil.rmtree(path.parent)
+
+
+def restore(folder: Path, server: Server, start: str) -> tuple[int, float]:
+    """Bring a fresh server to the last committed round and cut the records back to it.
+
+    Returns:
+        The number of rounds done and the seconds they took; (0, 0) where nothing was committed.
+
+    Raises:
+        UserError: the run began from another start model.
+    """
+    state = folder / "state"
+    if not (state / "manifest.json").exists():
+        for name in RECORDS:
+            (folder / name).unlink(missing_ok=True)
+        return 0, 0.0
+    manifest = json.loads((state / "manifest.json").read_text(encoding="utf-8"))
+    if manifest["start"] != start:
+        raise UserError(
+            f"{folder}: cannot be resumed, its run began from other weights than the job's model has now"
+        )
+    server.versions, server.held = manifest["versions"], manifest["held"]
+    for part, version in server.versions.items():
+        if version:
+            server.weights[part] = read_tensors(_path(state, server, part))
+            moments = _path(state, server, part, "moments-")
+            for key, tensor in read_tensors(moments).items() if moments.exists() else ():
+                kind, name = key.split("|", 1)
+                server.moments.setdefault(name, {})[kind] = tensor
+            if (rest := _path(state, server, part, "rest-")).exists():
+                server.rest[part] = read_tensors(rest)
+    for name, size in manifest["records"].items():
+        if (folder / name).exists():
+            os.truncate(folder / name, size)
+    return manifest["done"], manifest["seconds"]
+
+
+def _path(state: Path, server: Server, part: str, kind: str = "") -> Path:
+    return state / f"{kind}{part}@{server.versions[part]}.safetensors"
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

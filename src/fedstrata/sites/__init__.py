@@ -1,0 +1,1 @@
+"""Clients in places of their own: messages, transport, programs."""

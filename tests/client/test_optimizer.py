@@ -1,0 +1,119 @@
+"""The learning rate over a run, and an optimiser that goes on."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedstrata.client.config import Local
+from fedstrata.client.optimizer import Pace, adamw, memory_of, step
+from fedstrata.client.trainer import Request, Worker, finish, handle
+from fedstrata.data.tokens import tokenise
+from fedstrata.plan.parts import find, tensors
+from fedstrata.plan.plan import Plan
+from fedstrata.plan.streams import Dice, Streams
+from fedstrata.tasks import Examples
+from fedstrata.tasks.mlm import masked_lm
+from fedstrata.wire.store import Store
+from tiny import SENTENCES, tiny_model, tokenizer
+
+
+def rates(local: Local, spans: list[tuple[float, float]], steps: int, epoch: int = 100) -> list[float]:
+    return [Pace(steps, epoch, *span).rate(local, i) for span in spans for i in range(steps)]
+
+
+def test_a_constant_rate_is_constant() -> None:
+    assert rates(Local(learning_rate=3e-4), [(0.0, 0.5), (0.5, 1.0)], 4) == [3e-4] * 8
+
+
+def test_warm_up_and_polynomial_go_over_the_whole_run() -> None:
+    """Ten steps in two rounds, two of them warm-up: a step stands for its middle."""
+    local = Local(learning_rate=1.0, schedule="polynomial", warmup=0.2)
+    expected = [0.25, 0.75, *((10 - t - 0.5) / 8 for t in range(2, 10))]
+    assert rates(local, [(0.0, 0.5), (0.5, 1.0)], 5) == pytest.approx(expected)
+    squared = Local(learning_rate=1.0, schedule="polynomial", power=2.0)
+    assert rates(squared, [(0.0, 1.0)], 2) == pytest.approx([0.75**2, 0.25**2])
+
+
+def test_warm_up_alone_ends_in_the_full_rate() -> None:
+    local = Local(learning_rate=2.0, warmup=0.5)
+    assert rates(local, [(0.0, 1.0)], 4) == pytest.approx([0.5, 1.5, 2.0, 2.0])
+
+
+def test_decay_by_epoch_comes_on_top() -> None:
+    local = Local(learning_rate=1.0, schedule="polynomial", decay=0.1)
+    assert rates(local, [(0.0, 1.0)], 4, epoch=2) == pytest.approx([7 / 8, 5 / 8, 0.1 * 3 / 8, 0.1 / 8])
+
+
+def test_an_optimiser_goes_on_from_its_memory() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    whole = copy.deepcopy(model)
+    data = torch.randn(6, 4, 3)
+    local = Local(learning_rate=0.1, betas=(0.8, 0.95), epsilon=1e-4, weight_decay=0.3)
+    groups = [{"params": [whole.weight]}, {"params": [whole.bias], "weight_decay": 0.0}]
+    plain = torch.optim.AdamW(groups, lr=0.1, betas=(0.8, 0.95), eps=1e-4, weight_decay=0.3, foreach=False)
+    for batch in data:
+        plain.zero_grad()
+        whole(batch).square().mean().backward()
+        plain.step()
+    memory: dict[str, torch.Tensor] = {}
+    for half in (data[:3], data[3:]):
+        trained = dict(model.named_parameters())
+        optimiser = adamw(trained, local, memory)
+        for batch in half:
+            model(batch).square().mean().backward()
+            step(optimiser, 0.1)
+        memory = memory_of(optimiser, trained)
+    assert set(memory) == {f"{kind}|{name}" for kind in ("step", "exp_avg", "exp_avg_sq") for name in trained}
+    for name, weight in whole.named_parameters():
+        torch.testing.assert_close(model.get_parameter(name), weight, rtol=1e-5, atol=1e-6)
+    fresh = adamw(dict(model.named_parameters()), local, {})
+    assert memory_of(fresh, dict(model.named_parameters())) == {}
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_clients_optimiser_is_kept_or_begins_anew(kept: bool, tmp_path: Path) -> None:
+    """Two rounds against one of two epochs: the same only where the optimiser goes on."""
+    quiet: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    tokens = tokenise([text for text, _ in SENTENCES], tokenizer(), 32, "truncate")
+    model = tiny_model(**quiet)
+    local = Local(batch_size=4, learning_rate=1e-2, kept=kept)
+    worker = Worker(model, find(model), masked_lm(tokenizer(), len(tokenizer()), 0.15, False), local, Streams(0))
+    names = worker.parts.names
+    plan = Plan((0, 1, 2), names, (), names)
+    start = {part: (0, {n: t.clone() for n, t in tensors(model, worker.parts, [part]).items()}) for part in names}
+    reference = copy.deepcopy(model)
+    plain = adamw(dict(reference.named_parameters()), local, {})
+    for round in range(2):
+        for *_, batch in worker._batches(round, "a", Examples(tokens), np.arange(12)):
+            worker.task.loss(reference, batch).backward()
+            step(plain, 1e-2)
+        request = Request(round, "a", plan, "train", {}, {})
+        finish(
+            handle(worker, request, start, Examples(tokens), np.arange(12), None, Store(tmp_path), lambda *_: None)
+        )
+    equal = all(torch.equal(p, reference.get_parameter(name)) for name, p in model.named_parameters())
+    assert equal == kept
+
+
+def test_dice_go_on_where_they_were_and_leave_no_trace() -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(4)
+    torch.manual_seed(0)
+    outside = torch.rand(2)
+    torch.manual_seed(0)
+    dice = Dice(7, torch.device("cpu"))
+    got, free = [], []
+    for _ in range(2):
+        with dice.thrown():
+            got.append(torch.rand(2))
+        free.append(torch.rand(1))
+    assert torch.equal(torch.cat(got), expected)
+    assert torch.equal(torch.cat(free), outside)

@@ -1,0 +1,42 @@
+"""The pictures: the same bytes for the same run, the right axes, nothing from outside."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from fedstrata.reports import plots
+from fedstrata.reports.runs import load_run
+
+Make = Callable[..., Path]
+
+
+def test_every_picture_is_an_svg_and_deterministic(run: Make) -> None:
+    made = load_run(run(labels=["eye", "heart"]))
+    for draw in (
+        lambda: plots.score_plot([made], "round", "bytes", "flops"),
+        lambda: plots.loss_plot(made),
+        lambda: plots.schedule_plot(made, "client-0"),
+        lambda: plots.bytes_plot(made),
+        lambda: plots.split_plot(made.split),
+    ):
+        picture = draw()
+        assert picture.startswith("<svg")
+        assert picture == draw()
+        assert not re.search(r"<(image|script)\b", picture)
+
+
+def test_axes_say_what_they_count(run: Make) -> None:
+    picture = plots.score_plot([load_run(run())], "round", "bytes", "flops")
+    for words in ("MB", "TFLOPs", "not clock time", "−1 the start model", "loss"):
+        assert words in picture, words
+
+
+def test_nothing_is_drawn_of_nothing(run: Make) -> None:
+    folder = run()
+    for name in ("result.json", "rounds.jsonl", "ledger.jsonl", "split.json"):
+        (folder / name).unlink()
+    made = load_run(folder)
+    assert plots.loss_plot(made) == plots.bytes_plot(made) == plots.split_plot(made.split) == ""
+    assert plots.score_plot([made], "round") == ""

@@ -1,0 +1,364 @@
+"""A split step against an unsplit one: same loss, same gradients, same weights, whatever the cut."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedstrata.client import trainer as client
+from fedstrata.client.config import Local
+from fedstrata.client.trainer import Request, Worker, finish
+from fedstrata.data.tokens import tokenise
+from fedstrata.errors import UserError
+from fedstrata.models.cut import KINDS, check_cut
+from fedstrata.plan.parts import find, tensors
+from fedstrata.plan.plan import Plan
+from fedstrata.plan.streams import Streams
+from fedstrata.server import layers as split_module
+from fedstrata.server.layers import Layers, Visit
+from fedstrata.server.server import Server
+from fedstrata.tasks import Examples, Task
+from fedstrata.tasks.classify import Classify
+from fedstrata.tasks.clm import CausalLM
+from fedstrata.tasks.mlm import masked_lm
+from fedstrata.wire import activations as wire
+from fedstrata.wire.codec import WireError
+from tiny import SENTENCES, tiny_config, tiny_model, tokenizer
+
+CUTS = [(0, 0), (1, 0), (0, 1), (1, 1)]
+EXAMPLES = 12
+
+
+def task_of(head: str) -> Task:
+    if head == "classify":
+        return Classify(0, ("eye", "heart", "kidney"))
+    return CausalLM(0) if head == "clm" else masked_lm(tokenizer(), len(tokenizer()), 0.15, False)
+
+
+def sentences() -> Examples:
+    tokens = tokenise([text for text, _ in SENTENCES], tokenizer(), 32, "truncate")
+    names = sorted({label for _, label in SENTENCES})
+    return Examples(tokens, np.asarray([names.index(label) for _, label in SENTENCES]))
+
+
+def quiet(kind: str) -> dict[str, float]:
+    """The config keys that turn an architecture's dropout off."""
+    return {key: 0.0 for key, value in tiny_config(kind).to_dict().items() if "drop" in key and value == 0.1}
+
+
+def made(kind: str, head: str, dtype: str = "fp32", dropout: bool = False, **local: Any) -> Worker:
+    classes = {"num_labels": 3} if head == "classify" else {}
+    model = tiny_model(kind, head, **({} if dropout else quiet(kind)), **classes)
+    model.config.pad_token_id = 0
+    settings = Local(**{"batch_size": 4, "learning_rate": 1e-2, "epochs": 2, **local})
+    return Worker(model, find(model), task_of(head), settings, Streams(0), dtype)
+
+
+def split(worker: Worker, lower: int = 0, upper: int = 0) -> Plan:
+    server = worker.parts.layers(lower, worker.parts.depth - upper)
+    own = tuple(part for part in worker.parts.names if part not in server)
+    return Plan(tuple(range(worker.parts.depth)), own, own, server=server)
+
+
+def layers_of(worker: Worker, plan: Plan, folder: Path, copies: bool = True) -> Layers:
+    weights = {
+        part: {n: t.clone() for n, t in tensors(worker.model, worker.parts, [part]).items()}
+        for part in worker.parts.names
+    }
+    return Layers(worker, Server(worker.parts, weights, dtype=worker.dtype), plan.server, copies, 64, folder)
+
+
+class Heard:
+    """A link that listens."""
+
+    def __init__(self, link: Visit) -> None:
+        self.link = link
+        self.begin = link.begin
+        self.messages: list[tuple[str, dict[str, torch.Tensor]]] = []
+
+    def forward(self, message: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return self._pass("forward", message)
+
+    def backward(self, message: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return self._pass("backward", message)
+
+    def _pass(self, way: str, message: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        reply = getattr(self.link, way)(message)
+        self.messages += [(way + " up", message), (way + " down", reply)]
+        return reply  # type: ignore[no-any-return]
+
+
+def train_split(worker: Worker, plan: Plan, folder: Path) -> tuple[float, dict[str, torch.Tensor], Heard]:
+    """Round 0 of client "a" over the cut: the mean loss, all weights after it, and the messages."""
+    layers = layers_of(worker, plan, folder)
+    layers.begin(0)
+    link = Heard(layers.visit(Request(0, "a", plan, "train", {}, {})))
+    turn = worker.training(plan, 0, "a", sentences(), np.arange(EXAMPLES), lambda *_: None, link=link)
+    try:
+        while True:
+            next(turn)
+    except StopIteration as end:
+        reply = end.value[0]
+    layers.settle()
+    return reply.loss, dict(worker.model.named_parameters()), link
+
+
+def train_whole(worker: Worker) -> tuple[float, dict[str, torch.Tensor]]:
+    plan = Plan(tuple(range(worker.parts.depth)), worker.parts.names, worker.parts.names)
+    turn = worker.training(plan, 0, "a", sentences(), np.arange(EXAMPLES), lambda *_: None)
+    reply, _ = finish(turn)
+    return reply.loss, dict(worker.model.named_parameters())
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    assert one.keys() == other.keys()
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(
+    ("kind", "head"),
+    [
+        *((kind, head) for kind in KINDS if kind != "gpt2" for head in ("mlm", "classify")),
+        ("gpt2", "clm"),
+        ("gpt2", "classify"),
+    ],
+)
+def test_a_split_round_is_an_unsplit_one_to_the_bit(
+    kind: str, head: str, cut: tuple[int, int], tmp_path: Path
+) -> None:
+    whole = train_whole(made(kind, head))
+    worker = made(kind, head)
+    start = copy.deepcopy(dict(worker.model.named_parameters()))
+    loss, weights, _ = train_split(worker, split(worker, *cut), tmp_path)
+    assert loss == whole[0]
+    assert equal(weights, whole[1])
+    assert not any(
+        torch.equal(weights[name], start[name]) for name in start if "layer" in name and "weight" in name
+    )
+
+
+def test_a_split_round_is_plain_pytorch(tmp_path: Path) -> None:
+    """The reference: embeddings, layers and classifier of BERT called by hand, three optimisers, no cut."""
+    model = tiny_model("bert", "classify", num_labels=3, **quiet("bert"))
+    worker = made("bert", "classify", epochs=1)
+    batches = [batch for *_, batch in worker._batches(0, "a", sentences(), np.arange(EXAMPLES))]
+
+    def adam(module: nn.Module) -> torch.optim.Optimizer:
+        rest = [p for p in module.parameters() if p.ndim == 1]
+        groups = [
+            {"params": [p for p in module.parameters() if p.ndim > 1]},
+            {"params": rest, "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=1e-2, foreach=False)
+
+    client = nn.ModuleList([model.bert.embeddings, model.bert.pooler, model.classifier])
+    optimisers = [adam(client), adam(model.bert.encoder)]
+    losses = []
+    for batch in batches:
+        mask = batch.inputs["attention_mask"]
+        sent = model.bert.embeddings(batch.inputs["input_ids"])
+        state = sent.detach().requires_grad_()
+        away = (1 - mask[:, None, None].float()) * torch.finfo(torch.float32).min
+        out = state
+        for layer in model.bert.encoder.layer:
+            out = layer(out, away)
+        received = out.detach().requires_grad_()
+        loss = nn.functional.cross_entropy(model.classifier(model.bert.pooler(received)), batch.targets)
+        losses.append(loss.item())
+        loss.backward()
+        out.backward(received.grad)
+        sent.backward(state.grad)
+        for optimiser in optimisers:
+            optimiser.step()
+            optimiser.zero_grad()
+    loss, weights, _ = train_split(worker, split(worker), tmp_path)
+    assert loss == pytest.approx(np.mean(losses), rel=1e-5)
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(weights[name], weight, rtol=1e-3, atol=1e-4)
+
+
+@contextmanager
+def other_dice(model: Any, client: torch.Tensor, server: torch.Tensor) -> Iterator[None]:
+    """Inside, dropout between the first layer and the last draws from another stream than the rest."""
+    states = {"client": client, "server": server}
+
+    def change(to: str, of: str) -> Any:
+        def hook(*_: Any) -> None:
+            states[of] = torch.get_rng_state()
+            torch.set_rng_state(states[to])
+
+        return hook
+
+    stack = model.bert.encoder.layer
+    before = stack[0].register_forward_pre_hook(change("server", "client"))
+    after = stack[-1].register_forward_hook(change("client", "server"))
+    yield
+    before.remove()
+    after.remove()
+
+
+def test_with_dropout_and_the_same_streams_too(tmp_path: Path) -> None:
+    whole, worker = made("bert", "mlm", dropout=True), made("bert", "mlm", dropout=True)
+    streams = [
+        torch.Generator().manual_seed(worker.streams.integer(0, "a", use)).get_state()
+        for use in ("dropout", "dropout of the server")
+    ]
+    with other_dice(whole.model, *streams):
+        expected = train_whole(whole)
+    loss, weights, _ = train_split(worker, split(worker), tmp_path)
+    assert loss == expected[0]
+    assert equal(weights, expected[1])
+    assert loss != train_whole(made("bert", "mlm", dropout=True))[0], "the streams matter"
+
+
+def test_what_crosses_the_cut_is_hidden_states_and_gradients_alone(tmp_path: Path) -> None:
+    worker = made("bert", "classify")
+    batches = [batch for *_, batch in worker._batches(0, "a", sentences(), np.arange(EXAMPLES))]
+    _, _, link = train_split(worker, split(worker), tmp_path)
+    assert [way for way, _ in link.messages] == ["forward up", "forward down", "backward up", "backward down"] * 6
+    for (way, message), batch in zip(link.messages, [b for b in batches for _ in range(4)], strict=True):
+        what = "activations" if "forward" in way else "gradients"
+        assert set(message) == {what} | ({"lengths"} if way == "forward up" else set())
+        tokens = int(batch.inputs["attention_mask"].sum())
+        assert message[what].shape == (tokens, 32)
+        assert message[what].dtype == torch.float32
+        assert tokens < batch.inputs["input_ids"].numel()
+        assert not message[what].requires_grad
+        if way == "forward up":
+            assert message["lengths"].tolist() == batch.inputs["attention_mask"].sum(1).tolist()
+    counted = link.link.traffic
+    texts, tokens = 2 * EXAMPLES, 2 * int(sentences().tokens.lengths.sum())
+    assert dict(counted) == wire.message_bytes(tokens, texts, 32, "fp32", 6)
+    assert sum(counted.values()) == 4 * tokens * 32 * 4 + 4 * texts
+
+
+def test_the_gradient_that_comes_back_is_of_the_weights_before_the_step(tmp_path: Path) -> None:
+    worker, whole = (made("bert", "classify", epochs=1, steps=1, learning_rate=1.0) for _ in range(2))
+    batch = next(batch for *_, batch in whole._batches(0, "a", sentences(), np.arange(EXAMPLES)))
+    states: list[torch.Tensor] = []
+    whole.model.bert.embeddings.register_forward_hook(lambda *call: states.append(call[2]))
+    loss = whole.task.loss(whole.model, batch)
+    (gradient,) = torch.autograd.grad(loss, states)
+    _, _, link = train_split(worker, split(worker), tmp_path)
+    lengths = batch.inputs["attention_mask"].sum(1)
+    assert torch.equal(link.messages[3][1]["gradients"], wire.pack(gradient, lengths))
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_half_the_bits_cost_half_the_bytes_and_little_else(dtype: str, tmp_path: Path) -> None:
+    exact = made("bert", "classify")
+    loss, *_ = train_split(exact, split(exact), tmp_path / "exact")
+    worker = made("bert", "classify", dtype)
+    rounded, _, link = train_split(worker, split(worker), tmp_path / "rounded")
+    assert rounded == pytest.approx(loss, rel=0.05)
+    assert rounded != loss
+    tokens = 2 * int(sentences().tokens.lengths.sum())
+    steps = 6 if dtype == "fp16" else 0
+    assert sum(link.link.traffic.values()) == 4 * tokens * 32 * 2 + 4 * 2 * EXAMPLES + 2 * 4 * steps
+
+
+def test_small_gradients_survive_fp16() -> None:
+    small = torch.full((1, 3, 4), 1e-12)
+    small[0, 0, 0] = 3e-10
+    lengths = torch.tensor([3])
+    message = wire.of_gradients(small, lengths, "fp16")
+    assert torch.equal(small.half(), torch.zeros_like(small).half()), "without a scale they are gone"
+    back = wire.gradients_in(message, 3, 4, "fp16")
+    torch.testing.assert_close(back, small[0], rtol=1e-3, atol=0)
+    nothing = wire.of_gradients(torch.zeros(1, 3, 4), lengths, "fp16")
+    assert torch.equal(wire.gradients_in(nothing, 3, 4, "fp16"), torch.zeros(3, 4))
+
+
+def test_packing_leaves_padding_out_and_comes_back() -> None:
+    states = torch.arange(24.0).reshape(2, 3, 4)
+    lengths = torch.tensor([3, 1])
+    packed = wire.pack(states, lengths)
+    assert torch.equal(packed, torch.cat([states[0], states[1, :1]]))
+    back = wire.unpack(packed, lengths)
+    assert torch.equal(back[0], states[0])
+    assert torch.equal(back[1], torch.cat([states[1, :1], torch.zeros(2, 4)]))
+    assert wire.unpack(packed, lengths, 5).shape == (2, 5, 4)
+
+
+def _states(tokens: int = 5, **changes: Any) -> dict[str, torch.Tensor]:
+    return {"activations": torch.zeros(tokens, 32), "lengths": torch.tensor([3, 2], dtype=torch.int32), **changes}
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        (_states(4), "activations"),
+        (_states(lengths=torch.tensor([3, 2])), "lengths"),
+        (_states(lengths=torch.tensor([5, 0], dtype=torch.int32)), "from 1 to 64"),
+        (_states(lengths=torch.tensor([70], dtype=torch.int32)), "from 1 to 64"),
+        (_states(activations=torch.full((5, 32), torch.nan)), "not finite"),
+        (_states(activations=torch.zeros(5, 32).half()), "float16"),
+        (_states(input_ids=torch.zeros(5)), "input_ids"),
+        ({}, "lengths"),
+    ],
+)
+def test_nothing_that_comes_is_trusted(message: dict[str, torch.Tensor], complaint: str, tmp_path: Path) -> None:
+    worker = made("bert", "classify")
+    plan = split(worker)
+    layers = layers_of(worker, plan, tmp_path)
+    link = layers.visit(Request(0, "a", plan, "train", {}, {}))
+    with pytest.raises(WireError, match=complaint):
+        link.forward(message)
+    link.forward(_states())
+    with pytest.raises(WireError, match="gradients"):
+        link.backward({"gradients": torch.zeros(4, 32)})
+    with pytest.raises(WireError, match="scale"):
+        link.backward({"gradients": torch.zeros(5, 32), "scale": torch.ones(1)})
+
+
+def test_the_layers_step_while_the_client_goes_on_and_nothing_overtakes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layers' step is held back until the client has made its own; the next batch waits for it."""
+    whole = train_whole(made("bert", "mlm"))
+    worker = made("bert", "mlm")
+    seen: list[str] = []
+    client_done = threading.Event()
+    real_here, real_there = client.step, split_module.step
+
+    def here(optimiser: Any, rate: float) -> None:
+        real_here(optimiser, rate)
+        seen.append("client")
+        client_done.set()
+
+    def there(optimiser: Any, rate: float) -> None:
+        assert client_done.wait(30)
+        client_done.clear()
+        real_there(optimiser, rate)
+        seen.append("layers")
+
+    monkeypatch.setattr(client, "step", here)
+    monkeypatch.setattr(split_module, "step", there)
+    loss, weights, _ = train_split(worker, split(worker), tmp_path)
+    assert seen == ["client", "layers"] * 6
+    assert loss == whole[0]
+    assert equal(weights, whole[1])
+
+
+def test_other_architectures_are_refused_in_a_sentence() -> None:
+    with pytest.raises(UserError, match="'modernbert' cannot be split; legal: bert, roberta"):
+        check_cut(find(tiny_model("modernbert")))
+
+
+def test_layers_of_the_server_stand_together() -> None:
+    parts = made("bert", "mlm").parts
+    Plan((0, 1, 2), ("embeddings", "head"), server=("layer.1", "layer.2")).check(parts)
+    with pytest.raises(ValueError, match="do not stand next to each other"):
+        Plan((0, 1, 2), ("head",), server=("layer.0", "layer.2")).check(parts)
+    with pytest.raises(ValueError, match="is not built"):
+        Plan((0, 1, 2), ("layer.1",), server=("layer.1",)).check(parts)

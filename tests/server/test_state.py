@@ -1,0 +1,150 @@
+"""Kill a run anywhere, start it again: the same weights, records and scores."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fedstrata
+from fedstrata.errors import UserError
+from fedstrata.server import state, store
+
+Jobs = Callable[..., dict[str, Any]]
+
+
+class KilledError(BaseException):
+    """Not an Exception: nothing in the program may catch it, as nothing catches SIGKILL."""
+
+
+def outcome(folder: Path) -> tuple[dict[str, torch.Tensor], list[Any], dict[str, Any]]:
+    records = [
+        {key: value for key, value in json.loads(line).items() if key != "seconds"}
+        for name in ("ledger.jsonl", "rounds.jsonl")
+        for line in (folder / name).read_text("utf-8").splitlines()
+    ]
+    result = json.loads((folder / "result.json").read_text("utf-8"))
+    del result["seconds"]
+    return load_file(folder / "model" / "model.safetensors"), records, result
+
+
+def same(one: Path, other: Path) -> None:
+    (a, records_a, result_a), (b, records_b, result_b) = outcome(one), outcome(other)
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert records_a == records_b
+    assert result_a == result_b
+
+
+CASES = {
+    "fedbfpt": {},
+    "fedadam": {"clients": {"fraction": 0.67}},
+    "local": {},
+    "fedavg": {"wire": {"dtype": "bf16"}},
+    "fedbt": {"wire": {"dtype": "int8"}, "clients": {"fraction": 0.67}, "server": {"evaluate": "end"}},
+    "fedsplitbert": {"wire": {"dtype": "int8"}},
+}
+
+
+@pytest.mark.parametrize("method", CASES)
+def test_killed_at_any_write_and_resumed(
+    job: Jobs, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The n-th file that is about to get its name is lost, and the process with it; then it is started again."""
+    made = job(
+        method, "classify" if method in ("fedbt", "fedsplitbert") else "mlm", method={"rounds": 3}, **CASES[method]
+    )
+    made["output"]["dir"] = str(tmp_path / "whole")
+    fedstrata.run(made)
+    replace, counts = os.replace, {"left": 0}
+
+    def dying(source: Any, target: Any) -> None:
+        counts["left"] -= 1
+        if counts["left"] == 0:
+            raise KilledError
+        replace(source, target)
+
+    monkeypatch.setattr(store.os, "replace", dying)
+    made["output"]["dir"] = str(tmp_path / "broken")
+    for survives in (3, 2, 5, 8, 4):
+        counts["left"] = survives
+        try:
+            fedstrata.run(made, resume=True)
+            break
+        except KilledError:
+            continue
+    counts["left"] = 0
+    fedstrata.run(made, resume=True)
+    same(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_killed_in_the_middle_of_a_round(job: Jobs, tmp_path: Path) -> None:
+    made = job("fedbfpt", method={"rounds": 3})
+    made["output"]["dir"] = str(tmp_path / "whole")
+    fedstrata.run(made)
+    made["output"]["dir"] = str(tmp_path / "broken")
+    steps = 0
+
+    def dying(event: Any) -> None:
+        nonlocal steps
+        steps += type(event).__name__ == "Stepped"
+        if steps == 10:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        fedstrata.run(made, progress=dying)
+    with (tmp_path / "broken" / "ledger.jsonl").open("a") as file:
+        file.write('{"round": 1, "cli')
+    fedstrata.run(made, resume=True)
+    same(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_a_finished_run_is_not_run_again(job: Jobs) -> None:
+    made = job("fedavg")
+    first = fedstrata.run(made)
+    events: list[Any] = []
+    again = fedstrata.run(made, resume=True, progress=events.append)
+    assert again == first
+    assert [type(event).__name__ for event in events] == ["StageEnded"]
+
+
+def test_another_start_model_cannot_be_resumed_with(job: Jobs, tmp_path: Path) -> None:
+    made = job("fedavg")
+    folder = Path(made["model"]["name"])
+
+    def dying(event: Any) -> None:
+        if type(event).__name__ == "Replied" and event.round == 1:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        fedstrata.run(made, progress=dying)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["bert.embeddings.LayerNorm.bias"] += 1
+    store.write_tensors(folder / "model.safetensors", tensors)
+    with pytest.raises(UserError, match="other weights"):
+        fedstrata.run(made, resume=True)
+
+
+def test_only_current_files_are_held_and_in_the_end_none(job: Jobs, tmp_path: Path) -> None:
+    held: list[str] = []
+
+    def look(event: Any) -> None:
+        if type(event).__name__ == "Replied" and event.round == 3:
+            held[:] = sorted(path.name for path in (tmp_path / "run" / "state").glob("*@*"))
+
+    fedstrata.run(job("fedavg", method={"rounds": 4}), progress=look)
+    assert held == [f"{part}@3.safetensors" for part in ("embeddings", "head", "layer.0", "layer.1", "layer.2")]
+    assert list((tmp_path / "run" / "state").iterdir()) == []
+
+
+def test_records_are_read_back(tmp_path: Path) -> None:
+    state.append(tmp_path / "a.jsonl", [{"word": "Arabic: كلمة"}])
+    state.append(tmp_path / "a.jsonl", [{"n": 2}])
+    assert state.records(tmp_path / "a.jsonl") == [{"word": "Arabic: كلمة"}, {"n": 2}]
+    assert state.records(tmp_path / "none.jsonl") == []

@@ -1,0 +1,175 @@
+"""Between sites as it is: processes of their own, Flower, TLS, keys, and a stream for hidden states."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fedstrata
+from deployment import Deployment
+from fedstrata.sites import flower
+from fedstrata.sites.provision import init
+from tiny import SENTENCES
+
+ModelFolder = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    made = Deployment(tmp_path_factory.mktemp("deployment"))
+    for name in made.names:
+        made.set(name, 'exchanges = ["weights"]', 'exchanges = ["weights", "activations"]')
+    made.up()
+    yield made
+    made.down()
+
+
+def job(deployment: Deployment, model: Path, name: str, kind: str, **tables: Any) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "model": {"name": str(model)},
+        "task": {"kind": kind},
+        "data": {"train": str(deployment.everything), "test": str(deployment.everything)},
+        "clients": {"split": "column", "column": "site"},
+        "method": {"name": name, "rounds": 2},
+        "train": {"batch_size": 2, "max_tokens": 32, "precision": "fp32", "device": "cpu"},
+    }
+    for table, values in tables.items():
+        made[table] = {**made.get(table, {}), **values}
+    if "test" in made["clients"]:
+        del made["data"]["test"]
+        made["task"]["labels"] = sorted({label for _, label in SENTENCES})
+    return made
+
+
+def same(here: Path, there: Path) -> None:
+    one, other = (load_file(run / "model" / "model.safetensors") for run in (here, there))
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    ledgers = [sorted((run / "ledger.jsonl").read_text("utf-8").splitlines()) for run in (here, there)]
+    assert ledgers[0] == ledgers[1]
+    results = [json.loads((run / "result.json").read_text("utf-8")) for run in (here, there)]
+    assert results[0]["score"] == results[1]["score"]
+    assert results[0]["bytes"] == results[1]["bytes"]
+
+
+def over_flower(
+    deployment: Deployment, model: Path, name: str, kind: str, tables: dict[str, Any], *words: str
+) -> None:
+    """A run between the sites ends in the same bits as one in process."""
+    made = job(deployment, model, name, kind, **tables)
+    there = deployment.finish(made, f"there-{name}-{kind}", *words)
+    here = fedstrata.run(made, {"output.dir": str(deployment.folder / f"here-{name}-{kind}")})
+    same(here.folder, there)
+    told = deployment.out(f"there-{name}-{kind}")
+    assert "round 1  c  loss" in told
+    assert "score" in told
+    assert not (there / "missing.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "tables"),
+    [
+        ("fedbt", "classify", {"wire": {"dtype": "bf16"}}),
+        ("fedbert", "mlm", {"method": {"mode": "share"}}),
+    ],
+)
+def test_over_flower_a_run_ends_in_the_same_bits(
+    deployment: Deployment, model_folder: ModelFolder, name: str, kind: str, tables: dict[str, Any]
+) -> None:
+    over_flower(deployment, model_folder(), name, kind, tables)
+
+
+def test_strangers_are_refused(deployment: Deployment, tmp_path: Path) -> None:
+    address = f"127.0.0.1:{deployment.port}"
+    with pytest.raises(httpx.TransportError):
+        httpx.post(f"http://{address}/v1/fleet/activate-node")
+    deployment.kill("a")
+    deployment.join("a", "--insecure")
+    foreign = tmp_path / "foreign"
+    init(foreign, ["x"], port=deployment.port)
+    (foreign / "sites" / "x" / "train.csv").write_text("text,label\nA kidney.,kidney\n")
+    theirs, ours = (path.read_bytes() for path in (foreign / "tls" / "ca.pem", deployment.home / "tls" / "ca.pem"))
+    for name, ca, complaint in (
+        ("stranger", ours, "its key is not registered there"),
+        ("suspicious", theirs, "the server's certificate is not signed by this site's ca"),
+    ):
+        (foreign / "sites" / "x" / "ca.pem").write_bytes(ca)
+        deployment.spawn(name, "join", str(foreign / "sites" / "x" / "site.toml"))
+        deployment.until(lambda n=name, c=complaint: c in deployment.out(n), 60, f"{name} is not refused")
+        assert "connected" not in deployment.out(name).replace("was connected", "")
+        deployment.kill(name)
+    log = deployment.site("a") / "state" / "logs" / "supernode.log"
+    assert "Connection attempt failed" in log.read_text("utf-8")
+    assert "SuperNode ID" not in log.read_text("utf-8"), "plain text is not understood"
+
+
+def test_no_text_and_no_path_of_a_site_is_in_a_file_of_the_server(deployment: Deployment) -> None:
+    """After the runs above; the messages themselves are read in test_between."""
+    written = [*deployment.home.glob("logs/*"), *deployment.folder.glob("there-*/**/*.jsonl")]
+    assert len(written) > 4
+    found = b"".join(path.read_bytes() for path in written)
+    assert str(deployment.home / "sites").encode() not in found
+    assert not any(text.encode() in found for text, _ in SENTENCES)
+
+
+def test_without_a_server_the_run_says_so(model_folder: ModelFolder, tmp_path: Path) -> None:
+    lonely = Deployment(tmp_path)
+    process = lonely.run(job(lonely, model_folder(), "fedavg", "mlm"), "lonely")
+    assert process.wait(60) == 2
+    said = lonely.out("lonely")
+    assert said.splitlines()[-1].startswith(
+        f"fedstrata: federation: the server at 127.0.0.1:{lonely.port} does not answer"
+    )
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("client", "server", "path", "passes"),
+    [
+        ("203.0.113.7", "198.51.100.1", "/v1/fleet/pull-messages", True),
+        ("203.0.113.7", "198.51.100.1", "/v1/control/start-run", False),
+        ("203.0.113.7", "198.51.100.1", "/v1/runtime/acquire-task", False),
+        ("203.0.113.7", "198.51.100.1", "/docs", False),
+        ("203.0.113.7", "198.51.100.1", "/v1/fleet/../control/start-run", False),
+        ("127.0.0.1", "127.0.0.1", "/v1/control/start-run", True),
+        ("198.51.100.1", "198.51.100.1", "/v1/control/start-run", True),
+    ],
+)
+def test_other_machines_reach_only_what_is_for_sites(client: str, server: str, path: str, passes: bool) -> None:
+    reached, sent = [], []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        reached.append(scope["path"])
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "path": path, "client": (client, 1), "server": (server, 9440)}
+    asyncio.run(flower.Gate(app)(scope, None, send))
+    assert bool(reached) == passes
+    assert passes or sent[0]["status"] == 403
+
+
+def test_nothing_phones_home() -> None:
+    from flwr.supercore import telemetry
+
+    assert telemetry.FLWR_TELEMETRY_ENABLED == "0"
+
+
+def test_without_the_extra_it_says_what_is_needed() -> None:
+    code = (
+        "import importlib.util as util; find = util.find_spec\n"
+        "util.find_spec = lambda name, *rest: None if name == 'flwr' else find(name, *rest)\n"
+        "import fedstrata.sites.flower\n"
+    )
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "UserError: engine flower: needs the extra 'flower'" in made.stderr

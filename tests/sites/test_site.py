@@ -1,0 +1,177 @@
+"""Messages, and a client in a place of its own that checks them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedstrata.client.config import Local
+from fedstrata.client.trainer import Reply, Request, Worker
+from fedstrata.cost.flops import Positions
+from fedstrata.data.tokens import Tokens
+from fedstrata.methods.fedsplitbert import FedSplitBERT
+from fedstrata.plan.parts import Parts, find
+from fedstrata.plan.plan import Plan
+from fedstrata.plan.streams import Streams
+from fedstrata.sites.messages import KINDS, of_reply, of_request, reply_in, request_in, unseal
+from fedstrata.sites.site import Site
+from fedstrata.tasks import Examples
+from fedstrata.tasks.classify import Classify
+from fedstrata.wire.codec import WireError
+from tiny import tiny_model
+
+
+def head(weight: torch.Tensor) -> dict[str, dict[str, torch.Tensor]]:
+    return {"head": {"classifier.weight": weight, "classifier.bias": torch.zeros(3)}}
+
+
+def request(**changes: Any) -> Request:
+    fields: dict[str, Any] = {
+        "round": 3,
+        "client": "a",
+        "plan": Plan((0, 2), ("layer.2", "head"), ("head",), ("layer.2",)),
+        "phase": "train",
+        "versions": {"embeddings": 0, "layer.0": 0, "pooler": 0, "head": 1},
+        "parts": head(torch.ones(3, 32)),
+        "first": True,
+        "span": (0.1, 1 / 3),
+    }
+    return Request(**{**fields, **changes})
+
+
+RUN = "0" * 32
+
+
+def asked(message: bytes) -> Request:
+    return request_in(unseal(message, "request"))
+
+
+def replied(message: bytes) -> Reply:
+    return reply_in(unseal(message, "reply"))
+
+
+def test_a_request_and_a_reply_come_back_as_they_were() -> None:
+    sent = request()
+    back = asked(of_request(RUN, sent))
+    assert {**vars(back), "parts": None} == {**vars(sent), "parts": None}
+    assert torch.equal(back.parts["head"]["classifier.weight"], torch.ones(3, 32))
+    weights = {"head": {"w": torch.ones(2, dtype=torch.bfloat16)}, "embeddings": {"v": torch.zeros(9)}}
+    reply = Reply("a", 7, weights, 0.1, 3, Positions(4, 5, 6), 9, 0.25)
+    again = replied(of_reply(RUN, reply))
+    assert {**vars(again), "weights": None} == {**vars(reply), "weights": None}
+    assert again.weights["head"]["w"].dtype == torch.bfloat16
+    assert list(again.weights) == ["head", "embeddings"]
+    nothing = replied(of_reply(RUN, Reply("a", 7, scores={"a": {"loss": 1.5}})))
+    assert nothing.scores == {"a": {"loss": 1.5}}
+    assert nothing.weights == {}
+    assert nothing.loss != nothing.loss
+
+
+@pytest.mark.parametrize("message", [b"", b"nonsense", b"\xff" * 40, of_reply(RUN, Reply("a", 1))[:-3]])
+def test_what_is_no_message_is_refused(message: bytes) -> None:
+    for kind in KINDS:
+        with pytest.raises(WireError, match=f"not a {kind}: "):
+            unseal(message, kind)
+
+
+def test_a_reply_is_no_request() -> None:
+    with pytest.raises(WireError, match="not a request: is a reply"):
+        unseal(of_reply(RUN, Reply("a", 1)), "request")
+
+
+@pytest.mark.parametrize("name", ["a", "hospital-17", "مستشفى"])
+def test_tensors_stand_at_the_same_place_whoever_they_are_for(name: str) -> None:
+    """So that pieces of messages with the same tensors are the same pieces."""
+    one, other = (of_request(RUN, request(client=client)) for client in ("b", name))
+    begins = [8 + int.from_bytes(message[:8], "little") for message in (one, other)]
+    assert begins[0] == begins[1]
+    assert one[begins[0] :] == other[begins[1] :]
+    assert asked(other).client == name
+
+
+def test_a_header_with_a_field_too_many_is_refused() -> None:
+    message = of_reply(RUN, Reply("a", 1)).replace(b'"steps', b'"stops')
+    with pytest.raises(WireError, match="not a reply: "):
+        unseal(message, "reply")
+
+
+class Top(FedSplitBERT):
+    """Trains the top layer and the head, sends the head."""
+
+    def plan(self, parts: Parts, task: str, round: int, client: str, streams: Streams) -> Plan:
+        return request().plan
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    model = tiny_model("bert", "classify", num_labels=3)
+    worker = Worker(model, find(model), Classify(0, ("x", "y", "z")), Local(batch_size=2), Streams(0))
+    tokens = Tokens(np.full(20, 5, np.int32), np.arange(0, 21, 5), np.arange(4))
+    examples = Examples(tokens, np.arange(4) % 3)
+    return Site("a", Top(), "classify", worker, examples, np.arange(4), examples, np.arange(0), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"client": "b"}, "client: is 'b', this is 'a'"),
+        ({"versions": {"head": 1, "tail": 0}}, "names no part of this client's model: tail"),
+        ({"versions": {"embeddings": 2, "head": 1}}, "embeddings: version 2 was never sent, this client holds 0"),
+        ({"versions": {}}, "head: comes without its version"),
+        ({"plan": Plan((0, 9), ("head",))}, r"plan.layers: \[9\]"),
+        ({"plan": Plan((0, 2), ("layer.2", "head"), ("layer.2", "head"))}, "not that of its method to train"),
+        ({"plan": Plan((0, 1, 2), (), ("layer.1",)), "phase": "evaluate"}, "not that of its method to evaluate"),
+        ({"plan": Plan((0, 1, 2), (), ("layer.1",)), "phase": "receive"}, "not that of its method to receive"),
+        ({"phase": "features"}, "not that of its method to features"),
+        ({"parts": {"head": {"classifier.weight": torch.ones(3, 32)}}}, "names differ"),
+        ({"parts": head(torch.ones(3, 31))}, "must be"),
+        ({"parts": head(torch.full((3, 32), torch.inf))}, "not finite"),
+        (
+            {"phase": "evaluate", "plan": Plan((0, 1, 2), (), (), ("layer.2",))},
+            "has no test rows of its own",
+        ),
+    ],
+)
+def test_a_site_checks_what_it_is_asked(site: Site, changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(WireError, match=complaint):
+        site.answer(request(**changes))
+
+
+def test_no_more_leaves_a_site_than_its_limit(site: Site) -> None:
+    sent = sum(t.numel() * 4 for t in site.answer(request()).weights["head"].values())
+    site.limit = sent
+    site.answer(request())
+    site.limit = sent - 1
+    with pytest.raises(WireError, match=f"its limit is {sent - 1} bytes a round, this one takes {sent} or more"):
+        site.answer(request())
+
+
+def again(site: Site) -> Site:
+    """The site after its machine was restarted."""
+    model = tiny_model("bert", "classify", num_labels=3)
+    worker = Worker(model, site.worker.parts, site.worker.task, site.worker.local, site.worker.streams)
+    return Site("a", site.method, "classify", worker, site.train, site.own, site.test, site.tested, site.folder)
+
+
+def test_a_site_that_starts_again_holds_what_it_was_sent(site: Site) -> None:
+    site.answer(request())
+    one, other = (each.answer(request(parts={})) for each in (site, again(site)))
+    assert all(torch.equal(one.weights["head"][n], other.weights["head"][n]) for n in one.weights["head"])
+    [held] = (site.folder / "held").iterdir()
+    assert held.name == "head@1.safetensors"
+
+
+def test_a_server_that_starts_again_may_go_back_to_what_it_committed(site: Site) -> None:
+    versions = request().versions
+    replies = []
+    for version in (1, 2, 3, 4):
+        parts = head(torch.full((3, 32), float(version)))
+        replies.append(site.answer(request(versions={**versions, "head": version}, parts=parts)))
+    back = again(site).answer(request(versions={**versions, "head": 2}, parts={}))
+    assert torch.equal(back.weights["head"]["classifier.weight"], replies[1].weights["head"]["classifier.weight"])
+    with pytest.raises(WireError, match="head: version 1 was never sent"):
+        site.answer(request(versions={**versions, "head": 1}, parts={}))

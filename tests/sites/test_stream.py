@@ -1,0 +1,849 @@
+"""Split training over streams: the same bits as in one process, and no client can harm the others."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import ipaddress
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save
+
+grpc = pytest.importorskip("grpc")
+pytest.importorskip("cryptography")
+from cryptography import x509  # noqa: E402
+from cryptography.hazmat.primitives import hashes, serialization  # noqa: E402
+from cryptography.hazmat.primitives.asymmetric import ec  # noqa: E402
+
+import fedstrata  # noqa: E402
+from fedstrata.client.config import Local  # noqa: E402
+from fedstrata.client.optimizer import Pace  # noqa: E402
+from fedstrata.client.trainer import Reply, Request, Worker, finish, handle  # noqa: E402
+from fedstrata.data.batching import Index  # noqa: E402
+from fedstrata.errors import UserError  # noqa: E402
+from fedstrata.plan.parts import Tensors, find, tensors  # noqa: E402
+from fedstrata.plan.plan import Plan  # noqa: E402
+from fedstrata.plan.streams import Streams  # noqa: E402
+from fedstrata.runs import stages  # noqa: E402
+from fedstrata.server.layers import Layers, Visit  # noqa: E402
+from fedstrata.server.server import Server  # noqa: E402
+from fedstrata.sites.stream import Broken, Crossing, Far, Word, of_word, word_in  # noqa: E402
+from fedstrata.tasks import Examples  # noqa: E402
+from fedstrata.tasks.classify import Classify  # noqa: E402
+from fedstrata.wire.codec import WireError, widen  # noqa: E402
+from fedstrata.wire.store import Store  # noqa: E402
+from tiny import tiny_model  # noqa: E402
+
+Jobs = Callable[..., dict[str, Any]]
+MODES = ("parallel", "share", "emb-avg", "head-emb-avg")
+LONG = 60.0
+"""Seconds, for what should not happen."""
+
+
+@dataclass(frozen=True)
+class Papers:
+    """A throw-away authority, and the server's certificate and key."""
+
+    ca: bytes
+    tls: tuple[bytes, bytes]
+
+
+def papers_of_new() -> Papers:
+    now = datetime.datetime.now(datetime.UTC)
+
+    def name(text: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
+
+    def certificate(of: str, key: Any, extension: x509.ExtensionType) -> bytes:
+        made = x509.CertificateBuilder(
+            issuer_name=name("test authority"),
+            subject_name=name(of),
+            public_key=key.public_key(),
+            serial_number=x509.random_serial_number(),
+            not_valid_before=now - datetime.timedelta(days=1),
+            not_valid_after=now + datetime.timedelta(days=1),
+        ).add_extension(extension, critical=True)
+        return made.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    authority, own = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    here = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    secret = own.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return Papers(
+        ca=certificate("test authority", authority, x509.BasicConstraints(ca=True, path_length=None)),
+        tls=(certificate("server", own, x509.SubjectAlternativeName(here)), secret),
+    )
+
+
+@pytest.fixture(scope="session")
+def papers() -> Papers:
+    return papers_of_new()
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_grpc_proxy", "127.0.0.1")
+
+
+# ---- whole jobs: a test engine whose clients are threads
+
+
+class Polite:
+    """A link that lets others compute while it waits.
+
+    Dropout draws from generators of the process, and here the sites and the server are threads of one. So a site
+    computes under the lock of the layers, as the server does, and where it gives the lock up in the middle of a
+    batch it takes the generator's state along: none draws from another's stream. Sites in processes of their own
+    need nothing of this.
+    """
+
+    def __init__(self, far: Far, lock: Any, begun: Callable[[], None]) -> None:
+        self.far, self.lock, self.begun = far, lock, begun
+
+    def begin(self, pace: Pace) -> None:
+        self._wait(self.far.begin, pace)
+        self.begun()
+
+    def forward(self, message: Tensors) -> Tensors:
+        return self._wait(self.far.forward, message)
+
+    def backward(self, message: Tensors) -> Tensors:
+        return self._wait(self.far.backward, message)
+
+    def _wait(self, way: Callable[[Any], Any], message: Any) -> Any:
+        place = torch.get_rng_state()
+        self.lock.release()
+        try:
+            return way(message)
+        finally:
+            self.lock.acquire()
+            torch.set_rng_state(place)
+
+
+class Threads:
+    """In place of the in-process engine: each client has a worker, a disk, a thread and a stream of its own."""
+
+    def __init__(
+        self,
+        *,
+        worker: Worker,
+        examples: Examples,
+        shards: Mapping[str, Index],
+        test: Examples,
+        tests: Mapping[str, Mapping[str, Index]],
+        folder: Path,
+        shared: Mapping[str, tuple[int, Tensors]],
+        layers: Layers,
+        papers: Papers,
+        backwards: bool = False,
+        **_: Any,
+    ) -> None:
+        self.examples, self.shards, self.test, self.tests, self.folder = examples, shards, test, tests, folder
+        self.layers, self.papers, self.backwards = layers, papers, backwards
+        self.workers = {
+            name: Worker(
+                copy.deepcopy(worker.model), worker.parts, worker.task, worker.local, worker.streams, worker.dtype
+            )
+            for name in shards
+        }
+        self.shared = {
+            name: {
+                part: (version, {n: t.clone() for n, t in own.items()}) for part, (version, own) in shared.items()
+            }
+            for name in shards
+        }
+        self.crossing = Crossing(layers, "127.0.0.1:0", papers.tls, LONG)
+        self.tokens = {name: f"token of {name}" for name in shards}
+
+    def clients(self) -> list[str]:
+        return list(self.shards)
+
+    def exchange(self, requests: Iterable[Request]) -> Iterator[Reply]:
+        asked = list(requests)
+        self.crossing.expect(asked, self.tokens)
+        replies: SimpleQueue[Reply | Exception] = SimpleQueue()
+        threads = []
+        for request in reversed(asked) if self.backwards else asked:
+            begun = threading.Event()
+            threads.append(threading.Thread(target=self._answer, args=(request, replies, begun)))
+            threads[-1].start()
+            if self.backwards:
+                assert begun.wait(LONG)
+        for _ in asked:
+            reply = replies.get(timeout=LONG)
+            if isinstance(reply, Exception):
+                raise reply
+            yield reply
+        for thread in threads:
+            thread.join()
+
+    def _answer(self, request: Request, replies: SimpleQueue[Reply | Exception], begun: threading.Event) -> None:
+        client, lock = request.client, self.layers.lock
+        shared = self.shared[client]
+        address = f"127.0.0.1:{self.crossing.port}"
+        try:
+            with Far(address, request, self.tokens[client], self.papers.ca, LONG) as far, lock:
+                for part, sent in request.parts.items():
+                    shared[part] = request.versions[part], widen(sent)
+                reply = finish(
+                    handle(
+                        self.workers[client],
+                        request,
+                        shared,
+                        self.test if request.phase == "evaluate" else self.examples,
+                        self.shards[client],
+                        self.tests.get(client),
+                        Store(self.folder / client),
+                        lambda *_: None,
+                        Polite(far, lock, begun.set),
+                    )
+                )
+            replies.put(reply)
+        except Exception as error:
+            replies.put(error)
+        finally:
+            begun.set()
+
+
+@pytest.fixture
+def net(monkeypatch: pytest.MonkeyPatch, papers: Papers, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Runs a job over streams."""
+    engines: list[Threads] = []
+
+    def run(job: dict[str, Any], **options: Any) -> fedstrata.Result:
+        def made(**given: Any) -> Threads:
+            engines.append(Threads(**given, papers=papers, **options))
+            return engines[-1]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(stages, "InProcess", made)
+            return fedstrata.run({**job, "output": {"dir": str(tmp_path / "there")}})
+
+    yield run
+    for engine in engines:
+        engine.crossing.close()
+
+
+def same_runs(one: fedstrata.Result, other: fedstrata.Result) -> None:
+    mine, theirs = (load_file(run.model / "model.safetensors") for run in (one, other))
+    assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+    assert (one.score, one.bytes, one.flops) == (other.score, other.bytes, other.flops)
+    ledgers = [sorted((run.folder / "ledger.jsonl").read_text().splitlines()) for run in (one, other)]
+    assert ledgers[0] == ledgers[1]
+    losses = [
+        [line.split('"loss": ')[1].split(",")[0] for line in (run.folder / "rounds.jsonl").read_text().splitlines()
+         if '"loss"' in line and '"steps"' in line]
+        for run in (one, other)
+    ]  # fmt: skip
+    assert losses[0] == losses[1]
+    assert losses[0]
+
+
+def split(job: Jobs, mode: str, kind: str = "mlm", **tables: Any) -> dict[str, Any]:
+    train = {"dropout": True, "learning_rate": 1e-2, "schedule": "polynomial", **tables.pop("train", {})}
+    method = {"mode": mode, **tables.pop("method", {})}
+    return job("fedbert", kind, 3, train=train, method=method, **tables)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("mode", MODES)
+def test_the_bits_are_those_of_one_process(job: Jobs, net: Callable[..., Any], mode: str, dtype: str) -> None:
+    made = split(job, mode, wire={"dtype": dtype})
+    same_runs(fedstrata.run(made), net(made))
+
+
+@pytest.mark.parametrize(
+    ("mode", "tables"),
+    [
+        ("parallel", {"clients": {"test": 0.3}, "wire": {"dtype": "fp16"}}),
+        ("head-emb-avg", {"clients": {"test": 0.3}, "method": {"lower": 1, "upper": 1}}),
+    ],
+)
+def test_clients_are_scored_over_streams_too(
+    job: Jobs, net: Callable[..., Any], mode: str, tables: dict[str, Any]
+) -> None:
+    made = split(job, mode, "classify", **tables)
+    del made["data"]["test"]
+    same_runs(fedstrata.run(made), net(made))
+
+
+@pytest.mark.parametrize("mode", ["parallel", "emb-avg"])
+def test_who_comes_first_changes_nothing(
+    job: Jobs, net: Callable[..., Any], mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients of 3, 1 and 2 steps arrive in the order 2, 1, 0; each begins before the next one comes."""
+    made = split(job, mode, clients={"count": 3, "split": "sizes", "sizes": [6, 2, 4]})
+    orders: list[dict[str, list[str]]] = []
+    forward, begin = Visit.forward, Visit.begin
+
+    def met(way: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(self: Visit, message: Any) -> Any:
+            if self.optimiser and self.request.round == 0:
+                orders[-1][way].append(self.request.client)
+            return method(self, message)
+
+        return noted
+
+    monkeypatch.setattr(Visit, "forward", met("forward", forward))
+    monkeypatch.setattr(Visit, "begin", met("begin", begin))
+    orders.append({"begin": [], "forward": []})
+    here = fedstrata.run(made)
+    orders.append({"begin": [], "forward": []})
+    same_runs(here, net(made, backwards=True))
+    assert orders[0]["begin"] == ["client-0", "client-1", "client-2"]
+    assert orders[1]["begin"] == ["client-2", "client-1", "client-0"]
+    if mode == "emb-avg":
+        assert orders[0]["forward"] == orders[1]["forward"] == [f"client-{i}" for i in (0, 1, 2, 0, 2, 0)]
+
+
+# ---- single visits: clients that send whatever they like
+
+
+def layers_in(folder: Path, copies: bool, batch_size: int = 4, kept: bool = True) -> Layers:
+    model = tiny_model("bert", "classify", num_labels=3)
+    parts = find(model)
+    worker = Worker(
+        model, parts, Classify(0, ("x", "y", "z")), Local(batch_size=batch_size, kept=kept), Streams(0)
+    )
+    weights = {part: {n: t.clone() for n, t in tensors(model, parts, [part]).items()} for part in parts.names}
+    layers = Layers(worker, Server(parts, weights), parts.layers(0), copies, 64, folder)
+    layers.begin(0)
+    return layers
+
+
+def asked(client: str, round: int = 0, phase: str = "train") -> Request:
+    plan = Plan((0, 1, 2), ("embeddings", "pooler", "head"), server=("layer.0", "layer.1", "layer.2"))
+    return Request(round, client, plan, phase, {}, {})
+
+
+def states(client: str, step: int, texts: int = 2) -> Tensors:
+    rng = torch.Generator().manual_seed(100 * ord(client) + step)
+    lengths = torch.tensor([5 + step, 3] * (texts // 2), dtype=torch.int32)
+    return {"activations": torch.randn(int(lengths.sum()), 32, generator=rng), "lengths": lengths}
+
+
+def gradients(client: str, step: int) -> Tensors:
+    return {"gradients": states(client, step + 50)["activations"][: 8 + step]}
+
+
+def batch(link: Far | Visit, client: str, step: int) -> Tensors:
+    """One step; the gradients that come back."""
+    link.forward(states(client, step))
+    return link.backward(gradients(client, step))
+
+
+class House:
+    """Layers behind a crossing, and clients who know how to get there."""
+
+    def __init__(self, layers: Layers, papers: Papers, deadline: float = LONG) -> None:
+        self.layers, self.papers = layers, papers
+        self.crossing = Crossing(layers, "127.0.0.1:0", papers.tls, deadline)
+        self.address = f"127.0.0.1:{self.crossing.port}"
+
+    def expect(self, *requests: Request) -> None:
+        self.crossing.expect(requests, {request.client: f"token of {request.client}" for request in requests})
+
+    def far(self, request: Request, token: str = "", deadline: float = LONG, ca: bytes | None = b"") -> Far:
+        given = self.papers.ca if ca == b"" else ca
+        return Far(self.address, request, token or f"token of {request.client}", given, deadline)
+
+    def train(
+        self,
+        who: str | Request,
+        steps: int = 1,
+        before: Callable[[int], object] = lambda said: None,
+        until: int | None = None,
+        **options: Any,
+    ) -> None:
+        """A client's visit, broken off after ``until`` messages; ``before`` each it hears how many there were."""
+        request = asked(who) if isinstance(who, str) else who
+        with self.far(request, **options) as far:
+            messages: list[Callable[[], object]] = [partial(far.begin, Pace(steps, steps))]
+            for step in range(steps):
+                messages.append(partial(far.forward, states(request.client, step)))
+                messages.append(partial(far.backward, gradients(request.client, step)))
+            for said, message in enumerate(messages[:until]):
+                before(said)
+                message()
+            if until is not None:
+                raise KeyboardInterrupt
+
+    def raw(self, request: Request, messages: Iterable[bytes]) -> Any:
+        """A stream of messages that nobody checks."""
+        own = grpc.ssl_channel_credentials(self.papers.ca)
+        self.channel = grpc.secure_channel(self.address, own, [("grpc.use_local_subchannel_pool", 1)])
+        who = [("client-bin", request.client.encode()), ("token-bin", f"token of {request.client}".encode())]
+        who.append(("visit", f"{request.round} {request.phase}"))
+        return self.channel.stream_stream("/fedstrata.Layers/visit")(iter(messages), metadata=who)
+
+
+@pytest.fixture
+def house(papers: Papers, tmp_path: Path) -> Iterator[Callable[..., House]]:
+    made: list[House] = []
+
+    def make(copies: bool, deadline: float = LONG, **options: Any) -> House:
+        made.append(House(layers_in(tmp_path / f"layers-{len(made)}", copies, **options), papers, deadline))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.crossing.close()
+
+
+def together(*works: Callable[[], None]) -> None:
+    """Run each in a thread; what one raises is raised here."""
+    errors: list[Exception] = []
+
+    def run(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG)
+    assert not any(thread.is_alive() for thread in threads)
+    if errors:
+        raise errors[0]
+
+
+def weights_of(layers: Layers) -> Tensors:
+    return {name: tensor for part in layers.end(0).values() for name, tensor in part.items()}
+
+
+def equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    assert one.keys() == other.keys()
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def alone(folder: Path, copies: bool, order: str, paces: Mapping[str, int]) -> Layers:
+    """The layers after batches of these clients in this order, one after another; who makes all steps leaves."""
+    layers = layers_in(folder, copies)
+    visits = {client: layers.visit(asked(client)) for client in paces}
+    for client, steps in paces.items():
+        visits[client].begin(Pace(steps, steps))
+    for client in order:
+        batch(visits[client], client, visits[client].steps)
+        if visits[client].steps == paces[client]:
+            layers.leave(visits[client])
+    return layers
+
+
+def wait(until: Callable[[], object]) -> None:
+    end = time.monotonic() + LONG
+    while not until():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_copies_visited_at_once_are_those_visited_one_by_one(house: Callable[..., House], tmp_path: Path) -> None:
+    here = house(copies=True)
+    here.expect(asked("a"), asked("b"), asked("c"))
+    meet = threading.Barrier(3)
+    together(*(lambda c=c: here.train(c, 2, lambda said: meet.wait(LONG)) for c in "abc"))  # type: ignore[misc]
+    assert len(here.layers.stacks) == 3, "all three were open at once"
+    for client in "abc":
+        lone = alone(tmp_path / client, True, client * 2, {client: 2})
+        (made, traffic), (expected, counted) = here.layers.taken(client), lone.taken(client)
+        assert all(equal(made[part], expected[part]) for part in expected)
+        assert traffic == counted
+        assert len(lone.stacks) == 1
+        kept, remembered = (Store(each.folder / client).load(1) for each in (here.layers, lone))
+        assert equal(kept, remembered)
+        assert kept
+    here.expect(asked("a", 1), asked("b", 1))
+    for client in "ab":
+        here.train(asked(client, 1))
+    assert len(here.layers.stacks) == 3, "they were given back and serve again"
+
+
+@pytest.mark.parametrize(
+    ("said", "token", "complaint"),
+    [
+        (asked("a"), "token of b", "refuses: client or token is not known"),
+        (asked("z"), "token of a", "refuses: client or token is not known"),
+        (asked("a", round=1), "", "refuses: this visit is not awaited"),
+        (asked("a", phase="evaluate"), "", "refuses: this visit is not awaited"),
+    ],
+)
+def test_strangers_and_strange_visits_are_refused(
+    house: Callable[..., House], said: Request, token: str, complaint: str
+) -> None:
+    here = house(copies=False)
+    here.expect(asked("a"), asked("b"))
+    with pytest.raises(Broken, match=complaint):
+        here.train(said, token=token)
+    together(lambda: here.train("a"), lambda: here.train("b"))
+    with pytest.raises(Broken, match="this visit is not awaited"):
+        here.train("a")
+    assert here.layers.results.keys() == {"a", "b"}
+
+
+def test_a_visit_has_one_stream(house: Callable[..., House]) -> None:
+    here = house(copies=True)
+    here.expect(asked("a"))
+    with here.far(asked("a")) as far:
+        far.begin(Pace(1, 1))
+        with pytest.raises(Broken, match="not awaited"):
+            here.train("a")
+        batch(far, "a", 0)
+    assert here.layers.taken("a")[0]
+
+
+def test_nothing_goes_in_plain_text_or_to_a_server_of_unknown_signature(house: Callable[..., House]) -> None:
+    here = house(copies=True)
+    here.expect(asked("a"))
+    for ca in (None, papers_of_new().ca):
+        with pytest.raises(Broken, match="cannot be reached"):
+            here.train("a", ca=ca)
+    assert here.crossing.guests["a"].stream is None
+    here.train("a")
+
+
+def test_an_address_in_use_is_told_in_a_sentence(house: Callable[..., House], papers: Papers) -> None:
+    here = house(copies=True)
+    with pytest.raises(UserError, match=f"cannot listen at {here.address}"):
+        Crossing(here.layers, here.address, papers.tls, LONG)
+
+
+def test_who_breaks_off_is_as_if_it_had_not_come_where_each_has_a_copy(
+    house: Callable[..., House], tmp_path: Path
+) -> None:
+    here = house(copies=True)
+    here.expect(asked("a"), asked("b"))
+    with pytest.raises(KeyboardInterrupt):
+        here.train("a", 2, until=4)
+    assert here.crossing.guests["a"].over.wait(LONG)
+    here.train("b", 2)
+    assert here.layers.results.keys() == {"b"}
+    assert len(here.layers.stacks) == 1, "the copy was given back"
+    lone = alone(tmp_path / "lone", True, "bb", {"b": 2})
+    made, expected = here.layers.taken("b")[0], lone.taken("b")[0]
+    assert all(equal(made[part], expected[part]) for part in expected)
+    assert not Store(here.layers.folder / "a").load(1)
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_who_breaks_off_is_no_longer_waited_for(
+    house: Callable[..., House], tmp_path: Path, between: bool
+) -> None:
+    """b makes one of its three steps and goes, after or in the middle of a batch."""
+    here = house(copies=False)
+    here.expect(asked("a"), asked("b"), asked("c"))
+
+    def breaks() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            here.train("b", 3, until=4 if between else 3)
+
+    together(lambda: here.train("c", 2), breaks, lambda: here.train("a", 3))
+    expected = alone(tmp_path / "lone", False, "abcaca", {"a": 3, "b": 3, "c": 2})
+    assert here.layers.results.keys() == {"a", "c"}
+    assert equal(weights_of(here.layers), weights_of(expected))
+
+
+def test_who_comes_late_is_waited_for_and_who_is_given_up_is_not(
+    house: Callable[..., House], tmp_path: Path
+) -> None:
+    here = house(copies=False)
+    here.expect(asked("a"), asked("b"))
+    worker = threading.Thread(target=here.train, args=("b", 2))
+    worker.start()
+    wait(lambda: here.crossing.guests["b"].steps)
+    time.sleep(0.1)
+    assert here.crossing.guests["b"].made == 0
+    here.crossing.drop("a")
+    worker.join(LONG)
+    assert equal(weights_of(here.layers), weights_of(alone(tmp_path / "lone", False, "bb", {"b": 2})))
+    with pytest.raises(Broken, match="not awaited"):
+        here.train("a")
+
+
+def test_who_is_given_up_while_it_waits_hears_of_it(house: Callable[..., House]) -> None:
+    here = house(copies=False)
+    here.expect(asked("a"), asked("b"))
+    heard: list[str] = []
+
+    def train() -> None:
+        with pytest.raises(Broken) as told:
+            here.train("b")
+        heard.append(str(told.value))
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    wait(lambda: here.crossing.guests["b"].steps)
+    here.crossing.drop("b")
+    thread.join(LONG)
+    assert "broke the visit off: it was given up" in heard[0]
+    here.train("a")
+    assert here.layers.results.keys() == {"a"}
+
+
+def test_who_is_given_up_while_the_layers_compute_leaves_nothing(
+    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = house(copies=True)
+    here.expect(asked("a"))
+    computing, go_on = threading.Event(), threading.Event()
+    backward = Visit.backward
+
+    def slow(self: Visit, message: Tensors) -> Tensors:
+        computing.set()
+        assert go_on.wait(LONG)
+        return backward(self, message)
+
+    monkeypatch.setattr(Visit, "backward", slow)
+
+    def train() -> None:
+        with pytest.raises(Broken):
+            here.train("a")
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    assert computing.wait(LONG)
+    dropping = threading.Thread(target=here.crossing.drop, args=("a",))
+    dropping.start()
+    dropping.join(0.1)
+    assert dropping.is_alive(), "the layers are still in use"
+    go_on.set()
+    dropping.join(LONG)
+    assert here.crossing.guests["a"].over.is_set()
+    assert not here.layers.stacks[0].taken
+    assert not here.layers.results
+    thread.join(LONG)
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_who_is_silent_is_broken_off(house: Callable[..., House], takes: bool) -> None:
+    """It sends no more, or does not even take an answer, which is larger than what the connection holds."""
+    here = house(copies=False, deadline=1.0, batch_size=400)
+    here.expect(asked("a"), asked("b"))
+    if takes:
+        far = here.far(asked("a"))
+        far.begin(Pace(2, 2))
+        far.forward(states("a", 0))
+    else:
+        hold = threading.Event()
+
+        def messages() -> Iterator[bytes]:
+            yield pace()
+            yield of_word(Word(kind="forward"), states("a", 55, 800))
+            hold.wait(LONG)
+
+        stream = here.raw(asked("a"), messages())
+    started = time.monotonic()
+    here.train("b")
+    assert 0.5 < time.monotonic() - started < 20
+    assert here.layers.results.keys() == {"b"}
+    if takes:
+        with pytest.raises(Broken, match="silent for too long"):
+            far.backward(gradients("a", 0))
+        far.break_off()
+    else:
+        hold.set()
+        stream.cancel()
+        here.channel.close()
+
+
+def test_to_wait_for_ones_turn_is_not_silence(house: Callable[..., House]) -> None:
+    here = house(copies=False, deadline=1.5)
+    here.expect(asked("a"), asked("b"))
+    times: list[float] = []
+    together(
+        lambda: here.train("b", before=lambda said: times.append(time.monotonic())),
+        lambda: here.train("a", before=lambda said: time.sleep(0.8)),
+    )
+    assert times[2] - times[1] > 1.5
+    assert here.layers.results.keys() == {"a", "b"}
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for_for_ever(house: Callable[..., House]) -> None:
+    here = house(copies=False)
+    here.expect(asked("a"), asked("b"))
+    with pytest.raises(Broken, match=r"did not answer within 0\.3 s"):
+        here.train("b", deadline=0.3)
+    here.train("a")
+    assert here.crossing.guests["b"].over.wait(LONG)
+
+
+def test_a_server_that_is_gone_is_told_in_a_sentence(house: Callable[..., House]) -> None:
+    here = house(copies=True)
+    here.expect(asked("a"))
+    with pytest.raises(Broken, match=f"^the server at {here.address} ") as told:
+        here.train("a", before=lambda said: said and here.crossing.close())
+    assert "\n" not in str(told.value)
+    assert told.value.__suppress_context__
+    with pytest.raises(Broken, match="cannot be reached"):
+        here.train("a")
+
+
+def pace(**changes: Any) -> bytes:
+    given = {"steps": 1, "epoch": 1, "begin": 0.0, "end": 1.0, **changes}
+    return save({}, {"word": json.dumps({"kind": "begin", "pace": given})})
+
+
+FORWARD = of_word(Word(kind="forward"), states("a", 0))
+BACKWARD = of_word(Word(kind="backward"), gradients("a", 0))
+END = of_word(Word(kind="end"), {})
+
+
+@pytest.mark.parametrize(
+    ("messages", "complaint"),
+    [
+        ([b""], "not a message of a visit"),
+        ([b"\xff" * 40], "not a message of a visit"),
+        ([save({"x": torch.ones(1)})], "not a message of a visit"),
+        ([save({"x": torch.ones(1)}, {"word": '{"kind": "forward", "more": 1}'})], "not a message of a visit"),
+        ([save({}, {"word": '{"kind": "forward", "pace": [1]}'})], "not a message of a visit"),
+        ([FORWARD], "forward: cannot come now; due: begin"),
+        ([END], "end: cannot come now; due: begin"),
+        ([pace(steps=0)], "not a message of a visit"),
+        ([pace(end=0.5)], "begin: another share"),
+        ([save({"x": torch.ones(1)}, {"word": '{"kind": "end"}'})], "tensors with neither"),
+        ([pace(), pace()], "begin: cannot come now; due: forward"),
+        ([pace(), BACKWARD], "backward: cannot come now; due: forward"),
+        ([pace(), END], "end: cannot come now; due: forward"),
+        ([pace(), FORWARD, FORWARD], "forward: cannot come now; due: backward"),
+        ([pace(), FORWARD, BACKWARD, FORWARD], "forward: cannot come now; due: end"),
+        ([pace(), of_word(Word(kind="forward"), gradients("a", 0))], "lengths"),
+        ([pace(), of_word(Word(kind="forward"), states("a", 0) | {"x": torch.ones(1)})], "names differ"),
+        ([pace(), FORWARD, of_word(Word(kind="backward"), gradients("a", 1))], "gradients: is"),
+        ([pace(), of_word(Word(kind="forward"), states("a", 0) | {"activations": torch.full((8, 32), torch.nan)})],
+         "not finite"),
+    ],
+)  # fmt: skip
+def test_what_is_no_message_ends_its_own_stream_alone(
+    house: Callable[..., House], messages: list[bytes], complaint: str
+) -> None:
+    here = house(copies=False)
+    here.expect(asked("a"), asked("b"))
+    stream = here.raw(asked("a"), messages)
+    with pytest.raises(grpc.RpcError) as told:
+        list(stream)
+    assert told.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert complaint in told.value.details()
+    here.train("b")
+    assert here.layers.results.keys() == {"b"}
+    here.channel.close()
+
+
+def test_a_message_larger_than_any_batch_is_not_taken(house: Callable[..., House]) -> None:
+    here = house(copies=True)
+    here.expect(asked("a"))
+    far = here.far(asked("a"))
+    far.begin(Pace(1, 1))
+    with pytest.raises(Broken, match=r"refuses: .*larger than max"):
+        far.forward({"activations": torch.zeros(2**20)})
+    far.break_off()
+
+
+def test_a_failure_of_the_layers_tells_a_client_nothing_else(
+    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = house(copies=True)
+    here.expect(asked("a"))
+
+    def fails(self: Visit, message: Tensors) -> Tensors:
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr(Visit, "forward", fails)
+    with pytest.raises(Broken) as told:
+        here.train("a")
+    assert "the layers failed" in str(told.value)
+    assert "secret" not in str(told.value)
+    assert "secret" in caplog.text
+    assert not here.layers.stacks[0].taken
+
+
+def test_one_message_is_under_way_at_most(house: Callable[..., House], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that sends without waiting fills what the connection holds, not the server's memory."""
+    here = house(copies=True, batch_size=400)
+    here.expect(asked("a"))
+    go_on = threading.Event()
+    forward = Visit.forward
+    held: list[int] = []
+
+    def slow(self: Visit, message: Tensors) -> Tensors:
+        held.append(len(message))
+        assert go_on.wait(LONG)
+        return forward(self, message)
+
+    monkeypatch.setattr(Visit, "forward", slow)
+    sent: list[int] = []
+    large = of_word(Word(kind="forward"), states("a", 55, 800))
+
+    def flood() -> Iterator[bytes]:
+        yield pace()
+        for i in range(100):
+            sent.append(i)
+            yield large
+
+    stream = here.raw(asked("a"), flood())
+    wait(lambda: held)
+    time.sleep(0.5)
+    assert len(large) > 2**21
+    assert len(sent) < 10
+    go_on.set()
+    with pytest.raises(grpc.RpcError) as told:
+        list(stream)
+    assert "forward: cannot come now; due: backward" in told.value.details()
+    assert len(held) == 1
+    here.channel.close()
+
+
+def test_messages_come_back_as_they_were_on_memory_of_torchs_own() -> None:
+    sent = {**states("a", 3), "scale": torch.ones(1), "half": torch.ones(3, dtype=torch.bfloat16)}
+    word, back = word_in(of_word(Word(kind="forward"), sent))
+    assert word == Word(kind="forward")
+    assert back.keys() == sent.keys()
+    assert all(torch.equal(back[name], sent[name]) and back[name].dtype == sent[name].dtype for name in sent)
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in back.values())
+    assert issubclass(Broken, WireError)
+
+
+def test_scores_need_no_turns_and_leave_no_weights(house: Callable[..., House]) -> None:
+    here = house(copies=False)
+    here.expect(*(asked(client, phase="evaluate") for client in "ab"))
+    out = []
+    for client in "ba":
+        with here.far(asked(client, phase="evaluate")) as far:
+            out.append(far.forward(states("a", 0))["activations"])
+            far.forward(states(client, 1))
+    assert torch.equal(*out)
+    made, traffic = here.layers.taken("a")
+    assert made == {}
+    assert set(traffic) == {("up", "activations"), ("down", "activations")}
+    here.expect(asked("a", phase="evaluate"))
+    far = here.far(asked("a", phase="evaluate"))
+    far.forward(states("a", 0))
+    with pytest.raises(Broken, match="backward: cannot come now; due: forward or end"):
+        far.backward(gradients("a", 0))
+    far.break_off()
+
+
+def test_a_late_visit_is_not_taken_for_the_next(house: Callable[..., House]) -> None:
+    here = house(copies=False)
+    here.expect(asked("a"))
+    late = here.far(asked("a"))
+    late.begin(Pace(1, 1))
+    here.crossing.drop("a")
+    here.layers.begin(1)
+    here.expect(asked("a", 1))
+    with pytest.raises(Broken, match="broke the visit off"):
+        late.forward(states("a", 0))
+    late.break_off()
+    here.train(asked("a", 1))
+    assert here.layers.results.keys() == {"a"}

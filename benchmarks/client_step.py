@@ -103,14 +103,14 @@ def plain(model: Any, task: Task, examples: Examples) -> Callable[[], float]:
     def step() -> float:
         for parameter in model.parameters():
             parameter.requires_grad_(True)
-        optimiser = torch.optim.AdamW(model.parameters(), lr=1e-6)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
         model.train()
         seconds = 0.0
-        for _ in range(2):  # the first one makes the optimiser's state
+        for _ in range(2):  # the first one makes the optimizer's state
             started = time.perf_counter()
             model(**batch.inputs, labels=labels).loss.backward()
-            optimiser.step()
-            optimiser.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
             seconds = time.perf_counter() - started
         return seconds
 

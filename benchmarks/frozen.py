@@ -3,7 +3,8 @@
     python benchmarks/frozen.py --json frozen.json
 
 For each head, in turn and over and over: an epoch on kept states; one that runs the encoder over each batch's
-texts, those of one length together, as ``features_gb = 0`` does; and one that runs it over padded batches, as a
+texts, those of one length together, as
+``feature_cache_gb = 0`` does; and one that runs it over padded batches, as a
 plain loop would. A ratio is the median of the ratios within a turn. The first epoch also fills the disk.
 """
 
@@ -25,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedstrata.client.config import Local
-from fedstrata.client.feature_cache import Kept
+from fedstrata.client.feature_cache import FeatureCache
 from fedstrata.client.trainer import Worker, finish
 from fedstrata.data.tokens import Tokens
 from fedstrata.models.heads import BRANCHES, KEY, HeadedModel, Settings
@@ -70,11 +71,11 @@ def cases(
     worker = Worker(model, find(model), Classify(0, tuple("abc")), local, Streams(0))
     plan, index = Plan(tuple(range(layers)), ("head",), ("head",), features=True), np.arange(len(examples))
     started = time.perf_counter()
-    kept = Kept(model, worker.task, local, examples, index, folder / head)
+    kept = FeatureCache(model, worker.task, local, examples, index, folder / head)
     filled = time.perf_counter() - started
-    bare = Kept(model, worker.task, replace(local, features=0), examples, index, folder / head)
+    bare = FeatureCache(model, worker.task, replace(local, features=0), examples, index, folder / head)
 
-    def epoch(source: Kept | None) -> Callable[[], float]:
+    def epoch(source: FeatureCache | None) -> Callable[[], float]:
         def run() -> float:
             started = time.perf_counter()
             way = replace(plan, features=source is not None)

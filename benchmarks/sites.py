@@ -592,16 +592,16 @@ def pace(times: Sequence[float]) -> float:
 
 def be_server(pipe: Any, folder: Path, tls: tuple[bytes, bytes], sizes: tuple[str, int, int, int]) -> None:
     """The process with the layers; asked to, it also plays clients itself."""
-    from fedstrata.engines.local import InProcess
+    from fedstrata.engines.local import LocalEngine
     from fedstrata.events import Stepped
-    from fedstrata.server.layers import Layers
+    from fedstrata.server.layers import ServerLayers
     from fedstrata.server.server import Server
-    from fedstrata.sites.stream import Crossing
+    from fedstrata.sites.stream import ActivationServer
 
     party = Party(*sizes)
     worker, parts, plan = party.worker, party.parts, party.plan
     server = Server(parts, party.weights(parts.names))
-    layers = Layers(worker, server, plan.server, False, 512, folder / "layers")
+    layers = ServerLayers(worker, server, plan.server, False, 512, folder / "layers")
     own = {part: (0, tensors) for part, tensors in server.weights.items() if part not in plan.server}
     times: dict[str, list[float]] = {}
 
@@ -609,7 +609,7 @@ def be_server(pipe: Any, folder: Path, tls: tuple[bytes, bytes], sizes: tuple[st
         if isinstance(event, Stepped):
             times.setdefault(event.client, []).append(time.monotonic())
 
-    with Crossing(layers, "127.0.0.1:0", tls, LONG) as crossing:
+    with ActivationServer(layers, "127.0.0.1:0", tls, LONG) as crossing:
         pipe.send(crossing.port)
         while (asked := pipe.recv()) is not None:
             where, worker.dtype, names = asked
@@ -622,7 +622,7 @@ def be_server(pipe: Any, folder: Path, tls: tuple[bytes, bytes], sizes: tuple[st
                 pipe.recv()
             else:
                 times.clear()
-                engine = InProcess(
+                engine = LocalEngine(
                     worker, party.examples, party.shards, party.examples, {}, folder / "near", own, tell, layers
                 )
                 list(engine.exchange(requests))
@@ -634,7 +634,7 @@ def be_server(pipe: Any, folder: Path, tls: tuple[bytes, bytes], sizes: tuple[st
 def be_site(pipe: Any, name: str, folder: Path, ca: bytes, port: int, sizes: tuple[str, int, int, int]) -> None:
     """The process of a site."""
     from fedstrata.client.trainer import finish, handle
-    from fedstrata.sites.stream import Far
+    from fedstrata.sites.stream import ActivationClient
     from fedstrata.wire.store import Store
 
     party = Party(*sizes)
@@ -652,7 +652,7 @@ def be_site(pipe: Any, name: str, folder: Path, ca: bytes, port: int, sizes: tup
     while (asked := pipe.recv()) is not None:
         worker.dtype, request = asked
         times.clear()
-        with Far(f"127.0.0.1:{port}", request, TOKENS[name], ca, LONG) as link:
+        with ActivationClient(f"127.0.0.1:{port}", request, TOKENS[name], ca, LONG) as link:
             finish(handle(worker, request, own, party.examples, party.shards[name], None, store, tell, link))
         pipe.send(times)
 

@@ -2,7 +2,7 @@
 
     python benchmarks/split.py --json split.json
 
-For each model: masked language modelling of random texts, step by step, the whole model and the one that is cut
+For each model: masked language modeling of random texts, step by step, the whole model and the one that is cut
 above its embeddings in turn, over and over; then with each wire type. A ratio is the median of the ratios within a
 turn. Bytes are those of the four messages of a step.
 """
@@ -30,7 +30,7 @@ from fedstrata.plan.parts import find, tensors
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.setup import settle_precision
-from fedstrata.server.layers import Layers
+from fedstrata.server.layers import ServerLayers
 from fedstrata.server.server import Server
 from fedstrata.tasks import Examples
 from fedstrata.tasks.mlm import MaskedLM
@@ -76,7 +76,7 @@ def cases(size: str, examples: Examples, folder: Path) -> tuple[dict[str, Callab
 
     def step(dtype: str | None) -> Callable[[], float]:
         worker = Worker(model, parts, task, local, Streams(0), dtype or "fp32")
-        held = Layers(worker, Server(parts, weights, dtype=worker.dtype), cut.server, True, 512, folder)
+        held = ServerLayers(worker, Server(parts, weights, dtype=worker.dtype), cut.server, True, 512, folder)
 
         def run() -> float:
             plan = cut if dtype else whole

@@ -52,9 +52,9 @@ def main(path: str) -> None:
         for i, round in enumerate(rounds):
             plan = method.plan(BERT, task, round, "client-0", Streams(0))
             for y, part in enumerate(BERT.names):
-                colour = LOOK[state(plan, part)]
+                color = LOOK[state(plan, part)]
                 axes.add_patch(
-                    Rectangle((x + i, y), 0.92, 0.9, facecolor=colour, edgecolor="#8a9aa3", linewidth=0.5)
+                    Rectangle((x + i, y), 0.92, 0.9, facecolor=color, edgecolor="#8a9aa3", linewidth=0.5)
                 )
         axes.text(x + len(rounds) / 2, len(BERT.names) + 0.25, title, ha="center", fontsize=9)
         x += len(rounds) + 1.2
@@ -63,7 +63,7 @@ def main(path: str) -> None:
     axes.set_xticks([])
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    handles = [Patch(facecolor=colour, edgecolor=EDGE, label=word) for word, colour in LOOK.items()]
+    handles = [Patch(facecolor=color, edgecolor=EDGE, label=word) for word, color in LOOK.items()]
     figure.legend(handles=handles, loc="lower center", ncols=3, fontsize=8, frameon=False)
     figure.savefig(path, metadata={"Date": None})
 

@@ -15,7 +15,7 @@ import transformers
 
 from fedstrata.cost.flops import train_flops
 from fedstrata.data import tokens as module
-from fedstrata.data.tokens import Tokens, tokenise
+from fedstrata.data.tokens import Tokens, tokenize
 from fedstrata.errors import UserError
 from fedstrata.models import checkpoints
 from fedstrata.plan.parts import find
@@ -43,24 +43,24 @@ def folder(path: Path, kind: str = "bert", words: bool = True, **changes: Any) -
 def test_the_same_tokenizer_object_hits_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first call leaves its truncation in the backend, whose to_str() is part of the digest."""
     calls: list[int] = []
-    original = module._tokenise
-    monkeypatch.setattr(module, "_tokenise", lambda *a: (calls.append(1), original(*a))[1])
+    original = module._tokenize
+    monkeypatch.setattr(module, "_tokenize", lambda *a: (calls.append(1), original(*a))[1])
     one = tokenizer()
-    tokenise(["the heart"], one, 8, "split")
-    tokenise(["the heart"], one, 8, "split")
+    tokenize(["the heart"], one, 8, "chunk")
+    tokenize(["the heart"], one, 8, "chunk")
     assert len(calls) == 1
 
 
 def test_texts_with_nul_are_not_taken_for_others() -> None:
-    two = tokenise(["the", "heart"], tokenizer(), 8, "split")
-    one = tokenise(["the\0heart"], tokenizer(), 8, "split")
+    two = tokenize(["the", "heart"], tokenizer(), 8, "chunk")
+    one = tokenize(["the\0heart"], tokenizer(), 8, "chunk")
     assert (two.rows.tolist(), one.rows.tolist()) == ([0, 1], [0])
 
 
-@pytest.mark.parametrize("overlong", ["split", "truncate"])
-def test_a_lone_surrogate_is_an_unknown_word(overlong: Any) -> None:
+@pytest.mark.parametrize("long_text", ["split", "truncate"])
+def test_a_lone_surrogate_is_an_unknown_word(long_text: Any) -> None:
     """A JSON file may hold one ("\\ud800"); tokenizers refuse it."""
-    assert len(tokenise(["the heart", "\ud800 heart"], tokenizer(), 8, overlong)) == 2
+    assert len(tokenize(["the heart", "\ud800 heart"], tokenizer(), 8, long_text)) == 2
 
 
 # -- tasks

@@ -77,7 +77,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
 
 
 def test_split_shows_who_holds_what(path: Path, tmp_path: Path) -> None:
-    done = fedstrata("split", path, "clients.split=dirichlet", folder=tmp_path)
+    done = fedstrata("split", path, "clients.partition=dirichlet", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     for word in ("client-0", "client-2", "kidney", "heart", "eye", "job.split.png"):
         assert word in done.stdout

@@ -1,4 +1,4 @@
-"""The learning rate over a run, and an optimiser that goes on."""
+"""The learning rate over a run, and an optimizer that goes on."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from fedstrata.client.config import Local
-from fedstrata.client.optimizer import Pace, adamw, memory_of, step
+from fedstrata.client.optimizer import ScheduleSpan, adamw, memory_of, step
 from fedstrata.client.trainer import Request, Worker, finish, handle
-from fedstrata.data.tokens import tokenise
+from fedstrata.data.tokens import tokenize
 from fedstrata.plan.parts import find, tensors
 from fedstrata.plan.plan import Plan
-from fedstrata.plan.streams import Dice, Streams
+from fedstrata.plan.streams import DropoutRng, Streams
 from fedstrata.tasks import Examples
 from fedstrata.tasks.mlm import masked_lm
 from fedstrata.wire.store import Store
@@ -25,7 +25,7 @@ from tiny import SENTENCES, tiny_model, tokenizer
 
 
 def rates(local: Local, spans: list[tuple[float, float]], steps: int, epoch: int = 100) -> list[float]:
-    return [Pace(steps, epoch, *span).rate(local, i) for span in spans for i in range(steps)]
+    return [ScheduleSpan(steps, epoch, *span).rate(local, i) for span in spans for i in range(steps)]
 
 
 def test_a_constant_rate_is_constant() -> None:
@@ -51,7 +51,7 @@ def test_decay_by_epoch_comes_on_top() -> None:
     assert rates(local, [(0.0, 1.0)], 4, epoch=2) == pytest.approx([7 / 8, 5 / 8, 0.1 * 3 / 8, 0.1 / 8])
 
 
-def test_an_optimiser_goes_on_from_its_memory() -> None:
+def test_an_optimizer_goes_on_from_its_memory() -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     whole = copy.deepcopy(model)
@@ -66,11 +66,11 @@ def test_an_optimiser_goes_on_from_its_memory() -> None:
     memory: dict[str, torch.Tensor] = {}
     for half in (data[:3], data[3:]):
         trained = dict(model.named_parameters())
-        optimiser = adamw(trained, local, memory)
+        optimizer = adamw(trained, local, memory)
         for batch in half:
             model(batch).square().mean().backward()
-            step(optimiser, 0.1)
-        memory = memory_of(optimiser, trained)
+            step(optimizer, 0.1)
+        memory = memory_of(optimizer, trained)
     assert set(memory) == {f"{kind}|{name}" for kind in ("step", "exp_avg", "exp_avg_sq") for name in trained}
     for name, weight in whole.named_parameters():
         torch.testing.assert_close(model.get_parameter(name), weight, rtol=1e-5, atol=1e-6)
@@ -79,10 +79,10 @@ def test_an_optimiser_goes_on_from_its_memory() -> None:
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_a_clients_optimiser_is_kept_or_begins_anew(kept: bool, tmp_path: Path) -> None:
-    """Two rounds against one of two epochs: the same only where the optimiser goes on."""
+def test_a_clients_optimizer_is_kept_or_begins_anew(kept: bool, tmp_path: Path) -> None:
+    """Two rounds against one of two epochs: the same only where the optimizer goes on."""
     quiet: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    tokens = tokenise([text for text, _ in SENTENCES], tokenizer(), 32, "truncate")
+    tokens = tokenize([text for text, _ in SENTENCES], tokenizer(), 32, "truncate")
     model = tiny_model(**quiet)
     local = Local(batch_size=4, learning_rate=1e-2, kept=kept)
     worker = Worker(model, find(model), masked_lm(tokenizer(), len(tokenizer()), 0.15, False), local, Streams(0))
@@ -109,10 +109,10 @@ def test_dice_go_on_where_they_were_and_leave_no_trace() -> None:
     torch.manual_seed(0)
     outside = torch.rand(2)
     torch.manual_seed(0)
-    dice = Dice(7, torch.device("cpu"))
+    dice = DropoutRng(7, torch.device("cpu"))
     got, free = [], []
     for _ in range(2):
-        with dice.thrown():
+        with dice.fork():
             got.append(torch.rand(2))
         free.append(torch.rand(1))
     assert torch.equal(torch.cat(got), expected)

@@ -13,14 +13,14 @@ from torch import nn
 
 from fedstrata.client.config import Local
 from fedstrata.client.trainer import Request, Worker, finish, handle
-from fedstrata.data.tokens import tokenise
+from fedstrata.data.tokens import tokenize
 from fedstrata.plan.parts import find, tensors
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
 from fedstrata.tasks import Batch, Examples, Task
 from fedstrata.tasks.classify import Classify
 from fedstrata.tasks.mlm import masked_lm
-from fedstrata.wire.codec import narrow, widen
+from fedstrata.wire.codec import dequantize, quantize
 from fedstrata.wire.store import Store
 from tiny import SENTENCES, tiny_model, tokenizer
 
@@ -39,7 +39,7 @@ def _words() -> list[str]:
 
 
 def sentences() -> Examples:
-    tokens = tokenise([text for text, _ in SENTENCES], tokenizer(), 32, "truncate")
+    tokens = tokenize([text for text, _ in SENTENCES], tokenizer(), 32, "truncate")
     names = sorted({label for _, label in SENTENCES})
     return Examples(tokens, np.asarray([names.index(label) for _, label in SENTENCES]))
 
@@ -78,22 +78,22 @@ def plain(model: nn.Module, batches: list[Batch], rate: float = 1e-3, rates: Seq
     """The reference: Hugging Face's own loss over the whole head, torch's plain AdamW over everything."""
     decayed = [p for p in model.parameters() if p.ndim > 1]
     rest = [p for p in model.parameters() if p.ndim == 1]
-    optimiser = torch.optim.AdamW(
+    optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}], lr=rate, foreach=False
     )
     model.train()
     losses = []
     for i, batch in enumerate(batches):
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = rates[i] if rates else rate
         labels = batch.targets
         if batch.positions is not None:
             labels = torch.full_like(batch.inputs["input_ids"], -100)
             labels[batch.positions] = batch.targets
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = model(**batch.inputs, labels=labels).loss
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     return losses
 
@@ -133,11 +133,11 @@ def test_padding_to_the_batch_equals_padding_to_the_maximum() -> None:
     """Same batches, same masks: padding must neither be attended to nor predicted."""
     made = worker(Classify(0, ("eye", "heart", "kidney")), tiny_model(head="classify", num_labels=3, **QUIET))
     examples, index = sentences(), np.arange(12)
-    narrow = made.task.batch(examples, index, np.random.default_rng(0))
+    quantize = made.task.batch(examples, index, np.random.default_rng(0))
     wide = made.task.batch(examples, index, np.random.default_rng(0), 32)
-    assert narrow.inputs["input_ids"].shape[1] < wide.inputs["input_ids"].shape[1] == 32
+    assert quantize.inputs["input_ids"].shape[1] < wide.inputs["input_ids"].shape[1] == 32
     losses, grads = [], []
-    for batch in (narrow, wide):
+    for batch in (quantize, wide):
         made.model.zero_grad()
         loss = made.task.loss(made.model, batch)
         loss.backward()
@@ -186,7 +186,7 @@ def test_no_graph_below_the_lowest_trained_part_and_the_same_update() -> None:
     batches = [batch for *_, batch in whole._batches(0, "a", sentences(), np.arange(3))]
     whole._trainable(everything)
     own = tensors(whole.model, whole.parts, plan.train)
-    optimiser = torch.optim.AdamW(
+    optimizer = torch.optim.AdamW(
         [
             {"params": [whole.model.get_parameter(n) for n in own if own[n].ndim > 1], "weight_decay": 0.01},
             {"params": [whole.model.get_parameter(n) for n in own if own[n].ndim == 1], "weight_decay": 0.0},
@@ -196,14 +196,14 @@ def test_no_graph_below_the_lowest_trained_part_and_the_same_update() -> None:
     whole.model.train()
     for batch in batches:
         whole.task.loss(whole.model, batch).backward()
-        optimiser.step()
+        optimizer.step()
     same(frozen, dict(whole.model.named_parameters()))
     for name, p in made.model.named_parameters():
         moved = not torch.equal(p, tiny_model(**QUIET).get_parameter(name))
         assert moved == (name in own), name
 
 
-def test_optimiser_state_only_for_what_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_optimizer_state_only_for_what_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     made = worker()
     kept: list[torch.optim.Optimizer] = []
     original = torch.optim.AdamW.step
@@ -238,7 +238,7 @@ def test_fedprox_is_half_mu_times_the_squared_distance_over_what_is_sent() -> No
     own = [name for part in plan.train for name in made.parts.shapes[part]]
     for name, p in reference.named_parameters():
         p.requires_grad_(name in own)
-    optimiser = torch.optim.AdamW(
+    optimizer = torch.optim.AdamW(
         [
             {"params": [reference.get_parameter(n) for n in own if start[n].ndim > 1], "weight_decay": 0.01},
             {"params": [reference.get_parameter(n) for n in own if start[n].ndim == 1], "weight_decay": 0.0},
@@ -246,13 +246,13 @@ def test_fedprox_is_half_mu_times_the_squared_distance_over_what_is_sent() -> No
         lr=1e-3,
     )
     for batch in batches:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         made.task.loss(reference, batch).backward()
         for name in own:
             p = reference.get_parameter(name)
             if name in shared:
                 p.grad += mu * (p.detach() - start[name])
-        optimiser.step()
+        optimizer.step()
     weights = train(made, plan)[1]
     same(weights, dict(reference.named_parameters()))
     _, without = train(worker(batch_size=6), plan)
@@ -349,13 +349,13 @@ def test_what_a_message_left_out_is_kept_for_the_next(ask: Callable[..., Any], t
     """Two rounds send together what they made, but for the rest; a round that is run again sends the same."""
     plan, name = Plan((0,), ("layer.0",), ("layer.0",)), "bert.encoder.layer.0.output.dense.weight"
     exact = [ask(plan, round).weights["layer.0"][name] for round in (0, 1)]
-    sent = [widen(ask(plan, round, dtype="int8").weights["layer.0"])[name] for round in (0, 1)]
+    sent = [dequantize(ask(plan, round, dtype="int8").weights["layer.0"])[name] for round in (0, 1)]
     rest = Store(tmp_path).rest.load(2)
     assert rest.keys() == worker().parts.shapes["layer.0"].keys()
     assert torch.allclose(sum(sent) + rest[name], sum(exact), atol=1e-6)
-    alone = widen(narrow({name: exact[1]}, "int8"))[name]
+    alone = dequantize(quantize({name: exact[1]}, "int8"))[name]
     assert not sent[1].equal(alone), "the second message holds the first one's rest"
-    assert widen(ask(plan, 1, dtype="int8").weights["layer.0"])[name].equal(sent[1])
+    assert dequantize(ask(plan, 1, dtype="int8").weights["layer.0"])[name].equal(sent[1])
 
 
 def test_floats_leave_nothing_on_the_client_s_disk(ask: Callable[..., Any], tmp_path: Any) -> None:

@@ -9,7 +9,7 @@ import transformers
 from fedstrata.cost.bytes import payload
 from fedstrata.cost.ledger import size
 from fedstrata.plan.parts import find, tensors
-from fedstrata.wire.codec import DTYPES, encode, narrow
+from fedstrata.wire.codec import DTYPES, encode, quantize
 from tiny import tiny_model
 
 
@@ -18,7 +18,7 @@ from tiny import tiny_model
 def test_payload_is_the_size_of_the_tensors_as_they_travel(names: tuple[str, ...], dtype: str) -> None:
     model = tiny_model()
     parts = find(model)
-    assert payload(parts, names, dtype) == size(narrow(tensors(model, parts, names), dtype))
+    assert payload(parts, names, dtype) == size(quantize(tensors(model, parts, names), dtype))
 
 
 def test_payload_by_hand() -> None:

@@ -126,13 +126,13 @@ def test_flops_with_a_pooler(train: tuple[str, ...]) -> None:
 
 
 HEADS = [
-    Settings("ordinary"),
-    Settings("average"),
+    Settings("cls"),
+    Settings("mean"),
     Settings("psum"),
     Settings("hsum"),
     Settings("psum", classifier="shared", pooler=True),
     Settings("hsum", pooler=True),
-    Settings("ordinary", pooler=True),
+    Settings("cls", pooler=True),
 ]
 
 

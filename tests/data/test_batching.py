@@ -86,7 +86,7 @@ def test_examples_of_equal_length_keep_their_order() -> None:
 
 
 def test_a_batch_comes_from_one_pool() -> None:
-    """Sorting all 300 would put neighbours together, sorting none would put any two: pools of 100 are between."""
+    """Sorting all 300 would put neighbors together, sorting none would put any two: pools of 100 are between."""
     size = 2
     lengths = np.arange(3 * POOL * size)
     made = batches(lengths, size, np.random.default_rng(0))

@@ -41,7 +41,7 @@ is_a: HP:0000030 ! Deeper
 [Term]
 id: HP:0000011
 name: Two ways up, one system
-def: "Kept [with brackets]: C:\\x." [PMID:3]
+def: "FeatureCache [with brackets]: C:\\x." [PMID:3]
 is_a: HP:0000010 ! Abnormality of the eye
 is_a: HP:0000030 {source="x"} ! Deeper
 
@@ -90,7 +90,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, version: str, text: b
 def test_parse_keeps_living_defined_terms_of_one_system() -> None:
     assert demo.parse(OBO) == [
         demo.Definition("HP:0000010", "Abnormality of the eye", 'Any "eye" finding,\nor none.', "eye"),
-        demo.Definition("HP:0000011", "Two ways up, one system", r"Kept [with brackets]: C:\x.", "eye"),
+        demo.Definition("HP:0000011", "Two ways up, one system", r"FeatureCache [with brackets]: C:\x.", "eye"),
     ]
 
 

@@ -27,7 +27,7 @@ def sizes(shards: dict[str, list[int]]) -> list[int]:
 def test_skewed_shares_of_six_are_the_papers() -> None:
     golden = [0.04779, 0.15454, 0.29767, 0.29767, 0.15454, 0.04779]
     assert normal_shares(6) == pytest.approx(golden, abs=5e-6)
-    assert sizes(dealt(100_000, split="skewed")) == [4779, 15454, 29767, 29767, 15454, 4779]
+    assert sizes(dealt(100_000, partition="quantity_skew")) == [4779, 15454, 29767, 29767, 15454, 4779]
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 50])
@@ -70,11 +70,11 @@ def test_iid_deals_at_random() -> None:
 
 
 def test_sizes_are_rows_or_shares() -> None:
-    assert sizes(dealt(10, split="sizes", sizes=[1, 2, 3])) == [1, 2, 3]
-    assert sizes(dealt(10, split="sizes", sizes=[0.25, 0.25])) == [3, 2], "half of the rows stay undealt"
-    assert sizes(dealt(10, split="sizes", sizes=[1 / 3] * 3)) == [4, 3, 3]
-    assert sizes(dealt(10, split="sizes", sizes=[1.0])) == [10]
-    assert sizes(dealt(10, split="sizes", sizes=[5, 0], min_examples=0)) == [5, 0]
+    assert sizes(dealt(10, partition="sizes", sizes=[1, 2, 3])) == [1, 2, 3]
+    assert sizes(dealt(10, partition="sizes", sizes=[0.25, 0.25])) == [3, 2], "half of the rows stay undealt"
+    assert sizes(dealt(10, partition="sizes", sizes=[1 / 3] * 3)) == [4, 3, 3]
+    assert sizes(dealt(10, partition="sizes", sizes=[1.0])) == [10]
+    assert sizes(dealt(10, partition="sizes", sizes=[5, 0], min_examples=0)) == [5, 0]
 
 
 @pytest.mark.parametrize(
@@ -91,20 +91,20 @@ def test_sizes_are_rows_or_shares() -> None:
 )
 def test_sizes_that_cannot_be_dealt_are_told(found: list[float], words: str) -> None:
     with pytest.raises(UserError, match=r"^\[clients\] sizes: .*" + words):
-        dealt(10, split="sizes", sizes=found)
+        dealt(10, partition="sizes", sizes=found)
 
 
 def test_dirichlet_follows_alpha() -> None:
     labels = ["a", "b"] * 500
-    even = dealt(1000, labels=labels, split="dirichlet", count=4, alpha=1e9)
+    even = dealt(1000, labels=labels, partition="dirichlet", count=4, alpha=1e9)
     for shard in even.values():
         assert Counter(labels[i] for i in shard) == {"a": 125, "b": 125}
-    uneven = dealt(1000, labels=labels, split="dirichlet", count=4, alpha=1e-9)
+    uneven = dealt(1000, labels=labels, partition="dirichlet", count=4, alpha=1e-9)
     assert sorted(sizes(uneven)) in ([1, 1, 1, 997], [1, 1, 499, 499]), "each label to one client"
 
 
 def test_dirichlet_without_labels_varies_the_sizes() -> None:
-    found = sizes(dealt(1000, split="dirichlet", count=4, alpha=0.5))
+    found = sizes(dealt(1000, partition="dirichlet", count=4, alpha=0.5))
     assert sum(found) == 1000
     assert max(found) - min(found) > 50
 
@@ -113,22 +113,22 @@ def test_too_few_rows_are_told() -> None:
     with pytest.raises(UserError, match=r"min_examples: is 1, but client-5 gets 0 of 5 rows"):
         dealt(5)
     with pytest.raises(UserError, match=r"min_examples: is 4, but client-0 gets 3 of 60 rows"):
-        dealt(60, split="skewed", min_examples=4)
+        dealt(60, partition="quantity_skew", min_examples=4)
     with pytest.raises(UserError, match=r"min_examples: is 4, but 11 rows are too few for 3 clients"):
-        dealt(11, split="dirichlet", count=3, min_examples=4)
+        dealt(11, partition="dirichlet", count=3, min_examples=4)
     with pytest.raises(UserError, match=r"min_examples: is 2, but oslo gets 1 of 3 rows"):
-        dealt(3, values=["bern", "oslo", "bern"], split="column", column="town", min_examples=2)
+        dealt(3, values=["bern", "oslo", "bern"], partition="column", column="town", min_examples=2)
 
 
 def test_a_column_names_the_clients() -> None:
-    found = dealt(5, values=["oslo", "bern", "oslo", "rom", "bern"], split="column", column="town")
+    found = dealt(5, values=["oslo", "bern", "oslo", "rom", "bern"], partition="column", column="town")
     assert found == {"bern": [1, 4], "oslo": [0, 2], "rom": [3]}
     assert list(found) == ["bern", "oslo", "rom"]
 
 
 def test_names_from_a_column_are_safe_and_different() -> None:
     values = ["a b", "a/b", "../x", "Oslo", "oslo", "server", "***", "x" * 90, "x" * 91, "عربي"]
-    found = dealt(10, values=values, split="column", column="town")
+    found = dealt(10, values=values, partition="column", column="town")
     names = {rows[0]: name for name, rows in found.items()}
     assert [names[i] for i in range(10)] == [
         *("a_b", "a_b-2", "_x", "Oslo", "oslo-2", "server-2", "_", "x" * 50, "x" * 50 + "-2", "عربي")
@@ -138,9 +138,9 @@ def test_names_from_a_column_are_safe_and_different() -> None:
 
 def test_a_column_must_have_as_many_values_as_clients() -> None:
     values = ["a", "b", "a"]
-    assert sizes(dealt(3, values=values, split="column", column="town", count=2)) == [2, 1]
+    assert sizes(dealt(3, values=values, partition="column", column="town", count=2)) == [2, 1]
     with pytest.raises(UserError, match=r"\[clients\] count: is 3, but 'town' has 2 different values"):
-        dealt(3, values=values, split="column", column="town", count=3)
+        dealt(3, values=values, partition="column", column="town", count=3)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -150,11 +150,11 @@ def test_a_column_must_have_as_many_values_as_clients() -> None:
     count=st.integers(1, 12),
     least=st.integers(0, 3),
     alpha=st.floats(-9, 9).map(lambda exponent: 10**exponent),
-    labelled=st.booleans(),
+    labeled=st.booleans(),
     seed=st.integers(0, 9),
 )
 def test_every_split_is_disjoint_complete_ordered_and_repeatable(
-    split: str, labels: list[str], count: int, least: int, alpha: float, labelled: bool, seed: int
+    split: str, labels: list[str], count: int, least: int, alpha: float, labeled: bool, seed: int
 ) -> None:
     rows = len(labels)
     keys: dict[str, Any] = {"split": split, "min_examples": least}
@@ -163,7 +163,7 @@ def test_every_split_is_disjoint_complete_ordered_and_repeatable(
     elif split == "sizes":
         keys["sizes"] = [rows // count] * count
     else:
-        keys |= {"count": count, "alpha": alpha, "labels": labels if labelled else None}
+        keys |= {"count": count, "alpha": alpha, "labels": labels if labeled else None}
     try:
         shards = dealt(rows, seed, **keys)
     except UserError:
@@ -187,17 +187,17 @@ def mixes(shards: dict[str, list[int]], labels: list[str]) -> list[Counter[str]]
 def test_sorted_cuts_numbers_by_value() -> None:
     """STS-B: consecutive parts of equal size; "10" is more than "9"."""
     labels = [str(value) for value in np.random.default_rng(0).integers(0, 51, 1000) / 5]
-    shards = dealt(1000, labels=labels, split="sorted", count=3)
+    shards = dealt(1000, labels=labels, partition="label_sorted", count=3)
     assert sizes(shards) == [334, 333, 333]
     values = [[float(labels[i]) for i in shard] for shard in shards.values()]
     assert max(values[0]) <= min(values[1]) <= max(values[1]) <= min(values[2])
-    other = dealt(1000, seed=1, labels=labels, split="sorted", count=3)
+    other = dealt(1000, seed=1, labels=labels, partition="label_sorted", count=3)
     assert other != shards, "equal values are shuffled"
 
 
 def test_sorted_cuts_classes_too() -> None:
     labels = ["no", "yes"] * 30
-    assert mixes(dealt(60, labels=labels, split="sorted", count=2), labels) == [{"no": 30}, {"yes": 30}]
+    assert mixes(dealt(60, labels=labels, partition="label_sorted", count=2), labels) == [{"no": 30}, {"yes": 30}]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_sorted_cuts_classes_too() -> None:
 def test_the_papers_tables_give_the_largest_equal_shards(name: str, counts: dict[str, int], size: int) -> None:
     """With GLUE's counts of training and development rows together, within a few rows of rounding."""
     labels = [label for label, n in counts.items() for _ in range(n)]
-    shards = dealt(len(labels), labels=labels, split="table", table=name)
+    shards = dealt(len(labels), labels=labels, partition="label_table", table=name)
     [found] = set(sizes(shards))
     assert size - 20 <= found <= size + 1
     for mix, row in zip(mixes(shards, labels), TABLES[name], strict=True):
@@ -236,7 +236,7 @@ def test_a_table_of_any_kind_ends_in_equal_disjoint_shards(counts: list[int], sh
         total = sum(row[: len(present)]) or 1
         table.append({label: share / total for label, share in zip(present, row, strict=False)})
     try:
-        shards = dealt(len(labels), labels=labels, split="table", table=table)
+        shards = dealt(len(labels), labels=labels, partition="label_table", table=table)
     except UserError:
         return  # too few rows, or a client without any share
     assert len(set(sizes(shards))) == 1
@@ -254,14 +254,14 @@ def test_a_table_of_any_kind_ends_in_equal_disjoint_shards(counts: list[int], sh
 )
 def test_a_table_that_does_not_fit_is_told(keys: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError) as error:
-        dealt(10, labels=["0", "1"] * 5, split="table", **keys)
+        dealt(10, labels=["0", "1"] * 5, partition="label_table", **keys)
     assert words in str(error.value)
 
 
 @pytest.mark.parametrize("keys", [{"table": "mrpc3"}, {"table": "mrpc-3", "count": 4}, {}])
 def test_a_table_must_be_there(keys: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="table"):
-        Clients(split="table", **keys)
+        Clients(partition="label_table", **keys)
 
 
 def test_labels_have_one_order() -> None:
@@ -274,4 +274,4 @@ def test_labels_have_one_order() -> None:
 
 def test_labels_are_needed() -> None:
     with pytest.raises(UserError, match="'sorted' needs a label"):
-        dealt(10, split="sorted")
+        dealt(10, partition="label_sorted")

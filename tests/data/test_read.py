@@ -266,7 +266,7 @@ def test_a_missing_column_is_told_in_every_form() -> None:
         read(write("f.csv", "1,2"), ["label"], names=["one", "two"])
 
 
-def test_a_missing_file_names_its_places_and_its_neighbour(tmp_path: Path) -> None:
+def test_a_missing_file_names_its_places_and_its_neighbor(tmp_path: Path) -> None:
     write("data/train.csv", "text\na\n")
     write("job/train.csv", "text\na\n")
     with refused("data/trian.csv: there is no such file", str(tmp_path / "data"), "did you mean 'train.csv'?"):
@@ -308,11 +308,11 @@ def test_a_forbidden_file_or_folder_is_told() -> None:
 
 
 def test_glue_s_own_files_hold_lines_that_are_short_or_long() -> None:
-    """QQP's has a few without all their columns; STS-B's has a licence at the end of some."""
+    """QQP's has a few without all their columns; STS-B's has a license at the end of some."""
     write("short.tsv", "text\tother\tlabel\na\tb\t1\nc\td\ne\tf\t0\n")
     assert read("short.tsv", ["text", "label"]) == Rows({"text": ["a", "e"], "label": ["1", "0"]}, 1)
     assert read("short.tsv", ["text"]).columns["text"] == ["a", "c", "e"], "what is wanted is there"
-    write("long.tsv", "4\ta\tb\n5\tc\td\thttp://licence\n")
+    write("long.tsv", "4\ta\tb\n5\tc\td\thttp://license\n")
     names = ["score", "one", "two"]
     assert read("long.tsv", ["two", "score"], names=names) == Rows({"two": ["b", "d"], "score": ["4", "5"]}, 0)
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import fedstrata
 from fedstrata.cli import app
 from fedstrata.errors import UserError
-from fedstrata.forecasts.ledger import Setting, transfers
+from fedstrata.forecasts.ledger import CostContext, transfers
 from fedstrata.job.file import load
 from fedstrata.job.tables import METRICS
 from fedstrata.methods import METHODS
@@ -41,32 +41,32 @@ CASES = [
     *((n, kind, {}) for n in METHODS for kind in ("mlm", "classify") if n not in ("fedfreezebert", "fedbert")),
     *(
         ("fedfreezebert", "classify", {"head": {"kind": kind}, "train": {"epochs": 2}})
-        for kind in ("ordinary", "average", "psum", "hsum")
+        for kind in ("cls", "mean", "psum", "hsum")
     ),
     (
         "fedfreezebert",
         "classify",
         {
             "head": {"kind": "hsum"},
-            "train": {"features_gb": 2e-5, "padding": "max"},
+            "train": {"feature_cache_gb": 2e-5, "padding": "max"},
             "clients": {"fraction": 0.67},
         },
     ),
     ("fedbt", "classify", {"clients": {"fraction": 0.5, "count": 4}, "method": {"rounds": 4}}),
     ("fedbfpt", "mlm", {"clients": {"fraction": 0.34}, "wire": {"dtype": "fp16"}, "method": {"rounds": 5}}),
     ("fedbfpt", "mlm", {"clients": {"fraction": 0.34}, "wire": {"dtype": "int8"}, "method": {"rounds": 5}}),
-    ("fedavg", "classify", {"server": {"evaluate": "end"}, "clients": {"split": "skewed"}}),
+    ("fedavg", "classify", {"server": {"evaluate": "end"}, "clients": {"partition": "quantity_skew"}}),
     ("fedsplitbert", "classify", {"clients": {"fraction": 0.34}, "method": {"rounds": 4}}),
     *(
         (n, "classify", {"clients": {"test": 0.3}})
-        for n in ("fedavg", "fedsplitbert", "centralised", "none", "single")
+        for n in ("fedavg", "fedsplitbert", "centralized", "none", "single")
     ),
     ("fedbt", "classify", {"clients": {"test": 0.3, "fraction": 0.5}, "server": {"evaluate": "end"}}),
     ("fedavg", "classify", {"head": {"kind": "hsum"}}),
-    ("fedsplitbert", "classify", {"head": {"kind": "average"}, "wire": {"dtype": "int8"}}),
+    ("fedsplitbert", "classify", {"head": {"kind": "mean"}, "wire": {"dtype": "int8"}}),
     ("local", "classify", {"server": {"evaluate": "end"}}),
     ("fedavg", "mlm", {"train": {"mlm_head": "full", "steps": 1, "padding": "max"}}),
-    ("fedbfpt", "mlm", {"train": {"epochs": 3, "batching": "random"}, "method": {"variant": "all"}}),
+    ("fedbfpt", "mlm", {"train": {"epochs": 3, "group_by_length": False}, "method": {"variant": "all"}}),
 ]
 
 
@@ -82,7 +82,7 @@ def test_the_forecast_is_the_measurement(
     fedstrata.run(made)
     folder = tmp_path / "run"
     [resolved] = load(made)
-    setting = Setting(
+    setting = CostContext(
         task=kind,
         parts=parts_of(made["model"]["name"], kind, LABELS if kind == "classify" else None, head_of(resolved)),
         streams=Streams(0),
@@ -91,7 +91,7 @@ def test_the_forecast_is_the_measurement(
         each_round=resolved.server.evaluate == "rounds",
         own_tests=resolved.clients.test is not None,
     )
-    clients = list(json.loads((folder / "split.json").read_text())["clients"])
+    clients = list(json.loads((folder / "partition.json").read_text())["clients"])
     ledger = lines(folder, "ledger.jsonl")
     assert [entry.record() for entry in transfers(resolved.method, setting, clients)] == ledger
 

@@ -92,13 +92,13 @@ def test_every_method_has_defaults(name: str) -> None:
         ("task.metric=loss", ["[task] metric: 'loss'", "macro_f1"]),
         ("task.labels=['a']", ["[task] labels", "two or more"]),
         ("task.labels=['a','a']", ["[task] labels", "different"]),
-        ("clients.split=sizes", ["[clients] sizes", "split = 'sizes'"]),
+        ("clients.partition=sizes", ["[clients] sizes", "split = 'sizes'"]),
         ("clients.column=ward", ["[clients] column", "split = 'column'"]),
         ("clients.fraction=0", ["[clients] fraction", "greater than 0"]),
         ("clients.count=-2", ["[clients] count", "found -2"]),
         ("data.holdout=1.0", ["[data] holdout", "less than 1"]),
         ("wire.dtype=fp8", ["[wire] dtype: 'fp8'", "fp16"]),
-        ("server.rule=fedsgd", ["[server] rule: 'fedsgd'", "fedavg"]),
+        ("server.optimizer=fedsgd", ["[server] rule: 'fedsgd'", "fedavg"]),
         ("method.local_layers=3", ["[method] local_layers: no such key", "rounds"]),
         ("epochs=3", ["'epochs=3'", "table.key=value"]),
         ("train.epochs", ["'train.epochs'", "table.key=value"]),
@@ -154,8 +154,8 @@ def test_values_have_toml_form_and_a_bare_word_is_a_string() -> None:
 def test_a_preset_lies_under_the_users_own_words() -> None:
     assert load(JOB, ["method.name=fedprox"])[0].train.proximal_mu == 0.01
     assert load(JOB, ["method.name=fedprox", "train.proximal_mu=1.0"])[0].train.proximal_mu == 1.0
-    assert load(JOB, ["method.name=fedadam"])[0].server.rule == "fedadam"
-    assert load(JOB, ["method.name=fedadam", "server.rule=fedyogi"])[0].server.rule == "fedyogi"
+    assert load(JOB, ["method.name=fedadam"])[0].server.optimizer == "fedadam"
+    assert load(JOB, ["method.name=fedadam", "server.optimizer=yogi"])[0].server.optimizer == "fedyogi"
 
 
 STAGED = {

@@ -31,7 +31,7 @@ NAMES = [
     "fedadam",
     "fedyogi",
     "fedadagrad",
-    "centralised",
+    "centralized",
     "single",
     "local",
     "none",
@@ -39,7 +39,7 @@ NAMES = [
     "fedbt",
     "fedsplitbert",
 ]
-POPULATION = {"centralised": "pooled", "single": "one"}
+POPULATION = {"centralized": "pooled", "single": "one"}
 RULES = {"fedavgm", "fedadam", "fedyogi", "fedadagrad"}
 
 
@@ -70,7 +70,7 @@ def test_presets_of_fedavg_plan_as_fedavg(name: str, kind: str) -> None:
         assert made == METHODS["fedavg"]().plan(parts, kind, round, "a", Streams(0))
 
 
-@pytest.mark.parametrize("name", ["centralised", "single", "local"])
+@pytest.mark.parametrize("name", ["centralized", "single", "local"])
 @pytest.mark.parametrize("kind", ["mlm", "classify"])
 def test_without_a_wire_everything_is_kept_and_nothing_sent(name: str, kind: str) -> None:
     parts = find(tiny_model(head=kind))
@@ -83,7 +83,7 @@ def test_without_a_wire_everything_is_kept_and_nothing_sent(name: str, kind: str
 @pytest.mark.parametrize("name", NAMES)
 def test_presets(job: Job, name: str) -> None:
     made = resolved(job(name))
-    assert made.server.rule == (name if name in RULES else "fedavg")
+    assert made.server.optimizer == (name if name in RULES else "fedavg")
     assert made.train.proximal_mu == (0.01 if name == "fedprox" else 0.0)
     assert type(made.method) is METHODS[name]
     assert made.method.rounds == (0 if name == "none" else 2)
@@ -99,8 +99,8 @@ def test_a_preset_leaves_the_users_other_keys_alone(job: Job) -> None:
 def test_the_users_value_wins_over_a_preset(job: Job, mu: float) -> None:
     assert resolved(job("fedprox", train={"proximal_mu": mu})).train.proximal_mu == mu
     assert resolved(job("fedprox"), [f"train.proximal_mu={mu}"]).train.proximal_mu == mu
-    assert resolved(job("fedadam", server={"rule": "fedyogi"})).server.rule == "fedyogi"
-    assert resolved(job("fedadam"), {"server.rule": "fedavg"}).server.rule == "fedavg"
+    assert resolved(job("fedadam", server={"optimizer": "yogi"})).server.optimizer == "fedyogi"
+    assert resolved(job("fedadam"), {"server.optimizer": "fedavg"}).server.optimizer == "fedavg"
 
 
 def test_a_method_chosen_on_the_command_line_brings_its_preset(job: Job) -> None:
@@ -110,8 +110,8 @@ def test_a_method_chosen_on_the_command_line_brings_its_preset(job: Job) -> None
 
 
 def test_any_method_takes_any_rule(job: Job) -> None:
-    made = resolved(job("fedbfpt", server={"rule": "fedadam"}, train={"proximal_mu": 0.1}))
-    assert (made.server.rule, made.train.proximal_mu) == ("fedadam", 0.1)
+    made = resolved(job("fedbfpt", server={"optimizer": "adam"}, train={"proximal_mu": 0.1}))
+    assert (made.server.optimizer, made.train.proximal_mu) == ("fedadam", 0.1)
 
 
 @pytest.mark.parametrize(

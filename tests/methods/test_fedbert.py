@@ -24,7 +24,7 @@ from fedstrata.plan.parts import find
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.setup import make_ready, settle
-from fedstrata.server.layers import Visit
+from fedstrata.server.layers import SplitSession
 from fedstrata.wire.activations import message_bytes
 from fedstrata.wire.store import read_tensors
 from tiny import tiny_model
@@ -40,7 +40,12 @@ def split(job: Jobs, tmp_path: Path) -> Jobs:
     def make(mode: str | None, kind: str = "mlm", /, **tables: Any) -> dict[str, Any]:
         name = "fedbert" if mode in MODES else mode or "fedavg"
         tables["method"] = {"rounds": 2, **({"mode": mode} if mode in MODES else {}), **tables.get("method", {})}
-        learning = {"optimiser": "kept", "dropout": False, "learning_rate": 1e-2, **tables.get("train", {})}
+        learning = {
+            "optimizer_state": "persist",
+            "dropout": False,
+            "learning_rate": 1e-2,
+            **tables.get("train", {}),
+        }
         made = job(name, kind, 3, **{**tables, "train": learning})
         made["output"] = {"dir": str(tmp_path / f"{mode}-{len(list(tmp_path.iterdir()))}")}
         return made
@@ -61,8 +66,8 @@ def lines(folder: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / name).read_text("utf-8").splitlines()]
 
 
-@pytest.mark.parametrize("train", [{}, {"epochs": 2, "schedule": "polynomial", "warmup": 0.25}])
-def test_parallel_is_fedavg_whose_optimisers_go_on(split: Jobs, train: dict[str, Any]) -> None:
+@pytest.mark.parametrize("train", [{}, {"epochs": 2, "lr_schedule": "polynomial", "warmup_ratio": 0.25}])
+def test_parallel_is_fedavg_whose_optimizers_go_on(split: Jobs, train: dict[str, Any]) -> None:
     assert same(
         weights(fedstrata.run(split("parallel", train=train))),
         weights(fedstrata.run(split("fedavg", train=train))),
@@ -70,14 +75,16 @@ def test_parallel_is_fedavg_whose_optimisers_go_on(split: Jobs, train: dict[str,
 
 
 @pytest.mark.parametrize("kind", ["mlm", "classify"])
-@pytest.mark.parametrize("train", [{}, {"epochs": 2, "schedule": "polynomial", "warmup": 0.25, "decay": 0.5}])
+@pytest.mark.parametrize(
+    "train", [{}, {"epochs": 2, "lr_schedule": "polynomial", "warmup_ratio": 0.25, "lr_decay": 0.5}]
+)
 @pytest.mark.parametrize("mode", MODES)
-def test_with_one_client_every_mode_is_centralised(
+def test_with_one_client_every_mode_is_centralized(
     split: Jobs, mode: str, train: dict[str, Any], kind: str
 ) -> None:
     one = {"clients": {"count": 1}, "train": train}
     assert same(
-        weights(fedstrata.run(split(mode, kind, **one))), weights(fedstrata.run(split("centralised", kind, **one)))
+        weights(fedstrata.run(split(mode, kind, **one))), weights(fedstrata.run(split("centralized", kind, **one)))
     )
 
 
@@ -89,7 +96,7 @@ def adam(module: torch.nn.Module, names: set[str]) -> torch.optim.Optimizer:
 
 
 def reference(made: dict[str, Any], mode: str) -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]:
-    """The mode in plain PyTorch: whole models whose layers are one module, an optimiser for each side.
+    """The mode in plain PyTorch: whole models whose layers are one module, an optimizer for each side.
 
     Returns:
         The mean model, and each client's own.
@@ -122,9 +129,9 @@ def reference(made: dict[str, Any], mode: str) -> tuple[dict[str, torch.Tensor],
             for _ in range(len(queues[client]) if mode == "share" else 1):
                 _, _, batch = queues[client].pop(0)
                 worker.task.loss(model, batch).backward()
-                for optimiser in (above[client], below):
-                    optimiser.step()
-                    optimiser.zero_grad()
+                for optimizer in (above[client], below):
+                    optimizer.step()
+                    optimizer.zero_grad()
         if mode != "share":
             for name in averaged:
                 total = sum(
@@ -166,23 +173,23 @@ def test_a_clients_own_work_runs_beside_the_next_ones_batch(
     expected = weights(fedstrata.run(split(mode)))
     begun, begins = [0], threading.Condition()
     tails, per_round = [0], 3 * 2
-    forward, step = Visit.forward, client_module.step
+    forward, step = SplitSession.forward, client_module.step
 
-    def counted(self: Visit, message: Any) -> Any:
-        if self.optimiser is not None:
+    def counted(self: SplitSession, message: Any) -> Any:
+        if self.optimizer is not None:
             with begins:
                 begun[0] += 1
                 begins.notify_all()
         return forward(self, message)
 
-    def held(optimiser: Any, rate: float) -> None:
+    def held(optimizer: Any, rate: float) -> None:
         tails[0] += 1
         if tails[0] % per_round:
             with begins:
                 assert begins.wait_for(lambda: begun[0] > tails[0], 30)
-        step(optimiser, rate)
+        step(optimizer, rate)
 
-    monkeypatch.setattr(Visit, "forward", counted)
+    monkeypatch.setattr(SplitSession, "forward", counted)
     monkeypatch.setattr(client_module, "step", held)
     assert same(weights(fedstrata.run(split(mode))), expected)
     assert tails[0] == begun[0] == 2 * per_round
@@ -217,7 +224,7 @@ def test_golden_bytes_of_a_batch() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_that_was_killed_goes_on_to_the_same_bits(split: Jobs, mode: str) -> None:
-    train = {"dropout": True, "schedule": "polynomial"}
+    train = {"dropout": True, "lr_schedule": "polynomial"}
     whole = fedstrata.run(split(mode, train=train, method={"rounds": 3}))
     made = split(mode, train=train, method={"rounds": 3})
 
@@ -232,7 +239,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(split: Jobs, mode: str) 
     assert (again.score, again.bytes, again.flops) == (whole.score, whole.bytes, whole.flops)
     left = {path.name for path in (again.folder / "state").rglob("*")}
     assert "layers" not in left
-    assert "optimiser" not in left
+    assert "optimizer" not in left
 
 
 @pytest.mark.parametrize(
@@ -316,7 +323,7 @@ def test_the_page_tells_whose_the_layers_are(split: Jobs) -> None:
             {"method": {"lower": 2, "upper": 1}},
             r"\[method\] lower, upper: are 2 and 1, but the model has 3 layers",
         ),
-        ({"client": {"allow": ["weights"]}}, r"\[client\] allow: .* hidden states of every batch"),
+        ({"client": {"may_send": ["weights"]}}, r"\[client\] may_send: .* hidden states of every batch"),
         ({"method": {"mode": "sharing"}}, r"\[method\] mode: 'sharing' is not legal; did you mean 'share'"),
     ],
 )

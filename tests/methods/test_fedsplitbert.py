@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import fedstrata
 from fedstrata.client.trainer import Reply, Request
 from fedstrata.cost.bytes import payload
-from fedstrata.engines.local import InProcess
+from fedstrata.engines.local import LocalEngine
 from fedstrata.errors import UserError
 from fedstrata.events import Replied
 from fedstrata.methods.fedavg import FedAvg
@@ -88,7 +88,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model" / "model.safetensors")
 
 
-@pytest.mark.parametrize("server", [{}, {"rule": "fedadam"}])
+@pytest.mark.parametrize("server", [{}, {"optimizer": "adam"}])
 def test_at_the_top_it_is_fedavg_bit_for_bit(job: Jobs, tmp_path: Path, server: dict[str, Any]) -> None:
     split = fedstrata.run(
         job("fedsplitbert", "classify", 3, method={"critical_layer": 3}, server=server),
@@ -113,15 +113,15 @@ def test_at_the_bottom_clients_are_alone(job: Jobs, tmp_path: Path) -> None:
         assert all(one[name].equal(other[name]) for name in other)
 
 
-@pytest.mark.parametrize("tables", [{}, {"wire": {"dtype": "fp16"}}, {"server": {"rule": "fedadam"}}])
+@pytest.mark.parametrize("tables", [{}, {"wire": {"dtype": "fp16"}}, {"server": {"optimizer": "adam"}}])
 def test_private_parts_are_in_no_message(
     job: Jobs, monkeypatch: pytest.MonkeyPatch, tables: dict[str, Any]
 ) -> None:
     """Every request and every reply of a run is looked into."""
     seen: dict[str, set[str]] = {"down": set(), "up": set()}
-    original = InProcess.exchange
+    original = LocalEngine.exchange
 
-    def watched(self: InProcess, requests: Iterable[Request]) -> Iterator[Reply]:
+    def watched(self: LocalEngine, requests: Iterable[Request]) -> Iterator[Reply]:
         def pass_on() -> Iterator[Request]:
             for request in requests:
                 seen["down"].update(name for tensors in request.parts.values() for name in tensors)
@@ -131,7 +131,7 @@ def test_private_parts_are_in_no_message(
             seen["up"].update(name for tensors in reply.weights.values() for name in tensors)
             yield reply
 
-    monkeypatch.setattr(InProcess, "exchange", watched)
+    monkeypatch.setattr(LocalEngine, "exchange", watched)
     fedstrata.run(job("fedsplitbert", "classify", 3, method={"critical_layer": 1}, **tables))
     parts = find(tiny_model(head="classify", num_labels=3))
     shared = {name for part in ("embeddings", "layer.0") for name in parts.shapes[part]}

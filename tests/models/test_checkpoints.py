@@ -220,7 +220,7 @@ def test_weights_of_another_size_are_refused(model_folder: Folder) -> None:
 
 
 def test_weights_of_another_architecture_are_refused(model_folder: Folder) -> None:
-    """DistilBERT weights under a BERT config, which Hugging Face alone would initialise at random."""
+    """DistilBERT weights under a BERT config, which Hugging Face alone would initialize at random."""
     folder = model_folder("distilbert")
     tiny_model("bert").config.save_pretrained(folder)
     assert "lack tensors of embeddings, layer.0, layer.1 " in refused(folder)

@@ -115,10 +115,10 @@ def test_training_inside_trains_the_whole_models_layer() -> None:
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in parts.shapes["layer.1"])
-    optimiser = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     with local_depth(model, parts, (0, 1, 3)):
         logits(model).square().mean().backward()
-        optimiser.step()
+        optimizer.step()
     changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
     assert changed
     assert changed <= parts.shapes["layer.1"].keys()

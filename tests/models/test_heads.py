@@ -23,7 +23,7 @@ from tiny import tiny_config
 Jobs = Callable[..., dict[str, Any]]
 Folder = Callable[..., Path]
 LABELS = ("NEG", "NEU", "POS")
-KINDS = ("ordinary", "average", "psum", "hsum")
+KINDS = ("cls", "mean", "psum", "hsum")
 
 
 def headed(head: Settings, architecture: str = "bert", layers: int = 4) -> Any:
@@ -55,8 +55,8 @@ def bert() -> Callable[[Settings], Parts]:
 @pytest.mark.parametrize(
     ("head", "parts", "size"),
     [
-        (Settings("ordinary"), ("head",), 9_228),
-        (Settings("average"), ("head",), 9_228),
+        (Settings("cls"), ("head",), 9_228),
+        (Settings("mean"), ("head",), 9_228),
         (Settings("psum"), ("head",), 113_442_864),
         (Settings("hsum"), ("head",), 113_442_864),
         (Settings("hsum", classifier="shared"), ("head",), 113_415_180),
@@ -93,7 +93,7 @@ def test_against_plain_torch(architecture: str, kind: str) -> None:
         made = model(input_ids=ids, attention_mask=mask)
         for row, length in enumerate(mask.sum(1)):
             hidden = base(input_ids=ids[row : row + 1, :length], output_hidden_states=True).hidden_states[1:]
-            if kind == "ordinary":
+            if kind == "cls":
                 vectors = [hidden[-1][:, 0]]
             elif kind == "average":
                 vectors = [hidden[-1].mean(1)]
@@ -114,7 +114,7 @@ def test_the_options_say_what_they_do() -> None:
         assert len(shared.head.classifiers) == 1
         odds = headed(Settings("hsum", average="probabilities"))(input_ids=ids, attention_mask=mask)
         assert torch.allclose(odds.logits.exp(), odds.branches.softmax(-1).mean(0), atol=1e-6)
-        pooled = headed(Settings("ordinary", pooler=True))
+        pooled = headed(Settings("cls", pooler=True))
         hidden = pooled.bert(input_ids=ids, attention_mask=mask).last_hidden_state
         vector = torch.tanh(pooled.bert.pooler.dense(hidden[:, 0]))
         made = pooled(input_ids=ids, attention_mask=mask)
@@ -124,7 +124,7 @@ def test_the_options_say_what_they_do() -> None:
             ("all", torch.ones_like(mask)),
             ("inner", torch.tensor([[0, 1, 1, 1, 1, 1, 1, 1, 0], [0, 1, 1, 1, 0, 0, 0, 0, 0], [1, 1] + [0] * 7])),
         ):
-            model = headed(Settings("average", tokens=tokens))
+            model = headed(Settings("mean", tokens=tokens))
             state = model.bert(input_ids=ids, attention_mask=mask).last_hidden_state
             mean = (state * weight[:, :, None]).sum(1) / weight.sum(1, keepdim=True)
             logits = model(input_ids=ids, attention_mask=mask).logits
@@ -170,8 +170,8 @@ def test_a_new_head_depends_on_the_seed_alone(model_folder: Folder) -> None:
     ("architecture", "head", "words"),
     [
         ("bert", Settings("psum"), r"\[head\] kind: 'psum' takes the last four layers, bert has 3"),
-        ("distilbert", Settings("ordinary", pooler=True), r"\[head\] pooler: distilbert has none"),
-        ("modernbert", Settings("average"), r"\[head\] kind: 'average' does not go with modernbert.*final_norm"),
+        ("distilbert", Settings("cls", pooler=True), r"\[head\] pooler: distilbert has none"),
+        ("modernbert", Settings("mean"), r"\[head\] kind: 'average' does not go with modernbert.*final_norm"),
     ],
 )
 def test_what_a_model_cannot_have(architecture: str, head: Settings, words: str) -> None:
@@ -188,8 +188,8 @@ def test_what_a_model_cannot_have(architecture: str, head: Settings, words: str)
             {"head": {"kind": "psum"}, "task": {"kind": "mlm"}},
             "goes with classify, pair and regress, not with 'mlm'",
         ),
-        ({"head": {"kind": "average", "tokens": "all"}}, "needs train.padding = 'max'"),
-        ({"head": {"kind": "average", "pooler": True}}, "does not go with 'average'"),
+        ({"head": {"kind": "mean", "tokens": "all"}}, "needs train.padding = 'max'"),
+        ({"head": {"kind": "mean", "pooler": True}}, "does not go with 'average'"),
         (
             {"head": {"kind": "psum", "average": "probabilities"}, "task": {"kind": "regress"}},
             "has no probabilities",
@@ -201,7 +201,7 @@ def test_what_a_job_cannot_say(job: Jobs, tables: dict[str, Any], words: str) ->
         load_job({**job("fedavg", "classify"), **tables})
 
 
-@pytest.mark.parametrize("method", ["fedavg", "centralised", "fedsplitbert", "fedbt"])
+@pytest.mark.parametrize("method", ["fedavg", "centralized", "fedsplitbert", "fedbt"])
 def test_every_method_takes_a_head(job: Jobs, method: str) -> None:
     options = {"critical_layer": 2} if method == "fedsplitbert" else {}
     made = job(method, "classify", 4, head={"kind": "hsum"}, method=options)

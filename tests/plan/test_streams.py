@@ -53,7 +53,7 @@ def test_integers_have_63_bits() -> None:
     assert 0.45 < np.mean(np.asarray(made, dtype=float) / 2**63) < 0.55
 
 
-def test_neighbouring_streams_are_uncorrelated() -> None:
+def test_neighboring_streams_are_uncorrelated() -> None:
     table = np.asarray([Streams(0).numpy(round, "a", "b").random(400) for round in range(30)])
     apart = np.corrcoef(table)[~np.eye(30, dtype=bool)]
     assert np.abs(apart).max() < 0.25  # 5 standard deviations of 1 / sqrt(400)

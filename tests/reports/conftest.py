@@ -55,7 +55,9 @@ def write_run(
         name: {"rows": 100, "examples": 120 + i, "labels": {x: 10 + j for j, x in enumerate(labels)} or None}
         for i, name in enumerate(clients)
     }
-    (folder / "split.json").write_text(json.dumps({"clients": held, "test": 40, "left_out": 2}), encoding="utf-8")
+    (folder / "partition.json").write_text(
+        json.dumps({"clients": held, "test": 40, "left_out": 2}), encoding="utf-8"
+    )
     moved = 3_000_000 * rounds * len(clients)
     outcome = {
         "status": "finished",

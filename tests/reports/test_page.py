@@ -86,7 +86,7 @@ def test_arabic_labels_are_there_and_may_run_from_right_to_left(run: Make, tmp_p
 
 
 @pytest.mark.parametrize(
-    "missing", [["result.json"], ["result.json", "rounds.jsonl", "ledger.jsonl", "split.json"]]
+    "missing", [["result.json"], ["result.json", "rounds.jsonl", "ledger.jsonl", "partition.json"]]
 )
 def test_a_killed_run_has_a_page(run: Make, tmp_path: Path, missing: list[str]) -> None:
     folder = run()

@@ -117,7 +117,7 @@ def test_the_picture_without_labels_has_one_bar_each() -> None:
     assert not figure.legends
 
 
-def test_the_picture_tells_every_label_by_its_colour() -> None:
+def test_the_picture_tells_every_label_by_its_color() -> None:
     figure = split_picture(*many(50, 23))
     assert len(figure.axes[0].containers) == 23
     assert len({group[0].get_facecolor() for group in figure.axes[0].containers}) == 23

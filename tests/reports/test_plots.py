@@ -35,7 +35,7 @@ def test_axes_say_what_they_count(run: Make) -> None:
 
 def test_nothing_is_drawn_of_nothing(run: Make) -> None:
     folder = run()
-    for name in ("result.json", "rounds.jsonl", "ledger.jsonl", "split.json"):
+    for name in ("result.json", "rounds.jsonl", "ledger.jsonl", "partition.json"):
         (folder / name).unlink()
     made = load_run(folder)
     assert plots.loss_plot(made) == plots.bytes_plot(made) == plots.split_plot(made.split) == ""

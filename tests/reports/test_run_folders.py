@@ -93,7 +93,7 @@ def test_a_run_without_a_server_model_is_the_mean_over_its_clients(run: Make) ->
 
 def test_a_run_that_has_only_begun(run: Make) -> None:
     folder = run()
-    for name in ("result.json", "rounds.jsonl", "ledger.jsonl", "split.json"):
+    for name in ("result.json", "rounds.jsonl", "ledger.jsonl", "partition.json"):
         (folder / name).unlink()
     made = load_run(folder)
     assert (made.result["status"], made.work, curve(made)) == ("stopped", [], [])

@@ -43,7 +43,7 @@ def test_each_client_keeps_a_share_of_its_own_rows(own: Callable[..., dict[str, 
         assert not set(rows) & set(data.shards[client])
     everything = np.concatenate([*data.tests.values(), *data.shards.values()])
     assert sorted(everything) == list(range(12))
-    again = prepare(load(own("centralised"))[0]).tests
+    again = prepare(load(own("centralized"))[0]).tests
     assert again is not None
     assert all((again[client] == rows).all() for client, rows in data.tests.items()), "the same for every method"
 
@@ -71,7 +71,7 @@ def same(score: dict[str, float], expected: dict[str, float]) -> None:
     assert score["loss"] == pytest.approx(expected["loss"], rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "centralised", "none"])
+@pytest.mark.parametrize("name", ["fedavg", "centralized", "none"])
 def test_one_model_is_scored_on_every_clients_rows(own: Callable[..., dict[str, Any]], name: str) -> None:
     made = own(name)
     result = fedstrata.run(made)
@@ -102,7 +102,7 @@ def test_a_single_clients_model_is_scored_on_everybodys_rows(own: Callable[..., 
 
 def test_the_report_tells_the_spread(own: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     fedstrata.run(own("fedavg"))
-    split = json.loads((tmp_path / "run" / "split.json").read_text())
+    split = json.loads((tmp_path / "run" / "partition.json").read_text())
     assert split["tests"] == {"client-0": 2, "client-1": 2, "client-2": 2}
     assert split["test"] == 6
     page = (tmp_path / "run" / "report.html").read_text("utf-8")

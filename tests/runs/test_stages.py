@@ -48,7 +48,7 @@ def test_stages_follow_each_other(staged: dict[str, Any], tmp_path: Path) -> Non
     assert written == {"result.json", "report.html", "model", "stages"}
     for stage in ("pretrain", "finetune"):
         names = {path.name for path in (folder / "stages" / stage).iterdir()}
-        assert names >= {"result.json", "job.toml", "rounds.jsonl", "ledger.jsonl", "split.json", "model"}
+        assert names >= {"result.json", "job.toml", "rounds.jsonl", "ledger.jsonl", "partition.json", "model"}
 
 
 def test_a_finished_stage_is_not_run_again(staged: dict[str, Any], tmp_path: Path) -> None:
@@ -145,16 +145,16 @@ def test_the_default_length_fits_itself_to_a_short_model(job: Jobs) -> None:
 def test_a_method_that_never_trains_a_new_part_says_so(job: Jobs) -> None:
     notes: list[str] = []
     fedstrata.run(job("fedbt", "classify"), progress=lambda e: notes.extend(getattr(e, "notes", ())))
-    assert any("pooler: newly initialised, and this method never trains it" in note for note in notes)
+    assert any("pooler: newly initialized, and this method never trains it" in note for note in notes)
 
 
 def test_a_holdout_is_the_same_for_every_method(job: Jobs, tmp_path: Path) -> None:
     splits = []
-    for method in ("fedavg", "centralised"):
+    for method in ("fedavg", "centralized"):
         made = job(method, "classify", output={"dir": str(tmp_path / method)})
         del made["data"]["test"]
         fedstrata.run(made, ["data.holdout=0.25"])
-        splits.append(json.loads((tmp_path / method / "split.json").read_text()))
+        splits.append(json.loads((tmp_path / method / "partition.json").read_text()))
     assert splits[0]["test"] == splits[1]["test"] == 3
     assert sum(made["rows"] for made in splits[0]["clients"].values()) == 9
     assert splits[1]["clients"]["all"]["rows"] == 9

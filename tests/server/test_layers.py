@@ -17,14 +17,14 @@ from torch import nn
 from fedstrata.client import trainer as client
 from fedstrata.client.config import Local
 from fedstrata.client.trainer import Request, Worker, finish
-from fedstrata.data.tokens import tokenise
+from fedstrata.data.tokens import tokenize
 from fedstrata.errors import UserError
 from fedstrata.models.cut import KINDS, check_cut
 from fedstrata.plan.parts import find, tensors
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
 from fedstrata.server import layers as split_module
-from fedstrata.server.layers import Layers, Visit
+from fedstrata.server.layers import ServerLayers, SplitSession
 from fedstrata.server.server import Server
 from fedstrata.tasks import Examples, Task
 from fedstrata.tasks.classify import Classify
@@ -45,7 +45,7 @@ def task_of(head: str) -> Task:
 
 
 def sentences() -> Examples:
-    tokens = tokenise([text for text, _ in SENTENCES], tokenizer(), 32, "truncate")
+    tokens = tokenize([text for text, _ in SENTENCES], tokenizer(), 32, "truncate")
     names = sorted({label for _, label in SENTENCES})
     return Examples(tokens, np.asarray([names.index(label) for _, label in SENTENCES]))
 
@@ -69,18 +69,18 @@ def split(worker: Worker, lower: int = 0, upper: int = 0) -> Plan:
     return Plan(tuple(range(worker.parts.depth)), own, own, server=server)
 
 
-def layers_of(worker: Worker, plan: Plan, folder: Path, copies: bool = True) -> Layers:
+def layers_of(worker: Worker, plan: Plan, folder: Path, copies: bool = True) -> ServerLayers:
     weights = {
         part: {n: t.clone() for n, t in tensors(worker.model, worker.parts, [part]).items()}
         for part in worker.parts.names
     }
-    return Layers(worker, Server(worker.parts, weights, dtype=worker.dtype), plan.server, copies, 64, folder)
+    return ServerLayers(worker, Server(worker.parts, weights, dtype=worker.dtype), plan.server, copies, 64, folder)
 
 
 class Heard:
     """A link that listens."""
 
-    def __init__(self, link: Visit) -> None:
+    def __init__(self, link: SplitSession) -> None:
         self.link = link
         self.begin = link.begin
         self.messages: list[tuple[str, dict[str, torch.Tensor]]] = []
@@ -148,7 +148,7 @@ def test_a_split_round_is_an_unsplit_one_to_the_bit(
 
 
 def test_a_split_round_is_plain_pytorch(tmp_path: Path) -> None:
-    """The reference: embeddings, layers and classifier of BERT called by hand, three optimisers, no cut."""
+    """The reference: embeddings, layers and classifier of BERT called by hand, three optimizers, no cut."""
     model = tiny_model("bert", "classify", num_labels=3, **quiet("bert"))
     worker = made("bert", "classify", epochs=1)
     batches = [batch for *_, batch in worker._batches(0, "a", sentences(), np.arange(EXAMPLES))]
@@ -162,7 +162,7 @@ def test_a_split_round_is_plain_pytorch(tmp_path: Path) -> None:
         return torch.optim.AdamW(groups, lr=1e-2, foreach=False)
 
     client = nn.ModuleList([model.bert.embeddings, model.bert.pooler, model.classifier])
-    optimisers = [adam(client), adam(model.bert.encoder)]
+    optimizers = [adam(client), adam(model.bert.encoder)]
     losses = []
     for batch in batches:
         mask = batch.inputs["attention_mask"]
@@ -178,9 +178,9 @@ def test_a_split_round_is_plain_pytorch(tmp_path: Path) -> None:
         loss.backward()
         out.backward(received.grad)
         sent.backward(state.grad)
-        for optimiser in optimisers:
-            optimiser.step()
-            optimiser.zero_grad()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
     loss, weights, _ = train_split(worker, split(worker), tmp_path)
     assert loss == pytest.approx(np.mean(losses), rel=1e-5)
     for name, weight in model.named_parameters():
@@ -331,15 +331,15 @@ def test_the_layers_step_while_the_client_goes_on_and_nothing_overtakes_them(
     client_done = threading.Event()
     real_here, real_there = client.step, split_module.step
 
-    def here(optimiser: Any, rate: float) -> None:
-        real_here(optimiser, rate)
+    def here(optimizer: Any, rate: float) -> None:
+        real_here(optimizer, rate)
         seen.append("client")
         client_done.set()
 
-    def there(optimiser: Any, rate: float) -> None:
+    def there(optimizer: Any, rate: float) -> None:
         assert client_done.wait(30)
         client_done.clear()
-        real_there(optimiser, rate)
+        real_there(optimizer, rate)
         seen.append("layers")
 
     monkeypatch.setattr(client, "step", here)

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 import fedstrata
 from fedstrata.client.trainer import Reply, Request
 from fedstrata.data.batching import batches
-from fedstrata.data.tokens import tokenise
-from fedstrata.engines.local import InProcess
+from fedstrata.data.tokens import tokenize
+from fedstrata.engines.local import LocalEngine
 from fedstrata.errors import UserError
 from fedstrata.methods import METHODS
 from fedstrata.plan.plan import Method, Plan
@@ -67,9 +67,9 @@ def test_nothing_is_held_back_while_replies_are_in_order() -> None:
 
 
 @pytest.mark.parametrize("kind", ["mlm", "classify"])
-def test_fedavg_with_one_client_is_centralised_bit_for_bit(job: Jobs, tmp_path: Path, kind: str) -> None:
+def test_fedavg_with_one_client_is_centralized_bit_for_bit(job: Jobs, tmp_path: Path, kind: str) -> None:
     one = run(job("fedavg", kind, clients={"count": 1}), tmp_path / "one")
-    other = run(job("centralised", kind, clients={"count": 1}), tmp_path / "other")
+    other = run(job("centralized", kind, clients={"count": 1}), tmp_path / "other")
     assert equal(one, other)
     assert one.score == other.score
     assert other.bytes == {"up": 0, "down": 0, "setup": 0}
@@ -78,7 +78,7 @@ def test_fedavg_with_one_client_is_centralised_bit_for_bit(job: Jobs, tmp_path: 
 def test_fedavg_equals_a_plain_loop(job: Jobs, tmp_path: Path) -> None:
     """Two clients, two rounds, written out in plain PyTorch: copies, HF's own loss, AdamW, a weighted mean."""
     tables = {
-        "clients": {"count": 2, "split": "sizes", "sizes": [4, 8]},
+        "clients": {"count": 2, "partition": "sizes", "sizes": [4, 8]},
         "train": {"dropout": False, "learning_rate": 1e-3},
     }
     result = run(job("fedavg", "classify", **tables), tmp_path / "run")
@@ -90,7 +90,7 @@ def test_fedavg_equals_a_plain_loop(job: Jobs, tmp_path: Path) -> None:
     config = transformers.AutoConfig.from_pretrained(made["model"]["name"], num_labels=3)
     config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
     model = auto.from_pretrained(made["model"]["name"], config=config)
-    tokens = tokenise(
+    tokens = tokenize(
         [text for text, _ in SENTENCES], transformers.AutoTokenizer.from_pretrained(result.model), 32, "truncate"
     )
     rng = streams.numpy(-1, "server", "split")
@@ -106,15 +106,15 @@ def test_fedavg_equals_a_plain_loop(job: Jobs, tmp_path: Path) -> None:
             decayed = [p for p in model.parameters() if p.ndim > 1]
             rest = [p for p in model.parameters() if p.ndim == 1]
             groups = [{"params": decayed, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}]
-            optimiser = torch.optim.AdamW(groups, lr=1e-3)
+            optimizer = torch.optim.AdamW(groups, lr=1e-3)
             model.train()
             for index in batches(tokens.lengths[shard], 2, streams.numpy(round, client, "order")):
                 rows = [torch.from_numpy(np.asarray(tokens[i], dtype=np.int64)) for i in shard[index]]
                 ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
                 labels = torch.tensor([names.index(SENTENCES[i][1]) for i in shard[index]])
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 model(input_ids=ids, attention_mask=(ids != 0).long(), labels=labels).loss.backward()
-                optimiser.step()
+                optimizer.step()
             for name, p in model.named_parameters():
                 total[name] += p.detach() * len(shard) / 12
         with torch.no_grad():
@@ -132,12 +132,12 @@ def test_same_seed_same_bits_whatever_the_order_of_visits(
     first = run(job(method), tmp_path / "first")
     assert equal(first, run(job(method), tmp_path / "second"))
     assert not equal(first, run(job(method), tmp_path / "third", "train.seed=1"))
-    visit = InProcess.exchange
+    visit = LocalEngine.exchange
 
-    def backwards(self: InProcess, requests: Iterable[Request]) -> Iterator[Reply]:
+    def backwards(self: LocalEngine, requests: Iterable[Request]) -> Iterator[Reply]:
         return visit(self, reversed(list(requests)))
 
-    monkeypatch.setattr(InProcess, "exchange", backwards)
+    monkeypatch.setattr(LocalEngine, "exchange", backwards)
     assert equal(first, run(job(method), tmp_path / "backwards"))
 
 

@@ -11,13 +11,13 @@ from fedstrata.client.trainer import Reply
 from fedstrata.plan.parts import find, tensors
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
-from fedstrata.server.server import Mean, Rule, Server, select, step
-from fedstrata.wire.codec import WireError, narrow
+from fedstrata.server.server import Server, ServerOptimizer, WeightedMean, select, step
+from fedstrata.wire.codec import WireError, quantize
 from tiny import tiny_model
 
 
 def test_mean_golden() -> None:
-    weighted, uniform = Mean(), Mean()
+    weighted, uniform = WeightedMean(), WeightedMean()
     for value, examples in ((1.0, 1), (3.0, 3)):
         weighted.add({"w": torch.tensor([value])}, examples)
         uniform.add({"w": torch.tensor([value])}, 1)
@@ -27,7 +27,7 @@ def test_mean_golden() -> None:
 
 def test_mean_of_one_is_exact_and_tensors_are_averaged_over_those_that_sent_them() -> None:
     value = torch.rand(1000)
-    mean = Mean()
+    mean = WeightedMean()
     mean.add({"both": value, "first": value}, 7)
     mean.add({"both": value * 3}, 14)
     assert torch.equal(mean.result()["first"], value)
@@ -55,7 +55,7 @@ def reference(name: str, old: float, deltas: list[float], eta: float, b1: float,
 
 @pytest.mark.parametrize("name", ["fedavgm", "fedadam", "fedyogi", "fedadagrad"])
 def test_rules_follow_their_papers(name: str) -> None:
-    rule = Rule(name, 0.1, 0.9, 0.99, 1e-3)
+    rule = ServerOptimizer(name, 0.1, 0.9, 0.99, 1e-3)
     old, memory = torch.tensor([0.5], dtype=torch.float64), {}
     deltas = [0.3, -0.2, 0.05]
     for delta in deltas:
@@ -66,8 +66,8 @@ def test_rules_follow_their_papers(name: str) -> None:
 
 def test_fedavg_takes_the_mean_and_moves_part_of_the_way_at_a_smaller_rate() -> None:
     old, mean = torch.tensor([1.0]), torch.tensor([2.0])
-    assert step(Rule(), old, mean, {}) is mean
-    assert step(Rule(learning_rate=0.25), old, mean, {}).item() == 1.25
+    assert step(ServerOptimizer(), old, mean, {}) is mean
+    assert step(ServerOptimizer(learning_rate=0.25), old, mean, {}).item() == 1.25
 
 
 def server(dtype: str = "fp32") -> Server:
@@ -78,7 +78,7 @@ def server(dtype: str = "fp32") -> Server:
 
 def answer(made: Server, plan: Plan, client: str, value: float, examples: int = 1) -> Reply:
     weights = {
-        part: narrow(
+        part: quantize(
             {name: torch.full(shape, value) for name, shape in made.parts.shapes[part].items()}, made.dtype
         )
         for part in plan.send
@@ -158,7 +158,7 @@ def test_int8_adds_up_over_the_rounds() -> None:
     for round in range(20):
         reply = answer(made, LAYER, "a", 1.0)
         value = {n: torch.randn(shape, generator=generator) for n, shape in made.parts.shapes["layer.1"].items()}
-        reply.weights["layer.1"] = narrow(value, "int8")
+        reply.weights["layer.1"] = quantize(value, "int8")
         made.collect(LAYER, reply)
         made.collect(LAYER, answer(made, LAYER, "b", 0.3, examples=2))
         made.merge()

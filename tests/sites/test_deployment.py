@@ -14,8 +14,8 @@ from test_flower import job, over_flower, same
 
 import fedstrata
 from deployment import Deployment
-from fedstrata.client.trainer import Missing, Reply, Request
-from fedstrata.engines.local import InProcess
+from fedstrata.client.trainer import NoReply, Reply, Request
+from fedstrata.engines.local import LocalEngine
 from fedstrata.runs import stages
 
 pytestmark = pytest.mark.deploy
@@ -26,8 +26,8 @@ ModelFolder = Callable[..., Path]
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     made = Deployment(tmp_path_factory.mktemp("deployment"))
     for name in ("a", "b"):
-        made.set(name, 'exchanges = ["weights"]', 'exchanges = ["weights", "activations", "features"]')
-    made.set("c", 'exchanges = ["weights"]', 'exchanges = ["weights", "activations"]')
+        made.set(name, 'payloads = ["weights"]', 'payloads = ["weights", "activations", "hidden_states"]')
+    made.set("c", 'payloads = ["weights"]', 'payloads = ["weights", "activations"]')
     made.up()
     yield made
     made.down()
@@ -56,7 +56,7 @@ STAGES: dict[str, dict[str, Any]] = {
     "fedyogi": {},
     "fedadagrad": {},
     "fedbt": {},
-    "fedfreezebert": {"head": {"kind": "average"}},
+    "fedfreezebert": {"head": {"kind": "mean"}},
 }
 
 
@@ -64,7 +64,7 @@ def test_every_method_that_sends_weights_ends_in_the_same_bits(
     deployment: Deployment, model_folder: ModelFolder
 ) -> None:
     """Stage after stage in one run; FedBFPT and FedSplitBERT have theirs above."""
-    made = job(deployment, model_folder(), "fedavg", "classify", train={"optimiser": "kept"})
+    made = job(deployment, model_folder(), "fedavg", "classify", train={"optimizer_state": "persist"})
     del made["method"]
     made["stages"] = [
         {"name": f"stage-{name}", "method": {"name": name, "rounds": 2}, **tables}
@@ -79,8 +79,8 @@ def test_every_method_that_sends_weights_ends_in_the_same_bits(
 def test_a_site_that_lets_no_features_leave_is_gone_without(
     deployment: Deployment, model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = job(deployment, model_folder(), "fedfreezebert", "classify", method={"variant": "centralised"})
-    made |= {"head": {"kind": "ordinary"}, "client": {"allow": ["features"]}}
+    made = job(deployment, model_folder(), "fedfreezebert", "classify", method={"variant": "centralized"})
+    made |= {"head": {"kind": "cls"}, "client": {"may_send": ["hidden_states"]}}
     there = deployment.finish(made, "features")
     reasons = {
         (line["client"], line["reason"].split(" (")[0]) for line in deployment.lines("features", "missing.jsonl")
@@ -104,15 +104,15 @@ def agrees(made: dict[str, Any], there: Path, monkeypatch: pytest.MonkeyPatch) -
     lines = (there / "missing.jsonl").read_text("utf-8").splitlines()
     gaps = {(line["round"], line["client"]) for line in map(json.loads, lines)}
 
-    class Gaps(InProcess):
-        def exchange(self, requests: Iterable[Request]) -> Iterator[Reply | Missing]:
+    class Gaps(LocalEngine):
+        def exchange(self, requests: Iterable[Request]) -> Iterator[Reply | NoReply]:
             for request in requests:
                 if (request.round, request.client) in gaps:
-                    yield Missing(request.client, "is missing there")
+                    yield NoReply(request.client, "is missing there")
                 else:
                     yield from super().exchange([request])
 
-    monkeypatch.setattr(stages, "InProcess", Gaps)
+    monkeypatch.setattr(stages, "LocalEngine", Gaps)
     here = fedstrata.run(made, {"output.dir": str(there.with_name(f"here-{there.name}"))})
     one, other = (load_file(folder / "model" / "model.safetensors") for folder in (here.folder, there))
     assert all(torch.equal(one[key], other[key]) for key in one)

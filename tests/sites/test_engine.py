@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from fedstrata.client.trainer import Missing, Reply, Request
+from fedstrata.client.trainer import NoReply, Reply, Request
 from fedstrata.events import Waiting
 from fedstrata.plan.plan import Plan
 from fedstrata.sites import engine as sites
-from fedstrata.sites.engine import Presence, Sites
+from fedstrata.sites.engine import Presence, RemoteEngine
 from fedstrata.sites.messages import (
     HelloHeader,
     RefusalHeader,
@@ -69,9 +69,9 @@ class Script:
                 yield number, honest(name, message)
 
 
-def engine(courier: Script, folder: Path, told: list[Any], deadline: float = 5.0) -> Sites:
-    header = HelloHeader(version="0", stage="", job={}, overlong=None, share=0.0, labels=None, start="")
-    return Sites(
+def engine(courier: Script, folder: Path, told: list[Any], deadline: float = 5.0) -> RemoteEngine:
+    header = HelloHeader(version="0", stage="", job={}, long_text=None, share=0.0, labels=None, start="")
+    return RemoteEngine(
         run=RUN,
         names=NAMES,
         courier=courier,
@@ -96,7 +96,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return []
 
 
-def losses(answers: Iterable[Reply | Missing]) -> dict[str, Any]:
+def losses(answers: Iterable[Reply | NoReply]) -> dict[str, Any]:
     return {one.client: one.loss if isinstance(one, Reply) else one.reason for one in answers}
 
 
@@ -116,7 +116,7 @@ def test_a_site_that_comes_late_is_greeted_before_its_first_request(told: list[A
     courier = Script(lambda script, number, name: [(number, honest(name, script.sent[number][1]))])
     del courier.there["b"]
     made = engine(courier, tmp_path, told, deadline=0.3)
-    assert made.gather() == [Missing("b", "is not connected")]
+    assert made.gather() == [NoReply("b", "is not connected")]
     courier.there["b"] = 2, "later"
     assert losses(made.exchange(ask(*NAMES))) == {"a": 0.5, "b": 0.25}
     assert [type(e) for e in told] == [Waiting]

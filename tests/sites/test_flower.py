@@ -28,7 +28,7 @@ ModelFolder = Callable[..., Path]
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     made = Deployment(tmp_path_factory.mktemp("deployment"))
     for name in made.names:
-        made.set(name, 'exchanges = ["weights"]', 'exchanges = ["weights", "activations"]')
+        made.set(name, 'payloads = ["weights"]', 'payloads = ["weights", "activations"]')
     made.up()
     yield made
     made.down()
@@ -39,7 +39,7 @@ def job(deployment: Deployment, model: Path, name: str, kind: str, **tables: Any
         "model": {"name": str(model)},
         "task": {"kind": kind},
         "data": {"train": str(deployment.everything), "test": str(deployment.everything)},
-        "clients": {"split": "column", "column": "site"},
+        "clients": {"partition": "column", "column": "site"},
         "method": {"name": name, "rounds": 2},
         "train": {"batch_size": 2, "max_tokens": 32, "precision": "fp32", "device": "cpu"},
     }
@@ -154,7 +154,7 @@ def test_other_machines_reach_only_what_is_for_sites(client: str, server: str, p
         sent.append(message)
 
     scope = {"type": "http", "path": path, "client": (client, 1), "server": (server, 9440)}
-    asyncio.run(flower.Gate(app)(scope, None, send))
+    asyncio.run(flower.LoopbackOnlyMiddleware(app)(scope, None, send))
     assert bool(reached) == passes
     assert passes or sent[0]["status"] == 403
 

@@ -24,9 +24,9 @@ from fedstrata.sites.engine import Presence
 from fedstrata.sites.federation import Federation
 from fedstrata.sites.messages import seal, unseal
 from fedstrata.sites.provision import init
-from fedstrata.sites.service import Host
+from fedstrata.sites.service import SiteService
 from fedstrata.sites.settings import read_server, read_site
-from fedstrata.sites.stream import Far
+from fedstrata.sites.stream import ActivationClient
 from tiny import SENTENCES
 
 Jobs = Callable[..., dict[str, Any]]
@@ -36,7 +36,7 @@ NAMES = ("a", "b", "c")
 class Post:
     """A courier that brings every message at once. Sites whose names stand in ``out`` are not there."""
 
-    def __init__(self, hosts: dict[str, Host]) -> None:
+    def __init__(self, hosts: dict[str, SiteService]) -> None:
         self.hosts = hosts
         self.out: set[str] = set()
         self.waiting: dict[str, tuple[str, bytes]] = {}
@@ -59,9 +59,9 @@ class Post:
             yield number, answer
 
 
-def plainly(request: Request, port: int, token: str, deadline: float) -> Far:
+def plainly(request: Request, port: int, token: str, deadline: float) -> ActivationClient:
     """The way to the server's layers, without TLS."""
-    return Far(f"127.0.0.1:{port}", request, token, None, deadline)
+    return ActivationClient(f"127.0.0.1:{port}", request, token, None, deadline)
 
 
 class Village:
@@ -104,7 +104,7 @@ class Village:
         """Start the programs of sites, or start them again."""
         for name in names or NAMES:
             settings = read_site(self.folder / "federation" / "sites" / name)
-            self.post.hosts[name] = Host(settings, reach=plainly)
+            self.post.hosts[name] = SiteService(settings, reach=plainly)
 
     def jobs(self, made: dict[str, Any], **engine: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """A job in process and between sites."""
@@ -112,7 +112,7 @@ class Village:
         data = {**made["data"], "train": str(self.everything)}
         if "test" in clients:
             del data["test"]
-        one = {**made, "data": data, "clients": {**clients, "split": "column", "column": "site"}}
+        one = {**made, "data": data, "clients": {**clients, "partition": "column", "column": "site"}}
         far = {"name": "flower", "federation": str(self.folder / "federation"), **engine}
         other = {
             **made,
@@ -154,7 +154,7 @@ def same(one: Any, other: Any) -> None:
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {}),
-    ("fedavg", {"train": {"optimiser": "kept", "schedule": "polynomial", "warmup": 0.2}}),
+    ("fedavg", {"train": {"optimizer_state": "persist", "lr_schedule": "polynomial", "warmup_ratio": 0.2}}),
     ("fedprox", {"train": {"proximal_mu": 0.5}}),
     ("fedavgm", {}),
     ("fedadam", {"clients": {"fraction": 0.67}, "method": {"rounds": 4}}),
@@ -164,13 +164,13 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedbt", {"task": {"kind": "mlm"}, "wire": {"dtype": "fp16"}}),
     ("fedbt", {"method": {"cycle": 2}}),
     ("fedsplitbert", {"clients": {"test": 0.3}, "wire": {"dtype": "int8"}, "method": {"rounds": 3}}),
-    ("fedfreezebert", {"head": {"kind": "average"}, "wire": {"dtype": "bf16"}}),
+    ("fedfreezebert", {"head": {"kind": "mean"}, "wire": {"dtype": "bf16"}}),
     (
         "fedfreezebert",
         {
-            "head": {"kind": "ordinary"},
-            "method": {"variant": "centralised"},
-            "client": {"allow": ["features"]},
+            "head": {"kind": "cls"},
+            "method": {"variant": "centralized"},
+            "client": {"may_send": ["hidden_states"]},
         },
     ),
 ]
@@ -184,7 +184,7 @@ def test_between_sites_a_run_ends_in_the_same_bits(
     kind = tables.pop("task", {"kind": "classify"})["kind"]
     here, there = village.jobs(job(name, kind, 3, **tables))
     for site in NAMES:
-        village.site(site, 'exchanges = ["weights"]', 'exchanges = ["weights", "features"]')
+        village.site(site, 'payloads = ["weights"]', 'payloads = ["weights", "hidden_states"]')
     same(fedstrata.run(here), fedstrata.run(there))
 
 
@@ -219,7 +219,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(
     made["method"]["rounds"] = 4
     here, there = village.jobs(made)
     for site in NAMES:
-        village.site(site, 'exchanges = ["weights"]', 'exchanges = ["weights", "activations"]')
+        village.site(site, 'payloads = ["weights"]', 'payloads = ["weights", "activations"]')
     whole = fedstrata.run(here)
     commit = stages.state.commit
     for killed in (1, 3):
@@ -254,7 +254,11 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 REFUSALS = [
-    ('exchanges = ["weights"]', 'exchanges = ["features"]', "refuses: fedavg sends weights (trained parts of the"),
+    (
+        'payloads = ["weights"]',
+        'payloads = ["hidden_states"]',
+        "refuses: fedavg sends weights (trained parts of the",
+    ),
     (
         "# methods = [",
         "methods = ['fedbt'] # [",
@@ -298,10 +302,10 @@ def test_a_site_decides_and_the_run_goes_on_without_it(
 
 
 def test_features_of_some_sites_are_trained_on_without_the_others(job: Jobs, village: Village) -> None:
-    made = job("fedfreezebert", "classify", 3, method={"variant": "centralised"}, head={"kind": "ordinary"})
-    here, there = village.jobs({**made, "client": {"allow": ["features"]}})
+    made = job("fedfreezebert", "classify", 3, method={"variant": "centralized"}, head={"kind": "cls"})
+    here, there = village.jobs({**made, "client": {"may_send": ["hidden_states"]}})
     for name in ("a", "c"):
-        village.site(name, 'exchanges = ["weights"]', 'exchanges = ["features"]')
+        village.site(name, 'payloads = ["weights"]', 'payloads = ["hidden_states"]')
     run = fedstrata.run(there)
     rows = [(*row, NAMES[i % 3]) for i, row in enumerate(SENTENCES)]
     village.write("all.csv", ["text", "label", "site"], [row for row in rows if row[2] != "b"])
@@ -434,7 +438,7 @@ def test_no_text_and_no_path_leaves_a_site(job: Jobs, village: Village, caplog: 
 
 
 JOBS = [
-    ("centralised", {}, {}, r"'centralised' sends nothing between clients, so it is not for sites"),
+    ("centralized", {}, {}, r"'centralized' sends nothing between clients, so it is not for sites"),
     ("local", {}, {}, r"'local' sends nothing between clients, so it is not for sites"),
     ("fedsplitbert", {}, {}, r"\[clients\] test: is missing; with fedsplitbert each site has a model of its own"),
     ("fedavg", {"task": {"kind": "classify"}}, {"data": {"test": None}}, r"\[task\] labels: is missing; between"),
@@ -458,7 +462,7 @@ def test_the_same_file_of_a_job_runs_here_and_there(job: Jobs, village: Village)
     """With ``[data] train`` and no labels named: at the server they are read from it, and nothing else."""
     here, there = village.jobs(job("fedavg", "classify"))
     there["data"]["train"] = str(village.everything)
-    there["clients"] |= {"split": "column", "column": "site"}
+    there["clients"] |= {"partition": "column", "column": "site"}
     del here["task"]["labels"], there["task"]["labels"]
     same(fedstrata.run(here), fedstrata.run(there))
 

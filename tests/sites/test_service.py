@@ -22,13 +22,13 @@ from fedstrata.sites.messages import (
     seal,
     unseal,
 )
-from fedstrata.sites.service import Host
+from fedstrata.sites.service import SiteService
 
 Jobs = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def heard(job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Host, dict[type, Envelope]]:
+def heard(job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SiteService, dict[type, Envelope]]:
     """A site, new, and what a server said to it before, by the kind of message."""
     village = Village(tmp_path, monkeypatch)
     _, there = village.jobs(job("fedavg", "classify"))
@@ -43,7 +43,7 @@ def heard(job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[H
 
 
 def answer(
-    host: Host, said: Envelope, weights: dict[str, Any] | None = None, run: str = "", **changes: Any
+    host: SiteService, said: Envelope, weights: dict[str, Any] | None = None, run: str = "", **changes: Any
 ) -> Any:
     header = said.header.model_copy(update=changes)
     message = seal(run or said.run, header, said.weights if weights is None else weights)
@@ -54,7 +54,7 @@ def text(content: str) -> torch.Tensor:
     return torch.frombuffer(bytearray(content.encode()), dtype=torch.uint8)
 
 
-def test_it_knows_no_run_that_did_not_begin(heard: tuple[Host, dict[type, Envelope]]) -> None:
+def test_it_knows_no_run_that_did_not_begin(heard: tuple[SiteService, dict[type, Envelope]]) -> None:
     host, said = heard
     for kind in (StartHeader, RequestHeader):
         assert answer(host, said[kind]).reason == "cannot do what it is asked: this run is not known here"
@@ -62,7 +62,7 @@ def test_it_knows_no_run_that_did_not_begin(heard: tuple[Host, dict[type, Envelo
         assert "run: must be 32 hexadecimal digits" in answer(host, said[HelloHeader], run=run).reason
 
 
-def test_it_takes_part_with_its_own_version_alone(heard: tuple[Host, dict[type, Envelope]]) -> None:
+def test_it_takes_part_with_its_own_version_alone(heard: tuple[SiteService, dict[type, Envelope]]) -> None:
     host, said = heard
     refusal = answer(host, said[HelloHeader], version="99.1")
     assert refusal.reason.startswith("refuses: its FedStrata is ")
@@ -78,7 +78,7 @@ def test_it_takes_part_with_its_own_version_alone(heard: tuple[Host, dict[type, 
         ("config.json", json.dumps({"auto_map": {"A": "b.C"}})),
     ],
 )
-def test_it_takes_no_code(heard: tuple[Host, dict[type, Envelope]], name: str, content: str) -> None:
+def test_it_takes_no_code(heard: tuple[SiteService, dict[type, Envelope]], name: str, content: str) -> None:
     host, said = heard
     files = {**said[HelloHeader].weights["files"], name: text(content)}
     refusal = answer(host, said[HelloHeader], {"files": files})
@@ -86,7 +86,9 @@ def test_it_takes_no_code(heard: tuple[Host, dict[type, Envelope]], name: str, c
     assert not list(host.settings.folder.rglob("evil*"))
 
 
-def test_the_server_does_not_say_which_rows(heard: tuple[Host, dict[type, Envelope]], tmp_path: Path) -> None:
+def test_the_server_does_not_say_which_rows(
+    heard: tuple[SiteService, dict[type, Envelope]], tmp_path: Path
+) -> None:
     host, said = heard
     (tmp_path / "other.csv").write_text("text,label\n" + "a,kidney\n" * 99)
     hello = said[HelloHeader].header
@@ -104,7 +106,7 @@ def test_the_server_does_not_say_which_rows(heard: tuple[Host, dict[type, Envelo
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_the_start_model_is_the_one_that_was_announced(heard: tuple[Host, dict[type, Envelope]]) -> None:
+def test_the_start_model_is_the_one_that_was_announced(heard: tuple[SiteService, dict[type, Envelope]]) -> None:
     host, said = heard
     answer(host, said[HelloHeader])
     weights = {part: dict(own) for part, own in said[StartHeader].weights.items()}
@@ -117,11 +119,11 @@ def test_the_start_model_is_the_one_that_was_announced(heard: tuple[Host, dict[t
     assert answer(host, said[StartHeader]).holds
 
 
-def test_an_empty_message_asks_who_it_is(heard: tuple[Host, dict[type, Envelope]]) -> None:
+def test_an_empty_message_asks_who_it_is(heard: tuple[SiteService, dict[type, Envelope]]) -> None:
     assert heard[0].answer(b"") == b"a"
 
 
-def test_nonsense_is_answered(heard: tuple[Host, dict[type, Envelope]]) -> None:
+def test_nonsense_is_answered(heard: tuple[SiteService, dict[type, Envelope]]) -> None:
     for message in (b"nonsense", b"\xff" * 100, b"{}"):
         refusal = unseal(heard[0].answer(message), "refusal").header
         assert isinstance(refusal, RefusalHeader)

@@ -105,7 +105,7 @@ def test_every_key_may_be_set(server: Writes, site: Writes) -> None:
         site(
             data={"test": ["x.csv"], "text": ["a", "b"], "columns": ["a"], "limit": 3, "documents": "blank"},
             device={"name": "cuda", "threads": 2},
-            allow={"exchanges": ["weights", "features", "activations"], "methods": ["fedbfpt"]},
+            allow={"payloads": ["weights", "hidden_states", "activations"], "methods": ["fedbfpt"]},
             limits={"bytes_per_round": 500_000_000, "min_examples": 50},
         )
     )
@@ -230,8 +230,8 @@ def test_a_servers_wrong_word_gets_one_sentence(
         ({}, {"data": {"documents": "line"}}, ["[data] documents: 'line'", "did you mean 'lines'?"]),
         ({}, {"device": {"name": "gpu"}}, ["[device] name: 'gpu' is not legal", "cuda"]),
         ({}, {"device": {"threads": 0}}, ["[device] threads", "found 0"]),
-        ({}, {"allow": {"exchanges": ["weight"]}}, ["[allow] exchanges: 'weight'", "did you mean 'weights'?"]),
-        ({}, {"allow": {"exchanges": "weights"}}, ["[allow] exchanges", "list", "found 'weights'"]),
+        ({}, {"allow": {"payloads": ["weight"]}}, ["[allow] exchanges: 'weight'", "did you mean 'weights'?"]),
+        ({}, {"allow": {"payloads": "weights"}}, ["[allow] exchanges", "list", "found 'weights'"]),
         ({}, {"allow": {"methods": ["fedbftp"]}}, ["[allow] methods: 'fedbftp'", "did you mean 'fedbfpt'?"]),
         ({}, {"limits": {"bytes_per_round": 5e8}}, ["[limits] bytes_per_round", "integer"]),
         ({}, {"limits": {"min_examples": 0}}, ["[limits] min_examples", "found 0"]),
@@ -304,7 +304,7 @@ def test_a_file_that_is_no_settings(tmp_path: Path, content: bytes | None, told:
 def test_a_site_uses_a_jobs_words() -> None:
     """The words are written twice, as a job's load torch; they must not part."""
     assert repr(get_args(settings.Source)[0]) == repr(job.Source)
-    assert get_args(settings.Allow.model_fields["exchanges"].annotation)[0] == plan.Exchange
+    assert get_args(settings.Allow.model_fields["exchanges"].annotation)[0] == plan.Payload
     for name, field in settings.Data.model_fields.items():
         if name not in ("train", "test"):
             theirs = job.Data.model_fields[name]

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric import ec  # noqa: E402
 
 import fedstrata  # noqa: E402
 from fedstrata.client.config import Local  # noqa: E402
-from fedstrata.client.optimizer import Pace  # noqa: E402
+from fedstrata.client.optimizer import ScheduleSpan  # noqa: E402
 from fedstrata.client.trainer import Reply, Request, Worker, finish, handle  # noqa: E402
 from fedstrata.data.batching import Index  # noqa: E402
 from fedstrata.errors import UserError  # noqa: E402
@@ -35,12 +35,19 @@ from fedstrata.plan.parts import Tensors, find, tensors  # noqa: E402
 from fedstrata.plan.plan import Plan  # noqa: E402
 from fedstrata.plan.streams import Streams  # noqa: E402
 from fedstrata.runs import stages  # noqa: E402
-from fedstrata.server.layers import Layers, Visit  # noqa: E402
+from fedstrata.server.layers import ServerLayers, SplitSession  # noqa: E402
 from fedstrata.server.server import Server  # noqa: E402
-from fedstrata.sites.stream import Broken, Crossing, Far, Word, of_word, word_in  # noqa: E402
+from fedstrata.sites.stream import (  # noqa: E402
+    ActivationClient,
+    ActivationServer,
+    SessionFailed,
+    StreamHeader,
+    of_word,
+    word_in,
+)
 from fedstrata.tasks import Examples  # noqa: E402
 from fedstrata.tasks.classify import Classify  # noqa: E402
-from fedstrata.wire.codec import WireError, widen  # noqa: E402
+from fedstrata.wire.codec import WireError, dequantize  # noqa: E402
 from fedstrata.wire.store import Store  # noqa: E402
 from tiny import tiny_model  # noqa: E402
 
@@ -108,10 +115,10 @@ class Polite:
     need nothing of this.
     """
 
-    def __init__(self, far: Far, lock: Any, begun: Callable[[], None]) -> None:
+    def __init__(self, far: ActivationClient, lock: Any, begun: Callable[[], None]) -> None:
         self.far, self.lock, self.begun = far, lock, begun
 
-    def begin(self, pace: Pace) -> None:
+    def begin(self, pace: ScheduleSpan) -> None:
         self._wait(self.far.begin, pace)
         self.begun()
 
@@ -144,7 +151,7 @@ class Threads:
         tests: Mapping[str, Mapping[str, Index]],
         folder: Path,
         shared: Mapping[str, tuple[int, Tensors]],
-        layers: Layers,
+        layers: ServerLayers,
         papers: Papers,
         backwards: bool = False,
         **_: Any,
@@ -163,7 +170,7 @@ class Threads:
             }
             for name in shards
         }
-        self.crossing = Crossing(layers, "127.0.0.1:0", papers.tls, LONG)
+        self.crossing = ActivationServer(layers, "127.0.0.1:0", papers.tls, LONG)
         self.tokens = {name: f"token of {name}" for name in shards}
 
     def clients(self) -> list[str]:
@@ -193,9 +200,9 @@ class Threads:
         shared = self.shared[client]
         address = f"127.0.0.1:{self.crossing.port}"
         try:
-            with Far(address, request, self.tokens[client], self.papers.ca, LONG) as far, lock:
+            with ActivationClient(address, request, self.tokens[client], self.papers.ca, LONG) as far, lock:
                 for part, sent in request.parts.items():
-                    shared[part] = request.versions[part], widen(sent)
+                    shared[part] = request.versions[part], dequantize(sent)
                 reply = finish(
                     handle(
                         self.workers[client],
@@ -227,7 +234,7 @@ def net(monkeypatch: pytest.MonkeyPatch, papers: Papers, tmp_path: Path) -> Iter
             return engines[-1]
 
         with monkeypatch.context() as patch:
-            patch.setattr(stages, "InProcess", made)
+            patch.setattr(stages, "LocalEngine", made)
             return fedstrata.run({**job, "output": {"dir": str(tmp_path / "there")}})
 
     yield run
@@ -251,7 +258,7 @@ def same_runs(one: fedstrata.Result, other: fedstrata.Result) -> None:
 
 
 def split(job: Jobs, mode: str, kind: str = "mlm", **tables: Any) -> dict[str, Any]:
-    train = {"dropout": True, "learning_rate": 1e-2, "schedule": "polynomial", **tables.pop("train", {})}
+    train = {"dropout": True, "learning_rate": 1e-2, "lr_schedule": "polynomial", **tables.pop("train", {})}
     method = {"mode": mode, **tables.pop("method", {})}
     return job("fedbert", kind, 3, train=train, method=method, **tables)
 
@@ -283,20 +290,20 @@ def test_who_comes_first_changes_nothing(
     job: Jobs, net: Callable[..., Any], mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clients of 3, 1 and 2 steps arrive in the order 2, 1, 0; each begins before the next one comes."""
-    made = split(job, mode, clients={"count": 3, "split": "sizes", "sizes": [6, 2, 4]})
+    made = split(job, mode, clients={"count": 3, "partition": "sizes", "sizes": [6, 2, 4]})
     orders: list[dict[str, list[str]]] = []
-    forward, begin = Visit.forward, Visit.begin
+    forward, begin = SplitSession.forward, SplitSession.begin
 
     def met(way: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(self: Visit, message: Any) -> Any:
-            if self.optimiser and self.request.round == 0:
+        def noted(self: SplitSession, message: Any) -> Any:
+            if self.optimizer and self.request.round == 0:
                 orders[-1][way].append(self.request.client)
             return method(self, message)
 
         return noted
 
-    monkeypatch.setattr(Visit, "forward", met("forward", forward))
-    monkeypatch.setattr(Visit, "begin", met("begin", begin))
+    monkeypatch.setattr(SplitSession, "forward", met("forward", forward))
+    monkeypatch.setattr(SplitSession, "begin", met("begin", begin))
     orders.append({"begin": [], "forward": []})
     here = fedstrata.run(made)
     orders.append({"begin": [], "forward": []})
@@ -310,14 +317,14 @@ def test_who_comes_first_changes_nothing(
 # ---- single visits: clients that send whatever they like
 
 
-def layers_in(folder: Path, copies: bool, batch_size: int = 4, kept: bool = True) -> Layers:
+def layers_in(folder: Path, copies: bool, batch_size: int = 4, kept: bool = True) -> ServerLayers:
     model = tiny_model("bert", "classify", num_labels=3)
     parts = find(model)
     worker = Worker(
         model, parts, Classify(0, ("x", "y", "z")), Local(batch_size=batch_size, kept=kept), Streams(0)
     )
     weights = {part: {n: t.clone() for n, t in tensors(model, parts, [part]).items()} for part in parts.names}
-    layers = Layers(worker, Server(parts, weights), parts.layers(0), copies, 64, folder)
+    layers = ServerLayers(worker, Server(parts, weights), parts.layers(0), copies, 64, folder)
     layers.begin(0)
     return layers
 
@@ -337,7 +344,7 @@ def gradients(client: str, step: int) -> Tensors:
     return {"gradients": states(client, step + 50)["activations"][: 8 + step]}
 
 
-def batch(link: Far | Visit, client: str, step: int) -> Tensors:
+def batch(link: ActivationClient | SplitSession, client: str, step: int) -> Tensors:
     """One step; the gradients that come back."""
     link.forward(states(client, step))
     return link.backward(gradients(client, step))
@@ -346,17 +353,19 @@ def batch(link: Far | Visit, client: str, step: int) -> Tensors:
 class House:
     """Layers behind a crossing, and clients who know how to get there."""
 
-    def __init__(self, layers: Layers, papers: Papers, deadline: float = LONG) -> None:
+    def __init__(self, layers: ServerLayers, papers: Papers, deadline: float = LONG) -> None:
         self.layers, self.papers = layers, papers
-        self.crossing = Crossing(layers, "127.0.0.1:0", papers.tls, deadline)
+        self.crossing = ActivationServer(layers, "127.0.0.1:0", papers.tls, deadline)
         self.address = f"127.0.0.1:{self.crossing.port}"
 
     def expect(self, *requests: Request) -> None:
         self.crossing.expect(requests, {request.client: f"token of {request.client}" for request in requests})
 
-    def far(self, request: Request, token: str = "", deadline: float = LONG, ca: bytes | None = b"") -> Far:
+    def far(
+        self, request: Request, token: str = "", deadline: float = LONG, ca: bytes | None = b""
+    ) -> ActivationClient:
         given = self.papers.ca if ca == b"" else ca
-        return Far(self.address, request, token or f"token of {request.client}", given, deadline)
+        return ActivationClient(self.address, request, token or f"token of {request.client}", given, deadline)
 
     def train(
         self,
@@ -369,7 +378,7 @@ class House:
         """A client's visit, broken off after ``until`` messages; ``before`` each it hears how many there were."""
         request = asked(who) if isinstance(who, str) else who
         with self.far(request, **options) as far:
-            messages: list[Callable[[], object]] = [partial(far.begin, Pace(steps, steps))]
+            messages: list[Callable[[], object]] = [partial(far.begin, ScheduleSpan(steps, steps))]
             for step in range(steps):
                 messages.append(partial(far.forward, states(request.client, step)))
                 messages.append(partial(far.backward, gradients(request.client, step)))
@@ -421,7 +430,7 @@ def together(*works: Callable[[], None]) -> None:
         raise errors[0]
 
 
-def weights_of(layers: Layers) -> Tensors:
+def weights_of(layers: ServerLayers) -> Tensors:
     return {name: tensor for part in layers.end(0).values() for name, tensor in part.items()}
 
 
@@ -430,12 +439,12 @@ def equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) ->
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
-def alone(folder: Path, copies: bool, order: str, paces: Mapping[str, int]) -> Layers:
+def alone(folder: Path, copies: bool, order: str, paces: Mapping[str, int]) -> ServerLayers:
     """The layers after batches of these clients in this order, one after another; who makes all steps leaves."""
     layers = layers_in(folder, copies)
     visits = {client: layers.visit(asked(client)) for client in paces}
     for client, steps in paces.items():
-        visits[client].begin(Pace(steps, steps))
+        visits[client].begin(ScheduleSpan(steps, steps))
     for client in order:
         batch(visits[client], client, visits[client].steps)
         if visits[client].steps == paces[client]:
@@ -485,10 +494,10 @@ def test_strangers_and_strange_visits_are_refused(
 ) -> None:
     here = house(copies=False)
     here.expect(asked("a"), asked("b"))
-    with pytest.raises(Broken, match=complaint):
+    with pytest.raises(SessionFailed, match=complaint):
         here.train(said, token=token)
     together(lambda: here.train("a"), lambda: here.train("b"))
-    with pytest.raises(Broken, match="this visit is not awaited"):
+    with pytest.raises(SessionFailed, match="this visit is not awaited"):
         here.train("a")
     assert here.layers.results.keys() == {"a", "b"}
 
@@ -497,8 +506,8 @@ def test_a_visit_has_one_stream(house: Callable[..., House]) -> None:
     here = house(copies=True)
     here.expect(asked("a"))
     with here.far(asked("a")) as far:
-        far.begin(Pace(1, 1))
-        with pytest.raises(Broken, match="not awaited"):
+        far.begin(ScheduleSpan(1, 1))
+        with pytest.raises(SessionFailed, match="not awaited"):
             here.train("a")
         batch(far, "a", 0)
     assert here.layers.taken("a")[0]
@@ -508,7 +517,7 @@ def test_nothing_goes_in_plain_text_or_to_a_server_of_unknown_signature(house: C
     here = house(copies=True)
     here.expect(asked("a"))
     for ca in (None, papers_of_new().ca):
-        with pytest.raises(Broken, match="cannot be reached"):
+        with pytest.raises(SessionFailed, match="cannot be reached"):
             here.train("a", ca=ca)
     assert here.crossing.guests["a"].stream is None
     here.train("a")
@@ -517,7 +526,7 @@ def test_nothing_goes_in_plain_text_or_to_a_server_of_unknown_signature(house: C
 def test_an_address_in_use_is_told_in_a_sentence(house: Callable[..., House], papers: Papers) -> None:
     here = house(copies=True)
     with pytest.raises(UserError, match=f"cannot listen at {here.address}"):
-        Crossing(here.layers, here.address, papers.tls, LONG)
+        ActivationServer(here.layers, here.address, papers.tls, LONG)
 
 
 def test_who_breaks_off_is_as_if_it_had_not_come_where_each_has_a_copy(
@@ -568,7 +577,7 @@ def test_who_comes_late_is_waited_for_and_who_is_given_up_is_not(
     here.crossing.drop("a")
     worker.join(LONG)
     assert equal(weights_of(here.layers), weights_of(alone(tmp_path / "lone", False, "bb", {"b": 2})))
-    with pytest.raises(Broken, match="not awaited"):
+    with pytest.raises(SessionFailed, match="not awaited"):
         here.train("a")
 
 
@@ -578,7 +587,7 @@ def test_who_is_given_up_while_it_waits_hears_of_it(house: Callable[..., House])
     heard: list[str] = []
 
     def train() -> None:
-        with pytest.raises(Broken) as told:
+        with pytest.raises(SessionFailed) as told:
             here.train("b")
         heard.append(str(told.value))
 
@@ -598,17 +607,17 @@ def test_who_is_given_up_while_the_layers_compute_leaves_nothing(
     here = house(copies=True)
     here.expect(asked("a"))
     computing, go_on = threading.Event(), threading.Event()
-    backward = Visit.backward
+    backward = SplitSession.backward
 
-    def slow(self: Visit, message: Tensors) -> Tensors:
+    def slow(self: SplitSession, message: Tensors) -> Tensors:
         computing.set()
         assert go_on.wait(LONG)
         return backward(self, message)
 
-    monkeypatch.setattr(Visit, "backward", slow)
+    monkeypatch.setattr(SplitSession, "backward", slow)
 
     def train() -> None:
-        with pytest.raises(Broken):
+        with pytest.raises(SessionFailed):
             here.train("a")
 
     thread = threading.Thread(target=train)
@@ -633,14 +642,14 @@ def test_who_is_silent_is_broken_off(house: Callable[..., House], takes: bool) -
     here.expect(asked("a"), asked("b"))
     if takes:
         far = here.far(asked("a"))
-        far.begin(Pace(2, 2))
+        far.begin(ScheduleSpan(2, 2))
         far.forward(states("a", 0))
     else:
         hold = threading.Event()
 
         def messages() -> Iterator[bytes]:
             yield pace()
-            yield of_word(Word(kind="forward"), states("a", 55, 800))
+            yield of_word(StreamHeader(kind="forward"), states("a", 55, 800))
             hold.wait(LONG)
 
         stream = here.raw(asked("a"), messages())
@@ -649,7 +658,7 @@ def test_who_is_silent_is_broken_off(house: Callable[..., House], takes: bool) -
     assert 0.5 < time.monotonic() - started < 20
     assert here.layers.results.keys() == {"b"}
     if takes:
-        with pytest.raises(Broken, match="silent for too long"):
+        with pytest.raises(SessionFailed, match="silent for too long"):
             far.backward(gradients("a", 0))
         far.break_off()
     else:
@@ -673,7 +682,7 @@ def test_to_wait_for_ones_turn_is_not_silence(house: Callable[..., House]) -> No
 def test_a_server_that_does_not_answer_is_not_waited_for_for_ever(house: Callable[..., House]) -> None:
     here = house(copies=False)
     here.expect(asked("a"), asked("b"))
-    with pytest.raises(Broken, match=r"did not answer within 0\.3 s"):
+    with pytest.raises(SessionFailed, match=r"did not answer within 0\.3 s"):
         here.train("b", deadline=0.3)
     here.train("a")
     assert here.crossing.guests["b"].over.wait(LONG)
@@ -682,11 +691,11 @@ def test_a_server_that_does_not_answer_is_not_waited_for_for_ever(house: Callabl
 def test_a_server_that_is_gone_is_told_in_a_sentence(house: Callable[..., House]) -> None:
     here = house(copies=True)
     here.expect(asked("a"))
-    with pytest.raises(Broken, match=f"^the server at {here.address} ") as told:
+    with pytest.raises(SessionFailed, match=f"^the server at {here.address} ") as told:
         here.train("a", before=lambda said: said and here.crossing.close())
     assert "\n" not in str(told.value)
     assert told.value.__suppress_context__
-    with pytest.raises(Broken, match="cannot be reached"):
+    with pytest.raises(SessionFailed, match="cannot be reached"):
         here.train("a")
 
 
@@ -695,9 +704,9 @@ def pace(**changes: Any) -> bytes:
     return save({}, {"word": json.dumps({"kind": "begin", "pace": given})})
 
 
-FORWARD = of_word(Word(kind="forward"), states("a", 0))
-BACKWARD = of_word(Word(kind="backward"), gradients("a", 0))
-END = of_word(Word(kind="end"), {})
+FORWARD = of_word(StreamHeader(kind="forward"), states("a", 0))
+BACKWARD = of_word(StreamHeader(kind="backward"), gradients("a", 0))
+END = of_word(StreamHeader(kind="end"), {})
 
 
 @pytest.mark.parametrize(
@@ -718,10 +727,16 @@ END = of_word(Word(kind="end"), {})
         ([pace(), END], "end: cannot come now; due: forward"),
         ([pace(), FORWARD, FORWARD], "forward: cannot come now; due: backward"),
         ([pace(), FORWARD, BACKWARD, FORWARD], "forward: cannot come now; due: end"),
-        ([pace(), of_word(Word(kind="forward"), gradients("a", 0))], "lengths"),
-        ([pace(), of_word(Word(kind="forward"), states("a", 0) | {"x": torch.ones(1)})], "names differ"),
-        ([pace(), FORWARD, of_word(Word(kind="backward"), gradients("a", 1))], "gradients: is"),
-        ([pace(), of_word(Word(kind="forward"), states("a", 0) | {"activations": torch.full((8, 32), torch.nan)})],
+        ([pace(), of_word(StreamHeader(kind="forward"), gradients("a", 0))], "lengths"),
+        ([pace(), of_word(StreamHeader(kind="forward"), states("a", 0) | {"x": torch.ones(1)})], "names differ"),
+        ([pace(), FORWARD, of_word(StreamHeader(kind="backward"), gradients("a", 1))], "gradients: is"),
+        (
+            [
+                pace(),
+                of_word(
+                    StreamHeader(kind="forward"), states("a", 0) | {"activations": torch.full((8, 32), torch.nan)}
+                ),
+            ],
          "not finite"),
     ],
 )  # fmt: skip
@@ -744,8 +759,8 @@ def test_a_message_larger_than_any_batch_is_not_taken(house: Callable[..., House
     here = house(copies=True)
     here.expect(asked("a"))
     far = here.far(asked("a"))
-    far.begin(Pace(1, 1))
-    with pytest.raises(Broken, match=r"refuses: .*larger than max"):
+    far.begin(ScheduleSpan(1, 1))
+    with pytest.raises(SessionFailed, match=r"refuses: .*larger than max"):
         far.forward({"activations": torch.zeros(2**20)})
     far.break_off()
 
@@ -756,11 +771,11 @@ def test_a_failure_of_the_layers_tells_a_client_nothing_else(
     here = house(copies=True)
     here.expect(asked("a"))
 
-    def fails(self: Visit, message: Tensors) -> Tensors:
+    def fails(self: SplitSession, message: Tensors) -> Tensors:
         raise RuntimeError("secret")
 
-    monkeypatch.setattr(Visit, "forward", fails)
-    with pytest.raises(Broken) as told:
+    monkeypatch.setattr(SplitSession, "forward", fails)
+    with pytest.raises(SessionFailed) as told:
         here.train("a")
     assert "the layers failed" in str(told.value)
     assert "secret" not in str(told.value)
@@ -773,17 +788,17 @@ def test_one_message_is_under_way_at_most(house: Callable[..., House], monkeypat
     here = house(copies=True, batch_size=400)
     here.expect(asked("a"))
     go_on = threading.Event()
-    forward = Visit.forward
+    forward = SplitSession.forward
     held: list[int] = []
 
-    def slow(self: Visit, message: Tensors) -> Tensors:
+    def slow(self: SplitSession, message: Tensors) -> Tensors:
         held.append(len(message))
         assert go_on.wait(LONG)
         return forward(self, message)
 
-    monkeypatch.setattr(Visit, "forward", slow)
+    monkeypatch.setattr(SplitSession, "forward", slow)
     sent: list[int] = []
-    large = of_word(Word(kind="forward"), states("a", 55, 800))
+    large = of_word(StreamHeader(kind="forward"), states("a", 55, 800))
 
     def flood() -> Iterator[bytes]:
         yield pace()
@@ -806,12 +821,12 @@ def test_one_message_is_under_way_at_most(house: Callable[..., House], monkeypat
 
 def test_messages_come_back_as_they_were_on_memory_of_torchs_own() -> None:
     sent = {**states("a", 3), "scale": torch.ones(1), "half": torch.ones(3, dtype=torch.bfloat16)}
-    word, back = word_in(of_word(Word(kind="forward"), sent))
-    assert word == Word(kind="forward")
+    word, back = word_in(of_word(StreamHeader(kind="forward"), sent))
+    assert word == StreamHeader(kind="forward")
     assert back.keys() == sent.keys()
     assert all(torch.equal(back[name], sent[name]) and back[name].dtype == sent[name].dtype for name in sent)
     assert all(tensor.data_ptr() % 64 == 0 for tensor in back.values())
-    assert issubclass(Broken, WireError)
+    assert issubclass(SessionFailed, WireError)
 
 
 def test_scores_need_no_turns_and_leave_no_weights(house: Callable[..., House]) -> None:
@@ -829,7 +844,7 @@ def test_scores_need_no_turns_and_leave_no_weights(house: Callable[..., House]) 
     here.expect(asked("a", phase="evaluate"))
     far = here.far(asked("a", phase="evaluate"))
     far.forward(states("a", 0))
-    with pytest.raises(Broken, match="backward: cannot come now; due: forward or end"):
+    with pytest.raises(SessionFailed, match="backward: cannot come now; due: forward or end"):
         far.backward(gradients("a", 0))
     far.break_off()
 
@@ -838,11 +853,11 @@ def test_a_late_visit_is_not_taken_for_the_next(house: Callable[..., House]) -> 
     here = house(copies=False)
     here.expect(asked("a"))
     late = here.far(asked("a"))
-    late.begin(Pace(1, 1))
+    late.begin(ScheduleSpan(1, 1))
     here.crossing.drop("a")
     here.layers.begin(1)
     here.expect(asked("a", 1))
-    with pytest.raises(Broken, match="broke the visit off"):
+    with pytest.raises(SessionFailed, match="broke the visit off"):
         late.forward(states("a", 0))
     late.break_off()
     here.train(asked("a", 1))

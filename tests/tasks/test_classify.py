@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedstrata.cost.flops import Positions
-from fedstrata.data.tokens import tokenise
+from fedstrata.data.tokens import tokenize
 from fedstrata.errors import UserError
 from fedstrata.tasks import Batch, Examples
 from fedstrata.tasks.classify import Classify, positive_classes, scores
@@ -21,7 +21,7 @@ SENTIMENT = ("NEG", "NEU", "POS")
 
 
 def examples() -> Examples:
-    tokens = tokenise([text for text, _ in SENTENCES], tokenizer(), 32, "truncate")
+    tokens = tokenize([text for text, _ in SENTENCES], tokenizer(), 32, "truncate")
     return Examples(tokens, np.asarray([LABELS.index(label) for _, label in SENTENCES]))
 
 
@@ -50,7 +50,7 @@ def test_a_batch_is_padded_and_masked() -> None:
 
 def test_padding_is_not_read_off_the_ids() -> None:
     """A text may hold the padding token; it is attended to all the same."""
-    made = Examples(tokenise(["the [PAD] heart"], tokenizer(), 32, "truncate"), ints(0))
+    made = Examples(tokenize(["the [PAD] heart"], tokenizer(), 32, "truncate"), ints(0))
     assert 0 in made.tokens[0]
     one = Classify(0, LABELS).batch(made, ints(0), np.random.default_rng(0))
     assert one.inputs["attention_mask"].all()

@@ -1,4 +1,4 @@
-"""Causal language modelling: what is predicted, from what, and the loss against Hugging Face's own."""
+"""Causal language modeling: what is predicted, from what, and the loss against Hugging Face's own."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_classifier_over_gpt2_reads_the_last_token(model_folder: Callable[...,
     torch.testing.assert_close(together[1], model.score(hidden))
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedbfpt", "fedbt", "fedsplitbert", "centralised"])
+@pytest.mark.parametrize("method", ["fedavg", "fedbfpt", "fedbt", "fedsplitbert", "centralized"])
 def test_a_job_and_its_forecast(job: Jobs, model_folder: Callable[..., Path], tmp_path: Path, method: str) -> None:
     """To the FLOP: nothing is drawn at random but the order."""
     made = job(method, "clm", train={"learning_rate": 1e-2, "epochs": 2})

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fedstrata.plan.parts import Tensors
-from fedstrata.wire.codec import DTYPES, SCALE, WireError, carry, check, decode, encode, form, narrow, widen
+from fedstrata.wire.codec import DTYPES, SCALE, WireError, carry, check, decode, dequantize, encode, form, quantize
 
 SHAPES = {"a.weight": (3, 4), "a.bias": (4,)}
 
@@ -36,7 +36,7 @@ def entry(dtype: str, shape: list[int], start: int, stop: int) -> dict[str, Any]
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_round_trip(dtype: str) -> None:
-    sent = narrow(sample(), dtype)
+    sent = quantize(sample(), dtype)
     back = decode(encode(sent), SHAPES, dtype)
     assert back.keys() == sent.keys()
     for name, tensor in back.items():
@@ -47,7 +47,7 @@ def test_round_trip(dtype: str) -> None:
 @pytest.mark.parametrize(("dtype", "bits"), [("fp32", 24), ("fp16", 11), ("bf16", 8)])
 def test_what_is_widened_differs_by_the_rounding_of_the_wire_type(dtype: str, bits: int) -> None:
     start = sample()
-    for name, tensor in widen(narrow(start, dtype)).items():
+    for name, tensor in dequantize(quantize(start, dtype)).items():
         assert tensor.dtype == torch.float32
         error = ((tensor - start[name]) / start[name]).abs().max()
         assert error <= 2.0**-bits
@@ -56,8 +56,8 @@ def test_what_is_widened_differs_by_the_rounding_of_the_wire_type(dtype: str, bi
 
 def test_nothing_is_copied_that_has_its_type_already() -> None:
     start = sample()
-    assert all(narrow(start, "fp32")[name] is tensor for name, tensor in start.items())
-    assert all(widen(start)[name] is tensor for name, tensor in start.items())
+    assert all(quantize(start, "fp32")[name] is tensor for name, tensor in start.items())
+    assert all(dequantize(start)[name] is tensor for name, tensor in start.items())
 
 
 def test_views_and_scalars_travel() -> None:
@@ -113,13 +113,13 @@ def test_a_value_too_large_for_fp16_is_refused() -> None:
     sent["a.bias"][0] = 70_000.0
     check(sent, SHAPES, "fp32")
     with pytest.raises(WireError, match=r"a\.bias: holds a value that is not finite"):
-        check(narrow(sent, "fp16"), SHAPES, "fp16")
+        check(quantize(sent, "fp16"), SHAPES, "fp16")
 
 
 def test_int8_by_hand() -> None:
     """Each row's largest value is 127 steps; scales are bf16, vectors fp16."""
     rows = torch.tensor([[127.0, -63.4, 0.6], [0.0, 0.0, 0.0], [-(2.0**-7) * 127, 0.0, 2.0**-7]])
-    sent = narrow({"w": rows, "b": torch.tensor([1000.0, 1e-3])}, "int8")
+    sent = quantize({"w": rows, "b": torch.tensor([1000.0, 1e-3])}, "int8")
     assert sent["w"].tolist() == [[127, -63, 1], [0, 0, 0], [-127, 0, 1]]
     assert sent["w" + SCALE].tolist() == [1.0, 0.0, 2.0**-7]
     assert {name: tensor.dtype for name, tensor in sent.items()} == {
@@ -127,9 +127,9 @@ def test_int8_by_hand() -> None:
         "w" + SCALE: torch.bfloat16,
         "b": torch.float16,
     }
-    back = widen(sent)
+    back = dequantize(sent)
     assert back["w"].tolist() == [[127, -63, 1], [0, 0, 0], [-(2.0**-7) * 127, 0, 2.0**-7]]
-    assert back["b"][1].item() == pytest.approx(1e-3, rel=2**-10), "a large neighbour does not drown it"
+    assert back["b"][1].item() == pytest.approx(1e-3, rel=2**-10), "a large neighbor does not drown it"
 
 
 def test_int8_is_off_by_half_a_step_at_most() -> None:
@@ -137,7 +137,7 @@ def test_int8_is_off_by_half_a_step_at_most() -> None:
         "w": torch.randn(200, 64, generator=torch.Generator().manual_seed(1))
         * torch.logspace(-12, 12, 200)[:, None]
     }
-    back = widen(narrow(start, "int8"))["w"]
+    back = dequantize(quantize(start, "int8"))["w"]
     step = start["w"].abs().amax(1, keepdim=True) / 127
     error = (back - start["w"]).abs()
     assert (error <= 0.51 * step).all(), "half a step, and what bf16 rounds off the scale"
@@ -152,11 +152,11 @@ def test_what_a_message_leaves_out_comes_with_the_next() -> None:
     for times in range(1, 101):
         message, rest = carry(tensors, "int8", rest)
         check(message, {"w": (2, 2), "b": (1,)}, "int8")
-        for name, tensor in widen(message).items():
+        for name, tensor in dequantize(message).items():
             total[name] += tensor
             assert torch.allclose(total[name] + rest[name], times * tensors[name], rtol=1e-5)
     assert total["w"][0, 1].item() == pytest.approx(0.1, abs=0.5 / 127)
-    assert widen(narrow(tensors, "int8"))["w"][0, 1].item() == 0.0
+    assert dequantize(quantize(tensors, "int8"))["w"][0, 1].item() == 0.0
     assert rest["w"].abs().max() <= 0.51 / 127
 
 
@@ -164,7 +164,7 @@ def test_what_a_message_leaves_out_comes_with_the_next() -> None:
 def test_floats_leave_no_rest(dtype: str) -> None:
     message, rest = carry(sample(), dtype, {})
     assert rest == {}
-    assert all(torch.equal(tensor, narrow(sample(), dtype)[name]) for name, tensor in message.items())
+    assert all(torch.equal(tensor, quantize(sample(), dtype)[name]) for name, tensor in message.items())
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -172,11 +172,11 @@ def test_a_row_that_int8_cannot_scale_is_refused(value: float) -> None:
     sent = sample()
     sent["a.weight"][1, 2] = value
     with pytest.raises(WireError, match=r"a\.weight:scale: holds a value that is not finite"):
-        check(narrow(sent, "int8"), SHAPES, "int8")
+        check(quantize(sent, "int8"), SHAPES, "int8")
 
 
 def test_a_matrix_without_its_scales_is_refused() -> None:
-    sent = narrow(sample(), "int8")
+    sent = quantize(sample(), "int8")
     del sent["a.weight" + SCALE]
     with pytest.raises(WireError, match=r"names differ from the plan's: a\.weight:scale"):
         check(sent, SHAPES, "int8")

@@ -16,11 +16,11 @@ class Local:
         warmup: share of the run over which the learning rate rises.
         betas: AdamW's.
         epsilon: AdamW's.
-        kept: the optimiser goes on from the client's last round; else it begins anew in each.
+        kept: the optimizer goes on from the client's last round; else it begins anew in each.
         width: pad every batch to so many tokens; None pads to its longest text.
         features: bytes that may be kept on disk of what a frozen encoder makes of a client's texts.
         by_length: batches of texts of like length.
-        bf16: compute in bf16 where autocast allows; weights and optimiser stay fp32.
+        bf16: compute in bf16 where autocast allows; weights and optimizer stay fp32.
     """
 
     epochs: int = 1

@@ -23,7 +23,7 @@ from fedstrata.data.tokens import Tokens
 from fedstrata.models.heads import HeadedModel
 from fedstrata.plan.parts import Tensors
 from fedstrata.tasks import Examples, Task
-from fedstrata.wire.codec import form, narrow
+from fedstrata.wire.codec import form, quantize
 from fedstrata.wire.store import write_bytes
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def fitting(elements: Index, limit: int) -> npt.NDArray[np.bool_]:
     return kept
 
 
-class Kept:
+class FeatureCache:
     """What a frozen encoder makes of one client's texts, on its own disk as far as that may go.
 
     Args:
@@ -168,7 +168,7 @@ class Kept:
         return digest.hexdigest()
 
 
-class Received:
+class CollectedFeatures:
     """What clients sent of their texts, on the server's disk.
 
     Args:
@@ -188,7 +188,7 @@ class Received:
         self.index = np.arange(len(self.tokens))
 
     def inputs(self, chosen: Index) -> dict[str, torch.Tensor]:
-        """As :meth:`Kept.inputs`."""
+        """As :meth:`FeatureCache.inputs`."""
         made = []
         for i in chosen.tolist():
             rows = slice(int(self.starts[i]), int(self.starts[i]) + int(self.tokens[i]))
@@ -207,7 +207,7 @@ class Received:
         return Examples(tokens, labels.numpy())
 
 
-def message(kept: Kept, index: Index, dtype: str) -> Tensors:
+def message(kept: FeatureCache, index: Index, dtype: str) -> Tensors:
     """What a client sends of its texts: their ``features`` ``[sum of T, n, H]`` in the wire type, the positions T
     of each as ``tokens`` (int32) and their ``labels`` (int32, or fp32 for numbers).
     """
@@ -217,7 +217,7 @@ def message(kept: Kept, index: Index, dtype: str) -> Tensors:
     flat = torch.from_numpy(np.concatenate([one.transpose(1, 0, 2) for one in made]))
     kind = torch.float32 if labels.dtype.kind == "f" else torch.int32
     return {
-        **narrow({"features": flat}, dtype),
+        **quantize({"features": flat}, dtype),
         "tokens": torch.tensor([one.shape[1] for one in made], dtype=torch.int32),
         "labels": torch.from_numpy(labels[index]).to(kind),
     }

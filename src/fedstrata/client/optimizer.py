@@ -1,4 +1,4 @@
-"""The optimiser, its learning rate over the run, and its memory between rounds."""
+"""The optimizer, its learning rate over the run, and its memory between rounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Parameters = Mapping[str, torch.nn.Parameter]
 
 
 @dataclass(frozen=True)
-class Pace:
+class ScheduleSpan:
     """Where a client's round stands in the run, as far as the learning rate depends on it.
 
     Attributes:
@@ -65,18 +65,18 @@ def adamw(trained: Parameters, local: Local, memory: Mapping[str, torch.Tensor])
     return made
 
 
-def memory_of(optimiser: torch.optim.Optimizer, trained: Parameters) -> Tensors:
-    """What the optimiser remembers of every parameter: ``KIND|NAME`` -> its moments and number of steps."""
+def memory_of(optimizer: torch.optim.Optimizer, trained: Parameters) -> Tensors:
+    """What the optimizer remembers of every parameter: ``KIND|NAME`` -> its moments and number of steps."""
     return {
         f"{kind}|{name}": value.to("cpu", copy=True)
         for name, parameter in trained.items()
-        for kind, value in optimiser.state.get(parameter, {}).items()
+        for kind, value in optimizer.state.get(parameter, {}).items()
     }
 
 
-def step(optimiser: torch.optim.Optimizer, rate: float) -> None:
+def step(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """One step at a learning rate; the gradients are used up."""
-    for group in optimiser.param_groups:
+    for group in optimizer.param_groups:
         group["lr"] = rate
-    optimiser.step()
-    optimiser.zero_grad(set_to_none=True)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)

@@ -15,15 +15,15 @@ import numpy as np
 import torch
 
 from fedstrata.client.config import Local
-from fedstrata.client.feature_cache import Kept, Received, message
-from fedstrata.client.optimizer import Pace, Parameters, adamw, memory_of, step
+from fedstrata.client.feature_cache import CollectedFeatures, FeatureCache, message
+from fedstrata.client.optimizer import Parameters, ScheduleSpan, adamw, memory_of, step
 from fedstrata.cost.flops import Positions, encoder_flops, train_flops
 from fedstrata.data.batching import Index, batches
-from fedstrata.models.cut import Cut, Link, cut_at
+from fedstrata.models.cut import CutLayer, SplitLink, cut_at
 from fedstrata.models.depth import local_depth
 from fedstrata.plan.parts import Parts, Tensors, tensors
 from fedstrata.plan.plan import Plan
-from fedstrata.plan.streams import SERVER, Dice, Streams
+from fedstrata.plan.streams import SERVER, DropoutRng, Streams
 from fedstrata.tasks import Batch, Examples, Task
 from fedstrata.wire.codec import carry
 from fedstrata.wire.store import Store
@@ -43,7 +43,7 @@ class Request:
         round: 0-based round.
         client: the client's name.
         plan: what to build, train, send and keep.
-        phase: ``train``; ``evaluate``; ``features``: to send what the encoder makes of the client's texts; or
+        phase: ``train``; ``evaluate``; ``hidden_states``: to send what the encoder makes of the client's texts; or
             ``receive``: to take the parts that come with it, and no more.
         first: the client has not trained before, so what it computes once is counted now.
         span: the shares of the run's training that are done before and after the client's round.
@@ -68,9 +68,9 @@ class Reply:
     Attributes:
         client: its name.
         examples: number of its training examples: its weight in the mean.
-        weights: the parts sent, as they travel; in phase ``features`` those, under that name.
+        weights: the parts sent, as they travel; in phase ``hidden_states`` those, under that name.
         loss: mean over the steps of the round, without the proximal term.
-        steps: optimiser steps made.
+        steps: optimizer steps made.
         work: positions computed with.
         flops: of the training steps, by :func:`fedstrata.cost.flops.train_flops`.
         seconds: clock time of the client's work.
@@ -90,7 +90,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Missing:
+class NoReply:
     """A client that does not answer a request, and why: a sentence without its subject, such as ``refuses: …``."""
 
     client: str
@@ -99,7 +99,7 @@ class Missing:
 
 Result = TypeVar("Result")
 
-Told = Callable[[int, int, float, int], None]
+StepCallback = Callable[[int, int, float, int], None]
 """Called after every step with: steps made, steps of the round, the step's loss, examples seen."""
 
 
@@ -118,7 +118,7 @@ class Worker:
         self.tags: dict[str, object] = {}
         self.places = _places(model)
         self.thread = ThreadPoolExecutor(1, "client")
-        self.frozen: dict[Path, Kept] = {}
+        self.frozen: dict[Path, FeatureCache] = {}
         self.encoded: Callable[[int, int], None] = lambda done, total: None
 
     def load(self, weights: Tagged) -> None:
@@ -129,14 +129,16 @@ class Worker:
                     own.copy_(new[name])
                 self.tags[part] = tag
 
-    def stand_aside(self, names: Iterable[str]) -> None:
+    def swap_parameters(self, names: Iterable[str]) -> None:
         """Give parts of the model new parameters, so that whoever holds those it has may go on with them."""
         for part in names:
             new = {name: self.model.get_parameter(name) for name in self.parts.shapes[part]}
-            self._seat({name: torch.nn.Parameter(torch.empty_like(p), p.requires_grad) for name, p in new.items()})
+            self._set_parameters(
+                {name: torch.nn.Parameter(torch.empty_like(p), p.requires_grad) for name, p in new.items()}
+            )
             self.tags[part] = None
 
-    def _seat(self, parameters: Parameters) -> None:
+    def _set_parameters(self, parameters: Parameters) -> None:
         """Make parameters the model's, wherever they stand in it."""
         for name, parameter in parameters.items():
             for module, leaf in self.places[name]:
@@ -149,12 +151,12 @@ class Worker:
         client: str,
         examples: Examples,
         index: Index,
-        told: Told,
+        told: StepCallback,
         first: bool = False,
-        kept: Kept | Received | None = None,
+        kept: FeatureCache | CollectedFeatures | None = None,
         span: tuple[float, float] = (0.0, 1.0),
         memory: Mapping[str, torch.Tensor] = MappingProxyType({}),
-        link: Link | None = None,
+        link: SplitLink | None = None,
     ) -> Generator[None, None, tuple[Reply, Tensors]]:
         """One client's training in one round, on the examples at ``index``, from the weights loaded before.
 
@@ -171,28 +173,28 @@ class Worker:
             first: it has not trained before.
             kept: what a frozen encoder makes of them.
             span: the shares of the run's training that are done before and after.
-            memory: of the optimiser, from the round before.
+            memory: of the optimizer, from the round before.
             link: the way to the layers that the server holds.
 
         Returns:
-            The reply, and the optimiser's memory where it is kept.
+            The reply, and the optimizer's memory where it is kept.
         """
         started = time.perf_counter()
         trained = self._trainable(plan)
         near = [(p, p.detach().clone()) for name, p in trained.items() if self._shared(plan, name)]
         near = near if self.local.proximal_mu else []
-        optimiser = adamw(trained, self.local, memory)
+        optimizer = adamw(trained, self.local, memory)
         epoch = -(-len(index) // self.local.batch_size)
         losses: list[float] = []
         work, seen = Positions(), 0
         for part in plan.train:
             self.tags[part] = None  # no longer what was loaded
-        dice = Dice(self.streams.integer(round, client, "dropout"), self.model.device)
+        dice = DropoutRng(self.streams.integer(round, client, "dropout"), self.model.device)
         encoded = [kept.stored] if kept and first else []
-        cut = Cut(link, self.dtype) if link else None
+        cut = CutLayer(link, self.dtype) if link else None
         rest: Future[None] | None = None
         for total, chosen, batch in self._batches(round, client, examples, index):
-            pace = Pace(total, epoch, *span)
+            pace = ScheduleSpan(total, epoch, *span)
             if link and not losses:
                 link.begin(pace)
             if kept:
@@ -200,16 +202,16 @@ class Worker:
                 encoded.append(kept.missing(chosen))
             if rest:
                 rest.result()
-                self._seat(trained)
+                self._set_parameters(trained)
             self.model.train()
-            with dice.thrown(), self._built(plan, cut):
+            with dice.fork(), self._built(plan, cut):
                 losses.append(self._backward(batch, cut))
             rate = pace.rate(self.local, len(losses) - 1)
             if cut:
                 below = cut.fetch()
-                rest = self.thread.submit(self._step, below, near, optimiser, rate)
+                rest = self.thread.submit(self._step, below, near, optimizer, rate)
             else:
-                self._step(None, near, optimiser, rate)
+                self._step(None, near, optimizer, rate)
             work += batch.work
             seen += len(chosen)
             told(len(losses), total, losses[-1], seen)
@@ -218,7 +220,7 @@ class Worker:
             started += time.perf_counter() - left  # others' time
         if rest:
             rest.result()
-            self._seat(trained)
+            self._set_parameters(trained)
         reply = Reply(
             client=client,
             examples=len(index),
@@ -229,7 +231,7 @@ class Worker:
             + sum(encoder_flops(self.parts, lengths) for lengths in encoded),
             seconds=time.perf_counter() - started,
         )
-        return reply, memory_of(optimiser, trained) if self.local.kept else {}
+        return reply, memory_of(optimizer, trained) if self.local.kept else {}
 
     def score(
         self,
@@ -237,7 +239,7 @@ class Worker:
         only: Index | None = None,
         folder: Path | None = None,
         plan: Plan | None = None,
-        link: Link | None = None,
+        link: SplitLink | None = None,
     ) -> dict[str, float]:
         """The loaded model on all ``examples`` or ``only`` some, by the task's metrics; always the same masks.
 
@@ -247,7 +249,7 @@ class Worker:
         """
         chosen = np.arange(len(examples)) if only is None else only
         kept = self.kept(examples, chosen, folder) if folder else None
-        cut = Cut(link, self.dtype) if link else None
+        cut = CutLayer(link, self.dtype) if link else None
         made = self._score(examples, chosen, kept, plan, cut)
         for pool, members in examples.pools.items():
             if len(inside := np.intersect1d(chosen, members)):
@@ -256,7 +258,7 @@ class Worker:
         return made
 
     def _score(
-        self, examples: Examples, chosen: Index, kept: Kept | None, plan: Plan | None, cut: Cut | None
+        self, examples: Examples, chosen: Index, kept: FeatureCache | None, plan: Plan | None, cut: CutLayer | None
     ) -> dict[str, float]:
         rng = self.streams.numpy(-1, SERVER, "evaluate")
         made = batches(examples.tokens.lengths[chosen], 2 * self.local.batch_size, None)
@@ -273,10 +275,12 @@ class Worker:
         with torch.inference_mode(), built, self.autocast():
             return self.task.score(self.model, (batch(chosen[index]) for index in made))
 
-    def kept(self, examples: Examples, index: Index, folder: Path) -> Kept:
+    def kept(self, examples: Examples, index: Index, folder: Path) -> FeatureCache:
         """What the frozen encoder makes of some examples, kept in a folder; made once."""
         if folder not in self.frozen:
-            self.frozen[folder] = Kept(self.model, self.task, self.local, examples, index, folder, self.encoded)
+            self.frozen[folder] = FeatureCache(
+                self.model, self.task, self.local, examples, index, folder, self.encoded
+            )
         return self.frozen[folder]
 
     def _batches(
@@ -289,13 +293,13 @@ class Worker:
             batch = self.task.batch(examples, index[positions], draw, self.local.width)
             yield total, index[positions], batch.to(self.model.device)
 
-    def _built(self, plan: Plan, cut: Cut | None) -> AbstractContextManager[None]:
+    def _built(self, plan: Plan, cut: CutLayer | None) -> AbstractContextManager[None]:
         """Inside, the model is the plan's local model."""
         if cut is None:
             return local_depth(self.model, self.parts, plan.layers)
         return cut_at(self.model, self.parts, plan, cut)
 
-    def _backward(self, batch: Batch, cut: Cut | None) -> float:
+    def _backward(self, batch: Batch, cut: CutLayer | None) -> float:
         """The loss of a batch; its gradients stand at the parameters, with a cut at those above it."""
         if cut:
             cut.lengths = batch.inputs["attention_mask"].sum(1)
@@ -308,16 +312,16 @@ class Worker:
         self,
         below: tuple[torch.Tensor, torch.Tensor] | None,
         near: list[tuple[torch.nn.Parameter, torch.Tensor]],
-        optimiser: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer,
         rate: float,
     ) -> None:
-        """The rest of a step: the backward pass from what was sent and its gradient, and the optimiser's."""
+        """The rest of a step: the backward pass from what was sent and its gradient, and the optimizer's."""
         if below and below[0].requires_grad:
             torch.autograd.backward(*below)
         for parameter, old in near:  # the gradient of mu/2 |w - w_t|^2, FedProx's term (Li et al. 2020, eq. 2)
             if parameter.grad is not None:
                 parameter.grad.add_(parameter.detach() - old, alpha=self.local.proximal_mu)
-        step(optimiser, rate)
+        step(optimizer, rate)
 
     def autocast(self) -> torch.autocast:
         """Inside, matrices are multiplied in bf16 where the job says so."""
@@ -361,8 +365,8 @@ def handle(
     index: Index,
     tests: Mapping[str, Index] | None,
     store: Store,
-    told: Told,
-    link: Link | None = None,
+    told: StepCallback,
+    link: SplitLink | None = None,
 ) -> Generator[None, None, Reply]:
     """Answer a request: load, train or evaluate, keep, send. The same on every engine.
 
@@ -390,7 +394,7 @@ def handle(
     if request.phase == "receive":
         return Reply(request.client, len(index), seconds=time.perf_counter() - started)
     if link and request.phase == "train":
-        worker.stand_aside(plan.train)
+        worker.swap_parameters(plan.train)
     worker.load({**{part: shared[part] for part in request.versions}, **mine})
     if request.phase == "evaluate":
         on: Mapping[str, Index | None] = tests or {request.client: None}
@@ -398,16 +402,16 @@ def handle(
         scores = {name: worker.score(examples, only, folders[name], plan, link) for name, only in on.items()}
         return Reply(request.client, len(index), scores=scores, seconds=time.perf_counter() - started)
     states = worker.kept(examples, index, store.folder / "features") if plan.features else None
-    if request.phase == "features":
+    if request.phase == "hidden_states":
         assert states is not None
         return Reply(
             request.client,
             len(index),
-            weights={"features": message(states, index, dtype)},
+            weights={"hidden_states": message(states, index, dtype)},
             flops=encoder_flops(parts, states.stored) + encoder_flops(parts, states.missing(index)),
             seconds=time.perf_counter() - started,
         )
-    memory = store.optimiser.load(request.round) if worker.local.kept else {}
+    memory = store.optimizer.load(request.round) if worker.local.kept else {}
     reply, memory = yield from worker.training(
         plan,
         request.round,
@@ -422,7 +426,7 @@ def handle(
         link,
     )
     if memory:
-        store.optimiser.save(request.round, memory)
+        store.optimizer.save(request.round, memory)
     if plan.keep:
         store.save(request.round, tensors(worker.model, parts, plan.keep))
     rest, sent = store.rest.load(request.round), {}

@@ -3,7 +3,7 @@
 Per layer and forward pass, with T = positions (B*S), P = B*S^2 and 12 H^2 linear elements: 24 T H^2 + 4 P H.
 Going back, a linear module costs as much again for the gradient of its input and, if it is trained, as much for
 the gradient of its weight; the products of attention cost twice their forward pass. Below the lowest trained part
-nothing is computed. Embedding look-ups, norms, activations and the optimiser are left out (under 1 %).
+nothing is computed. Embedding look-ups, norms, activations and the optimizer are left out (under 1 %).
 """
 
 from __future__ import annotations

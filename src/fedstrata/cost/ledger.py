@@ -27,7 +27,7 @@ class Entry:
 
     round: int
     client: str
-    phase: Literal["setup", "features", "train", "evaluate"]
+    phase: Literal["setup", "hidden_states", "train", "evaluate"]
     direction: Literal["up", "down"]
     part: str
     bytes: int

@@ -107,7 +107,7 @@ def _table(
     """Records from lines split into fields; without names the first line is the header.
 
     A ``ragged`` line may be short, as a few are in GLUE's files: what it lacks is missing. Where the user names
-    the columns, it may be long: STS-B's own files end some lines with a licence.
+    the columns, it may be long: STS-B's own files end some lines with a license.
     """
     header = names or next(rows, (0, []))[1]
     if not header:

@@ -39,31 +39,32 @@ def partition(
     0 a client may come out empty.
 
     Args:
-        clients: kind of split and its options.
+        clients: kind of partition and its options.
         rows: number of rows.
-        labels: label of every row, for ``dirichlet`` (without labels it is the sizes that vary), ``sorted`` and
-            ``table``.
+        labels: label of every row, for ``dirichlet`` (without labels the sizes vary),
+            ``label_sorted`` and ``label_table``.
         values: value of every row in the column that names the client, for ``column``.
         rng: the only source of chance.
-        classes: the labels in their order, for ``sorted`` and ``table``; by default that of :func:`in_order`.
+        classes: the labels in their order, for ``label_sorted`` and ``label_table``; by default as
+            :func:`in_order` has them.
 
     Raises:
         UserError: there are too few rows, or sizes or values do not go with the other settings.
     """
-    if clients.split == "column":
+    if clients.partition == "column":
         if values is None:
-            raise ValueError("split 'column' needs the values of the column")
+            raise ValueError("partition 'column' needs the values of the column")
         shards = _by_value(clients, values)
     else:
         count = clients.count or number_of_clients(clients)
         names = [f"client-{i:0{len(str(count - 1))}}" for i in range(count)]
-        if clients.split == "dirichlet":
+        if clients.partition == "dirichlet":
             dealt = _dirichlet(clients, count, rows, labels, rng)
-        elif clients.split in ("sorted", "table"):
+        elif clients.partition in ("label_sorted", "label_table"):
             if labels is None:
-                raise UserError(f"[clients] split: {clients.split!r} needs a label for every row")
+                raise UserError(f"[clients] partition: {clients.partition!r} needs a label for every row")
             order = list(classes) or in_order(set(labels))
-            if clients.split == "sorted":
+            if clients.partition == "label_sorted":
                 dealt = _sorted(count, labels, order, rng)
             else:
                 dealt = _table(clients, labels, order, rng)
@@ -103,7 +104,9 @@ def _sizes(clients: Clients, count: int, rows: int) -> Index:
     """Rows per client of a split that looks at nothing but their number."""
     sizes = clients.sizes
     if sizes is None:
-        return _whole(normal_shares(count) if clients.split == "skewed" else np.full(count, 1 / count), rows)
+        return _whole(
+            normal_shares(count) if clients.partition == "quantity_skew" else np.full(count, 1 / count), rows
+        )
     if all(0 < size <= 1 for size in sizes) and 0 < sum(sizes) <= 1 + 1e-9:
         return _whole(np.asarray(sizes), rows)
     if not sizes or not all(size >= 0 and float(size).is_integer() for size in sizes):

@@ -14,12 +14,12 @@ from fedstrata.data import demo
 from fedstrata.data.batching import Index
 from fedstrata.data.partition import in_order, partition
 from fedstrata.data.read import WORD_END, Rows, read
-from fedstrata.data.tokens import Tokens, pack, tokenise
+from fedstrata.data.tokens import Tokens, pack, tokenize
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job.tables import Job, Source
 from fedstrata.plan.streams import SERVER, Streams
 from fedstrata.tasks import LANGUAGE, Examples
-from fedstrata.tasks.tag import UNLABELLED
+from fedstrata.tasks.tag import UNLABELED
 
 TEXTS = {"classify": (1,), "pair": (2,), "regress": (1, 2), "tag": (1,)}
 """Task kind -> how many text columns it reads; ``mlm`` and ``clm`` join any number."""
@@ -62,13 +62,13 @@ def prepare(job: Job, near: Path | None = None) -> Prepared:
     """
     streams = Streams(job.train.seed)
     kind, text = job.task.kind, _text(job)
-    labelled, classes = kind not in LANGUAGE, kind in CLASSES
+    labeled, classes = kind not in LANGUAGE, kind in CLASSES
     extra = [job.clients.column] if job.clients.column else []
     try:
-        label = [job.data.label] if labelled or job.clients.split == "dirichlet" else []
+        label = [job.data.label] if labeled or job.clients.partition == "dirichlet" else []
         train = _rows(job, job.data.train, [*text, *label, *extra], near)
     except UserError:
-        if labelled or not label or "label" in job.data.model_fields_set:
+        if labeled or not label or "label" in job.data.model_fields_set:
             raise
         train = _rows(job, job.data.train, [*text, *extra], near)  # plain text: dirichlet deals its sizes
     left_out = train.left_out
@@ -81,24 +81,22 @@ def prepare(job: Job, near: Path | None = None) -> Prepared:
             raise UserError(f"[data] holdout: {len(train)} rows leave nothing to train on")
         test, train = _take(train, np.sort(order[:held])), _take(train, np.sort(order[held:]))
     else:
-        test = _rows(job, job.data.test, [*text, *([job.data.label] if labelled else [])], near)
+        test = _rows(job, job.data.test, [*text, *([job.data.label] if labeled else [])], near)
         left_out += test.left_out
     labels = _labels(job, train, test) if classes else None
     by = None
-    if kind in ("classify", "pair") or (kind in LANGUAGE and job.clients.split == "dirichlet"):
+    if kind in ("classify", "pair") or (kind in LANGUAGE and job.clients.partition == "dirichlet"):
         by = train.columns.get(job.data.label)
-    labelling = by
+    labeling = by
     if kind == "regress":
         _numbers(job, test)
         numbers = _numbers(job, train)
-        by = labelling = bands(numbers)
-        if job.clients.split in ("sorted", "table"):
-            labelling = [f"{number:.15g}" for number in numbers]
+        by = labeling = bands(numbers)
+        if job.clients.partition in ("label_sorted", "label_table"):
+            labeling = [f"{number:.15g}" for number in numbers]
     values = train.columns[job.clients.column] if job.clients.column else None
     rng = streams.numpy(-1, SERVER, "split")
-    shards = partition(
-        job.clients, len(train), labelling, values, rng, labels if labelling is by and labels else ()
-    )
+    shards = partition(job.clients, len(train), labeling, values, rng, labels if labeling is by and labels else ())
     shards = {client: rows for client, rows in shards.items() if len(rows)}
     tests = None if job.clients.test is None else own_tests(job.clients.test, shards, streams)
     if tests is not None:
@@ -208,7 +206,7 @@ def population(kind: str, shards: Mapping[str, Index]) -> dict[str, Index]:
 def examples(
     job: Job, rows: Rows, labels: Sequence[str] | None, tokenizer: Any, holders: Iterable[Index] | None = None
 ) -> Examples:
-    """Tokenised examples of rows; long texts are cut by ``data.overlong``.
+    """Tokenized examples of rows; long texts are cut by ``data.long_text``.
 
     Args:
         job: the job.
@@ -224,13 +222,13 @@ def examples(
     if kind in LANGUAGE and len(columns) > 1:
         columns = [[" ".join(row) for row in zip(*columns, strict=True)]]
     words = kind == "tag"
-    overlong = job.data.overlong or ("split" if kind in (*LANGUAGE, "tag") else "truncate")
+    long_text = job.data.long_text or ("chunk" if kind in (*LANGUAGE, "tag") else "truncate")
     if len(columns) > 1:
-        tokens = tokenise(columns[0], tokenizer, longest, "truncate", seconds=columns[1])
+        tokens = tokenize(columns[0], tokenizer, longest, "truncate", seconds=columns[1])
     else:
-        tokens = tokenise(columns[0], tokenizer, longest, overlong, WORD_END if words else None)
+        tokens = tokenize(columns[0], tokenizer, longest, long_text, WORD_END if words else None)
     pool = np.asarray(rows.pools)
-    if overlong == "pack":
+    if long_text == "pack":
         held = [np.arange(len(rows))] if holders is None else holders
         if rows.pools:
             held = [own[pool[own] == name] for own in held for name in dict.fromkeys(pool[own])]
@@ -272,7 +270,7 @@ def _tags(tokens: Tokens, tags: Sequence[str], number: Mapping[str, int]) -> Ind
     begins = np.concatenate([[0], np.cumsum([len(row) for row in classes], dtype=np.int64)])
     row = np.repeat(tokens.rows, tokens.lengths)
     every = np.concatenate([*classes, np.empty(0, np.int64)])
-    return np.where(tokens.words < 0, UNLABELLED, every[(begins[row] + tokens.words).clip(0, len(every) - 1)])
+    return np.where(tokens.words < 0, UNLABELED, every[(begins[row] + tokens.words).clip(0, len(every) - 1)])
 
 
 def _rows(job: Job, source: Source, columns: list[str], near: Path | None) -> Rows:

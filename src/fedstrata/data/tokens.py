@@ -1,4 +1,4 @@
-"""Tokenised text: flat arrays on disk, made once per text and tokenizer, memory-mapped ever after."""
+"""Tokenized text: flat arrays on disk, made once per text and tokenizer, memory-mapped ever after."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ class Tokens:
 
 
 def cache_folder() -> Path:
-    """Where tokenised text is kept: ``$FEDSTRATA_CACHE``, else ``~/.cache/fedstrata``."""
+    """Where tokenized text is kept: ``$FEDSTRATA_CACHE``, else ``~/.cache/fedstrata``."""
     default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fedstrata"
     return Path(os.environ.get("FEDSTRATA_CACHE", default))
 
 
-def tokenise(
+def tokenize(
     texts: Sequence[str],
     tokenizer: Any,
     max_tokens: int,
-    overlong: Literal["split", "truncate", "pack"],
+    long_text: Literal["chunk", "truncate", "pack"],
     word_end: str | None = None,
     seconds: Sequence[str] | None = None,
 ) -> Tokens:
@@ -78,30 +78,30 @@ def tokenise(
         texts: one per row.
         tokenizer: a fast Hugging Face tokenizer.
         max_tokens: longest example, special tokens included.
-        overlong: ``split`` makes further examples of what exceeds ``max_tokens``, ``truncate`` drops it,
+        long_text: ``chunk`` makes further examples of what exceeds ``max_tokens``, ``truncate`` drops it,
             ``pack`` leaves every text whole and without special tokens, for :func:`pack`.
         word_end: what stands between the words of texts that are lists of words.
-        seconds: the second texts of pairs; ``overlong`` is then ``truncate``, which cuts the longer of the two.
+        seconds: the second texts of pairs; ``long_text`` is then ``truncate``, which cuts the longer of the two.
     """
     texts = [text.encode("utf-8", "replace").decode() for text in texts]  # a lone surrogate is no text
     seconds = None if seconds is None else [text.encode("utf-8", "replace").decode() for text in seconds]
     pair = None if seconds is None else "token_type_ids" in tokenizer.model_input_names
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     rules = {key: value for key, value in backend.items() if key not in ("truncation", "padding")}  # set per call
-    digest = hashlib.sha256(json.dumps([3, max_tokens, overlong, word_end, pair, rules]).encode())
+    digest = hashlib.sha256(json.dumps([3, max_tokens, long_text, word_end, pair, rules]).encode())
     for text in [*texts, *(seconds or ())]:
         digest.update(f"{len(text)}\0{text}".encode())
     folder = cache_folder() / digest.hexdigest()
     if not folder.exists():
-        _store(folder, _tokenise(texts, tokenizer, max_tokens, overlong, word_end, seconds))
+        _store(folder, _tokenize(texts, tokenizer, max_tokens, long_text, word_end, seconds))
     return Tokens(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in FIELDS))
 
 
-def _tokenise(
+def _tokenize(
     texts: Sequence[str],
     tokenizer: Any,
     max_tokens: int,
-    overlong: str,
+    long_text: str,
     word_end: str | None = None,
     seconds: Sequence[str] | None = None,
 ) -> Tokens:
@@ -117,10 +117,10 @@ def _tokenise(
             chunk if word_end is None else [text.split(word_end) for text in chunk],
             text_pair=None if seconds is None else list(seconds[start : start + CHUNK]),
             is_split_into_words=word_end is not None,
-            add_special_tokens=overlong != "pack",
-            truncation=overlong != "pack",
-            max_length=None if overlong == "pack" else max_tokens,
-            return_overflowing_tokens=overlong == "split",
+            add_special_tokens=long_text != "pack",
+            truncation=long_text != "pack",
+            max_length=None if long_text == "pack" else max_tokens,
+            return_overflowing_tokens=long_text == "chunk",
             return_attention_mask=False,
             return_token_type_ids=told_apart,
         )
@@ -162,7 +162,7 @@ def pack(
     """
     separator = tokenizer.eos_token_id if tokenizer.sep_token_id is None else tokenizer.sep_token_id
     if separator is None:
-        raise UserError("[data] overlong: 'pack' needs a tokenizer with a separator or an end-of-text token")
+        raise UserError("[data] long_text: 'pack' needs a tokenizer with a separator or an end-of-text token")
     around = np.asarray(tokenizer("")["input_ids"], dtype=np.int32)
     opening = np.isin(around, [i for i in (tokenizer.cls_token_id, tokenizer.bos_token_id) if i is not None])
     inside = max_tokens - len(around)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from fedstrata.client.trainer import Missing, Reply, Request
+    from fedstrata.client.trainer import NoReply, Reply, Request
 
 
 class Engine(Protocol):
@@ -15,5 +15,5 @@ class Engine(Protocol):
     def clients(self) -> Sequence[str]:
         """Their names, stable and in canonical order."""
 
-    def exchange(self, requests: Iterable[Request]) -> Iterator[Reply | Missing]:
+    def exchange(self, requests: Iterable[Request]) -> Iterator[Reply | NoReply]:
         """One answer per request, in order of arrival; that there is none is one too."""

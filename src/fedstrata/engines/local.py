@@ -1,4 +1,4 @@
-"""The default engine: every client in this process, one model for all of them, nothing serialised."""
+"""The default engine: every client in this process, one model for all of them, nothing serialized."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fedstrata.client.trainer import Reply, Request, Worker, finish, handle
 from fedstrata.data.batching import Index
 from fedstrata.events import Event, Stepped
 from fedstrata.plan.parts import Tensors
-from fedstrata.server.layers import Layers
+from fedstrata.server.layers import ServerLayers
 from fedstrata.tasks import Examples
-from fedstrata.wire.codec import widen
+from fedstrata.wire.codec import dequantize
 from fedstrata.wire.store import Store
 
 
 @dataclass
-class InProcess:
+class LocalEngine:
     """Plays the clients one after another.
 
     Attributes:
@@ -42,7 +42,7 @@ class InProcess:
     folder: Path
     shared: dict[str, tuple[int, Tensors]]
     tell: Callable[[Event], None]
-    layers: Layers | None = None
+    layers: ServerLayers | None = None
 
     def clients(self) -> list[str]:
         """The names of the shards."""
@@ -66,7 +66,7 @@ class InProcess:
     def _answer(self, request: Request) -> Generator[None, None, Reply]:
         for part, tensors in request.parts.items():
             if self.shared[part][0] != request.versions[part]:
-                self.shared[part] = request.versions[part], widen(tensors)
+                self.shared[part] = request.versions[part], dequantize(tensors)
         link = self.layers.visit(request) if self.layers and request.plan.server else None
         reply = yield from handle(
             self.worker,

@@ -20,7 +20,7 @@ from fedstrata.data.batching import Index
 from fedstrata.data.partition import number_of_clients
 from fedstrata.data.prepare import Prepared, examples, population, prepare
 from fedstrata.errors import UserError, did_you_mean
-from fedstrata.forecasts.ledger import Setting, asked, flops, head_positions, through_cut, transfers
+from fedstrata.forecasts.ledger import CostContext, asked, flops, head_positions, through_cut, transfers
 from fedstrata.job.file import Overrides, load, pairs_of
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models import checkpoints
@@ -54,7 +54,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Holdings:
+class DataProfile:
     """What the clients hold, as far as costs depend on it.
 
     Attributes:
@@ -90,7 +90,7 @@ def forecast(
     near = Path(source).resolve().parent if isinstance(source, str | Path) else None
     given = list(pairs_of(overrides))
     variants = [[*given, ("method.name", name)] for name in methods] or [given]
-    held: list[Holdings] = []  # by stage; no method changes it
+    held: list[DataProfile] = []  # by stage; no method changes it
     known = Known(functools.cache(checkpoints.parts_of), functools.cache(_step_of))
     made: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as outlines:
@@ -137,7 +137,7 @@ def _in_units(unit: str, job: Job, model: str, stage: Mapping[str, Any], known: 
     sent = [round["sent"] for round in stage["rounds"]]
     count = stage["clients"]["count"]
     figure, what = papers.upload(unit, parts, job.task.kind, sent or [()], count, job.wire.dtype)
-    if job.method.exchange == "features" and unit == "fedfreezebert":
+    if job.method.exchange == "hidden_states" and unit == "fedfreezebert":
         taken = max(1, len(parts.own))
         figure, true = (
             papers.features(
@@ -159,7 +159,7 @@ def _in_units(unit: str, job: Job, model: str, stage: Mapping[str, Any], known: 
     return made
 
 
-def holdings(job: Job, near: Path | None, model: str, count: int | None, tokens: int | None) -> Holdings:
+def holdings(job: Job, near: Path | None, model: str, count: int | None, tokens: int | None) -> DataProfile:
     """The lengths of the clients' examples: the job's own if its data is there, else ``count`` of ``tokens``."""
     config = checkpoints.config_of(model)
     longest = min(tokens or job.train.max_tokens, config.max_position_embeddings)
@@ -180,10 +180,10 @@ def holdings(job: Job, near: Path | None, model: str, count: int | None, tokens:
                 told = f"{len(lengths)} training rows of the job's data at {longest} tokens each ({error})"
                 count_of = {name: len(rows) for name, rows in (data.tests or {}).items()}
                 tests = {name: np.full(count_of.get(name, len(data.test)), longest) for name in data.shards}
-                return Holdings(lengths, data.shards, data.labels, told, lambda: tests)
+                return DataProfile(lengths, data.shards, data.labels, told, lambda: tests)
             shards = {name: made.of_rows(rows) for name, rows in data.shards.items()}
             told = f"{len(made)} training examples of the job's data"
-            return Holdings(
+            return DataProfile(
                 made.lengths, shards, data.labels, told, functools.cache(lambda: _tested(job, data, model))
             )
     else:
@@ -198,7 +198,7 @@ def holdings(job: Job, near: Path | None, model: str, count: int | None, tokens:
         told += f", {config.num_labels} classes"
     share = job.clients.test or job.data.holdout * number
     tests = dict.fromkeys(names, np.full(max(1, round(share * each)), longest, dtype=np.int64))
-    return Holdings(np.full(number * each, longest, dtype=np.int64), shards, named, told, lambda: tests)
+    return DataProfile(np.full(number * each, longest, dtype=np.int64), shards, named, told, lambda: tests)
 
 
 def _tested(job: Job, data: Prepared, model: str) -> dict[str, Index]:
@@ -213,7 +213,7 @@ def _tested(job: Job, data: Prepared, model: str) -> dict[str, Index]:
     return made
 
 
-def _stage(job: Job, model: str, held: Holdings, client: str | None, known: Known) -> dict[str, Any]:
+def _stage(job: Job, model: str, held: DataProfile, client: str | None, known: Known) -> dict[str, Any]:
     """One stage's costs: of each round of one client, and of all clients together."""
     labels = held.labels
     parts = known.parts(model, job.task.kind, labels, head_of(job))
@@ -223,7 +223,7 @@ def _stage(job: Job, model: str, held: Holdings, client: str | None, known: Know
     if name not in shards and name not in held.shards:
         raise UserError(f"--client: no client {name!r}; {did_you_mean(name, shards)}")
     name = name if name in shards else next(iter(shards))
-    setting = Setting(
+    setting = CostContext(
         task=job.task.kind,
         parts=parts,
         streams=Streams(job.train.seed),
@@ -244,8 +244,8 @@ def _stage(job: Job, model: str, held: Holdings, client: str | None, known: Know
     memory = _memory(job, known.step(model, job.task.kind, labels, head_of(job)))
     rounds = []
     for round, chosen in enumerate(asked(job.method, setting, list(shards))):
-        trains = name in chosen and job.method.exchange != "features"
-        works = trains or (job.method.exchange == "features" and round == 0)
+        trains = name in chosen and job.method.exchange != "hidden_states"
+        works = trains or (job.method.exchange == "hidden_states" and round == 0)
         plan = setting.plan(job.method, round, name) if trains else Plan((), ())
         rounds.append(
             {

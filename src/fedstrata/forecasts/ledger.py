@@ -22,7 +22,7 @@ from fedstrata.data.batching import Index
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Method, Plan
 from fedstrata.plan.streams import SERVER, Streams
-from fedstrata.server.server import lacking, select, shared
+from fedstrata.server.server import select, shared, stale_parts
 from fedstrata.wire.activations import message_bytes
 
 SPECIAL = 2
@@ -30,7 +30,7 @@ SPECIAL = 2
 
 
 @dataclass(frozen=True)
-class Setting:
+class CostContext:
     """What the costs of a run depend on beside its method.
 
     Attributes:
@@ -58,14 +58,14 @@ class Setting:
         return method.plan(self.parts, self.task, round, client, self.streams)
 
 
-def asked(method: Method, setting: Setting, clients: Sequence[str]) -> list[list[str]]:
+def asked(method: Method, setting: CostContext, clients: Sequence[str]) -> list[list[str]]:
     """The clients asked in each round."""
     return [select(clients, setting.fraction, round, setting.streams) for round in range(method.rounds)]
 
 
 def transfers(
     method: Method,
-    setting: Setting,
+    setting: CostContext,
     clients: Sequence[str],
     lengths: Mapping[str, Index] | None = None,
     tests: Mapping[str, Index] | None = None,
@@ -89,7 +89,7 @@ def transfers(
                 if part not in plan.server:
                     yield Entry(SETUP, client, "setup", "down", part, payload(parts, [part]))
         mine = held.setdefault(client, dict.fromkeys(parts.names, 0))
-        for part in lacking(parts, plan, mine, versions):
+        for part in stale_parts(parts, plan, mine, versions):
             mine[part] = versions[part]
             yield _entry(round, client, phase, "down", part)
 
@@ -116,12 +116,14 @@ def transfers(
 
     if setting.each_round or method.rounds == 0:
         yield from evaluate(-1)
-    if method.exchange == "features":
+    if method.exchange == "hidden_states":
         assert lengths is not None
         whole = tuple(range(parts.depth))
         for client in clients:
-            yield from request(0, client, Plan(whole, (), keep=("head",)), "features")
-            yield Entry(0, client, "features", "up", "features", features(parts, lengths[client], setting.dtype))
+            yield from request(0, client, Plan(whole, (), keep=("head",)), "hidden_states")
+            yield Entry(
+                0, client, "hidden_states", "up", "hidden_states", features(parts, lengths[client], setting.dtype)
+            )
         for round in range(method.rounds):
             for part in setting.plan(method, round, SERVER).train:
                 versions[part] += 1
@@ -148,7 +150,7 @@ def transfers(
             yield from evaluate(round)
 
 
-def through_cut(setting: Setting, lengths: Index) -> dict[str, int]:
+def through_cut(setting: CostContext, lengths: Index) -> dict[str, int]:
     """What a client sends to the server's layers and gets back of them, in bytes.
 
     Args:
@@ -208,14 +210,14 @@ def head_positions(task: str, full_head: bool, probability: float) -> Callable[[
 
 def flops(
     method: Method,
-    setting: Setting,
+    setting: CostContext,
     holdings: Mapping[str, Index],
     predicted: Callable[[Index, int], int],
     only: Collection[str],
 ) -> tuple[dict[tuple[int, str], int], int]:
     """FLOPs of the training steps of the clients in ``only``: by (round, client), and in all at the server."""
     local = setting.local
-    if method.exchange == "features":
+    if method.exchange == "hidden_states":
         return {(0, client): encoder_flops(setting.parts, _read(holdings[client], local)) for client in only}, 0
     made: dict[tuple[int, str], int] = {}
     elsewhere = 0
@@ -234,7 +236,7 @@ def flops(
     return made, elsewhere
 
 
-def _frozen(setting: Setting, lengths: Index, local: Local, round: int, client: str, first: bool) -> int:
+def _frozen(setting: CostContext, lengths: Index, local: Local, round: int, client: str, first: bool) -> int:
     """FLOPs of an encoder that stays as it is: once for what can be kept, at every step for what cannot."""
     parts = setting.parts
     kept = fitting(layout(lengths, max(1, len(parts.own)), parts.hidden)[1], local.features)

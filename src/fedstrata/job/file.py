@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from fedstrata.errors import UserError, did_you_mean
+from fedstrata.job.renamed import renamed
 from fedstrata.job.tables import Job
 from fedstrata.methods import METHODS
 
@@ -146,13 +147,15 @@ def _job(where: str, stage: str, data: dict[str, Any]) -> Job:
     options = dict(data["method"])
     name = options.pop("name", None)
     if name not in METHODS:
+        if now := renamed("method", "name", name):
+            raise UserError(f"{place}: [method] name: {now}")
         found = "is missing" if name is None else f"{name!r} is not a method"
         raise UserError(f"{place}: [method] name: {found}; {did_you_mean(str(name), METHODS)}")
     kind = METHODS[name]
     try:
         method = kind(**options)
     except ValidationError as error:
-        raise UserError(f"{place}: [method] {sentence(error, kind)}") from None
+        raise UserError(f"{place}: [method] {sentence(error, kind, 'method')}") from None
     data = _merge(method.presets(), {**data, "method": {}})
     try:
         return Job.model_validate({**data, "stage": stage, "method": method})
@@ -160,8 +163,14 @@ def _job(where: str, stage: str, data: dict[str, Any]) -> Job:
         raise UserError(f"{place}: {sentence(error, Job)}") from None
 
 
-def sentence(error: ValidationError, kind: type[BaseModel]) -> str:
-    """The first complaint of pydantic about a table as: [table] key: what was found, what is legal."""
+def sentence(error: ValidationError, kind: type[BaseModel], within: str = "") -> str:
+    """The first complaint of pydantic about a table as: [table] key: what was found, what is expected.
+
+    Args:
+        error: the complaint.
+        kind: the table's class, or :class:`Job` for all of them.
+        within: name of the table where ``kind`` is one.
+    """
     whole, first = kind, error.errors(include_url=False)[0]
     path = [str(word) for word in first["loc"] if not re.match(r"list\[|dict\[|str$|constrained", str(word))]
     for word in path[:-1]:
@@ -170,6 +179,10 @@ def sentence(error: ValidationError, kind: type[BaseModel]) -> str:
             kind = field
     table = f"[{path[0]}] " if len(path) > 1 and whole is Job else ""
     key = ".".join(path[1:] if table else path)
+    if len(path) > 1 or within:
+        now = renamed(within or path[0], path[0] if within else path[1], first["input"])
+        if now and first["type"] in ("extra_forbidden", "literal_error", "bool_type"):
+            return f"{table}{key}: {now}"
     if first["type"] == "extra_forbidden":
         legal = [name for name in kind.model_fields if name != "stage"]
         return f"{table}{key}: no such key; {did_you_mean(path[-1], legal)}"

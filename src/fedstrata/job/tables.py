@@ -22,7 +22,7 @@ def _words(names: Any) -> Any:
     return [str(name) if isinstance(name, int) and not isinstance(name, bool) else name for name in names]
 
 
-Words = Annotated[list[str], BeforeValidator(_words)]
+Names = Annotated[list[str], BeforeValidator(_words)]
 """Names that may also be written as whole numbers, as class labels often are."""
 Source = str | list[str] | dict[Annotated[str, Field(pattern=r"^[\w-]+$")], str | list[str]]
 """A file, folder or data set id; several; or several by name, whose test rows are scored apart as well."""
@@ -69,11 +69,11 @@ class Task(Table):
     """``[task]``: what is learnt."""
 
     kind: Literal["mlm", "clm", "classify", "pair", "regress", "tag"]
-    labels: Words | None = None
+    labels: Names | None = None
     """Class names in their order; read from the training rows (sorted) when absent."""
     metric: str | None = None
     """The headline score."""
-    positive: Annotated[Words, Field(min_length=1)] | None = None
+    positive: Annotated[Names, Field(min_length=1)] | None = None
     """``f1`` is the mean F1 of these classes; for two classes the second one is the default."""
     mask_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
 
@@ -109,9 +109,10 @@ class Data(Table):
     """Names of the columns of files that have no header line."""
     limit: Positive | None = None
     """Read at most so many rows of each of train and test (of each named source of them): a quick try."""
-    overlong: Literal["split", "truncate", "pack"] | None = None
-    """Text beyond ``train.max_tokens``: cut into further examples (default of ``mlm``, ``clm`` and ``tag``) or cut
-    off; or, of ``mlm`` and ``clm``, a client's texts are joined and cut into blocks of that many tokens."""
+    long_text: Literal["chunk", "truncate", "pack"] | None = None
+    """Text beyond ``train.max_tokens``: ``chunk`` makes further examples of it (default of ``mlm``, ``clm`` and
+    ``tag``), ``truncate`` drops it; ``pack``, of ``mlm`` and ``clm``, joins a client's texts and cuts them into
+    blocks of that many tokens."""
     documents: Literal["lines", "blank", "headings"] = "lines"
     """A row of a plain txt file: a line, lines up to a blank one, or an article under a heading ``= Title =``."""
 
@@ -121,7 +122,9 @@ class Clients(Table):
 
     count: Positive | None = None
     """Number of clients; by default what ``sizes``, ``table`` or ``column`` give, else 6."""
-    split: Literal["iid", "dirichlet", "sizes", "skewed", "sorted", "table", "column"] = "iid"
+    partition: Literal["iid", "dirichlet", "sizes", "quantity_skew", "label_sorted", "label_table", "column"] = (
+        "iid"
+    )
     alpha: Annotated[float, Field(gt=0)] = 1.0
     """Concentration of ``dirichlet``: small is uneven."""
     min_examples: Annotated[int, Field(ge=0)] = 1
@@ -129,7 +132,7 @@ class Clients(Table):
     sizes: list[float] | None = None
     """For ``sizes``: rows per client (integers) or shares of all rows (adding up to at most 1)."""
     table: str | list[dict[str, Annotated[float, Field(ge=0)]]] | None = None
-    """For ``table``: per client the share of each label, or the name of a table that is shipped."""
+    """For ``label_table``: per client the share of each label, or the name of a table that is shipped."""
     column: str | None = None
     """For ``column``: the column whose values are the clients."""
     test: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -138,10 +141,11 @@ class Clients(Table):
     """Share of the clients asked in each round, at least one."""
 
     @model_validator(mode="after")
-    def _split_has_its_key(self) -> Self:
-        for split, key in (("sizes", self.sizes), ("table", self.table), ("column", self.column)):
-            if (self.split == split) != (key is not None):
-                raise ValueError(f"{split}: goes with split = {split!r} and only with it")
+    def _partition_has_its_key(self) -> Self:
+        companions = {"sizes": "sizes", "table": "label_table", "column": "column"}
+        for key, partition in companions.items():
+            if (self.partition == partition) != (getattr(self, key) is not None):
+                raise ValueError(f"{key}: goes with partition = {partition!r} and only with it")
         if self.sizes is not None and self.count not in (None, len(self.sizes)):
             raise ValueError(f"count: is {self.count}, but sizes names {len(self.sizes)} clients")
         if isinstance(self.table, str) and self.table not in TABLES:
@@ -161,16 +165,17 @@ class Train(Table):
     """Stop a client's round after so many steps."""
     batch_size: Positive = 32
     learning_rate: Annotated[float, Field(gt=0)] = 5e-5
-    decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The learning rate is multiplied by it after every local epoch; each round starts anew."""
-    schedule: Literal["constant", "polynomial"] = "constant"
+    lr_schedule: Literal["constant", "polynomial"] = "constant"
     """Over the whole run: after the warm-up the learning rate stays, or falls to 0."""
-    power: Annotated[float, Field(gt=0)] = 1.0
-    """Of the polynomial; 1 is a straight line."""
-    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    lr_power: Annotated[float, Field(gt=0)] = 1.0
+    """Exponent of the polynomial; 1 is a straight line."""
+    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the run over which the learning rate rises from 0."""
-    optimiser: Literal["fresh", "kept"] = "fresh"
-    """AdamW begins anew in every round, or goes on from the client's last one."""
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    optimizer_state: Literal["reset", "persist"] = "reset"
+    """The optimizer's state is reset in every round, or persists from the client's last one."""
     betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.999]
     epsilon: Annotated[float, Field(gt=0)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
@@ -186,20 +191,20 @@ class Train(Table):
     """Of the forward and backward pass; weights stay fp32. ``auto`` is bf16 where the processor has it."""
     mlm_head: Literal["masked", "full"] = "masked"
     """Compute the MLM head at masked positions only, or everywhere as the papers do."""
-    batching: Literal["length", "random"] = "length"
-    """Batches of texts of like length, or as they are drawn."""
+    group_by_length: bool = True
+    """Make batches of texts of similar length, which pads less; else as they are drawn."""
     padding: Literal["batch", "max"] = "batch"
     """Pad to the longest text of a batch, or to ``max_tokens``."""
-    features_gb: Annotated[float, Field(ge=0)] = 8.0
-    """Disk of each client, in GB, for what a frozen encoder makes of its texts; 0: computed every time."""
-    keep_features: bool = False
-    """Leave it there when the run has ended."""
+    feature_cache_gb: Annotated[float, Field(ge=0)] = 8.0
+    """Disk space per client, in GB, for caching a frozen encoder's hidden states; 0 turns the cache off."""
+    keep_feature_cache: bool = False
+    """Keep the cache when the run has ended."""
 
 
 class Head(Table):
     """``[head]``: what stands over the encoder in classification and regression, under any method."""
 
-    kind: Literal["ordinary", "average", "psum", "hsum"] | None = None
+    kind: Literal["cls", "mean", "psum", "hsum"] | None = None
     """Absent: what the checkpoint has, or the architecture's own."""
     classifier: Literal["branch", "shared"] = "branch"
     """Of psum and hsum: one for each of the four branches, or one for all."""
@@ -208,17 +213,18 @@ class Head(Table):
     average: Literal["logits", "probabilities"] = "logits"
     """What is averaged over the branches to predict."""
     tokens: Literal["text", "inner", "all"] = "text"
-    """Of average: the tokens of the text, those without the first and the last, or all with the padding."""
+    """Of ``mean``: the tokens of the text, those without the first and the last, or all with the padding."""
 
 
 class Server(Table):
     """``[server]``: how the answers become the next model."""
 
-    rule: Literal["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"] = "fedavg"
+    optimizer: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = "sgd"
+    """What is done with the round's mean; ``sgd`` at learning rate 1 takes it as it is (FedAvg)."""
     learning_rate: Annotated[float, Field(gt=0)] | None = None
-    """The server's step; 1 for fedavg and fedavgm, 0.01 for the adaptive rules."""
+    """The server's step; by default 1 for sgd and momentum, 0.01 for the adaptive optimizers."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Of fedavgm; beta 1 of the adaptive rules (fedadagrad: 0, as in its paper)."""
+    """Of ``momentum``; beta 1 of the adaptive optimizers (adagrad: 0, as in its paper)."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
     tau: Annotated[float, Field(gt=0)] = 1e-3
     evaluate: Literal["rounds", "end"] = "rounds"
@@ -233,11 +239,11 @@ class Wire(Table):
 
 
 class Client(Table):
-    """``[client]``: what a client permits; between sites each site says it for itself."""
+    """``[client]``: payloads that clients allow to leave (simulation only; real sites say so in site.toml)."""
 
-    allow: list[Literal["weights", "features", "activations"]] = ["weights", "activations"]
-    """What may leave it: parts of the model; hidden states of its texts, with their labels; of methods that are
-    made of nothing else, hidden states of every batch and their gradients."""
+    may_send: list[Literal["weights", "hidden_states", "activations"]] = ["weights", "activations"]
+    """``weights``: parts of the model; ``hidden_states``: the encoder's output for every text, with the labels;
+    ``activations``: hidden states of every batch and their gradients (split learning)."""
 
 
 class Engine(Table):
@@ -312,15 +318,15 @@ class Job(Table):
 
     @model_validator(mode="after")
     def _packing_fits(self) -> Self:
-        if self.data.overlong == "pack" and self.task.kind not in LANGUAGE:
-            raise ValueError(f"[data] overlong: 'pack' goes with mlm and clm, not with {self.task.kind!r}")
+        if self.data.long_text == "pack" and self.task.kind not in LANGUAGE:
+            raise ValueError(f"[data] long_text: 'pack' goes with mlm and clm, not with {self.task.kind!r}")
         return self
 
     @model_validator(mode="after")
     def _head_fits(self) -> Self:
         head = self.head
         if head.kind is None and head != Head():
-            raise ValueError("[head] kind: is missing; legal: ordinary, average, psum, hsum")
+            raise ValueError("[head] kind: is missing; legal: cls, mean, psum, hsum")
         if head.kind is not None and self.task.kind not in ("classify", "pair", "regress"):
             raise ValueError(f"[head] kind: goes with classify, pair and regress, not with {self.task.kind!r}")
         if head.average == "probabilities" and self.task.kind == "regress":
@@ -332,8 +338,8 @@ class Job(Table):
         wanted = getattr(self.method, "head", None)
         if wanted not in (None, head.kind):
             raise ValueError(f"[method] head: is {wanted!r}, but [head] kind is {head.kind!r}; say it once")
-        if head.pooler and head.kind == "average":
-            raise ValueError("[head] pooler: takes token 0, so it does not go with 'average'")
+        if head.pooler and head.kind == "mean":
+            raise ValueError("[head] pooler: takes token 0, so it does not go with 'mean'")
         return self
 
     def dump(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedstrata.methods.centralized import Centralised
+from fedstrata.methods.centralized import Centralized
 from fedstrata.methods.fedavg import FedAvg
 from fedstrata.methods.fedavgm import FedAvgM
 from fedstrata.methods.fedbert import FedBERT
@@ -25,7 +25,7 @@ METHODS: dict[str, type[Method]] = {
     "fedyogi": FedYogi,
     "fedadagrad": FedAdagrad,
     "none": NoTraining,
-    "centralised": Centralised,
+    "centralized": Centralized,
     "single": Single,
     "local": Local,
     "fedbfpt": FedBFPT,

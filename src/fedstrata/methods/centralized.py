@@ -1,4 +1,4 @@
-"""Centralised: one place holds all the data. The bound that federation is measured against.
+"""Centralized: one place holds all the data. The bound that federation is measured against.
 
     usual words               here
     pooled data               one client that holds every row
@@ -6,7 +6,7 @@
 
 Requirements: data that may be pooled, so: experiments only.
 Relations: FedAvg with one client, without the wire. A round here is ``train.epochs`` over all rows with a fresh
-optimiser, so that both do the same steps.
+optimizer, so that both do the same steps.
 Cost: no bytes; the compute of all clients together.
 """
 
@@ -19,7 +19,7 @@ from fedstrata.plan.plan import Method, Plan, Population
 from fedstrata.plan.streams import Streams
 
 
-class Centralised(Method):
+class Centralized(Method):
     """Everything is trained and kept, by one client with all rows."""
 
     population: ClassVar[Population] = "pooled"

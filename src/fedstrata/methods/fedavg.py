@@ -5,10 +5,10 @@ Decentralized Data. AISTATS 2017. https://proceedings.mlr.press/v54/mcmahan17a.h
 
     paper                     here
     W_k, client k's model     every part, trained and sent
-    n_k / n                   examples of the clients that answered (server rule "fedavg")
+    n_k / n                   examples of the clients that replied (the weighted mean)
 
 Requirements: none; any task.
-Relations: with one client it is ``centralised``; every other method here trains or sends less.
+Relations: with one client it is ``centralized``; every other method here trains or sends less.
 Cost: the whole model up and down, per client and round.
 """
 

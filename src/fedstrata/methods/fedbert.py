@@ -15,12 +15,12 @@ https://doi.org/10.1145/3510033
     averaging period                        one round: train.epochs, or train.steps updates
 
 The paper's Algorithm 3 copies and averages T against its text; one T is meant. Its code never splits the model and
-averages only what is left of E under a tied decoder. The optimisers stay where their weights are and go on from
-round to round (train.optimiser = "kept").
+averages only what is left of E under a tied decoder. The optimizers stay where their weights are and go on from
+round to round (train.optimizer_state = "persist").
 
 Requirements: BERT, RoBERTa, DistilBERT, ELECTRA or GPT-2; made for pre-training, runs with any head that takes the
 last hidden state.
-Relations: "parallel" is FedAvg with kept optimisers; "share" with one client is ``centralised``.
+Relations: "parallel" is FedAvg with kept optimizers; "share" with one client is ``centralized``.
 Cost: 4 B S H numbers per batch; for RoBERTa-base and 16 texts of 512 tokens 100,663,296 bytes and their lengths.
 """
 
@@ -33,14 +33,14 @@ from pydantic import NonNegativeInt
 
 from fedstrata.errors import UserError
 from fedstrata.plan.parts import Parts
-from fedstrata.plan.plan import Exchange, Method, Plan, Turns
+from fedstrata.plan.plan import ClientSchedule, Method, Payload, Plan
 from fedstrata.plan.streams import Streams
 
 
 class FedBERT(Method):
     """Split between client and server, batch by batch."""
 
-    preset: ClassVar[Mapping[str, Mapping[str, Any]]] = {"train": {"optimiser": "kept"}}
+    preset: ClassVar[Mapping[str, Mapping[str, Any]]] = {"train": {"optimizer_state": "persist"}}
 
     mode: Literal["parallel", "share", "emb-avg", "head-emb-avg"] = "share"
     lower: NonNegativeInt = 0
@@ -49,14 +49,14 @@ class FedBERT(Method):
     """Layers at the client between the server's and the head."""
 
     @property
-    def exchange(self) -> Exchange:
+    def exchange(self) -> Payload:
         """Hidden states and gradients."""
         return "activations"
 
     @property
-    def turns(self) -> Turns:
+    def turns(self) -> ClientSchedule:
         """By mode."""
-        modes: dict[str, Turns] = {"parallel": "apart", "share": "in turn"}
+        modes: dict[str, ClientSchedule] = {"parallel": "apart", "share": "in turn"}
         return modes.get(self.mode, "by batch")
 
     def plan(self, parts: Parts, task: str, round: int, client: str, streams: Streams) -> Plan:

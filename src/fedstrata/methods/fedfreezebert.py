@@ -4,9 +4,9 @@ FedFreezeBERT. 2024.
 
     paper                                   here
     W_s, the aggregation architecture       part ``head``: [head] kind, classifier, ...
-    Ordinary, Average, P-SUM, H-SUM         head = "ordinary", "average", "psum", "hsum"
+    Ordinary, Average, P-SUM, H-SUM         head = "cls", "mean", "psum", "hsum"
     D-FedFreezeBERT                         variant = "distributed": the head is trained and sent in every round
-    C-FedFreezeBERT                         variant = "centralised": hidden states and labels go up once, the
+    C-FedFreezeBERT                         variant = "centralized": hidden states and labels go up once, the
                                             server trains the head, it goes down once; E epochs are rounds
     Emb_i, [n_i, 128, 768]                  the states the head takes, of the tokens there are: one vector per text
                                             for Ordinary and Average, for P-SUM and H-SUM four layers (the paper
@@ -17,7 +17,7 @@ FedFreezeBERT. 2024.
 The paper writes the mean over the clients after its loop; it is taken in every round, as its text says.
 
 Requirements: a text classifier or regressor; an encoder that knows the language.
-Relations: FedAvg of the head alone. With ``head = "ordinary"`` it is what is known as a linear probe.
+Relations: FedAvg of the head alone. With ``head = "cls"`` it is what is known as a linear probe.
 Cost: BERT-base: 9,228 bytes per client, round and direction for Ordinary and Average with three classes,
 113,442,864 for P-SUM and H-SUM; the encoder runs once over each text, without a backward pass.
 """
@@ -29,23 +29,23 @@ from typing import Any, Literal
 
 from fedstrata.errors import UserError
 from fedstrata.plan.parts import Parts
-from fedstrata.plan.plan import Exchange, Method, Plan
+from fedstrata.plan.plan import Method, Payload, Plan
 from fedstrata.plan.streams import Streams
 
 
 class FedFreezeBERT(Method):
     """The head is trained and sent; the encoder is shipped once."""
 
-    head: Literal["ordinary", "average", "psum", "hsum"] | None = None
+    head: Literal["cls", "mean", "psum", "hsum"] | None = None
     """The head; ``[head] kind`` says the same. P-SUM where neither does."""
-    variant: Literal["distributed", "centralised"] = "distributed"
+    variant: Literal["distributed", "centralized"] = "distributed"
     pooler: Literal["frozen", "train"] = "frozen"
     """With ``[head] pooler = true``: as it is in the checkpoint, or trained and sent with the head."""
 
     @property
-    def exchange(self) -> Exchange:
-        """Clients of the centralised variant hand over hidden states."""
-        return "features" if self.variant == "centralised" else "weights"
+    def exchange(self) -> Payload:
+        """Clients of the centralized variant hand over hidden states."""
+        return "hidden_states" if self.variant == "centralized" else "weights"
 
     def presets(self) -> Mapping[str, Mapping[str, Any]]:
         """A head of our own: without one there is nothing to stand on frozen states."""

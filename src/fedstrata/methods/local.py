@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedstrata.methods.centralized import Centralised
+from fedstrata.methods.centralized import Centralized
 from fedstrata.plan.plan import Population
 
 
-class Local(Centralised):
+class Local(Centralized):
     """Everything is trained and kept, by each client for itself."""
 
     population: ClassVar[Population] = "each"

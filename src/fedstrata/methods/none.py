@@ -3,7 +3,7 @@
     usual words                 here
     no further training         no rounds; the stage scores the model it was given and hands it on
 
-Requirements: none. Relations: the other end of the scale from ``centralised``. Cost: nothing.
+Requirements: none. Relations: the other end of the scale from ``centralized``. Cost: nothing.
 """
 
 from __future__ import annotations

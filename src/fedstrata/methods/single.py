@@ -5,18 +5,18 @@ What one institution reaches alone, on the common test rows. ``local`` asks it o
     usual words               here
     single client             the first client of the split; everything is kept, nothing is sent
 
-Requirements: none. Relations: ``centralised`` with one client's rows. Cost: no bytes.
+Requirements: none. Relations: ``centralized`` with one client's rows. Cost: no bytes.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from fedstrata.methods.centralized import Centralised
+from fedstrata.methods.centralized import Centralized
 from fedstrata.plan.plan import Population
 
 
-class Single(Centralised):
+class Single(Centralized):
     """Everything is trained and kept, by the first client."""
 
     population: ClassVar[Population] = "one"

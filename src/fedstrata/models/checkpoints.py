@@ -39,7 +39,7 @@ HEADED = ("classify", "pair", "regress")
 
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
 """Files one of which a tokenizer needs; without any, transformers makes an empty one and says nothing."""
-UNUSABLE = (
+HF_LOAD_ERRORS = (
     AttributeError, KeyError, OSError, RuntimeError, TypeError, ValueError,
     SafetensorError, StrictDataclassError, pickle.UnpicklingError,
 )  # fmt: skip
@@ -54,7 +54,7 @@ class Loaded:
         model: the model, fp32.
         tokenizer: its fast tokenizer.
         parts: the model's parts.
-        fresh: parts with tensors the checkpoint lacks, newly initialised.
+        fresh: parts with tensors the checkpoint lacks, newly initialized.
         carried: the checkpoint's pooler where this task's model has none; saved again with the model, so that a
             later stage finds it.
         use_cache: what the checkpoint's config says; training itself keeps no past keys and values.
@@ -107,9 +107,9 @@ def load(
         carried = {} if "pooler" in parts.names else _pooler(name, config)
     missing = set(info["missing_keys"]) | {key[0] for key in info["mismatched_keys"]}
     fresh = tuple(part for part in parts.names if missing & parts.shapes[part].keys())
-    if lacking := [part for part in fresh if part not in ("pooler", "head", *away)]:
+    if stale_parts := [part for part in fresh if part not in ("pooler", "head", *away)]:
         raise UserError(
-            f"model {name}: its weights lack tensors of {', '.join(lacking[:3])} that its config.json "
+            f"model {name}: its weights lack tensors of {', '.join(stale_parts[:3])} that its config.json "
             f"({config.model_type}) asks for; weights and config must belong together"
         )
     if len(tokenizer) > config.vocab_size:
@@ -146,7 +146,7 @@ def parts_of(name: str, kind: str, labels: Sequence[str] | None = None, head: Se
         with torch.device("meta"):
             config = config_of(name, kind, labels, head)
             model = class_of(kind, config).from_config(config)
-    except UNUSABLE as error:
+    except HF_LOAD_ERRORS as error:
         raise _unusable(name, error) from None
     return find(model)
 
@@ -176,7 +176,7 @@ def config_of(name: str, kind: str = "", labels: Sequence[str] | None = None, he
     """
     try:
         config = transformers.AutoConfig.from_pretrained(name)
-    except UNUSABLE as error:
+    except HF_LOAD_ERRORS as error:
         raise _unusable(name, error) from None
     return fitted(name, config, kind, labels, head)
 
@@ -221,7 +221,7 @@ def _pretrained(auto: Any, name: str, config: Any) -> tuple[Any, Any]:
         return auto.from_pretrained(  # type: ignore[no-any-return]
             name, config=config, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
         )
-    except UNUSABLE as error:
+    except HF_LOAD_ERRORS as error:
         raise _unusable(name, error) from None
 
 
@@ -248,7 +248,7 @@ def fast_tokenizer(name: str, kind: str) -> Any:
         raise UserError(f"model {name}: the folder holds no tokenizer; legal: one of {', '.join(VOCABULARIES)}")
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, **options)
-    except UNUSABLE as error:
+    except HF_LOAD_ERRORS as error:
         raise _unusable(name, error) from None
     if not tokenizer.is_fast:
         raise UserError(f"model {name}: has no fast tokenizer (tokenizer.json)")

@@ -11,7 +11,7 @@ import transformers
 from torch import nn
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
-from fedstrata.client.optimizer import Pace
+from fedstrata.client.optimizer import ScheduleSpan
 from fedstrata.errors import UserError
 from fedstrata.plan.parts import Parts, Tensors
 from fedstrata.plan.plan import Plan
@@ -21,13 +21,13 @@ KINDS = ("bert", "roberta", "distilbert", "electra", "gpt2")
 """Architectures whose layers take a hidden state and a mask, and nothing else that the embeddings know."""
 
 
-class Link(Protocol):
+class SplitLink(Protocol):
     """The way from a client to the server's layers and back, for one client and round.
 
     Messages are those of :mod:`fedstrata.wire.activations`.
     """
 
-    def begin(self, pace: Pace) -> None:
+    def begin(self, pace: ScheduleSpan) -> None:
         """Say how the client's steps go; before the first one."""
 
     def forward(self, message: Tensors) -> Tensors:
@@ -37,7 +37,7 @@ class Link(Protocol):
         """The gradient of the loss by the states sent, from that by those received; then the layers step."""
 
 
-class Cut(nn.Module):
+class CutLayer(nn.Module):
     """Stands in a client's stack for the layers of the server.
 
     Attributes:
@@ -46,7 +46,7 @@ class Cut(nn.Module):
         lengths: tokens of each text of the batch at hand, ``[B]``; set before each forward pass.
     """
 
-    def __init__(self, link: Link, dtype: str) -> None:
+    def __init__(self, link: SplitLink, dtype: str) -> None:
         super().__init__()
         self.link, self.dtype = link, dtype
         self.lengths = torch.empty(0)
@@ -70,7 +70,7 @@ class Cut(nn.Module):
 
 
 @contextmanager
-def cut_at(model: nn.Module, parts: Parts, plan: Plan, cut: Cut) -> Iterator[None]:
+def cut_at(model: nn.Module, parts: Parts, plan: Plan, cut: CutLayer) -> Iterator[None]:
     """Inside, ``cut`` stands in the model's stack in place of the plan's layers of the server."""
     above, name = parts.stack.rsplit(".", 1)
     holder = model.get_submodule(above)

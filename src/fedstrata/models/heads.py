@@ -3,8 +3,8 @@
 FedFreezeBERT, 2024, section on aggregation; P-SUM and H-SUM are Karimi et al. 2021 (Improving BERT Performance for
 Aspect-Based Sentiment Analysis). With H_j the output of layer j of L, ``[B, S, H]``, and B_0 … B_3 new layers:
 
-    ordinary    x = H_L at token 0
-    average     x = mean of H_L over the tokens
+    cls         x = H_L at token 0
+    mean        x = mean of H_L over the tokens
     psum        y_i = B_i(H_{L-i})                four branches, side by side
     hsum        y_i = B_i(y_{i-1} + H_{L-i})      four branches, each on the one before, from the top layer down
 
@@ -38,7 +38,7 @@ class Settings:
     """A head: the job's ``[head]``.
 
     Attributes:
-        kind: ``ordinary``, ``average``, ``psum`` or ``hsum``.
+        kind: ``cls``, ``mean``, ``psum`` or ``hsum``.
         classifier: one for each ``branch``, or a ``shared`` one.
         pooler: the encoder's pooler stands between token 0 and the classifier.
         average: of the branches' ``logits`` or ``probabilities``: the prediction.
@@ -53,7 +53,7 @@ class Settings:
     tokens: str = "text"
 
 
-BRANCHES = {"ordinary": 1, "average": 1, "psum": 4, "hsum": 4}
+BRANCHES = {"cls": 1, "mean": 1, "psum": 4, "hsum": 4}
 """Head -> hidden states it takes, from the top, and branches it has."""
 KEY = "fedstrata_head"
 """Where a config holds its head's settings."""
@@ -97,7 +97,7 @@ class Head(nn.Module):
         """
         if self.count > 1:
             return torch.stack(list(hidden[: self.count]), 1)
-        if self.kind == "ordinary":
+        if self.kind == "cls":
             return hidden[0][:, None, :1]
         weight = self._weight(mask)[:, :, None].to(hidden[0].dtype)
         return ((hidden[0] * weight).sum(1) / weight.sum(1))[:, None, None]

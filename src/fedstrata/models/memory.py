@@ -28,7 +28,7 @@ def step_memory(auto: Any, config: transformers.PreTrainedConfig) -> Callable[[P
 
     Returns:
         (plan, rows, width, predicted, bf16) -> bytes: all weights but those of the server's layers, fp32;
-        gradients and optimiser state of what the plan trains; and what autograd keeps of a batch of ``rows``
+        gradients and optimizer state of what the plan trains; and what autograd keeps of a batch of ``rows``
         examples of ``width`` tokens with ``predicted`` positions through a language model's head (0: every output
         of the head). Without what the libraries themselves take.
     """

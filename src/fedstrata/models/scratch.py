@@ -17,7 +17,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from fedstrata.errors import UserError, did_you_mean
-from fedstrata.models.checkpoints import UNUSABLE, Loaded, class_of, config_of, fast_tokenizer, fitted, save
+from fedstrata.models.checkpoints import HF_LOAD_ERRORS, Loaded, class_of, config_of, fast_tokenizer, fitted, save
 from fedstrata.models.heads import Settings
 from fedstrata.plan.parts import find, tensors
 
@@ -86,7 +86,7 @@ def new_config(settings: Mapping[str, Any]) -> Any:
     keys = {names.get(key, key): value for key, value in [*below.items(), *given.items()] if key != "model_type"}
     try:
         config = kind(**keys)
-    except UNUSABLE as error:
+    except HF_LOAD_ERRORS as error:
         raise _illegal(error) from None
     if config.num_hidden_layers < 1:
         raise UserError(f"[model.config] num_hidden_layers: is {config.num_hidden_layers}; legal: 1 or more")
@@ -141,7 +141,7 @@ def outline(
         with torch.device("meta"):
             fit = fitted("of [model.config]", config_of(str(folder)), kind, labels, head)
             find(class_of(kind, fit).from_config(fit))
-    except UNUSABLE as error:
+    except HF_LOAD_ERRORS as error:
         raise _illegal(error) from None
     return folder
 

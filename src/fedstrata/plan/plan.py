@@ -17,10 +17,10 @@ from pydantic import BaseModel, ConfigDict, PositiveInt
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.streams import Streams
 
-Exchange = Literal["weights", "features", "activations"]
+Payload = Literal["weights", "hidden_states", "activations"]
 """What the clients send: parts of the model; what its still encoder makes of their texts, with the labels; or the
 hidden states of every batch, and their gradients, to layers that the server holds."""
-Turns = Literal["apart", "in turn", "by batch"]
+ClientSchedule = Literal["apart", "in turn", "by batch"]
 """How the clients of a round stand to each other: each starts from the round's model, with its own copy of the
 server's layers; each starts from where the one before has come to; or all train at once on one set of the server's
 layers, which they visit batch by batch."""
@@ -107,12 +107,12 @@ class Method(BaseModel, ABC):
     rounds: PositiveInt = 5
 
     @property
-    def exchange(self) -> Exchange:
+    def exchange(self) -> Payload:
         """What leaves the clients. With ``features`` they send them once and the server trains."""
         return "weights"
 
     @property
-    def turns(self) -> Turns:
+    def turns(self) -> ClientSchedule:
         """How the clients of a round stand to each other."""
         return "apart"
 

@@ -34,8 +34,8 @@ class Streams:
         return np.random.Generator(np.random.PCG64(self.integer(round, client, use)))
 
 
-class Dice:
-    """Torch's own generators, in a stream that goes on from one :meth:`thrown` to the next.
+class DropoutRng:
+    """Torch's own generators, in a stream that goes on from one :meth:`fork` to the next.
 
     Dropout draws from generators that are global; inside they are this stream's, outside as if it never was.
     """
@@ -46,7 +46,7 @@ class Dice:
         self.state: list[torch.Tensor] = []
 
     @contextmanager
-    def thrown(self) -> Iterator[None]:
+    def fork(self) -> Iterator[None]:
         """Draw from the stream."""
         with torch.random.fork_rng(self.cuda):
             if self.state:

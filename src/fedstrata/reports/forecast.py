@@ -51,7 +51,7 @@ def note(made: Mapping[str, Mapping[str, Any]]) -> str:
     return (
         f"Costs of one client, {one['client']} of {one['clients']['count']}, over its rounds; beside them it "
         f"receives {setup} MB of start models. Counted on: {grounds}. MB = 1 000 000 bytes of tensors; "
-        "TFLOPs of training; GB: the most it holds at once (weights, gradients, optimiser, activations)."
+        "TFLOPs of training; GB: the most it holds at once (weights, gradients, optimizer, activations)."
     )
 
 

@@ -25,7 +25,7 @@ BAR = 8
 """Characters of the bar of the largest client."""
 IN_TABLE, IN_PICTURE = 8, 30
 """Most labels shown; if there are more, the last one is all the rarer ones together."""
-COLOURS = [colormaps[name](i) for name in ("tab20", "tab20b") for i in range(20)]
+COLORS = [colormaps[name](i) for name in ("tab20", "tab20b") for i in range(20)]
 
 
 def split_table(shards: Mapping[str, Index], labels: Sequence[str] | None) -> Table:
@@ -67,13 +67,13 @@ def split_picture(shards: Mapping[str, Index], labels: Sequence[str] | None) -> 
     figure = Figure(figsize=(9, 1.2 + max(0.24 * len(shards), 0.21 * len(heads))), layout="constrained")
     axes = figure.subplots()
     starts = np.cumsum(counts, axis=1) - counts
-    for widths, left, colour in zip(counts.T, starts.T, COLOURS, strict=False):
-        axes.barh(list(shards), widths, left=left, height=0.8, color=colour)
+    for widths, left, color in zip(counts.T, starts.T, COLORS, strict=False):
+        axes.barh(list(shards), widths, left=left, height=0.8, color=color)
     axes.invert_yaxis()
     axes.set_xlabel("rows")
     axes.spines[["top", "right"]].set_visible(False)
     if heads:
-        keys = [Patch(color=colour) for _, colour in zip(heads, COLOURS, strict=False)]
+        keys = [Patch(color=color) for _, color in zip(heads, COLORS, strict=False)]
         legend = figure.legend(keys, [_cut(head, 40) for head in heads], loc="outside right upper", frameon=False)
         for text in legend.get_texts():
             text.set_parse_math(False)

@@ -28,8 +28,8 @@ from fedstrata.reports.tables import MB, TERA
 
 P = ParamSpec("P")
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's palette without yellow: told apart by all kinds of colour vision."""
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's palette without yellow: told apart by all kinds of color vision."""
 MARKS = ("o", "s", "^", "D", "v", "P")
 DASHES = ("-", "--", ":", "-.")
 LOWER_IS_BETTER = ("loss", "perplexity")
@@ -46,7 +46,7 @@ STATES = (
     ("#08519c", "trained"),
     ("#c7b8d8", "the server's"),
 )
-"""Of a part at a client in a round: its colour and its name."""
+"""Of a part at a client in a round: its color and its name."""
 ROUNDS_SHOWN = 100
 NAMES_SHOWN = 60
 NAME_LENGTH = 24
@@ -102,8 +102,8 @@ def score_plot(runs: Sequence[Run], *against: Literal["round", "bytes", "flops"]
         for i, (run, points) in enumerate(curves):
             x = [getattr(point, cost) / unit for point in points]
             y = [point.score for point in points]
-            dash = DASHES[i // len(COLOURS) % len(DASHES)]
-            axes.plot(x, y, dash, color=COLOURS[i % len(COLOURS)], marker="o", label=_short(run.name))
+            dash = DASHES[i // len(COLORS) % len(DASHES)]
+            axes.plot(x, y, dash, color=COLORS[i % len(COLORS)], marker="o", label=_short(run.name))
         axes.set_xlabel(label)
         if cost == "round":
             _whole_numbers(axes)
@@ -130,8 +130,8 @@ def sweep_plot(metric: str, points: Sequence[tuple[str, float, float, float, flo
         zip(panels, ("MB up per client\n(without the start model)", AXES["flops"][0]), strict=True)
     ):
         for i, (name, mean, sd, *costs) in enumerate(points):
-            mark, colour = MARKS[i // len(COLOURS) % len(MARKS)], COLOURS[i % len(COLOURS)]
-            axes.errorbar(costs[place], mean, sd, fmt=mark, color=colour, capsize=3, ms=6, label=_short(name))
+            mark, color = MARKS[i // len(COLORS) % len(MARKS)], COLORS[i % len(COLORS)]
+            axes.errorbar(costs[place], mean, sd, fmt=mark, color=color, capsize=3, ms=6, label=_short(name))
         axes.set_xlabel(label)
     panels[0].set_ylabel(f"{metric} (lower is better)" if metric in LOWER_IS_BETTER else metric)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
@@ -147,23 +147,21 @@ def bytes_plot(run: Run) -> Figure | None:
     if not sent:
         return None
     rounds = range(1 + max(at for _, _, at in sent))
-    colours = {
-        name: colour for name, colour in part_colours(parts(run)).items() if name in {n for _, n, _ in sent}
-    }
+    colors = {name: color for name, color in part_colors(parts(run)).items() if name in {n for _, n, _ in sent}}
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     titles = {"up": "up: clients to server", "down": "down: server to clients"}
     for axes, (direction, title) in zip(panels, titles.items(), strict=True):
         base = [0.0 for _ in rounds]
-        for name, colour in colours.items():
+        for name, color in colors.items():
             top = [below + sent[direction, name, at] / MB for below, at in zip(base, rounds, strict=True)]
-            _bars(axes, base, top, colour)
+            _bars(axes, base, top, color)
             base = top
         axes.set_title(title)
         axes.set_xlabel("round (the first is 0)")
         _whole_numbers(axes)
     panels[0].set_ylabel("MB, all clients")
-    keys = [Patch(color=colour, label=name) for name, colour in reversed(colours.items())]
+    keys = [Patch(color=color, label=name) for name, color in reversed(colors.items())]
     figure.legend(handles=keys, loc="outside right upper", ncols=1 + len(keys) // 16)
     return figure
 
@@ -176,16 +174,16 @@ def loss_plot(run: Run) -> Figure | None:
         return None
     trained = {line["client"] for line in lines}
     names = [name for name in run.clients if name in trained] or sorted(trained)  # or the server, by its own name
-    few = len(names) <= len(COLOURS)
+    few = len(names) <= len(COLORS)
     figure, axes = _small()
     for i, name in enumerate(names):
         x, y = zip(*((line["round"], line["loss"]) for line in lines if line["client"] == name), strict=True)
         if few:
-            axes.plot(x, y, color=COLOURS[i], marker="o", label=_short(name))
+            axes.plot(x, y, color=COLORS[i], marker="o", label=_short(name))
         else:
             axes.plot(x, y, color="#bbbbbb", linewidth=0.8, label=None if i else f"each of {len(names)} clients")
     if not few:
-        axes.plot(*_mean_loss(lines), color=COLOURS[0], marker="o", label="their mean, weighted by examples")
+        axes.plot(*_mean_loss(lines), color=COLORS[0], marker="o", label="their mean, weighted by examples")
     axes.set_xlabel("round (the first is 0)")
     axes.set_ylabel("training loss (lower is better)")
     _whole_numbers(axes)
@@ -208,7 +206,7 @@ def schedule_plot(run: Run, client: str) -> Figure | None:
         [at - 0.5 for at in (*shown, len(shown))],
         [i - 0.5 for i in range(len(rows) + 1)],
         cells,
-        cmap=ListedColormap([colour for colour, _ in STATES]),
+        cmap=ListedColormap([color for color, _ in STATES]),
         vmin=-0.5,
         vmax=len(STATES) - 0.5,
         edgecolors="white",
@@ -234,8 +232,8 @@ def split_plot(split: dict[str, Any]) -> Figure | None:
     axes = figure.add_subplot()
     axes.grid(False, axis="x")
     base = [0] * len(held)
-    for colour, (label, step) in zip(COLOURS, bars.items(), strict=False):
-        axes.bar(range(len(held)), step, 0.8, base, color=colour, label=_short(label))
+    for color, (label, step) in zip(COLORS, bars.items(), strict=False):
+        axes.bar(range(len(held)), step, 0.8, base, color=color, label=_short(label))
         base = [below + more for below, more in zip(base, step, strict=True)]
     ticks = range(0, len(held), math.ceil(len(held) / NAMES_SHOWN))
     names = [_short(name) for name in held]
@@ -247,8 +245,8 @@ def split_plot(split: dict[str, Any]) -> Figure | None:
     return figure
 
 
-def part_colours(names: Sequence[str]) -> dict[str, str]:
-    """A colour for every part: the layers, in order, from light to dark blue."""
+def part_colors(names: Sequence[str]) -> dict[str, str]:
+    """A color for every part: the layers, in order, from light to dark blue."""
     fixed = {"embeddings": "#7f7f7f", "pooler": "#CC79A7", "head": "#D55E00"}
     fixed |= {"features": "#009E73", "activations": "#009E73", "gradients": "#E69F00"}
     layers = [name for name in names if name.startswith("layer.")]
@@ -267,11 +265,11 @@ def _whole_numbers(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
-def _bars(axes: Axes, base: Sequence[float], top: Sequence[float], colour: str) -> None:
+def _bars(axes: Axes, base: Sequence[float], top: Sequence[float], color: str) -> None:
     """One bar per round from ``base`` to ``top``, as a single shape, which keeps long runs small."""
     edges = [at + side for at in range(len(top)) for side in (-0.4, 0.4)]
     heights, floors = ([y for value in line for y in (value, 0)][:-1] for line in (top, base))
-    axes.stairs(heights, edges, baseline=floors, fill=True, color=colour)
+    axes.stairs(heights, edges, baseline=floors, fill=True, color=color)
 
 
 def _state(part: str, line: dict[str, Any] | None) -> int:
@@ -303,7 +301,7 @@ def _label_counts(clients: Sequence[dict[str, Any]]) -> dict[str, list[int]]:
         total.update(client["labels"] or {})
     if not total:
         return {"examples": [client["examples"] for client in clients]}
-    rare = {label for label, _ in total.most_common()[len(COLOURS) - 1 :]} if len(total) > len(COLOURS) else set()
+    rare = {label for label, _ in total.most_common()[len(COLORS) - 1 :]} if len(total) > len(COLORS) else set()
     own = [label for label in total if label not in rare]
     counts = {label: [(client["labels"] or {}).get(label, 0) for client in clients] for label in own}
     if rare:

@@ -17,7 +17,7 @@ from fedstrata.plan.streams import SERVER
 
 SETUP = "setup"
 """The phase in which the start model is shipped; no total of a run counts it."""
-FILES = ("result.json", "job.toml", "split.json", "rounds.jsonl", "ledger.jsonl", "stages")
+FILES = ("result.json", "job.toml", "partition.json", "rounds.jsonl", "ledger.jsonl", "stages")
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def load_run(folder: Path) -> Run:
     job = _toml(folder / "job.toml")
     rounds, ledger = _lines(folder / "rounds.jsonl"), _lines(folder / "ledger.jsonl")
     recorded = _summed(stages) if stages else _recorded(job, rounds, ledger)
-    split = _json(folder / "split.json")
+    split = _json(folder / "partition.json")
     return Run(folder.resolve().name, {**recorded, **result}, job, split, rounds, ledger, stages)
 
 

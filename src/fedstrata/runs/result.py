@@ -62,7 +62,7 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
     scored = [record for record in rounds if record["client"] == SERVER and record["round"] >= first]
     trained = [record for record in rounds if record["client"] != SERVER]
     last = scored[-1] if scored else {}
-    split = folder / "split.json"
+    split = folder / "partition.json"
     clients = json.loads(split.read_text(encoding="utf-8"))["clients"] if split.exists() else {}
     scores = last.get("clients", {})
     ledger = records(folder / "ledger.jsonl")

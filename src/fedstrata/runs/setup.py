@@ -32,8 +32,8 @@ from fedstrata.wire.codec import DTYPES
 
 SENT = {
     "weights": "trained parts of the model",
-    "features": "the encoder's hidden states of every text, out of which texts can be read again, and the labels",
-    "activations": "the hidden states of every batch, out of which texts can be read again, and their gradients",
+    "hidden_states": "the encoder's hidden states of every text, from which texts can be reconstructed, and labels",
+    "activations": "the hidden states of every batch, from which texts can be reconstructed, and their gradients",
 }
 """Exchange -> what that is, for whoever has to permit it."""
 
@@ -60,7 +60,7 @@ class Ready:
 
 
 def make_ready(job: Job, data: Prepared, start: str, away: Sequence[str] = ()) -> Ready:
-    """Load the model, tokenise the rows.
+    """Load the model, tokenize the rows.
 
     Args:
         job: the stage's job, settled.
@@ -124,10 +124,10 @@ def check_permission(job: Job) -> None:
     Raises:
         UserError: the method sends something else.
     """
-    if job.method.exchange not in job.client.allow:
+    if job.method.exchange not in job.client.may_send:
         raise UserError(
-            f"[client] allow: is {job.client.allow}, but {method_name(job.method)} as set here sends "
-            f"{SENT[job.method.exchange]}; allow = {[*job.client.allow, job.method.exchange]} permits it"
+            f"[client] may_send: is {job.client.may_send}, but {method_name(job.method)} as set here sends "
+            f"{SENT[job.method.exchange]}; may_send = {[*job.client.may_send, job.method.exchange]} permits it"
         )
 
 
@@ -214,7 +214,7 @@ def notes(job: Job, loaded: checkpoints.Loaded, data: Prepared, tokens: int) -> 
     rounds = range(job.method.rounds)
     plans = [job.method.plan(loaded.parts, job.task.kind, round, SERVER, streams) for round in rounds]
     if never := set(loaded.fresh) - {part for plan in plans for part in plan.train}:
-        made.append(f"{', '.join(sorted(never))}: newly initialised, and this method never trains it")
+        made.append(f"{', '.join(sorted(never))}: newly initialized, and this method never trains it")
     return tuple(made)
 
 
@@ -267,18 +267,18 @@ def local_of(job: Job) -> Local:
         steps=train.steps,
         batch_size=train.batch_size,
         learning_rate=train.learning_rate,
-        decay=train.decay,
-        schedule=train.schedule,
-        power=train.power,
-        warmup=train.warmup,
+        decay=train.lr_decay,
+        schedule=train.lr_schedule,
+        power=train.lr_power,
+        warmup=train.warmup_ratio,
         betas=(train.betas[0], train.betas[1]),
         epsilon=train.epsilon,
-        kept=train.optimiser == "kept",
+        kept=train.optimizer_state == "persist",
         weight_decay=train.weight_decay,
         proximal_mu=train.proximal_mu,
         device=train.device,
         bf16=train.precision == "bf16",
-        by_length=train.batching == "length",
+        by_length=train.group_by_length,
         width=train.max_tokens if train.padding == "max" else None,
-        features=int(train.features_gb * 1e9),
+        features=int(train.feature_cache_gb * 1e9),
     )

@@ -13,7 +13,7 @@ from typing import Any
 from fedstrata.client.trainer import Weights
 from fedstrata.data.prepare import Prepared, population, prepare, prepare_test
 from fedstrata.engines import Engine
-from fedstrata.engines.local import InProcess
+from fedstrata.engines.local import LocalEngine
 from fedstrata.errors import UserError
 from fedstrata.events import Encoded, Event, StageEnded, StageStarted
 from fedstrata.job.file import Overrides, load
@@ -37,10 +37,10 @@ from fedstrata.runs.setup import (
     settle,
 )
 from fedstrata.server import state
-from fedstrata.server.layers import Layers
+from fedstrata.server.layers import ServerLayers
 from fedstrata.server.rounds import Rounds
-from fedstrata.server.server import Rule, Server
-from fedstrata.server.trainer import Central
+from fedstrata.server.server import Server, ServerOptimizer
+from fedstrata.server.trainer import ServerTrainer
 from fedstrata.sites.federation import Federation, check_sites, federation, names_of, settle_sites, sites
 from fedstrata.wire.store import Store, write_bytes
 
@@ -128,7 +128,7 @@ def run_stage(
             scratch.keep(Path(start), folder / START)
         with status_on_disk(job, folder):
             _train(job, data, ready, folder, tell, far)
-        state.prune(folder, job.train.keep_features)
+        state.prune(folder, job.train.keep_feature_cache)
     tell(StageEnded(job.stage, reused))
     return read_result(folder)
 
@@ -142,7 +142,7 @@ def _train(job: Job, data: Prepared, ready: Ready, folder: Path, tell: Tell, far
     }
     start = state.fingerprint(weights)
     worker.encoded = lambda done, total: tell(Encoded(done, total))
-    rule = Rule(**job.server.model_dump(exclude={"evaluate", "rule"}), name=job.server.rule)
+    rule = ServerOptimizer(**job.server.model_dump(exclude={"evaluate", "optimizer"}), name=job.server.optimizer)
     server = Server(parts, weights, rule, job.wire.dtype)
     done, seconds = state.restore(folder, server, start)
 
@@ -154,12 +154,12 @@ def _train(job: Job, data: Prepared, ready: Ready, folder: Path, tell: Tell, far
         return worker.score(ready.test, folder=kept)
 
     central = None
-    if job.method.exchange == "features":
+    if job.method.exchange == "hidden_states":
         classes = None if data.labels is None else len(data.labels)
-        central = Central(worker, clients, classes, server.dtype, folder / "state" / "received")
+        central = ServerTrainer(worker, clients, classes, server.dtype, folder / "state" / "received")
     layers = None
     if plan.server:
-        layers = Layers(
+        layers = ServerLayers(
             worker=worker,
             server=server,
             names=plan.server,
@@ -199,7 +199,7 @@ def _clients(
     ready: Ready,
     start: Weights,
     server: Server,
-    layers: Layers | None,
+    layers: ServerLayers | None,
     folder: Path,
     tell: Tell,
     far: Federation | None,
@@ -209,7 +209,7 @@ def _clients(
         with sites(job, data, ready, start, layers, folder, tell, far) as reached:
             yield reached
         return
-    engine = InProcess(
+    engine = LocalEngine(
         worker=ready.worker,
         examples=ready.train,
         shards=ready.shards,
@@ -239,7 +239,7 @@ def _write_split(job: Job, folder: Path, data: Prepared, ready: Ready, sizes: Ma
     tests = {name: len(index) for each in ready.tests.values() for name, index in each.items()}
     test = sum(tests.values()) if tests else len(ready.test)
     split = {"clients": clients, "test": test, "tests": tests, "left_out": data.left_out}
-    write_bytes(folder / "split.json", json.dumps(split, indent=1, ensure_ascii=False).encode())
+    write_bytes(folder / "partition.json", json.dumps(split, indent=1, ensure_ascii=False).encode())
 
 
 def _save_models(

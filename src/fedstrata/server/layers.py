@@ -11,12 +11,12 @@ from pathlib import Path
 
 import torch
 
-from fedstrata.client.optimizer import Pace, adamw, memory_of, step
+from fedstrata.client.optimizer import ScheduleSpan, adamw, memory_of, step
 from fedstrata.client.trainer import Request, Weights, Worker
 from fedstrata.cost.ledger import size
 from fedstrata.models.cut import through
 from fedstrata.plan.parts import Tensors
-from fedstrata.plan.streams import Dice
+from fedstrata.plan.streams import DropoutRng
 from fedstrata.server.server import Server
 from fedstrata.wire.activations import (
     gradients_in,
@@ -33,7 +33,7 @@ Traffic = Counter[tuple[str, str]]
 
 
 @dataclass(eq=False)
-class Stack:
+class LayerReplica:
     """One set of the layers.
 
     Attributes:
@@ -48,9 +48,9 @@ class Stack:
     taken: bool = False
     stepping: Future[None] | None = None
 
-    def another(self) -> Stack:
+    def another(self) -> LayerReplica:
         """A further set, whose weights are yet to be loaded."""
-        return Stack(*copy.deepcopy((self.modules, self.trained)))
+        return LayerReplica(*copy.deepcopy((self.modules, self.trained)))
 
     def settle(self) -> None:
         """Wait for the step that was begun; before it is done nothing may use the layers."""
@@ -60,7 +60,7 @@ class Stack:
 
 
 @dataclass
-class Layers:
+class ServerLayers:
     """The layers that the server holds.
 
     Visits may be open at once and each in a thread of its own: one computes at a time, under ``lock``. Who visits
@@ -73,7 +73,7 @@ class Layers:
         names: the parts, such as ``("layer.0", "layer.1")``.
         copies: each client has a copy of its own, to be averaged; else there is one, which all visit.
         longest: most tokens of a text.
-        folder: the server's own disk, for what the optimisers remember.
+        folder: the server's own disk, for what the optimizers remember.
     """
 
     worker: Worker
@@ -86,13 +86,13 @@ class Layers:
 
     def __post_init__(self) -> None:
         model, parts = self.worker.model, self.worker.parts
-        own = Stack(
+        own = LayerReplica(
             modules=[model.get_submodule(f"{parts.stack}.{part[6:]}") for part in self.names],
             trained={name: model.get_parameter(name) for part in self.names for name in parts.shapes[part]},
         )
         self.stacks = [own]
         self.lock = threading.RLock()
-        self.optimiser: torch.optim.Optimizer | None = None
+        self.optimizer: torch.optim.Optimizer | None = None
         self.round = -1
         self.thread = ThreadPoolExecutor(1, "layers")
 
@@ -103,11 +103,11 @@ class Layers:
         with self.lock:
             [stack] = self.stacks
             self._load(stack)
-            if self.optimiser is None or self.round != round or not self.worker.local.kept:
-                self.optimiser = self._optimiser(stack, round, "all")
+            if self.optimizer is None or self.round != round or not self.worker.local.kept:
+                self.optimizer = self._optimizer(stack, round, "all")
             self.round = round
 
-    def visit(self, request: Request) -> Visit:
+    def visit(self, request: Request) -> SplitSession:
         """The way through the layers for one request; :meth:`leave` or :meth:`abandon` ends it."""
         learns = request.phase == "train"
         with self.lock:
@@ -115,35 +115,35 @@ class Layers:
             stack.taken = True
             if self.copies or not learns:
                 self._load(stack)
-            optimiser = None
+            optimizer = None
             if learns:
-                optimiser = self.optimiser
+                optimizer = self.optimizer
                 if self.copies:
-                    optimiser = self._optimiser(stack, request.round, request.client)
-            return Visit(self, request, stack, optimiser)
+                    optimizer = self._optimizer(stack, request.round, request.client)
+            return SplitSession(self, request, stack, optimizer)
 
-    def step(self, stack: Stack, optimiser: torch.optim.Optimizer, rate: float) -> None:
+    def step(self, stack: LayerReplica, optimizer: torch.optim.Optimizer, rate: float) -> None:
         """Begin one step of the layers; meanwhile the client goes on with what is its own."""
-        stack.stepping = self.thread.submit(step, optimiser, rate)
+        stack.stepping = self.thread.submit(step, optimizer, rate)
 
     def settle(self) -> None:
         """Wait for every step that was begun."""
         for stack in self.stacks:
             stack.settle()
 
-    def leave(self, visit: Visit) -> None:
+    def leave(self, visit: SplitSession) -> None:
         """A client has trained, or been scored: what it left behind waits for :meth:`taken`."""
         with self.lock:
             visit.stack.settle()
             request = visit.request
             made: Weights = {}
-            if self.copies and visit.optimiser:
+            if self.copies and visit.optimizer:
                 made = self._copy(visit.stack)
-                self._remember(visit.stack, request.round, request.client, visit.optimiser)
+                self._remember(visit.stack, request.round, request.client, visit.optimizer)
             self.results[request.client] = made, visit.traffic
             visit.stack.taken = False
 
-    def abandon(self, visit: Visit) -> None:
+    def abandon(self, visit: SplitSession) -> None:
         """A client has broken off: its copy is forgotten; steps of the one set of layers stay made."""
         with self.lock:
             visit.stack.taken = False
@@ -157,20 +157,20 @@ class Layers:
         """What the one set of layers has become; nothing where there are copies."""
         if self.copies:
             return {}
-        assert self.optimiser is not None
+        assert self.optimizer is not None
         with self.lock:
             self.settle()
-            self._remember(self.stacks[0], round, "all", self.optimiser)
+            self._remember(self.stacks[0], round, "all", self.optimizer)
             return self._copy(self.stacks[0])
 
-    def _free(self) -> Stack:
+    def _free(self) -> LayerReplica:
         for stack in self.stacks:
             if not stack.taken:
                 return stack
         self.stacks.append(self.stacks[0].another())
         return self.stacks[-1]
 
-    def _load(self, stack: Stack) -> None:
+    def _load(self, stack: LayerReplica) -> None:
         server = self.server
         if stack is self.stacks[0]:
             new = {part: (("server", server.versions[part]), server.weights[part]) for part in self.names}
@@ -182,17 +182,17 @@ class Layers:
         for parameter in stack.trained.values():
             parameter.requires_grad_(True)
 
-    def _optimiser(self, stack: Stack, round: int, whose: str) -> torch.optim.Optimizer:
+    def _optimizer(self, stack: LayerReplica, round: int, whose: str) -> torch.optim.Optimizer:
         for part in self.names if stack is self.stacks[0] else ():
             self.worker.tags[part] = None
         local = self.worker.local
         return adamw(stack.trained, local, Store(self.folder / whose).load(round) if local.kept else {})
 
-    def _remember(self, stack: Stack, round: int, whose: str, optimiser: torch.optim.Optimizer) -> None:
+    def _remember(self, stack: LayerReplica, round: int, whose: str, optimizer: torch.optim.Optimizer) -> None:
         if self.worker.local.kept:
-            Store(self.folder / whose).save(round, memory_of(optimiser, stack.trained))
+            Store(self.folder / whose).save(round, memory_of(optimizer, stack.trained))
 
-    def _copy(self, stack: Stack) -> Weights:
+    def _copy(self, stack: LayerReplica) -> Weights:
         shapes = self.worker.parts.shapes
         return {
             part: {name: stack.trained[name].detach().to("cpu", copy=True) for name in shapes[part]}
@@ -200,23 +200,23 @@ class Layers:
         }
 
 
-class Visit:
-    """One client's way through the server's layers: the other end of :class:`fedstrata.models.cut.Link`."""
+class SplitSession:
+    """One client's way through the server's layers: the other end of :class:`fedstrata.models.cut.SplitLink`."""
 
     def __init__(
-        self, layers: Layers, request: Request, stack: Stack, optimiser: torch.optim.Optimizer | None
+        self, layers: ServerLayers, request: Request, stack: LayerReplica, optimizer: torch.optim.Optimizer | None
     ) -> None:
         worker = layers.worker
         self.layers, self.worker = layers, worker
-        self.request, self.stack, self.optimiser = request, stack, optimiser
-        self.dice = Dice(
+        self.request, self.stack, self.optimizer = request, stack, optimizer
+        self.dice = DropoutRng(
             worker.streams.integer(request.round, request.client, "dropout of the server"), worker.model.device
         )
-        self.pace = Pace(1, 1)
+        self.pace = ScheduleSpan(1, 1)
         self.steps = 0
         self.traffic: Traffic = Counter()
 
-    def begin(self, pace: Pace) -> None:
+    def begin(self, pace: ScheduleSpan) -> None:
         """The client's steps are about to go like this."""
         self.pace = pace
 
@@ -233,12 +233,12 @@ class Visit:
         rows = states_in(rest, int(lengths.sum()), worker.parts.hidden, worker.dtype).to(device)
         hidden = unpack(rows, lengths, worker.local.width)
         mask = (torch.arange(hidden.shape[1], device=device) < lengths[:, None]).long()
-        learns = self.optimiser is not None
+        learns = self.optimizer is not None
         with self.layers.lock:
             self.stack.settle()
             for layer in self.stack.modules:
                 layer.train(learns)
-            with torch.set_grad_enabled(learns), self.dice.thrown(), worker.autocast():
+            with torch.set_grad_enabled(learns), self.dice.fork(), worker.autocast():
                 hidden = hidden.detach().requires_grad_(learns)
                 out = through(worker.model.config, self.stack.modules, hidden, mask)
         self.hidden, self.out, self.lengths = hidden, out, lengths
@@ -250,7 +250,7 @@ class Visit:
         Raises:
             WireError: the message is not :func:`fedstrata.wire.activations.of_gradients` of the last batch.
         """
-        assert self.optimiser is not None
+        assert self.optimizer is not None
         worker = self.worker
         self._count("up", message, "gradients")
         rows = gradients_in(message, int(self.lengths.sum()), worker.parts.hidden, worker.dtype)
@@ -261,7 +261,7 @@ class Visit:
             reply = of_gradients(
                 self.hidden.grad, self.lengths, worker.dtype
             )  # with the weights of before the step
-            self.layers.step(self.stack, self.optimiser, self.pace.rate(worker.local, self.steps))
+            self.layers.step(self.stack, self.optimizer, self.pace.rate(worker.local, self.steps))
         self.steps += 1
         return self._count("down", reply, "gradients")
 

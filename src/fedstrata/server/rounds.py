@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedstrata.client.trainer import Missing, Reply, Request, Weights
+from fedstrata.client.trainer import NoReply, Reply, Request, Weights
 from fedstrata.cost.flops import server_flops
 from fedstrata.cost.ledger import SETUP, Entry, size, totals
 from fedstrata.engines import Engine
@@ -20,9 +20,9 @@ from fedstrata.plan.parts import tensors
 from fedstrata.plan.plan import Method, Plan
 from fedstrata.plan.streams import SERVER, Streams
 from fedstrata.server import state
-from fedstrata.server.layers import Layers
+from fedstrata.server.layers import ServerLayers
 from fedstrata.server.server import Server, select, shared
-from fedstrata.server.trainer import NAME, Central
+from fedstrata.server.trainer import NAME, ServerTrainer
 from fedstrata.wire.codec import WireError
 
 Score = dict[str, float]
@@ -61,8 +61,8 @@ class Rounds:
     score: Callable[[Server], Score]
     folder: Path
     tell: Callable[[Event], None]
-    central: Central | None = None
-    layers: Layers | None = None
+    central: ServerTrainer | None = None
+    layers: ServerLayers | None = None
 
     def run(self, done: int, start: str, seconds: float) -> None:
         """Play all rounds from ``done`` on; after each, the state is on disk.
@@ -116,7 +116,7 @@ class Rounds:
             changed.append(part)
         return changed
 
-    def _train_here(self, round: int, central: Central) -> list[str]:
+    def _train_here(self, round: int, central: ServerTrainer) -> list[str]:
         """The server trains on what the clients sent of their texts before the first round."""
         if round == 0:
             self._gather(central)
@@ -138,16 +138,16 @@ class Rounds:
             server.replace(part, {name: tensor.to("cpu", copy=True) for name, tensor in new.items()})
         return list(plan.train)
 
-    def _gather(self, central: Central) -> None:
+    def _gather(self, central: ServerTrainer) -> None:
         """Ask every client once for what the encoder makes of its texts; its head is yet to come."""
         clients = self.engine.clients()
         self._ask(clients)
         whole = tuple(range(self.server.parts.depth))
         plan = Plan(layers=whole, train=(), keep=("head",), features=True)
-        requests = (self._request(0, client, plan, "features") for client in clients)
+        requests = (self._request(0, client, plan, "hidden_states") for client in clients)
         for reply in self._exchange(0, requests, clients):
-            sent = reply.weights.get("features", {})
-            self._ledger([Entry(0, reply.client, "features", "up", "features", size(sent))])
+            sent = reply.weights.get("hidden_states", {})
+            self._ledger([Entry(0, reply.client, "hidden_states", "up", "hidden_states", size(sent))])
             try:
                 central.take(reply.client, sent)
             except WireError as error:
@@ -200,7 +200,7 @@ class Rounds:
     def _exchange(self, round: int, requests: Iterable[Request], clients: Sequence[str]) -> Iterator[Reply]:
         try:
             for answer in in_order(self.engine.exchange(requests), clients):
-                if isinstance(answer, Missing):
+                if isinstance(answer, NoReply):
                     self._miss(round, answer)
                 else:
                     yield answer
@@ -210,7 +210,7 @@ class Rounds:
                 "train.learning_rate or wire.dtype = 'bf16' or 'fp32' helps"
             ) from None
 
-    def _miss(self, round: int, missing: Missing) -> None:
+    def _miss(self, round: int, missing: NoReply) -> None:
         self.server.forget(missing.client)
         record = {"round": round, "client": missing.client, "reason": missing.reason}
         state.append(self.folder / "missing.jsonl", [record])
@@ -284,12 +284,12 @@ class Rounds:
         state.append(self.folder / "ledger.jsonl", records)
 
 
-def in_order(answers: Iterable[Reply | Missing], clients: Sequence[str]) -> Iterator[Reply | Missing]:
+def in_order(answers: Iterable[Reply | NoReply], clients: Sequence[str]) -> Iterator[Reply | NoReply]:
     """Answers in the order of ``clients``, however they arrive: so arrival cannot change a bit of a sum.
 
     An answer that is early waits; with answers already in order nothing is held back.
     """
-    waiting: dict[str, Reply | Missing] = {}
+    waiting: dict[str, Reply | NoReply] = {}
     left = iter(clients)
     due = next(left, None)
     for answer in answers:

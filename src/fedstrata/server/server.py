@@ -12,24 +12,24 @@ from fedstrata.client.trainer import Reply, Request
 from fedstrata.plan.parts import Parts, Tensors
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import SERVER, Streams
-from fedstrata.wire.codec import carry, check, widen
+from fedstrata.wire.codec import carry, check, dequantize
 
-RATES = {"fedavg": 1.0, "fedavgm": 1.0, "fedadam": 0.01, "fedyogi": 0.01, "fedadagrad": 0.01}
+RATES = {"sgd": 1.0, "momentum": 1.0, "adam": 0.01, "yogi": 0.01, "adagrad": 0.01}
 """Server rule -> its learning rate where the job names none."""
 
 
 @dataclass(frozen=True)
-class Rule:
+class ServerOptimizer:
     """How the weighted mean of the answers moves the server's weights."""
 
-    name: str = "fedavg"
+    name: str = "sgd"
     learning_rate: float | None = None
     momentum: float = 0.9
     beta2: float = 0.99
     tau: float = 1e-3
 
 
-class Mean:
+class WeightedMean:
     """A running mean of tensors, weighted by examples; memory does not grow with the number of clients."""
 
     def __init__(self) -> None:
@@ -49,31 +49,31 @@ class Mean:
         return {name: (total / self.weights[name]).float() for name, total in self.sums.items()}
 
 
-def step(rule: Rule, old: torch.Tensor, mean: torch.Tensor, moments: Tensors) -> torch.Tensor:
+def step(rule: ServerOptimizer, old: torch.Tensor, mean: torch.Tensor, moments: Tensors) -> torch.Tensor:
     """One tensor's next value.
 
     FedAvg takes the mean; the others treat ``mean - old`` as a gradient (Reddi et al. 2021, Algorithm 2; FedAvgM:
     Hsu et al. 2019). ``moments`` is the rule's memory of this tensor, changed in place; the second moment starts
     at tau squared.
     """
-    if rule.name == "fedavg" and rule.learning_rate in (None, 1.0):
+    if rule.name == "sgd" and rule.learning_rate in (None, 1.0):
         return mean
     rate = RATES[rule.name] if rule.learning_rate is None else rule.learning_rate
     delta = mean - old
-    if rule.name == "fedavg":
+    if rule.name == "sgd":
         return old + rate * delta
     first = moments.get("first", torch.zeros_like(old))
-    if rule.name == "fedavgm":
+    if rule.name == "momentum":
         moments["first"] = rule.momentum * first + delta
         return old + rate * moments["first"]
-    beta1 = 0.0 if rule.name == "fedadagrad" else rule.momentum
+    beta1 = 0.0 if rule.name == "adagrad" else rule.momentum
     second = moments.get("second", torch.full_like(old, rule.tau**2))
     square = delta**2
     moments["first"] = beta1 * first + (1 - beta1) * delta
     moments["second"] = {
-        "fedadam": lambda: rule.beta2 * second + (1 - rule.beta2) * square,
-        "fedyogi": lambda: second - (1 - rule.beta2) * square * torch.sign(second - square),
-        "fedadagrad": lambda: second + square,
+        "adam": lambda: rule.beta2 * second + (1 - rule.beta2) * square,
+        "yogi": lambda: second - (1 - rule.beta2) * square * torch.sign(second - square),
+        "adagrad": lambda: second + square,
     }[rule.name]()
     return old + rate * moments["first"] / (moments["second"].sqrt() + rule.tau)
 
@@ -95,7 +95,7 @@ class Server:
 
     parts: Parts
     weights: dict[str, Tensors]
-    rule: Rule = field(default_factory=Rule)
+    rule: ServerOptimizer = field(default_factory=ServerOptimizer)
     dtype: str = "fp32"
     versions: dict[str, int] = field(default_factory=dict)
     held: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -104,14 +104,14 @@ class Server:
 
     def __post_init__(self) -> None:
         self.versions = self.versions or dict.fromkeys(self.parts.names, 0)
-        self.mean = Mean()
+        self.mean = WeightedMean()
         self._messages: dict[str, tuple[int, tuple[Tensors, Tensors]]] = {}
 
     def request(self, round: int, client: str, plan: Plan, phase: str = "train") -> Request:
         """What ``client`` is asked, with the parts it lacks; from now on it counts as holding them."""
         plan.check(self.parts)
         held = self.held.setdefault(client, dict.fromkeys(self.parts.names, 0))
-        missing = lacking(self.parts, plan, held, self.versions)
+        missing = stale_parts(self.parts, plan, held, self.versions)
         held.update({part: self.versions[part] for part in missing})
         versions = {part: self.versions[part] for part in shared(self.parts, plan)}
         return Request(round, client, plan, phase, versions, {part: self.outgoing(part) for part in missing})
@@ -134,7 +134,7 @@ class Server:
 
     def received(self, part: str) -> Tensors:
         """A part as up-to-date clients have it: the start model as it is, later versions off the wire."""
-        return widen(self.outgoing(part)) if self.versions[part] else self.weights[part]
+        return dequantize(self.outgoing(part)) if self.versions[part] else self.weights[part]
 
     def collect(self, plan: Plan, reply: Reply, copied: Mapping[str, Tensors] = MappingProxyType({})) -> None:
         """Check a reply and take it into the running mean, with the client's ``copied`` layers of the server.
@@ -145,13 +145,13 @@ class Server:
         for part in plan.send:
             check(reply.weights.get(part, {}), self.parts.shapes[part], self.dtype)
         for part in plan.send:
-            self.mean.add(widen(reply.weights[part]), reply.examples)
+            self.mean.add(dequantize(reply.weights[part]), reply.examples)
         for own in copied.values():
             self.mean.add(own, reply.examples)
 
     def merge(self) -> list[str]:
         """End a round: move every part that was sent, forget the answers. Returns the parts that changed."""
-        mean, self.mean = self.mean.result(), Mean()
+        mean, self.mean = self.mean.result(), WeightedMean()
         changed = [part for part in self.parts.names if self.parts.shapes[part].keys() & mean.keys()]
         for part in changed:
             old = self.weights[part]
@@ -168,7 +168,7 @@ class Server:
         self.versions[part] += 1
 
     def _memory(self, name: str) -> Tensors:
-        return {} if self.rule.name == "fedavg" else self.moments.setdefault(name, {})
+        return {} if self.rule.name == "sgd" else self.moments.setdefault(name, {})
 
 
 def select(clients: Sequence[str], fraction: float, round: int, streams: Streams) -> list[str]:
@@ -183,7 +183,7 @@ def shared(parts: Parts, plan: Plan) -> list[str]:
     return [part for part in plan.builds(parts) if part not in plan.keep]
 
 
-def lacking(parts: Parts, plan: Plan, held: Mapping[str, int], versions: Mapping[str, int]) -> list[str]:
+def stale_parts(parts: Parts, plan: Plan, held: Mapping[str, int], versions: Mapping[str, int]) -> list[str]:
     """The parts a client must be sent for a plan: the shared ones whose current version it does not have."""
     return [part for part in shared(parts, plan) if held[part] != versions[part]]
 

@@ -4,7 +4,7 @@
     state/PART@VERSION.safetensors   a merged part (version 0 is the start model and is not stored)
     state/moments-PART@VERSION…      the server rule's memory of it
     state/rest-PART@VERSION…         what its messages have left out, added to the next
-    state/layers/NAME/…              what the optimisers of the server's own layers remember
+    state/layers/NAME/…              what the optimizers of the server's own layers remember
     state/clients/NAME/…             the parts a client keeps (:class:`fedstrata.wire.store.Store`)
     ledger.jsonl, rounds.jsonl, …    the records; cut back to their committed length on resumption
 
@@ -91,19 +91,19 @@ def commit(folder: Path, server: Server, changed: Iterable[str], done: int, star
             path.unlink()
 
 
-def prune(folder: Path, keep_features: bool = False) -> None:
+def prune(folder: Path, keep_feature_cache: bool = False) -> None:
     """Drop what only resuming needs, once the run is finished; the clients' own parts stay.
 
-    What was kept of a frozen encoder goes too, unless ``keep_features``.
+    What was kept of a frozen encoder goes too, unless ``keep_feature_cache``.
     """
     for path in (folder / "state").glob("*.*"):
         path.unlink()
     for path in (folder / "state" / "clients").glob("*"):
-        for store in (Store(path).rest, Store(path).optimiser):
+        for store in (Store(path).rest, Store(path).optimizer):
             shutil.rmtree(store.folder, ignore_errors=True)
     for name in ("received", "layers"):
         shutil.rmtree(folder / "state" / name, ignore_errors=True)
-    if not keep_features:
+    if not keep_feature_cache:
         for path in list((folder / "state").glob("**/features.f32")):
             shutil.rmtree(path.parent)
 

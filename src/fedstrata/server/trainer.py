@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from fedstrata.client.feature_cache import Received
-from fedstrata.client.trainer import Reply, Told, Worker, finish
+from fedstrata.client.feature_cache import CollectedFeatures
+from fedstrata.client.trainer import Reply, StepCallback, Worker, finish
 from fedstrata.plan.parts import Tensors
 from fedstrata.plan.plan import Plan
-from fedstrata.wire.codec import WireError, check, widen
+from fedstrata.wire.codec import WireError, check, dequantize
 from fedstrata.wire.store import Store, write_tensors
 
 NAME = "all"
@@ -20,7 +20,7 @@ NAME = "all"
 
 
 @dataclass
-class Central:
+class ServerTrainer:
     """Features of all clients, and a model to train on them.
 
     Attributes:
@@ -38,7 +38,7 @@ class Central:
     folder: Path
 
     def __post_init__(self) -> None:
-        self.received: Received | None = None
+        self.received: CollectedFeatures | None = None
 
     def take(self, client: str, message: Tensors) -> None:
         """Check what a client sent and keep it.
@@ -61,18 +61,18 @@ class Central:
             labels.dtype != torch.int32 or int(labels.min()) < 0 or int(labels.max()) >= self.classes
         ):
             raise WireError(f"labels: must be classes from 0 to {self.classes - 1} (int32)")
-        write_tensors(self._path(client), {**widen(rest), "tokens": tokens, "labels": labels})
+        write_tensors(self._path(client), {**dequantize(rest), "tokens": tokens, "labels": labels})
 
-    def train(self, plan: Plan, round: int, told: Told, span: tuple[float, float]) -> Reply:
+    def train(self, plan: Plan, round: int, told: StepCallback, span: tuple[float, float]) -> Reply:
         """One round of training on everything that has come, from the weights that the model was loaded with.
 
         ``span`` are the shares of the run's training that are done before and after.
         """
         if self.received is None:
             paths = [self._path(client) for client in self.clients]
-            self.received = Received([path for path in paths if path.exists()], self.worker.local)
+            self.received = CollectedFeatures([path for path in paths if path.exists()], self.worker.local)
         examples = self.received.examples()
-        worker, index, store = self.worker, self.received.index, Store(self.folder / "optimiser")
+        worker, index, store = self.worker, self.received.index, Store(self.folder / "optimizer")
         memory = store.load(round) if worker.local.kept else {}
         reply, memory = finish(
             worker.training(plan, round, NAME, examples, index, told, kept=self.received, span=span, memory=memory)

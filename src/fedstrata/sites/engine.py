@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from fedstrata.client.trainer import Missing, Reply, Request
+from fedstrata.client.trainer import NoReply, Reply, Request
 from fedstrata.events import Event, Waiting
 from fedstrata.server import state
 from fedstrata.sites.messages import (
@@ -37,12 +37,12 @@ SILENCE = 5.0
 
 Presence = tuple[int, str]
 """A site that is there: its number, and since when."""
-Talk = Generator[Callable[[], bytes], Envelope, Reply | WelcomeHeader]
+Conversation = Generator[Callable[[], bytes], Envelope, Reply | WelcomeHeader]
 """What is said to a site, message by message, each made when it is sent; its answers are sent in."""
 
 
-class Courier(Protocol):
-    """Brings messages to sites; see :class:`fedstrata.sites.flower.Courier`."""
+class Transport(Protocol):
+    """Brings messages to sites; see :class:`fedstrata.sites.flower.Transport`."""
 
     def online(self) -> dict[str, Presence]:
         """The sites that are there now."""
@@ -55,7 +55,7 @@ class Courier(Protocol):
 
 
 @dataclass
-class Turn:
+class PendingReply:
     """A site that is being talked to.
 
     Attributes:
@@ -67,7 +67,7 @@ class Turn:
         sent: and the clock time.
     """
 
-    talk: Talk
+    talk: Conversation
     make: Callable[[], bytes]
     since: float = 0.0
     number: str = ""
@@ -75,7 +75,7 @@ class Turn:
     sent: float = 0.0
 
 
-class Crossing(Protocol):
+class ActivationServer(Protocol):
     """Where the clients' batches pass through the server's layers; see :mod:`fedstrata.sites.stream`."""
 
     def expect(self, requests: Sequence[Request], tokens: Mapping[str, str]) -> None:
@@ -86,7 +86,7 @@ class Crossing(Protocol):
 
 
 @dataclass
-class Sites:
+class RemoteEngine:
     """One stage's sites.
 
     Attributes:
@@ -108,14 +108,14 @@ class Sites:
 
     run: str
     names: Sequence[str]
-    courier: Courier
+    courier: Transport
     check: Callable[[Request, Reply], None]
     hello: Callable[[str], bytes]
     start: Callable[[], bytes]
     deadline: float
     folder: Path
     tell: Callable[[Event], None]
-    crossing: Crossing | None = None
+    crossing: ActivationServer | None = None
     tokens: Mapping[str, str] = field(default_factory=dict)
     welcome: dict[str, WelcomeHeader] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
@@ -125,19 +125,19 @@ class Sites:
         """The sites' names."""
         return self.names
 
-    def gather(self) -> list[Missing]:
+    def gather(self) -> list[NoReply]:
         """Greet all sites and hand them the start model; those that do not take part, and why."""
         answers = self._side_by_side({name: self._greet(name) for name in self.names}, -1, self.deadline)
-        return [answer for answer in answers if isinstance(answer, Missing)]
+        return [answer for answer in answers if isinstance(answer, NoReply)]
 
-    def exchange(self, requests: Iterable[Request]) -> Iterator[Reply | Missing]:
+    def exchange(self, requests: Iterable[Request]) -> Iterator[Reply | NoReply]:
         """One answer per request; a site that comes late to the run is greeted first."""
         made = list(requests)
         if self.crossing and made[0].plan.server and made[0].phase != "receive":
             self.crossing.expect(made, self.tokens)
         talks = {request.client: self._ask(request) for request in made}
         for answer in self._side_by_side(talks, made[0].round, self.deadline):
-            if isinstance(answer, Missing) and self.crossing:
+            if isinstance(answer, NoReply) and self.crossing:
                 self.crossing.drop(answer.client)
             yield answer
 
@@ -146,7 +146,7 @@ class Sites:
         self.away |= set(self.names)
         list(self._side_by_side({name: self._part(save) for name in self.welcome}, -1, LAST))
 
-    def _greet(self, name: str) -> Talk:
+    def _greet(self, name: str) -> Conversation:
         answer = (yield partial(self.hello, name)).header
         if isinstance(answer, WelcomeHeader) and not answer.holds:
             answer = (yield self.start).header
@@ -155,7 +155,7 @@ class Sites:
         self.welcome[name] = answer
         return answer
 
-    def _ask(self, request: Request) -> Talk:
+    def _ask(self, request: Request) -> Conversation:
         if request.client not in self.welcome:
             yield from self._greet(request.client)
         answer = yield partial(of_request, self.run, request)
@@ -167,22 +167,24 @@ class Sites:
         self.check(request, reply)
         return reply
 
-    def _part(self, save: bool) -> Talk:
+    def _part(self, save: bool) -> Conversation:
         answer = (yield partial(seal, self.run, FarewellHeader(save=save))).header
         if not isinstance(answer, WelcomeHeader):
             raise WireError("does not say farewell")
         return answer
 
-    def _side_by_side(self, talks: Mapping[str, Talk], round: int, deadline: float) -> Iterator[Reply | Missing]:
+    def _side_by_side(
+        self, talks: Mapping[str, Conversation], round: int, deadline: float
+    ) -> Iterator[Reply | NoReply]:
         """Talk to several sites at once; each ends in a reply, or is missing. A welcome ends in nothing."""
         began = time.monotonic()
         until = began + deadline
-        turns: dict[str, Turn] = {}
+        turns: dict[str, PendingReply] = {}
         for name, talk in talks.items():
             if name in self.refused:
-                yield Missing(name, self.refused[name])
+                yield NoReply(name, self.refused[name])
             else:
-                turns[name] = Turn(talk, next(talk))
+                turns[name] = PendingReply(talk, next(talk))
         told: set[str] = set()
         while turns:
             now, there = time.monotonic(), self.courier.online()
@@ -207,7 +209,7 @@ class Sites:
                 except WireError as error:
                     del turns[name]
                     self.welcome.pop(name, None)  # it may know nothing of the run any more: greet it again
-                    yield Missing(name, str(error))
+                    yield NoReply(name, str(error))
             late = turns.keys() - there.keys() - told
             if late - self.away and now > began + SILENCE:
                 told |= late
@@ -215,18 +217,18 @@ class Sites:
             if now > until or not any(turn.number or name not in self.away for name, turn in turns.items()):
                 for name in turns:
                     self.away.add(name)
-                    yield Missing(name, "did not answer in time" if name in there else "is not connected")
+                    yield NoReply(name, "did not answer in time" if name in there else "is not connected")
                 return
             time.sleep(min(1.0, max(POLL, (now - began) / 50)) if turns else 0)
 
-    def _tell(self, round: int, name: str, turn: Turn, there: Presence, until: float) -> None:
+    def _tell(self, round: int, name: str, turn: PendingReply, there: Presence, until: float) -> None:
         message = turn.make()
         turn.sent, turn.presence = time.monotonic(), there
         turn.number = self.courier.send(there, message, until - turn.sent)
         turn.since = turn.sent + PAUSE
         self._record(round, name, "down", len(message), None)
 
-    def _hear(self, round: int, name: str, turn: Turn, answer: bytes) -> None:
+    def _hear(self, round: int, name: str, turn: PendingReply, answer: bytes) -> None:
         self.away.discard(name)
         self._record(round, name, "up", len(answer), time.monotonic() - turn.sent)
         turn.make, turn.since = turn.talk.send(self._open(name, answer)), 0.0

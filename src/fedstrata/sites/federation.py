@@ -27,8 +27,8 @@ from fedstrata.plan.parts import Parts
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.setup import Ready
 from fedstrata.server import state
-from fedstrata.server.layers import Layers
-from fedstrata.sites.engine import Courier, Sites
+from fedstrata.server.layers import ServerLayers
+from fedstrata.sites.engine import RemoteEngine, Transport
 from fedstrata.sites.messages import HelloHeader, StartHeader, seal
 from fedstrata.sites.serve import secret
 from fedstrata.sites.settings import ServerSettings, address, loopback, read_server
@@ -55,7 +55,7 @@ class Federation:
     """
 
     settings: ServerSettings
-    courier: Courier
+    courier: Transport
     tokens: Mapping[str, str]
     secure: bool
 
@@ -80,7 +80,7 @@ def check_sites(job: Job, parts: Parts) -> None:
     """
     name = method_name(job.method)
     plan = job.method.plan(parts, job.task.kind, 0, names_of(job)[0], Streams(job.train.seed))
-    if job.method.population != "each" or not (plan.send or plan.server or job.method.exchange == "features"):
+    if job.method.population != "each" or not (plan.send or plan.server or job.method.exchange == "hidden_states"):
         raise UserError(f"[method] name: {name!r} sends nothing between clients, so it is not for sites")
     if plan.keep and job.clients.test is None:
         raise UserError(
@@ -135,11 +135,11 @@ def sites(
     data: Prepared,
     ready: Ready,
     start: Weights,
-    layers: Layers | None,
+    layers: ServerLayers | None,
     folder: Path,
     tell: Callable[[Event], None],
     far: Federation,
-) -> Iterator[tuple[Sites, dict[str, int]]]:
+) -> Iterator[tuple[RemoteEngine, dict[str, int]]]:
     """The sites of one stage, greeted; and how many examples each has.
 
     Raises:
@@ -153,7 +153,7 @@ def sites(
         version=version("fedstrata"),
         stage=job.stage,
         job=_told(job, checkpoints.longest(ready.loaded.model)),
-        overlong=job.data.overlong,
+        long_text=job.data.long_text,
         share=job.clients.test or 0.0,
         labels=data.labels,
         start=state.fingerprint(sent),
@@ -161,10 +161,10 @@ def sites(
     with ExitStack() as stack:
         port, crossing = 0, None
         if layers:
-            from fedstrata.sites.stream import Crossing
+            from fedstrata.sites.stream import ActivationServer
 
             crossing = stack.enter_context(
-                Crossing(
+                ActivationServer(
                     layers,
                     address(far.settings.bind, far.settings.stream_port),
                     _identity(far.settings) if far.secure else None,
@@ -177,7 +177,7 @@ def sites(
             stream = (port, far.tokens[name], job.engine.deadline) if crossing else None
             return seal(run, header.model_copy(update={"stream": stream}), {"files": files})
 
-        engine = Sites(
+        engine = RemoteEngine(
             run=run,
             names=names,
             courier=far.courier,

@@ -5,7 +5,7 @@ their own: at the server that of the run, which has the loop; at a site the one 
 So no code is sent to a site, none is started for a message, and nothing is loaded twice.
 
 Flower 1.41 answers sites, users and its own helpers on one port. Other machines reach only what is for sites, see
-:class:`Gate`.
+:class:`LoopbackOnlyMiddleware`.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ PATIENCE = 60
 """Seconds for which a lost connection is tried again."""
 
 
-class Courier:
+class Transport:
     """The server's end: messages go to sites by name, answers come back by the message they answer.
 
     Attributes:
@@ -161,13 +161,13 @@ def _bytes(message: Message) -> bytes:
 
 
 @contextmanager
-def courier(address: str, ca: bytes | None, names: Mapping[bytes, str], secret: bytes) -> Iterator[Courier]:
+def courier(address: str, ca: bytes | None, names: Mapping[bytes, str], secret: bytes) -> Iterator[Transport]:
     """A run of Flower's, as long as the context lasts.
 
     Args:
         address: ``host:port`` of the SuperLink.
         ca: of its certificate, PEM; None for plain text.
-        names: see :class:`Courier`.
+        names: see :class:`Transport`.
         secret: of the SuperLink, which only its own user knows.
 
     Raises:
@@ -185,7 +185,7 @@ def courier(address: str, ca: bytes | None, names: Mapping[bytes, str], secret: 
 
 
 @contextmanager
-def _courier(address: str, ca: bytes | None, names: Mapping[bytes, str], secret: bytes) -> Iterator[Courier]:
+def _courier(address: str, ca: bytes | None, names: Mapping[bytes, str], secret: bytes) -> Iterator[Transport]:
     fab, _ = build_fab_from_files(APP)
     app = Fab(hashlib.sha256(fab).hexdigest(), fab, {})
     with _control(address, ca) as control:
@@ -193,7 +193,7 @@ def _courier(address: str, ca: bytes | None, names: Mapping[bytes, str], secret:
     token = _claim(address, ca, run, secret)
     grid = HttpGrid(address, ca is None, ca, token=token)
     grid._retry_invoker = _retries()
-    made = Courier(grid, names)
+    made = Transport(grid, names)
     task = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
     TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, task.run.run_id
     grid.set_run(run_from_proto(task.run))
@@ -387,7 +387,7 @@ FLEET = re.compile(r"/v1/fleet/[\w-]+")
 """What is for sites; Flower asks each call there for the signature of a key that is registered."""
 
 
-class Gate:
+class LoopbackOnlyMiddleware:
     """Lets other machines reach what is for sites, and this one everything.
 
     Flower's control API asks nobody who they are: whoever reaches it may register a site or start a run.
@@ -411,7 +411,7 @@ def _own(scope: Mapping[str, Any]) -> bool:
     return loopback(asks) or asks == (scope.get("server") or (None,))[0]
 
 
-class Sleep:
+class AdaptivePoll:
     """The clock of a SuperNode, which looks for messages every 3 seconds: oftener, as long as there are some."""
 
     def __init__(self) -> None:
@@ -437,13 +437,13 @@ def _main(parent: str, what: str, *options: str) -> None:
         from flwr.superlink.cli import flower_superlink
         from starlette.middleware import Middleware
 
-        extensions.get_middleware = lambda: (Middleware(Gate),)
+        extensions.get_middleware = lambda: (Middleware(LoopbackOnlyMiddleware),)
         flower_superlink()
     else:
         from flwr.supernode import start_client_internal
         from flwr.supernode.cli import flower_supernode
 
-        start_client_internal.time = Sleep()
+        start_client_internal.time = AdaptivePoll()
         flower_supernode()
 
 

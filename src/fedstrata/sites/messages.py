@@ -53,7 +53,7 @@ class RequestHeader(Header):
     round: Annotated[int, Field(ge=-1)]
     client: Name
     plan: PlanHeader
-    phase: Literal["train", "evaluate", "features", "receive"]
+    phase: Literal["train", "evaluate", "hidden_states", "receive"]
     versions: dict[Name, Count]
     first: bool
     span: tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0, le=1)]]
@@ -87,7 +87,7 @@ class HelloHeader(Header):
         version: of FedStrata; both ends must have the same.
         stage: of the job.
         job: its tables ``task``, ``method``, ``train``, ``head`` and ``wire``.
-        overlong: of its table ``data``.
+        long_text: of its table ``data``.
         share: of its own rows, to be kept aside to test on where it names no test rows; 0 for none.
         labels: class names in order.
         start: fingerprint of the start model, see :func:`fedstrata.server.state.fingerprint`.
@@ -97,7 +97,7 @@ class HelloHeader(Header):
     version: str
     stage: str
     job: dict[str, Any]
-    overlong: Literal["split", "truncate", "pack"] | None
+    long_text: Literal["chunk", "truncate", "pack"] | None
     share: Annotated[float, Field(ge=0, lt=1)]
     labels: tuple[str, ...] | None
     start: str

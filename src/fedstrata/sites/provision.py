@@ -64,10 +64,10 @@ label = "label"  # column of the label; default "label"
 name = "auto"  # "cpu", "cuda", or "auto": a GPU if there is one (default)
 # threads = 4  # threads of the processor; default: as many as it has cores
 
-# What may leave this site: "weights" are parts of the model; "features" are hidden states of its texts, with their
+# What may leave this site: "weights" are parts of the model; "hidden_states" are those of its texts, with their
 # labels; "activations" are hidden states of every batch, and gradients.
 [allow]
-exchanges = ["weights"]  # of these three; default ["weights"]
+payloads = ["weights"]  # of these three; default ["weights"]
 # methods = ["fedavg", "fedbfpt"]  # by which the site takes part; default: every method
 
 [limits]

@@ -79,7 +79,7 @@ def join(settings: SiteSettings, say: Say, insecure: bool = False) -> None:
     import torch
 
     from fedstrata.sites import flower
-    from fedstrata.sites.service import Host
+    from fedstrata.sites.service import SiteService
 
     _alone(insecure, settings.host)
     os.umask(PRIVATE)
@@ -98,7 +98,7 @@ def join(settings: SiteSettings, say: Say, insecure: bool = False) -> None:
         if step == steps or step % 50 == 0:
             LOG.info("step %d of %d, loss %.4f", step, steps, loss)
 
-    host = Host(settings, told, _reach(settings, ca))
+    host = SiteService(settings, told, _reach(settings, ca))
     stop = threading.Event()
 
     def come_up(process: subprocess.Popen[bytes]) -> None:
@@ -159,10 +159,10 @@ def secret(folder: Path) -> Path:
 
 def _reach(settings: SiteSettings, ca: bytes | None) -> Reach:
     """The way to the layers of the site's server, and of no other."""
-    from fedstrata.sites.stream import Far
+    from fedstrata.sites.stream import ActivationClient
 
-    def reach(request: Request, port: int, token: str, deadline: float) -> Far:
-        return Far(address(settings.host, port), request, token, ca, deadline)
+    def reach(request: Request, port: int, token: str, deadline: float) -> ActivationClient:
+        return ActivationClient(address(settings.host, port), request, token, ca, deadline)
 
     return reach
 

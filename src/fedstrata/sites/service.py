@@ -13,14 +13,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fedstrata.client.trainer import Request, Told, Weights
+from fedstrata.client.trainer import Request, StepCallback, Weights
 from fedstrata.cost.bytes import payload
 from fedstrata.data.prepare import prepare_own
 from fedstrata.errors import UserError
 from fedstrata.job.file import load
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models import checkpoints
-from fedstrata.models.cut import Link
+from fedstrata.models.cut import SplitLink
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.setup import SENT, Ready, head_of, make_ready, settle
@@ -47,7 +47,7 @@ LOG = logging.getLogger("fedstrata.site")
 FILES = re.compile(r"[\w-]+\.(json|txt|model|jinja)")
 """What a model's folder may hold beside its weights: nothing that runs."""
 
-Reach = Callable[[Request, int, str, float], AbstractContextManager[Link]]
+Reach = Callable[[Request, int, str, float], AbstractContextManager[SplitLink]]
 """Makes the way to the server's layers: for a request, to a port, under a token, with a deadline in seconds."""
 
 
@@ -56,7 +56,7 @@ class Refused(Exception):
 
 
 @dataclass
-class Seat:
+class SiteRun:
     """A site's part in one run.
 
     Attributes:
@@ -73,7 +73,7 @@ class Seat:
 
 
 @dataclass
-class Host:
+class SiteService:
     """A site between the runs and in them.
 
     Attributes:
@@ -83,9 +83,9 @@ class Host:
     """
 
     settings: SiteSettings
-    told: Told = lambda step, steps, loss, seen: None
+    told: StepCallback = lambda step, steps, loss, seen: None
     reach: Reach | None = None
-    seats: dict[str, Seat] = field(default_factory=dict)
+    seats: dict[str, SiteRun] = field(default_factory=dict)
 
     def answer(self, message: bytes) -> bytes:
         """The answer to a message; nothing that goes wrong here is told there but in words of this file.
@@ -119,7 +119,7 @@ class Host:
         run, header, weights = envelope.run, envelope.header, envelope.weights
         if isinstance(header, HelloHeader):
             return seal(run, self._greeted(run, header, weights))
-        seat = self._seat(run)
+        seat = self._set_parameters(run)
         if isinstance(header, StartHeader):
             return seal(run, self._begin(run, seat, weights))
         if isinstance(header, FarewellHeader):
@@ -141,7 +141,7 @@ class Host:
                 raise Refused(f"the model comes with code of its own ({name})")
             write_bytes(folder / "start" / name, text)
         write_bytes(folder / "hello", seal(run, hello))
-        self.seats = {run: Seat(hello, job)}  # of other runs nothing stays in memory
+        self.seats = {run: SiteRun(hello, job)}  # of other runs nothing stays in memory
         LOG.info("run %s: %s, %s", run, hello.stage or "one stage", method_name(job.method))
         return self._welcome(run, self.seats[run])
 
@@ -149,8 +149,8 @@ class Host:
         """The server's job over the site's own rows and device; of ``[data]`` the server says one key alone."""
         own, sent = self.settings, hello.job
         data = {key: value for key, value in own.data.model_dump().items() if value is not None}
-        if hello.overlong is not None:
-            data["overlong"] = hello.overlong
+        if hello.long_text is not None:
+            data["long_text"] = hello.long_text
         clients = {"test": hello.share} if hello.share and own.data.test is None else {}
         task = {**sent.get("task", {}), "labels": None if hello.labels is None else list(hello.labels)}
         train = {**sent.get("train", {}), "device": own.device.name}
@@ -169,14 +169,14 @@ class Host:
         name, exchange = method_name(job.method), job.method.exchange
         if allow.methods is not None and name not in allow.methods:
             raise Refused(f"{name} is none of the methods it takes part in ({', '.join(allow.methods)})")
-        if exchange not in allow.exchanges:
+        if exchange not in allow.payloads:
             raise Refused(
-                f"{name} sends {exchange} ({SENT[exchange]}); nothing leaves it but {', '.join(allow.exchanges)}"
+                f"{name} sends {exchange} ({SENT[exchange]}); nothing leaves it but {', '.join(allow.payloads)}"
             )
         if job.method.population != "each":
             raise Refused(f"{name} is not for clients apart")
 
-    def _welcome(self, run: str, seat: Seat) -> WelcomeHeader:
+    def _welcome(self, run: str, seat: SiteRun) -> WelcomeHeader:
         """What it has for the run; with the start model it is ready to train."""
         holds = (self._folder(run) / "start" / "model.safetensors").exists()
         if not holds:
@@ -184,7 +184,7 @@ class Host:
         site = self._site(run, seat)
         return WelcomeHeader(examples=len(site.own), holds=True)
 
-    def _begin(self, run: str, seat: Seat, weights: Weights) -> Header:
+    def _begin(self, run: str, seat: SiteRun, weights: Weights) -> Header:
         folder = self._folder(run) / "start"
         parts = checkpoints.parts_of(str(folder), seat.job.task.kind, seat.hello.labels, head_of(seat.job))
         away = self._away(seat, parts)
@@ -197,7 +197,7 @@ class Host:
         write_tensors(folder / "model.safetensors", {n: t for own in weights.values() for n, t in own.items()})
         return self._welcome(run, seat)
 
-    def _site(self, run: str, seat: Seat) -> Site:
+    def _site(self, run: str, seat: SiteRun) -> Site:
         if seat.site is None:
             folder = self._folder(run)
             start = str(folder / "start")
@@ -224,7 +224,7 @@ class Host:
             self._enough(seat)
         return seat.site
 
-    def _enough(self, seat: Seat) -> None:
+    def _enough(self, seat: SiteRun) -> None:
         assert seat.site is not None
         limits, count = self.settings.limits, len(seat.site.own)
         if count < limits.min_examples:
@@ -236,7 +236,7 @@ class Host:
             if limits.bytes_per_round is not None and leaves > limits.bytes_per_round:
                 raise Refused(f"round {round} sends {leaves} bytes, its limit is {limits.bytes_per_round}")
 
-    def _reach(self, seat: Seat) -> Callable[[Request], AbstractContextManager[Link]] | None:
+    def _reach(self, seat: SiteRun) -> Callable[[Request], AbstractContextManager[SplitLink]] | None:
         reach, stream = self.reach, seat.hello.stream
         if stream is None:
             return None
@@ -244,12 +244,12 @@ class Host:
             raise Refused("it has no way to send hidden states")
         return lambda request: reach(request, *stream)
 
-    def _away(self, seat: Seat, parts: Parts) -> tuple[str, ...]:
+    def _away(self, seat: SiteRun, parts: Parts) -> tuple[str, ...]:
         """The layers that the server holds."""
         job = seat.job
         return job.method.plan(parts, job.task.kind, 0, self.settings.name, Streams(job.train.seed)).server
 
-    def _end(self, run: str, seat: Seat, save: bool) -> Header:
+    def _end(self, run: str, seat: SiteRun, save: bool) -> Header:
         made = self._welcome(run, seat)
         if save:
             site, ready = self._site(run, seat), seat.ready
@@ -263,7 +263,7 @@ class Host:
         LOG.info("run %s: over", run)
         return made
 
-    def _seat(self, run: str) -> Seat:
+    def _set_parameters(self, run: str) -> SiteRun:
         """The seat of a run, read again from the disk where this program has started since."""
         if run not in self.seats:
             path = self._folder(run) / "hello"
@@ -271,7 +271,7 @@ class Host:
                 raise WireError("this run is not known here")
             hello = unseal(path.read_bytes(), "hello").header
             assert isinstance(hello, HelloHeader)
-            self.seats = {run: Seat(hello, self._job(hello, self._folder(run)))}
+            self.seats = {run: SiteRun(hello, self._job(hello, self._folder(run)))}
             self._permit(self.seats[run].job)  # its settings may have changed
         return self.seats[run]
 

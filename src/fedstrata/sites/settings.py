@@ -267,7 +267,7 @@ class Device(Table):
 class Allow(Table):
     """``[allow]``: what may leave the site, and for whom."""
 
-    exchanges: list[Literal["weights", "features", "activations"]] = ["weights"]
+    payloads: list[Literal["weights", "hidden_states", "activations"]] = ["weights"]
     """Parts of the model; hidden states of its texts, with their labels; hidden states of every batch."""
     methods: Annotated[list[str] | None, AfterValidator(_methods)] = None
     """Absent: every method."""

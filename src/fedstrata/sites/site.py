@@ -9,15 +9,15 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from fedstrata.client.optimizer import Pace
-from fedstrata.client.trainer import Reply, Request, Told, Weights, Worker, finish, handle
+from fedstrata.client.optimizer import ScheduleSpan
+from fedstrata.client.trainer import Reply, Request, StepCallback, Weights, Worker, finish, handle
 from fedstrata.cost.ledger import size
 from fedstrata.data.batching import Index
-from fedstrata.models.cut import Link
+from fedstrata.models.cut import SplitLink
 from fedstrata.plan.parts import Tensors, tensors
 from fedstrata.plan.plan import Method
 from fedstrata.tasks import Examples
-from fedstrata.wire.codec import WireError, check, widen
+from fedstrata.wire.codec import WireError, check, dequantize
 from fedstrata.wire.store import Store, read_tensors, write_tensors
 
 OLD = 3
@@ -56,8 +56,8 @@ class Site:
     folder: Path
     start: Path | None = None
     limit: int | None = None
-    told: Told = lambda step, steps, loss, seen: None
-    reach: Callable[[Request], AbstractContextManager[Link]] | None = None
+    told: StepCallback = lambda step, steps, loss, seen: None
+    reach: Callable[[Request], AbstractContextManager[SplitLink]] | None = None
     shared: dict[str, tuple[int, Tensors]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class Site:
         self._check(request)
         for part, version in request.versions.items():
             if part in request.parts:
-                self._hold(part, version, widen(request.parts[part]))
+                self._hold(part, version, dequantize(request.parts[part]))
             elif self.shared[part][0] != version:
                 self.shared[part] = version, self._read(part, version)
         scored = request.phase == "evaluate"
@@ -122,8 +122,8 @@ class Site:
         mine = self.method.plan(parts, self.kind, max(request.round, 0), self.name, self.worker.streams)
         exchange = self.method.exchange
         fits = {
-            "train": exchange != "features" and asked == mine,
-            "features": exchange == "features" and not asked.send,
+            "train": exchange != "hidden_states" and asked == mine,
+            "hidden_states": exchange == "hidden_states" and not asked.send,
             "evaluate": not (asked.train or asked.send) and (asked.keep, asked.server) == (mine.keep, mine.server),
             "receive": not (asked.train or asked.send),
         }
@@ -169,10 +169,10 @@ class Site:
 class _Metered:
     """A way to the server's layers on which no more leaves than the limit."""
 
-    def __init__(self, link: Link, limit: int | None) -> None:
+    def __init__(self, link: SplitLink, limit: int | None) -> None:
         self.link, self.limit, self.sent = link, limit, 0
 
-    def begin(self, pace: Pace) -> None:
+    def begin(self, pace: ScheduleSpan) -> None:
         self.link.begin(pace)
 
     def forward(self, message: Tensors) -> Tensors:

@@ -35,11 +35,11 @@ import safetensors.torch
 from pydantic import Field, ValidationError
 from safetensors import SafetensorError
 
-from fedstrata.client.optimizer import Pace
+from fedstrata.client.optimizer import ScheduleSpan
 from fedstrata.client.trainer import Request
 from fedstrata.errors import UserError
 from fedstrata.plan.parts import Tensors
-from fedstrata.server.layers import Layers, Visit
+from fedstrata.server.layers import ServerLayers, SplitSession
 from fedstrata.sites.messages import Header
 from fedstrata.wire.codec import WireError
 
@@ -69,12 +69,12 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Steps = Annotated[int, Field(ge=1)]
 
 
-class Broken(WireError):
+class SessionFailed(WireError):
     """A visit that could not be ended."""
 
 
-class PaceHeader(Header):
-    """How a client's steps go, see :class:`fedstrata.client.optimizer.Pace`."""
+class ScheduleSpanHeader(Header):
+    """How a client's steps go, see :class:`fedstrata.client.optimizer.ScheduleSpan`."""
 
     steps: Steps
     epoch: Steps
@@ -82,20 +82,20 @@ class PaceHeader(Header):
     end: Share
 
 
-class Word(Header):
+class StreamHeader(Header):
     """A message's header: what it is, and with ``begin`` the pace."""
 
     kind: Literal["begin", "forward", "backward", "end"]
-    pace: PaceHeader | None = None
+    pace: ScheduleSpanHeader | None = None
 
 
-def of_word(word: Word, tensors: Tensors) -> bytes:
+def of_word(word: StreamHeader, tensors: Tensors) -> bytes:
     """A message as it travels."""
     sent = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     return bytes(safetensors.torch.save(sent, {"word": word.model_dump_json()}))
 
 
-def word_in(message: bytes) -> tuple[Word, Tensors]:
+def word_in(message: bytes) -> tuple[StreamHeader, Tensors]:
     """The header and the tensors of a message; these are still to be checked.
 
     They are copied once, to memory as torch allots it: from elsewhere a matrix product may differ in the last bit.
@@ -106,7 +106,7 @@ def word_in(message: bytes) -> tuple[Word, Tensors]:
     try:
         tensors = {name: tensor.clone() for name, tensor in safetensors.torch.load(message).items()}
         size = int.from_bytes(message[:8], "little")
-        word = Word.model_validate_json(json.loads(message[8 : 8 + size])["__metadata__"]["word"])
+        word = StreamHeader.model_validate_json(json.loads(message[8 : 8 + size])["__metadata__"]["word"])
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, ValidationError) as error:
         first = (str(error).strip().splitlines() or [""])[0]
         raise WireError(f"not a message of a visit: {first}") from None
@@ -115,12 +115,12 @@ def word_in(message: bytes) -> tuple[Word, Tensors]:
     return word, tensors
 
 
-class Gone(Exception):
+class SessionCanceled(Exception):
     """The visit at hand has been given up."""
 
 
 @dataclass(eq=False)
-class Guest:
+class Session:
     """A client whose visit is awaited, or under way.
 
     Attributes:
@@ -137,7 +137,7 @@ class Guest:
     """
 
     request: Request
-    queue: list[Guest] = field(default_factory=list)
+    queue: list[Session] = field(default_factory=list)
     stream: Any = None
     steps: int | None = None
     made: int = 0
@@ -168,11 +168,11 @@ class Guest:
         return min(left, key=lambda one: one.made) is self
 
 
-class Crossing:
+class ActivationServer:
     """The server's end: clients come to its layers and leave them.
 
     Those who train one set of layers do so batch by batch, client after client in the order of their requests,
-    whoever arrives first; so do they in :class:`fedstrata.engines.local.InProcess`, to the same bits. A client
+    whoever arrives first; so do they in :class:`fedstrata.engines.local.LocalEngine`, to the same bits. A client
     that has made all its steps, breaks off or is given up is no longer waited for. Where each has its own copy,
     or one trains at a time, nobody waits.
 
@@ -190,9 +190,11 @@ class Crossing:
         UserError: the address cannot be listened at.
     """
 
-    def __init__(self, layers: Layers, address: str, tls: tuple[bytes, bytes] | None, deadline: float) -> None:
+    def __init__(
+        self, layers: ServerLayers, address: str, tls: tuple[bytes, bytes] | None, deadline: float
+    ) -> None:
         self.layers, self.deadline = layers, deadline
-        self.guests: dict[str, Guest] = {}
+        self.guests: dict[str, Session] = {}
         self.tokens: dict[str, bytes] = {}
         self.nobody = secrets.token_bytes(32)
         self.changed = threading.Condition()
@@ -224,7 +226,7 @@ class Crossing:
         self.watch = threading.Thread(target=self._watch, name="crossing watch", daemon=True)
         self.watch.start()
 
-    def __enter__(self) -> Crossing:
+    def __enter__(self) -> ActivationServer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -241,7 +243,7 @@ class Crossing:
         """
         for former in list(self.guests.values()):
             self._end(former)
-        guests = [Guest(request) for request in requests if request.plan.server]
+        guests = [Session(request) for request in requests if request.plan.server]
         for guest in guests:
             turns = guest.learns and not self.layers.copies
             guest.queue = [one for one in guests if one.learns] if turns else [guest]
@@ -267,18 +269,18 @@ class Crossing:
         self.threads.shutdown()
         self.watch.join()
 
-    def _end(self, guest: Guest) -> None:
+    def _end(self, guest: Session) -> None:
         """Break a visit off, and wait until nothing of it uses the layers."""
         self._break(guest)
         if guest.stream:
             guest.over.wait()
 
-    def _break(self, guest: Guest) -> None:
+    def _break(self, guest: Session) -> None:
         self._go(guest)
         if guest.stream and not guest.over.is_set():
             guest.stream.cancel()
 
-    def _go(self, guest: Guest) -> None:
+    def _go(self, guest: Session) -> None:
         with self.changed:
             guest.gone = True
             self.changed.notify_all()
@@ -293,7 +295,7 @@ class Crossing:
     def _serve(self, messages: Iterator[bytes], stream: Any) -> Iterator[bytes]:
         """One stream; a message is read when the answer to the one before has been sent."""
         guest = self._admit(stream)
-        visit: Visit | None = None
+        visit: SplitSession | None = None
         try:
             visit = self.layers.visit(guest.request)
             guest.silent = time.monotonic()
@@ -306,7 +308,7 @@ class Crossing:
                     break
         except grpc.RpcError:
             return
-        except Gone:
+        except SessionCanceled:
             stream.abort(grpc.StatusCode.CANCELLED, "")
         except WireError as error:
             stream.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -321,7 +323,7 @@ class Crossing:
                 self._go(guest)
                 guest.over.set()
 
-    def _admit(self, stream: Any) -> Guest:
+    def _admit(self, stream: Any) -> Session:
         """Who comes, if that is who is awaited; what a stranger is told depends on nothing that it could guess."""
         said = dict(stream.invocation_metadata())
         client = said.get("client-bin", b"").decode(errors="replace")
@@ -339,13 +341,13 @@ class Crossing:
         stream.abort(grpc.StatusCode.FAILED_PRECONDITION, "this visit is not awaited")
         raise AssertionError  # abort has raised
 
-    def _answer(self, guest: Guest, visit: Visit, message: bytes) -> bytes:
+    def _answer(self, guest: Session, visit: SplitSession, message: bytes) -> bytes:
         word, tensors = word_in(message)
         if word.kind not in guest.due():
             raise WireError(f"{word.kind}: cannot come now; due: {' or '.join(guest.due())}")
         made: Tensors = {}
         if word.pace:
-            pace = Pace(**dict(word.pace))
+            pace = ScheduleSpan(**dict(word.pace))
             if (pace.begin, pace.end) != guest.request.span:
                 raise WireError("begin: another share of the run than the client was asked for")
             visit.begin(pace)
@@ -356,7 +358,7 @@ class Crossing:
         elif word.kind == "backward":
             made = visit.backward(tensors)
         elif guest.gone:
-            raise Gone
+            raise SessionCanceled
         else:
             self.layers.leave(visit)
             guest.left = True
@@ -364,18 +366,18 @@ class Crossing:
             guest.between = guest.learns and word.kind == "forward"
             guest.made += word.kind == "backward"
             self.changed.notify_all()
-        return of_word(Word(kind=word.kind, pace=word.pace), made)
+        return of_word(StreamHeader(kind=word.kind, pace=word.pace), made)
 
-    def _turn(self, guest: Guest) -> None:
+    def _turn(self, guest: Session) -> None:
         """Wait until it is the client's turn."""
         with self.changed:
             self.changed.wait_for(lambda: guest.gone or guest.first())
             if guest.gone:
-                raise Gone
+                raise SessionCanceled
 
 
-class Far:
-    """The client's end: a :class:`fedstrata.models.cut.Link` to layers on another machine, for one request.
+class ActivationClient:
+    """The client's end: a :class:`fedstrata.models.cut.SplitLink` to layers on another machine, for one request.
 
     As a context it ends the visit when the block does; left by an exception, it breaks the visit off.
 
@@ -387,7 +389,7 @@ class Far:
         deadline: seconds to wait for an answer, and so for the turns of the others.
 
     Raises:
-        Broken: from every method, if the server refuses, does not answer or cannot be reached.
+        SessionFailed: from every method, if the server refuses, does not answer or cannot be reached.
     """
 
     def __init__(self, address: str, request: Request, token: str, ca: bytes | None, deadline: float) -> None:
@@ -407,7 +409,7 @@ class Far:
         self.stream = self.channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(self.sent.get, None), metadata=who)
         self.thread = ThreadPoolExecutor(1, "far")
 
-    def __enter__(self) -> Far:
+    def __enter__(self) -> ActivationClient:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -416,22 +418,22 @@ class Far:
         else:
             self.break_off()
 
-    def begin(self, pace: Pace) -> None:
+    def begin(self, pace: ScheduleSpan) -> None:
         """Say how the client's steps go; before the first one."""
-        self._say(Word(kind="begin", pace=PaceHeader.model_validate(vars(pace))), {})
+        self._say(StreamHeader(kind="begin", pace=ScheduleSpanHeader.model_validate(vars(pace))), {})
 
     def forward(self, message: Tensors) -> Tensors:
         """What the layers make of a batch's hidden states."""
-        return self._say(Word(kind="forward"), message)
+        return self._say(StreamHeader(kind="forward"), message)
 
     def backward(self, message: Tensors) -> Tensors:
         """The gradient of the loss by the states sent, from that by those received; then the layers step."""
-        return self._say(Word(kind="backward"), message)
+        return self._say(StreamHeader(kind="backward"), message)
 
     def close(self) -> None:
         """End the visit: what it came to is kept by the server when this returns."""
         try:
-            self._say(Word(kind="end"), {})
+            self._say(StreamHeader(kind="end"), {})
         finally:
             self.break_off()
 
@@ -442,7 +444,7 @@ class Far:
         self.channel.close()
         self.thread.shutdown()
 
-    def _say(self, word: Word, message: Tensors) -> Tensors:
+    def _say(self, word: StreamHeader, message: Tensors) -> Tensors:
         """Send a message, return the tensors of the answer, which are still to be checked."""
         self.sent.put(of_word(word, message))
         try:
@@ -451,13 +453,15 @@ class Far:
                 raise WireError("the stream has ended")
             said, tensors = word_in(answer)
         except TimeoutError:
-            raise Broken(f"the server at {self.address} did not answer within {self.deadline:g} s") from None
+            raise SessionFailed(
+                f"the server at {self.address} did not answer within {self.deadline:g} s"
+            ) from None
         except grpc.RpcError as error:
-            raise Broken(f"the server at {self.address} {_reason(error)}") from None
+            raise SessionFailed(f"the server at {self.address} {_reason(error)}") from None
         except WireError as error:
-            raise Broken(f"the server at {self.address} did not answer {word.kind}: {error}") from None
+            raise SessionFailed(f"the server at {self.address} did not answer {word.kind}: {error}") from None
         if said.kind != word.kind:
-            raise Broken(f"the server at {self.address} did not answer {word.kind}: it said {said.kind}")
+            raise SessionFailed(f"the server at {self.address} did not answer {word.kind}: it said {said.kind}")
         return tensors
 
 

@@ -21,7 +21,7 @@ LANGUAGE = ("mlm", "clm")
 
 @dataclass(frozen=True)
 class Examples:
-    """Tokenised rows with their labels.
+    """Tokenized rows with their labels.
 
     Attributes:
         tokens: the examples' token ids.

@@ -1,4 +1,4 @@
-"""Causal language modelling: predict every token from those before it, as GPT does."""
+"""Causal language modeling: predict every token from those before it, as GPT does."""
 
 from __future__ import annotations
 

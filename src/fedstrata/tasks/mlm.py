@@ -1,4 +1,4 @@
-"""Masked language modelling: predict tokens that were hidden (BERT's 15 %: 80 % mask, 10 % random, 10 % kept)."""
+"""Masked language modeling: predict tokens that were hidden (BERT's 15 %: 80 % mask, 10 % random, 10 % kept)."""
 
 from __future__ import annotations
 

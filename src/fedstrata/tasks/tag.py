@@ -15,7 +15,7 @@ from fedstrata.cost.flops import Positions
 from fedstrata.data.batching import pad
 from fedstrata.tasks import Batch, Examples, padded
 
-UNLABELLED = -100
+UNLABELED = -100
 """The class of a token that is not the first piece of a word; cross-entropy leaves it out."""
 
 
@@ -47,14 +47,14 @@ class Tag:
         rows, columns = inputs["input_ids"].shape
         return Batch(
             inputs=inputs,
-            targets=pad(tags, UNLABELLED, columns),
+            targets=pad(tags, UNLABELED, columns),
             work=Positions(rows * columns, rows * columns**2, rows * columns),
         )
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """Mean cross-entropy over the words, in nats."""
         logits = model(**batch.inputs).logits.float()
-        return functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=UNLABELLED)
+        return functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=UNLABELED)
 
     def score(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
         """``f1``, ``precision`` and ``recall`` of whole entities, ``accuracy`` of words, and ``loss``."""
@@ -63,11 +63,11 @@ class Tag:
             logits = model(**batch.inputs).logits.float()
             loss += float(
                 functional.cross_entropy(
-                    logits.flatten(0, 1), batch.targets.flatten(), ignore_index=UNLABELLED, reduction="sum"
+                    logits.flatten(0, 1), batch.targets.flatten(), ignore_index=UNLABELED, reduction="sum"
                 )
             )
             for wanted, made in zip(batch.targets.cpu().numpy(), logits.argmax(-1).cpu().numpy(), strict=True):
-                words = wanted != UNLABELLED
+                words = wanted != UNLABELED
                 truth.append([self.labels[i] for i in wanted[words]])
                 guess.append([self.labels[i] for i in made[words]])
         return {**scores(truth, guess), "loss": loss / max(1, sum(map(len, truth)))}

@@ -36,7 +36,7 @@ def form(shapes: Mapping[str, tuple[int, ...]], dtype: str) -> dict[str, tuple[t
     return {**made, **scales}
 
 
-def narrow(tensors: Mapping[str, torch.Tensor], dtype: str) -> Tensors:
+def quantize(tensors: Mapping[str, torch.Tensor], dtype: str) -> Tensors:
     """The tensors as they travel: cast to the wire type, no copy where they have it already.
 
     With ``int8`` the largest value of a row stands for ``LEVELS`` steps of one size, the row's scale.
@@ -53,7 +53,7 @@ def narrow(tensors: Mapping[str, torch.Tensor], dtype: str) -> Tensors:
     return made
 
 
-def widen(tensors: Mapping[str, torch.Tensor]) -> Tensors:
+def dequantize(tensors: Mapping[str, torch.Tensor]) -> Tensors:
     """The tensors as they are used: fp32."""
     return {
         name: tensor * _along(tensors[name + SCALE], tensor) if tensor.dtype == torch.int8 else tensor.float()
@@ -79,10 +79,10 @@ def carry(
         The tensors as they travel, and the rest to add to the next message.
     """
     if dtype != "int8":
-        return narrow(tensors, dtype), {}
+        return quantize(tensors, dtype), {}
     whole = {name: t + rest[name].to(t.device) if name in rest else t for name, t in tensors.items()}
-    sent = narrow(whole, dtype)
-    back = widen(sent)
+    sent = quantize(whole, dtype)
+    back = dequantize(sent)
     return sent, {name: whole[name] - back[name] for name in whole}
 
 

@@ -51,9 +51,9 @@ class Store:
         return Store(self.folder / "rest")
 
     @property
-    def optimiser(self) -> Store:
-        """What the client's optimiser remembers, where it goes on from round to round."""
-        return Store(self.folder / "optimiser")
+    def optimizer(self) -> Store:
+        """What the client's optimizer remembers, where it goes on from round to round."""
+        return Store(self.folder / "optimizer")
 
     def load(self, before: int) -> Tensors:
         """What was kept in the last round before ``before``; empty if nothing was."""

@@ -25,14 +25,15 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from fedstrata.client.config import Local
 from fedstrata.client.trainer import Worker, finish
-from fedstrata.cost.flops import Positions, train_flops
+from fedstrata.cost.flops import train_flops
 from fedstrata.data.tokens import Tokens
+from fedstrata.job.tables import Train
 from fedstrata.methods import METHODS
 from fedstrata.methods.fedbfpt import FedBFPT
 from fedstrata.methods.fedbt import FedBT
-from fedstrata.plan.parts import find
+from fedstrata.models.parts import find_parts
+from fedstrata.plan.messages import Positions
 from fedstrata.plan.plan import Method, Plan
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.setup import settle_precision
@@ -133,7 +134,7 @@ def cases(size: str, batch: int, tokens: int) -> list[Case]:
     """The plain steps, then every method's."""
     examples, made = text(batch, tokens), models(size)
     fast = settle_precision("auto", "cpu") == "bf16"
-    parts = {kind: find(model) for kind, model in made.items()}
+    parts = {kind: find_parts(model) for kind, model in made.items()}
     whole = {kind: Plan(tuple(range(p.depth)), p.names, p.names) for kind, p in parts.items()}
     everywhere = Positions(batch * tokens, batch * tokens**2, batch * tokens)
     masked = Positions(batch * tokens, batch * tokens**2, int(0.15 * batch * tokens))
@@ -155,7 +156,14 @@ def cases(size: str, batch: int, tokens: int) -> list[Case]:
         """``name`` opens with the methods it stands for, up to the first comma."""
         plan = method.plan(parts[kind], kind, round, "a", Streams(0))
         mu = dict(method.preset.get("train", {})).get("proximal_mu", 0.0)
-        local = Local(steps=2, batch_size=batch, learning_rate=1e-6, bf16=bf16, proximal_mu=mu)
+        local = Train(
+            device="cpu",
+            steps=2,
+            batch_size=batch,
+            learning_rate=1e-6,
+            precision="bf16" if bf16 else "fp32",
+            proximal_mu=mu,
+        )
         worker = Worker(made[kind], parts[kind], tasks(full)[kind], local, Streams(0))
         work = each if kind == "classify" else everywhere if full else masked
         flops = train_flops(parts[kind], plan, work)
@@ -166,7 +174,7 @@ def cases(size: str, batch: int, tokens: int) -> list[Case]:
     alike: dict[object, list[str]] = {}
     for name, method in METHODS.items():
         plan = method().plan(parts["mlm"], "mlm", 0, "a", Streams(0))
-        if not plan.train or plan.features or plan.server:
+        if not plan.train or plan.freeze_encoder or plan.server:
             continue  # no step, or one that benchmarks/frozen.py or split.py times
         alike.setdefault((plan.layers, plan.train, str(method.preset.get("train"))), []).append(name)
     for names in alike.values():

@@ -25,12 +25,12 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from fedstrata.client.config import Local
 from fedstrata.client.feature_cache import FeatureCache
 from fedstrata.client.trainer import Worker, finish
 from fedstrata.data.tokens import Tokens
+from fedstrata.job.tables import Train
 from fedstrata.models.heads import BRANCHES, KEY, HeadedModel, Settings
-from fedstrata.plan.parts import find
+from fedstrata.models.parts import find_parts
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.setup import settle_precision
@@ -64,12 +64,16 @@ def cases(
         num_labels=CLASSES,
     )
     setattr(config, KEY, asdict(Settings(head)))
-    local = Local(
-        batch_size=batch, learning_rate=1e-6, bf16=settle_precision("auto", "cpu") == "bf16", features=10**12
+    local = Train(
+        device="cpu",
+        batch_size=batch,
+        learning_rate=1e-6,
+        bf16=settle_precision("auto", "cpu") == "bf16",
+        features=10**12,
     )
     model = HeadedModel.from_config(config)
-    worker = Worker(model, find(model), Classify(0, tuple("abc")), local, Streams(0))
-    plan, index = Plan(tuple(range(layers)), ("head",), ("head",), features=True), np.arange(len(examples))
+    worker = Worker(model, find_parts(model), Classify(0, tuple("abc")), local, Streams(0))
+    plan, index = Plan(tuple(range(layers)), ("head",), ("head",), freeze_encoder=True), np.arange(len(examples))
     started = time.perf_counter()
     kept = FeatureCache(model, worker.task, local, examples, index, folder / head)
     filled = time.perf_counter() - started

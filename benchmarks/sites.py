@@ -541,11 +541,11 @@ class Party:
         import torch
         import transformers
 
-        from fedstrata.client.config import Local
         from fedstrata.client.trainer import Worker
         from fedstrata.data.tokens import Tokens
+        from fedstrata.job.tables import Train
         from fedstrata.methods import METHODS
-        from fedstrata.plan.parts import find
+        from fedstrata.models.parts import find_parts
         from fedstrata.plan.streams import Streams
         from fedstrata.runs.setup import settle_precision
         from fedstrata.tasks import Examples
@@ -568,19 +568,19 @@ class Party:
         self.shards = {name: np.arange(count) + i * count for i, name in enumerate(SITES)}
         task = MaskedLM(mask=4, padding=0, special=np.asarray([0, 1, 2]), vocabulary=vocabulary)
         model = transformers.BertForMaskedLM(config)
-        self.parts = find(model)
+        self.parts = find_parts(model)
         bf16 = settle_precision("auto", "cpu") == "bf16"
-        local = Local(batch_size=batch, learning_rate=1e-6, bf16=bf16)
+        local = Train(device="cpu", batch_size=batch, learning_rate=1e-6, precision="bf16" if bf16 else "fp32")
         self.worker = Worker(model, self.parts, task, local, Streams(0))
         method = METHODS["fedbert"](rounds=1)
         self.plan = method.plan(self.parts, "mlm", 0, SITES[0], self.worker.streams)
 
     def weights(self, names: Sequence[str]) -> dict[str, Any]:
         """A copy of parts of the model."""
-        from fedstrata.plan.parts import tensors
+        from fedstrata.models.parts import part_tensors
 
         return {
-            part: {n: t.clone() for n, t in tensors(self.worker.model, self.parts, [part]).items()}
+            part: {n: t.clone() for n, t in part_tensors(self.worker.model, self.parts, [part]).items()}
             for part in names
         }
 

@@ -23,10 +23,11 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from fedstrata.client.config import Local
-from fedstrata.client.trainer import Request, Worker, finish
+from fedstrata.client.trainer import Worker, finish
 from fedstrata.data.tokens import Tokens
-from fedstrata.plan.parts import find, tensors
+from fedstrata.job.tables import Train
+from fedstrata.models.parts import find_parts, part_tensors
+from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.setup import settle_precision
@@ -62,16 +63,20 @@ def cases(size: str, examples: Examples, folder: Path) -> tuple[dict[str, Callab
         max_position_embeddings=514,
         type_vocab_size=1,
     )
-    local = Local(
-        batch_size=len(examples), learning_rate=1e-6, bf16=settle_precision("auto", "cpu") == "bf16", width=None
+    local = Train(
+        device="cpu",
+        batch_size=len(examples),
+        learning_rate=1e-6,
+        bf16=settle_precision("auto", "cpu") == "bf16",
+        width=None,
     )
     task = MaskedLM(mask=4, padding=1, special=np.asarray([0, 1, 2]), vocabulary=VOCABULARY)
     model = transformers.RobertaForMaskedLM(config)
-    parts = find(model)
+    parts = find_parts(model)
     whole = Plan(tuple(range(layers)), parts.names, parts.names)
     own = ("embeddings", "head")
     cut = Plan(whole.layers, own, own, server=parts.layers(0))
-    weights = {part: {n: t.clone() for n, t in tensors(model, parts, [part]).items()} for part in parts.names}
+    weights = {part: {n: t.clone() for n, t in part_tensors(model, parts, [part]).items()} for part in parts.names}
     sent: dict[str, int] = {}
 
     def step(dtype: str | None) -> Callable[[], float]:

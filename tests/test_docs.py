@@ -25,7 +25,8 @@ from fedstrata.cli import app
 from fedstrata.job.file import load
 from fedstrata.job.tables import Job
 from fedstrata.models.checkpoints import AUTO
-from fedstrata.plan.parts import Parts, find
+from fedstrata.models.parts import find_parts
+from fedstrata.plan.parts import Parts
 from fedstrata.runs.setup import check_plans
 from fedstrata.sweeps.cells import cells
 
@@ -148,7 +149,7 @@ def test_configs_resolve_and_open_with_their_command(path: Path) -> None:
 @functools.cache
 def bert_base(kind: str) -> Parts:
     with torch.device("meta"):
-        return find(AUTO[kind].from_config(transformers.BertConfig()))
+        return find_parts(AUTO[kind].from_config(transformers.BertConfig()))
 
 
 def test_the_papers_tables_are_there() -> None:

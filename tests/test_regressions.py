@@ -18,7 +18,7 @@ from fedstrata.data import tokens as module
 from fedstrata.data.tokens import Tokens, tokenize
 from fedstrata.errors import UserError
 from fedstrata.models import checkpoints
-from fedstrata.plan.parts import find
+from fedstrata.models.parts import find_parts
 from fedstrata.plan.plan import Plan
 from fedstrata.tasks import Examples
 from fedstrata.tasks.classify import scores
@@ -94,7 +94,7 @@ def test_types_that_torch_lacks_are_a_wire_error(dtype: str) -> None:
 def test_a_layer_that_the_model_lacks_is_refused(layers: tuple[int, ...]) -> None:
     """The docstring of Plan.check promises it for "an unknown part or layer"."""
     with pytest.raises(ValueError, match="layer"):
-        Plan(layers, ("layer.0",)).check(find(tiny_model()))
+        Plan(layers, ("layer.0",)).check(find_parts(tiny_model()))
 
 
 # -- models
@@ -165,7 +165,7 @@ def test_loading_leaves_the_global_generator_alone(tmp_path: Path) -> None:
 def test_the_head_holds_nothing_that_the_layers_use(config: Any) -> None:
     """Relative position tables beside the stack are not the head's: it would be sent with them."""
     model = transformers.AutoModelForMaskedLM.from_config(config)
-    parts = find(model)
+    parts = find_parts(model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in parts.shapes["head"])
     seen: list[bool] = []
@@ -180,7 +180,7 @@ def test_the_head_holds_nothing_that_the_layers_use(config: Any) -> None:
 def test_the_sentence_about_a_bare_model_is_not_a_riddle() -> None:
     """Says: found 1 stacks of 3 layers in its base model, need exactly one."""
     with pytest.raises(UserError) as error:
-        find(tiny_model(head="none"))
+        find_parts(tiny_model(head="none"))
     assert "found 1 stacks" not in str(error.value)
 
 
@@ -197,7 +197,7 @@ def test_modernberts_flops(name: str, kind: str) -> None:
     import test_flops as flops
 
     model = flops.eager("modernbert", kind)
-    parts = find(model)
+    parts = find_parts(model)
     made = flops.batch(kind)
     plan = flops.PLANS[name]
     _, step = flops.counted(model, parts, plan, kind, made)

@@ -11,43 +11,46 @@ import pytest
 import torch
 from torch import nn
 
-from fedstrata.client.config import Local
-from fedstrata.client.optimizer import ScheduleSpan, adamw, memory_of, step
-from fedstrata.client.trainer import Request, Worker, finish, handle
+from fedstrata.client.dropout import DropoutRng
+from fedstrata.client.optimizer import adamw, memory_of, step
+from fedstrata.client.trainer import Worker, finish, handle
 from fedstrata.data.tokens import tokenize
-from fedstrata.plan.parts import find, tensors
+from fedstrata.job.tables import Train
+from fedstrata.models.parts import find_parts, part_tensors
+from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import Plan
-from fedstrata.plan.streams import DropoutRng, Streams
+from fedstrata.plan.schedule import ScheduleSpan
+from fedstrata.plan.streams import Streams
 from fedstrata.tasks import Examples
 from fedstrata.tasks.mlm import masked_lm
 from fedstrata.wire.store import Store
-from tiny import SENTENCES, tiny_model, tokenizer
+from tiny import SENTENCES, tiny_model, tokenizer, train_config
 
 
-def rates(local: Local, spans: list[tuple[float, float]], steps: int, epoch: int = 100) -> list[float]:
+def rates(local: Train, spans: list[tuple[float, float]], steps: int, epoch: int = 100) -> list[float]:
     return [ScheduleSpan(steps, epoch, *span).rate(local, i) for span in spans for i in range(steps)]
 
 
 def test_a_constant_rate_is_constant() -> None:
-    assert rates(Local(learning_rate=3e-4), [(0.0, 0.5), (0.5, 1.0)], 4) == [3e-4] * 8
+    assert rates(train_config(learning_rate=3e-4), [(0.0, 0.5), (0.5, 1.0)], 4) == [3e-4] * 8
 
 
 def test_warm_up_and_polynomial_go_over_the_whole_run() -> None:
     """Ten steps in two rounds, two of them warm-up: a step stands for its middle."""
-    local = Local(learning_rate=1.0, schedule="polynomial", warmup=0.2)
+    local = train_config(learning_rate=1.0, lr_schedule="polynomial", warmup_ratio=0.2)
     expected = [0.25, 0.75, *((10 - t - 0.5) / 8 for t in range(2, 10))]
     assert rates(local, [(0.0, 0.5), (0.5, 1.0)], 5) == pytest.approx(expected)
-    squared = Local(learning_rate=1.0, schedule="polynomial", power=2.0)
+    squared = train_config(learning_rate=1.0, lr_schedule="polynomial", lr_power=2.0)
     assert rates(squared, [(0.0, 1.0)], 2) == pytest.approx([0.75**2, 0.25**2])
 
 
 def test_warm_up_alone_ends_in_the_full_rate() -> None:
-    local = Local(learning_rate=2.0, warmup=0.5)
+    local = train_config(learning_rate=2.0, warmup_ratio=0.5)
     assert rates(local, [(0.0, 1.0)], 4) == pytest.approx([0.5, 1.5, 2.0, 2.0])
 
 
 def test_decay_by_epoch_comes_on_top() -> None:
-    local = Local(learning_rate=1.0, schedule="polynomial", decay=0.1)
+    local = train_config(learning_rate=1.0, lr_schedule="polynomial", lr_decay=0.1)
     assert rates(local, [(0.0, 1.0)], 4, epoch=2) == pytest.approx([7 / 8, 5 / 8, 0.1 * 3 / 8, 0.1 / 8])
 
 
@@ -56,9 +59,9 @@ def test_an_optimizer_goes_on_from_its_memory() -> None:
     model = nn.Linear(3, 2)
     whole = copy.deepcopy(model)
     data = torch.randn(6, 4, 3)
-    local = Local(learning_rate=0.1, betas=(0.8, 0.95), epsilon=1e-4, weight_decay=0.3)
+    local = train_config(learning_rate=0.1, betas=[0.8, 0.95], epsilon=1e-4, weight_decay=0.3)
     groups = [{"params": [whole.weight]}, {"params": [whole.bias], "weight_decay": 0.0}]
-    plain = torch.optim.AdamW(groups, lr=0.1, betas=(0.8, 0.95), eps=1e-4, weight_decay=0.3, foreach=False)
+    plain = torch.optim.AdamW(groups, lr=0.1, betas=[0.8, 0.95], eps=1e-4, weight_decay=0.3, foreach=False)
     for batch in data:
         plain.zero_grad()
         whole(batch).square().mean().backward()
@@ -84,11 +87,15 @@ def test_a_clients_optimizer_is_kept_or_begins_anew(kept: bool, tmp_path: Path) 
     quiet: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     tokens = tokenize([text for text, _ in SENTENCES], tokenizer(), 32, "truncate")
     model = tiny_model(**quiet)
-    local = Local(batch_size=4, learning_rate=1e-2, kept=kept)
-    worker = Worker(model, find(model), masked_lm(tokenizer(), len(tokenizer()), 0.15, False), local, Streams(0))
+    local = train_config(batch_size=4, learning_rate=1e-2, optimizer_state="persist" if kept else "reset")
+    worker = Worker(
+        model, find_parts(model), masked_lm(tokenizer(), len(tokenizer()), 0.15, False), local, Streams(0)
+    )
     names = worker.parts.names
     plan = Plan((0, 1, 2), names, (), names)
-    start = {part: (0, {n: t.clone() for n, t in tensors(model, worker.parts, [part]).items()}) for part in names}
+    start = {
+        part: (0, {n: t.clone() for n, t in part_tensors(model, worker.parts, [part]).items()}) for part in names
+    }
     reference = copy.deepcopy(model)
     plain = adamw(dict(reference.named_parameters()), local, {})
     for round in range(2):

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedstrata.client.config import Local
-from fedstrata.client.trainer import Request, Worker, finish, handle
+from fedstrata.client.trainer import Worker, finish, handle
 from fedstrata.data.tokens import tokenize
-from fedstrata.plan.parts import find, tensors
+from fedstrata.models.parts import find_parts, part_tensors
+from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
 from fedstrata.tasks import Batch, Examples, Task
@@ -22,7 +22,7 @@ from fedstrata.tasks.classify import Classify
 from fedstrata.tasks.mlm import masked_lm
 from fedstrata.wire.codec import dequantize, quantize
 from fedstrata.wire.store import Store
-from tiny import SENTENCES, tiny_model, tokenizer
+from tiny import SENTENCES, tiny_model, tokenizer, train_config
 
 QUIET = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 KIND = {**QUIET, "num_labels": 3}
@@ -46,8 +46,8 @@ def sentences() -> Examples:
 
 def worker(task: Task | None = None, model: Any = None, **local: Any) -> Worker:
     model = model or tiny_model(**QUIET)
-    settings = Local(**{"batch_size": 4, "learning_rate": 1e-3, **local})
-    return Worker(model, find(model), task or mlm(), settings, Streams(0))
+    settings = train_config(**{"batch_size": 4, "learning_rate": 1e-3, **local})
+    return Worker(model, find_parts(model), task or mlm(), settings, Streams(0))
 
 
 def train(made: Worker, plan: Plan, index: list[int] | None = None) -> tuple[float, dict[str, torch.Tensor]]:
@@ -185,7 +185,7 @@ def test_no_graph_below_the_lowest_trained_part_and_the_same_update() -> None:
     everything = full_plan(whole)
     batches = [batch for *_, batch in whole._batches(0, "a", sentences(), np.arange(3))]
     whole._trainable(everything)
-    own = tensors(whole.model, whole.parts, plan.train)
+    own = part_tensors(whole.model, whole.parts, plan.train)
     optimizer = torch.optim.AdamW(
         [
             {"params": [whole.model.get_parameter(n) for n in own if own[n].ndim > 1], "weight_decay": 0.01},
@@ -295,24 +295,24 @@ def test_steps_and_epochs_bound_the_round() -> None:
 
 def test_a_loaded_part_is_copied_once() -> None:
     made = worker()
-    one = {n: torch.full_like(t, 1.0) for n, t in tensors(made.model, made.parts, ["layer.0"]).items()}
+    one = {n: torch.full_like(t, 1.0) for n, t in part_tensors(made.model, made.parts, ["layer.0"]).items()}
     made.load({"layer.0": (5, one)})
-    assert all(t.eq(1).all() for t in tensors(made.model, made.parts, ["layer.0"]).values())
+    assert all(t.eq(1).all() for t in part_tensors(made.model, made.parts, ["layer.0"]).values())
     two = {n: torch.full_like(t, 2.0) for n, t in one.items()}
     made.load({"layer.0": (5, two)})
-    assert all(t.eq(1).all() for t in tensors(made.model, made.parts, ["layer.0"]).values()), (
+    assert all(t.eq(1).all() for t in part_tensors(made.model, made.parts, ["layer.0"]).values()), (
         "same tag, same tensors"
     )
     train(made, Plan((0, 1, 2), ("layer.0",)))
     made.load({"layer.0": (5, one)})
-    assert all(t.eq(1).all() for t in tensors(made.model, made.parts, ["layer.0"]).values()), "trained since"
+    assert all(t.eq(1).all() for t in part_tensors(made.model, made.parts, ["layer.0"]).values()), "trained since"
 
 
 @pytest.fixture
 def ask(tmp_path: Any) -> Callable[..., Any]:
     made = worker()
     start = {
-        part: (0, {n: t.clone() for n, t in tensors(made.model, made.parts, [part]).items()})
+        part: (0, {n: t.clone() for n, t in part_tensors(made.model, made.parts, [part]).items()})
         for part in made.parts.names
     }
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstrata.data.batching import POOL, Index, batches, pad
+from fedstrata.data.batching import POOL, batches, pad
+from fedstrata.plan.kinds import Index
 
 LENGTHS = np.random.default_rng(5).integers(3, 128, 1000)
 

@@ -21,11 +21,11 @@ from fedstrata.job.tables import METRICS
 from fedstrata.methods import METHODS
 from fedstrata.models.checkpoints import AUTO, parts_of
 from fedstrata.models.memory import saved_bytes, step_memory
-from fedstrata.plan.parts import find
+from fedstrata.models.parts import find_parts
+from fedstrata.plan.kinds import LANGUAGE
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.setup import head_of
-from fedstrata.tasks import LANGUAGE
 from tiny import CONFIGS, tiny_config, tiny_model
 
 Jobs = Callable[..., dict[str, Any]]
@@ -257,7 +257,7 @@ def test_saved_bytes_of_tensors_without_content_are_those_of_real_ones(architect
     if architecture == "gpt2":
         changes |= {"use_cache": False, "pad_token_id": 0}
     model = tiny_model(architecture, kind, **changes)
-    parts = find(model)
+    parts = find_parts(model)
     whole = Plan((0, 1, 2), parts.names)
     some = Plan((0, 2, 2), ("layer.0", "head"))
     memory = step_memory(AUTO[kind], tiny_config(architecture, **changes))
@@ -275,7 +275,7 @@ def test_saved_bytes_of_tensors_without_content_are_those_of_real_ones(architect
 def test_saved_bytes_by_hand() -> None:
     """One linear layer in front of the loss: its input and the log-probabilities."""
     model = tiny_model("bert", "classify", num_labels=3)
-    parts = find(model)
+    parts = find_parts(model)
     with torch.random.fork_rng():
         made = saved_bytes(model, parts, Plan((0, 1, 2), ("head",)), (4, 16), 0, bf16=False)
     dropped, logs, targets, weight = 4 * 32 * 4, 4 * 3 * 4, 4 * 8, 4

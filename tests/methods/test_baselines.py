@@ -18,7 +18,8 @@ from fedstrata.job.tables import method_name
 from fedstrata.methods import METHODS
 from fedstrata.methods.fedavg import FedAvg
 from fedstrata.models.checkpoints import parts_of
-from fedstrata.plan.parts import Parts, find
+from fedstrata.models.parts import find_parts
+from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Method, Plan
 from fedstrata.plan.streams import Streams
 from tiny import tiny_model
@@ -64,7 +65,7 @@ def test_whom_a_method_asks(name: str) -> None:
 @pytest.mark.parametrize("name", ["fedprox", *sorted(RULES)])
 @pytest.mark.parametrize("kind", ["mlm", "classify"])
 def test_presets_of_fedavg_plan_as_fedavg(name: str, kind: str) -> None:
-    parts = find(tiny_model(head=kind))
+    parts = find_parts(tiny_model(head=kind))
     for round in range(2):
         made = METHODS[name]().plan(parts, kind, round, "a", Streams(0))
         assert made == METHODS["fedavg"]().plan(parts, kind, round, "a", Streams(0))
@@ -73,7 +74,7 @@ def test_presets_of_fedavg_plan_as_fedavg(name: str, kind: str) -> None:
 @pytest.mark.parametrize("name", ["centralized", "single", "local"])
 @pytest.mark.parametrize("kind", ["mlm", "classify"])
 def test_without_a_wire_everything_is_kept_and_nothing_sent(name: str, kind: str) -> None:
-    parts = find(tiny_model(head=kind))
+    parts = find_parts(tiny_model(head=kind))
     for round, client in ((0, "a"), (4, "b")):
         made = METHODS[name]().plan(parts, kind, round, client, Streams(0))
         made.check(parts)
@@ -152,7 +153,7 @@ def test_a_method_is_one_class_and_one_line(job: Job, monkeypatch: pytest.Monkey
     assert dumped["method"] == {"name": "toy", "rounds": 2, "layer": 2, "way": "up"}
     again = {key: value for key, value in dumped.items() if key != "stage"}
     assert resolved(again).method == made.method
-    parts = find(tiny_model())
+    parts = find_parts(tiny_model())
     assert made.method.plan(parts, "mlm", 0, "a", Streams(0)).send == ("layer.2",)
     with pytest.raises(UserError, match=r"\[method\].*layr: no such key; did you mean 'layer'"):
         load(job("toy", method={"layr": 1}))

@@ -20,7 +20,7 @@ from fedstrata.data.prepare import prepare
 from fedstrata.errors import UserError
 from fedstrata.job.file import load
 from fedstrata.methods.fedbert import FedBERT
-from fedstrata.plan.parts import find
+from fedstrata.models.parts import find_parts
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.setup import make_ready, settle
@@ -201,7 +201,7 @@ def test_the_modes_differ(split: Jobs) -> None:
 
 
 def test_the_plan_is_the_papers() -> None:
-    parts = find(tiny_model(layers=4))
+    parts = find_parts(tiny_model(layers=4))
     for mode, sent, kept in (
         ("parallel", ("embeddings", "head"), ()),
         ("share", ("embeddings", "head"), ()),
@@ -281,7 +281,7 @@ def test_the_forecast_is_the_measurement(split: Jobs, mode: str, tables: dict[st
 
 def test_an_epoch_and_a_batch_are_told_before_they_are_sent(split: Jobs) -> None:
     made = split("share", "classify")
-    parts = find(tiny_model("bert", "classify", num_labels=3))
+    parts = find_parts(tiny_model("bert", "classify", num_labels=3))
     told = fedstrata.forecast(made)["fedbert"]["split"]
     result = fedstrata.run(made)
     crossed = [

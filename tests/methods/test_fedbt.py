@@ -14,7 +14,8 @@ from fedstrata.errors import UserError
 from fedstrata.methods.fedavg import FedAvg
 from fedstrata.methods.fedbfpt import FedBFPT
 from fedstrata.methods.fedbt import FedBT, cyclic
-from fedstrata.plan.parts import Parts, find
+from fedstrata.models.parts import find_parts
+from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
 from tiny import tiny_model
@@ -26,7 +27,7 @@ Variant = Literal["full", "all", "half", "map", "circle", "add"]
 def bert_base(kind: str, **changes: int) -> Parts:
     auto = {"mlm": transformers.BertForMaskedLM, "classify": transformers.BertForSequenceClassification}
     with torch.device("meta"):
-        return find(auto[kind](transformers.BertConfig(**changes)))
+        return find_parts(auto[kind](transformers.BertConfig(**changes)))
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +145,7 @@ def test_the_pooler_is_frozen_or_trained_with_the_head(bert: Parts) -> None:
 
 
 def test_a_model_without_pooler_has_none_to_train() -> None:
-    parts = find(tiny_model("roberta", "classify"))
+    parts = find_parts(tiny_model("roberta", "classify"))
     assert plan(parts, FedBT(pooler="train"), 0).train == ("layer.2", "head")
 
 
@@ -165,7 +166,7 @@ def test_more_local_layers_than_the_model_has_are_refused(bert: Parts) -> None:
 def test_half_the_layers_make_a_cycle_by_default(bert: Parts, local: int | None, cycle: int) -> None:
     seen = [lowest(plan(bert, FedBT(local_layers=local), round)) for round in range(12)]
     assert seen == [cyclic(12, cycle, round) for round in range(12)]
-    tiny = find(tiny_model(head="classify", layers=3))
+    tiny = find_parts(tiny_model(head="classify", layers=3))
     assert [lowest(plan(tiny, FedBT(), round)) for round in range(3)] == [2, 1, 2]
 
 

@@ -23,7 +23,8 @@ from fedstrata.errors import UserError
 from fedstrata.job.file import load
 from fedstrata.methods.fedfreezebert import FedFreezeBERT
 from fedstrata.models.heads import KEY, HeadedModel, Settings
-from fedstrata.plan.parts import Parts, find
+from fedstrata.models.parts import find_parts
+from fedstrata.plan.parts import Parts
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.setup import make_ready, settle
 from fedstrata.server.trainer import ServerTrainer
@@ -51,11 +52,11 @@ def test_only_the_head_is_trained_and_sent(head: str, size: int) -> None:
     config = transformers.BertConfig(num_labels=3)
     setattr(config, KEY, vars(Settings(head)))
     with torch.device("meta"):
-        parts: Parts = find(HeadedModel.from_config(config))
+        parts: Parts = find_parts(HeadedModel.from_config(config))
     plan = FedFreezeBERT().plan(parts, "classify", 3, "a", Streams(0))
     plan.check(parts)
     assert plan.train == plan.send == ("head",)
-    assert plan.features
+    assert plan.freeze_encoder
     assert payload(parts, plan.send) == size
     assert 2 * 5 * 5 * payload(parts, plan.send) == 50 * size, "equation 1: both ways, 5 clients, 5 rounds"
     with pytest.raises(UserError, match=r"\[head\] pooler = true"):

@@ -12,7 +12,6 @@ import transformers
 from safetensors.torch import load_file
 
 import fedstrata
-from fedstrata.client.trainer import Reply, Request
 from fedstrata.cost.bytes import payload
 from fedstrata.engines.local import LocalEngine
 from fedstrata.errors import UserError
@@ -20,7 +19,9 @@ from fedstrata.events import Replied
 from fedstrata.methods.fedavg import FedAvg
 from fedstrata.methods.fedsplitbert import FedSplitBERT
 from fedstrata.methods.local import Local
-from fedstrata.plan.parts import Parts, find
+from fedstrata.models.parts import find_parts
+from fedstrata.plan.messages import Reply, Request
+from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
 from tiny import tiny_model
@@ -32,7 +33,7 @@ EMBEDDINGS, LAYER = 95_348_736, 28_351_488
 @pytest.fixture(scope="module")
 def bert() -> Parts:
     with torch.device("meta"):
-        return find(transformers.BertForSequenceClassification(transformers.BertConfig()))
+        return find_parts(transformers.BertForSequenceClassification(transformers.BertConfig()))
 
 
 def plan(parts: Parts, method: FedSplitBERT) -> Plan:
@@ -133,7 +134,7 @@ def test_private_parts_are_in_no_message(
 
     monkeypatch.setattr(LocalEngine, "exchange", watched)
     fedstrata.run(job("fedsplitbert", "classify", 3, method={"critical_layer": 1}, **tables))
-    parts = find(tiny_model(head="classify", num_labels=3))
+    parts = find_parts(tiny_model(head="classify", num_labels=3))
     shared = {name for part in ("embeddings", "layer.0") for name in parts.shapes[part]}
     assert seen == {"down": shared, "up": shared}
 

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 
 from fedstrata.errors import UserError
 from fedstrata.models import checkpoints
-from fedstrata.plan.parts import Tensors, find, tensors
+from fedstrata.models.parts import find_parts, part_tensors
+from fedstrata.plan.kinds import Tensors
 from tiny import CONFIGS, tiny_model, tokenizer
 
 LABELS = ("NEG", "NEU", "POS")
@@ -23,7 +24,7 @@ Folder = Callable[..., Path]
 
 
 def weights(loaded: checkpoints.Loaded) -> Tensors:
-    return tensors(loaded.model, loaded.parts, loaded.parts.names)
+    return part_tensors(loaded.model, loaded.parts, loaded.parts.names)
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -51,7 +52,7 @@ def refused(folder: Path | str, kind: str = "mlm") -> str:
 def test_a_whole_checkpoint_comes_as_it_is(model_folder: Folder, architecture: str) -> None:
     loaded = checkpoints.load(str(model_folder(architecture)), "mlm", None, 0)
     assert loaded.fresh == ()
-    assert loaded.parts == find(tiny_model(architecture))
+    assert loaded.parts == find_parts(tiny_model(architecture))
     for name, parameter in tiny_model(architecture).named_parameters():
         assert torch.equal(loaded.model.get_parameter(name), parameter), name
     assert loaded.tokenizer("the heart")["input_ids"] == tokenizer()("the heart")["input_ids"]

@@ -10,7 +10,7 @@ import torch
 
 from fedstrata.models.checkpoints import AUTO
 from fedstrata.models.depth import local_depth
-from fedstrata.plan.parts import find
+from fedstrata.models.parts import find_parts
 from tiny import CONFIGS, tiny_config, tiny_model
 
 IDS = torch.randint(5, 68, (2, 20), generator=torch.Generator().manual_seed(1))
@@ -31,7 +31,7 @@ def built(model: Any, architecture: str, kind: str, layers: tuple[int, ...]) -> 
     if architecture == "modernbert":
         changes["layer_types"] = [model.config.layer_types[i] for i in layers]
     small = AUTO[kind].from_config(tiny_config(architecture, len(layers), **changes))
-    stack = find(model).stack
+    stack = find_parts(model).stack
     copied = {}
     for name, tensor in model.state_dict().items():
         if not name.startswith(f"{stack}."):
@@ -55,7 +55,7 @@ def test_equals_a_model_built_of_copies(architecture: str, layers: tuple[int, ..
     model = strong(architecture, kind)
     with torch.no_grad():
         whole = logits(model)
-        with local_depth(model, find(model), layers):
+        with local_depth(model, find_parts(model), layers):
             local = logits(model)
         torch.testing.assert_close(local, logits(built(model, architecture, kind, layers)), rtol=1e-5, atol=1e-5)
         assert not torch.allclose(local, whole, atol=0.01)
@@ -65,7 +65,7 @@ def test_equals_a_model_built_of_copies(architecture: str, layers: tuple[int, ..
 @pytest.mark.parametrize("architecture", ["bert", "modernbert"])
 def test_the_order_of_layers_counts(architecture: str) -> None:
     model = strong(architecture)
-    parts = find(model)
+    parts = find_parts(model)
     made = []
     with torch.no_grad():
         for layers in ((0, 1, 3), (0, 3, 1)):
@@ -79,7 +79,7 @@ def test_gradients_land_in_the_whole_models_layers(architecture: str) -> None:
     """For a layer that stands twice they are the sum over both places."""
     layers = (0, 2, 2)
     model = strong(architecture)
-    parts = find(model)
+    parts = find_parts(model)
     small = built(model, architecture, "mlm", layers)
     with local_depth(model, parts, layers):
         logits(model).square().sum().backward()
@@ -98,7 +98,7 @@ def test_gradients_land_in_the_whole_models_layers(architecture: str) -> None:
 
 def test_no_module_is_copied_and_names_come_back() -> None:
     model = tiny_model(layers=DEPTH)
-    parts = find(model)
+    parts = find_parts(model)
     before = {name: id(parameter) for name, parameter in model.named_parameters()}
     order = [name for name, _ in model.bert.encoder.named_children()]
     third = model.bert.encoder.layer[2]
@@ -111,7 +111,7 @@ def test_no_module_is_copied_and_names_come_back() -> None:
 
 def test_training_inside_trains_the_whole_models_layer() -> None:
     model = tiny_model(layers=DEPTH)
-    parts = find(model)
+    parts = find_parts(model)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in parts.shapes["layer.1"])
@@ -129,7 +129,7 @@ def test_training_inside_trains_the_whole_models_layer() -> None:
 def test_restored_after_an_exception(error: type[BaseException]) -> None:
     model = tiny_model(layers=DEPTH)
     stack = model.bert.encoder.layer
-    with pytest.raises(error), local_depth(model, find(model), (0, 2)):
+    with pytest.raises(error), local_depth(model, find_parts(model), (0, 2)):
         raise error
     assert model.bert.encoder.layer is stack
     assert len(stack) == DEPTH
@@ -138,6 +138,6 @@ def test_restored_after_an_exception(error: type[BaseException]) -> None:
 def test_a_layer_outside_the_model_changes_nothing() -> None:
     model = tiny_model()
     stack = model.bert.encoder.layer
-    with pytest.raises(IndexError), local_depth(model, find(model), (0, 3)):
+    with pytest.raises(IndexError), local_depth(model, find_parts(model), (0, 3)):
         raise AssertionError("entered")
     assert model.bert.encoder.layer is stack

@@ -17,7 +17,8 @@ from fedstrata.errors import UserError
 from fedstrata.job.file import load as load_job
 from fedstrata.models import checkpoints
 from fedstrata.models.heads import KEY, HeadedModel, Settings, hsum, psum
-from fedstrata.plan.parts import Parts, find, tensors
+from fedstrata.models.parts import find_parts, part_tensors
+from fedstrata.plan.parts import Parts
 from tiny import tiny_config
 
 Jobs = Callable[..., dict[str, Any]]
@@ -47,7 +48,7 @@ def bert() -> Callable[[Settings], Parts]:
         config = transformers.BertConfig(num_labels=3)
         setattr(config, KEY, vars(head))
         with torch.device("meta"):
-            return find(HeadedModel.from_config(config))
+            return find_parts(HeadedModel.from_config(config))
 
     return make
 
@@ -138,7 +139,7 @@ def test_a_saved_head_comes_back(model_folder: Folder, tmp_path: Path, kind: str
     assert checkpoints.load(str(model_folder(layers=4)), "classify", LABELS, 3, head=Settings(kind)).fresh == (
         "head",
     )
-    weights = tensors(loaded.model, loaded.parts, loaded.parts.names)
+    weights = part_tensors(loaded.model, loaded.parts, loaded.parts.names)
     checkpoints.save(loaded, weights, tmp_path / "model")
     ids, mask = texts()
     with torch.no_grad():

@@ -13,7 +13,8 @@ import transformers
 from fedstrata.cost.bytes import payload
 from fedstrata.errors import UserError
 from fedstrata.models.checkpoints import AUTO, parts_of
-from fedstrata.plan.parts import Parts, find, tensors
+from fedstrata.models.parts import find_parts, part_tensors
+from fedstrata.plan.parts import Parts
 from tiny import CONFIGS, tiny_config, tiny_model
 
 KINDS = ["mlm", "classify", "tag"]
@@ -52,14 +53,14 @@ def roberta() -> transformers.RobertaConfig:
 def parts(config: Any, kind: str = "mlm") -> Parts:
     """Of a model without weights."""
     with torch.device("meta"):
-        return find(AUTO[kind].from_config(config))
+        return find_parts(AUTO[kind].from_config(config))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_parts_are_disjoint_complete_and_in_order(architecture: str, kind: str) -> None:
     model = tiny_model(architecture, kind)
-    found = find(model)
+    found = find_parts(model)
     pooler = ("pooler",) if (architecture, kind) == ("bert", "classify") else ()
     assert found.names == ("embeddings", "layer.0", "layer.1", "layer.2", *pooler, "head")
     listed = [name for shapes in found.shapes.values() for name in shapes]
@@ -78,7 +79,7 @@ def test_parts_are_disjoint_complete_and_in_order(architecture: str, kind: str) 
 def test_parts_of_gpt2(kind: str, head: set[str]) -> None:
     """Its layers multiply with Conv1D, whose weight is [in, out]: fused Q, K, V, output, and the FFN's two."""
     model = tiny_model("gpt2", kind)
-    found = find(model)
+    found = find_parts(model)
     assert found.names == ("embeddings", "layer.0", "layer.1", "layer.2", "head")
     assert found.shapes["embeddings"].keys() == {"transformer.wte.weight", "transformer.wpe.weight"}
     assert found.shapes["head"].keys() == {"transformer.ln_f.weight", "transformer.ln_f.bias"} | head
@@ -96,7 +97,7 @@ def test_parts_of_gpt2(kind: str, head: set[str]) -> None:
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_everything_above_the_layers_and_nothing_else_is_the_head(architecture: str, kind: str) -> None:
     model = tiny_model(architecture, kind)
-    found = find(model)
+    found = find_parts(model)
     below = f"{model.base_model_prefix}."
     above = {"model.final_norm.weight"} if architecture == "modernbert" else set()
     outside = {name for name, _ in model.named_parameters() if not name.startswith(below)}
@@ -105,19 +106,22 @@ def test_everything_above_the_layers_and_nothing_else_is_the_head(architecture: 
 
 
 def test_the_head_of_bert_is_the_papers_output_layer() -> None:
-    assert find(tiny_model()).shapes["head"].keys() == BERT_HEAD
-    assert find(tiny_model(head="classify")).shapes["head"].keys() == {"classifier.weight", "classifier.bias"}
+    assert find_parts(tiny_model()).shapes["head"].keys() == BERT_HEAD
+    assert find_parts(tiny_model(head="classify")).shapes["head"].keys() == {
+        "classifier.weight",
+        "classifier.bias",
+    }
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_the_tied_decoder_is_counted_in_the_embeddings_and_multiplies_in_the_head(architecture: str) -> None:
     model = tiny_model(architecture)
-    found = find(model)
+    found = find_parts(model)
     shape = found.shapes["embeddings"][DECODERS[architecture]]
     assert found.tied == shape[0] * shape[1]
     assert found.linear["head"][-1] == found.tied
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    assert find(tiny_model(architecture, "classify")).tied == 0
+    assert find_parts(tiny_model(architecture, "classify")).tied == 0
 
 
 def test_an_untied_decoder_is_the_heads_own() -> None:
@@ -130,7 +134,7 @@ def test_an_untied_decoder_is_the_heads_own() -> None:
 
 
 def test_the_pooler_is_a_part_of_its_own() -> None:
-    found = find(tiny_model(head="classify"))
+    found = find_parts(tiny_model(head="classify"))
     assert dict(found.shapes["pooler"]) == {"bert.pooler.dense.weight": (32, 32), "bert.pooler.dense.bias": (32,)}
     assert found.linear["pooler"] == (32 * 32,)
 
@@ -143,14 +147,14 @@ def test_a_config_alone_gives_the_parts_of_the_real_model(architecture: str, kin
     tiny_config(architecture).save_pretrained(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
     found = parts_of(str(tmp_path), kind, labels if kind == "classify" else None)
-    assert found == find(tiny_model(architecture, kind, **changes))
+    assert found == find_parts(tiny_model(architecture, kind, **changes))
     assert list(found.shapes) == list(found.names)
 
 
 def test_tensors_are_the_models_own() -> None:
     model = tiny_model()
-    found = find(model)
-    own = tensors(model, found, ["layer.1", "head"])
+    found = find_parts(model)
+    own = part_tensors(model, found, ["layer.1", "head"])
     assert own.keys() == found.shapes["layer.1"].keys() | found.shapes["head"].keys()
     own["cls.predictions.bias"].fill_(7.0)
     assert model.get_parameter("cls.predictions.bias").tolist() == [7.0] * 68
@@ -158,7 +162,7 @@ def test_tensors_are_the_models_own() -> None:
 
 
 def test_layers_and_elements() -> None:
-    found = find(tiny_model(layers=4))
+    found = find_parts(tiny_model(layers=4))
     assert found.layers(2) == ("layer.2", "layer.3")
     assert found.layers(1, 3) == ("layer.1", "layer.2")
     assert found.layers(4) == ()
@@ -168,7 +172,7 @@ def test_layers_and_elements() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_depth_is_the_number_of_layers(depth: int) -> None:
-    assert find(tiny_model(layers=depth)).depth == depth
+    assert find_parts(tiny_model(layers=depth)).depth == depth
 
 
 def test_final_norm_of_a_pre_norm_model_is_above_the_layers() -> None:
@@ -194,7 +198,7 @@ def test_a_model_without_one_stack_is_refused(config: Any, stacks: int) -> None:
 
 def test_a_model_without_a_task_head_is_refused() -> None:
     with pytest.raises(UserError, match="BertModel"):
-        find(tiny_model(head="none"))
+        find_parts(tiny_model(head="none"))
 
 
 def test_an_unsuitable_config_is_refused_before_any_weight_is_read(tmp_path: Path) -> None:

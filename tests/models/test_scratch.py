@@ -24,7 +24,8 @@ from fedstrata.errors import UserError
 from fedstrata.events import StageStarted
 from fedstrata.models import scratch
 from fedstrata.models.checkpoints import AUTO
-from fedstrata.plan.parts import Parts, find
+from fedstrata.models.parts import find_parts
+from fedstrata.plan.parts import Parts
 from fedstrata.plan.streams import SERVER, Streams
 from tiny import SENTENCES, gpt2_tokenizer, tokenizer
 
@@ -48,7 +49,7 @@ def new(job: Jobs) -> Callable[..., dict[str, Any]]:
 
 def parts(settings: dict[str, Any], kind: str) -> Parts:
     with torch.device("meta"):
-        return find(AUTO[kind].from_config(scratch.new_config(settings)))
+        return find_parts(AUTO[kind].from_config(scratch.new_config(settings)))
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,15 @@ import pytest
 from pydantic import ValidationError
 
 from fedstrata.methods.fedavg import FedAvg
-from fedstrata.plan.parts import Parts, find
+from fedstrata.models.parts import find_parts
+from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Method, Plan
 from tiny import tiny_model
 
 
 @pytest.fixture(scope="module")
 def parts() -> Parts:
-    return find(tiny_model(head="classify", layers=4))
+    return find_parts(tiny_model(head="classify", layers=4))
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def test_builds_every_layer_once_in_the_models_order(
 
 
 def test_layer_1_is_not_taken_for_layer_10() -> None:
-    deep = find(tiny_model(layers=11))
+    deep = find_parts(tiny_model(layers=11))
     assert Plan((10,), ()).builds(deep) == ("embeddings", "layer.10", "head")
     with pytest.raises(ValueError, match=r"layer\.1'"):
         Plan((10,), ("layer.1",)).check(deep)

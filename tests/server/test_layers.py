@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from fedstrata.client import trainer as client
-from fedstrata.client.config import Local
-from fedstrata.client.trainer import Request, Worker, finish
+from fedstrata.client.trainer import Worker, finish
 from fedstrata.data.tokens import tokenize
 from fedstrata.errors import UserError
 from fedstrata.models.cut import KINDS, check_cut
-from fedstrata.plan.parts import find, tensors
+from fedstrata.models.parts import find_parts, part_tensors
+from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
 from fedstrata.server import layers as split_module
@@ -32,7 +32,7 @@ from fedstrata.tasks.clm import CausalLM
 from fedstrata.tasks.mlm import masked_lm
 from fedstrata.wire import activations as wire
 from fedstrata.wire.codec import WireError
-from tiny import SENTENCES, tiny_config, tiny_model, tokenizer
+from tiny import SENTENCES, tiny_config, tiny_model, tokenizer, train_config
 
 CUTS = [(0, 0), (1, 0), (0, 1), (1, 1)]
 EXAMPLES = 12
@@ -59,8 +59,8 @@ def made(kind: str, head: str, dtype: str = "fp32", dropout: bool = False, **loc
     classes = {"num_labels": 3} if head == "classify" else {}
     model = tiny_model(kind, head, **({} if dropout else quiet(kind)), **classes)
     model.config.pad_token_id = 0
-    settings = Local(**{"batch_size": 4, "learning_rate": 1e-2, "epochs": 2, **local})
-    return Worker(model, find(model), task_of(head), settings, Streams(0), dtype)
+    settings = train_config(**{"batch_size": 4, "learning_rate": 1e-2, "epochs": 2, **local})
+    return Worker(model, find_parts(model), task_of(head), settings, Streams(0), dtype)
 
 
 def split(worker: Worker, lower: int = 0, upper: int = 0) -> Plan:
@@ -71,7 +71,7 @@ def split(worker: Worker, lower: int = 0, upper: int = 0) -> Plan:
 
 def layers_of(worker: Worker, plan: Plan, folder: Path, copies: bool = True) -> ServerLayers:
     weights = {
-        part: {n: t.clone() for n, t in tensors(worker.model, worker.parts, [part]).items()}
+        part: {n: t.clone() for n, t in part_tensors(worker.model, worker.parts, [part]).items()}
         for part in worker.parts.names
     }
     return ServerLayers(worker, Server(worker.parts, weights, dtype=worker.dtype), plan.server, copies, 64, folder)
@@ -352,7 +352,7 @@ def test_the_layers_step_while_the_client_goes_on_and_nothing_overtakes_them(
 
 def test_other_architectures_are_refused_in_a_sentence() -> None:
     with pytest.raises(UserError, match="'modernbert' cannot be split; legal: bert, roberta"):
-        check_cut(find(tiny_model("modernbert")))
+        check_cut(find_parts(tiny_model("modernbert")))
 
 
 def test_layers_of_the_server_stand_together() -> None:

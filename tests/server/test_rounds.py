@@ -14,12 +14,12 @@ import transformers
 from safetensors.torch import load_file
 
 import fedstrata
-from fedstrata.client.trainer import Reply, Request
 from fedstrata.data.batching import batches
 from fedstrata.data.tokens import tokenize
 from fedstrata.engines.local import LocalEngine
 from fedstrata.errors import UserError
 from fedstrata.methods import METHODS
+from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.plan import Method, Plan
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.result import Result

@@ -7,11 +7,12 @@ import math
 import pytest
 import torch
 
-from fedstrata.client.trainer import Reply
-from fedstrata.plan.parts import find, tensors
+from fedstrata.models.parts import find_parts, part_tensors
+from fedstrata.plan.messages import Reply
 from fedstrata.plan.plan import Plan
+from fedstrata.plan.schedule import sample_clients
 from fedstrata.plan.streams import Streams
-from fedstrata.server.server import Server, ServerOptimizer, WeightedMean, select, step
+from fedstrata.server.server import Server, ServerOptimizer, WeightedMean, step
 from fedstrata.wire.codec import WireError, quantize
 from tiny import tiny_model
 
@@ -72,8 +73,8 @@ def test_fedavg_takes_the_mean_and_moves_part_of_the_way_at_a_smaller_rate() -> 
 
 def server(dtype: str = "fp32") -> Server:
     model = tiny_model()
-    parts = find(model)
-    return Server(parts, {part: tensors(model, parts, [part]) for part in parts.names}, dtype=dtype)
+    parts = find_parts(model)
+    return Server(parts, {part: part_tensors(model, parts, [part]) for part in parts.names}, dtype=dtype)
 
 
 def answer(made: Server, plan: Plan, client: str, value: float, examples: int = 1) -> Reply:
@@ -192,9 +193,9 @@ def test_a_bad_answer_is_refused_before_it_counts(fault: str) -> None:
 
 def test_selection_is_a_share_in_canonical_order_and_differs_between_rounds() -> None:
     names = [f"c{i}" for i in range(10)]
-    rounds = [select(names, 0.3, round, Streams(0)) for round in range(20)]
+    rounds = [sample_clients(names, 0.3, round, Streams(0)) for round in range(20)]
     assert all(len(chosen) == 3 and chosen == sorted(chosen) for chosen in rounds)
     assert len({tuple(chosen) for chosen in rounds}) > 10
-    assert select(names, 1.0, 0, Streams(0)) == names
-    assert len(select(names, 0.01, 0, Streams(0))) == 1
-    assert select(names, 0.3, 4, Streams(0)) == rounds[4]
+    assert sample_clients(names, 1.0, 0, Streams(0)) == names
+    assert len(sample_clients(names, 0.01, 0, Streams(0))) == 1
+    assert sample_clients(names, 0.3, 4, Streams(0)) == rounds[4]

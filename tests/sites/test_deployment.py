@@ -14,8 +14,8 @@ from test_flower import job, over_flower, same
 
 import fedstrata
 from deployment import Deployment
-from fedstrata.client.trainer import NoReply, Reply, Request
 from fedstrata.engines.local import LocalEngine
+from fedstrata.plan.messages import NoReply, Reply, Request
 from fedstrata.runs import stages
 
 pytestmark = pytest.mark.deploy

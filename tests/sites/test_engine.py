@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedstrata.client.trainer import NoReply, Reply, Request
 from fedstrata.events import Waiting
+from fedstrata.plan.messages import NoReply, Reply, Request
 from fedstrata.plan.plan import Plan
 from fedstrata.sites import engine as sites
 from fedstrata.sites.engine import Presence, RemoteEngine

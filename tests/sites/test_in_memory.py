@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 import fedstrata
 from deployment import free_port
 from fedstrata import UserError
-from fedstrata.client.trainer import Request
 from fedstrata.job.tables import Engine
+from fedstrata.plan.messages import Request
 from fedstrata.runs import stages
 from fedstrata.sites.engine import Presence
 from fedstrata.sites.federation import Federation

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedstrata.client.config import Local
-from fedstrata.client.trainer import Reply, Request, Worker
-from fedstrata.cost.flops import Positions
+from fedstrata.client.trainer import Worker
 from fedstrata.data.tokens import Tokens
 from fedstrata.methods.fedsplitbert import FedSplitBERT
-from fedstrata.plan.parts import Parts, find
+from fedstrata.models.parts import find_parts
+from fedstrata.plan.messages import Positions, Reply, Request
+from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
 from fedstrata.sites.messages import KINDS, of_reply, of_request, reply_in, request_in, unseal
@@ -22,7 +22,7 @@ from fedstrata.sites.site import Site
 from fedstrata.tasks import Examples
 from fedstrata.tasks.classify import Classify
 from fedstrata.wire.codec import WireError
-from tiny import tiny_model
+from tiny import tiny_model, train_config
 
 
 def head(weight: torch.Tensor) -> dict[str, dict[str, torch.Tensor]]:
@@ -109,7 +109,7 @@ class Top(FedSplitBERT):
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
     model = tiny_model("bert", "classify", num_labels=3)
-    worker = Worker(model, find(model), Classify(0, ("x", "y", "z")), Local(batch_size=2), Streams(0))
+    worker = Worker(model, find_parts(model), Classify(0, ("x", "y", "z")), train_config(batch_size=2), Streams(0))
     tokens = Tokens(np.full(20, 5, np.int32), np.arange(0, 21, 5), np.arange(4))
     examples = Examples(tokens, np.arange(4) % 3)
     return Site("a", Top(), "classify", worker, examples, np.arange(4), examples, np.arange(0), tmp_path)

@@ -21,23 +21,26 @@ from safetensors.torch import load_file, save
 
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
-from cryptography import x509  # noqa: E402
-from cryptography.hazmat.primitives import hashes, serialization  # noqa: E402
-from cryptography.hazmat.primitives.asymmetric import ec  # noqa: E402
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
-import fedstrata  # noqa: E402
-from fedstrata.client.config import Local  # noqa: E402
-from fedstrata.client.optimizer import ScheduleSpan  # noqa: E402
-from fedstrata.client.trainer import Reply, Request, Worker, finish, handle  # noqa: E402
-from fedstrata.data.batching import Index  # noqa: E402
-from fedstrata.errors import UserError  # noqa: E402
-from fedstrata.plan.parts import Tensors, find, tensors  # noqa: E402
-from fedstrata.plan.plan import Plan  # noqa: E402
-from fedstrata.plan.streams import Streams  # noqa: E402
-from fedstrata.runs import stages  # noqa: E402
-from fedstrata.server.layers import ServerLayers, SplitSession  # noqa: E402
-from fedstrata.server.server import Server  # noqa: E402
-from fedstrata.sites.stream import (  # noqa: E402
+import fedstrata
+from fedstrata.client.trainer import Worker, finish, handle
+from fedstrata.errors import UserError
+from fedstrata.models.parts import find_parts, part_tensors
+from fedstrata.plan.kinds import (
+    Index,
+    Tensors,
+)
+from fedstrata.plan.messages import Reply, Request
+from fedstrata.plan.plan import Plan
+from fedstrata.plan.schedule import ScheduleSpan
+from fedstrata.plan.streams import Streams
+from fedstrata.runs import stages
+from fedstrata.server.layers import ServerLayers, SplitSession
+from fedstrata.server.server import Server
+from fedstrata.sites.stream import (
     ActivationClient,
     ActivationServer,
     SessionFailed,
@@ -45,11 +48,11 @@ from fedstrata.sites.stream import (  # noqa: E402
     of_word,
     word_in,
 )
-from fedstrata.tasks import Examples  # noqa: E402
-from fedstrata.tasks.classify import Classify  # noqa: E402
-from fedstrata.wire.codec import WireError, dequantize  # noqa: E402
-from fedstrata.wire.store import Store  # noqa: E402
-from tiny import tiny_model  # noqa: E402
+from fedstrata.tasks import Examples
+from fedstrata.tasks.classify import Classify
+from fedstrata.wire.codec import WireError, dequantize
+from fedstrata.wire.store import Store
+from tiny import tiny_model, train_config
 
 Jobs = Callable[..., dict[str, Any]]
 MODES = ("parallel", "share", "emb-avg", "head-emb-avg")
@@ -319,11 +322,15 @@ def test_who_comes_first_changes_nothing(
 
 def layers_in(folder: Path, copies: bool, batch_size: int = 4, kept: bool = True) -> ServerLayers:
     model = tiny_model("bert", "classify", num_labels=3)
-    parts = find(model)
+    parts = find_parts(model)
     worker = Worker(
-        model, parts, Classify(0, ("x", "y", "z")), Local(batch_size=batch_size, kept=kept), Streams(0)
+        model,
+        parts,
+        Classify(0, ("x", "y", "z")),
+        train_config(batch_size=batch_size, optimizer_state="persist" if kept else "reset"),
+        Streams(0),
     )
-    weights = {part: {n: t.clone() for n, t in tensors(model, parts, [part]).items()} for part in parts.names}
+    weights = {part: {n: t.clone() for n, t in part_tensors(model, parts, [part]).items()} for part in parts.names}
     layers = ServerLayers(worker, Server(parts, weights), parts.layers(0), copies, 64, folder)
     layers.begin(0)
     return layers

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedstrata.cost.flops import Positions
 from fedstrata.data.tokens import tokenize
 from fedstrata.errors import UserError
+from fedstrata.plan.messages import Positions
 from fedstrata.tasks import Batch, Examples
 from fedstrata.tasks.classify import Classify, positive_classes, scores
 from tiny import CONFIGS, SENTENCES, tiny_model, tokenizer

@@ -14,11 +14,11 @@ import torch
 from torch.nn import functional
 
 import fedstrata
-from fedstrata.cost.flops import Positions
 from fedstrata.data.tokens import Tokens
 from fedstrata.errors import UserError
 from fedstrata.forecasts.ledger import head_positions
 from fedstrata.models import checkpoints
+from fedstrata.plan.messages import Positions
 from fedstrata.tasks import Batch, Examples
 from fedstrata.tasks.clm import CausalLM
 from tiny import gpt2_tokenizer, tiny_config, tiny_model

@@ -18,11 +18,11 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 
 import fedstrata
-from fedstrata.cost.flops import Positions
 from fedstrata.data.read import WORD_END, read
 from fedstrata.data.tokens import Tokens, tokenize
 from fedstrata.errors import UserError
 from fedstrata.models import checkpoints
+from fedstrata.plan.messages import Positions
 from fedstrata.tasks import Examples
 from fedstrata.tasks.tag import UNLABELED, Tag, scores
 from tiny import SENTENCES, tiny_model, tokenizer

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fedstrata.cost.flops import Positions
 from fedstrata.data.tokens import Tokens, tokenize
 from fedstrata.errors import UserError
+from fedstrata.plan.messages import Positions
 from fedstrata.tasks import Batch, Examples
 from fedstrata.tasks.mlm import MaskedLM, masked_lm
 from tiny import CONFIGS, SENTENCES, SPECIAL, tiny_model, tokenizer, words

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedstrata.plan.parts import Tensors
+from fedstrata.plan.kinds import Tensors
 from fedstrata.wire.codec import DTYPES, SCALE, WireError, carry, check, decode, dequantize, encode, form, quantize
 
 SHAPES = {"a.weight": (3, 4), "a.bias": (4,)}

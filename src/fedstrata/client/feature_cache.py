@@ -18,16 +18,15 @@ import numpy.typing as npt
 import torch
 from safetensors import safe_open
 
-from fedstrata.data.batching import Index
 from fedstrata.data.tokens import Tokens
 from fedstrata.models.heads import HeadedModel
-from fedstrata.plan.parts import Tensors
+from fedstrata.plan.kinds import Index, Tensors
 from fedstrata.tasks import Examples, Task
 from fedstrata.wire.codec import form, quantize
 from fedstrata.wire.store import write_bytes
 
 if TYPE_CHECKING:
-    from fedstrata.client.config import Local
+    from fedstrata.job.tables import Train
 
 Array = npt.NDArray[np.float32]
 ROWS = 32
@@ -71,17 +70,17 @@ class FeatureCache:
         self,
         model: HeadedModel,
         task: Task,
-        local: Local,
+        train: Train,
         examples: Examples,
         index: Index,
         folder: Path,
         told: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        self.model, self.task, self.local, self.examples = model, task, local, examples
+        self.model, self.task, self.train, self.examples = model, task, train, examples
         lengths = examples.tokens.lengths[index]
         count, width = model.branches, model.config.hidden_size
         tokens, sizes = layout(lengths, count, width)
-        kept = fitting(sizes, local.features)
+        kept = fitting(sizes, train.feature_cache_bytes)
         self.lengths = dict(zip(index.tolist(), lengths.tolist(), strict=True))
         self.stored = self._computed(lengths[kept])
         starts = np.cumsum(sizes) - sizes
@@ -94,7 +93,7 @@ class FeatureCache:
 
     def inputs(self, chosen: Index) -> dict[str, torch.Tensor]:
         """The model's inputs for some examples: ``features`` ``[B, n, T, H]`` and their ``attention_mask``."""
-        return collate(self.of(chosen), self.local.width)
+        return collate(self.of(chosen), self.train.width)
 
     def missing(self, chosen: Index) -> Index:
         """Tokens computed for those of the examples that are not kept."""
@@ -103,7 +102,7 @@ class FeatureCache:
 
     def _computed(self, lengths: Index) -> Index:
         """Tokens that texts of these lengths take in the encoder."""
-        return lengths if self.local.width is None else np.full_like(lengths, self.local.width)
+        return lengths if self.train.width is None else np.full_like(lengths, self.train.width)
 
     def of(self, chosen: Index) -> list[Array]:
         """What the head takes of each of some examples, ``[n, T, H]``: off the disk, or computed."""
@@ -127,11 +126,11 @@ class FeatureCache:
     def _encode(self, chosen: Index) -> Array:
         """What the head takes of texts of one length, ``[B, n, T, H]``."""
         device = self.model.device
-        batch = self.task.batch(self.examples, chosen, np.random.default_rng(0), self.local.width).to(device)
+        batch = self.task.batch(self.examples, chosen, np.random.default_rng(0), self.train.width).to(device)
         encoder = getattr(self.model, self.model.base_model_prefix)
         learning = encoder.training
         encoder.eval()
-        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=self.local.bf16):
+        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=self.train.precision == "bf16"):
             made: Array = self.model.features(**batch.inputs).float().cpu().numpy()
         encoder.train(learning)
         return made[:, :, : self.lengths[int(chosen[0])]]
@@ -156,7 +155,9 @@ class FeatureCache:
 
     def _key(self, index: Index) -> str:
         """A hash of all that the kept numbers depend on."""
-        digest = hashlib.sha256(repr((self.model.settings, self.local.bf16, self.local.width)).encode())
+        digest = hashlib.sha256(
+            repr((self.model.settings, self.train.precision == "bf16", self.train.width)).encode()
+        )
         encoder: torch.nn.Module = getattr(self.model, self.model.base_model_prefix)
         for name, parameter in encoder.named_parameters():
             if name.startswith("pooler."):
@@ -176,8 +177,8 @@ class CollectedFeatures:
         local: how the server trains.
     """
 
-    def __init__(self, files: Sequence[Path], local: Local) -> None:
-        self.local = local
+    def __init__(self, files: Sequence[Path], train: Train) -> None:
+        self.train = train
         self.files: list[Any] = [safe_open(path, "pt") for path in files]
         each = [(file.get_tensor("tokens"), file.get_tensor("labels")) for file in self.files]
         self.tokens = torch.cat([tokens for tokens, _ in each])
@@ -193,7 +194,7 @@ class CollectedFeatures:
         for i in chosen.tolist():
             rows = slice(int(self.starts[i]), int(self.starts[i]) + int(self.tokens[i]))
             made.append(self.files[self.home[i]].get_slice("features")[rows].transpose(0, 1).numpy())
-        return collate(made, self.local.width)
+        return collate(made, self.train.width)
 
     def missing(self, chosen: Index) -> Index:
         """Nothing: the server has no encoder to run."""

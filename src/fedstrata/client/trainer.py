@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -14,88 +14,24 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from fedstrata.client.config import Local
+from fedstrata.client.dropout import DropoutRng
 from fedstrata.client.feature_cache import CollectedFeatures, FeatureCache, message
-from fedstrata.client.optimizer import Parameters, ScheduleSpan, adamw, memory_of, step
-from fedstrata.cost.flops import Positions, encoder_flops, train_flops
-from fedstrata.data.batching import Index, batches
+from fedstrata.client.optimizer import Parameters, learning_rate, make_optimizer, memory_of, step
+from fedstrata.cost.flops import encoder_flops, train_flops
+from fedstrata.data.batching import batches
+from fedstrata.job.tables import Train
 from fedstrata.models.cut import CutLayer, SplitLink, cut_at
 from fedstrata.models.depth import local_depth
-from fedstrata.plan.parts import Parts, Tensors, tensors
+from fedstrata.models.parts import part_tensors
+from fedstrata.plan.kinds import Index, Tensors
+from fedstrata.plan.messages import Positions, Reply, Request, Tagged
+from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
-from fedstrata.plan.streams import SERVER, DropoutRng, Streams
+from fedstrata.plan.schedule import ScheduleSpan
+from fedstrata.plan.streams import SERVER, Streams
 from fedstrata.tasks import Batch, Examples, Task
 from fedstrata.wire.codec import carry
 from fedstrata.wire.store import Store
-
-Weights = dict[str, Tensors]
-"""Part -> its tensors."""
-
-Tagged = Mapping[str, tuple[object, Tensors]]
-"""Part -> (tag, its tensors): equal tags of a part mean equal tensors."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the server asks of one client.
-
-    Attributes:
-        round: 0-based round.
-        client: the client's name.
-        plan: what to build, train, send and keep.
-        phase: ``train``; ``evaluate``; ``hidden_states``: to send what the encoder makes of the client's texts; or
-            ``receive``: to take the parts that come with it, and no more.
-        first: the client has not trained before, so what it computes once is counted now.
-        span: the shares of the run's training that are done before and after the client's round.
-        versions: the version of every shared part that the plan needs.
-        parts: those of them that the client lacks, as they travel.
-    """
-
-    round: int
-    client: str
-    plan: Plan
-    phase: str
-    versions: dict[str, int]
-    parts: Weights
-    first: bool = False
-    span: tuple[float, float] = (0.0, 1.0)
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What a client answers.
-
-    Attributes:
-        client: its name.
-        examples: number of its training examples: its weight in the mean.
-        weights: the parts sent, as they travel; in phase ``hidden_states`` those, under that name.
-        loss: mean over the steps of the round, without the proximal term.
-        steps: optimizer steps made.
-        work: positions computed with.
-        flops: of the training steps, by :func:`fedstrata.cost.flops.train_flops`.
-        seconds: clock time of the client's work.
-        scores: in phase ``evaluate``, the client's model on its test rows; by client where it is scored on several
-            clients' own.
-    """
-
-    client: str
-    examples: int
-    weights: Weights = field(default_factory=dict)
-    loss: float = float("nan")
-    steps: int = 0
-    work: Positions = field(default_factory=Positions)
-    flops: int = 0
-    seconds: float = 0.0
-    scores: dict[str, dict[str, float]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class NoReply:
-    """A client that does not answer a request, and why: a sentence without its subject, such as ``refuses: …``."""
-
-    client: str
-    reason: str
-
 
 Result = TypeVar("Result")
 
@@ -107,13 +43,13 @@ class Worker:
     """One model that plays every client in turn: weights are swapped in, nothing is rebuilt."""
 
     def __init__(
-        self, model: Any, parts: Parts, task: Task, local: Local, streams: Streams, dtype: str = "fp32"
+        self, model: Any, parts: Parts, task: Task, train: Train, streams: Streams, dtype: str = "fp32"
     ) -> None:
-        self.model = model.to(local.device)
+        self.model = model.to(train.device)
         self.dtype = dtype
         self.parts = parts
         self.task = task
-        self.local = local
+        self.train = train
         self.streams = streams
         self.tags: dict[str, object] = {}
         self.places = _places(model)
@@ -125,7 +61,7 @@ class Worker:
         """Put weights into the model; a part that is there already, by its tag, is not copied again."""
         for part, (tag, new) in weights.items():
             if tag is None or self.tags.get(part) != tag:
-                for name, own in tensors(self.model, self.parts, [part]).items():
+                for name, own in part_tensors(self.model, self.parts, [part]).items():
                     own.copy_(new[name])
                 self.tags[part] = tag
 
@@ -182,9 +118,9 @@ class Worker:
         started = time.perf_counter()
         trained = self._trainable(plan)
         near = [(p, p.detach().clone()) for name, p in trained.items() if self._shared(plan, name)]
-        near = near if self.local.proximal_mu else []
-        optimizer = adamw(trained, self.local, memory)
-        epoch = -(-len(index) // self.local.batch_size)
+        near = near if self.train.proximal_mu else []
+        optimizer = make_optimizer(trained, self.train, memory)
+        epoch = -(-len(index) // self.train.batch_size)
         losses: list[float] = []
         work, seen = Positions(), 0
         for part in plan.train:
@@ -206,7 +142,7 @@ class Worker:
             self.model.train()
             with dice.fork(), self._built(plan, cut):
                 losses.append(self._backward(batch, cut))
-            rate = pace.rate(self.local, len(losses) - 1)
+            rate = learning_rate(self.train, pace, len(losses) - 1)
             if cut:
                 below = cut.fetch()
                 rest = self.thread.submit(self._step, below, near, optimizer, rate)
@@ -231,7 +167,7 @@ class Worker:
             + sum(encoder_flops(self.parts, lengths) for lengths in encoded),
             seconds=time.perf_counter() - started,
         )
-        return reply, memory_of(optimizer, trained) if self.local.kept else {}
+        return reply, memory_of(optimizer, trained) if self.train.optimizer_state == "persist" else {}
 
     def score(
         self,
@@ -261,7 +197,7 @@ class Worker:
         self, examples: Examples, chosen: Index, kept: FeatureCache | None, plan: Plan | None, cut: CutLayer | None
     ) -> dict[str, float]:
         rng = self.streams.numpy(-1, SERVER, "evaluate")
-        made = batches(examples.tokens.lengths[chosen], 2 * self.local.batch_size, None)
+        made = batches(examples.tokens.lengths[chosen], 2 * self.train.batch_size, None)
         self.model.eval()
 
         def batch(some: Index) -> Batch:
@@ -279,7 +215,7 @@ class Worker:
         """What the frozen encoder makes of some examples, kept in a folder; made once."""
         if folder not in self.frozen:
             self.frozen[folder] = FeatureCache(
-                self.model, self.task, self.local, examples, index, folder, self.encoded
+                self.model, self.task, self.train, examples, index, folder, self.encoded
             )
         return self.frozen[folder]
 
@@ -289,8 +225,8 @@ class Worker:
         """The batches of one round and their examples, each with the number of them all."""
         order = self.streams.numpy(round, client, "order")
         draw = self.streams.numpy(round, client, "batch")
-        for total, positions in steps(examples.tokens.lengths[index], self.local, order):
-            batch = self.task.batch(examples, index[positions], draw, self.local.width)
+        for total, positions in steps(examples.tokens.lengths[index], self.train, order):
+            batch = self.task.batch(examples, index[positions], draw, self.train.width)
             yield total, index[positions], batch.to(self.model.device)
 
     def _built(self, plan: Plan, cut: CutLayer | None) -> AbstractContextManager[None]:
@@ -320,12 +256,12 @@ class Worker:
             torch.autograd.backward(*below)
         for parameter, old in near:  # the gradient of mu/2 |w - w_t|^2, FedProx's term (Li et al. 2020, eq. 2)
             if parameter.grad is not None:
-                parameter.grad.add_(parameter.detach() - old, alpha=self.local.proximal_mu)
+                parameter.grad.add_(parameter.detach() - old, alpha=self.train.proximal_mu)
         step(optimizer, rate)
 
     def autocast(self) -> torch.autocast:
         """Inside, matrices are multiplied in bf16 where the job says so."""
-        return torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.local.bf16)
+        return torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.train.precision == "bf16")
 
     def _trainable(self, plan: Plan) -> dict[str, torch.nn.Parameter]:
         """Freeze all else but what is the server's: below the lowest trained part autograd builds no graph."""
@@ -340,7 +276,7 @@ class Worker:
         return any(name in self.parts.shapes[part] for part in plan.send)
 
 
-def steps(lengths: Index, local: Local, order: np.random.Generator) -> Iterator[tuple[int, Index]]:
+def steps(lengths: Index, train: Train, order: np.random.Generator) -> Iterator[tuple[int, Index]]:
     """One round of a client: the number of its steps, with each of them, and the positions of each batch.
 
     Args:
@@ -348,11 +284,11 @@ def steps(lengths: Index, local: Local, order: np.random.Generator) -> Iterator[
         local: how it trains.
         order: makes the batches, epoch by epoch.
     """
-    total = local.epochs * -(-len(lengths) // local.batch_size)
-    total = min(total, local.steps or total)
+    total = train.epochs * -(-len(lengths) // train.batch_size)
+    total = min(total, train.steps or total)
     made = 0
-    for _ in range(local.epochs):
-        for positions in batches(lengths, local.batch_size, order, local.by_length)[: total - made]:
+    for _ in range(train.epochs):
+        for positions in batches(lengths, train.batch_size, order, train.group_by_length)[: total - made]:
             made += 1
             yield total, positions
 
@@ -398,10 +334,10 @@ def handle(
     worker.load({**{part: shared[part] for part in request.versions}, **mine})
     if request.phase == "evaluate":
         on: Mapping[str, Index | None] = tests or {request.client: None}
-        folders = {name: store.folder / f"test-features-{name}" if plan.features else None for name in on}
+        folders = {name: store.folder / f"test-features-{name}" if plan.freeze_encoder else None for name in on}
         scores = {name: worker.score(examples, only, folders[name], plan, link) for name, only in on.items()}
         return Reply(request.client, len(index), scores=scores, seconds=time.perf_counter() - started)
-    states = worker.kept(examples, index, store.folder / "features") if plan.features else None
+    states = worker.kept(examples, index, store.folder / "features") if plan.freeze_encoder else None
     if request.phase == "hidden_states":
         assert states is not None
         return Reply(
@@ -411,7 +347,7 @@ def handle(
             flops=encoder_flops(parts, states.stored) + encoder_flops(parts, states.missing(index)),
             seconds=time.perf_counter() - started,
         )
-    memory = store.optimizer.load(request.round) if worker.local.kept else {}
+    memory = store.optimizer.load(request.round) if worker.train.optimizer_state == "persist" else {}
     reply, memory = yield from worker.training(
         plan,
         request.round,
@@ -428,10 +364,10 @@ def handle(
     if memory:
         store.optimizer.save(request.round, memory)
     if plan.keep:
-        store.save(request.round, tensors(worker.model, parts, plan.keep))
+        store.save(request.round, part_tensors(worker.model, parts, plan.keep))
     rest, sent = store.rest.load(request.round), {}
     for part in plan.send:
-        leaving, left = carry(tensors(worker.model, parts, [part]), dtype, rest)
+        leaving, left = carry(part_tensors(worker.model, parts, [part]), dtype, rest)
         sent[part] = {name: tensor.to("cpu", copy=True) for name, tensor in leaving.items()}
         rest.update(left)
     if rest:

@@ -8,55 +8,34 @@ nothing is computed. Embedding look-ups, norms, activations and the optimizer ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-import numpy as np
-import numpy.typing as npt
-
-from fedstrata.plan.parts import Parts
+from fedstrata.plan.kinds import Index
+from fedstrata.plan.messages import Positions
+from fedstrata.plan.parts import Part, Parts
 from fedstrata.plan.plan import Plan
 
-
-@dataclass(frozen=True)
-class Positions:
-    """What went through the model, padding included; additive over batches.
-
-    Attributes:
-        tokens: positions through the layers, B * S.
-        pairs: positions attended to, B * S * S.
-        predicted: positions through pooler and head: masked ones, all, or one per example.
-    """
-
-    tokens: int = 0
-    pairs: int = 0
-    predicted: int = 0
-
-    def __add__(self, other: Positions) -> Positions:
-        return Positions(self.tokens + other.tokens, self.pairs + other.pairs, self.predicted + other.predicted)
+ABOVE = ("pooler", "head")
+"""Kinds of parts that see only the predicted positions."""
 
 
 def forward_flops(parts: Parts, plan: Plan, work: Positions) -> int:
-    """FLOPs of the forward pass of the plan's local model over ``work``; of its head alone with ``features``."""
-    head = _own(parts, work) + len(parts.own) * _attention(parts, work)
-    head += _linear(parts, "pooler", work) + _linear(parts, "head", work)
-    return head if plan.features else head + _encoder(parts, plan.layers, work)
+    """FLOPs of the forward pass of the plan's local model over ``work``; frozen encoder: of its head."""
+    head = _head_layers(parts, work) + len(parts.head_layers) * _attention(parts, work)
+    head += sum(_linear(part, work) for part in parts.each if part.kind in ABOVE)
+    return head if plan.freeze_encoder else head + _encoder(parts, plan.layers, work)
 
 
-def encoder_flops(parts: Parts, lengths: npt.NDArray[np.int64]) -> int:
+def encoder_flops(parts: Parts, lengths: Index) -> int:
     """FLOPs of one forward pass of the encoder over texts of these many tokens, without padding."""
     work = Positions(int(lengths.sum()), int((lengths**2).sum()))
     return _encoder(parts, range(parts.depth), work)
 
 
-def _encoder(parts: Parts, layers: Iterable[int], work: Positions) -> int:
-    stack = sum(_linear(parts, f"layer.{i}", work) + _attention(parts, work) for i in layers)
-    return stack + _linear(parts, "embeddings", work)
-
-
 def train_flops(parts: Parts, plan: Plan, work: Positions) -> int:
     """FLOPs of forward and backward passes of the plan's local model over ``work``."""
-    plan = replace(plan, layers=plan.local, server=())
+    plan = replace(plan, layers=plan.local(parts), server=())
     return forward_flops(parts, plan, work) + _backward_flops(parts, plan, work)
 
 
@@ -68,53 +47,62 @@ def server_flops(parts: Parts, plan: Plan, work: Positions) -> int:
     return train_flops(parts, whole, work) - train_flops(parts, plan, work)
 
 
-def _linear(parts: Parts, part: str, work: Positions) -> int:
-    positions = work.predicted if part in ("pooler", "head") else work.tokens
-    return 2 * positions * sum(parts.linear.get(part, ()))
+def _linear(part: Part, work: Positions) -> int:
+    positions = work.predicted if part.kind in ABOVE else work.tokens
+    return 2 * positions * sum(part.linear)
 
 
-def _own(parts: Parts, work: Positions) -> int:
+def _encoder(parts: Parts, layers: Iterable[int], work: Positions) -> int:
+    stack = sum(_linear(parts[parts.layer(i)], work) + _attention(parts, work) for i in layers)
+    return stack + sum(_linear(part, work) for part in parts.each if part.kind == "embeddings")
+
+
+def _head_layers(parts: Parts, work: Positions) -> int:
     """Forward pass of the linear modules of the head's own layers."""
-    return 2 * work.tokens * sum(parts.own)
+    return 2 * work.tokens * sum(parts.head_layers)
 
 
 def _attention(parts: Parts, work: Positions) -> int:
     return 4 * work.pairs * parts.hidden
 
 
+def _local_stack(parts: Parts, layers: Sequence[int]) -> list[Part]:
+    """The parts of a local model from the embeddings up, a layer as often as it stands there."""
+    below = [part for part in parts.each if part.kind == "embeddings"]
+    return [*below, *(parts[parts.layer(i)] for i in layers), *(p for p in parts.each if p.kind in ABOVE)]
+
+
 def _backward_flops(parts: Parts, plan: Plan, work: Positions) -> int:
     """Walks from the head down to the lowest trained part."""
-    stack = ["embeddings", *(f"layer.{i}" for i in plan.layers), "pooler", "head"]
-    stack = [name for name in stack if name in parts.names]
-    trained = [name in plan.train for name in stack]
+    stack = _local_stack(parts, plan.layers)
+    trained = [part.name in plan.train for part in stack]
     if not any(trained):
         return 0
-    lowest = trained.index(True)
+    lowest = stack[trained.index(True)]
+    head = any(part.kind == "head" and learns for part, learns in zip(stack, trained, strict=True))
     total = 0
-    for name, learns in list(zip(stack, trained, strict=True))[lowest:]:
-        if name == "embeddings":
-            total += 2 * _linear(parts, name, work)  # only ELECTRA's projection
+    for part, learns in list(zip(stack, trained, strict=True))[trained.index(True) :]:
+        if part.kind == "embeddings":
+            total += 2 * _linear(part, work)  # only ELECTRA's projection
             continue
-        total += _linear(parts, name, work)
-        if learns:
-            total += _linear(parts, name, work)
-        if name.startswith("layer."):
+        total += (1 + learns) * _linear(part, work)
+        if part.kind == "layer":
             total += 2 * _attention(parts, work)
-    below = stack[lowest] not in ("pooler", "head")  # something in the encoder learns
-    if below or "head" in plan.train:
-        total += (1 + ("head" in plan.train)) * _own(parts, work) + 2 * len(parts.own) * _attention(parts, work)
-    if "head" in stack and ("embeddings" in plan.train) != ("head" in plan.train):
-        sign = 1 if "embeddings" in plan.train else -1
-        total += sign * 2 * work.predicted * parts.tied
-    if stack[lowest] in parts.norm_first:
+    below = lowest.kind not in ABOVE  # something in the encoder learns
+    if below or head:
+        total += (1 + head) * _head_layers(parts, work) + 2 * len(parts.head_layers) * _attention(parts, work)
+    embeddings = any(part.kind == "embeddings" and part.name in plan.train for part in parts.each)
+    if embeddings != head:  # a tied decoder multiplies in the head, and learns with the embeddings
+        total += (1 if embeddings else -1) * 2 * work.predicted * parts.tied
+    if lowest.norm_first:
         return total
-    if parts.own and not below and "head" in plan.train:
-        if stack[lowest] == "head":
-            total += _linear(parts, "pooler", work)  # the gradient passes through it, frozen or not
-        bottom = 1 if parts.chained else len(parts.own)
+    if parts.head_layers and not below and head:
+        if lowest.kind == "head":  # the gradient passes through the pooler, frozen or not
+            total += sum(_linear(part, work) for part in parts.each if part.kind == "pooler")
+        bottom = 1 if parts.chained else len(parts.head_layers)
         return total - 2 * work.tokens * bottom * 3 * parts.hidden**2  # Q, K and V of what stands on frozen states
-    if stack[lowest].startswith("layer."):
+    if lowest.kind == "layer":
         total -= 2 * work.tokens * 3 * parts.hidden**2  # no gradient for the input of its Q, K and V
-    elif stack[lowest] in ("pooler", "head"):
-        total -= 2 * work.predicted * parts.linear[stack[lowest]][0]
+    elif lowest.kind in ABOVE:
+        total -= 2 * work.predicted * lowest.linear[0]
     return total

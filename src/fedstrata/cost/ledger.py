@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from fedstrata.plan.parts import Tensors
+from fedstrata.plan.kinds import Tensors
 
 SETUP = -1
 """The round of what is shipped before the first one."""

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from fedstrata.cost.bytes import payload
+from fedstrata.plan.kinds import LANGUAGE
 from fedstrata.plan.parts import Parts
-from fedstrata.tasks import LANGUAGE
 
 UNITS = ("fedbfpt", "fedbt", "fedsplitbert", "fedfreezebert")
 COMPUTE = ("fedbfpt", "fedbt")

@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstrata.data import demo
-from fedstrata.data.batching import Index
 from fedstrata.data.partition import in_order, partition
 from fedstrata.data.read import WORD_END, Rows, read
 from fedstrata.data.tokens import Tokens, pack, tokenize
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job.tables import Job, Source
+from fedstrata.plan.kinds import LANGUAGE, Index
 from fedstrata.plan.streams import SERVER, Streams
-from fedstrata.tasks import LANGUAGE, Examples
+from fedstrata.tasks import Examples
 from fedstrata.tasks.tag import UNLABELED
 
 TEXTS = {"classify": (1,), "pair": (2,), "regress": (1, 2), "tag": (1,)}

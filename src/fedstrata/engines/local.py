@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from fedstrata.client.trainer import Reply, Request, Worker, finish, handle
-from fedstrata.data.batching import Index
+from fedstrata.client.trainer import Worker, finish, handle
 from fedstrata.events import Event, Stepped
-from fedstrata.plan.parts import Tensors
+from fedstrata.plan.kinds import Index, Tensors
+from fedstrata.plan.messages import Reply, Request
 from fedstrata.server.layers import ServerLayers
 from fedstrata.tasks import Examples
 from fedstrata.wire.codec import dequantize

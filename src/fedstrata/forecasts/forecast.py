@@ -16,7 +16,6 @@ import numpy as np
 from fedstrata.cost import papers
 from fedstrata.cost.bytes import payload
 from fedstrata.cost.ledger import SETUP
-from fedstrata.data.batching import Index
 from fedstrata.data.partition import number_of_clients
 from fedstrata.data.prepare import Prepared, examples, population, prepare
 from fedstrata.errors import UserError, did_you_mean
@@ -26,10 +25,11 @@ from fedstrata.job.tables import Job, method_name
 from fedstrata.models import checkpoints
 from fedstrata.models.heads import Settings
 from fedstrata.models.memory import step_memory
+from fedstrata.plan.kinds import Index
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
-from fedstrata.runs.setup import check_plans, head_of, local_of, model_path, outline, settle
+from fedstrata.runs.setup import check_plans, head_of, model_path, outline, settle
 
 EXAMPLES = 1000
 """Examples of each client where neither the job's data nor the caller says how many there are."""
@@ -138,7 +138,7 @@ def _in_units(unit: str, job: Job, model: str, stage: Mapping[str, Any], known: 
     count = stage["clients"]["count"]
     figure, what = papers.upload(unit, parts, job.task.kind, sent or [()], count, job.wire.dtype)
     if job.method.exchange == "hidden_states" and unit == "fedfreezebert":
-        taken = max(1, len(parts.own))
+        taken = max(1, len(parts.head_layers))
         figure, true = (
             papers.features(
                 stage["examples"], job.train.max_tokens, parts.hidden, count, payload(parts, ["head"]), layers
@@ -231,7 +231,7 @@ def _stage(job: Job, model: str, held: DataProfile, client: str | None, known: K
         fraction=job.clients.fraction,
         each_round=job.server.evaluate == "rounds",
         own_tests=job.clients.test is not None,
-        local=local_of(job),
+        train=job.train,
     )
     lengths = {one: held.lengths[index] for one, index in shards.items()}
     head = head_positions(job.task.kind, job.train.mlm_head == "full", job.task.mask_probability)

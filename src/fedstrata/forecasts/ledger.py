@@ -12,17 +12,19 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fedstrata.client.config import Local
 from fedstrata.client.feature_cache import fitting, layout, message_form
 from fedstrata.client.trainer import steps
 from fedstrata.cost.bytes import payload
-from fedstrata.cost.flops import Positions, encoder_flops, server_flops, train_flops
+from fedstrata.cost.flops import encoder_flops, server_flops, train_flops
 from fedstrata.cost.ledger import SETUP, Entry
-from fedstrata.data.batching import Index
+from fedstrata.job.tables import Train
+from fedstrata.plan.kinds import Index
+from fedstrata.plan.messages import Positions
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Method, Plan
+from fedstrata.plan.schedule import sample_clients
 from fedstrata.plan.streams import SERVER, Streams
-from fedstrata.server.server import select, shared, stale_parts
+from fedstrata.server.server import shared, stale_parts
 from fedstrata.wire.activations import message_bytes
 
 SPECIAL = 2
@@ -41,7 +43,7 @@ class CostContext:
         fraction: share of the clients asked per round.
         each_round: score after every round, or only after the last.
         own_tests: clients test on rows of their own.
-        local: how the clients train.
+        train: how the clients train.
     """
 
     task: str
@@ -51,7 +53,7 @@ class CostContext:
     fraction: float = 1.0
     each_round: bool = True
     own_tests: bool = False
-    local: Local = field(default_factory=Local)
+    train: Train = field(default_factory=Train)
 
     def plan(self, method: Method, round: int, client: str) -> Plan:
         """The client's plan for a round."""
@@ -60,7 +62,7 @@ class CostContext:
 
 def asked(method: Method, setting: CostContext, clients: Sequence[str]) -> list[list[str]]:
     """The clients asked in each round."""
-    return [select(clients, setting.fraction, round, setting.streams) for round in range(method.rounds)]
+    return [sample_clients(clients, setting.fraction, round, setting.streams) for round in range(method.rounds)]
 
 
 def transfers(
@@ -133,7 +135,7 @@ def transfers(
             yield from request(method.rounds - 1, client, Plan(whole, ()), "train")
         return
     for round, chosen in enumerate(asked(method, setting, clients)):
-        for group in [[client] for client in chosen] if method.turns == "in turn" else [chosen]:
+        for group in [[client] for client in chosen] if method.client_schedule == "sequential" else [chosen]:
             plans = {client: setting.plan(method, round, client) for client in group}
             for client, plan in plans.items():
                 yield from request(round, client, plan, "train")
@@ -142,7 +144,7 @@ def transfers(
                 if plan.server:
                     assert lengths is not None
                     order = setting.streams.numpy(round, client, "order")
-                    batches = [lengths[client][batch] for _, batch in steps(lengths[client], setting.local, order)]
+                    batches = [lengths[client][batch] for _, batch in steps(lengths[client], setting.train, order)]
                     yield from crossing(round, client, "train", batches)
             for part in {part: None for plan in plans.values() for part in plan.send}:
                 versions[part] += 1
@@ -161,8 +163,8 @@ def through_cut(setting: CostContext, lengths: Index) -> dict[str, int]:
         ``batch``: of its largest batch; ``epoch``: of all its examples once.
     """
     order = setting.streams.numpy(0, SERVER, "order")
-    local = replace(setting.local, epochs=1, steps=None)
-    batches = [lengths[batch] for _, batch in steps(lengths, local, order)]
+    train = replace(setting.train, epochs=1, steps=None)
+    batches = [lengths[batch] for _, batch in steps(lengths, train, order)]
     each = [
         sum(message_bytes(int(batch.sum()), len(batch), setting.parts.hidden, setting.dtype).values())
         for batch in batches
@@ -172,27 +174,27 @@ def through_cut(setting: CostContext, lengths: Index) -> dict[str, int]:
 
 def features(parts: Parts, lengths: Index, dtype: str) -> int:
     """Bytes of what a client sends of texts of these many tokens for the model's head."""
-    held = message_form(lengths, max(1, len(parts.own)), parts.hidden, dtype)
+    held = message_form(lengths, max(1, len(parts.head_layers)), parts.hidden, dtype)
     return sum(kind.itemsize * math.prod(shape) for kind, shape in held.values())
 
 
 def work(
-    lengths: Index, local: Local, streams: Streams, round: int, client: str, predicted: Callable[[Index, int], int]
+    lengths: Index, train: Train, streams: Streams, round: int, client: str, predicted: Callable[[Index, int], int]
 ) -> Positions:
     """Positions that a client will compute with in one round.
 
     Args:
         lengths: tokens of each of its examples, ``[n]``.
-        local: how it trains.
+        train: how it trains.
         streams: the run's randomness, which makes the batches.
         round: the round.
         client: its name.
         predicted: lengths of a batch and its width -> positions through the head.
     """
     total = Positions()
-    for _, batch in steps(lengths, local, streams.numpy(round, client, "order")):
+    for _, batch in steps(lengths, train, streams.numpy(round, client, "order")):
         inside = lengths[batch]
-        width = local.width or int(inside.max())
+        width = train.width or int(inside.max())
         total += Positions(len(batch) * width, len(batch) * width**2, predicted(inside, width))
     return total
 
@@ -216,9 +218,9 @@ def flops(
     only: Collection[str],
 ) -> tuple[dict[tuple[int, str], int], int]:
     """FLOPs of the training steps of the clients in ``only``: by (round, client), and in all at the server."""
-    local = setting.local
+    train = setting.train
     if method.exchange == "hidden_states":
-        return {(0, client): encoder_flops(setting.parts, _read(holdings[client], local)) for client in only}, 0
+        return {(0, client): encoder_flops(setting.parts, _read(holdings[client], train)) for client in only}, 0
     made: dict[tuple[int, str], int] = {}
     elsewhere = 0
     met: set[str] = set()
@@ -226,26 +228,26 @@ def flops(
         for client in chosen:
             if client in only:
                 plan = setting.plan(method, round, client)
-                done = work(holdings[client], local, setting.streams, round, client, predicted)
+                done = work(holdings[client], train, setting.streams, round, client, predicted)
                 made[round, client] = train_flops(setting.parts, plan, done)
                 elsewhere += server_flops(setting.parts, plan, done)
-                if plan.features:
+                if plan.freeze_encoder:
                     first = client not in met
-                    made[round, client] += _frozen(setting, holdings[client], local, round, client, first)
+                    made[round, client] += _frozen(setting, holdings[client], train, round, client, first)
                 met.add(client)
     return made, elsewhere
 
 
-def _frozen(setting: CostContext, lengths: Index, local: Local, round: int, client: str, first: bool) -> int:
+def _frozen(setting: CostContext, lengths: Index, train: Train, round: int, client: str, first: bool) -> int:
     """FLOPs of an encoder that stays as it is: once for what can be kept, at every step for what cannot."""
     parts = setting.parts
-    kept = fitting(layout(lengths, max(1, len(parts.own)), parts.hidden)[1], local.features)
+    kept = fitting(layout(lengths, max(1, len(parts.head_layers)), parts.hidden)[1], train.feature_cache_bytes)
     passes = [lengths[kept]] if first else []
-    for _, batch in steps(lengths, local, setting.streams.numpy(round, client, "order")):
+    for _, batch in steps(lengths, train, setting.streams.numpy(round, client, "order")):
         passes.append(lengths[batch][~kept[batch]])
-    return sum(encoder_flops(parts, _read(each, local)) for each in passes)
+    return sum(encoder_flops(parts, _read(each, train)) for each in passes)
 
 
-def _read(lengths: Index, local: Local) -> Index:
+def _read(lengths: Index, train: Train) -> Index:
     """Tokens that a frozen encoder reads of texts of these many."""
-    return lengths if local.width is None else np.full_like(lengths, local.width)
+    return lengths if train.width is None else np.full_like(lengths, train.width)

@@ -9,8 +9,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsA
 from fedstrata.errors import did_you_mean
 from fedstrata.job.label_tables import TABLES
 from fedstrata.methods import METHODS
+from fedstrata.plan.kinds import LANGUAGE
 from fedstrata.plan.plan import Method
-from fedstrata.tasks import LANGUAGE
 
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -199,6 +199,16 @@ class Train(Table):
     """Disk space per client, in GB, for caching a frozen encoder's hidden states; 0 turns the cache off."""
     keep_feature_cache: bool = False
     """Keep the cache when the run has ended."""
+
+    @property
+    def width(self) -> int | None:
+        """Tokens that every batch is padded to; None pads to the longest text of a batch."""
+        return self.max_tokens if self.padding == "max" else None
+
+    @property
+    def feature_cache_bytes(self) -> int:
+        """Bytes of disk for a client's feature cache."""
+        return int(self.feature_cache_gb * 1e9)
 
 
 class Head(Table):

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from fedstrata.plan.kinds import Population
 from fedstrata.plan.parts import Parts
-from fedstrata.plan.plan import Method, Plan, Population
+from fedstrata.plan.plan import Method, Plan
 from fedstrata.plan.streams import Streams
 
 

@@ -32,8 +32,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import NonNegativeInt
 
 from fedstrata.errors import UserError
+from fedstrata.plan.kinds import ClientSchedule, Payload
 from fedstrata.plan.parts import Parts
-from fedstrata.plan.plan import ClientSchedule, Method, Payload, Plan
+from fedstrata.plan.plan import Method, Plan
 from fedstrata.plan.streams import Streams
 
 
@@ -54,10 +55,10 @@ class FedBERT(Method):
         return "activations"
 
     @property
-    def turns(self) -> ClientSchedule:
+    def client_schedule(self) -> ClientSchedule:
         """By mode."""
-        modes: dict[str, ClientSchedule] = {"parallel": "apart", "share": "in turn"}
-        return modes.get(self.mode, "by batch")
+        modes: dict[str, ClientSchedule] = {"parallel": "parallel", "share": "sequential"}
+        return modes.get(self.mode, "interleaved")
 
     def plan(self, parts: Parts, task: str, round: int, client: str, streams: Streams) -> Plan:
         """The same plan for every client and round.

@@ -81,7 +81,7 @@ class FedBFPT(Method):
             raise UserError(
                 f"[method] layers_per_round: is {self.layers_per_round}, but a local model has {shallowest} layers"
             )
-        schedule = self.schedule(shallowest - self.layers_per_round)
+        schedule = self.trained_layers(shallowest - self.layers_per_round)
         layer = schedule[round]
         above = layer + self.layers_per_round
         drawn_in = schedule.index(layer) if self.variant == "s" else round
@@ -93,7 +93,7 @@ class FedBFPT(Method):
         own = (*parts.layers(layer, above), "head")
         return Plan(layers=(*range(above), *deeper), train=own, send=own)
 
-    def schedule(self, deepest: int) -> list[int]:
+    def trained_layers(self, deepest: int) -> list[int]:
         """The (lowest) layer trained in each round, none beyond ``deepest``."""
         layers = progressive(self.rounds)
         if self.variant == "pl":

@@ -32,10 +32,10 @@ from pydantic import PositiveInt
 
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.methods.fedbfpt import FedBFPT
+from fedstrata.plan.kinds import LANGUAGE
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
-from fedstrata.tasks import LANGUAGE
 
 Variant = Literal["full", "all", "pl", "m", "s", "sp", "half", "map", "circle", "add"]
 PRE_TRAINING = ("full", "all", "pl", "m", "s", "sp")

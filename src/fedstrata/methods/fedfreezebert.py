@@ -11,7 +11,7 @@ FedFreezeBERT. 2024.
     Emb_i, [n_i, 128, 768]                  the states the head takes, of the tokens there are: one vector per text
                                             for Ordinary and Average, for P-SUM and H-SUM four layers (the paper
                                             counts one)
-    frozen BERT, shipped once               ``plan.features``: no dropout in it, what it gives is computed once
+    frozen BERT, shipped once               ``plan.freeze_encoder``: no dropout, computed once
     FedProx on top                          train.proximal_mu, or any server rule
 
 The paper writes the mean over the clients after its loop; it is taken in every round, as its text says.
@@ -28,8 +28,9 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from fedstrata.errors import UserError
+from fedstrata.plan.kinds import Payload
 from fedstrata.plan.parts import Parts
-from fedstrata.plan.plan import Method, Payload, Plan
+from fedstrata.plan.plan import Method, Plan
 from fedstrata.plan.streams import Streams
 
 
@@ -61,4 +62,4 @@ class FedFreezeBERT(Method):
             raise UserError("[method] pooler: there is none to train; [head] pooler = true puts it into the model")
         learnt = ("pooler", "head") if self.pooler == "train" else ("head",)
         sent = learnt if self.exchange == "weights" else ()
-        return Plan(layers=tuple(range(parts.depth)), train=learnt, send=sent, features=True)
+        return Plan(layers=tuple(range(parts.depth)), train=learnt, send=sent, freeze_encoder=True)

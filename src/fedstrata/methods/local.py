@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fedstrata.methods.centralized import Centralized
-from fedstrata.plan.plan import Population
+from fedstrata.plan.kinds import Population
 
 
 class Local(Centralized):

@@ -19,7 +19,9 @@ from torch import nn
 
 from fedstrata.errors import UserError
 from fedstrata.models.heads import KEY, HeadedModel, Settings
-from fedstrata.plan.parts import Parts, Tensors, find
+from fedstrata.models.parts import find_parts
+from fedstrata.plan.kinds import Tensors
+from fedstrata.plan.parts import Parts
 from fedstrata.wire.store import write_tensors
 
 transformers.logging.set_verbosity_error()
@@ -103,7 +105,7 @@ def load(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model, info = _pretrained(class_of(kind, config), name, config)
-        parts = find(model)
+        parts = find_parts(model)
         carried = {} if "pooler" in parts.names else _pooler(name, config)
     missing = set(info["missing_keys"]) | {key[0] for key in info["mismatched_keys"]}
     fresh = tuple(part for part in parts.names if missing & parts.shapes[part].keys())
@@ -148,7 +150,7 @@ def parts_of(name: str, kind: str, labels: Sequence[str] | None = None, head: Se
             model = class_of(kind, config).from_config(config)
     except HF_LOAD_ERRORS as error:
         raise _unusable(name, error) from None
-    return find(model)
+    return find_parts(model)
 
 
 def save(loaded: Loaded, weights: Tensors, folder: Path) -> None:

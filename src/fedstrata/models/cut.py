@@ -11,10 +11,11 @@ import transformers
 from torch import nn
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
-from fedstrata.client.optimizer import ScheduleSpan
 from fedstrata.errors import UserError
-from fedstrata.plan.parts import Parts, Tensors
+from fedstrata.plan.kinds import Tensors
+from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
+from fedstrata.plan.schedule import ScheduleSpan
 from fedstrata.wire.activations import gradients_in, of_gradients, of_states, pack, states_in, unpack
 
 KINDS = ("bert", "roberta", "distilbert", "electra", "gpt2")
@@ -104,7 +105,7 @@ def check_cut(parts: Parts) -> None:
     Raises:
         UserError: its architecture is none of :data:`KINDS`, or its head takes more than the last hidden state.
     """
-    if parts.kind not in KINDS:
-        raise UserError(f"model: {parts.kind!r} cannot be split; legal: {', '.join(KINDS)}")
-    if parts.own:
+    if parts.architecture not in KINDS:
+        raise UserError(f"model: {parts.architecture!r} cannot be split; legal: {', '.join(KINDS)}")
+    if parts.head_layers:
         raise UserError("[head] kind: takes the states of four layers, of which a split model has the last alone")

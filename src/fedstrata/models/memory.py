@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from fedstrata.models.depth import local_depth
 from fedstrata.models.masked_head import head_at
-from fedstrata.plan.parts import Parts, find
+from fedstrata.models.parts import find_parts
+from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
 
 WEIGHT, GRADIENT, MOMENTS = 4, 4, 8
@@ -40,7 +41,7 @@ def step_memory(auto: Any, config: transformers.PreTrainedConfig) -> Callable[[P
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device="cpu")
         model.tie_weights()
-    parts = find(model)
+    parts = find_parts(model)
     known: dict[object, int] = {}
 
     def memory(plan: Plan, rows: int, width: int, predicted: int, bf16: bool) -> int:
@@ -48,7 +49,9 @@ def step_memory(auto: Any, config: transformers.PreTrainedConfig) -> Callable[[P
         weights = WEIGHT * parts.elements(part for part in parts.names if part not in plan.server)
         if not trained:
             return weights
-        learns = tuple(f"layer.{i}" in plan.train for i in plan.local)  # which layers they are does not matter
+        learns = tuple(
+            f"layer.{i}" in plan.train for i in plan.local(parts)
+        )  # which layers they are does not matter
         others = tuple(part for part in plan.train if not part.startswith("layer."))
         key = (learns, others, rows, width, predicted, bf16)
         if key not in known:
@@ -78,7 +81,7 @@ def saved_bytes(
     first = next(model.parameters())
     with (
         first.fake_mode if isinstance(first, torch._subclasses.FakeTensor) else torch.enable_grad(),
-        local_depth(model, parts, plan.local),
+        local_depth(model, parts, plan.local(parts)),
         torch.random.fork_rng(devices=[]),
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         torch.autocast(device, torch.bfloat16, enabled=bf16),

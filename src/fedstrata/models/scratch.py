@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.models.checkpoints import HF_LOAD_ERRORS, Loaded, class_of, config_of, fast_tokenizer, fitted, save
 from fedstrata.models.heads import Settings
-from fedstrata.plan.parts import find, tensors
+from fedstrata.models.parts import find_parts, part_tensors
 
 ROBERTA = {
     "model_type": "roberta",
@@ -140,7 +140,7 @@ def outline(
     try:
         with torch.device("meta"):
             fit = fitted("of [model.config]", config_of(str(folder)), kind, labels, head)
-            find(class_of(kind, fit).from_config(fit))
+            find_parts(class_of(kind, fit).from_config(fit))
     except HF_LOAD_ERRORS as error:
         raise _illegal(error) from None
     return folder
@@ -190,10 +190,10 @@ def add_weights(folder: Path, kind: str, labels: Sequence[str] | None, head: Set
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = class_of(kind, config).from_config(config)
-    parts = find(model)
+    parts = find_parts(model)
     tokenizer = fast_tokenizer(str(folder), kind)
     loaded = Loaded(model, tokenizer, parts, (), {}, getattr(config, "use_cache", None))
-    save(loaded, tensors(model, parts, parts.names), folder)
+    save(loaded, part_tensors(model, parts, parts.names), folder)
 
 
 def keep(folder: Path, place: Path) -> None:

@@ -9,17 +9,16 @@ from pathlib import Path
 
 import torch
 
-from fedstrata.client.config import Local
 from fedstrata.client.trainer import Worker
 from fedstrata.cost.bytes import payload
 from fedstrata.data import demo
-from fedstrata.data.batching import Index
 from fedstrata.data.prepare import Prepared, examples, population, tested, training_texts
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models import checkpoints, scratch
 from fedstrata.models.cut import check_cut
 from fedstrata.models.heads import Settings
+from fedstrata.plan.kinds import Index
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.streams import SERVER, Streams
 from fedstrata.tasks import Examples, Task
@@ -32,7 +31,7 @@ from fedstrata.wire.codec import DTYPES
 
 SENT = {
     "weights": "trained parts of the model",
-    "hidden_states": "the encoder's hidden states of every text, from which texts can be reconstructed, and labels",
+    "hidden_states": "the encoder's hidden states of every text, from which texts can be read, and labels",
     "activations": "the hidden states of every batch, from which texts can be reconstructed, and their gradients",
 }
 """Exchange -> what that is, for whoever has to permit it."""
@@ -81,9 +80,7 @@ def make_ready(job: Job, data: Prepared, start: str, away: Sequence[str] = ()) -
     test = examples(job, data.test, data.labels, loaded.tokenizer, own)
     shards = population(job.method.population, data.shards)
     return Ready(
-        worker=Worker(
-            loaded.model, loaded.parts, _task(job, data, loaded), local_of(job), streams, job.wire.dtype
-        ),
+        worker=Worker(loaded.model, loaded.parts, _task(job, data, loaded), job.train, streams, job.wire.dtype),
         loaded=loaded,
         train=train,
         test=test,
@@ -257,28 +254,3 @@ def head_of(job: Job) -> Settings | None:
     """The head the job asks for; None where it leaves that to the checkpoint."""
     made = job.head.model_dump()
     return Settings(**made) if job.head.kind else None
-
-
-def local_of(job: Job) -> Local:
-    """How the job's clients train."""
-    train = job.train
-    return Local(
-        epochs=train.epochs,
-        steps=train.steps,
-        batch_size=train.batch_size,
-        learning_rate=train.learning_rate,
-        decay=train.lr_decay,
-        schedule=train.lr_schedule,
-        power=train.lr_power,
-        warmup=train.warmup_ratio,
-        betas=(train.betas[0], train.betas[1]),
-        epsilon=train.epsilon,
-        kept=train.optimizer_state == "persist",
-        weight_decay=train.weight_decay,
-        proximal_mu=train.proximal_mu,
-        device=train.device,
-        bf16=train.precision == "bf16",
-        by_length=train.group_by_length,
-        width=train.max_tokens if train.padding == "max" else None,
-        features=int(train.feature_cache_gb * 1e9),
-    )

@@ -10,16 +10,16 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from fedstrata.client.trainer import Weights
 from fedstrata.data.prepare import Prepared, population, prepare, prepare_test
-from fedstrata.engines import Engine
 from fedstrata.engines.local import LocalEngine
 from fedstrata.errors import UserError
 from fedstrata.events import Encoded, Event, StageEnded, StageStarted
 from fedstrata.job.file import Overrides, load
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models import checkpoints, scratch
-from fedstrata.plan.parts import tensors
+from fedstrata.models.parts import part_tensors
+from fedstrata.plan.kinds import Weights
+from fedstrata.plan.messages import Engine
 from fedstrata.reports.page import write_page
 from fedstrata.reports.runs import load_run
 from fedstrata.runs.folder import claim, same_job, status_on_disk
@@ -137,7 +137,7 @@ def _train(job: Job, data: Prepared, ready: Ready, folder: Path, tell: Tell, far
     worker, parts = ready.worker, ready.worker.parts
     clients = list(ready.shards) if far is None else names_of(job)
     weights = {
-        part: {name: t.to("cpu", copy=True) for name, t in tensors(worker.model, parts, [part]).items()}
+        part: {name: t.to("cpu", copy=True) for name, t in part_tensors(worker.model, parts, [part]).items()}
         for part in parts.names
     }
     start = state.fingerprint(weights)
@@ -147,7 +147,7 @@ def _train(job: Job, data: Prepared, ready: Ready, folder: Path, tell: Tell, far
     done, seconds = state.restore(folder, server, start)
 
     plan = job.method.plan(parts, job.task.kind, 0, clients[0], worker.streams)
-    kept = folder / "state" / "test" if plan.features else None
+    kept = folder / "state" / "test" if plan.freeze_encoder else None
 
     def score(server: Server) -> dict[str, float]:
         worker.load({part: (_tag(server, part), server.weights[part]) for part in parts.names})
@@ -163,7 +163,7 @@ def _train(job: Job, data: Prepared, ready: Ready, folder: Path, tell: Tell, far
             worker=worker,
             server=server,
             names=plan.server,
-            copies=job.method.turns == "apart",
+            copies=job.method.client_schedule == "parallel",
             longest=checkpoints.longest(worker.model),
             folder=folder / "state" / "layers",
         )

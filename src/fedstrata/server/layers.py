@@ -11,12 +11,14 @@ from pathlib import Path
 
 import torch
 
-from fedstrata.client.optimizer import ScheduleSpan, adamw, memory_of, step
-from fedstrata.client.trainer import Request, Weights, Worker
+from fedstrata.client.dropout import DropoutRng
+from fedstrata.client.optimizer import learning_rate, make_optimizer, memory_of, step
+from fedstrata.client.trainer import Worker
 from fedstrata.cost.ledger import size
 from fedstrata.models.cut import through
-from fedstrata.plan.parts import Tensors
-from fedstrata.plan.streams import DropoutRng
+from fedstrata.plan.kinds import Tensors, Weights
+from fedstrata.plan.messages import Request
+from fedstrata.plan.schedule import ScheduleSpan
 from fedstrata.server.server import Server
 from fedstrata.wire.activations import (
     gradients_in,
@@ -103,7 +105,7 @@ class ServerLayers:
         with self.lock:
             [stack] = self.stacks
             self._load(stack)
-            if self.optimizer is None or self.round != round or not self.worker.local.kept:
+            if self.optimizer is None or self.round != round or self.worker.train.optimizer_state != "persist":
                 self.optimizer = self._optimizer(stack, round, "all")
             self.round = round
 
@@ -185,11 +187,15 @@ class ServerLayers:
     def _optimizer(self, stack: LayerReplica, round: int, whose: str) -> torch.optim.Optimizer:
         for part in self.names if stack is self.stacks[0] else ():
             self.worker.tags[part] = None
-        local = self.worker.local
-        return adamw(stack.trained, local, Store(self.folder / whose).load(round) if local.kept else {})
+        train = self.worker.train
+        return make_optimizer(
+            stack.trained,
+            train,
+            Store(self.folder / whose).load(round) if train.optimizer_state == "persist" else {},
+        )
 
     def _remember(self, stack: LayerReplica, round: int, whose: str, optimizer: torch.optim.Optimizer) -> None:
-        if self.worker.local.kept:
+        if self.worker.train.optimizer_state == "persist":
             Store(self.folder / whose).save(round, memory_of(optimizer, stack.trained))
 
     def _copy(self, stack: LayerReplica) -> Weights:
@@ -231,7 +237,7 @@ class SplitSession:
         rest = {name: tensor for name, tensor in message.items() if name != "lengths"}
         self._count("up", message, "activations")
         rows = states_in(rest, int(lengths.sum()), worker.parts.hidden, worker.dtype).to(device)
-        hidden = unpack(rows, lengths, worker.local.width)
+        hidden = unpack(rows, lengths, worker.train.width)
         mask = (torch.arange(hidden.shape[1], device=device) < lengths[:, None]).long()
         learns = self.optimizer is not None
         with self.layers.lock:
@@ -261,7 +267,7 @@ class SplitSession:
             reply = of_gradients(
                 self.hidden.grad, self.lengths, worker.dtype
             )  # with the weights of before the step
-            self.layers.step(self.stack, self.optimizer, self.pace.rate(worker.local, self.steps))
+            self.layers.step(self.stack, self.optimizer, learning_rate(worker.train, self.pace, self.steps))
         self.steps += 1
         return self._count("down", reply, "gradients")
 

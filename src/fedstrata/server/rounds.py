@@ -10,18 +10,19 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedstrata.client.trainer import NoReply, Reply, Request, Weights
 from fedstrata.cost.flops import server_flops
 from fedstrata.cost.ledger import SETUP, Entry, size, totals
-from fedstrata.engines import Engine
 from fedstrata.errors import UserError
 from fedstrata.events import Event, Missed, Replied, Scored, Stepped
-from fedstrata.plan.parts import tensors
+from fedstrata.models.parts import part_tensors
+from fedstrata.plan.kinds import Weights
+from fedstrata.plan.messages import Engine, NoReply, Reply, Request
 from fedstrata.plan.plan import Method, Plan
+from fedstrata.plan.schedule import sample_clients
 from fedstrata.plan.streams import SERVER, Streams
 from fedstrata.server import state
 from fedstrata.server.layers import ServerLayers
-from fedstrata.server.server import Server, select, shared
+from fedstrata.server.server import Server, shared
 from fedstrata.server.trainer import NAME, ServerTrainer
 from fedstrata.wire.codec import WireError
 
@@ -91,9 +92,9 @@ class Rounds:
 
     def _train(self, round: int) -> list[str]:
         """The clients train and send; the mean of what they send is the next model."""
-        clients = select(self.engine.clients(), self.fraction, round, self.streams)
+        clients = sample_clients(self.engine.clients(), self.fraction, round, self.streams)
         self._ask(clients)
-        together = [[client] for client in clients] if self.method.turns == "in turn" else [clients]
+        together = [[client] for client in clients] if self.method.client_schedule == "sequential" else [clients]
         changed: dict[str, None] = {}
         for turn, group in enumerate(together):
             done = [(round + (turn + i) / len(together)) / self.method.rounds for i in (0, 1)]
@@ -134,7 +135,7 @@ class Rounds:
         self._record(round, plan, reply)
         self.tell(Replied(round, NAME, reply.loss, reply.examples, reply.seconds, self.bytes))
         for part in plan.train:
-            new = tensors(worker.model, server.parts, [part])
+            new = part_tensors(worker.model, server.parts, [part])
             server.replace(part, {name: tensor.to("cpu", copy=True) for name, tensor in new.items()})
         return list(plan.train)
 
@@ -143,7 +144,7 @@ class Rounds:
         clients = self.engine.clients()
         self._ask(clients)
         whole = tuple(range(self.server.parts.depth))
-        plan = Plan(layers=whole, train=(), keep=("head",), features=True)
+        plan = Plan(layers=whole, train=(), keep=("head",), freeze_encoder=True)
         requests = (self._request(0, client, plan, "hidden_states") for client in clients)
         for reply in self._exchange(0, requests, clients):
             sent = reply.weights.get("hidden_states", {})
@@ -158,7 +159,7 @@ class Rounds:
 
     def _hand_out(self, round: int) -> None:
         """Every client gets the parts it lacks: what the server has learnt."""
-        whole = Plan(layers=tuple(range(self.server.parts.depth)), train=(), features=True)
+        whole = Plan(layers=tuple(range(self.server.parts.depth)), train=(), freeze_encoder=True)
         clients = self.engine.clients()
         self._ask(clients)
         requests = (replace(self._request(round, c, whole, "train"), phase="receive") for c in clients)

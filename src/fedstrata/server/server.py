@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import torch
 
-from fedstrata.client.trainer import Reply, Request
-from fedstrata.plan.parts import Parts, Tensors
+from fedstrata.plan.kinds import Tensors
+from fedstrata.plan.messages import Reply, Request
+from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
-from fedstrata.plan.streams import SERVER, Streams
 from fedstrata.wire.codec import carry, check, dequantize
 
 RATES = {"sgd": 1.0, "momentum": 1.0, "adam": 0.01, "yogi": 0.01, "adagrad": 0.01}
@@ -171,13 +171,6 @@ class Server:
         return {} if self.rule.name == "sgd" else self.moments.setdefault(name, {})
 
 
-def select(clients: Sequence[str], fraction: float, round: int, streams: Streams) -> list[str]:
-    """The clients asked in ``round``, in their own order; at least one."""
-    count = max(1, round_half_up(fraction * len(clients)))
-    chosen = streams.numpy(round, SERVER, "clients").choice(len(clients), count, replace=False)
-    return [clients[i] for i in sorted(chosen)]
-
-
 def shared(parts: Parts, plan: Plan) -> list[str]:
     """The parts of the plan's local model that come from the server."""
     return [part for part in plan.builds(parts) if part not in plan.keep]
@@ -186,8 +179,3 @@ def shared(parts: Parts, plan: Plan) -> list[str]:
 def stale_parts(parts: Parts, plan: Plan, held: Mapping[str, int], versions: Mapping[str, int]) -> list[str]:
     """The parts a client must be sent for a plan: the shared ones whose current version it does not have."""
     return [part for part in shared(parts, plan) if held[part] != versions[part]]
-
-
-def round_half_up(value: float) -> int:
-    """To the nearest integer, halves upwards (Python's ``round`` takes 0.5 and 2.5 down)."""
-    return int(value + 0.5)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.errors import UserError
-from fedstrata.plan.parts import Tensors
+from fedstrata.plan.kinds import Tensors
 from fedstrata.server.server import Server
 from fedstrata.wire.store import Store, read_tensors, write_bytes, write_tensors
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 
 from fedstrata.client.feature_cache import CollectedFeatures
-from fedstrata.client.trainer import Reply, StepCallback, Worker, finish
-from fedstrata.plan.parts import Tensors
+from fedstrata.client.trainer import StepCallback, Worker, finish
+from fedstrata.plan.kinds import Tensors
+from fedstrata.plan.messages import Reply
 from fedstrata.plan.plan import Plan
 from fedstrata.wire.codec import WireError, check, dequantize
 from fedstrata.wire.store import Store, write_tensors
@@ -70,10 +71,10 @@ class ServerTrainer:
         """
         if self.received is None:
             paths = [self._path(client) for client in self.clients]
-            self.received = CollectedFeatures([path for path in paths if path.exists()], self.worker.local)
+            self.received = CollectedFeatures([path for path in paths if path.exists()], self.worker.train)
         examples = self.received.examples()
         worker, index, store = self.worker, self.received.index, Store(self.folder / "optimizer")
-        memory = store.load(round) if worker.local.kept else {}
+        memory = store.load(round) if worker.train.optimizer_state == "persist" else {}
         reply, memory = finish(
             worker.training(plan, round, NAME, examples, index, told, kept=self.received, span=span, memory=memory)
         )

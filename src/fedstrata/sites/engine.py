@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from fedstrata.client.trainer import NoReply, Reply, Request
 from fedstrata.events import Event, Waiting
+from fedstrata.plan.messages import NoReply, Reply, Request
 from fedstrata.server import state
 from fedstrata.sites.messages import (
     Envelope,

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from fedstrata.client.trainer import Reply, Request, Weights
 from fedstrata.data.partition import in_order
 from fedstrata.data.prepare import Prepared
 from fedstrata.errors import UserError
 from fedstrata.events import Event, Missed
 from fedstrata.job.tables import Engine, Job, method_name
 from fedstrata.models import checkpoints
+from fedstrata.plan.kinds import Weights
+from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.setup import Ready

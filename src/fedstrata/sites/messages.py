@@ -21,8 +21,8 @@ import safetensors.torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 
-from fedstrata.client.trainer import Reply, Request, Weights
-from fedstrata.cost.flops import Positions
+from fedstrata.plan.kinds import Weights
+from fedstrata.plan.messages import Positions, Reply, Request
 from fedstrata.plan.plan import Plan
 from fedstrata.wire.codec import WireError
 

@@ -20,7 +20,7 @@ from fedstrata.errors import UserError
 from fedstrata.sites.settings import ServerSettings, SiteSettings, address, loopback
 
 if TYPE_CHECKING:
-    from fedstrata.client.trainer import Request
+    from fedstrata.plan.messages import Request
     from fedstrata.sites.service import Reach
 
 LOG = logging.getLogger("fedstrata.site")

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fedstrata.client.trainer import Request, StepCallback, Weights
+from fedstrata.client.trainer import StepCallback
 from fedstrata.cost.bytes import payload
 from fedstrata.data.prepare import prepare_own
 from fedstrata.errors import UserError
@@ -21,6 +21,8 @@ from fedstrata.job.file import load
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models import checkpoints
 from fedstrata.models.cut import SplitLink
+from fedstrata.plan.kinds import Weights
+from fedstrata.plan.messages import Request
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.setup import SENT, Ready, head_of, make_ready, settle

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from fedstrata.client.optimizer import ScheduleSpan
-from fedstrata.client.trainer import Reply, Request, StepCallback, Weights, Worker, finish, handle
+from fedstrata.client.trainer import StepCallback, Worker, finish, handle
 from fedstrata.cost.ledger import size
-from fedstrata.data.batching import Index
 from fedstrata.models.cut import SplitLink
-from fedstrata.plan.parts import Tensors, tensors
+from fedstrata.models.parts import part_tensors
+from fedstrata.plan.kinds import Index, Tensors, Weights
+from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.plan import Method
+from fedstrata.plan.schedule import ScheduleSpan
 from fedstrata.tasks import Examples
 from fedstrata.wire.codec import WireError, check, dequantize
 from fedstrata.wire.store import Store, read_tensors, write_tensors
@@ -65,7 +66,7 @@ class Site:
         plan = self.method.plan(parts, self.kind, 0, self.name, self.worker.streams)
         for part in parts.names:
             if part not in plan.server:
-                own = tensors(model, parts, [part])
+                own = part_tensors(model, parts, [part])
                 self.shared[part] = 0, {name: tensor.to("cpu", copy=True) for name, tensor in own.items()}
         for part in self.shared:
             if versions := self._on_disk(part):

@@ -35,10 +35,10 @@ import safetensors.torch
 from pydantic import Field, ValidationError
 from safetensors import SafetensorError
 
-from fedstrata.client.optimizer import ScheduleSpan
-from fedstrata.client.trainer import Request
 from fedstrata.errors import UserError
-from fedstrata.plan.parts import Tensors
+from fedstrata.plan.kinds import Tensors
+from fedstrata.plan.messages import Request
+from fedstrata.plan.schedule import ScheduleSpan
 from fedstrata.server.layers import ServerLayers, SplitSession
 from fedstrata.sites.messages import Header
 from fedstrata.wire.codec import WireError
@@ -199,9 +199,9 @@ class ActivationServer:
         self.nobody = secrets.token_bytes(32)
         self.changed = threading.Condition()
         self.closed = threading.Event()
-        local = layers.worker.local
+        train = layers.worker.train
         largest = (
-            2 * local.batch_size * layers.longest * layers.worker.parts.hidden * 4 + 2**16
+            2 * train.batch_size * layers.longest * layers.worker.parts.hidden * 4 + 2**16
         )  # of fp32, scoring
         options = {
             **OPTIONS,

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from fedstrata.cost.flops import Positions
 from fedstrata.data.batching import pad
 from fedstrata.data.tokens import Tokens
+from fedstrata.plan.messages import Positions
 
 LANGUAGE = ("mlm", "clm")
 """Task kinds that learn from plain text: pre-training."""

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedstrata.cost.flops import Positions
+from fedstrata.plan.messages import Positions
 from fedstrata.tasks import Batch, Examples, padded
 from fedstrata.tasks.tokens import TokenTask
 

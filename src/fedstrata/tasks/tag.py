@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedstrata.cost.flops import Positions
 from fedstrata.data.batching import pad
+from fedstrata.plan.messages import Positions
 from fedstrata.tasks import Batch, Examples, padded
 
 UNLABELED = -100

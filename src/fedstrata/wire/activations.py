@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from fedstrata.plan.parts import Tensors
+from fedstrata.plan.kinds import Tensors
 from fedstrata.wire.codec import DTYPES, WireError, check
 
 HIGH = 2.0**10

@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from fedstrata.plan.parts import Tensors
+from fedstrata.plan.kinds import Tensors
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.int8}
 """Wire type -> the dtype of tensors under way; with ``int8`` that of matrices, see :func:`form`."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import safetensors.torch
 import torch
 
-from fedstrata.plan.parts import Tensors
+from fedstrata.plan.kinds import Tensors
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -271,12 +271,12 @@ def test_small_gradients_survive_fp16() -> None:
     small = torch.full((1, 3, 4), 1e-12)
     small[0, 0, 0] = 3e-10
     lengths = torch.tensor([3])
-    message = wire.of_gradients(small, lengths, "fp16")
+    message = wire.encode_gradients(small, lengths, "fp16")
     assert torch.equal(small.half(), torch.zeros_like(small).half()), "without a scale they are gone"
-    back = wire.gradients_in(message, 3, 4, "fp16")
+    back = wire.decode_gradients(message, 3, 4, "fp16")
     torch.testing.assert_close(back, small[0], rtol=1e-3, atol=0)
-    nothing = wire.of_gradients(torch.zeros(1, 3, 4), lengths, "fp16")
-    assert torch.equal(wire.gradients_in(nothing, 3, 4, "fp16"), torch.zeros(3, 4))
+    nothing = wire.encode_gradients(torch.zeros(1, 3, 4), lengths, "fp16")
+    assert torch.equal(wire.decode_gradients(nothing, 3, 4, "fp16"), torch.zeros(3, 4))
 
 
 def test_packing_leaves_padding_out_and_comes_back() -> None:

@@ -20,9 +20,8 @@ from safetensors import safe_open
 
 from fedstrata.data.tokens import Tokens
 from fedstrata.models.heads import HeadedModel
-from fedstrata.plan.kinds import Index, Tensors
+from fedstrata.plan.kinds import Index
 from fedstrata.tasks import Examples, Task
-from fedstrata.wire.codec import form, quantize
 from fedstrata.wire.store import write_bytes
 
 if TYPE_CHECKING:
@@ -206,32 +205,6 @@ class CollectedFeatures:
         tokens = Tokens(np.zeros(int(ends[-1]), np.int32), ends, self.index)
         labels = self.labels.double() if self.labels.is_floating_point() else self.labels.long()
         return Examples(tokens, labels.numpy())
-
-
-def message(kept: FeatureCache, index: Index, dtype: str) -> Tensors:
-    """What a client sends of its texts: their ``features`` ``[sum of T, n, H]`` in the wire type, the positions T
-    of each as ``tokens`` (int32) and their ``labels`` (int32, or fp32 for numbers).
-    """
-    made = kept.of(index)
-    labels = kept.examples.labels
-    assert labels is not None
-    flat = torch.from_numpy(np.concatenate([one.transpose(1, 0, 2) for one in made]))
-    kind = torch.float32 if labels.dtype.kind == "f" else torch.int32
-    return {
-        **quantize({"features": flat}, dtype),
-        "tokens": torch.tensor([one.shape[1] for one in made], dtype=torch.int32),
-        "labels": torch.from_numpy(labels[index]).to(kind),
-    }
-
-
-def message_form(
-    lengths: Index, branches: int, width: int, dtype: str
-) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """What :func:`message` holds for texts of these lengths: name -> dtype and shape."""
-    tokens, _ = layout(lengths, branches, width)
-    whole = form({"features": (int(tokens.sum()), branches, width)}, dtype)
-    plain = {name: (torch.int32, (len(lengths),)) for name in ("tokens", "labels")}
-    return {**whole, **plain}
 
 
 def collate(made: Sequence[Array], columns: int | None) -> dict[str, torch.Tensor]:

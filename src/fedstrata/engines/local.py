@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from itertools import cycle
 
-from fedstrata.client.trainer import Worker, finish, handle
+from fedstrata.client.answer import ClientData, ClientRuntime, Connect, Handlers, Work, answer_request
+from fedstrata.client.trainer import drain
 from fedstrata.events import Event, Stepped
-from fedstrata.plan.kinds import Index, Tensors
+from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.messages import Reply, Request
-from fedstrata.server.layers import ServerLayers
-from fedstrata.tasks import Examples
-from fedstrata.wire.codec import dequantize
-from fedstrata.wire.store import Store
 
 
 @dataclass
@@ -22,66 +19,57 @@ class LocalEngine:
     """Plays the clients one after another.
 
     Attributes:
-        worker: the one model.
-        examples: training examples of all clients.
-        shards: client -> its examples; the order is the canonical one.
-        test: test examples, for phase ``evaluate``.
-        tests: client -> whose test examples it is scored on -> those; empty where all of ``test`` serves everyone.
-        folder: where each client's own disk stands.
+        runtimes: models with trainers, which take requests in turn; with interleaved clients the first alone.
+        handlers: the client's half of the exchange.
+        data: client -> what it has; the order is the canonical one.
         shared: part -> (version, tensors) as up-to-date clients hold them. One copy serves all clients: a request
             only ever needs the current version of a part, and what a client lacks of it comes with the request.
+        connect: opens a client's way to the server's layers.
+        interleaved: clients take turns step by step.
         tell: receives an event after every step.
-        layers: what the server holds of the model, where batches pass through it.
     """
 
-    worker: Worker
-    examples: Examples
-    shards: Mapping[str, Index]
-    test: Examples
-    tests: Mapping[str, Mapping[str, Index]]
-    folder: Path
+    runtimes: Sequence[ClientRuntime]
+    handlers: Handlers
+    data: Mapping[str, ClientData]
     shared: dict[str, tuple[int, Tensors]]
+    connect: Connect
+    interleaved: bool
     tell: Callable[[Event], None]
-    layers: ServerLayers | None = None
 
     def clients(self) -> list[str]:
-        """The names of the shards."""
-        return list(self.shards)
+        """The clients' names."""
+        return list(self.data)
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[Reply]:
-        """Answer each request before the next one is made; where all visit one set of layers, step by step."""
-        if self.layers is None or self.layers.copies:
-            for request in requests:
-                yield finish(self._answer(request))
+        """Answer each request before the next one is made; interleaved clients step by step."""
+        if not self.interleaved:
+            for runtime, request in zip(cycle(self.runtimes), requests, strict=False):
+                yield drain(self._answer(runtime, request))
             return
-        working = [self._answer(request) for request in requests]
+        working = [self._answer(self.runtimes[0], request) for request in requests]
         while working:
-            for work in list(working):
+            for answer in list(working):
                 try:
-                    next(work)
+                    next(answer)
                 except StopIteration as end:
-                    working.remove(work)
+                    working.remove(answer)
                     yield end.value
 
-    def _answer(self, request: Request) -> Generator[None, None, Reply]:
-        for part, tensors in request.parts.items():
+    def _answer(self, runtime: ClientRuntime, request: Request) -> Generator[None, None, Reply]:
+        for part, message in request.parts.items():
             if self.shared[part][0] != request.versions[part]:
-                self.shared[part] = request.versions[part], dequantize(tensors)
-        link = self.layers.visit(request) if self.layers and request.plan.server else None
-        reply = yield from handle(
-            self.worker,
-            request,
-            self.shared,
-            self.test if request.phase == "evaluate" else self.examples,
-            self.shards[request.client],
-            self.tests.get(request.client),
-            Store(self.folder / request.client),
-            partial(self._told, request),
-            link,
-        )
-        if self.layers and link:
-            self.layers.leave(link)
-        return reply
+                self.shared[part] = request.versions[part], runtime.wire.decode(message)
+        with self.connect(request) as link:
+            work = Work(
+                runtime=runtime,
+                request=request,
+                shared=self.shared,
+                data=self.data[request.client],
+                callback=partial(self._stepped, request),
+                link=link,
+            )
+            return (yield from answer_request(work, self.handlers))
 
-    def _told(self, request: Request, step: int, steps: int, loss: float, seen: int) -> None:
+    def _stepped(self, request: Request, step: int, steps: int, loss: float, seen: int) -> None:
         self.tell(Stepped(request.round, request.client, step, steps, loss, seen))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from fedstrata.client.setup import check_plans, head_of, model_path, outline, resolve_auto
 from fedstrata.cost import papers
 from fedstrata.cost.bytes import payload
 from fedstrata.cost.ledger import SETUP
 from fedstrata.data.partition import number_of_clients
 from fedstrata.data.prepare import Prepared, examples, population, prepare
+from fedstrata.engines.dry import dry_run
 from fedstrata.errors import UserError, did_you_mean
-from fedstrata.forecasts.ledger import CostContext, asked, flops, head_positions, through_cut, transfers
+from fedstrata.exchanges import EXCHANGES
+from fedstrata.exchanges.exchange import DryContext
 from fedstrata.job.file import Overrides, load, pairs_of
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models import checkpoints
@@ -27,9 +30,11 @@ from fedstrata.models.heads import Settings
 from fedstrata.models.memory import step_memory
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.parts import Parts
-from fedstrata.plan.plan import Plan
+from fedstrata.plan.plan import Plan, make_plan
 from fedstrata.plan.streams import Streams
-from fedstrata.runs.setup import check_plans, head_of, model_path, outline, settle
+from fedstrata.runs.train import round_settings
+from fedstrata.wire.codec import make_codec
+from fedstrata.wire.dry import DryWire
 
 EXAMPLES = 1000
 """Examples of each client where neither the job's data nor the caller says how many there are."""
@@ -87,7 +92,7 @@ def forecast(
     """See :func:`fedstrata.forecast`."""
     if units is not None and units not in papers.UNITS:
         raise UserError(f"--units: no paper {units!r}; {did_you_mean(units, papers.UNITS)}")
-    near = Path(source).resolve().parent if isinstance(source, str | Path) else None
+    base_dir = Path(source).resolve().parent if isinstance(source, str | Path) else None
     given = list(pairs_of(overrides))
     variants = [[*given, ("method.name", name)] for name in methods] or [given]
     held: list[DataProfile] = []  # by stage; no method changes it
@@ -95,12 +100,12 @@ def forecast(
     made: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as outlines:
         for pairs in variants:
-            jobs = [settle(job) for job in load(source, pairs)]
+            jobs = [resolve_auto(job) for job in load(source, pairs)]
             start: dict[str, str] = {}
             for job in jobs:
                 place = Path(outlines) / (job.stage or "start")
-                start[job.stage] = _start(job, near, place) if job.model else start[job.start]
-            held = held or [holdings(job, near, start[job.stage], count, tokens) for job in jobs]
+                start[job.stage] = _start(job, base_dir, place) if job.model else start[job.start]
+            held = held or [data_profile(job, base_dir, start[job.stage], count, tokens) for job in jobs]
             stages = [
                 _stage(job, start[job.stage], one, client, known) for job, one in zip(jobs, held, strict=True)
             ]
@@ -114,21 +119,21 @@ def forecast(
     return made
 
 
-def _start(job: Job, near: Path | None, place: Path) -> str:
+def _start(job: Job, base_dir: Path | None, place: Path) -> str:
     """Folder or hub id of a job's model; of a new one its outline, made in ``place`` once for all methods.
 
     Where its tokenizer is to be trained and the job's data cannot be read, the vocabulary is the config's.
     """
     assert job.model is not None
     if job.model.config is None:
-        return model_path(job, near)
+        return model_path(job, base_dir)
     if place.exists():
         return str(place)
     data = None
     if job.data.train not in ("", NO_DATA):
         with suppress(UserError):
-            data = prepare(job, near)
-    return outline(job, data, near, place)
+            data = prepare(job, base_dir)
+    return outline(job, data, base_dir, place)
 
 
 def _in_units(unit: str, job: Job, model: str, stage: Mapping[str, Any], known: Known) -> dict[str, Any]:
@@ -137,7 +142,7 @@ def _in_units(unit: str, job: Job, model: str, stage: Mapping[str, Any], known: 
     sent = [round["sent"] for round in stage["rounds"]]
     count = stage["clients"]["count"]
     figure, what = papers.upload(unit, parts, job.task.kind, sent or [()], count, job.wire.dtype)
-    if job.method.exchange == "hidden_states" and unit == "fedfreezebert":
+    if unit == "fedfreezebert" and stage["collects"]:
         taken = max(1, len(parts.head_layers))
         figure, true = (
             papers.features(
@@ -152,21 +157,23 @@ def _in_units(unit: str, job: Job, model: str, stage: Mapping[str, Any], known: 
     trained = stage["rounds"][0]["layers"] if stage["rounds"] else []
     if job.task.kind == "mlm" and len(trained) == 1 and unit in papers.COMPUTE:
         embeddings = next(iter(parts.shapes["embeddings"].values()))
-        depth = len(job.method.plan(parts, "mlm", 0, stage["client"], Streams(job.train.seed)).layers)
+        depth = len(make_plan(job.method, parts, "mlm", 0, stage["client"], Streams(job.train.seed)).layers)
         made["compute_of_fedavg"] = papers.compute(
             depth, job.train.max_tokens, parts.hidden, embeddings[0], trained[0], parts.depth
         )
     return made
 
 
-def holdings(job: Job, near: Path | None, model: str, count: int | None, tokens: int | None) -> DataProfile:
+def data_profile(
+    job: Job, base_dir: Path | None, model: str, count: int | None, tokens: int | None
+) -> DataProfile:
     """The lengths of the clients' examples: the job's own if its data is there, else ``count`` of ``tokens``."""
     config = checkpoints.config_of(model)
     longest = min(tokens or job.train.max_tokens, config.max_position_embeddings)
     named = tuple(job.task.labels) if job.task.labels else None
     if count is None and job.data.train not in ("", NO_DATA):
         try:
-            data = prepare(job, near)
+            data = prepare(job, base_dir)
         except UserError as error:
             reason = f"the data cannot be read ({error})"
         else:
@@ -213,76 +220,114 @@ def _tested(job: Job, data: Prepared, model: str) -> dict[str, Index]:
     return made
 
 
-def _stage(job: Job, model: str, held: DataProfile, client: str | None, known: Known) -> dict[str, Any]:
+def _stage(job: Job, model: str, profile: DataProfile, client: str | None, known: Known) -> dict[str, Any]:
     """One stage's costs: of each round of one client, and of all clients together."""
-    labels = held.labels
-    parts = known.parts(model, job.task.kind, labels, head_of(job))
-    shards = population(job.method.population, held.shards)
-    check_plans(job, parts, held.shards)
-    name = client or next(iter(shards))
-    if name not in shards and name not in held.shards:
-        raise UserError(f"--client: no client {name!r}; {did_you_mean(name, shards)}")
-    name = name if name in shards else next(iter(shards))
-    setting = CostContext(
-        task=job.task.kind,
-        parts=parts,
-        streams=Streams(job.train.seed),
-        dtype=job.wire.dtype,
-        fraction=job.clients.fraction,
-        each_round=job.server.evaluate == "rounds",
-        own_tests=job.clients.test is not None,
-        train=job.train,
-    )
-    lengths = {one: held.lengths[index] for one, index in shards.items()}
-    head = head_positions(job.task.kind, job.train.mlm_head == "full", job.task.mask_probability)
-    work, elsewhere = flops(job.method, setting, lengths, head, shards)
-    bytes_ = Counter[tuple[int, str, str]]()
-    split = job.method.exchange == "activations"
-    for entry in transfers(job.method, setting, list(shards), lengths, held.tests() if split else None):
-        round = SETUP if entry.phase == "setup" else max(0, entry.round)  # the start model's scoring goes with 0
-        bytes_[round, entry.client, entry.direction] += entry.bytes
-    memory = _memory(job, known.step(model, job.task.kind, labels, head_of(job)))
+    parts = known.parts(model, job.task.kind, profile.labels, head_of(job))
+    shards = population(job.method.population, profile.shards)
+    check_plans(job, parts, profile.shards)
+    name = _whose(client, shards, profile.shards)
+    context = _dry_context(job, parts, profile, shards)
+    records = dry_run(context, job.task.kind, round_settings(job))
+    memory = _memory(job, known.step(model, job.task.kind, profile.labels, head_of(job)))
+    sums = _bytes(records.lines("ledger"))
+    work = records.lines("rounds")
+    own = {line["round"]: line for line in work if line["client"] == name}
     rounds = []
-    for round, chosen in enumerate(asked(job.method, setting, list(shards))):
-        trains = name in chosen and job.method.exchange != "hidden_states"
-        works = trains or (job.method.exchange == "hidden_states" and round == 0)
-        plan = setting.plan(job.method, round, name) if trains else Plan((), ())
+    for round in range(job.method.rounds):
+        line = own.get(round, {})
+        plan = Plan((), ())
+        if line.get("trained"):
+            plan = make_plan(job.method, parts, job.task.kind, round, name, context.streams)
         rounds.append(
             {
                 "round": round,
                 "stage": job.stage,
-                "up_bytes": bytes_[round, name, "up"],
-                "down_bytes": bytes_[round, name, "down"],
-                "train_flops": work.get((round, name), 0),
-                "peak_memory_bytes": memory(plan, lengths[name], head) if works else 0,
-                "layers": [int(part.removeprefix("layer.")) for part in plan.train if part.startswith("layer.")],
+                "up_bytes": sums[round, name, "up"],
+                "down_bytes": sums[round, name, "down"],
+                "train_flops": line.get("flops", 0),
+                "peak_memory_bytes": memory(plan, context.lengths[name], context.predicted) if line else 0,
+                "layers": list(parts.depths(plan.train)),
                 "trained": list(plan.train),
                 "sent": list(plan.send),
             }
         )
-    everyone = {
-        "count": len(shards),
-        "setup_bytes": sum(n for (round, _, _), n in bytes_.items() if round < 0),
-        "up_bytes": sum(n for (round, _, way), n in bytes_.items() if round >= 0 and way == "up"),
-        "down_bytes": sum(n for (round, _, way), n in bytes_.items() if round >= 0 and way == "down"),
-        "train_flops": sum(work.values()) + elsewhere,
-        "server_flops": elsewhere,
-    }
-    setup = {"down_bytes": bytes_[SETUP, name, "down"]}
-    crossing = {}
-    if split:
-        crossing = {f"{what}_bytes": n for what, n in through_cut(setting, lengths[name]).items()}
-        crossing["fedavg_round_bytes"] = 2 * payload(parts, parts.names, job.wire.dtype)
     return {
-        "split": crossing,
+        "split": EXCHANGES[job.method.exchange].forecast(context, context.lengths[name]),
         "client": name,
-        "labels": labels,
-        "setup": setup,
+        "labels": profile.labels,
+        "setup": {"down_bytes": sums[SETUP, name, "down"]},
         "rounds": rounds,
-        "clients": everyone,
-        "holdings": held.told,
+        "clients": _everyone(len(shards), sums, work),
+        "holdings": profile.told,
         "examples": sum(map(len, shards.values())),
+        "collects": any(line["phase"] == "hidden_states" for line in records.lines("ledger")),
+        "parts": [{"name": part.name, "kind": part.kind, "depth": part.depth} for part in parts.each],
     }
+
+
+def _whose(client: str | None, shards: Mapping[str, Index], named: Mapping[str, Index]) -> str:
+    """The client whose costs are told.
+
+    Raises:
+        UserError: there is no such client.
+    """
+    first = next(iter(shards))
+    if client is not None and client not in shards and client not in named:
+        raise UserError(f"--client: no client {client!r}; {did_you_mean(client, shards)}")
+    return client if client is not None and client in shards else first
+
+
+def _dry_context(job: Job, parts: Parts, profile: DataProfile, shards: Mapping[str, Index]) -> DryContext:
+    return DryContext(
+        method=job.method,
+        parts=parts,
+        streams=Streams(job.train.seed),
+        train=job.train,
+        wire=DryWire(make_codec(job.wire.dtype)),
+        dtype=job.wire.dtype,
+        lengths={name: profile.lengths[index] for name, index in shards.items()},
+        tests=profile.tests,
+        predicted=head_positions(job.task.kind, job.train.mlm_head == "full", job.task.mask_probability),
+    )
+
+
+def _bytes(ledger: Iterable[Mapping[str, Any]]) -> Counter[tuple[int, str, str]]:
+    """(round, client, direction) -> bytes; the score before training goes with the first round."""
+    sums = Counter[tuple[int, str, str]]()
+    for line in ledger:
+        round = SETUP if line["phase"] == "setup" else max(0, line["round"])
+        sums[round, line["client"], line["direction"]] += line["bytes"]
+    return sums
+
+
+def _everyone(
+    count: int, sums: Mapping[tuple[int, str, str], int], work: Sequence[Mapping[str, Any]]
+) -> dict[str, int]:
+    """All clients' costs together."""
+    at_server = sum(line.get("server_flops", 0) for line in work)
+    return {
+        "count": count,
+        "setup_bytes": sum(n for (round, _, _), n in sums.items() if round < 0),
+        "up_bytes": sum(n for (round, _, way), n in sums.items() if round >= 0 and way == "up"),
+        "down_bytes": sum(n for (round, _, way), n in sums.items() if round >= 0 and way == "down"),
+        "train_flops": sum(line.get("flops", 0) for line in work) + at_server,
+        "server_flops": at_server,
+    }
+
+
+SPECIAL = 2
+"""Special tokens of an example, which are never masked."""
+
+
+def head_positions(task: str, full_head: bool, probability: float) -> Callable[[Index, int], int]:
+    """How many positions of a batch go through the head: for masked ones, as many as are expected."""
+    if task == "clm":
+        return lambda lengths, width: int((lengths - 1).sum())
+    if task in ("classify", "pair", "regress"):
+        return lambda lengths, width: len(lengths)
+    if task == "tag" or full_head:
+        return lambda lengths, width: len(lengths) * width
+    return lambda lengths, width: max(1, round(probability * float(np.maximum(lengths - SPECIAL, 0).sum())))
 
 
 def _memory(job: Job, step: Step) -> Callable[[Plan, Index, Predicted], int]:

@@ -16,7 +16,14 @@ from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.schedule import ScheduleSpan
-from fedstrata.wire.activations import gradients_in, of_gradients, of_states, pack, states_in, unpack
+from fedstrata.wire.activations import (
+    decode_gradients,
+    decode_states,
+    encode_gradients,
+    encode_states,
+    pack,
+    unpack,
+)
 
 KINDS = ("bert", "roberta", "distilbert", "electra", "gpt2")
 """Architectures whose layers take a hidden state and a mask, and nothing else that the embeddings know."""
@@ -54,9 +61,9 @@ class CutLayer(nn.Module):
 
     def forward(self, hidden: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         """Send ``[B, S, H]``, return what comes back; backward passes stop here, see :meth:`fetch`."""
-        sent = {**of_states(hidden.detach(), self.lengths, self.dtype), "lengths": self.lengths.int().cpu()}
+        sent = {**encode_states(hidden.detach(), self.lengths, self.dtype), "lengths": self.lengths.int().cpu()}
         reply = self.link.forward(sent)
-        states = states_in(reply, len(sent["activations"]), hidden.shape[-1], self.dtype).to(hidden.device)
+        states = decode_states(reply, len(sent["activations"]), hidden.shape[-1], self.dtype).to(hidden.device)
         received = unpack(states, self.lengths, hidden.shape[1])
         self.sent, self.received = hidden, received.requires_grad_(torch.is_grad_enabled())
         return self.received
@@ -65,8 +72,8 @@ class CutLayer(nn.Module):
         """The states sent, and the loss's gradient by them, which comes back for that by the states received."""
         assert self.received.grad is not None
         rows = len(pack(self.received, self.lengths))
-        reply = self.link.backward(of_gradients(self.received.grad, self.lengths, self.dtype))
-        gradients = gradients_in(reply, rows, self.sent.shape[-1], self.dtype).to(self.sent.device)
+        reply = self.link.backward(encode_gradients(self.received.grad, self.lengths, self.dtype))
+        gradients = decode_gradients(reply, rows, self.sent.shape[-1], self.dtype).to(self.sent.device)
         return self.sent, unpack(gradients, self.lengths, self.sent.shape[1]).to(self.sent.dtype)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fedstrata.plan.kinds import Tensors, Weights
+from fedstrata.plan.kinds import Phase, Tensors, Weights
 from fedstrata.plan.plan import Plan
 
 
@@ -51,7 +51,7 @@ class Request:
     round: int
     client: str
     plan: Plan
-    phase: str
+    phase: Phase
     versions: dict[str, int]
     parts: Weights
     first: bool = False

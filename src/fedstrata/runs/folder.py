@@ -16,7 +16,7 @@ from fedstrata.runs.result import write_result
 from fedstrata.wire.store import write_bytes
 
 
-def claim(folder: Path, resume: bool) -> None:
+def check_output_dir(folder: Path, resume: bool) -> None:
     """Check that the output folder can be this run's; nothing is written yet.
 
     Raises:

@@ -92,7 +92,7 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
     _write(folder, result)
 
 
-def together(stages: Sequence[Result], folder: Path) -> Result:
+def combine_stages(stages: Sequence[Result], folder: Path) -> Result:
     """The result of a job of several stages: the last one's score and model, the sums of all costs."""
     last = json.loads((stages[-1].folder / "result.json").read_text(encoding="utf-8"))
     kinds = ("up", "down", "setup")

@@ -1,32 +1,67 @@
-"""The round loop. Every method, on every engine, is this."""
+"""The round loop. Every method, on every engine, is this; a forecast is this too, over an engine without tensors.
+
+for every round:
+    the exchange trains: clients reply, their replies are aggregated, the server's optimizer steps
+    the model is scored, at the server or by every client on its own rows
+    after the last one the exchange hands out what is left to hand out
+    the round is committed
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
-from fedstrata.cost.flops import server_flops
-from fedstrata.cost.ledger import SETUP, Entry, size, totals
+from fedstrata.cost.ledger import SETUP, Entry, totals
 from fedstrata.errors import UserError
-from fedstrata.events import Event, Missed, Replied, Scored, Stepped
-from fedstrata.models.parts import part_tensors
-from fedstrata.plan.kinds import Weights
+from fedstrata.events import Event, Missed, Replied, Scored
+from fedstrata.models.cut import SplitLink
+from fedstrata.plan.kinds import Phase, Weights
 from fedstrata.plan.messages import Engine, NoReply, Reply, Request
-from fedstrata.plan.plan import Method, Plan
+from fedstrata.plan.plan import Method, Plan, make_plan
 from fedstrata.plan.schedule import sample_clients
 from fedstrata.plan.streams import SERVER, Streams
-from fedstrata.server import state
-from fedstrata.server.layers import ServerLayers
-from fedstrata.server.server import Server, shared
-from fedstrata.server.trainer import NAME, ServerTrainer
-from fedstrata.wire.codec import WireError
+from fedstrata.server.records import Records
+from fedstrata.server.reply_records import check_loss, collected_record, reply_record
+from fedstrata.server.server import Server, shared_parts
+from fedstrata.wire.codec import WireError, payload_bytes
 
 Score = dict[str, float]
+
+
+class Half(Protocol):
+    """The server's half of an exchange; see :mod:`fedstrata.exchanges`.
+
+    Attributes:
+        interleaved: clients of one group take turns step by step.
+    """
+
+    interleaved: bool
+
+    def connect(self, request: Request) -> AbstractContextManager[SplitLink | None]:
+        """The client's way to the server's layers for a request."""
+
+    def train(self, loop: Rounds, round: int) -> list[str]:
+        """One round of training; the parts that changed."""
+
+    def begin_group(self, round: int) -> None:
+        """Clients that start from the same model are about to be asked."""
+
+    def end_group(self, round: int) -> Weights:
+        """They have replied; parts of the server's own that have changed."""
+
+    def collect(
+        self, round: int, client: str, phase: Phase, plan: Plan
+    ) -> tuple[Weights, Iterable[tuple[str, str, int]]]:
+        """A client's copies of the server's layers, and (direction, what, bytes) that passed to and from them."""
+
+    def finish(self, loop: Rounds, round: int) -> None:
+        """After the last round."""
 
 
 @dataclass
@@ -37,269 +72,231 @@ class Rounds:
         method: makes the plans.
         task: the task's kind.
         server: its weights move.
-        engine: carries the exchanges.
+        engine: brings requests to clients.
+        half: the server's half of the method's exchange.
         streams: all randomness.
-        fraction: share of the clients asked per round.
-        quorum: share of those asked who must answer.
-        each_round: score after every round, or only after the last.
-        own_tests: clients test on rows of their own, so every model is scored there.
+        settings: how many clients, how often scored.
         score: scores the server's model.
-        folder: the run's output folder.
+        records: where every reply and every byte is written down.
+        commit: makes a round the state of the run: the parts that changed, rounds done.
         tell: receives events.
-        central: where the server trains, on features of the clients; None where the clients do.
-        layers: what the server holds of the model, where the clients' batches pass through it.
     """
 
     method: Method
     task: str
     server: Server
     engine: Engine
+    half: Half
     streams: Streams
-    fraction: float
-    quorum: float
-    each_round: bool
-    own_tests: bool
+    settings: RoundSettings
     score: Callable[[Server], Score]
-    folder: Path
+    records: Records
+    commit: Callable[[Sequence[str], int], None]
     tell: Callable[[Event], None]
-    central: ServerTrainer | None = None
-    layers: ServerLayers | None = None
 
-    def run(self, done: int, start: str, seconds: float) -> None:
-        """Play all rounds from ``done`` on; after each, the state is on disk.
+    def __post_init__(self) -> None:
+        self.participated = {line["client"] for line in self.records.lines("rounds")}
+        spent = totals(self.records.lines("ledger"))
+        self.bytes = spent["up"] + spent["down"]
+        self.spare = 0
 
-        Args:
-            done: rounds an earlier call has committed.
-            start: fingerprint of the start model.
-            seconds: clock time those rounds took.
+    def run(self, done: int) -> None:
+        """Play all rounds from ``done`` on; after each, the state is committed.
 
         Raises:
-            UserError: a client's answer cannot be used, or too few answer.
+            UserError: a client's reply cannot be used, or too few reply.
         """
-        began = time.monotonic() - seconds
-        self.met = {line["client"] for line in state.records(self.folder / "rounds.jsonl")}
-        self.bytes = _total_bytes(self.folder)
-        if done == 0 and (self.each_round or self.method.rounds == 0):
+        every = self.settings.each_round
+        if done == 0 and (every or self.method.rounds == 0):
             self._evaluate(-1)
         for round in range(done, self.method.rounds):
-            changed = self._train(round) if self.central is None else self._train_here(round, self.central)
+            changed = self.half.train(self, round)
             last = round == self.method.rounds - 1
-            if self.each_round or last:
+            if every or last:
                 self._evaluate(round)
-            if self.central is not None and last:
-                self._hand_out(round)
-            state.commit(self.folder, self.server, changed, round + 1, start, time.monotonic() - began)
+            if last:
+                self.half.finish(self, round)
+            self.commit(changed, round + 1)
 
-    def _train(self, round: int) -> list[str]:
-        """The clients train and send; the mean of what they send is the next model."""
-        clients = sample_clients(self.engine.clients(), self.fraction, round, self.streams)
-        self._ask(clients)
-        together = [[client] for client in clients] if self.method.client_schedule == "sequential" else [clients]
+    def train_clients(self, round: int) -> list[str]:
+        """The sampled clients train and send; the aggregate of what they send moves the model."""
+        clients = sample_clients(self.engine.clients(), self.settings.fraction, round, self.streams)
+        self.expect(clients)
+        groups = [[client] for client in clients] if self.method.client_schedule == "sequential" else [clients]
         changed: dict[str, None] = {}
-        for turn, group in enumerate(together):
-            done = [(round + (turn + i) / len(together)) / self.method.rounds for i in (0, 1)]
-            changed |= dict.fromkeys(self._train_group(round, group, (done[0], done[1])))
+        for turn, group in enumerate(groups):
+            begin, end = ((round + (turn + i) / len(groups)) / self.method.rounds for i in (0, 1))
+            changed |= dict.fromkeys(self._train_group(round, group, (begin, end)))
         return list(changed)
 
     def _train_group(self, round: int, clients: Sequence[str], span: tuple[float, float]) -> list[str]:
         """Clients that start from the same model, and what becomes of it."""
-        plans = {client: self._plan(round, client) for client in clients}
+        plans = {client: self.plan(round, client) for client in clients}
         requests = (
-            replace(self._request(round, client, plan, "train"), span=span) for client, plan in plans.items()
+            replace(self.request(round, client, plan, "train"), span=span) for client, plan in plans.items()
         )
-        if self.layers:
-            self.layers.begin(round)
-        for reply in self._exchange(round, requests, clients):
-            self._take(round, plans[reply.client], reply)
+        self.half.begin_group(round)
+        for reply in self.replies(round, requests, clients):
+            self._accumulate(round, plans[reply.client], reply)
         changed = self.server.merge()
-        for part, new in (self.layers.end(round) if self.layers else {}).items():
+        for part, new in self.half.end_group(round).items():
             self.server.replace(part, new)
             changed.append(part)
         return changed
 
-    def _train_here(self, round: int, central: ServerTrainer) -> list[str]:
-        """The server trains on what the clients sent of their texts before the first round."""
-        if round == 0:
-            self._gather(central)
-        server, plan = self.server, self._plan(round, NAME)
-        worker = central.worker
-        worker.load(
-            {part: (("server", server.versions[part]), server.weights[part]) for part in server.parts.names}
-        )
+    def plan(self, round: int, client: str) -> Plan:
+        """The client's plan for a round."""
+        return make_plan(self.method, self.server.parts, self.task, round, client, self.streams)
 
-        def told(step: int, steps: int, loss: float, seen: int) -> None:
-            self.tell(Stepped(round, NAME, step, steps, loss, seen))
-
-        rounds = self.method.rounds
-        reply = central.train(plan, round, told, (round / rounds, (round + 1) / rounds))
-        self._record(round, plan, reply)
-        self.tell(Replied(round, NAME, reply.loss, reply.examples, reply.seconds, self.bytes))
-        for part in plan.train:
-            new = part_tensors(worker.model, server.parts, [part])
-            server.replace(part, {name: tensor.to("cpu", copy=True) for name, tensor in new.items()})
-        return list(plan.train)
-
-    def _gather(self, central: ServerTrainer) -> None:
-        """Ask every client once for what the encoder makes of its texts; its head is yet to come."""
-        clients = self.engine.clients()
-        self._ask(clients)
-        whole = tuple(range(self.server.parts.depth))
-        plan = Plan(layers=whole, train=(), keep=("head",), freeze_encoder=True)
-        requests = (self._request(0, client, plan, "hidden_states") for client in clients)
-        for reply in self._exchange(0, requests, clients):
-            sent = reply.weights.get("hidden_states", {})
-            self._ledger([Entry(0, reply.client, "hidden_states", "up", "hidden_states", size(sent))])
-            try:
-                central.take(reply.client, sent)
-            except WireError as error:
-                raise UserError(f"client {reply.client}: its features cannot be used: {error}") from None
-            record = {"round": 0, "client": reply.client, "examples": reply.examples, "steps": 0, "tokens": 0}
-            record |= {"loss": None, "flops": reply.flops, "seconds": reply.seconds}
-            state.append(self.folder / "rounds.jsonl", [{**record, "layers": whole, "trained": (), "sent": ()}])
-
-    def _hand_out(self, round: int) -> None:
-        """Every client gets the parts it lacks: what the server has learnt."""
-        whole = Plan(layers=tuple(range(self.server.parts.depth)), train=(), freeze_encoder=True)
-        clients = self.engine.clients()
-        self._ask(clients)
-        requests = (replace(self._request(round, c, whole, "train"), phase="receive") for c in clients)
-        list(self._exchange(round, requests, clients))
-
-    def _plan(self, round: int, client: str) -> Plan:
-        return self.method.plan(self.server.parts, self.task, round, client, self.streams)
-
-    def _request(self, round: int, client: str, plan: Plan, phase: Any) -> Request:
-        server = self.server
-        if client not in server.held and shared(server.parts, plan):
-            parts = [part for part in server.parts.names if part not in plan.server]
-            start = {part: server.parts.elements([part]) * 4 for part in parts}
-            self._ledger(Entry(SETUP, client, "setup", "down", part, n) for part, n in start.items())
+    def request(self, round: int, client: str, plan: Plan, phase: Phase) -> Request:
+        """What a client is asked; what goes down with it is in the ledger."""
+        server, ledger_phase = self.server, "train" if phase == "receive" else phase
+        if client not in server.client_versions and shared_parts(server.parts, plan):
+            parts = [part for part in server.parts.each if part.name not in plan.server]
+            self.ledger(Entry(SETUP, client, "setup", "down", part.name, 4 * part.elements) for part in parts)
         request = server.request(round, client, plan, phase)
-        if phase == "train" and client not in self.met:
-            self.met.add(client)
+        if phase == "train" and client not in self.participated:
+            self.participated.add(client)
             request = replace(request, first=True)
-        down = {part: size(tensors) for part, tensors in request.parts.items()}
-        self._ledger(Entry(round, client, phase, "down", part, n) for part, n in down.items())
+        self.ledger(
+            Entry(round, client, ledger_phase, "down", part, payload_bytes(tensors))
+            for part, tensors in request.parts.items()
+        )
         return request
 
-    def _take(self, round: int, plan: Plan, reply: Reply) -> None:
-        """Record a reply and take it into the mean."""
-        self._record(round, plan, reply)
-        up = {part: size(tensors) for part, tensors in reply.weights.items()}
-        self._ledger(Entry(round, reply.client, "train", "up", part, n) for part, n in up.items())
-        copied = self._crossed(round, reply.client, "train", plan)
+    def _accumulate(self, round: int, plan: Plan, reply: Reply) -> None:
+        """Record a reply and take it into the aggregate."""
+        self.record(round, plan, reply)
+        self.ledger(
+            Entry(round, reply.client, "train", "up", part, payload_bytes(tensors))
+            for part, tensors in reply.weights.items()
+        )
+        copies = self._collect(round, reply.client, "train", plan)
         try:
-            self.server.collect(plan, reply, copied)
-        except WireError as error:
-            raise UserError(f"round {round}, client {reply.client}: its answer cannot be used: {error}") from None
-        self.tell(Replied(round, reply.client, reply.loss, reply.examples, reply.seconds, self.bytes))
-
-    def _ask(self, clients: Sequence[str]) -> None:
-        """From now on these are asked: so many of them may be missing."""
-        self.spare = len(clients) - max(1, math.ceil(self.quorum * len(clients)))
-
-    def _exchange(self, round: int, requests: Iterable[Request], clients: Sequence[str]) -> Iterator[Reply]:
-        try:
-            for answer in in_order(self.engine.exchange(requests), clients):
-                if isinstance(answer, NoReply):
-                    self._miss(round, answer)
-                else:
-                    yield answer
+            self.server.accumulate(plan, reply, copies)
         except WireError as error:
             raise UserError(
-                f"round {round}: a message cannot be used: {error}; if its numbers outgrew the wire, a smaller "
-                "train.learning_rate or wire.dtype = 'bf16' or 'fp32' helps"
+                f"round {round + 1}, client {reply.client}: its reply cannot be used: {error}"
+            ) from None
+        self.replied(round, reply)
+
+    def expect(self, clients: Sequence[str]) -> None:
+        """Set the cohort of the exchanges to come, and how many may drop out before the quorum fails."""
+        self.spare = len(clients) - max(1, math.ceil(self.settings.quorum * len(clients)))
+
+    def replies(self, round: int, requests: Iterable[Request], clients: Sequence[str]) -> Iterator[Reply]:
+        """The replies to requests, in the order of ``clients``; who does not reply is recorded as missing."""
+        try:
+            for reply in in_order(self.engine.exchange(requests), clients):
+                if isinstance(reply, NoReply):
+                    self._miss(round, reply)
+                else:
+                    yield reply
+        except WireError as error:
+            raise UserError(
+                f"round {round + 1}: a message cannot be used: {error}; if its numbers outgrew the wire type, a "
+                "smaller train.learning_rate or wire.dtype = 'bf16' or 'fp32' helps"
             ) from None
 
     def _miss(self, round: int, missing: NoReply) -> None:
         self.server.forget(missing.client)
-        record = {"round": round, "client": missing.client, "reason": missing.reason}
-        state.append(self.folder / "missing.jsonl", [record])
+        line = {"round": round, "client": missing.client, "reason": missing.reason}
+        self.records.append("missing", [line])
         self.tell(Missed(round, missing.client, missing.reason))
         self.spare -= 1
         if self.spare < 0:
             raise UserError(
-                f"round {round}: {missing.client} {missing.reason}; fewer clients answer than engine.quorum = "
-                f"{self.quorum:g} of those asked; --resume asks them again"
+                f"round {round + 1}: {missing.client} {missing.reason}; fewer clients reply than engine.quorum = "
+                f"{self.settings.quorum:g} of those sampled; --resume asks them again"
             )
 
-    def _crossed(self, round: int, client: str, phase: Any, plan: Plan) -> Weights:
+    def _collect(self, round: int, client: str, phase: Any, plan: Plan) -> Weights:
         """Record what passed between a client and the server's layers; its copy of them, where it had one."""
-        if not (self.layers and plan.server):
-            return {}
-        copied, traffic = self.layers.taken(client)
-        self._ledger(Entry(round, client, phase, way, what, n) for (way, what), n in traffic.items())  # type: ignore[arg-type]
-        return copied
+        copies, traffic = self.half.collect(round, client, phase, plan)
+        self.ledger(Entry(round, client, phase, way, what, n) for way, what, n in traffic)  # type: ignore[arg-type]
+        return copies
 
-    def _record(self, round: int, plan: Plan, reply: Reply) -> None:
-        if not math.isfinite(reply.loss):
-            raise UserError(
-                f"round {round}, client {reply.client}: its training diverged (loss {reply.loss}); a smaller "
-                "train.learning_rate helps"
-            )
-        record = {
-            "round": round,
-            "client": reply.client,
-            "examples": reply.examples,
-            "steps": reply.steps,
-            "tokens": reply.work.tokens,
-            "loss": reply.loss,
-            "flops": reply.flops,
-            "server_flops": server_flops(self.server.parts, plan, reply.work),
-            "seconds": reply.seconds,
-            "layers": plan.layers,
-            "trained": plan.train,
-            "sent": plan.send,
-            "server": plan.server,
-        }
-        state.append(self.folder / "rounds.jsonl", [record])
+    def record(self, round: int, plan: Plan, reply: Reply) -> None:
+        """Write down a client's work.
+
+        Raises:
+            UserError: its training diverged.
+        """
+        check_loss(round, reply)
+        self.records.append("rounds", [reply_record(round, self.server.parts, plan, reply)])
+
+    def record_collected(self, round: int, plan: Plan, reply: Reply) -> None:
+        """Write down what a client computed once, without training."""
+        self.records.append("rounds", [collected_record(round, plan, reply)])
+
+    def replied(self, round: int, reply: Reply) -> None:
+        """Tell of a reply."""
+        self.tell(Replied(round, reply.client, reply.loss, reply.examples, reply.seconds, self.bytes))
 
     def _evaluate(self, round: int) -> None:
         """Score the server's model; or, where clients keep parts or test rows, each client's and their mean."""
         started = time.monotonic()
-        plans = {client: self._plan(max(round, 0), client) for client in self.engine.clients()}
-        self._ask(list(plans))
-        record: dict[str, Any] = {"round": round, "client": SERVER}
-        if self.own_tests or (any(plan.keep for plan in plans.values()) and round >= 0):
-            whole = tuple(range(self.server.parts.depth))
-            requests = (
-                self._request(round, client, replace(plan, layers=whole, train=(), send=()), "evaluate")
-                for client, plan in plans.items()
-            )
-            replies = list(self._exchange(round, requests, list(plans)))
-            for reply in replies:
-                self._crossed(round, reply.client, "evaluate", plans[reply.client])
-            own = {name: score for reply in replies for name, score in reply.scores.items()}
-            names = dict.fromkeys(name for score in own.values() for name in score)
-            record["score"] = {n: fmean(score[n] for score in own.values() if n in score) for n in names}
-            record["clients"] = own
+        clients = self.engine.clients()
+        plans = {client: self.plan(max(round, 0), client) for client in clients}
+        self.expect(clients)
+        line: dict[str, Any] = {"round": round, "client": SERVER}
+        if self.settings.own_tests or (any(plan.keep for plan in plans.values()) and round >= 0):
+            line["clients"] = own = self._scores_of_clients(round, plans)
+            metrics = dict.fromkeys(metric for score in own.values() for metric in score)
+            line["score"] = {m: fmean(score[m] for score in own.values() if m in score) for m in metrics}
         else:
-            record["score"] = self.score(self.server)
-        record["seconds"] = time.monotonic() - started
-        state.append(self.folder / "rounds.jsonl", [record])
-        self.tell(Scored(round, record["score"]))
+            line["score"] = self.score(self.server)
+        line["seconds"] = time.monotonic() - started
+        self.records.append("rounds", [line])
+        self.tell(Scored(round, line["score"]))
 
-    def _ledger(self, entries: Iterable[Entry]) -> None:
-        records = [entry.record() for entry in entries]
-        self.bytes += sum(r["bytes"] for r in records if r["phase"] != "setup")
-        state.append(self.folder / "ledger.jsonl", records)
+    def _scores_of_clients(self, round: int, plans: dict[str, Plan]) -> dict[str, Score]:
+        whole = tuple(range(self.server.parts.depth))
+        requests = (
+            self.request(round, client, replace(plan, layers=whole, train=(), send=()), "evaluate")
+            for client, plan in plans.items()
+        )
+        scores: dict[str, Score] = {}
+        replies = list(self.replies(round, requests, list(plans)))
+        for reply in replies:
+            self._collect(round, reply.client, "evaluate", plans[reply.client])
+            scores |= reply.scores
+        return scores
+
+    def ledger(self, entries: Iterable[Entry]) -> None:
+        """Write down what was communicated."""
+        lines = [entry.record() for entry in entries]
+        self.bytes += sum(line["bytes"] for line in lines if line["phase"] != "setup")
+        self.records.append("ledger", lines)
 
 
-def in_order(answers: Iterable[Reply | NoReply], clients: Sequence[str]) -> Iterator[Reply | NoReply]:
-    """Answers in the order of ``clients``, however they arrive: so arrival cannot change a bit of a sum.
+@dataclass(frozen=True)
+class RoundSettings:
+    """How many take part, and how often the model is scored.
 
-    An answer that is early waits; with answers already in order nothing is held back.
+    Attributes:
+        fraction: share of the clients sampled per round.
+        quorum: share of those sampled who must reply.
+        each_round: score after every round, or only after the last.
+        own_tests: clients test on rows of their own, so every model is scored there.
+    """
+
+    fraction: float = 1.0
+    quorum: float = 1.0
+    each_round: bool = True
+    own_tests: bool = False
+
+
+def in_order(replies: Iterable[Reply | NoReply], clients: Sequence[str]) -> Iterator[Reply | NoReply]:
+    """Replies in the order of ``clients``: they are buffered until all earlier clients' have been yielded.
+
+    So the order of arrival cannot change a bit of a sum.
     """
     waiting: dict[str, Reply | NoReply] = {}
     left = iter(clients)
     due = next(left, None)
-    for answer in answers:
-        waiting[answer.client] = answer
+    for reply in replies:
+        waiting[reply.client] = reply
         while due is not None and due in waiting:
             yield waiting.pop(due)
             due = next(left, None)
-
-
-def _total_bytes(folder: Path) -> int:
-    made = totals(state.records(folder / "ledger.jsonl"))
-    return made["up"] + made["down"]

@@ -2,8 +2,8 @@
 
     state/manifest.json              what is current; replacing it is what commits a round
     state/PART@VERSION.safetensors   a merged part (version 0 is the start model and is not stored)
-    state/moments-PART@VERSION…      the server rule's memory of it
-    state/rest-PART@VERSION…         what its messages have left out, added to the next
+    state/moments-PART@VERSION…      the server optimizer's memory of it
+    state/residual-PART@VERSION…         what its messages have left out (error feedback)
     state/layers/NAME/…              what the optimizers of the server's own layers remember
     state/clients/NAME/…             the parts a client keeps (:class:`fedstrata.wire.store.Store`)
     ledger.jsonl, rounds.jsonl, …    the records; cut back to their committed length on resumption
@@ -71,39 +71,39 @@ def commit(folder: Path, server: Server, changed: Iterable[str], done: int, star
             for name in server.parts.shapes[part]
             for kind, tensor in server.moments.get(name, {}).items()
         }
-        for kind, kept in (("moments-", moments), ("rest-", server.rest.get(part))):
-            if kept:
-                write_tensors(_path(state, server, part, kind), kept)
+        for kind, tensors in (("moments-", moments), ("residual-", server.residual.get(part))):
+            if tensors:
+                write_tensors(_path(state, server, part, kind), tensors)
     manifest = {
         "done": done,
         "start": start,
         "seconds": seconds,
         "versions": server.versions,
-        "held": server.held,
+        "client_versions": server.client_versions,
         "records": {name: _size(folder / name) for name in RECORDS},
     }
     write_bytes(state / "manifest.json", json.dumps(manifest, ensure_ascii=False).encode())
     current = {
-        _path(state, server, part, kind) for part in server.parts.names for kind in ("", "moments-", "rest-")
+        _path(state, server, part, kind) for part in server.parts.names for kind in ("", "moments-", "residual-")
     }
     for path in state.glob("*@*.safetensors"):
         if path not in current:
             path.unlink()
 
 
-def prune(folder: Path, keep_feature_cache: bool = False) -> None:
+def prune(folder: Path, keep_cache: bool = False) -> None:
     """Drop what only resuming needs, once the run is finished; the clients' own parts stay.
 
-    What was kept of a frozen encoder goes too, unless ``keep_feature_cache``.
+    Feature caches go too, unless ``keep_cache``.
     """
     for path in (folder / "state").glob("*.*"):
         path.unlink()
     for path in (folder / "state" / "clients").glob("*"):
-        for store in (Store(path).rest, Store(path).optimizer):
+        for store in (Store(path).residual, Store(path).optimizer):
             shutil.rmtree(store.folder, ignore_errors=True)
     for name in ("received", "layers"):
         shutil.rmtree(folder / "state" / name, ignore_errors=True)
-    if not keep_feature_cache:
+    if not keep_cache:
         for path in list((folder / "state").glob("**/features.f32")):
             shutil.rmtree(path.parent)
 
@@ -127,7 +127,7 @@ def restore(folder: Path, server: Server, start: str) -> tuple[int, float]:
         raise UserError(
             f"{folder}: cannot be resumed, its run began from other weights than the job's model has now"
         )
-    server.versions, server.held = manifest["versions"], manifest["held"]
+    server.versions, server.client_versions = manifest["versions"], manifest["client_versions"]
     for part, version in server.versions.items():
         if version:
             server.weights[part] = read_tensors(_path(state, server, part))
@@ -135,8 +135,8 @@ def restore(folder: Path, server: Server, start: str) -> tuple[int, float]:
             for key, tensor in read_tensors(moments).items() if moments.exists() else ():
                 kind, name = key.split("|", 1)
                 server.moments.setdefault(name, {})[kind] = tensor
-            if (rest := _path(state, server, part, "rest-")).exists():
-                server.rest[part] = read_tensors(rest)
+            if (residual := _path(state, server, part, "residual-")).exists():
+                server.residual[part] = read_tensors(residual)
     for name, size in manifest["records"].items():
         if (folder / name).exists():
             os.truncate(folder / name, size)

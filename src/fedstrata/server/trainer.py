@@ -1,83 +1,63 @@
-"""The server as the one that trains: on what clients sent of their texts, in place of the texts."""
+"""The server as the one that trains: on hidden states that clients sent of their texts, in place of the texts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from fedstrata.client.feature_cache import CollectedFeatures
-from fedstrata.client.trainer import StepCallback, Worker, finish
+from fedstrata.client.model_pass import CachedPass
+from fedstrata.client.trainer import StepCallback, Trainer, drain
 from fedstrata.plan.kinds import Tensors
-from fedstrata.plan.messages import Reply
+from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.plan import Plan
-from fedstrata.wire.codec import WireError, check, dequantize
 from fedstrata.wire.store import Store, write_tensors
 
 NAME = "all"
-"""Under which the server's training is recorded."""
+"""Client name used in records for server-side training."""
 
 
 @dataclass
 class ServerTrainer:
-    """Features of all clients, and a model to train on them.
+    """Trains on the hidden states of all clients.
 
     Attributes:
-        worker: the model.
+        trainer: trains the model.
         clients: the clients' names, in their order.
-        classes: number of classes; None where the labels are numbers.
-        dtype: the wire type.
-        folder: where the features stand.
+        folder: where the hidden states are, and the optimizer's memory.
     """
 
-    worker: Worker
+    trainer: Trainer
     clients: Sequence[str]
-    classes: int | None
-    dtype: str
     folder: Path
+    collected: CollectedFeatures | None = field(default=None, init=False)
 
-    def __post_init__(self) -> None:
-        self.received: CollectedFeatures | None = None
+    def take(self, client: str, tensors: Tensors) -> None:
+        """Keep what a client sent: its checked ``features``, fp32, with ``tokens`` and ``labels``."""
+        write_tensors(self._path(client), tensors)
 
-    def take(self, client: str, message: Tensors) -> None:
-        """Check what a client sent and keep it.
-
-        Raises:
-            WireError: it is not what :func:`fedstrata.client.feature_cache.message` makes for this model and task.
-        """
-        tokens, labels = message.get("tokens"), message.get("labels")
-        if tokens is None or labels is None or tokens.ndim != 1 or labels.shape != tokens.shape:
-            raise WireError("tokens and labels: must be one number for each text")
-        if tokens.dtype != torch.int32 or len(tokens) == 0 or int(tokens.min()) < 1:
-            raise WireError("tokens: must be whole numbers above 0 (int32)")
-        model = self.worker.model
-        shape = (int(tokens.sum()), model.branches, model.config.hidden_size)
-        rest = {name: tensor for name, tensor in message.items() if name not in ("tokens", "labels")}
-        check(rest, {"features": shape}, self.dtype)
-        if self.classes is None and (labels.dtype != torch.float32 or not torch.isfinite(labels).all()):
-            raise WireError("labels: must be finite numbers (fp32)")
-        if self.classes is not None and (
-            labels.dtype != torch.int32 or int(labels.min()) < 0 or int(labels.max()) >= self.classes
-        ):
-            raise WireError(f"labels: must be classes from 0 to {self.classes - 1} (int32)")
-        write_tensors(self._path(client), {**dequantize(rest), "tokens": tokens, "labels": labels})
-
-    def train(self, plan: Plan, round: int, told: StepCallback, span: tuple[float, float]) -> Reply:
+    def train(self, plan: Plan, round: int, callback: StepCallback, span: tuple[float, float]) -> Reply:
         """One round of training on everything that has come, from the weights that the model was loaded with.
 
         ``span`` are the shares of the run's training that are done before and after.
         """
-        if self.received is None:
+        if self.collected is None:
             paths = [self._path(client) for client in self.clients]
-            self.received = CollectedFeatures([path for path in paths if path.exists()], self.worker.train)
-        examples = self.received.examples()
-        worker, index, store = self.worker, self.received.index, Store(self.folder / "optimizer")
-        memory = store.load(round) if worker.train.optimizer_state == "persist" else {}
-        reply, memory = finish(
-            worker.training(plan, round, NAME, examples, index, told, kept=self.received, span=span, memory=memory)
+            self.collected = CollectedFeatures([path for path in paths if path.exists()], self.trainer.train)
+        store = Store(self.folder / "optimizer")
+        persist = self.trainer.train.optimizer_state == "persist"
+        request = Request(round, NAME, plan, "train", {}, {}, span=span)
+        model_pass = CachedPass(self.trainer.working, plan, self.collected)
+        steps = self.trainer.run(
+            request,
+            self.collected.examples(),
+            self.collected.index,
+            model_pass,
+            store.load(round) if persist else {},
+            callback,
         )
+        reply, memory = drain(steps)
         if memory:
             store.save(round, memory)
         return reply

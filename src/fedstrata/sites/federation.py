@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
+from fedstrata.client.setup import Ready
 from fedstrata.data.partition import in_order
 from fedstrata.data.prepare import Prepared
 from fedstrata.errors import UserError
@@ -26,7 +27,6 @@ from fedstrata.plan.kinds import Weights
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.streams import Streams
-from fedstrata.runs.setup import Ready
 from fedstrata.server import state
 from fedstrata.server.layers import ServerLayers
 from fedstrata.sites.engine import RemoteEngine, Transport

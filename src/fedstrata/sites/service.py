@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from fedstrata.client.setup import Ready, head_of, make_ready, resolve_auto
 from fedstrata.client.trainer import StepCallback
 from fedstrata.cost.bytes import payload
 from fedstrata.data.prepare import prepare_own
@@ -25,7 +26,6 @@ from fedstrata.plan.kinds import Weights
 from fedstrata.plan.messages import Request
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.streams import Streams
-from fedstrata.runs.setup import SENT, Ready, head_of, make_ready, settle
 from fedstrata.server.state import fingerprint
 from fedstrata.sites.messages import (
     Envelope,
@@ -164,7 +164,7 @@ class SiteService:
             "train": train,
             **{table: sent[table] for table in ("method", "head", "wire") if table in sent},
         }
-        return settle(load(job)[0])
+        return resolve_auto(load(job)[0])
 
     def _permit(self, job: Job) -> None:
         allow = self.settings.allow

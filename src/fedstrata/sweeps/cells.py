@@ -36,10 +36,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
+from fedstrata.client.setup import resolve_auto
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job.file import Overrides, load, pairs_of, sentence, sweep_table
 from fedstrata.job.tables import Job, Positive, Table
-from fedstrata.runs.setup import settle
 
 
 class Sweep(Table):
@@ -194,7 +194,7 @@ def _cell(
 
 def _jobs(source: str | Path | Mapping[str, Any], row: str, pairs: Sequence[tuple[str, Any]]) -> list[Job]:
     try:
-        return [settle(job) for job in load(source, pairs)]
+        return [resolve_auto(job) for job in load(source, pairs)]
     except UserError as error:
         raise UserError(f"row {row!r}: {error}") from None
 

@@ -22,7 +22,7 @@ from fedstrata.errors import UserError
 from fedstrata.events import CellEnded, CellStarted, CellTold
 from fedstrata.job.file import Overrides
 from fedstrata.reports.sweep import Entry, write_tables
-from fedstrata.runs.folder import claim
+from fedstrata.runs.folder import check_output_dir
 from fedstrata.runs.result import link, read_status
 from fedstrata.sweeps.cells import Cell, Sweep, cells
 
@@ -40,7 +40,7 @@ def run_sweep(
 ) -> list[Entry]:
     """See :func:`fedstrata.sweep`."""
     sweep, folder, made = cells(source, overrides)
-    claim(folder, resume)
+    check_output_dir(folder, resume)
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder) as lock:
         run = _Run(sweep, made, source, progress or (lambda event: None), folder / "log.txt", lock)

@@ -15,12 +15,12 @@ from fedstrata.plan.kinds import Tensors
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file atomically: whole and on the disk before it has its name."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    made = path.with_name(f".{path.name}.part")
-    with made.open("wb") as file:
+    part = path.with_name(f".{path.name}.part")
+    with part.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(made, path)
+    os.replace(part, path)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -36,7 +36,7 @@ def read_tensors(path: Path) -> Tensors:
 
 
 class Store:
-    """One client's own disk: the parts it keeps, by round.
+    """One client's own disk: its personal parts, by round.
 
     The newest round before the one now running is never touched, so a round that is broken off and run again
     starts from the same tensors.
@@ -46,22 +46,22 @@ class Store:
         self.folder = folder
 
     @property
-    def rest(self) -> Store:
-        """What the client's messages have left out so far, part of what travels next."""
-        return Store(self.folder / "rest")
+    def residual(self) -> Store:
+        """What the client's messages have left out so far (error feedback), added to the next."""
+        return Store(self.folder / "residual")
 
     @property
     def optimizer(self) -> Store:
-        """What the client's optimizer remembers, where it goes on from round to round."""
+        """The state of the client's optimizer, where it persists from round to round."""
         return Store(self.folder / "optimizer")
 
     def load(self, before: int) -> Tensors:
-        """What was kept in the last round before ``before``; empty if nothing was."""
+        """What was saved in the last round before ``before``; empty if nothing was."""
         rounds = [round for round in self._rounds() if round < before]
         return read_tensors(self._path(max(rounds))) if rounds else {}
 
     def save(self, round: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Keep tensors from ``round`` on; of the rounds before it only the last is still held."""
+        """Save the tensors of ``round``; of the rounds before it only the last is kept."""
         write_tensors(self._path(round), tensors)
         for old in sorted(r for r in self._rounds() if r < round)[:-1]:
             self._path(old).unlink()

@@ -9,17 +9,20 @@ from pathlib import Path
 
 import torch
 
-from fedstrata.client.trainer import Worker
-from fedstrata.cost.bytes import payload
+from fedstrata.client.answer import ClientRuntime
+from fedstrata.client.scorer import FeatureCaches, Scorer
+from fedstrata.client.trainer import Trainer
+from fedstrata.client.working_model import WorkingModel
 from fedstrata.data import demo
 from fedstrata.data.prepare import Prepared, examples, population, tested, training_texts
 from fedstrata.errors import UserError, did_you_mean
-from fedstrata.job.tables import Job, method_name
+from fedstrata.job.tables import Job
 from fedstrata.models import checkpoints, scratch
 from fedstrata.models.cut import check_cut
 from fedstrata.models.heads import Settings
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import SERVER, Streams
 from fedstrata.tasks import Examples, Task
 from fedstrata.tasks.classify import Classify, positive_classes
@@ -27,14 +30,7 @@ from fedstrata.tasks.clm import CausalLM
 from fedstrata.tasks.mlm import masked_lm
 from fedstrata.tasks.regress import Regress
 from fedstrata.tasks.tag import Tag
-from fedstrata.wire.codec import DTYPES
-
-SENT = {
-    "weights": "trained parts of the model",
-    "hidden_states": "the encoder's hidden states of every text, from which texts can be read, and labels",
-    "activations": "the hidden states of every batch, from which texts can be reconstructed, and their gradients",
-}
-"""Exchange -> what that is, for whoever has to permit it."""
+from fedstrata.wire.codec import Wire, make_codec
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,7 @@ class Ready:
     """A stage that can start.
 
     Attributes:
-        worker: the model in the hands of the clients.
+        runtime: the model with its trainer and scorer.
         loaded: the model with its tokenizer, parts and what was new in it.
         train: all training examples.
         test: the test examples.
@@ -50,7 +46,7 @@ class Ready:
         tests: client -> whose test examples it is scored on -> those; empty where all of ``test`` serves everyone.
     """
 
-    worker: Worker
+    runtime: ClientRuntime
     loaded: checkpoints.Loaded
     train: Examples
     test: Examples
@@ -79,16 +75,31 @@ def make_ready(job: Job, data: Prepared, start: str, away: Sequence[str] = ()) -
     train = examples(job, data.train, data.labels, loaded.tokenizer, data.shards.values())
     test = examples(job, data.test, data.labels, loaded.tokenizer, own)
     shards = population(job.method.population, data.shards)
+    tests = tested(job.method.population, data.tests) if data.tests else {}
     return Ready(
-        worker=Worker(loaded.model, loaded.parts, _task(job, data, loaded), job.train, streams, job.wire.dtype),
+        runtime=make_runtime(job, data, loaded, streams),
         loaded=loaded,
         train=train,
         test=test,
         shards={client: train.tokens.of_rows(rows) for client, rows in shards.items()},
         tests={
             client: {name: test.tokens.of_rows(rows) for name, rows in each.items()}
-            for client, each in (tested(job.method.population, data.tests) if data.tests else {}).items()
+            for client, each in tests.items()
         },
+    )
+
+
+def make_runtime(job: Job, data: Prepared, loaded: checkpoints.Loaded, streams: Streams) -> ClientRuntime:
+    """The roles over a loaded model."""
+    train, task = job.train, _task(job, data, loaded)
+    working = WorkingModel(loaded.model, loaded.parts, train.device)
+    return ClientRuntime(
+        working=working,
+        trainer=Trainer(working, task, train, streams),
+        scorer=Scorer(working, task, train, streams),
+        caches=FeatureCaches(working, task, train, lambda done, total: None),
+        wire=Wire(make_codec(job.wire.dtype)),
+        dtype=job.wire.dtype,
     )
 
 
@@ -109,26 +120,13 @@ def check_plans(job: Job, parts: Parts, clients: Collection[str]) -> None:
                 raise UserError(f"[method] {option}: no client {client!r}; {did_you_mean(client, clients)}")
     streams = Streams(job.train.seed)
     for round, client in itertools.product(range(job.method.rounds), clients):
-        plan = job.method.plan(parts, job.task.kind, round, client, streams)
+        plan = make_plan(job.method, parts, job.task.kind, round, client, streams)
         plan.check(parts)
         if plan.server:
             check_cut(parts)
 
 
-def check_permission(job: Job) -> None:
-    """Nothing leaves a client that it does not allow.
-
-    Raises:
-        UserError: the method sends something else.
-    """
-    if job.method.exchange not in job.client.may_send:
-        raise UserError(
-            f"[client] may_send: is {job.client.may_send}, but {method_name(job.method)} as set here sends "
-            f"{SENT[job.method.exchange]}; may_send = {[*job.client.may_send, job.method.exchange]} permits it"
-        )
-
-
-def settle(job: Job) -> Job:
+def resolve_auto(job: Job) -> Job:
     """Every "auto" replaced by what it is on this machine.
 
     Raises:
@@ -139,12 +137,12 @@ def settle(job: Job) -> Job:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("[train] device: 'cuda' is not available here; legal: auto, cpu")
-    precision = settle_precision(job.train.precision, device)
+    precision = resolve_precision(job.train.precision, device)
     train = job.train.model_copy(update={"device": device, "precision": precision})
     return job.model_copy(update={"train": train})
 
 
-def model_path(job: Job, near: Path | None) -> str:
+def model_path(job: Job, base_dir: Path | None) -> str:
     """The job's model: a folder (looked up here, then beside the job file), the demo's, or a hub id as it is.
 
     Raises:
@@ -155,16 +153,16 @@ def model_path(job: Job, near: Path | None) -> str:
     name = job.model.name
     if name.startswith("demo:"):
         return str(demo.resolve_model(name))
-    return _found(name, "name", near)
+    return _found(name, "name", base_dir)
 
 
-def outline(job: Job, data: Prepared | None, near: Path | None, folder: Path) -> str:
+def outline(job: Job, data: Prepared | None, base_dir: Path | None, folder: Path) -> str:
     """The config and tokenizer of a job's new model, written into a folder.
 
     Args:
         job: a job with ``[model.config]``.
         data: its rows, on which a tokenizer may have to be trained; None leaves that one out.
-        near: folder in which relative paths are looked up after the working directory.
+        base_dir: folder in which relative paths are looked up after the working directory.
         folder: where to write.
 
     Raises:
@@ -172,15 +170,15 @@ def outline(job: Job, data: Prepared | None, near: Path | None, folder: Path) ->
     """
     assert job.model is not None
     assert job.model.config is not None
-    tokenizer = job.model.tokenizer and _found(job.model.tokenizer, "tokenizer", near)
+    tokenizer = job.model.tokenizer and _found(job.model.tokenizer, "tokenizer", base_dir)
     texts = None if data is None else training_texts(job, data)
     labels = None if data is None else data.labels
     scratch.outline(job.model.config, tokenizer, texts, folder, job.task.kind, labels, head_of(job))
     return str(folder)
 
 
-def _found(name: str, key: str, near: Path | None) -> str:
-    folders = [Path(name).expanduser(), *([near / name] if near else [])]
+def _found(name: str, key: str, base_dir: Path | None) -> str:
+    folders = [Path(name).expanduser(), *([base_dir / name] if base_dir else [])]
     for folder in folders:
         if folder.is_dir():
             return str(folder)
@@ -189,33 +187,7 @@ def _found(name: str, key: str, near: Path | None) -> str:
     return name
 
 
-def notes(job: Job, loaded: checkpoints.Loaded, data: Prepared, tokens: int) -> tuple[str, ...]:
-    """What the user should know before the first round, a sentence each; ``tokens`` of all training examples."""
-    made = []
-    if data.left_out:
-        made.append(f"{data.left_out} rows without text or label were left out")
-    if job.model is not None and job.model.config is not None and job.model.tokenizer is None:
-        made.append("the tokenizer was trained on all clients' training rows")
-    if loaded.fresh:
-        made.append(f"new, not in the checkpoint: {', '.join(loaded.fresh)}")
-    if job.method.exchange != "weights":
-        made.append(f"each client sends the server {SENT[job.method.exchange]}")
-    if job.method.exchange == "activations" and tokens:
-        epoch = 4 * tokens * loaded.parts.hidden * DTYPES[job.wire.dtype].itemsize
-        whole = 2 * len(data.shards) * payload(loaded.parts, loaded.parts.names, job.wire.dtype)
-        made.append(
-            f"an epoch moves {epoch / 1e6:.4g} MB through the cut, {epoch / whole:.3g} times the "
-            f"{whole / 1e6:.4g} MB of a round of FedAvg"
-        )
-    streams = Streams(job.train.seed)
-    rounds = range(job.method.rounds)
-    plans = [job.method.plan(loaded.parts, job.task.kind, round, SERVER, streams) for round in rounds]
-    if never := set(loaded.fresh) - {part for plan in plans for part in plan.train}:
-        made.append(f"{', '.join(sorted(never))}: newly initialized, and this method never trains it")
-    return tuple(made)
-
-
-def settle_precision(precision: str, device: str) -> str:
+def resolve_precision(precision: str, device: str) -> str:
     """For ``auto``: ``bf16`` where the processor multiplies bf16 matrices itself, else ``fp32``."""
     if precision != "auto":
         return precision

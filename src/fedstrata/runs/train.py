@@ -1,0 +1,216 @@
+"""The training of one stage: server, exchange, engine and clients put together, and the loop run over them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedstrata.client.answer import ClientData, ClientRuntime
+from fedstrata.client.model_pass import plain_pass
+from fedstrata.client.setup import Ready
+from fedstrata.data.prepare import Prepared, population
+from fedstrata.engines.local import LocalEngine
+from fedstrata.events import Encoded, Event, StageStarted
+from fedstrata.exchanges import EXCHANGES
+from fedstrata.exchanges.exchange import ServerContext
+from fedstrata.job.tables import Job, method_name
+from fedstrata.models import checkpoints
+from fedstrata.models.parts import part_tensors
+from fedstrata.plan.kinds import Weights
+from fedstrata.plan.messages import Engine
+from fedstrata.plan.plan import Plan, make_plan
+from fedstrata.runs.notes import notes
+from fedstrata.server import state
+from fedstrata.server.aggregate import make_aggregate
+from fedstrata.server.optimizer import AdaptiveOptimizer
+from fedstrata.server.records import FileRecords
+from fedstrata.server.rounds import Half, Rounds, RoundSettings
+from fedstrata.server.server import Server
+from fedstrata.sites.federation import Federation, names_of, sites
+from fedstrata.wire.store import Store, write_bytes
+
+Tell = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage, ready to train.
+
+    Attributes:
+        job: its job, every "auto" resolved.
+        data: its rows.
+        ready: model and examples.
+        folder: its output folder.
+        tell: receives events.
+        federation: the sites; None where the clients are in this process.
+    """
+
+    job: Job
+    data: Prepared
+    ready: Ready
+    folder: Path
+    tell: Tell
+    federation: Federation | None = None
+
+    @property
+    def clients(self) -> list[str]:
+        """The clients' names, in canonical order."""
+        return list(self.ready.shards) if self.federation is None else names_of(self.job)
+
+
+def train_stage(stage: Stage) -> None:
+    """Train a stage, or go on with it from its last committed round, and save its models."""
+    job, runtime, folder = stage.job, stage.ready.runtime, stage.folder
+    weights = _start_weights(runtime)
+    start = state.fingerprint(weights)
+    runtime.caches.on_encoded = lambda done, total: stage.tell(Encoded(done, total))
+    server = _make_server(job, runtime, weights)
+    done, seconds = state.restore(folder, server, start)
+    began = time.monotonic() - seconds
+    streams = runtime.trainer.streams
+    plan = make_plan(job.method, server.parts, job.task.kind, 0, stage.clients[0], streams)
+    half = _server_half(stage, server, plan)
+    with _engine(stage, weights, server, half) as (engine, sizes):
+        _write_partition(stage, sizes)
+        rounds = Rounds(
+            method=job.method,
+            task=job.task.kind,
+            server=server,
+            engine=engine,
+            half=half,
+            streams=streams,
+            settings=round_settings(job),
+            score=_score(stage, plan),
+            records=FileRecords(folder),
+            commit=lambda changed, finished: state.commit(
+                folder, server, changed, finished, start, time.monotonic() - began
+            ),
+            tell=stage.tell,
+        )
+        tokens = int(stage.ready.train.tokens.lengths.sum())
+        said = notes(job, stage.ready.loaded, stage.data, tokens)
+        stage.tell(StageStarted(job.stage, method_name(job.method), job.method.rounds, done, sizes, said))
+        rounds.run(done)
+    _save_models(stage, server)
+
+
+def round_settings(job: Job) -> RoundSettings:
+    """How many clients take part, and how often the model is scored."""
+    return RoundSettings(
+        fraction=job.clients.fraction,
+        quorum=job.engine.quorum,
+        each_round=job.server.evaluate == "rounds",
+        own_tests=job.clients.test is not None,
+    )
+
+
+def _start_weights(runtime: ClientRuntime) -> Weights:
+    model, parts = runtime.working.model, runtime.working.parts
+    return {
+        part: {name: t.to("cpu", copy=True) for name, t in part_tensors(model, parts, [part]).items()}
+        for part in parts.names
+    }
+
+
+def _make_server(job: Job, runtime: ClientRuntime, weights: Weights) -> Server:
+    table = job.server
+    optimizer = AdaptiveOptimizer(table.optimizer, table.learning_rate, table.momentum, table.beta2, table.tau)
+    return Server(runtime.working.parts, weights, runtime.wire, make_aggregate("mean"), optimizer)
+
+
+def _server_half(stage: Stage, server: Server, plan: Plan) -> Half:
+    labels = stage.data.labels
+    context = ServerContext(
+        method=stage.job.method,
+        server=server,
+        runtime=stage.ready.runtime,
+        clients=tuple(stage.clients),
+        plan=plan,
+        classes=None if labels is None else len(labels),
+        max_positions=checkpoints.longest(stage.ready.loaded.model),
+        folder=stage.folder / "state",
+    )
+    return EXCHANGES[stage.job.method.exchange].server(context)
+
+
+def _score(stage: Stage, plan: Plan) -> Callable[[Server], dict[str, float]]:
+    """Scores the server's model on the common test rows."""
+    runtime, test, folder = stage.ready.runtime, stage.ready.test, stage.folder / "state" / "test"
+    working = runtime.working
+    whole = replace(plan, layers=tuple(range(working.parts.depth)), server=())
+
+    def score(server: Server) -> dict[str, float]:
+        working.load({part: (_tag(server, part), server.weights[part]) for part in working.parts.names})
+        cache = None
+        if plan.freeze_encoder:
+            cache = runtime.caches.open(test, np.arange(len(test)), folder)
+        return runtime.scorer.run(test, None, plain_pass(working, whole, cache))
+
+    return score
+
+
+@contextmanager
+def _engine(stage: Stage, start: Weights, server: Server, half: Half) -> Iterator[tuple[Engine, dict[str, int]]]:
+    """What reaches the clients, and how many examples each has."""
+    if stage.federation is not None:
+        with sites(
+            stage.job, stage.data, stage.ready, start, half, stage.folder, stage.tell, stage.federation
+        ) as reached:
+            yield reached
+        return
+    ready, stores = stage.ready, stage.folder / "state" / "clients"
+    engine = LocalEngine(
+        runtimes=[ready.runtime],
+        handlers=EXCHANGES[stage.job.method.exchange].handlers,
+        data={
+            client: ClientData(ready.train, index, ready.test, ready.tests.get(client, {}), Store(stores / client))
+            for client, index in ready.shards.items()
+        },
+        shared={part: (server.versions[part], server.received(part)) for part in server.parts.names},
+        connect=half.connect,
+        interleaved=half.interleaved,
+        tell=stage.tell,
+    )
+    yield engine, {client: len(index) for client, index in ready.shards.items()}
+
+
+def _tag(server: Server, part: str) -> object:
+    """Cache tag: server weights and client weights are identical only for lossless wire types."""
+    version = server.versions[part]
+    return version if server.wire.codec.name == "fp32" or not version else ("server", version)
+
+
+def _write_partition(stage: Stage, sizes: Mapping[str, int]) -> None:
+    """Who holds how many rows, examples and labels."""
+    ready, data = stage.ready, stage.data
+    clients: dict[str, Any] = {name: {"rows": n, "examples": n, "labels": None} for name, n in sizes.items()}
+    shards = population(stage.job.method.population, data.shards)
+    for client, index in ready.shards.items():
+        rows = shards[client]
+        labels = None if data.by is None else dict(sorted(Counter(data.by[i] for i in rows).items()))
+        clients[client] = {"rows": len(rows), "examples": len(index), "labels": labels}
+    tests = {name: len(index) for own in ready.tests.values() for name, index in own.items()}
+    test = sum(tests.values()) if tests else len(ready.test)
+    partition = {"clients": clients, "test": test, "tests": tests, "left_out": data.left_out}
+    write_bytes(stage.folder / "partition.json", json.dumps(partition, indent=1, ensure_ascii=False).encode())
+
+
+def _save_models(stage: Stage, server: Server) -> None:
+    """The server's model; with one client that keeps parts, that client's. Others' on request."""
+    folder, loaded, clients = stage.folder, stage.ready.loaded, stage.clients
+    rounds = stage.job.method.rounds
+    personal = {client: Store(folder / "state" / "clients" / client).load(rounds) for client in clients}
+    whole = {name: tensor for weights in server.weights.values() for name, tensor in weights.items()}
+    own = {client: {**whole, **parts} for client, parts in personal.items() if parts}
+    for client, weights in own.items() if stage.job.output.client_models else ():
+        checkpoints.save(loaded, weights, folder / "clients" / client / "model")
+    alone = own.get(clients[0], whole) if len(clients) == 1 else whole
+    checkpoints.save(loaded, alone, folder / "model")

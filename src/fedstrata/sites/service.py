@@ -13,11 +13,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from fedstrata.client.answer import ClientData
 from fedstrata.client.setup import Ready, head_of, make_ready, resolve_auto
 from fedstrata.client.trainer import StepCallback
-from fedstrata.cost.bytes import payload
 from fedstrata.data.prepare import prepare_own
 from fedstrata.errors import UserError
+from fedstrata.exchanges import EXCHANGES
 from fedstrata.job.file import load
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models import checkpoints
@@ -25,32 +26,33 @@ from fedstrata.models.cut import SplitLink
 from fedstrata.plan.kinds import Weights
 from fedstrata.plan.messages import Request
 from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import Streams
 from fedstrata.server.state import fingerprint
+from fedstrata.sites.headers import Header
 from fedstrata.sites.messages import (
     Envelope,
     FarewellHeader,
-    Header,
     HelloHeader,
     RefusalHeader,
     StartHeader,
     WelcomeHeader,
-    of_reply,
-    request_in,
-    seal,
-    unseal,
+    decode_message,
+    decode_request,
+    encode_message,
+    encode_reply,
 )
 from fedstrata.sites.settings import SiteSettings
-from fedstrata.sites.site import Site
-from fedstrata.wire.codec import WireError, check
-from fedstrata.wire.store import write_bytes, write_tensors
+from fedstrata.sites.site import Reach, Site
+from fedstrata.wire.codec import WireError, check, wire_spec
+from fedstrata.wire.store import Store, write_bytes, write_tensors
 
 LOG = logging.getLogger("fedstrata.site")
 FILES = re.compile(r"[\w-]+\.(json|txt|model|jinja)")
 """What a model's folder may hold beside its weights: nothing that runs."""
 
-Reach = Callable[[Request, int, str, float], AbstractContextManager[SplitLink]]
-"""Makes the way to the server's layers: for a request, to a port, under a token, with a deadline in seconds."""
+ReachServer = Callable[[Request, int, str, float], AbstractContextManager[SplitLink]]
+"""Opens the way to the server's layers: for a request, to a port, with a token, with a deadline in seconds."""
 
 
 class Refused(Exception):
@@ -80,17 +82,17 @@ class SiteService:
 
     Attributes:
         settings: of the site.
-        told: called after every step.
-        reach: makes the way to the server's layers; None where there is none.
+        callback: called after every step.
+        reach: opens the way to the server's layers; None where there is none.
     """
 
     settings: SiteSettings
-    told: StepCallback = lambda step, steps, loss, seen: None
-    reach: Reach | None = None
-    seats: dict[str, SiteRun] = field(default_factory=dict)
+    callback: StepCallback = lambda step, steps, loss, seen: None
+    reach: ReachServer | None = None
+    runs: dict[str, SiteRun] = field(default_factory=dict)
 
     def answer(self, message: bytes) -> bytes:
-        """The answer to a message; nothing that goes wrong here is told there but in words of this file.
+        """The answer to a message; what goes wrong here is reported there in words of this file alone.
 
         An empty message asks for the site's name.
         """
@@ -98,54 +100,55 @@ class SiteService:
             return self.settings.name.encode()
         run = ""
         try:
-            envelope = unseal(message, "hello", "start", "request", "farewell")
+            envelope = decode_message(message, "hello", "start", "request", "farewell")
             run = envelope.run
             if not re.fullmatch(r"[0-9a-f]{32}", run):
                 raise WireError("run: must be 32 hexadecimal digits")
-            del message  # what it holds is held once
+            del message  # so that its content is in memory once
             return self._answer(envelope)
         except Refused as error:
             LOG.warning("run %s: refused: %s", run, error)
-            return seal(run, RefusalHeader(reason=f"refuses: {error}", final=True))
+            refusal = RefusalHeader(reason=f"refuses: {error}", final=True)
         except WireError as error:
             LOG.warning("run %s: cannot do what it is asked: %s", run, error)
-            return seal(run, RefusalHeader(reason=f"cannot do what it is asked: {error}"[:1000], final=False))
+            refusal = RefusalHeader(reason=f"cannot do what it is asked: {error}"[:1000], final=False)
         except UserError as error:
             LOG.error("run %s: %s", run, error)
-            return seal(run, _failed("its data, model or device cannot be used; its own log says why"))
+            refusal = _failed("its data, model or device cannot be used; its own log says why")
         except Exception as error:
             LOG.exception("run %s", run)
-            return seal(run, _failed(f"{type(error).__name__}; its own log says more"))
+            refusal = _failed(f"{type(error).__name__}; its own log says more")
+        return encode_message(run, refusal)
 
     def _answer(self, envelope: Envelope) -> bytes:
-        run, header, weights = envelope.run, envelope.header, envelope.weights
+        name, header, weights = envelope.run, envelope.header, envelope.weights
         if isinstance(header, HelloHeader):
-            return seal(run, self._greeted(run, header, weights))
-        seat = self._set_parameters(run)
+            return encode_message(name, self._greet(name, header, weights))
+        run = self._run(name)
         if isinstance(header, StartHeader):
-            return seal(run, self._begin(run, seat, weights))
+            return encode_message(name, self._take_start(name, run, weights))
         if isinstance(header, FarewellHeader):
-            return seal(run, self._end(run, seat, header.save))
-        site = self._site(run, seat)
-        request = request_in(envelope)
-        LOG.info("run %s: round %d: %s", run, request.round, request.phase)
-        return of_reply(run, site.answer(request))
+            return encode_message(name, self._end(name, run, header.save))
+        site = self._site(name, run)
+        request = decode_request(envelope)
+        LOG.info("run %s: round %d: %s", name, request.round + 1, request.phase)
+        return encode_reply(name, site.answer(request))
 
-    def _greeted(self, run: str, hello: HelloHeader, files: Weights) -> Header:
+    def _greet(self, name: str, hello: HelloHeader, files: Weights) -> Header:
         if hello.version != (here := version("fedstrata")):
             raise Refused(f"its FedStrata is {here}, the server's {hello.version}")
-        folder = self._folder(run)
+        folder = self._folder(name)
         job = self._job(hello, folder)
         self._permit(job)
-        for name, content in files.get("files", {}).items():
+        for file, content in files.get("files", {}).items():
             text = content.numpy().tobytes()
-            if not FILES.fullmatch(name) or (name.endswith(".json") and "auto_map" in json.loads(text)):
-                raise Refused(f"the model comes with code of its own ({name})")
-            write_bytes(folder / "start" / name, text)
-        write_bytes(folder / "hello", seal(run, hello))
-        self.seats = {run: SiteRun(hello, job)}  # of other runs nothing stays in memory
-        LOG.info("run %s: %s, %s", run, hello.stage or "one stage", method_name(job.method))
-        return self._welcome(run, self.seats[run])
+            if not FILES.fullmatch(file) or (file.endswith(".json") and "auto_map" in json.loads(text)):
+                raise Refused(f"the model comes with code of its own ({file})")
+            write_bytes(folder / "start" / file, text)
+        write_bytes(folder / "hello", encode_message(name, hello))
+        self.runs = {name: SiteRun(hello, job)}  # of other runs nothing stays in memory
+        LOG.info("run %s: %s, %s", name, hello.stage or "one stage", method_name(job.method))
+        return self._welcome(name, self.runs[name])
 
     def _job(self, hello: HelloHeader, folder: Path) -> Job:
         """The server's job over the site's own rows and device; of ``[data]`` the server says one key alone."""
@@ -167,118 +170,134 @@ class SiteService:
         return resolve_auto(load(job)[0])
 
     def _permit(self, job: Job) -> None:
+        """Refuse a job whose method or payload the site does not allow.
+
+        Raises:
+            Refused: it does not.
+        """
         allow = self.settings.allow
-        name, exchange = method_name(job.method), job.method.exchange
+        name, payload_name = method_name(job.method), job.method.exchange
         if allow.methods is not None and name not in allow.methods:
             raise Refused(f"{name} is none of the methods it takes part in ({', '.join(allow.methods)})")
-        if exchange not in allow.payloads:
+        if payload_name not in allow.payloads:
             raise Refused(
-                f"{name} sends {exchange} ({SENT[exchange]}); nothing leaves it but {', '.join(allow.payloads)}"
+                f"{name} sends {payload_name} ({EXCHANGES[payload_name].permission}); nothing leaves it but "
+                f"{', '.join(allow.payloads)}"
             )
         if job.method.population != "each":
-            raise Refused(f"{name} is not for clients apart")
+            raise Refused(f"{name} needs all rows in one place")
 
-    def _welcome(self, run: str, seat: SiteRun) -> WelcomeHeader:
+    def _welcome(self, name: str, run: SiteRun) -> WelcomeHeader:
         """What it has for the run; with the start model it is ready to train."""
-        holds = (self._folder(run) / "start" / "model.safetensors").exists()
+        holds = (self._folder(name) / "start" / "model.safetensors").exists()
         if not holds:
             return WelcomeHeader(examples=0, holds=False)
-        site = self._site(run, seat)
-        return WelcomeHeader(examples=len(site.own), holds=True)
+        site = self._site(name, run)
+        return WelcomeHeader(examples=len(site.data.index), holds=True)
 
-    def _begin(self, run: str, seat: SiteRun, weights: Weights) -> Header:
-        folder = self._folder(run) / "start"
-        parts = checkpoints.parts_of(str(folder), seat.job.task.kind, seat.hello.labels, head_of(seat.job))
-        away = self._away(seat, parts)
-        due = {part: shapes for part, shapes in parts.shapes.items() if part not in away}
-        for part, shapes in due.items():
-            check(weights.get(part, {}), shapes, "fp32")
-        in_order = {part: {name: weights[part][name] for name in shapes} for part, shapes in due.items()}
-        if fingerprint(in_order) != seat.hello.start:
+    def _take_start(self, name: str, run: SiteRun, weights: Weights) -> Header:
+        folder = self._folder(name) / "start"
+        parts = self._parts(run, folder)
+        server = self._server_parts(run, parts)
+        shapes = {part: own for part, own in parts.shapes.items() if part not in server}
+        for part, own in shapes.items():
+            check(weights.get(part, {}), wire_spec(own, "fp32"))
+        in_order = {part: {tensor: weights[part][tensor] for tensor in own} for part, own in shapes.items()}
+        if fingerprint(in_order) != run.hello.start:
             raise WireError("start model: is not the one that was announced")
         write_tensors(folder / "model.safetensors", {n: t for own in weights.values() for n, t in own.items()})
-        return self._welcome(run, seat)
+        return self._welcome(name, run)
 
-    def _site(self, run: str, seat: SiteRun) -> Site:
-        if seat.site is None:
-            folder = self._folder(run)
-            start = str(folder / "start")
-            parts = checkpoints.parts_of(start, seat.job.task.kind, seat.hello.labels, head_of(seat.job))
-            data = prepare_own(seat.job, self.settings.name, self.settings.home)
-            seat.ready = ready = make_ready(seat.job, data, start, self._away(seat, parts))
-            name = self.settings.name
-            tests = ready.tests.get(name, {})
-            seat.site = Site(
-                name=name,
-                method=seat.job.method,
-                kind=seat.job.task.kind,
-                worker=ready.worker,
-                train=ready.train,
-                own=ready.shards[name],
-                test=ready.test,
-                tested=tests[name] if tests else ready.shards[name][:0],
+    def _site(self, name: str, run: SiteRun) -> Site:
+        if run.site is None:
+            folder = self._folder(name)
+            start = folder / "start"
+            data = prepare_own(run.job, self.settings.name, self.settings.home)
+            server = self._server_parts(run, self._parts(run, start))
+            run.ready = make_ready(run.job, data, str(start), server)
+            run.site = Site(
+                name=self.settings.name,
+                method=run.job.method,
+                task=run.job.task.kind,
+                runtime=run.ready.runtime,
+                data=self._data(run.ready, folder),
                 folder=folder,
-                start=folder / "start" / "model.safetensors",
+                start=start / "model.safetensors",
                 limit=self.settings.limits.bytes_per_round,
-                told=self.told,
-                reach=self._reach(seat),
+                callback=self.callback,
+                reach=self._reach(run),
             )
-            self._enough(seat)
-        return seat.site
+            self._check_limits(run.site)
+        return run.site
 
-    def _enough(self, seat: SiteRun) -> None:
-        assert seat.site is not None
-        limits, count = self.settings.limits, len(seat.site.own)
+    def _data(self, ready: Ready, folder: Path) -> ClientData:
+        """The site's examples; it is scored on test rows of its own or not at all."""
+        name = self.settings.name
+        index = ready.shards[name]
+        tests = {name: ready.tests.get(name, {}).get(name, index[:0])}
+        return ClientData(ready.train, index, ready.test, tests, Store(folder))
+
+    def _parts(self, run: SiteRun, start: Path) -> Parts:
+        return checkpoints.parts_of(str(start), run.job.task.kind, run.hello.labels, head_of(run.job))
+
+    def _check_limits(self, site: Site) -> None:
+        """Refuse a run that takes more, or has fewer examples, than the site's settings allow.
+
+        Raises:
+            Refused: it does.
+        """
+        limits, count = self.settings.limits, len(site.data.index)
         if count < limits.min_examples:
             raise Refused(f"it has fewer examples than the {limits.min_examples} it wants to train on")
-        worker, method = seat.site.worker, seat.job.method
-        for round in range(method.rounds):
-            plan = method.plan(worker.parts, seat.job.task.kind, round, self.settings.name, worker.streams)
-            leaves = payload(worker.parts, plan.send, worker.dtype)
+        parts, runtime = site.runtime.working.parts, site.runtime
+        for round in range(site.method.rounds):
+            plan = make_plan(site.method, parts, site.task, round, site.name, runtime.trainer.streams)
+            leaves = sum(runtime.wire.size(parts.shapes[part], runtime.wire.changes) for part in plan.send)
             if limits.bytes_per_round is not None and leaves > limits.bytes_per_round:
-                raise Refused(f"round {round} sends {leaves} bytes, its limit is {limits.bytes_per_round}")
+                raise Refused(f"round {round + 1} sends {leaves} bytes, its limit is {limits.bytes_per_round}")
 
-    def _reach(self, seat: SiteRun) -> Callable[[Request], AbstractContextManager[SplitLink]] | None:
-        reach, stream = self.reach, seat.hello.stream
+    def _reach(self, run: SiteRun) -> Reach | None:
+        reach, stream = self.reach, run.hello.stream
         if stream is None:
             return None
         if reach is None:
             raise Refused("it has no way to send hidden states")
         return lambda request: reach(request, *stream)
 
-    def _away(self, seat: SiteRun, parts: Parts) -> tuple[str, ...]:
+    def _server_parts(self, run: SiteRun, parts: Parts) -> tuple[str, ...]:
         """The layers that the server holds."""
-        job = seat.job
-        return job.method.plan(parts, job.task.kind, 0, self.settings.name, Streams(job.train.seed)).server
+        job = run.job
+        streams = Streams(job.train.seed)
+        return make_plan(job.method, parts, job.task.kind, 0, self.settings.name, streams).server
 
-    def _end(self, run: str, seat: SiteRun, save: bool) -> Header:
-        made = self._welcome(run, seat)
+    def _end(self, name: str, run: SiteRun, save: bool) -> Header:
+        welcome = self._welcome(name, run)
         if save:
-            site, ready = self._site(run, seat), seat.ready
+            site, ready = self._site(name, run), run.ready
             assert ready is not None
-            weights = {n: t for own in site.model(seat.job.method.rounds).values() for n, t in own.items()}
-            target = self.settings.folder / "models" / run
+            weights = {n: t for own in site.model(run.job.method.rounds).values() for n, t in own.items()}
+            target = self.settings.folder / "models" / name
             checkpoints.save(ready.loaded, weights, target)
-            LOG.info("run %s: this site's own model is in %s", run, target)
-        del self.seats[run]
-        shutil.rmtree(self._folder(run), ignore_errors=True)
-        LOG.info("run %s: over", run)
-        return made
+            LOG.info("run %s: this site's own model is in %s", name, target)
+        del self.runs[name]
+        shutil.rmtree(self._folder(name), ignore_errors=True)
+        LOG.info("run %s: over", name)
+        return welcome
 
-    def _set_parameters(self, run: str) -> SiteRun:
-        """The seat of a run, read again from the disk where this program has started since."""
-        if run not in self.seats:
-            path = self._folder(run) / "hello"
+    def _run(self, name: str) -> SiteRun:
+        """A run, read again from the disk where this program has started since."""
+        if name not in self.runs:
+            path = self._folder(name) / "hello"
             if not path.exists():
                 raise WireError("this run is not known here")
-            hello = unseal(path.read_bytes(), "hello").header
+            hello = decode_message(path.read_bytes(), "hello").header
             assert isinstance(hello, HelloHeader)
-            self.seats = {run: SiteRun(hello, self._job(hello, self._folder(run)))}
-            self._permit(self.seats[run].job)  # its settings may have changed
-        return self.seats[run]
+            self.runs = {name: SiteRun(hello, self._job(hello, self._folder(name)))}
+            self._permit(self.runs[name].job)  # its settings may have changed
+        return self.runs[name]
 
-    def _folder(self, run: str) -> Path:
-        return self.settings.folder / "runs" / run
+    def _folder(self, name: str) -> Path:
+        return self.settings.folder / "runs" / name
 
 
 def _failed(reason: str) -> RefusalHeader:

@@ -9,21 +9,24 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from fedstrata.client.trainer import StepCallback, Worker, finish, handle
-from fedstrata.cost.ledger import size
+from fedstrata.client.answer import ClientData, ClientRuntime, Work, answer_request
+from fedstrata.client.trainer import StepCallback, drain
+from fedstrata.exchanges import EXCHANGES
 from fedstrata.models.cut import SplitLink
 from fedstrata.models.parts import part_tensors
-from fedstrata.plan.kinds import Index, Tensors, Weights
+from fedstrata.plan.kinds import Tensors, Weights
 from fedstrata.plan.messages import Reply, Request
-from fedstrata.plan.plan import Method
+from fedstrata.plan.plan import Method, make_plan
 from fedstrata.plan.schedule import ScheduleSpan
-from fedstrata.tasks import Examples
-from fedstrata.wire.codec import WireError, check, dequantize
-from fedstrata.wire.store import Store, read_tensors, write_tensors
+from fedstrata.wire.codec import WireError, check, payload_bytes, wire_spec
+from fedstrata.wire.store import read_tensors, write_tensors
 
-OLD = 3
+KEPT_VERSIONS = 3
 """Versions of a part that stay on disk: a server that starts again may go back to the last it committed, and has
 sent two since, to train and to be scored."""
+
+Reach = Callable[[Request], AbstractContextManager[SplitLink]]
+"""Opens the way to the server's layers for a request."""
 
 
 @dataclass
@@ -33,40 +36,35 @@ class Site:
     Attributes:
         name: its name.
         method: whose plans it carries out, and no others.
-        kind: the task's.
-        worker: its model, which holds the start model when the site is made.
-        train: examples, of which it trains on
-        own: these.
-        test: examples, of which it is scored on
-        tested: these; none where it is never scored.
+        task: the task's kind.
+        runtime: its model, which holds the start model when the site is made, with trainer and scorer.
+        data: its examples; without test rows of its own it is never scored.
         folder: its own disk.
         start: the file with the start model; None where nobody goes back to it.
-        limit: most bytes that may leave it in answer to a request; None for no limit.
-        told: called after every step.
-        reach: makes the way to the server's layers for a request; None where the method has none there.
+        limit: most bytes that may leave it in reply to a request; None for no limit.
+        callback: called after every step.
+        reach: opens the way to the server's layers; None where the method has none there.
     """
 
     name: str
     method: Method
-    kind: str
-    worker: Worker
-    train: Examples
-    own: Index
-    test: Examples
-    tested: Index
+    task: str
+    runtime: ClientRuntime
+    data: ClientData
     folder: Path
     start: Path | None = None
     limit: int | None = None
-    told: StepCallback = lambda step, steps, loss, seen: None
-    reach: Callable[[Request], AbstractContextManager[SplitLink]] | None = None
+    callback: StepCallback = lambda step, steps, loss, seen: None
+    reach: Reach | None = None
     shared: dict[str, tuple[int, Tensors]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        model, parts = self.worker.model, self.worker.parts
-        plan = self.method.plan(parts, self.kind, 0, self.name, self.worker.streams)
-        for part in parts.names:
+        working = self.runtime.working
+        streams = self.runtime.trainer.streams
+        plan = make_plan(self.method, working.parts, self.task, 0, self.name, streams)
+        for part in working.parts.names:
             if part not in plan.server:
-                own = part_tensors(model, parts, [part])
+                own = part_tensors(working.model, working.parts, [part])
                 self.shared[part] = 0, {name: tensor.to("cpu", copy=True) for name, tensor in own.items()}
         for part in self.shared:
             if versions := self._on_disk(part):
@@ -81,74 +79,74 @@ class Site:
         self._check(request)
         for part, version in request.versions.items():
             if part in request.parts:
-                self._hold(part, version, dequantize(request.parts[part]))
+                self._hold(part, version, self.runtime.wire.decode(request.parts[part]))
             elif self.shared[part][0] != version:
                 self.shared[part] = version, self._read(part, version)
-        scored = request.phase == "evaluate"
-        way = self.reach(request) if self.reach and request.phase != "receive" else nullcontext()
-        with way as link:
-            reply = finish(
-                handle(
-                    self.worker,
-                    request,
-                    self.shared,
-                    self.test if scored else self.train,
-                    self.own,
-                    {self.name: self.tested} if scored else None,
-                    Store(self.folder),
-                    self.told,
-                    link and _Metered(link, self.limit),
-                )
+        reach = self.reach(request) if self.reach and request.phase != "receive" else nullcontext()
+        with reach as link:
+            work = Work(
+                runtime=self.runtime,
+                request=request,
+                shared=self.shared,
+                data=self.data,
+                callback=self.callback,
+                link=link and _Metered(link, self.limit),
             )
-        _within(sum(size(sent) for sent in reply.weights.values()), self.limit)
+            reply = drain(answer_request(work, EXCHANGES[self.method.exchange].handlers))
+        _within(sum(map(payload_bytes, reply.weights.values())), self.limit)
         return reply
 
     def model(self, rounds: int) -> Weights:
-        """What has become of the parts at this client after so many rounds."""
-        kept = Store(self.folder).load(rounds)
-        shapes = self.worker.parts.shapes
+        """The parts at this client after ``rounds`` rounds: its personal ones, else the shared ones it received."""
+        personal = self.data.store.load(rounds)
+        shapes = self.runtime.working.parts.shapes
         return {
-            part: {name: kept.get(name, own[name]) for name in shapes[part]}
+            part: {name: personal.get(name, own[name]) for name in shapes[part]}
             for part, (_, own) in self.shared.items()
         }
 
     def _check(self, request: Request) -> None:
-        parts, asked = self.worker.parts, request.plan
+        """Refuse a request that its own method would not make.
+
+        Raises:
+            WireError: it is for another client, by another plan, or of parts or versions that do not fit.
+        """
+        parts, streams = self.runtime.working.parts, self.runtime.trainer.streams
         if request.client != self.name:
             raise WireError(f"client: is {request.client!r}, this is {self.name!r}")
         try:
-            asked.check(parts)
+            request.plan.check(parts)
         except ValueError as error:
             raise WireError(str(error)) from None
-        mine = self.method.plan(parts, self.kind, max(request.round, 0), self.name, self.worker.streams)
-        exchange = self.method.exchange
-        fits = {
-            "train": exchange != "hidden_states" and asked == mine,
-            "hidden_states": exchange == "hidden_states" and not asked.send,
-            "evaluate": not (asked.train or asked.send) and (asked.keep, asked.server) == (mine.keep, mine.server),
-            "receive": not (asked.train or asked.send),
-        }
-        if not fits[request.phase]:
-            raise WireError(f"plan: is not that of its method to {request.phase} in round {request.round}")
+        plan = make_plan(self.method, parts, self.task, max(request.round, 0), self.name, streams)
+        if not EXCHANGES[self.method.exchange].fits(request, plan):
+            raise WireError(f"plan: is not that of its method to {request.phase} in round {request.round + 1}")
         if strange := (request.versions.keys() | request.parts.keys()) - self.shared.keys():
             raise WireError(f"versions: names no part of this client's model: {', '.join(sorted(strange))}")
-        for part, sent in request.parts.items():
-            if part not in request.versions:
-                raise WireError(f"{part}: comes without its version")
-            check(sent, parts.shapes[part], self.worker.dtype if request.versions[part] else "fp32")
+        for part, message in request.parts.items():
+            self._check_part(request, part, message)
         for part, version in request.versions.items():
             held = self.shared[part][0]
             known = {held, *self._on_disk(part), *([0] if self.start else [])}
             if part not in request.parts and version not in known:
                 raise WireError(f"{part}: version {version} was never sent, this client holds {held}")
-        if request.phase == "evaluate" and not len(self.tested):
+        if request.phase == "evaluate" and not len(self.data.tests.get(self.name, ())):
             raise WireError(f"{self.name} has no test rows of its own")
+
+    def _check_part(self, request: Request, part: str, message: Tensors) -> None:
+        if part not in request.versions:
+            raise WireError(f"{part}: comes without its version")
+        shapes = self.runtime.working.parts.shapes[part]
+        if request.versions[part]:
+            self.runtime.wire.check(message, shapes)
+        else:
+            check(message, wire_spec(shapes, "fp32"))
 
     def _hold(self, part: str, version: int, new: Tensors) -> None:
         """Keep what was sent, so that a site that starts again need not be sent it once more."""
         self.shared[part] = version, new
         write_tensors(self._path(part, version), new)
-        for old in self._on_disk(part)[:-OLD]:
+        for old in self._on_disk(part)[:-KEPT_VERSIONS]:
             self._path(part, old).unlink()
 
     def _read(self, part: str, version: int) -> Tensors:
@@ -156,10 +154,10 @@ class Site:
         if version or not self.start:
             return read_tensors(self._path(part, version))
         with safe_open(self.start, "pt") as file:
-            return {name: file.get_tensor(name) for name in self.worker.parts.shapes[part]}
+            return {name: file.get_tensor(name) for name in self.runtime.working.parts.shapes[part]}
 
     def _on_disk(self, part: str) -> list[int]:
-        """Versions of a part, in their order."""
+        """Versions of a part, ascending."""
         found = (self.folder / "held").glob(f"{part}@*.safetensors")
         return sorted(int(path.stem.split("@")[1]) for path in found)
 
@@ -173,8 +171,8 @@ class _Metered:
     def __init__(self, link: SplitLink, limit: int | None) -> None:
         self.link, self.limit, self.sent = link, limit, 0
 
-    def begin(self, pace: ScheduleSpan) -> None:
-        self.link.begin(pace)
+    def begin(self, span: ScheduleSpan) -> None:
+        self.link.begin(span)
 
     def forward(self, message: Tensors) -> Tensors:
         return self.link.forward(self._count(message))
@@ -183,7 +181,7 @@ class _Metered:
         return self.link.backward(self._count(message))
 
     def _count(self, message: Tensors) -> Tensors:
-        self.sent += size(message)
+        self.sent += payload_bytes(message)
         _within(self.sent, self.limit)
         return message
 

@@ -20,8 +20,6 @@ from fedstrata.models import checkpoints, scratch
 from fedstrata.models.parts import part_tensors
 from fedstrata.plan.kinds import Weights
 from fedstrata.plan.messages import Engine
-from fedstrata.reports.page import write_page
-from fedstrata.reports.runs import load_run
 from fedstrata.runs.folder import claim, same_job, status_on_disk
 from fedstrata.runs.result import Result, read_result, read_status, together
 from fedstrata.runs.setup import (
@@ -86,9 +84,7 @@ def run_job(
             for job, rows, start, place in zip(jobs, data, starts, places, strict=True):
                 begin = start or str(results[job.start].model)
                 results[job.stage] = run_stage(job, rows, begin, place, tell, far)
-    result = together(list(results.values()), folder) if len(jobs) > 1 else results[job.stage]
-    write_page([load_run(folder)], folder / "report.html")
-    return result
+    return together(list(results.values()), folder) if len(jobs) > 1 else results[job.stage]
 
 
 def _start(job: Job, data: Prepared, place: Path, near: Path | None, made: Path) -> str:
@@ -169,6 +165,7 @@ def _train(job: Job, data: Prepared, ready: Ready, folder: Path, tell: Tell, far
         )
     with _clients(job, data, ready, weights, server, layers, folder, tell, far) as (engine, sizes):
         _write_split(job, folder, data, ready, sizes)
+        write_bytes(folder / "parts.json", json.dumps(parts.records(), indent=1).encode())
         rounds = Rounds(
             method=job.method,
             task=job.task.kind,

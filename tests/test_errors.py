@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedstrata.errors import UserError, did_you_mean
+from fedstrata.errors import UserError, did_you_mean, plural
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,7 @@ def test_did_you_mean_takes_any_iterable() -> None:
 def test_a_user_error_is_its_sentence() -> None:
     assert str(UserError("what is wrong, and what is expected")) == "what is wrong, and what is expected"
     assert not issubclass(UserError, ValueError)  # so that no handler of library errors swallows it
+
+
+def test_one_is_singular() -> None:
+    assert [plural(number, "row") for number in (0, 1, 2, 1200)] == ["0 rows", "1 row", "2 rows", "1,200 rows"]

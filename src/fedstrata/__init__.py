@@ -98,6 +98,9 @@ def sweep(
     Raises:
         UserError: the sweep, or the job of one of its cells, is invalid.
     """
+    from fedstrata.sweeps.cells import cells
+
+    cells(job, overrides)  # a mistake in the job file is reported before torch is imported
     from fedstrata.sweeps.run import run_sweep
 
     return run_sweep(job, overrides, resume=resume, progress=progress)

@@ -22,8 +22,9 @@ Jobs = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def many(job: Jobs, model_folder: Callable[..., Path]) -> dict[str, Any]:
+def many(job: Jobs, model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Two rows that share a pre-training, one that does not; two seeds."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # else a sweep's share of the cores decides about the last bits
     made = job("fedbt", "mlm", 3, method={"rounds": 2})
     made["stages"] = [
         {"name": "pretrain"},

@@ -10,11 +10,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fedstrata.cli.app import Overrides, app, sentences
+from fedstrata.cli.common import Overrides, sentences
 from fedstrata.errors import UserError
 
 
-@app.command()
 def forecast(
     job: Annotated[str | None, typer.Argument(help="Job file (TOML); not needed with --model.")] = None,
     overrides: Overrides = None,

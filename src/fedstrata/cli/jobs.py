@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from fedstrata.cli.app import Insecure, JobFile, Overrides, app, sentences, stop_on_terminate
+from fedstrata.cli.common import Insecure, JobFile, Overrides, sentences, stop_on_terminate
 from fedstrata.errors import UserError, plural
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from fedstrata.job.tables import Job
 
 
-@app.command()
 def run(
     job: JobFile,
     overrides: Overrides = None,
@@ -43,7 +42,6 @@ def run(
         _run(console, job, pairs, resume)
 
 
-@app.command()
 def partition(
     job: JobFile,
     overrides: Overrides = None,
@@ -67,14 +65,12 @@ def partition(
             _show_partition(console, stage, data, picture or Path(f"{job.stem}{suffix}.partition.png"))
 
 
-@app.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def split() -> None:
     """The former name of ``partition``."""
     with sentences():
         raise UserError("split: this command is now called fedstrata partition")
 
 
-@app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Output folders of runs, or of a sweep.", show_default=False)],
     out: Annotated[
@@ -115,11 +111,12 @@ def _run(console: Console, job: Path, pairs: Sequence[str | tuple[str, object]],
 
 
 def _sweep(console: Console, job: Path, pairs: Sequence[str | tuple[str, object]], resume: bool) -> None:
-    from fedstrata.cli.progress import SweepDisplay
     from fedstrata.sweeps.cells import cells
+
+    folder = cells(job, pairs)[1]  # a mistake in the job file is reported before torch is imported
+    from fedstrata.cli.progress import SweepDisplay
     from fedstrata.sweeps.run import run_sweep
 
-    folder = cells(job, pairs)[1]
     with SweepDisplay(console) as display:
         rows = run_sweep(job, pairs, resume=resume, progress=display)
     from fedstrata.reports.report import write_report

@@ -7,14 +7,10 @@ from typing import Annotated
 
 import typer
 
-from fedstrata.cli.app import Insecure, app, sentences
+from fedstrata.cli.common import Insecure, sentences
 from fedstrata.errors import UserError
 
-federations = typer.Typer(help="Federations between sites.", no_args_is_help=True)
-app.add_typer(federations, name="federation")
 
-
-@federations.command()
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder to write to.", show_default=False)],
     sites: Annotated[str, typer.Option(help="Names of the sites, a,b,c.", show_default=False)],
@@ -47,7 +43,6 @@ def init(
             console.print(f"site    {folder / 'sites' / name / 'site.toml'}", soft_wrap=True)
 
 
-@federations.command()
 def add(
     folder: Annotated[Path, typer.Argument(help="Folder of the federation.", show_default=False)],
     name: Annotated[str, typer.Argument(help="Name of the new site.", show_default=False)],
@@ -60,7 +55,6 @@ def add(
         console.print(f"site    {folder / 'sites' / name / 'site.toml'}", soft_wrap=True)
 
 
-@app.command()
 def serve(
     folder: Annotated[
         Path, typer.Argument(help="Folder of the federation, or its server.toml.", show_default=False)
@@ -75,7 +69,6 @@ def serve(
         run_server(read_server(folder), lambda line: console.print(line, soft_wrap=True), insecure)
 
 
-@app.command()
 def join(
     settings: Annotated[Path, typer.Argument(help="The site's site.toml.", show_default=False)],
     insecure: Insecure = False,

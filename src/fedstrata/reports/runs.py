@@ -111,7 +111,7 @@ def check_format(folder: Path, content: Mapping[str, Any]) -> None:
     """
     found = content.get("format", 1)
     if found != FORMAT:
-        age = "an older" if isinstance(found, int) and found < FORMAT else "a newer"
+        age = "a newer" if isinstance(found, int) and found > FORMAT else "an older"
         raise UserError(f"{folder}: was written by {age} version of FedStrata and cannot be read by this one")
 
 

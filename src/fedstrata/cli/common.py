@@ -1,4 +1,4 @@
-"""The command line's frame: the application, arguments that commands share, errors as sentences."""
+"""What the commands share: arguments, errors as sentences, how a run is stopped."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -16,13 +15,6 @@ from rich.console import Console
 
 from fedstrata.errors import UserError
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Federated training of BERT-class models, part by part.",
-)
 JobFile = Annotated[Path, typer.Argument(help="Job file (TOML).", show_default=False)]
 Overrides = Annotated[
     list[str] | None,
@@ -31,21 +23,6 @@ Overrides = Annotated[
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Without TLS and keys: for local tests, on one machine.")
 ]
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"fedstrata {version('fedstrata')}")
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    wanted: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    """Options of the command itself; the help text stands at ``app``."""
 
 
 @contextmanager

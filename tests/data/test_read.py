@@ -252,17 +252,17 @@ def test_a_malformed_file_is_told_with_its_place(name: str, content: str | bytes
 
 
 def test_a_missing_column_is_told_in_every_form() -> None:
-    with refused("a.txt: has no column 'label'; legal: text; plain lines"):
+    with refused("a.txt: has no column 'label'; expected one of: text; plain lines"):
         read(write("a.txt", "one\n"), ["text", "label"])
-    with refused("b.txt: has no column 'lable'; did you mean 'label'? (legal: text, label, document)"):
+    with refused("b.txt: has no column 'lable'; did you mean 'label'? (expected one of: text, label, document)"):
         read(write("b.txt", "###1\nA\tone\n"), ["lable"])
     with refused("c.txt: has no column 'Qualty'; did you mean 'Quality'?"):
         read(write("c.txt", "Quality\tText\n1\tone\n"), ["Text", "Qualty"])
-    with refused("d.parquet: has no column 'label'; legal: text"):
+    with refused("d.parquet: has no column 'label'; expected one of: text"):
         read(write_parquet("d.parquet", {"text": ["one"]}), ["text", "label"])
-    with refused("has no column 'label'; legal: text, file, folder; a txt file in a folder is one row"):
+    with refused("has no column 'label'; expected one of: text, file, folder; a txt file in a folder is one row"):
         read(str(Path(write("e/a.txt", "one")).parent), ["text", "label"])
-    with refused("f.csv: has no column 'label'; legal: one, two"):
+    with refused("f.csv: has no column 'label'; expected one of: one, two"):
         read(write("f.csv", "1,2"), ["label"], names=["one", "two"])
 
 

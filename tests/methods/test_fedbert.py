@@ -304,7 +304,7 @@ def test_the_servers_work_is_not_the_clients(split: Jobs) -> None:
 
 def test_the_page_tells_whose_the_layers_are(split: Jobs) -> None:
     result = fedstrata.run(split("share", "classify"))
-    page = (result.folder / "report.html").read_text("utf-8")
+    page = fedstrata.report(result.folder).read_text("utf-8")
     assert "trained and sent embeddings, pooler, head, the server layers 0–2, by fedbert" in page
     assert "Clients and server together computed" in page
     [parts] = [

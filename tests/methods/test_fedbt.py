@@ -249,7 +249,7 @@ def test_the_variants_of_pre_training_are_fedbfpts(variant: Literal["pl", "m", "
 )
 def test_a_variant_of_the_other_task_is_refused(bert: Parts, task: str, variant: Variant) -> None:
     with pytest.raises(
-        UserError, match=rf"\[method\] variant: '{variant}' is none of task '{task}'; .*legal: full"
+        UserError, match=rf"\[method\] variant: '{variant}' is none of task '{task}'; .*expected one of: full"
     ):
         plan(bert, FedBT(variant=variant), 0, task=task)
 

@@ -10,6 +10,11 @@ from typing import Any
 import pytest
 
 PARTS = {"embeddings": 9_000_000, **{f"layer.{i}": 2_000_000 for i in range(6)}, "head": 1_000_000}
+PLACES: dict[str, dict[str, Any]] = {
+    "embeddings": {"kind": "embeddings", "depth": None},
+    **{f"layer.{i}": {"kind": "layer", "depth": i} for i in range(6)},
+    "head": {"kind": "head", "depth": None},
+}
 JOB = """stage = "{stage}"
 [model]
 name = "bert-base-uncased"
@@ -35,11 +40,13 @@ def write_run(
     labels: Sequence[str] = (),
     **result: Any,
 ) -> Path:
-    """A run in which every client trains and sends one layer and the head: 3 MB up and down a round, 2 TFLOPs."""
+    """A run in which every client trains and sends one layer and the head: 3 MB up and down a round, 2 TFLOP."""
     folder.mkdir(parents=True)
     task = "classify" if labels else "mlm"
     job = JOB.format(stage=result.get("stage", ""), task=task, method=method, rounds=rounds)
     (folder / "job.toml").write_text(job, encoding="utf-8")
+    parts = [{"name": name, **place, "bytes": PARTS[name]} for name, place in PLACES.items()]
+    (folder / "parts.json").write_text(json.dumps(parts), encoding="utf-8")
     scores = [{headline: 3.0 - 0.5 * at, "other": 0.25} for at in range(-1, rounds)]
     work = [client_line(at, name, i) for at in range(rounds) for i, name in enumerate(clients)]
     scored = [
@@ -60,6 +67,7 @@ def write_run(
     )
     moved = 3_000_000 * rounds * len(clients)
     outcome = {
+        "format": 2,
         "status": "finished",
         "message": None,
         "stage": "",

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from fedstrata.reports.page import part_words, summary, write_page
+from fedstrata.reports.page import write_page
+from fedstrata.reports.parts import part_words, read_parts
 from fedstrata.reports.runs import load_run
+from fedstrata.reports.summary import summary
 
 Make = Callable[..., Path]
 
@@ -64,9 +66,9 @@ def test_it_holds_the_numbers_of_the_files(run: Make, tmp_path: Path) -> None:
     for word in (
         "loss 2.000",
         "9.00 MB",
-        "22.0 MB for the start model",
-        "12.0 TFLOPs",
-        "1 min 16 s",
+        "plus 22.0 MB of initial download",
+        "12.0 TFLOP;",
+        "wall time 1 min 16 s",
         "120",
         "121",
     ):
@@ -116,8 +118,20 @@ def test_clients_own_models_are_shown_with_their_spread(run: Make) -> None:
 
 
 def test_part_words_draw_layers_together() -> None:
-    assert part_words(["embeddings", "layer.0", "layer.1", "layer.2", "layer.5", "head"]) == (
-        "embeddings, layers 0–2, 5, head"
+    kinds = [("low", "embeddings", None), *((f"block-{i}", "layer", i) for i in range(6)), ("top", "head", None)]
+    parts = read_parts([{"name": name, "kind": kind, "depth": depth} for name, kind, depth in kinds])
+    assert part_words(["low", "block-0", "block-1", "block-2", "block-5", "top"], parts) == (
+        "low, layers 0–2, 5, top"
     )
-    assert part_words(["layer.3"]) == "layer 3"
-    assert part_words([]) == ""
+    assert part_words(["block-3"], parts) == "layer 3"
+    assert part_words([], parts) == ""
+
+
+def test_adapters_have_their_layers_depths() -> None:
+    parts = read_parts([{"name": f"lora-{i}", "kind": "adapter", "depth": i} for i in range(3)])
+    assert part_words([*parts, "head"], parts) == "adapters 0–2, head"
+
+
+def test_rounds_count_from_1(run: Make) -> None:
+    missing = [{"client": "client-1", "reason": "is not connected", "round": at} for at in (0, 2)]
+    assert "Without client-1 in rounds 1, 3: it is not connected." in summary(load_run(run(missing=missing)))

@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from fedstrata.reports.partition import Index, label_counts, split_picture, split_table
+from fedstrata.plan.kinds import Index
+from fedstrata.reports.partition import label_counts, partition_picture, partition_table
 
 SHARDS = {"bern": np.array([0, 1, 2]), "oslo": np.array([3]), "rom": np.array([4, 5, 6, 7])}
 LABELS = ["no", "yes", "no", "yes", "no", "no", "no", "maybe"]
@@ -35,7 +36,7 @@ def figures(line: str) -> list[str]:
 
 
 def test_the_table_holds_rows_shares_and_counts() -> None:
-    head, rule, *rows, gap, foot = printed(split_table(SHARDS, LABELS))
+    head, rule, *rows, gap, foot = printed(partition_table(SHARDS, LABELS))
     assert head.split() == ["client", "rows", "%", "maybe", "no", "yes"]
     assert [figures(row) for row in rows] == [
         ["bern", "3", "37.5", "0", "2", "1"],
@@ -47,28 +48,28 @@ def test_the_table_holds_rows_shares_and_counts() -> None:
 
 
 def test_bars_are_in_proportion_to_the_largest_client() -> None:
-    rows = printed(split_table(SHARDS, None))[2:5]
+    rows = printed(partition_table(SHARDS, None))[2:5]
     assert [row.split()[-1] for row in rows] == ["█" * 6, "█" * 2, "█" * 8]
 
 
 def test_without_labels_there_are_no_counts() -> None:
-    head, _, row, *_ = printed(split_table(SHARDS, None))
+    head, _, row, *_ = printed(partition_table(SHARDS, None))
     assert head.split() == ["client", "rows", "%"]
     assert figures(row) == ["bern", "3", "37.5"]
 
 
 def test_an_empty_client_is_shown_as_such() -> None:
-    table = split_table({"a": np.array([0]), "b": np.array([], dtype=np.int64)}, ["x"])
+    table = partition_table({"a": np.array([0]), "b": np.array([], dtype=np.int64)}, ["x"])
     assert figures(printed(table)[3]) == ["b", "0", "0.0", "0"]
-    assert figures(printed(split_table({"a": np.array([], dtype=np.int64)}, None))[2]) == ["a", "0", "0.0"]
+    assert figures(printed(partition_table({"a": np.array([], dtype=np.int64)}, None))[2]) == ["a", "0", "0.0"]
 
 
 @pytest.mark.parametrize("length", [2, 9, 200])
 def test_fifty_clients_and_23_labels_fit_80_columns(length: int) -> None:
     shards, labels = many(50, 23, length)
-    lines = printed(split_table(shards, labels), width=200)
+    lines = printed(partition_table(shards, labels), width=200)
     assert max(map(len, lines)) <= 80
-    assert printed(split_table(shards, labels)) == lines
+    assert printed(partition_table(shards, labels)) == lines
     start = next(i for i, line in enumerate(lines) if line.startswith("client-00"))
     assert start <= 4, "a long label takes three lines at the most"
     assert [line.split()[0] for line in lines[start : start + 50]] == list(shards)
@@ -80,7 +81,7 @@ def test_fifty_clients_and_23_labels_fit_80_columns(length: int) -> None:
 def test_long_names_and_wide_letters_stay_within_80_columns() -> None:
     shards = {"x" * 50: np.arange(900_000), "心臓" * 12: np.arange(900_000, 900_009)}
     labels = [f"腎臓の病気{i % 9}" for i in range(900_009)]
-    table = split_table(shards, labels)
+    table = partition_table(shards, labels)
     assert table.columns[0].width == 20
     assert Console(width=200).measure(table).maximum <= 80
 
@@ -102,7 +103,7 @@ def bars(figure: Figure) -> list[list[float]]:
 
 
 def test_the_picture_stacks_the_counts_from_the_top() -> None:
-    figure = split_picture(SHARDS, LABELS)
+    figure = partition_picture(SHARDS, LABELS)
     axes = figure.axes[0]
     assert bars(figure) == [[0, 2, 1], [0, 0, 1], [1, 3, 0]]
     assert [[bar.get_x() for bar in group] for group in axes.containers] == [[0, 0, 0], [0, 0, 1], [2, 0, 4]]
@@ -112,13 +113,13 @@ def test_the_picture_stacks_the_counts_from_the_top() -> None:
 
 
 def test_the_picture_without_labels_has_one_bar_each() -> None:
-    figure = split_picture(SHARDS, None)
+    figure = partition_picture(SHARDS, None)
     assert bars(figure) == [[3], [1], [4]]
     assert not figure.legends
 
 
 def test_the_picture_tells_every_label_by_its_color() -> None:
-    figure = split_picture(*many(50, 23))
+    figure = partition_picture(*many(50, 23))
     assert len(figure.axes[0].containers) == 23
     assert len({group[0].get_facecolor() for group in figure.axes[0].containers}) == 23
     assert np.sum(bars(figure)) == 1000
@@ -126,9 +127,9 @@ def test_the_picture_tells_every_label_by_its_color() -> None:
 
 def test_the_picture_takes_any_label(tmp_path: Path) -> None:
     labels = ["_hidden", "$x^", "long " * 40, "عربي", *LABELS[4:]]
-    figure = split_picture(SHARDS, labels)
-    figure.savefig(tmp_path / "split.png", dpi=50)
+    figure = partition_picture(SHARDS, labels)
+    figure.savefig(tmp_path / "rows.png", dpi=50)
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
     assert texts[:2] == ["$x^", "_hidden"]
     assert max(map(len, texts)) == 40
-    assert (tmp_path / "split.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")

@@ -19,7 +19,7 @@ def test_every_picture_is_an_svg_and_deterministic(run: Make) -> None:
         lambda: plots.loss_plot(made),
         lambda: plots.schedule_plot(made, "client-0"),
         lambda: plots.bytes_plot(made),
-        lambda: plots.split_plot(made.split),
+        lambda: plots.partition_plot(made.partition),
     ):
         picture = draw()
         assert picture.startswith("<svg")
@@ -29,7 +29,7 @@ def test_every_picture_is_an_svg_and_deterministic(run: Make) -> None:
 
 def test_axes_say_what_they_count(run: Make) -> None:
     picture = plots.score_plot([load_run(run())], "round", "bytes", "flops")
-    for words in ("MB", "TFLOPs", "not clock time", "−1 the start model", "loss"):
+    for words in ("MB", "TFLOP", "not wall time", "0: before training", "loss"):
         assert words in picture, words
 
 
@@ -38,5 +38,5 @@ def test_nothing_is_drawn_of_nothing(run: Make) -> None:
     for name in ("result.json", "rounds.jsonl", "ledger.jsonl", "partition.json"):
         (folder / name).unlink()
     made = load_run(folder)
-    assert plots.loss_plot(made) == plots.bytes_plot(made) == plots.split_plot(made.split) == ""
+    assert plots.loss_plot(made) == plots.bytes_plot(made) == plots.partition_plot(made.partition) == ""
     assert plots.score_plot([made], "round") == ""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedstrata.errors import UserError
-from fedstrata.reports.runs import curve, headline, load_run, load_runs, parts, score
+from fedstrata.reports.runs import curve, headline, load_run, load_runs, model_parts, parts, score
 
 Make = Callable[..., Path]
 
@@ -98,3 +98,36 @@ def test_a_run_that_has_only_begun(run: Make) -> None:
     made = load_run(folder)
     assert (made.result["status"], made.work, curve(made)) == ("stopped", [], [])
     json.dumps(made.result)
+
+
+@pytest.mark.parametrize(("found", "age"), [(None, "an older"), (1, "an older"), (3, "a newer")])
+def test_another_versions_folder_is_refused(run: Make, found: int | None, age: str) -> None:
+    folder = run()
+    result = json.loads((folder / "result.json").read_text())
+    result["format"] = found
+    if found is None:
+        del result["format"]
+    (folder / "result.json").write_text(json.dumps(result))
+    sentence = f"try: was written by {age} version of FedStrata and cannot be read by this one"
+    with pytest.raises(UserError, match=sentence):
+        load_run(folder)
+
+
+def test_a_killed_runs_version_is_that_of_its_job(run: Make) -> None:
+    folder = run()
+    (folder / "result.json").unlink()
+    job = (folder / "job.toml").read_text()
+    (folder / "job.toml").write_text(f"format = 1\n{job}")
+    with pytest.raises(UserError, match=r"an older version"):
+        load_run(folder)
+
+
+def test_parts_have_the_models_order_whatever_their_names(run: Make) -> None:
+    folder = run()
+    records = [{"name": f"block {i}", "kind": "layer", "depth": i, "bytes": 8} for i in (2, 0, 1)]
+    (folder / "parts.json").write_text(json.dumps([*records, {"name": "x", "kind": "head", "depth": None}]))
+    made = load_run(folder)
+    assert parts(made)[:3] == ["block 2", "block 0", "block 1"], "their layers were built"
+    assert parts(made)[3:] == ["embeddings", "head", *(f"layer.{i}" for i in range(6))], "others by name"
+    assert "x" not in parts(made)
+    assert model_parts(made) == ["block 2", "block 0", "block 1"]

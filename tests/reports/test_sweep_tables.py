@@ -13,9 +13,10 @@ from scipy.stats import t
 from typer.testing import CliRunner
 
 from fedstrata.cli import app
-from fedstrata.reports.sweep import Entry, latex, markdown, paired, terminal
+from fedstrata.reports.sweep import SweepRow, paired
+from fedstrata.reports.sweep_text import latex, markdown, terminal
 
-ENTRY = Entry(
+ROW = SweepRow(
     row="FedBFPT\\M",
     stage="tag",
     method="fedbfpt",
@@ -50,33 +51,33 @@ def test_no_paired_test_without_two_different_pairs(one: list[float], other: lis
 
 
 def test_the_tables_say_the_same() -> None:
-    lost = replace(ENTRY, row="lost & gone", seeds=(), scores=(), mean=None, sd=None, p=None, failed={0: "why"})
-    entries = [ENTRY, lost]
-    text = markdown(entries, "FedAvg")
-    assert "### tag\n\n| row | f1 | p | MB up | MB down | TFLOPs | seconds |\n|---|---:|" in text
+    lost = replace(ROW, row="lost & gone", seeds=(), scores=(), mean=None, sd=None, p=None, failed={0: "why"})
+    rows = [ROW, lost]
+    text = markdown(rows, "FedAvg")
+    assert "### tag\n\n| row | f1 | p | MB up | MB down | TFLOP | seconds |\n|---|---:|" in text
     assert "| FedBFPT\\M | 0.3000 ± 0.2646 | <0.001 | 29.4 | 29.4 | 1,234.5 | 577.9 |" in text
     assert "| lost & gone | – (0 of 1) |" in text
     assert "paired t-test over the seeds with 'FedAvg'" in text
-    tex = latex(entries, None)
+    tex = latex(rows, None)
     assert r"FedBFPT\textbackslash{}M & 0.3000 $\pm$ 0.2646 & $<$0.001 & 29.4 &" in tex
     assert r"lost \& gone & -- (0 of 1) &" in tex
     assert tex.count(r"\begin{tabular}{lrrrrrr}") == tex.count(r"\end{tabular}") == 1
-    [table] = terminal(entries)
+    [table] = terminal(rows)
     assert table.row_count == 2
 
 
 def test_rows_of_different_metrics_each_name_their_own() -> None:
-    other = replace(ENTRY, row="STS-B", metric="pearson")
-    text = markdown([ENTRY, other], None)
+    other = replace(ROW, row="STS-B", metric="pearson")
+    text = markdown([ROW, other], None)
     assert "| row | score | p |" in text
     assert "| f1 0.3000 ± 0.2646 |" in text
     assert "| pearson 0.3000 ± 0.2646 |" in text
 
 
 def test_targets_have_columns_where_they_are_set() -> None:
-    some = replace(ENTRY, target=0.5, reached=2, rounds_to_target=2.5, mb_to_target=17.25)
-    never = replace(ENTRY, row="never", target=0.5)
-    lines = markdown([ENTRY, some, never], None).splitlines()
+    some = replace(ROW, target=0.5, reached=2, rounds_to_target=2.5, mb_to_target=17.25)
+    never = replace(ROW, row="never", target=0.5)
+    lines = markdown([ROW, some, never], None).splitlines()
     assert lines[2].endswith("| seconds | rounds to target | MB to target |")
     assert lines[4].endswith("| 577.9 |  |  |")
     assert lines[5].endswith("| 2.50 (2 of 3) | 17.2 |")
@@ -85,9 +86,9 @@ def test_targets_have_columns_where_they_are_set() -> None:
 
 def test_a_terminal_of_80_columns_has_room_for_all_of_it() -> None:
     console = Console(width=80, record=True, file=io.StringIO())
-    some = replace(ENTRY, row="FedSplitBERT, c = 3, 8 bits, STS-B", target=0.5, reached=2, rounds_to_target=2.5)
+    some = replace(ROW, row="FedSplitBERT, c = 3, 8 bits, STS-B", target=0.5, reached=2, rounds_to_target=2.5)
     some = replace(some, metric="pearson", mb_to_target=1017.25, up_mb=1334.6, down_mb=1201.1)
-    for table in terminal([ENTRY, some]):
+    for table in terminal([ROW, some]):
         console.print(table)
     text = console.export_text()
     assert "…" not in text

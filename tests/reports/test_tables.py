@@ -44,7 +44,7 @@ def test_client_rows_are_the_clients_own_lines(run: Make) -> None:
 def test_the_terminal_table_fits_80_columns_and_says_its_units(run: Make, staged: Make) -> None:
     text = shown(run("a-run-with-a-rather-long-name"), staged("one", "two"))
     assert max(map(len, text.splitlines())) <= 80
-    for word in ("fedbfpt →", "2.000", "9.0", "MB = 1 000 000 bytes", "not clock time"):
+    for word in ("fedbfpt →", "2.000", "9.0", "MB = 1 000 000 bytes", "not wall time"):
         assert word in text.replace("\n", " "), word
 
 

@@ -105,7 +105,7 @@ def test_the_report_tells_the_spread(own: Callable[..., dict[str, Any]], tmp_pat
     split = json.loads((tmp_path / "run" / "partition.json").read_text())
     assert split["tests"] == {"client-0": 2, "client-1": 2, "client-2": 2}
     assert split["test"] == 6
-    page = (tmp_path / "run" / "report.html").read_text("utf-8")
+    page = fedstrata.report(tmp_path / "run").read_text("utf-8")
     assert "mean and standard deviation of the clients" in page
 
 

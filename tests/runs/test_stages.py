@@ -45,10 +45,18 @@ def test_stages_follow_each_other(staged: dict[str, Any], tmp_path: Path) -> Non
     assert model.config.label2id == {"eye": 0, "heart": 1, "kidney": 2}
     transformers.AutoTokenizer.from_pretrained(folder / "model")
     written = {path.name for path in folder.iterdir()}
-    assert written == {"result.json", "report.html", "model", "stages"}
+    assert written == {"result.json", "model", "stages"}
     for stage in ("pretrain", "finetune"):
         names = {path.name for path in (folder / "stages" / stage).iterdir()}
-        assert names >= {"result.json", "job.toml", "rounds.jsonl", "ledger.jsonl", "partition.json", "model"}
+        assert names >= {
+            "result.json",
+            "job.toml",
+            "rounds.jsonl",
+            "ledger.jsonl",
+            "partition.json",
+            "parts.json",
+            "model",
+        }
 
 
 def test_a_finished_stage_is_not_run_again(staged: dict[str, Any], tmp_path: Path) -> None:
@@ -93,7 +101,7 @@ def test_result_json_holds_what_scripts_rely_on(job: Jobs, tmp_path: Path) -> No
     assert data["flops"] > 0
     assert data["seconds"] > 0
     assert (tmp_path / "run" / data["model"] / "config.json").exists()
-    assert "https://" not in (tmp_path / "run" / "report.html").read_text("utf-8")
+    assert "https://" not in fedstrata.report(tmp_path / "run").read_text("utf-8")
 
 
 def test_a_filled_folder_is_refused_and_left_alone(job: Jobs, tmp_path: Path) -> None:

@@ -338,7 +338,7 @@ def test_a_site_that_is_away_is_missed_by_the_deadline_and_comes_back(job: Jobs,
     ]
     answered = [line["round"] for line in lines(run.folder / "rounds.jsonl") if line["client"] == "c"]
     assert answered == [0, 3]
-    assert "Without c in rounds 1, 2: it is not connected." in (run.folder / "report.html").read_text("utf-8")
+    assert "Without c in rounds 2, 3: it is not connected." in fedstrata.report(run.folder).read_text("utf-8")
 
 
 def test_a_site_that_lost_its_disk_is_greeted_again(job: Jobs, village: Village) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import NormalDist
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job.label_tables import TABLES
 from fedstrata.job.tables import Clients
+from fedstrata.plan.labels import sort_labels
 from fedstrata.plan.streams import SERVER
 
 Index = npt.NDArray[np.int64]
@@ -46,7 +46,7 @@ def partition(
         values: value of every row in the column that names the client, for ``column``.
         rng: the only source of chance.
         classes: the labels in their order, for ``label_sorted`` and ``label_table``; by default as
-            :func:`in_order` has them.
+            :func:`sort_labels` has them.
 
     Raises:
         UserError: there are too few rows, or sizes or values do not go with the other settings.
@@ -63,7 +63,7 @@ def partition(
         elif clients.partition in ("label_sorted", "label_table"):
             if labels is None:
                 raise UserError(f"[clients] partition: {clients.partition!r} needs a label for every row")
-            order = list(classes) or in_order(set(labels))
+            order = list(classes) or sort_labels(set(labels))
             if clients.partition == "label_sorted":
                 dealt = _sorted(count, labels, order, rng)
             else:
@@ -195,16 +195,6 @@ def _shares(clients: Clients, classes: Sequence[str]) -> Shares:
         )
     shares: Shares = made / sums[:, None]
     return shares
-
-
-def in_order(labels: Iterable[str]) -> list[str]:
-    """Labels in their order: numbers by value, words by the alphabet."""
-    found = sorted(labels)
-    try:
-        numbers = [float(label) for label in found]
-    except ValueError:
-        return found
-    return sorted(found, key=float) if all(map(math.isfinite, numbers)) else found
 
 
 def _fill(shards: list[list[int]], least: int, rng: np.random.Generator) -> None:

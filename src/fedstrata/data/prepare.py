@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstrata.data import demo
-from fedstrata.data.partition import in_order, partition
+from fedstrata.data.partition import partition
 from fedstrata.data.read import WORD_END, Rows, read
 from fedstrata.data.tokens import Tokens, pack, tokenize
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job.tables import Job, Source
 from fedstrata.plan.kinds import LANGUAGE, Index
+from fedstrata.plan.labels import sort_labels
 from fedstrata.plan.streams import SERVER, Streams
 from fedstrata.tasks import Examples
 from fedstrata.tasks.tag import UNLABELED
@@ -312,7 +313,7 @@ def _labels(job: Job, train: Rows, test: Rows) -> tuple[str, ...]:
     each = [_classes(rows.columns[column], job.task.kind == "tag") for rows in (train, test)]
     found = set.union(*each)
     named = train.classes.get(column, [])
-    labels = tuple(job.task.labels or (named if found <= set(named) else in_order(found)))
+    labels = tuple(job.task.labels or (named if found <= set(named) else sort_labels(found)))
     if strange := sorted(found - set(labels)):
         which = "train" if strange[0] in each[0] else "test"
         raise UserError(

@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from fedstrata.plan.kinds import PartKind
 
@@ -119,6 +120,13 @@ class Parts:
     def elements(self, names: Iterable[str]) -> int:
         """Number of elements of the named parts together."""
         return sum(self.by_name[name].elements for name in names)
+
+    def records(self) -> list[dict[str, Any]]:
+        """The parts in the model's order as a run's records have them: name, kind, depth, and bytes in fp32."""
+        return [
+            {"name": part.name, "kind": part.kind, "depth": part.depth, "bytes": 4 * part.elements}
+            for part in self.each
+        ]
 
     def adapted(self, names: Iterable[str]) -> tuple[str, ...]:
         """What stands for the named parts in training: of a layer its adapter, where the model has adapters.

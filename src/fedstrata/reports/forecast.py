@@ -1,4 +1,8 @@
-"""A forecast as tables for a terminal."""
+"""A forecast as tables for a terminal.
+
+The functions take what :func:`fedstrata.forecast` returns, a mapping from each method to its costs, or the costs
+of one method.
+"""
 
 from __future__ import annotations
 
@@ -9,57 +13,59 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fedstrata.reports.page import part_words
+from fedstrata.reports.parts import part_words, read_parts
 from fedstrata.reports.tables import MB, TERA, figure
 
 GB = 10**9
+"""Bytes in a GB."""
+Costs = Mapping[str, Any]
 
 
-def rounds_table(made: Mapping[str, Any]) -> Table:
-    """Every round of one client under one method, rounds that cost the same drawn together, and the totals."""
-    staged = any(round["stage"] for round in made["rounds"])
-    timed = "seconds" in made["total"]
+def rounds_table(costs: Costs) -> Table:
+    """Every round of one client under one method, equal rounds in a row as one line, and the totals."""
+    staged = any(record["stage"] for record in costs["rounds"])
+    timed = "seconds" in costs["total"]
+    parts = read_parts(costs.get("parts", ()))
     table = _table([*(["stage"] if staged else []), "rounds", "trains"], timed)
-    for first, last, round in _alike(made["rounds"]):
-        span = str(first) if first == last else f"{first}-{last}"
-        words = [span, part_words(round["trained"]) or "nothing", *_costs(round, timed)]
-        table.add_row(*map(Text, [round["stage"], *words] if staged else words))
+    for first, last, record in _spans(costs["rounds"]):
+        span = str(first + 1) if first == last else f"{first + 1}-{last + 1}"
+        words = [span, part_words(record["trained"], parts) or "nothing", *_cells(record, timed)]
+        table.add_row(*map(Text, [record["stage"], *words] if staged else words))
     table.add_section()
-    total = made["total"]
-    table.add_row(*map(Text, [*([""] if staged else []), "all", "", *_costs(total, timed)]))
+    table.add_row(*map(Text, [*([""] if staged else []), "all", "", *_cells(costs["total"], timed)]))
     return table
 
 
-def methods_table(made: Mapping[str, Mapping[str, Any]]) -> Table:
+def methods_table(forecast: Mapping[str, Costs]) -> Table:
     """One client's totals under several methods, and each method's share of the first one's bytes and FLOPs."""
-    timed = any("seconds" in one["total"] for one in made.values())
+    timed = any("seconds" in costs["total"] for costs in forecast.values())
     table = _table(["method", "rounds"], timed, shares=True)
-    first = next(iter(made.values()))["total"]
-    for name, one in made.items():
-        total = one["total"]
+    first = next(iter(forecast.values()))["total"]
+    for name, costs in forecast.items():
+        total = costs["total"]
         moved = _share(total["up_bytes"] + total["down_bytes"], first["up_bytes"] + first["down_bytes"])
         computed = _share(total["train_flops"], first["train_flops"])
-        table.add_row(*map(Text, [name, str(len(one["rounds"])), *_costs(total, timed), moved, computed]))
+        table.add_row(*map(Text, [name, str(len(costs["rounds"])), *_cells(total, timed), moved, computed]))
     return table
 
 
-def note(made: Mapping[str, Mapping[str, Any]]) -> str:
-    """Whose costs these are, on what grounds, and in which units."""
-    one = next(iter(made.values()))
-    setup = figure(one["setup"]["down_bytes"] / MB)
-    grounds = "; ".join(dict.fromkeys(one["holdings"]))
+def note(forecast: Mapping[str, Costs]) -> str:
+    """Whose costs these are, what they were computed from, and in which units."""
+    costs = next(iter(forecast.values()))
+    setup = figure(costs["setup"]["down_bytes"] / MB)
+    sources = "; ".join(dict.fromkeys(costs["holdings"]))
     return (
-        f"Costs of one client, {one['client']} of {one['clients']['count']}, over its rounds; beside them it "
-        f"receives {setup} MB of start models. Counted on: {grounds}. MB = 1 000 000 bytes of tensors; "
-        "TFLOPs of training; GB: the most it holds at once (weights, gradients, optimizer, activations)."
+        f"Costs of one client, {costs['client']} of {costs['clients']['count']}, over its rounds, plus {setup} MB "
+        f"of initial download. Computed from: {sources}. MB = 1 000 000 bytes of tensors; TFLOP: of training; "
+        "GB: peak memory (weights, gradients, optimizer, activations)."
     )
 
 
-def split_lines(made: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What passes the cut of a split model, a sentence for each method that has one."""
+def split_lines(forecast: Mapping[str, Costs]) -> list[str]:
+    """The traffic of split learning, a sentence for each method that has a cut."""
     lines = []
-    for name, one in made.items():
-        if cut := one["split"]:
+    for name, costs in forecast.items():
+        if cut := costs["split"]:
             batch, epoch, whole = (cut[f"{what}_bytes"] for what in ("batch", "epoch", "fedavg_round"))
             lines.append(
                 f"{name}: a batch moves up to {figure(batch / MB)} MB through the cut, an epoch "
@@ -69,15 +75,15 @@ def split_lines(made: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def unit_lines(made: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def unit_lines(forecast: Mapping[str, Costs]) -> list[str]:
     """The figures in a paper's unit, a sentence per method and stage; none where no unit was asked for."""
     lines = []
-    for name, one in made.items():
-        for stage in one.get("units", ()):
+    for name, costs in forecast.items():
+        for stage in costs.get("units", ()):
             where = f"{name}, {stage['stage']}" if stage["stage"] else name
             line = f"{where}: {stage['upload']:.2f} {stage['what']}, {100 * stage['of_fedavg']:.2f} % of FedAvg's"
             if "compute_of_fedavg" in stage:
-                line += f"; compute in round 0 {100 * stage['compute_of_fedavg']:.1f} % of FedAvg's"
+                line += f"; compute in round 1 {100 * stage['compute_of_fedavg']:.1f} % of FedAvg's"
             lines.append(line)
     return lines
 
@@ -86,29 +92,28 @@ def _table(heads: list[str], timed: bool, shares: bool = False) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for head in heads:
         table.add_column(head, overflow="fold")
-    costs = ["MB up", "MB down", "TFLOPs", "GB", *(["hours"] if timed else [])]
+    costs = ["MB up", "MB down", "TFLOP", "GB", *(["hours"] if timed else [])]
     for head in [*costs, *(["bytes", "FLOPs"] if shares else [])]:
         table.add_column(head, justify="right", no_wrap=True)
     return table
 
 
-def _costs(line: Mapping[str, Any], timed: bool) -> list[str]:
+def _cells(record: Mapping[str, Any], timed: bool) -> list[str]:
     units = {"up_bytes": MB, "down_bytes": MB, "train_flops": TERA, "peak_memory_bytes": GB}
-    made = [figure(line[key] / unit) for key, unit in units.items()]
-    return [*made, figure(line["seconds"] / 3600)] if timed else made
+    figures = [figure(record[key] / unit) for key, unit in units.items()]
+    return [*figures, figure(record["seconds"] / 3600)] if timed else figures
 
 
 def _share(value: int, whole: int) -> str:
     return f"{100 * value / whole:.1f} %" if whole else "–"
 
 
-def _alike(rounds: list[dict[str, Any]]) -> list[tuple[int, int, dict[str, Any]]]:
-    """Rounds in a row that cost the same: the first, the last, and one of them."""
-    made: list[tuple[int, int, dict[str, Any]]] = []
-    for round in rounds:
-        same = made and {**made[-1][2], "round": 0} == {**round, "round": 0}
-        if same:
-            made[-1] = (made[-1][0], round["round"], round)
+def _spans(records: list[dict[str, Any]]) -> list[tuple[int, int, dict[str, Any]]]:
+    """Rounds in a row that cost the same: the first, the last, and one of their records."""
+    spans: list[tuple[int, int, dict[str, Any]]] = []
+    for record in records:
+        if spans and {**spans[-1][2], "round": 0} == {**record, "round": 0}:
+            spans[-1] = (spans[-1][0], record["round"], record)
         else:
-            made.append((round["round"], round["round"], round))
-    return made
+            spans.append((record["round"], record["round"], record))
+    return spans

@@ -1,4 +1,4 @@
-"""Who holds what: the split of rows among clients as a table and as a picture."""
+"""Which client has which rows: a partition as a table and as a picture."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from fedstrata.data.partition import in_order
-
-Index = npt.NDArray[np.int64]
+from fedstrata.plan.kinds import Index
+from fedstrata.plan.labels import sort_labels
 
 WIDTH = 80
 """Columns of a terminal that the table keeps to."""
@@ -28,11 +27,11 @@ IN_TABLE, IN_PICTURE = 8, 30
 COLORS = [colormaps[name](i) for name in ("tab20", "tab20b") for i in range(20)]
 
 
-def split_table(shards: Mapping[str, Index], labels: Sequence[str] | None) -> Table:
+def partition_table(shards: Mapping[str, Index], labels: Sequence[str] | None) -> Table:
     """Rows, share and label counts of every client, and of all; for a terminal of 80 columns or more.
 
     Args:
-        shards: client -> its rows.
+        shards: client -> indices of its rows.
         labels: label of every row, if it has one.
     """
     sizes = [len(rows) for rows in shards.values()]
@@ -54,11 +53,11 @@ def split_table(shards: Mapping[str, Index], labels: Sequence[str] | None) -> Ta
     return table
 
 
-def split_picture(shards: Mapping[str, Index], labels: Sequence[str] | None) -> Figure:
+def partition_picture(shards: Mapping[str, Index], labels: Sequence[str] | None) -> Figure:
     """A bar of rows per client, from the top in the clients' order, stacked by label.
 
     Args:
-        shards: client -> its rows.
+        shards: client -> indices of its rows.
         labels: label of every row, if it has one.
     """
     heads, counts = label_counts(shards, labels, IN_PICTURE)
@@ -87,15 +86,15 @@ def label_counts(
 
     Of more than ``most`` labels the rarest are one, called "other". Without labels there are no columns.
     """
-    held = [Counter(() if labels is None else (labels[i] for i in rows)) for rows in shards.values()]
-    total = sum(held, Counter[str]())
+    counters = [Counter(() if labels is None else (labels[i] for i in rows)) for rows in shards.values()]
+    total = sum(counters, Counter[str]())
     by_count = sorted(total, key=lambda label: (-total[label], label))
-    own = in_order(by_count if len(by_count) <= most else by_count[: most - 1])
-    counts = [[client[label] for label in own] for client in held]
-    if len(own) < len(total):
-        counts = [[*row, client.total() - sum(row)] for row, client in zip(counts, held, strict=True)]
-        own.append("other")
-    return own, np.asarray(counts, dtype=np.int64).reshape(len(held), len(own))
+    heads = sort_labels(by_count if len(by_count) <= most else by_count[: most - 1])
+    counts = [[client[label] for label in heads] for client in counters]
+    if len(heads) < len(total):
+        counts = [[*row, client.total() - sum(row)] for row, client in zip(counts, counters, strict=True)]
+        heads.append("other")
+    return heads, np.asarray(counts, dtype=np.int64).reshape(len(counters), len(heads))
 
 
 def _cut(label: str, most: int) -> str:

@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from fedstrata.reports.parts import STACKED, PartRecord
 from fedstrata.reports.runs import Run, curve, model_parts, parts
 from fedstrata.reports.tables import MB, TERA
 
@@ -34,13 +35,22 @@ MARKS = ("o", "s", "^", "D", "v", "P")
 DASHES = ("-", "--", ":", "-.")
 LOWER_IS_BETTER = ("loss", "perplexity")
 AXES = {
-    "round": ("round\n(0 is the first, −1 the start model)", 1),
-    "bytes": ("MB of all clients, up + down\n(without the start model)", MB),
-    "flops": ("TFLOPs of all clients\n(work counted, not clock time)", TERA),
+    "round": ("round\n(0: before training)", 1),
+    "bytes": ("MB in total, all clients, up + down\n(without the initial download)", MB),
+    "flops": ("TFLOP, all clients\n(work counted, not wall time)", TERA),
 }
-"""What a score can stand against: the axis and its unit."""
+"""What a score can stand against: the axis's label and its unit."""
+PART_COLORS = {
+    "embeddings": "#7f7f7f",
+    "pooler": "#CC79A7",
+    "head": "#D55E00",
+    "hidden_states": "#009E73",
+    "activations": "#009E73",
+    "gradients": "#E69F00",
+}
+"""Of a kind of part, or of what else is communicated."""
 STATES = (
-    ("#ffffff", "not asked"),
+    ("#ffffff", "not sampled"),
     ("#e6e6e6", "not built"),
     ("#9ecae1", "built, frozen"),
     ("#08519c", "trained"),
@@ -91,7 +101,7 @@ def _picture(draw: Callable[P, Figure | None]) -> Callable[P, str]:
 
 @_picture
 def score_plot(runs: Sequence[Run], *against: Literal["round", "bytes", "flops"]) -> Figure | None:
-    """The headline score against rounds, MB or TFLOPs, a panel each; one line per run, all of one headline."""
+    """The headline score against rounds, MB or TFLOP, a panel each; one line per run, all of one headline."""
     curves = [(run, curve(run)) for run in runs if curve(run)]
     if not curves:
         return None
@@ -100,7 +110,7 @@ def score_plot(runs: Sequence[Run], *against: Literal["round", "bytes", "flops"]
     for axes, cost in zip(panels, against, strict=True):
         label, unit = AXES[cost]
         for i, (run, points) in enumerate(curves):
-            x = [getattr(point, cost) / unit for point in points]
+            x = [point.round + 1 if cost == "round" else getattr(point, cost) / unit for point in points]
             y = [point.score for point in points]
             dash = DASHES[i // len(COLORS) % len(DASHES)]
             axes.plot(x, y, dash, color=COLORS[i % len(COLORS)], marker="o", label=_short(run.name))
@@ -116,18 +126,18 @@ def score_plot(runs: Sequence[Run], *against: Literal["round", "bytes", "flops"]
 
 @_picture
 def sweep_plot(metric: str, points: Sequence[tuple[str, float, float, float, float]]) -> Figure | None:
-    """Mean score and its standard deviation against MB sent per client and against TFLOPs, a mark per row.
+    """Mean score and its standard deviation against MB sent per client and against TFLOP, a mark per row.
 
     Args:
         metric: the score's name.
-        points: of each row its name, mean, standard deviation, MB up per client, TFLOPs of all clients.
+        points: of each row its name, mean, standard deviation, MB up per client, TFLOP of all clients.
     """
     if not points:
         return None
     figure = Figure(figsize=(11, 3.4 + 0.06 * len(points)), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for place, (axes, label) in enumerate(
-        zip(panels, ("MB up per client\n(without the start model)", AXES["flops"][0]), strict=True)
+        zip(panels, ("MB up per client\n(without the initial download)", AXES["flops"][0]), strict=True)
     ):
         for i, (name, mean, sd, *costs) in enumerate(points):
             mark, color = MARKS[i // len(COLORS) % len(MARKS)], COLORS[i % len(COLORS)]
@@ -147,7 +157,8 @@ def bytes_plot(run: Run) -> Figure | None:
     if not sent:
         return None
     rounds = range(1 + max(at for _, _, at in sent))
-    colors = {name: color for name, color in part_colors(parts(run)).items() if name in {n for _, n, _ in sent}}
+    sent_parts = {name for _, name, _ in sent}
+    colors = {name: color for name, color in part_colors(run).items() if name in sent_parts}
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     titles = {"up": "up: clients to server", "down": "down: server to clients"}
@@ -158,7 +169,7 @@ def bytes_plot(run: Run) -> Figure | None:
             _bars(axes, base, top, color)
             base = top
         axes.set_title(title)
-        axes.set_xlabel("round (the first is 0)")
+        axes.set_xlabel("round")
         _whole_numbers(axes)
     panels[0].set_ylabel("MB, all clients")
     keys = [Patch(color=color, label=name) for name, color in reversed(colors.items())]
@@ -177,14 +188,14 @@ def loss_plot(run: Run) -> Figure | None:
     few = len(names) <= len(COLORS)
     figure, axes = _small()
     for i, name in enumerate(names):
-        x, y = zip(*((line["round"], line["loss"]) for line in lines if line["client"] == name), strict=True)
+        x, y = zip(*((line["round"] + 1, line["loss"]) for line in lines if line["client"] == name), strict=True)
         if few:
             axes.plot(x, y, color=COLORS[i], marker="o", label=_short(name))
         else:
             axes.plot(x, y, color="#bbbbbb", linewidth=0.8, label=None if i else f"each of {len(names)} clients")
     if not few:
-        axes.plot(*_mean_loss(lines), color=COLORS[0], marker="o", label="their mean, weighted by examples")
-    axes.set_xlabel("round (the first is 0)")
+        axes.plot(*_mean_loss(lines), color=COLORS[0], marker="o", label="mean, weighted by examples")
+    axes.set_xlabel("round")
     axes.set_ylabel("training loss (lower is better)")
     _whole_numbers(axes)
     figure.legend(loc="outside lower center", ncols=3)
@@ -199,11 +210,11 @@ def schedule_plot(run: Run, client: str) -> Figure | None:
     rows = model_parts(run)
     if not shown or not rows:
         return None
-    cells = [[_state(name, lines.get(at)) for at in shown] for name in rows]
+    cells = [[_state(run.parts[name], lines.get(at)) for at in shown] for name in rows]
     figure, axes = _small()
     axes.grid(False)
     axes.pcolormesh(
-        [at - 0.5 for at in (*shown, len(shown))],
+        [at + 0.5 for at in (*shown, len(shown))],
         [i - 0.5 for i in range(len(rows) + 1)],
         cells,
         cmap=ListedColormap([color for color, _ in STATES]),
@@ -213,7 +224,7 @@ def schedule_plot(run: Run, client: str) -> Figure | None:
         linewidth=1 if len(shown) <= 30 else 0.2,
     )
     axes.set_yticks(range(len(rows)), rows)
-    axes.set_xlabel("round (the first is 0)" if len(shown) < ROUNDS_SHOWN else f"the first {ROUNDS_SHOWN} rounds")
+    axes.set_xlabel("round" if len(shown) < ROUNDS_SHOWN else f"the first {ROUNDS_SHOWN} rounds")
     _whole_numbers(axes)
     present = sorted({cell for row in cells for cell in row}, reverse=True)
     keys = [Patch(facecolor=STATES[i][0], edgecolor="#888888", label=STATES[i][1]) for i in present]
@@ -222,21 +233,21 @@ def schedule_plot(run: Run, client: str) -> Figure | None:
 
 
 @_picture
-def split_plot(split: dict[str, Any]) -> Figure | None:
-    """Who holds what: a bar per client, in examples, or in rows stacked by label; rare labels are one group."""
-    held: dict[str, Any] = split.get("clients", {})
-    if not held:
+def partition_plot(partition: dict[str, Any]) -> Figure | None:
+    """A bar per client, in examples, or in rows stacked by label; rare labels are one group."""
+    clients: dict[str, Any] = partition.get("clients", {})
+    if not clients:
         return None
-    bars = _label_counts(list(held.values()))
+    bars = _label_counts(list(clients.values()))
     figure = Figure(figsize=(11, 3.6), layout="constrained")
     axes = figure.add_subplot()
     axes.grid(False, axis="x")
-    base = [0] * len(held)
+    base = [0] * len(clients)
     for color, (label, step) in zip(COLORS, bars.items(), strict=False):
-        axes.bar(range(len(held)), step, 0.8, base, color=color, label=_short(label))
+        axes.bar(range(len(clients)), step, 0.8, base, color=color, label=_short(label))
         base = [below + more for below, more in zip(base, step, strict=True)]
-    ticks = range(0, len(held), math.ceil(len(held) / NAMES_SHOWN))
-    names = [_short(name) for name in held]
+    ticks = range(0, len(clients), math.ceil(len(clients) / NAMES_SHOWN))
+    names = [_short(name) for name in clients]
     upright = len(ticks) * max(map(len, names)) <= CHARACTERS_ACROSS
     axes.set_xticks(ticks, [names[i] for i in ticks], rotation=0 if upright else 90)
     axes.set_ylabel("examples" if list(bars) == ["examples"] else "rows")
@@ -245,14 +256,14 @@ def split_plot(split: dict[str, Any]) -> Figure | None:
     return figure
 
 
-def part_colors(names: Sequence[str]) -> dict[str, str]:
-    """A color for every part: the layers, in order, from light to dark blue."""
-    fixed = {"embeddings": "#7f7f7f", "pooler": "#CC79A7", "head": "#D55E00"}
-    fixed |= {"features": "#009E73", "activations": "#009E73", "gradients": "#E69F00"}
-    layers = [name for name in names if name.startswith("layer.")]
+def part_colors(run: Run) -> dict[str, str]:
+    """A color for whatever a run communicated: the layers, in order, from light to dark blue."""
+    names = parts(run)
+    stacked = [name for name in names if name in run.parts and run.parts[name].kind in STACKED]
     blues = matplotlib.colormaps["Blues"]
-    ramp = {name: to_hex(blues(0.25 + 0.75 * i / max(1, len(layers) - 1))) for i, name in enumerate(layers)}
-    return {name: ramp.get(name) or fixed.get(name, "#000000") for name in names}
+    ramp = {name: to_hex(blues(0.25 + 0.75 * i / max(1, len(stacked) - 1))) for i, name in enumerate(stacked)}
+    kinds = {name: run.parts[name].kind if name in run.parts else name for name in names}
+    return {name: ramp.get(name) or PART_COLORS.get(kinds[name], "#000000") for name in names}
 
 
 def _small() -> tuple[Figure, Axes]:
@@ -266,32 +277,32 @@ def _whole_numbers(axes: Axes) -> None:
 
 
 def _bars(axes: Axes, base: Sequence[float], top: Sequence[float], color: str) -> None:
-    """One bar per round from ``base`` to ``top``, as a single shape, which keeps long runs small."""
-    edges = [at + side for at in range(len(top)) for side in (-0.4, 0.4)]
+    """One bar per round, from 1, from ``base`` to ``top``, as a single shape, which keeps long runs small."""
+    edges = [at + side for at in range(1, len(top) + 1) for side in (-0.4, 0.4)]
     heights, floors = ([y for value in line for y in (value, 0)][:-1] for line in (top, base))
     axes.stairs(heights, edges, baseline=floors, fill=True, color=color)
 
 
-def _state(part: str, line: dict[str, Any] | None) -> int:
+def _state(part: PartRecord, line: dict[str, Any] | None) -> int:
     """The place in ``STATES`` of a part in a client's line of one round."""
     if line is None:
         return 0
-    if part in line["trained"]:
+    if part.name in line["trained"]:
         return 3
-    if part in line.get("server", ()):
+    if part.name in line.get("server", ()):
         return 4
-    built = not part.startswith("layer.") or int(part.removeprefix("layer.")) in line["layers"]
-    return 2 if built else 1
+    return 2 if part.depth is None or part.depth in line["layers"] else 1
 
 
 def _mean_loss(lines: Sequence[dict[str, Any]]) -> tuple[list[int], list[float]]:
+    """Rounds, from 1, and the clients' mean loss in each, weighted by their examples."""
     weighted: defaultdict[int, float] = defaultdict(float)
     weights = Counter[int]()
     for line in lines:
         weighted[line["round"]] += line["loss"] * line["examples"]
         weights[line["round"]] += line["examples"]
     rounds = sorted(weights)
-    return rounds, [weighted[at] / weights[at] for at in rounds]
+    return [at + 1 for at in rounds], [weighted[at] / weights[at] for at in rounds]
 
 
 def _label_counts(clients: Sequence[dict[str, Any]]) -> dict[str, list[int]]:
@@ -302,8 +313,8 @@ def _label_counts(clients: Sequence[dict[str, Any]]) -> dict[str, list[int]]:
     if not total:
         return {"examples": [client["examples"] for client in clients]}
     rare = {label for label, _ in total.most_common()[len(COLORS) - 1 :]} if len(total) > len(COLORS) else set()
-    own = [label for label in total if label not in rare]
-    counts = {label: [(client["labels"] or {}).get(label, 0) for client in clients] for label in own}
+    shown = [label for label in total if label not in rare]
+    counts = {label: [(client["labels"] or {}).get(label, 0) for client in clients] for label in shown}
     if rare:
         counts[f"{len(rare)} rarer labels"] = [
             sum(n for label, n in (client["labels"] or {}).items() if label in rare) for client in clients

@@ -6,18 +6,21 @@ import json
 import math
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from fedstrata.errors import UserError
+from fedstrata.plan.kinds import FORMAT
 from fedstrata.plan.streams import SERVER
+from fedstrata.reports.parts import PartRecord, read_parts
 
 SETUP = "setup"
-"""The phase in which the start model is shipped; no total of a run counts it."""
+"""The phase of the initial download, the start model; no total of a run counts it."""
 FILES = ("result.json", "job.toml", "partition.json", "rounds.jsonl", "ledger.jsonl", "stages")
+"""What a run folder may hold; at least one of them makes it one."""
 
 
 @dataclass(frozen=True)
@@ -28,29 +31,31 @@ class Run:
         name: the folder's name.
         result: ``result.json``; of a run that wrote none, the same keys from what it had recorded.
         job: the resolved job, table by table.
-        split: who held how many rows, examples and labels.
+        partition: how many rows, examples and labels each client had.
+        parts: the model's parts by name, in the model's order.
         rounds: one line per round and client, and one per scored round with client ``server``.
         ledger: one line per transfer, in bytes.
-        stages: the stages of a job that has several; rounds, ledger and split are then theirs.
+        stages: the stages of a job that has several; they have the rounds, ledger, partition and parts.
     """
 
     name: str
     result: dict[str, Any]
     job: dict[str, Any]
-    split: dict[str, Any]
+    partition: dict[str, Any]
+    parts: Mapping[str, PartRecord]
     rounds: tuple[dict[str, Any], ...]
     ledger: tuple[dict[str, Any], ...]
     stages: tuple[Run, ...] = ()
 
     @property
-    def each(self) -> tuple[Run, ...]:
+    def stage_runs(self) -> tuple[Run, ...]:
         """The stages, or the run itself where it has only one."""
         return self.stages or (self,)
 
     @property
     def clients(self) -> list[str]:
-        """The clients' names: those of the result, else those of the split."""
-        return list(self.result["clients"] or self.split.get("clients", {}))
+        """The clients' names: those of the result, else those of the partition."""
+        return list(self.result["clients"] or self.partition.get("clients", {}))
 
     @property
     def work(self) -> list[dict[str, Any]]:
@@ -61,10 +66,6 @@ class Run:
     def transfers(self) -> list[dict[str, Any]]:
         """The lines of ``ledger`` after setup."""
         return [line for line in self.ledger if line["phase"] != SETUP]
-
-
-ORDER = ("embeddings", "layer", "pooler", "head")
-"""Kinds of parts, from the bottom up."""
 
 
 class Point(NamedTuple):
@@ -80,18 +81,38 @@ def load_run(folder: Path) -> Run:
     """Read a run folder; of a run that was killed, what it had written.
 
     Raises:
-        UserError: the folder is no run folder, or one of its files cannot be read.
+        UserError: the folder is no run folder, another version wrote it, or one of its files cannot be read.
     """
     if not any((folder / name).exists() for name in FILES):
         raise UserError(f"{folder}: is not a run folder; it holds none of {', '.join(FILES)}")
-    result = _json(folder / "result.json")
+    result, job = _object(folder / "result.json"), _toml(folder / "job.toml")
+    check_format(folder, result if (folder / "result.json").exists() else {"format": FORMAT, **job})
     names = result.get("stages") or _stages_on_disk(folder / "stages")
     stages = tuple(load_run(folder / "stages" / n) for n in names if (folder / "stages" / n).is_dir())
-    job = _toml(folder / "job.toml")
     rounds, ledger = _lines(folder / "rounds.jsonl"), _lines(folder / "ledger.jsonl")
     recorded = _summed(stages) if stages else _recorded(job, rounds, ledger)
-    split = _json(folder / "partition.json")
-    return Run(folder.resolve().name, {**recorded, **result}, job, split, rounds, ledger, stages)
+    return Run(
+        name=folder.resolve().name,
+        result={**recorded, **result},
+        job=job,
+        partition=_object(folder / "partition.json"),
+        parts=read_parts(_json(folder / "parts.json", "[]")),
+        rounds=rounds,
+        ledger=ledger,
+        stages=stages,
+    )
+
+
+def check_format(folder: Path, content: Mapping[str, Any]) -> None:
+    """Refuse files that another version of FedStrata wrote.
+
+    Raises:
+        UserError: the content of one of them has no format or another one.
+    """
+    found = content.get("format", 1)
+    if found != FORMAT:
+        age = "a newer" if isinstance(found, int) and found > FORMAT else "an older"
+        raise UserError(f"{folder}: was written by {age} version of FedStrata and cannot be read by this one")
 
 
 def load_runs(folders: Sequence[Path]) -> list[Run]:
@@ -109,7 +130,7 @@ def load_runs(folders: Sequence[Path]) -> list[Run]:
 
 def upto(run: Run, stage: str) -> Run | None:
     """A stage together with those that its model comes from, as one run; None where there is no such stage."""
-    stages = {one.result["stage"]: one for one in run.each}
+    stages = {stage_run.result["stage"]: stage_run for stage_run in run.stage_runs}
     chain: list[Run] = []
     while stage in stages:
         chain.insert(0, stages.pop(stage))
@@ -120,17 +141,17 @@ def upto(run: Run, stage: str) -> Run | None:
 
 
 def parts(run: Run) -> list[str]:
-    """The parts a run (or stage) names anywhere, in the model's order; what else crossed the wire comes last."""
+    """The parts a run (or stage) names anywhere, in the model's order; what else was communicated comes last."""
     names = {line["part"] for line in run.ledger}
     for line in run.work:
         names.update(line.get("trained", ()), line.get("sent", ()))
-        names.update(f"layer.{i}" for i in line.get("layers", ()))
-    return sorted(names, key=_place)
+        names.update(part.name for part in run.parts.values() if part.depth in line.get("layers", ()))
+    return [name for name in run.parts if name in names] + sorted(names - set(run.parts))
 
 
 def model_parts(run: Run) -> list[str]:
     """The parts of the model alone, of those that :func:`parts` has."""
-    return [name for name in parts(run) if name.partition(".")[0] in ORDER]
+    return [name for name in parts(run) if name in run.parts]
 
 
 def headline(run: Run, score: dict[str, float] | None) -> float | None:
@@ -141,8 +162,8 @@ def headline(run: Run, score: dict[str, float] | None) -> float | None:
 def score(run: Run) -> tuple[float | None, float | None]:
     """The run's headline score, and its standard deviation where it is a mean over clients' own models."""
     value = headline(run, run.result["score"])
-    each = [headline(run, client.get("score")) for client in run.result["clients"].values()]
-    known = [one for one in each if one is not None]
+    own = [headline(run, client.get("score")) for client in run.result["clients"].values()]
+    known = [own_score for own_score in own if own_score is not None]
     if not known:
         return value, None
     return fmean(known) if value is None else value, stdev(known) if len(known) > 1 else None
@@ -154,7 +175,7 @@ def curve(run: Run) -> list[Point]:
     Of a run with stages, those of the last stage; what the earlier stages cost is counted in. Of a run that scored
     its clients' own models only, one point, its end.
     """
-    *earlier, last = run.each
+    *earlier, last = run.stage_runs
     spent = sum(stage.result["bytes"]["up"] + stage.result["bytes"]["down"] for stage in earlier)
     worked = sum(stage.result["flops"] for stage in earlier)
     moved = _per_round(last.transfers, "bytes")
@@ -175,12 +196,6 @@ def _per_round(lines: Iterable[dict[str, Any]], *fields: str) -> Counter[int]:
     for line in lines:
         total[line["round"]] += sum(line.get(field, 0) for field in fields)
     return total
-
-
-def _place(part: str) -> tuple[int, int, str]:
-    """Where a part stands in a model: embeddings, layers, pooler, head, and what else there is."""
-    kind, _, number = part.partition(".")
-    return (ORDER.index(kind) if kind in ORDER else len(ORDER), int(number) if number.isdigit() else 0, part)
 
 
 def _recorded(
@@ -237,11 +252,15 @@ def _text(path: Path) -> str:
         raise UserError(f"{path}: cannot be read ({error})") from None
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path, empty: str) -> Any:
     try:
-        content = json.loads(_text(path) or "{}")
+        return json.loads(_text(path) or empty)
     except json.JSONDecodeError as error:
         raise UserError(f"{path}: is not JSON: {error}") from None
+
+
+def _object(path: Path) -> dict[str, Any]:
+    content = _json(path, "{}")
     if not isinstance(content, dict):
         raise UserError(f"{path}: must hold one JSON object, found {type(content).__name__}")
     return content
@@ -255,7 +274,7 @@ def _toml(path: Path) -> dict[str, Any]:
 
 
 def _lines(path: Path) -> tuple[dict[str, Any], ...]:
-    """The objects of a jsonl file; a last line that a kill cut short is left out."""
+    """The objects of a jsonl file; a last line that a kill cut short is dropped."""
     texts = path.read_bytes().splitlines() if path.exists() else []
     lines = []
     for number, text in enumerate(texts, 1):

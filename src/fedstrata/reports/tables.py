@@ -15,9 +15,10 @@ from fedstrata.reports.runs import Run, headline, score
 MB = 10**6
 """Bytes in an MB; the report knows no MiB."""
 TERA = 10**12
+"""FLOPs in a TFLOP."""
 NOTE = (
-    "MB = 1 000 000 bytes: mean per client over all rounds, without the start model. "
-    "TFLOPs: work counted over all clients, not clock time."
+    "MB = 1 000 000 bytes: mean per client over all rounds, without the initial download. "
+    "TFLOP: work counted over all clients, not wall time."
 )
 
 
@@ -26,8 +27,8 @@ def result_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
     Of a run with stages the score is the last stage's and the costs are sums over the stages. A run without a
     server model has as score the mean over its clients, and beside it ``spread``, their standard deviation.
-    ``up_mb``, ``down_mb`` and ``setup_mb`` (the start model) are MB per client, ``total_mb`` is up and down of all
-    clients, ``tflops`` is 10^12 FLOPs of all clients, ``seconds`` is clock time. What is not known is None.
+    ``up_mb``, ``down_mb`` and ``setup_mb`` (the initial download) are MB per client, ``total_mb`` is up and down
+    of all clients, ``tflops`` is 10^12 FLOPs of all clients, ``seconds`` is wall time. What is not known is None.
     """
     return [_row(run) for run in runs]
 
@@ -36,24 +37,24 @@ def client_rows(run: Run) -> list[dict[str, Any]]:
     """One row per client of a run or stage, from its own lines.
 
     ``rounds`` counts those in which the client answered; ``up_mb`` and ``down_mb`` are MB after setup, ``tflops``
-    10^12 FLOPs, ``seconds`` clock time, ``loss`` the last one; ``score`` is the headline's, None if not measured.
+    10^12 FLOPs, ``seconds`` wall time, ``loss`` the last one; ``score`` is the headline's, None if not measured.
     """
     rows = []
     work_of, moved_of = _by_client(run.work), _by_client(run.transfers)
     for client in run.clients:
         work, moved = work_of[client], moved_of[client]
-        told = run.result["clients"].get(client) or run.split["clients"][client]
+        record = run.result["clients"].get(client) or run.partition["clients"][client]
         rows.append(
             {
                 "client": client,
-                "examples": told["examples"],
+                "examples": record["examples"],
                 "rounds": len(work),
                 "up_mb": sum(line["bytes"] for line in moved if line["direction"] == "up") / MB,
                 "down_mb": sum(line["bytes"] for line in moved if line["direction"] == "down") / MB,
                 "tflops": sum(line["flops"] for line in work) / TERA,
                 "seconds": sum(line["seconds"] for line in work),
                 "loss": work[-1]["loss"] if work else None,
-                "score": headline(run, told.get("score")),
+                "score": headline(run, record.get("score")),
             }
         )
     return rows
@@ -64,7 +65,7 @@ def result_table(runs: Sequence[Run]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=NOTE, caption_justify="left")
     for header in ("run", "method"):
         table.add_column(header, overflow="fold")
-    for header in ("score", "MB up\n/client", "MB down\n/client", "TFLOPs", "seconds"):
+    for header in ("score", "MB up\n/client", "MB down\n/client", "TFLOP", "seconds"):
         table.add_column(header, justify="right", no_wrap=True)
     for row in result_rows(runs):
         costs = [figure(row[key]) for key in ("up_mb", "down_mb", "tflops")]
@@ -100,7 +101,7 @@ def _by_client(lines: Sequence[dict[str, Any]]) -> defaultdict[str, list[dict[st
 def _row(run: Run) -> dict[str, Any]:
     result = run.result
     value, spread = score(run)
-    methods = [stage.result["method"] for stage in run.each]
+    methods = [stage.result["method"] for stage in run.stage_runs]
     return {
         "run": run.name,
         "method": " → ".join(methods),
@@ -110,7 +111,7 @@ def _row(run: Run) -> dict[str, Any]:
         "score": value,
         "spread": spread,
         "clients": len(run.clients),
-        "rounds": sum(stage.result["rounds"] for stage in run.each),
+        "rounds": sum(stage.result["rounds"] for stage in run.stage_runs),
         "up_mb": _per_client(run, "up"),
         "down_mb": _per_client(run, "down"),
         "setup_mb": _per_client(run, "setup"),
@@ -132,7 +133,7 @@ def _score_lines(row: dict[str, Any]) -> str:
 
 def _per_client(run: Run, key: str) -> float | None:
     """MB per client, summed over the stages, whose clients may differ in number."""
-    if not all(stage.clients for stage in run.each):
+    if not all(stage.clients for stage in run.stage_runs):
         return None
-    total: float = sum(stage.result["bytes"][key] / len(stage.clients) for stage in run.each)
+    total: float = sum(stage.result["bytes"][key] / len(stage.clients) for stage in run.stage_runs)
     return total / MB

@@ -13,6 +13,7 @@ from typing import Any
 from fedstrata.cost.ledger import totals
 from fedstrata.cost.target import reached
 from fedstrata.job.tables import Job, method_name
+from fedstrata.plan.kinds import FORMAT
 from fedstrata.plan.streams import SERVER
 from fedstrata.server.state import records
 from fedstrata.wire.store import write_bytes
@@ -70,6 +71,7 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
     met = None if wanted is None else reached(wanted, job.task.headline, rounds, ledger)
     target = {"score": wanted, "rounds": met and met.rounds, "bytes": met and met.bytes}
     result = {
+        "format": FORMAT,
         "status": status,
         "message": message,
         "stage": job.stage,

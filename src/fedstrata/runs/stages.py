@@ -15,8 +15,6 @@ from fedstrata.events import StageEnded
 from fedstrata.job.file import Overrides, load
 from fedstrata.job.tables import Job
 from fedstrata.models import checkpoints, scratch
-from fedstrata.reports.page import write_page
-from fedstrata.reports.runs import load_run
 from fedstrata.runs.folder import check_output_dir, same_job, status_on_disk
 from fedstrata.runs.notes import check_permission
 from fedstrata.runs.result import Result, combine_stages, read_result, read_status
@@ -65,9 +63,7 @@ def run_job(
             for job, rows, start, place in zip(jobs, data, starts, places, strict=True):
                 begin = start or str(results[job.start].model)
                 results[job.stage] = run_stage(job, rows, begin, place, tell, far)
-    result = combine_stages(list(results.values()), folder) if len(jobs) > 1 else results[job.stage]
-    write_page([load_run(folder)], folder / "report.html")
-    return result
+    return combine_stages(list(results.values()), folder) if len(jobs) > 1 else results[job.stage]
 
 
 def _start(job: Job, data: Prepared, place: Path, near: Path | None, made: Path) -> str:

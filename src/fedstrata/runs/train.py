@@ -80,6 +80,7 @@ def train_stage(stage: Stage) -> None:
     half = _server_half(stage, server, plan)
     with _engine(stage, weights, server, half) as (engine, sizes):
         _write_partition(stage, sizes)
+        write_bytes(folder / "parts.json", json.dumps(server.parts.records(), indent=1).encode())
         rounds = Rounds(
             method=job.method,
             task=job.task.kind,

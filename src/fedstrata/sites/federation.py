@@ -17,13 +17,13 @@ import torch
 from filelock import FileLock, Timeout
 
 from fedstrata.client.setup import Ready
-from fedstrata.data.partition import in_order
 from fedstrata.data.prepare import Prepared
 from fedstrata.errors import UserError
 from fedstrata.events import Event, Missed
 from fedstrata.job.tables import Engine, Job, method_name
 from fedstrata.models import checkpoints
 from fedstrata.plan.kinds import Weights
+from fedstrata.plan.labels import sort_labels
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.streams import Streams
@@ -63,7 +63,7 @@ class Federation:
 
 def names_of(job: Job) -> list[str]:
     """The sites that the job's federation names, in canonical order."""
-    return in_order(_settings(job.engine).sites)
+    return sort_labels(_settings(job.engine).sites)
 
 
 def settle_sites(job: Job) -> Job:

@@ -41,7 +41,15 @@ from fedstrata.server.layers import ServerLayers
 from fedstrata.server.rounds import Rounds
 from fedstrata.server.server import Server, ServerOptimizer
 from fedstrata.server.trainer import ServerTrainer
-from fedstrata.sites.federation import Federation, check_sites, federation, names_of, settle_sites, sites
+from fedstrata.sites.federation import (
+    Federation,
+    RemoteStage,
+    check_sites,
+    federation,
+    names_of,
+    remote_engine,
+    settle_sites,
+)
 from fedstrata.wire.store import Store, write_bytes
 
 Tell = Callable[[Event], None]
@@ -206,7 +214,8 @@ def _clients(
 ) -> Iterator[tuple[Engine, dict[str, int]]]:
     """What reaches the clients, and how many examples each has."""
     if far is not None:
-        with sites(job, data, ready, start, layers, folder, tell, far) as reached:
+        stage = RemoteStage(job, data.labels, ready.loaded, ready.worker.parts, start, layers, folder)
+        with remote_engine(stage, far, tell) as reached:
             yield reached
         return
     engine = LocalEngine(

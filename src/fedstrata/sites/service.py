@@ -27,18 +27,18 @@ from fedstrata.plan.parts import Parts
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.setup import SENT, Ready, head_of, make_ready, settle
 from fedstrata.server.state import fingerprint
+from fedstrata.sites.headers import Header
 from fedstrata.sites.messages import (
     Envelope,
     FarewellHeader,
-    Header,
     HelloHeader,
     RefusalHeader,
     StartHeader,
     WelcomeHeader,
-    of_reply,
-    request_in,
-    seal,
-    unseal,
+    decode_message,
+    decode_request,
+    encode_message,
+    encode_reply,
 )
 from fedstrata.sites.settings import SiteSettings
 from fedstrata.sites.site import Site
@@ -98,7 +98,7 @@ class SiteService:
             return self.settings.name.encode()
         run = ""
         try:
-            envelope = unseal(message, "hello", "start", "request", "farewell")
+            envelope = decode_message(message, "hello", "start", "request", "farewell")
             run = envelope.run
             if not re.fullmatch(r"[0-9a-f]{32}", run):
                 raise WireError("run: must be 32 hexadecimal digits")
@@ -106,30 +106,32 @@ class SiteService:
             return self._answer(envelope)
         except Refused as error:
             LOG.warning("run %s: refused: %s", run, error)
-            return seal(run, RefusalHeader(reason=f"refuses: {error}", final=True))
+            return encode_message(run, RefusalHeader(reason=f"refuses: {error}", final=True))
         except WireError as error:
             LOG.warning("run %s: cannot do what it is asked: %s", run, error)
-            return seal(run, RefusalHeader(reason=f"cannot do what it is asked: {error}"[:1000], final=False))
+            return encode_message(
+                run, RefusalHeader(reason=f"cannot do what it is asked: {error}"[:1000], final=False)
+            )
         except UserError as error:
             LOG.error("run %s: %s", run, error)
-            return seal(run, _failed("its data, model or device cannot be used; its own log says why"))
+            return encode_message(run, _failed("its data, model or device cannot be used; its own log says why"))
         except Exception as error:
             LOG.exception("run %s", run)
-            return seal(run, _failed(f"{type(error).__name__}; its own log says more"))
+            return encode_message(run, _failed(f"{type(error).__name__}; its own log says more"))
 
     def _answer(self, envelope: Envelope) -> bytes:
         run, header, weights = envelope.run, envelope.header, envelope.weights
         if isinstance(header, HelloHeader):
-            return seal(run, self._greeted(run, header, weights))
+            return encode_message(run, self._greeted(run, header, weights))
         seat = self._set_parameters(run)
         if isinstance(header, StartHeader):
-            return seal(run, self._begin(run, seat, weights))
+            return encode_message(run, self._begin(run, seat, weights))
         if isinstance(header, FarewellHeader):
-            return seal(run, self._end(run, seat, header.save))
+            return encode_message(run, self._end(run, seat, header.save))
         site = self._site(run, seat)
-        request = request_in(envelope)
+        request = decode_request(envelope)
         LOG.info("run %s: round %d: %s", run, request.round, request.phase)
-        return of_reply(run, site.answer(request))
+        return encode_reply(run, site.answer(request))
 
     def _greeted(self, run: str, hello: HelloHeader, files: Weights) -> Header:
         if hello.version != (here := version("fedstrata")):
@@ -142,7 +144,7 @@ class SiteService:
             if not FILES.fullmatch(name) or (name.endswith(".json") and "auto_map" in json.loads(text)):
                 raise Refused(f"the model comes with code of its own ({name})")
             write_bytes(folder / "start" / name, text)
-        write_bytes(folder / "hello", seal(run, hello))
+        write_bytes(folder / "hello", encode_message(run, hello))
         self.seats = {run: SiteRun(hello, job)}  # of other runs nothing stays in memory
         LOG.info("run %s: %s, %s", run, hello.stage or "one stage", method_name(job.method))
         return self._welcome(run, self.seats[run])
@@ -271,7 +273,7 @@ class SiteService:
             path = self._folder(run) / "hello"
             if not path.exists():
                 raise WireError("this run is not known here")
-            hello = unseal(path.read_bytes(), "hello").header
+            hello = decode_message(path.read_bytes(), "hello").header
             assert isinstance(hello, HelloHeader)
             self.seats = {run: SiteRun(hello, self._job(hello, self._folder(run)))}
             self._permit(self.seats[run].job)  # its settings may have changed

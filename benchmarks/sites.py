@@ -64,7 +64,7 @@ LONG = 120.0
 SYLLABLES = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
 PROCESSES = multiprocessing.get_context("forkserver")
 """Of those that are no commands; what they need is imported once."""
-PROCESSES.set_forkserver_preload(["transformers", "fedstrata.sites.stream", "fedstrata.runs.setup"])
+PROCESSES.set_forkserver_preload(["transformers", "fedstrata.sites.activation_server", "fedstrata.runs.setup"])
 CONSOLE = Console(highlight=False, width=None if sys.stdout.isatty() else 119)
 
 
@@ -540,6 +540,7 @@ class Party:
         import numpy as np
         import torch
         import transformers
+        from fedstrata.runs.setup import settle_precision
 
         from fedstrata.client.trainer import Worker
         from fedstrata.data.tokens import Tokens
@@ -547,7 +548,6 @@ class Party:
         from fedstrata.methods import METHODS
         from fedstrata.models.parts import find_parts
         from fedstrata.plan.streams import Streams
-        from fedstrata.runs.setup import settle_precision
         from fedstrata.tasks import Examples
         from fedstrata.tasks.mlm import MaskedLM
 
@@ -596,7 +596,7 @@ def be_server(pipe: Any, folder: Path, tls: tuple[bytes, bytes], sizes: tuple[st
     from fedstrata.events import Stepped
     from fedstrata.server.layers import ServerLayers
     from fedstrata.server.server import Server
-    from fedstrata.sites.stream import ActivationServer
+    from fedstrata.sites.activation_server import ActivationServer
 
     party = Party(*sizes)
     worker, parts, plan = party.worker, party.parts, party.plan
@@ -634,7 +634,7 @@ def be_server(pipe: Any, folder: Path, tls: tuple[bytes, bytes], sizes: tuple[st
 def be_site(pipe: Any, name: str, folder: Path, ca: bytes, port: int, sizes: tuple[str, int, int, int]) -> None:
     """The process of a site."""
     from fedstrata.client.trainer import finish, handle
-    from fedstrata.sites.stream import ActivationClient
+    from fedstrata.sites.activation_client import ActivationClient
     from fedstrata.wire.store import Store
 
     party = Party(*sizes)

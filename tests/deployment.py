@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import tomli_w
+import tomlkit
 
 from fedstrata.sites.provision import init
 from tiny import SENTENCES
@@ -104,7 +104,7 @@ class Deployment:
 
     def run(self, job: Mapping[str, Any], out: str, *words: str) -> subprocess.Popen[bytes]:
         """Start a run between the sites."""
-        (self.folder / "job.toml").write_text(tomli_w.dumps(dict(job)), "utf-8")
+        (self.folder / "job.toml").write_text(tomlkit.dumps(dict(job)), "utf-8")
         return self.spawn(out, *RUN.split()[1:], f"output.dir={out}", *words)
 
     def finish(self, job: Mapping[str, Any], out: str, *words: str) -> Path:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from fedstrata.runs.setup import make_ready, settle
 from safetensors.torch import load_file
 
 import fedstrata
@@ -23,7 +24,6 @@ from fedstrata.methods.fedbert import FedBERT
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
-from fedstrata.runs.setup import make_ready, settle
 from fedstrata.server.layers import SplitSession
 from fedstrata.wire.activations import message_bytes
 from fedstrata.wire.store import read_tensors

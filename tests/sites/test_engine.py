@@ -12,16 +12,16 @@ from fedstrata.events import Waiting
 from fedstrata.plan.messages import NoReply, Reply, Request
 from fedstrata.plan.plan import Plan
 from fedstrata.sites import engine as sites
-from fedstrata.sites.engine import Presence, RemoteEngine
+from fedstrata.sites.engine import Presence, RemoteEngine, RemoteRun
 from fedstrata.sites.messages import (
     HelloHeader,
     RefusalHeader,
     RequestHeader,
     StartHeader,
     WelcomeHeader,
-    of_reply,
-    seal,
-    unseal,
+    decode_message,
+    encode_message,
+    encode_reply,
 )
 
 RUN = "f" * 32
@@ -31,14 +31,14 @@ Answers = Callable[["Script", str, str], Iterable[tuple[str, bytes | None]]]
 
 def honest(name: str, message: bytes) -> bytes:
     """What a site answers."""
-    header = unseal(message, "hello", "start", "request").header
+    header = decode_message(message, "hello", "start", "request").header
     if isinstance(header, RequestHeader):
-        return of_reply(RUN, Reply(name, 1, loss=0.5 if name == "a" else 0.25))
-    return seal(RUN, WelcomeHeader(examples=1, holds=isinstance(header, StartHeader)))
+        return encode_reply(RUN, Reply(name, 1, loss=0.5 if name == "a" else 0.25))
+    return encode_message(RUN, WelcomeHeader(examples=1, holds=isinstance(header, StartHeader)))
 
 
 class Script:
-    """A courier whose answers to the first request of ``b`` are scripted; everything else goes well."""
+    """A transport whose answers to the first request of ``b`` are scripted; everything else goes well."""
 
     def __init__(self, answers: Answers) -> None:
         self.answers = answers
@@ -69,18 +69,20 @@ class Script:
                 yield number, honest(name, message)
 
 
-def engine(courier: Script, folder: Path, told: list[Any], deadline: float = 5.0) -> RemoteEngine:
+def engine(transport: Script, folder: Path, events: list[Any], deadline: float = 5.0) -> RemoteEngine:
     header = HelloHeader(version="0", stage="", job={}, long_text=None, share=0.0, labels=None, start="")
     return RemoteEngine(
-        run=RUN,
-        names=NAMES,
-        courier=courier,
-        check=lambda request, reply: None,
-        hello=lambda name: seal(RUN, header),
-        start=lambda: seal(RUN, StartHeader()),
+        run=RemoteRun(
+            id=RUN,
+            names=NAMES,
+            hello=lambda name: encode_message(RUN, header),
+            start=lambda: encode_message(RUN, StartHeader()),
+            check=lambda request, reply: None,
+        ),
+        transport=transport,
         deadline=deadline,
         folder=folder,
-        tell=told.append,
+        on_event=events.append,
     )
 
 
@@ -89,37 +91,37 @@ def ask(*names: str) -> list[Request]:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    monkeypatch.setattr(sites, "PAUSE", 0.05)
-    monkeypatch.setattr(sites, "POLL", 0.01)
-    monkeypatch.setattr(sites, "SILENCE", 0.1)
+def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    monkeypatch.setattr(sites, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(sites, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(sites, "REPORT_SECONDS", 0.1)
     return []
 
 
 def losses(answers: Iterable[Reply | NoReply]) -> dict[str, Any]:
-    return {one.client: one.loss if isinstance(one, Reply) else one.reason for one in answers}
+    return {answer.client: answer.loss if isinstance(answer, Reply) else answer.reason for answer in answers}
 
 
-def test_every_site_is_greeted_once_and_sent_the_start_model_once(told: list[Any], tmp_path: Path) -> None:
-    courier = Script(lambda script, number, name: [(number, honest(name, script.sent[number][1]))])
-    made = engine(courier, tmp_path, told)
-    assert made.gather() == []
-    kinds = [unseal(m, "hello", "start", "request").header for _, m in courier.sent.values()]
+def test_every_site_is_greeted_once_and_sent_the_start_model_once(events: list[Any], tmp_path: Path) -> None:
+    transport = Script(lambda script, number, name: [(number, honest(name, script.sent[number][1]))])
+    remote = engine(transport, tmp_path, events)
+    assert remote.gather() == []
+    kinds = [decode_message(m, "hello", "start", "request").header for _, m in transport.sent.values()]
     assert [type(kind) for kind in kinds].count(HelloHeader) == 2
     assert [type(kind) for kind in kinds].count(StartHeader) == 2
     for _ in range(2):
-        assert losses(made.exchange(ask("b", "a"))) == {"a": 0.5, "b": 0.25}
-    assert len(courier.sent) == 8
+        assert losses(remote.exchange(ask("b", "a"))) == {"a": 0.5, "b": 0.25}
+    assert len(transport.sent) == 8
 
 
-def test_a_site_that_comes_late_is_greeted_before_its_first_request(told: list[Any], tmp_path: Path) -> None:
-    courier = Script(lambda script, number, name: [(number, honest(name, script.sent[number][1]))])
-    del courier.there["b"]
-    made = engine(courier, tmp_path, told, deadline=0.3)
-    assert made.gather() == [NoReply("b", "is not connected")]
-    courier.there["b"] = 2, "later"
-    assert losses(made.exchange(ask(*NAMES))) == {"a": 0.5, "b": 0.25}
-    assert [type(e) for e in told] == [Waiting]
+def test_a_site_that_comes_late_is_greeted_before_its_first_request(events: list[Any], tmp_path: Path) -> None:
+    transport = Script(lambda script, number, name: [(number, honest(name, script.sent[number][1]))])
+    del transport.there["b"]
+    remote = engine(transport, tmp_path, events, deadline=0.3)
+    assert remote.gather() == [NoReply("b", "is not connected")]
+    transport.there["b"] = 2, "later"
+    assert losses(remote.exchange(ask(*NAMES))) == {"a": 0.5, "b": 0.25}
+    assert [type(e) for e in events] == [Waiting]
 
 
 def lost_once(script: Script, number: str, name: str) -> Iterable[tuple[str, bytes | None]]:
@@ -142,45 +144,47 @@ def after_a_restart(script: Script, number: str, name: str) -> Iterable[tuple[st
 
 @pytest.mark.parametrize("answers", [lost_once, twice, for_nobody, after_a_restart])
 def test_errors_duplicates_and_restarts_are_mapped_to_their_site(
-    told: list[Any], tmp_path: Path, answers: Answers
+    events: list[Any], tmp_path: Path, answers: Answers
 ) -> None:
-    courier = Script(answers)
-    made = engine(courier, tmp_path, told)
-    made.gather()
-    assert losses(made.exchange(ask(*NAMES))) == {"a": 0.5, "b": 0.25}
-    assert len(courier.requests("a")) == 1, "who has answered is not asked again"
-    assert len(courier.requests("b")) == (2 if answers in (lost_once, after_a_restart) else 1)
+    transport = Script(answers)
+    remote = engine(transport, tmp_path, events)
+    remote.gather()
+    assert losses(remote.exchange(ask(*NAMES))) == {"a": 0.5, "b": 0.25}
+    assert len(transport.requests("a")) == 1, "who has answered is not asked again"
+    assert len(transport.requests("b")) == (2 if answers in (lost_once, after_a_restart) else 1)
 
 
-def test_an_answer_after_the_deadline_is_nobodys(told: list[Any], tmp_path: Path) -> None:
-    courier = Script(lambda script, number, name: [])
-    made = engine(courier, tmp_path, told, deadline=0.3)
-    made.gather()
-    assert losses(made.exchange(ask(*NAMES))) == {"a": 0.5, "b": "did not answer in time"}
-    courier.answers = lambda script, number, name: [(number, of_reply(RUN, Reply("b", 1, loss=99.0)))]
-    assert losses(made.exchange(ask(*NAMES))) == {"a": 0.5, "b": 0.25}, "the next request has its own answer"
+def test_an_answer_after_the_deadline_is_nobodys(events: list[Any], tmp_path: Path) -> None:
+    transport = Script(lambda script, number, name: [])
+    remote = engine(transport, tmp_path, events, deadline=0.3)
+    remote.gather()
+    assert losses(remote.exchange(ask(*NAMES))) == {"a": 0.5, "b": "did not answer in time"}
+    transport.answers = lambda script, number, name: [(number, encode_reply(RUN, Reply("b", 1, loss=99.0)))]
+    assert losses(remote.exchange(ask(*NAMES))) == {"a": 0.5, "b": 0.25}, "the next request has its own answer"
 
 
-def test_who_is_away_is_waited_for_once(told: list[Any], tmp_path: Path) -> None:
-    courier = Script(lambda script, number, name: [])
-    made = engine(courier, tmp_path, told, deadline=0.5)
-    made.gather()
-    del courier.there["b"]
-    assert losses(made.exchange(ask(*NAMES)))["b"] == "is not connected"
-    before = courier.rounds
-    assert losses(made.exchange(ask(*NAMES)))["b"] == "is not connected"
-    assert courier.rounds - before <= 2
+def test_who_is_away_is_waited_for_once(events: list[Any], tmp_path: Path) -> None:
+    transport = Script(lambda script, number, name: [])
+    remote = engine(transport, tmp_path, events, deadline=0.5)
+    remote.gather()
+    del transport.there["b"]
+    assert losses(remote.exchange(ask(*NAMES)))["b"] == "is not connected"
+    before = transport.rounds
+    assert losses(remote.exchange(ask(*NAMES)))["b"] == "is not connected"
+    assert transport.rounds - before <= 2
 
 
-def test_a_final_refusal_is_not_asked_again(told: list[Any], tmp_path: Path) -> None:
+def test_a_final_refusal_is_not_asked_again(events: list[Any], tmp_path: Path) -> None:
     def refuses(final: bool) -> Answers:
-        return lambda script, number, name: [(number, seal(RUN, RefusalHeader(reason="refuses: so", final=final)))]
+        return lambda script, number, name: [
+            (number, encode_message(RUN, RefusalHeader(reason="refuses: so", final=final)))
+        ]
 
     for final, requests in ((True, 1), (False, 2)):
-        courier = Script(refuses(final))
-        made = engine(courier, tmp_path, told)
-        made.gather()
-        assert losses(made.exchange(ask(*NAMES)))["b"] == "refuses: so"
-        again = losses(made.exchange(ask(*NAMES)))["b"]
+        transport = Script(refuses(final))
+        remote = engine(transport, tmp_path, events)
+        remote.gather()
+        assert losses(remote.exchange(ask(*NAMES)))["b"] == "refuses: so"
+        again = losses(remote.exchange(ask(*NAMES)))["b"]
         assert again == ("refuses: so" if final else 0.25)
-        assert len(courier.requests("b")) == requests
+        assert len(transport.requests("b")) == requests

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import fedstrata
 from deployment import Deployment
-from fedstrata.sites import flower
+from fedstrata.sites import flower_processes
 from fedstrata.sites.provision import init
 from tiny import SENTENCES
 
@@ -113,7 +113,7 @@ def test_strangers_are_refused(deployment: Deployment, tmp_path: Path) -> None:
 
 
 def test_no_text_and_no_path_of_a_site_is_in_a_file_of_the_server(deployment: Deployment) -> None:
-    """After the runs above; the messages themselves are read in test_between."""
+    """After the runs above; the messages themselves are read in test_in_memory."""
     written = [*deployment.home.glob("logs/*"), *deployment.folder.glob("there-*/**/*.jsonl")]
     assert len(written) > 4
     found = b"".join(path.read_bytes() for path in written)
@@ -154,7 +154,7 @@ def test_other_machines_reach_only_what_is_for_sites(client: str, server: str, p
         sent.append(message)
 
     scope = {"type": "http", "path": path, "client": (client, 1), "server": (server, 9440)}
-    asyncio.run(flower.LoopbackOnlyMiddleware(app)(scope, None, send))
+    asyncio.run(flower_processes.LoopbackOnlyMiddleware(app)(scope, None, send))
     assert bool(reached) == passes
     assert passes or sent[0]["status"] == 403
 

@@ -20,13 +20,13 @@ from fedstrata import UserError
 from fedstrata.job.tables import Engine
 from fedstrata.plan.messages import Request
 from fedstrata.runs import stages
+from fedstrata.sites.activation_client import ActivationClient
 from fedstrata.sites.engine import Presence
 from fedstrata.sites.federation import Federation
-from fedstrata.sites.messages import seal, unseal
+from fedstrata.sites.messages import decode_message, encode_message
 from fedstrata.sites.provision import init
 from fedstrata.sites.service import SiteService
 from fedstrata.sites.settings import read_server, read_site
-from fedstrata.sites.stream import ActivationClient
 from tiny import SENTENCES
 
 Jobs = Callable[..., dict[str, Any]]
@@ -34,7 +34,7 @@ NAMES = ("a", "b", "c")
 
 
 class Post:
-    """A courier that brings every message at once. Sites whose names stand in ``out`` are not there."""
+    """A transport that brings every message at once. Sites whose names stand in ``out`` are not there."""
 
     def __init__(self, hosts: dict[str, SiteService]) -> None:
         self.hosts = hosts
@@ -373,15 +373,15 @@ def test_a_quorum_that_is_lost_stops_the_run_and_resume_goes_on(job: Jobs, villa
 
 def changed(message: bytes, **fields: Any) -> bytes:
     """A reply with other fields in its header."""
-    envelope = unseal(message, "reply")
-    return seal(envelope.run, envelope.header.model_copy(update=fields), envelope.weights)
+    envelope = decode_message(message, "reply")
+    return encode_message(envelope.run, envelope.header.model_copy(update=fields), envelope.weights)
 
 
 def spoilt(message: bytes) -> bytes:
     """A reply whose head is not what the plan sends."""
-    envelope = unseal(message, "reply")
+    envelope = decode_message(message, "reply")
     weights = {**envelope.weights, "head": {name: t[:1] for name, t in envelope.weights["head"].items()}}
-    return seal(envelope.run, envelope.header, weights)
+    return encode_message(envelope.run, envelope.header, weights)
 
 
 @pytest.mark.parametrize(
@@ -391,7 +391,10 @@ def spoilt(message: bytes) -> bytes:
         (lambda message: changed(message, loss=float("inf")), "diverged (loss inf)"),
         (lambda message: changed(message, client="a"), "answers as 'a'"),
         (lambda message: message[:-1], "not a welcome or reply or refusal: "),
-        (lambda message: seal("f" * 32, unseal(message, "reply").header), "answers for another run"),
+        (
+            lambda message: encode_message("f" * 32, decode_message(message, "reply").header),
+            "answers for another run",
+        ),
     ],
 )
 def test_an_answer_that_makes_no_sense_is_none(

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from fedstrata.errors import UserError
+from fedstrata.sites import certificates
 from fedstrata.sites import provision as module
 from fedstrata.sites.provision import add_site, init
 from fedstrata.sites.settings import read_server, read_site
@@ -84,7 +85,9 @@ def test_what_is_written_is_valid(made: Path) -> None:
 def test_a_default_that_stands_in_a_comment_is_the_default(made: Path) -> None:
     site = made / "sites/hospital-a/site.toml"
     told = tomllib.loads(site.read_text("utf-8"))
-    bare = "\n".join(f'{key} = "{told[key]}"' for key in ("name", "server", "ca", "key", "folder"))
+    bare = "format = 2\n" + "\n".join(
+        f'{key} = "{told[key]}"' for key in ("name", "server", "ca", "key", "folder")
+    )
     (site.parent / "bare.toml").write_text(f'{bare}\ndata.train = "train.csv"', "utf-8")
     assert read_site(site) == read_site(site.parent / "bare.toml")
     (site.parent / "bare.toml").unlink()
@@ -151,20 +154,31 @@ def test_tls_knows_the_server_and_no_other(made: Path, tmp_path: Path) -> None:
     shake(tmp_path / "other", tmp_path / "other/tls/ca.pem", "127.0.0.1")
 
 
-def test_a_try_out_ends_after_a_year(made: Path) -> None:
+def test_a_local_certificate_ends_after_a_year(made: Path) -> None:
     from cryptography import x509
 
     serials = set()
     for name in ("ca", "server"):
         certificate = x509.load_pem_x509_certificate((made / f"tls/{name}.pem").read_bytes())
-        assert certificate.not_valid_after_utc - certificate.not_valid_before_utc == timedelta(days=366)
         usage = certificate.extensions.get_extension_for_class(x509.KeyUsage).value
-        assert (usage.key_cert_sign, usage.digital_signature) == ((True, False) if name == "ca" else (False, True))
+        assert usage.key_cert_sign == (name == "ca")
         limits = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
         assert limits == x509.BasicConstraints(name == "ca", 0 if name == "ca" else None)
         serials.add(certificate.serial_number)
     assert len(serials) == 2
+    assert certificate.not_valid_after_utc - certificate.not_valid_before_utc == timedelta(days=366)
     assert f"{certificate.not_valid_after_utc:%Y-%m-%d}" in (made / "server.toml").read_text("utf-8")
+
+
+def test_a_local_certificate_names_the_server_and_this_machine(made: Path) -> None:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    certificate = x509.load_pem_x509_certificate((made / "tls/server.pem").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fed.example.org", "localhost"]
+    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1", "::1"]
+    assert isinstance(certificate.public_key(), ec.EllipticCurvePublicKey)
 
 
 def test_the_cas_key_signs_for_the_ca(made: Path) -> None:
@@ -211,11 +225,12 @@ def test_flower_reads_the_keys(made: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ({"sites": []}, "no site is named"),
         ({"sites": ["a", "b", "a"]}, "'a' is the name of another"),
         ({"sites": ["a", "A"]}, "'A' is the name of another"),
-        ({"sites": ["a/b"]}, "'a/b' names no site"),
-        ({"sites": ["a", ".."]}, "'..' names no site"),
-        ({"sites": ['a"b']}, "names no site"),
+        ({"sites": ["a/b"]}, "'a/b' is no name of a site"),
+        ({"sites": ["a", ".."]}, "'..' is no name of a site"),
+        ({"sites": ['a"b']}, "is no name of a site"),
         ({"host": "fed.example.org:9440"}, "host: 'fed.example.org:9440'"),
-        ({"host": "0.0.0.0"}, "host: '0.0.0.0' reaches nobody"),
+        ({"host": "0.0.0.0"}, "host: '0.0.0.0' cannot be reached"),
+        ({"host": "fed_1.example.org"}, "host: 'fed_1.example.org' cannot be named in a certificate"),
         ({"port": 0}, "port: "),
         ({"port": 9441}, "stream_port: is 9441, as port is"),
         ({"tls": (Path("no.pem"),) * 3}, "tls: ca: no.pem cannot be read"),
@@ -330,7 +345,10 @@ def test_an_added_site_is_like_the_first(tmp_path: Path) -> None:
     ).replace('"a.key"', f'"{ARABIC}.key"')
 
 
-HEAD = 'host = "fed"\ntls = { ca = "tls/ca.pem", certificate = "tls/server.pem", key = "tls/server.key" }\n'
+HEAD = (
+    'format = 2\nhost = "fed"\n'
+    'tls = { ca = "tls/ca.pem", certificate = "tls/server.pem", key = "tls/server.key" }\n'
+)
 
 
 @pytest.mark.parametrize(
@@ -362,12 +380,25 @@ def test_a_line_goes_before_the_next_table(tmp_path: Path) -> None:
     assert 'a = "keys/a.pub"\nb = "keys/b.pub"\n\n# next\n[tls]' in path.read_text("utf-8")
 
 
-@pytest.mark.parametrize("sites", ['sites = { a = "keys/a.pub" }', 'sites.a = "keys/a.pub"'])
-def test_a_table_of_another_form_is_left_alone(tmp_path: Path, sites: str) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('sites = { a = "keys/a.pub" }', 'sites = { a = "keys/a.pub", b = "keys/b.pub"}'),
+        ('sites.a = "keys/a.pub"', 'sites.a = "keys/a.pub"\nsites.b = "keys/b.pub"'),
+    ],
+)
+def test_a_table_of_another_form_gets_the_site_too(tmp_path: Path, before: str, after: str) -> None:
     init(tmp_path, ["a"])
-    (tmp_path / "server.toml").write_text(f"{sites}\n{HEAD}", "utf-8")
+    (tmp_path / "server.toml").write_text(f"{before}\n{HEAD}", "utf-8")
+    add_site(tmp_path, "b")
+    assert (tmp_path / "server.toml").read_text("utf-8") == f"{after}\n{HEAD}"
+
+
+def test_settings_that_cannot_be_edited_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    init(tmp_path, ["a"])
     before = tree(tmp_path)
-    with pytest.raises(UserError, match=r"no plain table \[sites\]"):
+    monkeypatch.setattr("tomlkit.dumps", lambda document: 'host = "elsewhere"')
+    with pytest.raises(UserError, match=r"cannot be edited; write its sites as one table \[sites\]"):
         add_site(tmp_path, "b")
     assert tree(tmp_path) == before
 
@@ -412,7 +443,7 @@ def own(folder: Path) -> tuple[Path, Path, Path]:
 def test_a_certificate_of_ones_own(made: Path, tmp_path: Path) -> None:
     written = init(tmp_path, ["a"], host="fed.example.org", tls=own(made))
     assert [path.name for path in written if path.parent.name == "tls"] == ["ca.pem", "server.key", "server.pem"]
-    assert "try-out" not in (tmp_path / "server.toml").read_text("utf-8")
+    assert "local tests" not in (tmp_path / "server.toml").read_text("utf-8")
     assert (tmp_path / "tls/server.key").stat().st_mode & 0o777 == 0o600
     shake(tmp_path, tmp_path / "sites/a/ca.pem", "fed.example.org")
 
@@ -449,7 +480,7 @@ def test_a_certificate_that_does_not_serve(made: Path, tmp_path: Path, monkeypat
     init(tmp_path / "other", ["a"])
     other = own(tmp_path / "other")
     with monkeypatch.context() as patch:
-        patch.setattr(module, "YEAR", -timedelta(hours=1))
+        patch.setattr(certificates, "YEAR", -timedelta(hours=1))
         init(tmp_path / "old", ["a"])
     plain = _plain(tmp_path, "fed.example.org")
     for files, host, told in (
@@ -460,7 +491,7 @@ def test_a_certificate_that_does_not_serve(made: Path, tmp_path: Path, monkeypat
         ((ca, certificate, other[2]), "fed.example.org", f"tls: key: {other[2]} is not the key of {certificate}"),
         ((ca, certificate, key), "else.example.org", "not valid for 'else.example.org'"),
         ((ca, certificate, key), "192.0.2.7", "not valid for '192.0.2.7'"),
-        ((other[0], certificate, key), "fed.example.org", f"a site that knows {other[0]}"),
+        ((other[0], certificate, key), "fed.example.org", f"a site that trusts {other[0]}"),
         (own(tmp_path / "old"), "127.0.0.1", "has expired"),
         (plain, "fed.example.org", "not valid for 'fed.example.org'"),
     ):
@@ -471,9 +502,12 @@ def test_a_certificate_that_does_not_serve(made: Path, tmp_path: Path, monkeypat
         assert not (tmp_path / "fed").exists()
 
 
-def test_without_cryptography_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("library", ["cryptography", "trustme", "tomlkit"])
+def test_without_its_libraries_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
     init(tmp_path / "there", ["a"])
-    monkeypatch.setitem(sys.modules, "cryptography", None)
+    monkeypatch.setitem(sys.modules, library, None)
     for call in (lambda: init(tmp_path / "fed", ["a"]), lambda: add_site(tmp_path / "there", "b")):
         with pytest.raises(UserError, match=r"needs the extra 'flower': pip install 'fedstrata\[flower\]'"):
             call()

@@ -61,19 +61,19 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
 def test_the_secret_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        path = serve.secret(tmp_path / "new")
+        path = serve.secret_file(tmp_path / "new")
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     text = path.read_text()
     assert len(text) == 64
-    assert serve.secret(tmp_path / "new").read_text() == text
+    assert serve.secret_file(tmp_path / "new").read_text() == text
 
 
 def test_one_run_at_a_time(home: Path) -> None:
     """The second one says so, and the first one's end lets others begin."""
     complaint = pytest.raises(UserError, match="another run is on in this federation")
-    with between._alone(home), complaint, between._alone(home):
+    with between._run_lock(home), complaint, between._run_lock(home):
         pass
-    with between._alone(home):
+    with between._run_lock(home):
         pass

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_between import Village
+from test_in_memory import Village
 
 import fedstrata
 from fedstrata.sites.messages import (
@@ -19,8 +19,8 @@ from fedstrata.sites.messages import (
     RequestHeader,
     StartHeader,
     WelcomeHeader,
-    seal,
-    unseal,
+    decode_message,
+    encode_message,
 )
 from fedstrata.sites.service import SiteService
 
@@ -34,7 +34,7 @@ def heard(job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[S
     _, there = village.jobs(job("fedavg", "classify"))
     fedstrata.run(there)
     sent = [
-        unseal(m, "hello", "start", "request", "farewell")
+        decode_message(m, "hello", "start", "request", "farewell")
         for n, way, m in village.post.messages
         if n == "a" and way == "down"
     ]
@@ -46,8 +46,8 @@ def answer(
     host: SiteService, said: Envelope, weights: dict[str, Any] | None = None, run: str = "", **changes: Any
 ) -> Any:
     header = said.header.model_copy(update=changes)
-    message = seal(run or said.run, header, said.weights if weights is None else weights)
-    return unseal(host.answer(message), "welcome", "reply", "refusal").header
+    message = encode_message(run or said.run, header, said.weights if weights is None else weights)
+    return decode_message(host.answer(message), "welcome", "reply", "refusal").header
 
 
 def text(content: str) -> torch.Tensor:
@@ -125,6 +125,6 @@ def test_an_empty_message_asks_who_it_is(heard: tuple[SiteService, dict[type, En
 
 def test_nonsense_is_answered(heard: tuple[SiteService, dict[type, Envelope]]) -> None:
     for message in (b"nonsense", b"\xff" * 100, b"{}"):
-        refusal = unseal(heard[0].answer(message), "refusal").header
+        refusal = decode_message(heard[0].answer(message), "refusal").header
         assert isinstance(refusal, RefusalHeader)
         assert refusal.reason.startswith("cannot do what it is asked: not a hello or start or request")

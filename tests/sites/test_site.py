@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 
 from fedstrata.client.trainer import Worker
 from fedstrata.data.tokens import Tokens
@@ -17,7 +20,14 @@ from fedstrata.plan.messages import Positions, Reply, Request
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
-from fedstrata.sites.messages import KINDS, of_reply, of_request, reply_in, request_in, unseal
+from fedstrata.sites.messages import (
+    KINDS,
+    decode_message,
+    decode_reply,
+    decode_request,
+    encode_reply,
+    encode_request,
+)
 from fedstrata.sites.site import Site
 from fedstrata.tasks import Examples
 from fedstrata.tasks.classify import Classify
@@ -47,56 +57,139 @@ RUN = "0" * 32
 
 
 def asked(message: bytes) -> Request:
-    return request_in(unseal(message, "request"))
+    return decode_request(decode_message(message, "request"))
 
 
 def replied(message: bytes) -> Reply:
-    return reply_in(unseal(message, "reply"))
+    return decode_reply(decode_message(message, "reply"))
 
 
 def test_a_request_and_a_reply_come_back_as_they_were() -> None:
     sent = request()
-    back = asked(of_request(RUN, sent))
+    back = asked(encode_request(RUN, sent))
     assert {**vars(back), "parts": None} == {**vars(sent), "parts": None}
     assert torch.equal(back.parts["head"]["classifier.weight"], torch.ones(3, 32))
     weights = {"head": {"w": torch.ones(2, dtype=torch.bfloat16)}, "embeddings": {"v": torch.zeros(9)}}
     reply = Reply("a", 7, weights, 0.1, 3, Positions(4, 5, 6), 9, 0.25)
-    again = replied(of_reply(RUN, reply))
+    again = replied(encode_reply(RUN, reply))
     assert {**vars(again), "weights": None} == {**vars(reply), "weights": None}
     assert again.weights["head"]["w"].dtype == torch.bfloat16
     assert list(again.weights) == ["head", "embeddings"]
-    nothing = replied(of_reply(RUN, Reply("a", 7, scores={"a": {"loss": 1.5}})))
+    nothing = replied(encode_reply(RUN, Reply("a", 7, scores={"a": {"loss": 1.5}})))
     assert nothing.scores == {"a": {"loss": 1.5}}
     assert nothing.weights == {}
     assert nothing.loss != nothing.loss
 
 
-@pytest.mark.parametrize("message", [b"", b"nonsense", b"\xff" * 40, of_reply(RUN, Reply("a", 1))[:-3]])
+@pytest.mark.parametrize("message", [b"", b"nonsense", b"\xff" * 40, encode_reply(RUN, Reply("a", 1))[:-3]])
 def test_what_is_no_message_is_refused(message: bytes) -> None:
     for kind in KINDS:
         with pytest.raises(WireError, match=f"not a {kind}: "):
-            unseal(message, kind)
+            decode_message(message, kind)
 
 
 def test_a_reply_is_no_request() -> None:
     with pytest.raises(WireError, match="not a request: is a reply"):
-        unseal(of_reply(RUN, Reply("a", 1)), "request")
+        decode_message(encode_reply(RUN, Reply("a", 1)), "request")
 
 
 @pytest.mark.parametrize("name", ["a", "hospital-17", "مستشفى"])
 def test_tensors_stand_at_the_same_place_whoever_they_are_for(name: str) -> None:
     """So that pieces of messages with the same tensors are the same pieces."""
-    one, other = (of_request(RUN, request(client=client)) for client in ("b", name))
+    one, other = (encode_request(RUN, request(client=client)) for client in ("b", name))
     begins = [8 + int.from_bytes(message[:8], "little") for message in (one, other)]
     assert begins[0] == begins[1]
     assert one[begins[0] :] == other[begins[1] :]
     assert asked(other).client == name
 
 
-def test_a_header_with_a_field_too_many_is_refused() -> None:
-    message = of_reply(RUN, Reply("a", 1)).replace(b'"steps', b'"stops')
-    with pytest.raises(WireError, match="not a reply: "):
-        unseal(message, "reply")
+REQUEST = {
+    "round": -1,
+    "client": "a",
+    "plan": {
+        "layers": [0, 2],
+        "train": ["head"],
+        "send": ["head"],
+        "keep": ["layer.2"],
+        "freeze_encoder": False,
+        "server": [],
+    },
+    "phase": "receive",
+    "versions": {"head": 0},
+    "first": True,
+    "span": [0.0, 1.0],
+}
+REPLY = {
+    "client": "a",
+    "examples": 1,
+    "loss": 0.5,
+    "steps": 0,
+    "work": {"tokens": 0, "pairs": 0, "predicted": 0},
+    "flops": 0,
+    "seconds": 0.0,
+    "scores": {"a": {"loss": 1.5}},
+}
+LONG = "a" * 201
+INVALID = [
+    ("request", REQUEST, ("round",), [-2, 0.5, None]),
+    ("request", REQUEST, ("client",), ["", LONG, 1]),
+    ("request", REQUEST, ("plan",), [None, {}]),
+    ("request", REQUEST, ("plan", "layers"), [[-1], ["x"], 0]),
+    *(("request", REQUEST, ("plan", key), [[""], [LONG], "head"]) for key in ("train", "send", "keep", "server")),
+    ("request", REQUEST, ("plan", "freeze_encoder"), [None, "head"]),
+    ("request", REQUEST, ("phase",), ["features", None]),
+    ("request", REQUEST, ("versions",), [{"head": -1}, {"": 0}, {LONG: 0}, []]),
+    ("request", REQUEST, ("first",), [None, 2]),
+    ("request", REQUEST, ("span",), [[0.0, 1.1], [-0.1, 1.0], [0.0], [0.0, 0.5, 1.0]]),
+    ("reply", REPLY, ("client",), ["", LONG]),
+    ("reply", REPLY, ("examples",), [0, 1.5]),
+    ("reply", REPLY, ("loss",), ["x", None]),
+    ("reply", REPLY, ("steps",), [-1]),
+    *(("reply", REPLY, ("work", key), [-1, None]) for key in ("tokens", "pairs", "predicted")),
+    ("reply", REPLY, ("flops",), [-1]),
+    ("reply", REPLY, ("seconds",), [-0.1]),
+    ("reply", REPLY, ("scores",), [{"a": 1.5}, {"": {"loss": 1.5}}, {"a": {"": 1.5}}, {"a": {"loss": "x"}}]),
+]
+
+
+def message_of(kind: str, header: dict[str, Any]) -> bytes:
+    return save({}, {"kind": kind, "run": RUN, "header": json.dumps(header), "parts": "[]"})
+
+
+def changed(header: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """A header with another value at a path; ``...`` leaves the key out."""
+    changed = copy.deepcopy(header)
+    table = changed
+    for key in path[:-1]:
+        table = table[key]
+    if value is ...:
+        del table[path[-1]]
+    else:
+        table[path[-1]] = value
+    return changed
+
+
+@pytest.mark.parametrize(("kind", "header", "path", "values"), INVALID)
+def test_a_header_is_checked_field_by_field(
+    kind: str, header: dict[str, Any], path: tuple[str, ...], values: list[Any]
+) -> None:
+    """Every field is there, within its bounds; and there are no others."""
+    decode_message(message_of(kind, header), kind)
+    for value in [*values, ...]:
+        with pytest.raises(WireError, match=f"not a {kind}: "):
+            decode_message(message_of(kind, changed(header, path, value)), kind)
+    with pytest.raises(WireError, match=f"not a {kind}: "):
+        decode_message(message_of(kind, changed(header, (*path[:-1], "more"), 1)), kind)
+
+
+def test_every_field_of_a_header_is_tried() -> None:
+    for kind, header in (("request", REQUEST), ("reply", REPLY)):
+        tried = {path for name, _, path, _ in INVALID if name == kind}
+        for name, value in header.items():
+            nested = {(name, key) for key in value} if name in ("plan", "work") else {(name,)}
+            assert nested <= tried
+        model = KINDS[kind].model_fields
+        assert model.keys() == header.keys()
 
 
 class Top(FedSplitBERT):
@@ -126,7 +219,7 @@ def site(tmp_path: Path) -> Site:
         ({"plan": Plan((0, 2), ("layer.2", "head"), ("layer.2", "head"))}, "not that of its method to train"),
         ({"plan": Plan((0, 1, 2), (), ("layer.1",)), "phase": "evaluate"}, "not that of its method to evaluate"),
         ({"plan": Plan((0, 1, 2), (), ("layer.1",)), "phase": "receive"}, "not that of its method to receive"),
-        ({"phase": "features"}, "not that of its method to features"),
+        ({"phase": "hidden_states"}, "not that of its method to hidden_states"),
         ({"parts": {"head": {"classifier.weight": torch.ones(3, 32)}}}, "names differ"),
         ({"parts": head(torch.ones(3, 31))}, "must be"),
         ({"parts": head(torch.full((3, 32), torch.inf))}, "not finite"),
@@ -153,7 +246,7 @@ def test_no_more_leaves_a_site_than_its_limit(site: Site) -> None:
 def again(site: Site) -> Site:
     """The site after its machine was restarted."""
     model = tiny_model("bert", "classify", num_labels=3)
-    worker = Worker(model, site.worker.parts, site.worker.task, site.worker.local, site.worker.streams)
+    worker = Worker(model, site.worker.parts, site.worker.task, site.worker.train, site.worker.streams)
     return Site("a", site.method, "classify", worker, site.train, site.own, site.test, site.tested, site.folder)
 
 

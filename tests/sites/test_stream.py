@@ -40,14 +40,9 @@ from fedstrata.plan.streams import Streams
 from fedstrata.runs import stages
 from fedstrata.server.layers import ServerLayers, SplitSession
 from fedstrata.server.server import Server
-from fedstrata.sites.stream import (
-    ActivationClient,
-    ActivationServer,
-    SessionFailed,
-    StreamHeader,
-    of_word,
-    word_in,
-)
+from fedstrata.sites.activation_client import ActivationClient
+from fedstrata.sites.activation_server import ActivationServer
+from fedstrata.sites.stream import SessionFailed, StreamHeader, decode_stream_message, encode_stream_message
 from fedstrata.tasks import Examples
 from fedstrata.tasks.classify import Classify
 from fedstrata.wire.codec import WireError, dequantize
@@ -163,7 +158,7 @@ class Threads:
         self.layers, self.papers, self.backwards = layers, papers, backwards
         self.workers = {
             name: Worker(
-                copy.deepcopy(worker.model), worker.parts, worker.task, worker.local, worker.streams, worker.dtype
+                copy.deepcopy(worker.model), worker.parts, worker.task, worker.train, worker.streams, worker.dtype
             )
             for name in shards
         }
@@ -173,7 +168,7 @@ class Threads:
             }
             for name in shards
         }
-        self.crossing = ActivationServer(layers, "127.0.0.1:0", papers.tls, LONG)
+        self.server = ActivationServer(layers, "127.0.0.1:0", papers.tls, LONG)
         self.tokens = {name: f"token of {name}" for name in shards}
 
     def clients(self) -> list[str]:
@@ -181,7 +176,7 @@ class Threads:
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[Reply]:
         asked = list(requests)
-        self.crossing.expect(asked, self.tokens)
+        self.server.expect(asked, self.tokens)
         replies: SimpleQueue[Reply | Exception] = SimpleQueue()
         threads = []
         for request in reversed(asked) if self.backwards else asked:
@@ -201,7 +196,7 @@ class Threads:
     def _answer(self, request: Request, replies: SimpleQueue[Reply | Exception], begun: threading.Event) -> None:
         client, lock = request.client, self.layers.lock
         shared = self.shared[client]
-        address = f"127.0.0.1:{self.crossing.port}"
+        address = f"127.0.0.1:{self.server.port}"
         try:
             with ActivationClient(address, request, self.tokens[client], self.papers.ca, LONG) as far, lock:
                 for part, sent in request.parts.items():
@@ -242,7 +237,7 @@ def net(monkeypatch: pytest.MonkeyPatch, papers: Papers, tmp_path: Path) -> Iter
 
     yield run
     for engine in engines:
-        engine.crossing.close()
+        engine.server.close()
 
 
 def same_runs(one: fedstrata.Result, other: fedstrata.Result) -> None:
@@ -317,7 +312,7 @@ def test_who_comes_first_changes_nothing(
         assert orders[0]["forward"] == orders[1]["forward"] == [f"client-{i}" for i in (0, 1, 2, 0, 2, 0)]
 
 
-# ---- single visits: clients that send whatever they like
+# ---- single sessions: clients that send whatever they like
 
 
 def layers_in(folder: Path, copies: bool, batch_size: int = 4, kept: bool = True) -> ServerLayers:
@@ -358,15 +353,15 @@ def batch(link: ActivationClient | SplitSession, client: str, step: int) -> Tens
 
 
 class House:
-    """Layers behind a crossing, and clients who know how to get there."""
+    """Layers behind an activation server, and clients that can connect to it."""
 
     def __init__(self, layers: ServerLayers, papers: Papers, deadline: float = LONG) -> None:
         self.layers, self.papers = layers, papers
-        self.crossing = ActivationServer(layers, "127.0.0.1:0", papers.tls, deadline)
-        self.address = f"127.0.0.1:{self.crossing.port}"
+        self.server = ActivationServer(layers, "127.0.0.1:0", papers.tls, deadline)
+        self.address = f"127.0.0.1:{self.server.port}"
 
     def expect(self, *requests: Request) -> None:
-        self.crossing.expect(requests, {request.client: f"token of {request.client}" for request in requests})
+        self.server.expect(requests, {request.client: f"token of {request.client}" for request in requests})
 
     def far(
         self, request: Request, token: str = "", deadline: float = LONG, ca: bytes | None = b""
@@ -382,7 +377,7 @@ class House:
         until: int | None = None,
         **options: Any,
     ) -> None:
-        """A client's visit, broken off after ``until`` messages; ``before`` each it hears how many there were."""
+        """A client's session, canceled after ``until`` messages; ``before`` is called with the number of each."""
         request = asked(who) if isinstance(who, str) else who
         with self.far(request, **options) as far:
             messages: list[Callable[[], object]] = [partial(far.begin, ScheduleSpan(steps, steps))]
@@ -400,8 +395,8 @@ class House:
         own = grpc.ssl_channel_credentials(self.papers.ca)
         self.channel = grpc.secure_channel(self.address, own, [("grpc.use_local_subchannel_pool", 1)])
         who = [("client-bin", request.client.encode()), ("token-bin", f"token of {request.client}".encode())]
-        who.append(("visit", f"{request.round} {request.phase}"))
-        return self.channel.stream_stream("/fedstrata.Layers/visit")(iter(messages), metadata=who)
+        who.append(("session", f"{request.round} {request.phase}"))
+        return self.channel.stream_stream("/fedstrata.Layers/session")(iter(messages), metadata=who)
 
 
 @pytest.fixture
@@ -414,7 +409,7 @@ def house(papers: Papers, tmp_path: Path) -> Iterator[Callable[..., House]]:
 
     yield make
     for one in made:
-        one.crossing.close()
+        one.server.close()
 
 
 def together(*works: Callable[[], None]) -> None:
@@ -492,8 +487,8 @@ def test_copies_visited_at_once_are_those_visited_one_by_one(house: Callable[...
     [
         (asked("a"), "token of b", "refuses: client or token is not known"),
         (asked("z"), "token of a", "refuses: client or token is not known"),
-        (asked("a", round=1), "", "refuses: this visit is not awaited"),
-        (asked("a", phase="evaluate"), "", "refuses: this visit is not awaited"),
+        (asked("a", round=1), "", "refuses: this session is not expected"),
+        (asked("a", phase="evaluate"), "", "refuses: this session is not expected"),
     ],
 )
 def test_strangers_and_strange_visits_are_refused(
@@ -504,7 +499,7 @@ def test_strangers_and_strange_visits_are_refused(
     with pytest.raises(SessionFailed, match=complaint):
         here.train(said, token=token)
     together(lambda: here.train("a"), lambda: here.train("b"))
-    with pytest.raises(SessionFailed, match="this visit is not awaited"):
+    with pytest.raises(SessionFailed, match="this session is not expected"):
         here.train("a")
     assert here.layers.results.keys() == {"a", "b"}
 
@@ -514,7 +509,7 @@ def test_a_visit_has_one_stream(house: Callable[..., House]) -> None:
     here.expect(asked("a"))
     with here.far(asked("a")) as far:
         far.begin(ScheduleSpan(1, 1))
-        with pytest.raises(SessionFailed, match="not awaited"):
+        with pytest.raises(SessionFailed, match="not expected"):
             here.train("a")
         batch(far, "a", 0)
     assert here.layers.taken("a")[0]
@@ -526,13 +521,13 @@ def test_nothing_goes_in_plain_text_or_to_a_server_of_unknown_signature(house: C
     for ca in (None, papers_of_new().ca):
         with pytest.raises(SessionFailed, match="cannot be reached"):
             here.train("a", ca=ca)
-    assert here.crossing.guests["a"].stream is None
+    assert here.server.sessions["a"].stream is None
     here.train("a")
 
 
 def test_an_address_in_use_is_told_in_a_sentence(house: Callable[..., House], papers: Papers) -> None:
     here = house(copies=True)
-    with pytest.raises(UserError, match=f"cannot listen at {here.address}"):
+    with pytest.raises(UserError, match=f"cannot listen on {here.address}"):
         ActivationServer(here.layers, here.address, papers.tls, LONG)
 
 
@@ -543,7 +538,7 @@ def test_who_breaks_off_is_as_if_it_had_not_come_where_each_has_a_copy(
     here.expect(asked("a"), asked("b"))
     with pytest.raises(KeyboardInterrupt):
         here.train("a", 2, until=4)
-    assert here.crossing.guests["a"].over.wait(LONG)
+    assert here.server.sessions["a"].released.wait(LONG)
     here.train("b", 2)
     assert here.layers.results.keys() == {"b"}
     assert len(here.layers.stacks) == 1, "the copy was given back"
@@ -578,13 +573,13 @@ def test_who_comes_late_is_waited_for_and_who_is_given_up_is_not(
     here.expect(asked("a"), asked("b"))
     worker = threading.Thread(target=here.train, args=("b", 2))
     worker.start()
-    wait(lambda: here.crossing.guests["b"].steps)
+    wait(lambda: here.server.sessions["b"].steps)
     time.sleep(0.1)
-    assert here.crossing.guests["b"].made == 0
-    here.crossing.drop("a")
+    assert here.server.sessions["b"].taken == 0
+    here.server.drop("a")
     worker.join(LONG)
     assert equal(weights_of(here.layers), weights_of(alone(tmp_path / "lone", False, "bb", {"b": 2})))
-    with pytest.raises(SessionFailed, match="not awaited"):
+    with pytest.raises(SessionFailed, match="not expected"):
         here.train("a")
 
 
@@ -594,16 +589,16 @@ def test_who_is_given_up_while_it_waits_hears_of_it(house: Callable[..., House])
     heard: list[str] = []
 
     def train() -> None:
-        with pytest.raises(SessionFailed) as told:
+        with pytest.raises(SessionFailed) as caught:
             here.train("b")
-        heard.append(str(told.value))
+        heard.append(str(caught.value))
 
     thread = threading.Thread(target=train)
     thread.start()
-    wait(lambda: here.crossing.guests["b"].steps)
-    here.crossing.drop("b")
+    wait(lambda: here.server.sessions["b"].steps)
+    here.server.drop("b")
     thread.join(LONG)
-    assert "broke the visit off: it was given up" in heard[0]
+    assert "canceled the session: the client was dropped" in heard[0]
     here.train("a")
     assert here.layers.results.keys() == {"a"}
 
@@ -630,13 +625,13 @@ def test_who_is_given_up_while_the_layers_compute_leaves_nothing(
     thread = threading.Thread(target=train)
     thread.start()
     assert computing.wait(LONG)
-    dropping = threading.Thread(target=here.crossing.drop, args=("a",))
+    dropping = threading.Thread(target=here.server.drop, args=("a",))
     dropping.start()
     dropping.join(0.1)
     assert dropping.is_alive(), "the layers are still in use"
     go_on.set()
     dropping.join(LONG)
-    assert here.crossing.guests["a"].over.is_set()
+    assert here.server.sessions["a"].released.is_set()
     assert not here.layers.stacks[0].taken
     assert not here.layers.results
     thread.join(LONG)
@@ -655,8 +650,8 @@ def test_who_is_silent_is_broken_off(house: Callable[..., House], takes: bool) -
         hold = threading.Event()
 
         def messages() -> Iterator[bytes]:
-            yield pace()
-            yield of_word(StreamHeader(kind="forward"), states("a", 55, 800))
+            yield begin()
+            yield encode_stream_message(StreamHeader("forward"), states("a", 55, 800))
             hold.wait(LONG)
 
         stream = here.raw(asked("a"), messages())
@@ -667,7 +662,7 @@ def test_who_is_silent_is_broken_off(house: Callable[..., House], takes: bool) -
     if takes:
         with pytest.raises(SessionFailed, match="silent for too long"):
             far.backward(gradients("a", 0))
-        far.break_off()
+        far.cancel()
     else:
         hold.set()
         stream.cancel()
@@ -692,56 +687,62 @@ def test_a_server_that_does_not_answer_is_not_waited_for_for_ever(house: Callabl
     with pytest.raises(SessionFailed, match=r"did not answer within 0\.3 s"):
         here.train("b", deadline=0.3)
     here.train("a")
-    assert here.crossing.guests["b"].over.wait(LONG)
+    assert here.server.sessions["b"].released.wait(LONG)
 
 
 def test_a_server_that_is_gone_is_told_in_a_sentence(house: Callable[..., House]) -> None:
     here = house(copies=True)
     here.expect(asked("a"))
-    with pytest.raises(SessionFailed, match=f"^the server at {here.address} ") as told:
-        here.train("a", before=lambda said: said and here.crossing.close())
-    assert "\n" not in str(told.value)
-    assert told.value.__suppress_context__
+    with pytest.raises(SessionFailed, match=f"^the server at {here.address} ") as caught:
+        here.train("a", before=lambda said: said and here.server.close())
+    assert "\n" not in str(caught.value)
+    assert caught.value.__suppress_context__
     with pytest.raises(SessionFailed, match="cannot be reached"):
         here.train("a")
 
 
-def pace(**changes: Any) -> bytes:
+def begin(**changes: Any) -> bytes:
     given = {"steps": 1, "epoch": 1, "begin": 0.0, "end": 1.0, **changes}
-    return save({}, {"word": json.dumps({"kind": "begin", "pace": given})})
+    return save({}, {"header": json.dumps({"kind": "begin", "span": given})})
 
 
-FORWARD = of_word(StreamHeader(kind="forward"), states("a", 0))
-BACKWARD = of_word(StreamHeader(kind="backward"), gradients("a", 0))
-END = of_word(StreamHeader(kind="end"), {})
+FORWARD_GRADIENTS = encode_stream_message(StreamHeader("forward"), gradients("a", 0))
+WRONG_LENGTH = encode_stream_message(StreamHeader("backward"), gradients("a", 1))
+EXTRA_TENSOR = encode_stream_message(StreamHeader("forward"), states("a", 0) | {"x": torch.ones(1)})
+FORWARD = encode_stream_message(StreamHeader("forward"), states("a", 0))
+BACKWARD = encode_stream_message(StreamHeader("backward"), gradients("a", 0))
+END = encode_stream_message(StreamHeader("end"), {})
 
 
 @pytest.mark.parametrize(
     ("messages", "complaint"),
     [
-        ([b""], "not a message of a visit"),
-        ([b"\xff" * 40], "not a message of a visit"),
-        ([save({"x": torch.ones(1)})], "not a message of a visit"),
-        ([save({"x": torch.ones(1)}, {"word": '{"kind": "forward", "more": 1}'})], "not a message of a visit"),
-        ([save({}, {"word": '{"kind": "forward", "pace": [1]}'})], "not a message of a visit"),
-        ([FORWARD], "forward: cannot come now; due: begin"),
-        ([END], "end: cannot come now; due: begin"),
-        ([pace(steps=0)], "not a message of a visit"),
-        ([pace(end=0.5)], "begin: another share"),
-        ([save({"x": torch.ones(1)}, {"word": '{"kind": "end"}'})], "tensors with neither"),
-        ([pace(), pace()], "begin: cannot come now; due: forward"),
-        ([pace(), BACKWARD], "backward: cannot come now; due: forward"),
-        ([pace(), END], "end: cannot come now; due: forward"),
-        ([pace(), FORWARD, FORWARD], "forward: cannot come now; due: backward"),
-        ([pace(), FORWARD, BACKWARD, FORWARD], "forward: cannot come now; due: end"),
-        ([pace(), of_word(StreamHeader(kind="forward"), gradients("a", 0))], "lengths"),
-        ([pace(), of_word(StreamHeader(kind="forward"), states("a", 0) | {"x": torch.ones(1)})], "names differ"),
-        ([pace(), FORWARD, of_word(StreamHeader(kind="backward"), gradients("a", 1))], "gradients: is"),
+        ([b""], "not a message of a session"),
+        ([b"\xff" * 40], "not a message of a session"),
+        ([save({"x": torch.ones(1)})], "not a message of a session"),
+        ([save({}, {"header": '{"kind": "forward", "span": null, "more": 1}'})], "not a message of a session"),
+        ([save({}, {"header": '{"kind": "forward", "span": [1]}'})], "not a message of a session"),
+        ([save({}, {"header": '{"kind": "forward"}'})], "not a message of a session"),
+        ([begin(more=1)], "not a message of a session"),
+        ([begin(begin=-0.1)], "not a message of a session"),
+        ([FORWARD], "forward: cannot come now; expected begin"),
+        ([END], "end: cannot come now; expected begin"),
+        ([begin(steps=0)], "not a message of a session"),
+        ([begin(end=0.5)], "begin: another share"),
+        ([save({"x": torch.ones(1)}, {"header": '{"kind": "end", "span": null}'})], "tensors with neither"),
+        ([begin(), begin()], "begin: cannot come now; expected forward"),
+        ([begin(), BACKWARD], "backward: cannot come now; expected forward"),
+        ([begin(), END], "end: cannot come now; expected forward"),
+        ([begin(), FORWARD, FORWARD], "forward: cannot come now; expected backward"),
+        ([begin(), FORWARD, BACKWARD, FORWARD], "forward: cannot come now; expected end"),
+        ([begin(), FORWARD_GRADIENTS], "lengths"),
+        ([begin(), EXTRA_TENSOR], "names differ"),
+        ([begin(), FORWARD, WRONG_LENGTH], "gradients: is"),
         (
             [
-                pace(),
-                of_word(
-                    StreamHeader(kind="forward"), states("a", 0) | {"activations": torch.full((8, 32), torch.nan)}
+                begin(),
+                encode_stream_message(
+                    StreamHeader("forward"), states("a", 0) | {"activations": torch.full((8, 32), torch.nan)}
                 ),
             ],
          "not finite"),
@@ -753,10 +754,10 @@ def test_what_is_no_message_ends_its_own_stream_alone(
     here = house(copies=False)
     here.expect(asked("a"), asked("b"))
     stream = here.raw(asked("a"), messages)
-    with pytest.raises(grpc.RpcError) as told:
+    with pytest.raises(grpc.RpcError) as caught:
         list(stream)
-    assert told.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert complaint in told.value.details()
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert complaint in caught.value.details()
     here.train("b")
     assert here.layers.results.keys() == {"b"}
     here.channel.close()
@@ -769,7 +770,7 @@ def test_a_message_larger_than_any_batch_is_not_taken(house: Callable[..., House
     far.begin(ScheduleSpan(1, 1))
     with pytest.raises(SessionFailed, match=r"refuses: .*larger than max"):
         far.forward({"activations": torch.zeros(2**20)})
-    far.break_off()
+    far.cancel()
 
 
 def test_a_failure_of_the_layers_tells_a_client_nothing_else(
@@ -782,10 +783,10 @@ def test_a_failure_of_the_layers_tells_a_client_nothing_else(
         raise RuntimeError("secret")
 
     monkeypatch.setattr(SplitSession, "forward", fails)
-    with pytest.raises(SessionFailed) as told:
+    with pytest.raises(SessionFailed) as caught:
         here.train("a")
-    assert "the layers failed" in str(told.value)
-    assert "secret" not in str(told.value)
+    assert "the layers failed" in str(caught.value)
+    assert "secret" not in str(caught.value)
     assert "secret" in caplog.text
     assert not here.layers.stacks[0].taken
 
@@ -805,10 +806,10 @@ def test_one_message_is_under_way_at_most(house: Callable[..., House], monkeypat
 
     monkeypatch.setattr(SplitSession, "forward", slow)
     sent: list[int] = []
-    large = of_word(StreamHeader(kind="forward"), states("a", 55, 800))
+    large = encode_stream_message(StreamHeader("forward"), states("a", 55, 800))
 
     def flood() -> Iterator[bytes]:
-        yield pace()
+        yield begin()
         for i in range(100):
             sent.append(i)
             yield large
@@ -819,17 +820,17 @@ def test_one_message_is_under_way_at_most(house: Callable[..., House], monkeypat
     assert len(large) > 2**21
     assert len(sent) < 10
     go_on.set()
-    with pytest.raises(grpc.RpcError) as told:
+    with pytest.raises(grpc.RpcError) as caught:
         list(stream)
-    assert "forward: cannot come now; due: backward" in told.value.details()
+    assert "forward: cannot come now; expected backward" in caught.value.details()
     assert len(held) == 1
     here.channel.close()
 
 
 def test_messages_come_back_as_they_were_on_memory_of_torchs_own() -> None:
     sent = {**states("a", 3), "scale": torch.ones(1), "half": torch.ones(3, dtype=torch.bfloat16)}
-    word, back = word_in(of_word(StreamHeader(kind="forward"), sent))
-    assert word == StreamHeader(kind="forward")
+    header, back = decode_stream_message(encode_stream_message(StreamHeader("forward"), sent))
+    assert header == StreamHeader("forward")
     assert back.keys() == sent.keys()
     assert all(torch.equal(back[name], sent[name]) and back[name].dtype == sent[name].dtype for name in sent)
     assert all(tensor.data_ptr() % 64 == 0 for tensor in back.values())
@@ -851,9 +852,9 @@ def test_scores_need_no_turns_and_leave_no_weights(house: Callable[..., House]) 
     here.expect(asked("a", phase="evaluate"))
     far = here.far(asked("a", phase="evaluate"))
     far.forward(states("a", 0))
-    with pytest.raises(SessionFailed, match="backward: cannot come now; due: forward or end"):
+    with pytest.raises(SessionFailed, match="backward: cannot come now; expected forward or end"):
         far.backward(gradients("a", 0))
-    far.break_off()
+    far.cancel()
 
 
 def test_a_late_visit_is_not_taken_for_the_next(house: Callable[..., House]) -> None:
@@ -861,11 +862,11 @@ def test_a_late_visit_is_not_taken_for_the_next(house: Callable[..., House]) -> 
     here.expect(asked("a"))
     late = here.far(asked("a"))
     late.begin(ScheduleSpan(1, 1))
-    here.crossing.drop("a")
+    here.server.drop("a")
     here.layers.begin(1)
     here.expect(asked("a", 1))
-    with pytest.raises(SessionFailed, match="broke the visit off"):
+    with pytest.raises(SessionFailed, match="canceled the session"):
         late.forward(states("a", 0))
-    late.break_off()
+    late.cancel()
     here.train(asked("a", 1))
     assert here.layers.results.keys() == {"a"}

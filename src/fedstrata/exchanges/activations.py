@@ -115,26 +115,26 @@ class ActivationsHalf(PlainHalf):
     """The loop of weights, around layers that the server holds."""
 
     def __init__(self, layers: ServerLayers) -> None:
-        self.layers = layers
+        self.layers = self._layers = layers
         self.interleaved = not layers.settings.copies
 
     def connect(self, request: Request) -> AbstractContextManager[SplitLink | None]:
         """A session on the server's layers."""
-        return self.layers.connect(request) if request.plan.server else nullcontext()
+        return self._layers.connect(request) if request.plan.server else nullcontext()
 
     def begin_group(self, round: int) -> None:
         """Load the layers."""
-        self.layers.begin(round)
+        self._layers.begin(round)
 
     def end_group(self, round: int) -> Weights:
         """What the one set of layers has become; nothing where there are copies."""
-        return self.layers.end(round)
+        return self._layers.end(round)
 
     def collect(self, round: int, client: str, phase: Phase, plan: Plan) -> tuple[Weights, Traffic]:
         """The client's copy of the layers, and the bytes of its messages."""
         if not plan.server:
             return {}, ()
-        copies, traffic = self.layers.collect(client)
+        copies, traffic = self._layers.collect(client)
         return copies, [(way, what, size) for (way, what), size in traffic.items()]
 
 
@@ -205,6 +205,7 @@ ACTIVATIONS = Exchange(
     payload="activations",
     permission="the hidden states of every batch, from which texts can be reconstructed, and their gradients",
     handlers={"train": train, "evaluate": evaluate_with(pass_of), "receive": receive},
+    sends=lambda plan: bool(plan.server),
     fits=fits_plan,
     server=server_half,
     dry_handlers={"train": dry_train, "evaluate": dry_evaluate, "receive": dry_receive},

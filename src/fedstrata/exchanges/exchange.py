@@ -16,6 +16,7 @@ from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Method, Plan
 from fedstrata.plan.streams import Streams
+from fedstrata.server.layers import ServerLayers
 from fedstrata.server.rounds import Half, Rounds
 from fedstrata.server.server import Server
 from fedstrata.wire.dry import DryWire
@@ -86,6 +87,7 @@ class PlainHalf:
     """The server's half where the clients train and send parts of the model."""
 
     interleaved = False
+    layers: ServerLayers | None = None
 
     def connect(self, request: Request) -> AbstractContextManager[SplitLink | None]:
         """Nothing to connect to: the clients hold the whole model."""
@@ -118,6 +120,7 @@ class Exchange:
         payload: its name.
         permission: what leaves a client, in words for whoever has to permit it.
         handlers: the client's half: phase -> what a client does in it.
+        sends: whether a plan leads to anything leaving the client.
         fits: whether a request is one that its method's own plan for the round makes; a site refuses others.
         server: makes the server's half.
         dry_handlers: the client's half as a forecast plays it.
@@ -128,6 +131,7 @@ class Exchange:
     payload: Payload
     permission: str
     handlers: Handlers
+    sends: Callable[[Plan], bool]
     fits: Callable[[Request, Plan], bool]
     server: Callable[[ServerContext], Half]
     dry_handlers: Mapping[Phase, DryHandler]

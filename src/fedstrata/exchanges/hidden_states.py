@@ -271,6 +271,7 @@ HIDDEN_STATES = Exchange(
     payload="hidden_states",
     permission="the encoder's hidden states of every text, from which texts can be reconstructed, and the labels",
     handlers={"hidden_states": send_hidden_states, "evaluate": evaluate_with(pass_of), "receive": receive},
+    sends=lambda plan: True,
     fits=fits,
     server=server_half,
     dry_handlers={"hidden_states": dry_send, "evaluate": dry_evaluate, "receive": dry_receive},

@@ -18,6 +18,7 @@ WEIGHTS = Exchange(
     payload="weights",
     permission="trained parts of the model",
     handlers={"train": train_with(pass_of), "evaluate": evaluate_with(pass_of), "receive": receive},
+    sends=lambda plan: bool(plan.send),
     fits=fits_plan,
     server=lambda context: PlainHalf(),
     dry_handlers={"train": dry_train, "evaluate": dry_evaluate, "receive": dry_receive},

@@ -34,7 +34,7 @@ from fedstrata.server.optimizer import AdaptiveOptimizer
 from fedstrata.server.records import FileRecords
 from fedstrata.server.rounds import Half, Rounds, RoundSettings
 from fedstrata.server.server import Server
-from fedstrata.sites.federation import Federation, names_of, sites
+from fedstrata.sites.federation import Federation, RemoteStage, names_of, remote_engine
 from fedstrata.wire.store import Store, write_bytes
 
 Tell = Callable[[Event], None]
@@ -162,9 +162,16 @@ def _score(stage: Stage, plan: Plan) -> Callable[[Server], dict[str, float]]:
 def _engine(stage: Stage, start: Weights, server: Server, half: Half) -> Iterator[tuple[Engine, dict[str, int]]]:
     """What reaches the clients, and how many examples each has."""
     if stage.federation is not None:
-        with sites(
-            stage.job, stage.data, stage.ready, start, half, stage.folder, stage.tell, stage.federation
-        ) as reached:
+        remote = RemoteStage(
+            job=stage.job,
+            labels=stage.data.labels,
+            loaded=stage.ready.loaded,
+            server=server,
+            start=start,
+            layers=half.layers,
+            folder=stage.folder,
+        )
+        with remote_engine(remote, stage.federation, stage.tell) as reached:
             yield reached
         return
     ready, stores = stage.ready, stage.folder / "state" / "clients"

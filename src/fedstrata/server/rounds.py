@@ -26,6 +26,7 @@ from fedstrata.plan.messages import Engine, NoReply, Reply, Request
 from fedstrata.plan.plan import Method, Plan, make_plan
 from fedstrata.plan.schedule import sample_clients
 from fedstrata.plan.streams import SERVER, Streams
+from fedstrata.server.layers import ServerLayers
 from fedstrata.server.records import Records
 from fedstrata.server.reply_records import check_loss, collected_record, reply_record
 from fedstrata.server.server import Server, shared_parts
@@ -39,9 +40,11 @@ class Half(Protocol):
 
     Attributes:
         interleaved: clients of one group take turns step by step.
+        layers: those that the server holds; None where the clients hold the whole model.
     """
 
     interleaved: bool
+    layers: ServerLayers | None
 
     def connect(self, request: Request) -> AbstractContextManager[SplitLink | None]:
         """The client's way to the server's layers for a request."""

@@ -13,7 +13,7 @@ from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
 from fedstrata.server.aggregate import MakeAggregate, WeightedMean
 from fedstrata.server.optimizer import AdaptiveOptimizer, ServerOptimizer
-from fedstrata.wire.codec import StateCodec, Wire
+from fedstrata.wire.codec import StateCodec, Wire, WireError
 
 
 @dataclass
@@ -87,7 +87,10 @@ class Server:
             WireError: names, shapes or types differ, or a value is not finite.
         """
         for part in plan.send:
-            self.wire.check(reply.weights.get(part, {}), self.parts.shapes[part], self.wire.changes)
+            try:
+                self.wire.check(reply.weights.get(part, {}), self.parts.shapes[part], self.wire.changes)
+            except WireError as error:
+                raise WireError(f"{part}: {error}") from None
 
     def accumulate(self, plan: Plan, reply: Reply, copies: Mapping[str, Tensors]) -> None:
         """Check a reply and take it into the round's aggregate.

@@ -1,1 +1,1 @@
-"""Clients in places of their own: messages, transport, programs."""
+"""Runs between sites: messages, their transport, and the programs at the server and at each site."""

@@ -1,4 +1,4 @@
-"""The engine over sites: a request goes out as a message; a site has until the deadline, whatever happens."""
+"""The engine over sites: requests go out as messages; a site may take until the deadline, whatever happens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from fedstrata.events import Event, Waiting
 from fedstrata.plan.messages import NoReply, Reply, Request
@@ -18,71 +18,84 @@ from fedstrata.sites.messages import (
     RefusalHeader,
     ReplyHeader,
     WelcomeHeader,
-    of_request,
-    reply_in,
-    seal,
-    unseal,
+    decode_message,
+    decode_reply,
+    encode_message,
+    encode_request,
 )
 from fedstrata.wire.codec import WireError
 
-POLL = 0.1
-"""Seconds between two looks for answers, at first; later it is a fiftieth of the time that has passed."""
-PAUSE = 5.0
-"""Seconds before a message that was lost is sent again."""
+if TYPE_CHECKING:
+    from fedstrata.sites.activation_server import ActivationServer
 
-LAST = 60.0
-"""Seconds for the last message of a stage."""
-SILENCE = 5.0
-"""Seconds after which it is told who is not there."""
+POLL_SECONDS = 0.1
+"""Between two polls for answers, at first; later a fiftieth of the time that has passed, up to a second."""
+RETRY_SECONDS = 5.0
+"""Before a lost message is sent again."""
+FAREWELL_SECONDS = 60.0
+"""Deadline of the last message of a stage."""
+REPORT_SECONDS = 5.0
+"""After which the sites that are not connected are reported."""
 
 Presence = tuple[int, str]
-"""A site that is there: its number, and since when."""
+"""A connected site: its number, and since when it has been connected."""
 Conversation = Generator[Callable[[], bytes], Envelope, Reply | WelcomeHeader]
-"""What is said to a site, message by message, each made when it is sent; its answers are sent in."""
+"""A conversation as a generator: yields a factory for the next message, receives the answer to it."""
 
 
 class Transport(Protocol):
-    """Brings messages to sites; see :class:`fedstrata.sites.flower.Transport`."""
+    """Carries messages to sites; see :class:`fedstrata.sites.flower.FlowerTransport`."""
 
     def online(self) -> dict[str, Presence]:
-        """The sites that are there now."""
+        """The sites that are connected now."""
 
     def send(self, to: Presence, message: bytes, seconds: float) -> str:
-        """Send a message that is worth something for so long; returns its number, empty if it cannot be sent."""
+        """Send a message that expires after so many seconds; returns its id, empty if it cannot be sent."""
 
-    def receive(self, numbers: Iterable[str]) -> Iterator[tuple[str, bytes | None]]:
-        """What has come in answer to these messages by now; None in place of an answer that will not come."""
+    def receive(self, ids: Iterable[str]) -> Iterator[tuple[str, bytes | None]]:
+        """The answers to these messages that have arrived; None in place of an answer that will not come."""
 
 
 @dataclass
 class PendingReply:
-    """A site that is being talked to.
+    """A conversation that has not ended.
 
     Attributes:
-        talk: what is said to it.
-        make: makes the next message, again where it was lost.
-        since: clock time from when on it may be sent.
-        number: of the message under way; empty while there is none.
-        presence: of the site when it was sent,
-        sent: and the clock time.
+        conversation: the generator.
+        make_message: makes the next message, and makes it again if it was lost.
+        send_after: monotonic time from which the message may be sent.
+        message_id: of the message that was sent; empty while there is none.
+        presence: of the site when the message was sent.
+        sent_at: monotonic time at which it was sent.
     """
 
-    talk: Conversation
-    make: Callable[[], bytes]
-    since: float = 0.0
-    number: str = ""
+    conversation: Conversation
+    make_message: Callable[[], bytes]
+    send_after: float = 0.0
+    message_id: str = ""
     presence: Presence | None = None
-    sent: float = 0.0
+    sent_at: float = 0.0
 
 
-class ActivationServer(Protocol):
-    """Where the clients' batches pass through the server's layers; see :mod:`fedstrata.sites.stream`."""
+@dataclass(frozen=True)
+class RemoteRun:
+    """One stage as its sites know it.
 
-    def expect(self, requests: Sequence[Request], tokens: Mapping[str, str]) -> None:
-        """These clients' batches come next, in this order; by the tokens they are known."""
+    Attributes:
+        id: names the stage in every message.
+        names: the sites' names, in canonical order.
+        hello: makes a site's first message.
+        start: makes the message with the start model.
+        check: raises WireError for a reply that does not answer its request.
+        tokens: site -> its token for the activation stream.
+    """
 
-    def drop(self, client: str) -> None:
-        """A client is given up."""
+    id: str
+    names: Sequence[str]
+    hello: Callable[[str], bytes]
+    start: Callable[[], bytes]
+    check: Callable[[Request, Reply], None]
+    tokens: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -90,159 +103,164 @@ class RemoteEngine:
     """One stage's sites.
 
     Attributes:
-        run: the stage's run; every message names it.
-        names: the sites' names, in canonical order.
-        courier: brings the messages.
-        check: raises WireError for a reply that does not answer its request.
-        hello: makes a site's first message.
-        start: makes the message with the start model.
-        deadline: seconds.
+        run: the stage.
+        transport: carries the messages.
+        deadline: seconds that a site has for its answer.
         folder: the run's output folder, where every message's bytes are recorded.
-        tell: receives events.
-        crossing: where batches pass through the server's layers; None where there are none.
-        tokens: site -> what it is known by there.
-        welcome: what the sites that take part said of themselves.
-        refused: who will not take part, and why.
-        away: who was missing by a deadline; it is asked, but not waited for before it answers again.
+        on_event: receives events.
+        activation_server: where batches pass through the server's layers; None where the method has none.
+        welcomes: site that takes part -> its welcome.
+        refusals: site that will not take part -> the reason.
+        absent: sites that missed a deadline: they get requests, but are waited for only once they answer again.
     """
 
-    run: str
-    names: Sequence[str]
-    courier: Transport
-    check: Callable[[Request, Reply], None]
-    hello: Callable[[str], bytes]
-    start: Callable[[], bytes]
+    run: RemoteRun
+    transport: Transport
     deadline: float
     folder: Path
-    tell: Callable[[Event], None]
-    crossing: ActivationServer | None = None
-    tokens: Mapping[str, str] = field(default_factory=dict)
-    welcome: dict[str, WelcomeHeader] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
-    away: set[str] = field(default_factory=set)
+    on_event: Callable[[Event], None]
+    activation_server: ActivationServer | None = None
+    welcomes: dict[str, WelcomeHeader] = field(default_factory=dict, init=False)
+    refusals: dict[str, str] = field(default_factory=dict, init=False)
+    absent: set[str] = field(default_factory=set, init=False)
 
     def clients(self) -> Sequence[str]:
         """The sites' names."""
-        return self.names
+        return self.run.names
 
     def gather(self) -> list[NoReply]:
-        """Greet all sites and hand them the start model; those that do not take part, and why."""
-        answers = self._side_by_side({name: self._greet(name) for name in self.names}, -1, self.deadline)
-        return [answer for answer in answers if isinstance(answer, NoReply)]
+        """Greet all sites and send them the start model; returns those that do not take part."""
+        conversations = {name: self._greet(name) for name in self.run.names}
+        replies = self._converse(conversations, -1, self.deadline)
+        return [reply for reply in replies if isinstance(reply, NoReply)]
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[Reply | NoReply]:
-        """One answer per request; a site that comes late to the run is greeted first."""
-        made = list(requests)
-        if self.crossing and made[0].plan.server and made[0].phase != "receive":
-            self.crossing.expect(made, self.tokens)
-        talks = {request.client: self._ask(request) for request in made}
-        for answer in self._side_by_side(talks, made[0].round, self.deadline):
-            if isinstance(answer, NoReply) and self.crossing:
-                self.crossing.drop(answer.client)
-            yield answer
+        """One reply per request; a site that comes late to the run is greeted first."""
+        batch = list(requests)
+        if self.activation_server and batch[0].plan.server and batch[0].phase != "receive":
+            self.activation_server.expect(batch, self.run.tokens)
+        conversations = {request.client: self._request(request) for request in batch}
+        for reply in self._converse(conversations, batch[0].round, self.deadline):
+            if isinstance(reply, NoReply) and self.activation_server:
+                self.activation_server.drop(reply.client)
+            yield reply
 
     def farewell(self, save: bool) -> None:
-        """Tell every site that the stage is over; who is not there, or busy, is not waited for."""
-        self.away |= set(self.names)
-        list(self._side_by_side({name: self._part(save) for name in self.welcome}, -1, LAST))
+        """Tell every site that the stage is over; a site that is offline or busy is not waited for."""
+        self.absent |= set(self.run.names)
+        conversations = {name: self._farewell(save) for name in self.welcomes}
+        list(self._converse(conversations, -1, FAREWELL_SECONDS))
 
     def _greet(self, name: str) -> Conversation:
-        answer = (yield partial(self.hello, name)).header
-        if isinstance(answer, WelcomeHeader) and not answer.holds:
-            answer = (yield self.start).header
-        if not isinstance(answer, WelcomeHeader):
+        welcome = (yield partial(self.run.hello, name)).header
+        if isinstance(welcome, WelcomeHeader) and not welcome.holds:
+            welcome = (yield self.run.start).header
+        if not isinstance(welcome, WelcomeHeader):
             raise WireError("does not greet back")
-        self.welcome[name] = answer
-        return answer
+        self.welcomes[name] = welcome
+        return welcome
 
-    def _ask(self, request: Request) -> Conversation:
-        if request.client not in self.welcome:
+    def _request(self, request: Request) -> Conversation:
+        if request.client not in self.welcomes:
             yield from self._greet(request.client)
-        answer = yield partial(of_request, self.run, request)
-        if not isinstance(answer.header, ReplyHeader):
+        envelope = yield partial(encode_request, self.run.id, request)
+        if not isinstance(envelope.header, ReplyHeader):
             raise WireError("does not reply")
-        reply = reply_in(answer)
+        reply = decode_reply(envelope)
         if reply.client != request.client:
             raise WireError(f"answers as {reply.client!r}")
-        self.check(request, reply)
+        self.run.check(request, reply)
         return reply
 
-    def _part(self, save: bool) -> Conversation:
-        answer = (yield partial(seal, self.run, FarewellHeader(save=save))).header
-        if not isinstance(answer, WelcomeHeader):
+    def _farewell(self, save: bool) -> Conversation:
+        welcome = (yield partial(encode_message, self.run.id, FarewellHeader(save=save))).header
+        if not isinstance(welcome, WelcomeHeader):
             raise WireError("does not say farewell")
-        return answer
+        return welcome
 
-    def _side_by_side(
-        self, talks: Mapping[str, Conversation], round: int, deadline: float
+    def _converse(
+        self, conversations: Mapping[str, Conversation], round: int, deadline: float
     ) -> Iterator[Reply | NoReply]:
-        """Talk to several sites at once; each ends in a reply, or is missing. A welcome ends in nothing."""
-        began = time.monotonic()
-        until = began + deadline
-        turns: dict[str, PendingReply] = {}
-        for name, talk in talks.items():
-            if name in self.refused:
-                yield NoReply(name, self.refused[name])
+        """Hold several sites' conversations at once: the replies, and who gave none. A welcome yields nothing."""
+        start = time.monotonic()
+        pending: dict[str, PendingReply] = {}
+        for name, conversation in conversations.items():
+            if name in self.refusals:
+                yield NoReply(name, self.refusals[name])
             else:
-                turns[name] = PendingReply(talk, next(talk))
-        told: set[str] = set()
-        while turns:
-            now, there = time.monotonic(), self.courier.online()
-            for name, turn in turns.items():
-                if turn.number and there.get(name, turn.presence) != turn.presence:
-                    turn.number = ""  # it has started again since, and knows nothing of the message
-                if not turn.number and name in there and now >= turn.since:
-                    self._tell(round, name, turn, there[name], until)
-            asked = {turn.number: name for name, turn in turns.items() if turn.number}
-            for number, answer in self.courier.receive(asked):
-                if (name := asked.pop(number, "")) == "":
-                    continue  # it has answered before
-                turns[name].number, turns[name].since = "", now + PAUSE
-                if answer is None:
-                    continue
-                try:
-                    self._hear(round, name, turns[name], answer)
-                except StopIteration as end:
-                    del turns[name]
-                    if isinstance(end.value, Reply):
-                        yield end.value
-                except WireError as error:
-                    del turns[name]
-                    self.welcome.pop(name, None)  # it may know nothing of the run any more: greet it again
-                    yield NoReply(name, str(error))
-            late = turns.keys() - there.keys() - told
-            if late - self.away and now > began + SILENCE:
-                told |= late
-                self.tell(Waiting(tuple(sorted(late)), until - now))
-            if now > until or not any(turn.number or name not in self.away for name, turn in turns.items()):
-                for name in turns:
-                    self.away.add(name)
-                    yield NoReply(name, "did not answer in time" if name in there else "is not connected")
+                pending[name] = PendingReply(conversation, next(conversation))
+        reported: set[str] = set()
+        while pending:
+            now, online = time.monotonic(), self.transport.online()
+            self._send(round, pending, online, start + deadline)
+            yield from self._receive(round, pending, now)
+            if now > start + REPORT_SECONDS:
+                self._report_offline(pending.keys() - online.keys(), reported, start + deadline - now)
+            waits = any(reply.message_id or name not in self.absent for name, reply in pending.items())
+            if now > start + deadline or not waits:
+                for name in pending:
+                    self.absent.add(name)
+                    yield NoReply(name, "did not answer in time" if name in online else "is not connected")
                 return
-            time.sleep(min(1.0, max(POLL, (now - began) / 50)) if turns else 0)
+            time.sleep(min(1.0, max(POLL_SECONDS, (now - start) / 50)))
 
-    def _tell(self, round: int, name: str, turn: PendingReply, there: Presence, until: float) -> None:
-        message = turn.make()
-        turn.sent, turn.presence = time.monotonic(), there
-        turn.number = self.courier.send(there, message, until - turn.sent)
-        turn.since = turn.sent + PAUSE
-        self._record(round, name, "down", len(message), None)
+    def _send(
+        self, round: int, pending: Mapping[str, PendingReply], online: Mapping[str, Presence], until: float
+    ) -> None:
+        """Send what is due to the sites that are online."""
+        for name, reply in pending.items():
+            if reply.message_id and online.get(name, reply.presence) != reply.presence:
+                reply.message_id = ""  # the site has restarted since, and has lost the message
+            if reply.message_id or name not in online or time.monotonic() < reply.send_after:
+                continue
+            message = reply.make_message()
+            reply.sent_at, reply.presence = time.monotonic(), online[name]
+            reply.message_id = self.transport.send(online[name], message, until - reply.sent_at)
+            reply.send_after = reply.sent_at + RETRY_SECONDS
+            self._record(round, name, "down", len(message), None)
 
-    def _hear(self, round: int, name: str, turn: PendingReply, answer: bytes) -> None:
-        self.away.discard(name)
-        self._record(round, name, "up", len(answer), time.monotonic() - turn.sent)
-        turn.make, turn.since = turn.talk.send(self._open(name, answer)), 0.0
+    def _receive(self, round: int, pending: dict[str, PendingReply], now: float) -> Iterator[Reply | NoReply]:
+        """Go on with the conversations that have an answer; those that end leave ``pending``."""
+        sent = {reply.message_id: name for name, reply in pending.items() if reply.message_id}
+        for message_id, answer in self.transport.receive(sent):
+            if (name := sent.pop(message_id, "")) == "":
+                continue  # a duplicate
+            pending[name].message_id, pending[name].send_after = "", now + RETRY_SECONDS
+            if answer is None:
+                continue
+            try:
+                self._continue(round, name, pending[name], answer)
+            except StopIteration as end:
+                del pending[name]
+                if isinstance(end.value, Reply):
+                    yield end.value
+            except WireError as error:
+                del pending[name]
+                self.welcomes.pop(name, None)  # the site may have lost the run's state: redo the handshake
+                yield NoReply(name, str(error))
+
+    def _continue(self, round: int, name: str, reply: PendingReply, answer: bytes) -> None:
+        self.absent.discard(name)
+        self._record(round, name, "up", len(answer), time.monotonic() - reply.sent_at)
+        reply.make_message, reply.send_after = reply.conversation.send(self._open(name, answer)), 0.0
 
     def _open(self, name: str, answer: bytes) -> Envelope:
-        envelope = unseal(answer, "welcome", "reply", "refusal")
+        envelope = decode_message(answer, "welcome", "reply", "refusal")
         header = envelope.header
-        if envelope.run != self.run:
+        if envelope.run != self.run.id:
             raise WireError("answers for another run")
         if isinstance(header, RefusalHeader):
             if header.final:
-                self.refused[name] = header.reason
+                self.refusals[name] = header.reason
             raise WireError(header.reason)
         return envelope
+
+    def _report_offline(self, offline: set[str], reported: set[str], seconds: float) -> None:
+        """Report sites that are waited for and not connected, each of them once."""
+        new = offline - reported
+        if new - self.absent:
+            reported |= new
+            self.on_event(Waiting(tuple(sorted(new)), seconds))
 
     def _record(self, round: int, name: str, way: str, size: int, seconds: float | None) -> None:
         record = {"round": round, "client": name, "direction": way, "bytes": size, "seconds": seconds}

@@ -1,64 +1,89 @@
-"""A run between sites, at the server: what of a job changes, and the engine that reaches them."""
+"""A run between sites, at the server: checks of its job, its federation, and the engine over the sites."""
 
 from __future__ import annotations
 
 import math
 import secrets
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from filelock import FileLock, Timeout
 
-from fedstrata.client.setup import Ready
-from fedstrata.data.prepare import Prepared
 from fedstrata.errors import UserError
 from fedstrata.events import Event, Missed
+from fedstrata.exchanges import EXCHANGES
 from fedstrata.job.tables import Engine, Job, method_name
 from fedstrata.models import checkpoints
-from fedstrata.plan.kinds import Weights
-from fedstrata.plan.labels import sort_labels
+from fedstrata.plan.kinds import Weights, sort_labels
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import Streams
 from fedstrata.server import state
 from fedstrata.server.layers import ServerLayers
-from fedstrata.sites.engine import RemoteEngine, Transport
-from fedstrata.sites.messages import HelloHeader, StartHeader, seal
-from fedstrata.sites.serve import secret
-from fedstrata.sites.settings import ServerSettings, address, loopback, read_server
-from fedstrata.wire.codec import WireError, check
+from fedstrata.server.server import Server
+from fedstrata.sites.checks import join_address, loopback
+from fedstrata.sites.engine import RemoteEngine, RemoteRun, Transport
+from fedstrata.sites.messages import HelloHeader, StartHeader, encode_message
+from fedstrata.sites.serve import secret_file
+from fedstrata.sites.settings import ServerSettings, read_server
+from fedstrata.wire.codec import WireError
 from fedstrata.wire.store import write_bytes
 
-TABLES = ("task", "method", "train", "head", "wire")
-"""Tables of a job that a site is told; it brings the others."""
+if TYPE_CHECKING:
+    from fedstrata.sites.activation_server import ActivationServer
 
-
-SILENT = 4
-"""A client in the middle of a batch may be silent for this part of the deadline: others wait for their turns."""
+JOB_TABLES = ("task", "method", "train", "head", "wire")
+"""Tables of the job that are sent to a site; the others are the site's own."""
+SESSION_SHARE = 4
+"""A client may keep the activation server waiting for a quarter of the deadline: others wait for their turns."""
 
 
 @dataclass(frozen=True)
 class Federation:
-    """The sites of a run, while it lasts.
+    """The sites of a run, while it is connected to them.
 
     Attributes:
         settings: the server's.
-        courier: brings messages to the sites.
-        tokens: site -> what it is known by where batches pass through the server's layers.
+        transport: carries messages to the sites.
+        tokens: site -> its token for the activation stream.
         secure: TLS and keys are on.
     """
 
     settings: ServerSettings
-    courier: Transport
+    transport: Transport
     tokens: Mapping[str, str]
     secure: bool
+
+
+@dataclass(frozen=True)
+class RemoteStage:
+    """A stage that is trained between sites.
+
+    Attributes:
+        job: the stage's job.
+        labels: class names in order; None where the task has none.
+        loaded: the stage's model and tokenizer.
+        server: holds the model's parts and what a reply must hold.
+        start: the start model's weights.
+        layers: the layers that the server holds; None where the method has none.
+        folder: the stage's output folder.
+    """
+
+    job: Job
+    labels: tuple[str, ...] | None
+    loaded: checkpoints.Loaded
+    server: Server
+    start: Weights
+    layers: ServerLayers | None
+    folder: Path
 
 
 def names_of(job: Job) -> list[str]:
@@ -67,7 +92,7 @@ def names_of(job: Job) -> list[str]:
 
 
 def settle_sites(job: Job) -> Job:
-    """Where the server has no test rows, each site keeps some of its own aside."""
+    """The job with test rows: where the server has none, each site holds out some of its own."""
     if not job.between_sites or job.data.test is not None or job.clients.test is not None:
         return job
     return job.model_copy(update={"clients": job.clients.model_copy(update={"test": job.data.holdout})})
@@ -77,11 +102,11 @@ def check_sites(job: Job, parts: Parts) -> None:
     """Refuse a job that cannot be run between sites.
 
     Raises:
-        UserError: it needs all rows in one place, or scores at the server what only the sites have.
+        UserError: it needs all rows in one place, or would score at the server what only the sites have.
     """
     name = method_name(job.method)
-    plan = job.method.plan(parts, job.task.kind, 0, names_of(job)[0], Streams(job.train.seed))
-    if job.method.population != "each" or not (plan.send or plan.server or job.method.exchange == "hidden_states"):
+    plan = make_plan(job.method, parts, job.task.kind, 0, names_of(job)[0], Streams(job.train.seed))
+    if job.method.population != "each" or not EXCHANGES[job.method.exchange].sends(plan):
         raise UserError(f"[method] name: {name!r} sends nothing between clients, so it is not for sites")
     if plan.keep and job.clients.test is None:
         raise UserError(
@@ -102,7 +127,7 @@ def federation(engine: Engine) -> Iterator[Federation]:
     """The job's federation, connected.
 
     Raises:
-        UserError: no server is there, another run is on, or this one is insecure and not on one machine.
+        UserError: the server does not answer, another run is on, or the run is insecure and not on one machine.
     """
     from fedstrata.sites import flower
 
@@ -110,16 +135,16 @@ def federation(engine: Engine) -> Iterator[Federation]:
     if engine.insecure and not loopback(settings.host):
         raise UserError(f"[engine] insecure: is for this machine alone, and the server is {settings.host}")
     ca = None if engine.insecure else settings.tls.ca.read_bytes()
-    known = secret(settings.home).read_bytes()
+    secret = secret_file(settings.home).read_bytes()
     keys = {} if engine.insecure else {flower.public_key(path): name for name, path in settings.sites.items()}
     tokens = {name: secrets.token_hex(32) for name in settings.sites}
-    at = address(settings.host, settings.port)
-    with _alone(settings.home), flower.courier(at, ca, keys, known) as courier:
-        yield Federation(settings, courier, tokens, not engine.insecure)
+    server = join_address(settings.host, settings.port)
+    with _run_lock(settings.home), flower.connect(server, ca, keys, secret) as transport:
+        yield Federation(settings, transport, tokens, not engine.insecure)
 
 
 @contextmanager
-def _alone(home: Path) -> Iterator[None]:
+def _run_lock(home: Path) -> Iterator[None]:
     """One run at a time: a site works on one message after the other."""
     try:
         with FileLock(home / "run.lock", timeout=0):
@@ -131,118 +156,123 @@ def _alone(home: Path) -> Iterator[None]:
 
 
 @contextmanager
-def sites(
-    job: Job,
-    data: Prepared,
-    ready: Ready,
-    start: Weights,
-    layers: ServerLayers | None,
-    folder: Path,
-    tell: Callable[[Event], None],
-    far: Federation,
+def remote_engine(
+    stage: RemoteStage, federation: Federation, on_event: Callable[[Event], None]
 ) -> Iterator[tuple[RemoteEngine, dict[str, int]]]:
-    """The sites of one stage, greeted; and how many examples each has.
+    """The engine over the sites of one stage, which have been greeted; and how many examples each has.
 
     Raises:
         UserError: too few of them take part.
     """
-    names = names_of(job)
-    plan = job.method.plan(ready.worker.parts, job.task.kind, 0, names[0], ready.worker.streams)
-    sent = {part: own for part, own in start.items() if part not in plan.server}
-    files, run = _files(ready.loaded), _run(folder)
-    header = HelloHeader(
-        version=version("fedstrata"),
-        stage=job.stage,
-        job=_told(job, checkpoints.longest(ready.loaded.model)),
-        long_text=job.data.long_text,
-        share=job.clients.test or 0.0,
-        labels=data.labels,
-        start=state.fingerprint(sent),
-    )
+    job, names = stage.job, names_of(stage.job)
+    plan = make_plan(job.method, stage.server.parts, job.task.kind, 0, names[0], Streams(job.train.seed))
+    sent = {part: tensors for part, tensors in stage.start.items() if part not in plan.server}
     with ExitStack() as stack:
-        port, crossing = 0, None
-        if layers:
-            from fedstrata.sites.stream import ActivationServer
-
-            crossing = stack.enter_context(
-                ActivationServer(
-                    layers,
-                    address(far.settings.bind, far.settings.stream_port),
-                    _identity(far.settings) if far.secure else None,
-                    job.engine.deadline / SILENT,
-                )
-            )
-            port = crossing.port
-
-        def hello(name: str) -> bytes:
-            stream = (port, far.tokens[name], job.engine.deadline) if crossing else None
-            return seal(run, header.model_copy(update={"stream": stream}), {"files": files})
-
+        server = None
+        if stage.layers:
+            server = stack.enter_context(_activation_server(stage.layers, federation, job.engine.deadline))
         engine = RemoteEngine(
-            run=run,
-            names=names,
-            courier=far.courier,
-            check=partial(_usable, ready.worker.parts, job.wire.dtype),
-            hello=hello,
-            start=partial(seal, run, StartHeader(), sent),
+            run=_remote_run(stage, names, sent, federation.tokens, server.port if server else 0),
+            transport=federation.transport,
             deadline=job.engine.deadline,
-            folder=folder,
-            tell=tell,
-            crossing=crossing,
-            tokens=far.tokens,
+            folder=stage.folder,
+            on_event=on_event,
+            activation_server=server,
         )
         absent = engine.gather()
-        for missing in absent:
-            tell(Missed(-1, missing.client, missing.reason))
-        if len(engine.welcome) < max(1, math.ceil(job.engine.quorum * len(names))):
-            why = "; ".join(f"{missing.client} {missing.reason}" for missing in absent)
+        for site in absent:
+            on_event(Missed(-1, site.client, site.reason))
+        if len(engine.welcomes) < max(1, math.ceil(job.engine.quorum * len(names))):
+            why = "; ".join(f"{site.client} {site.reason}" for site in absent)
             raise UserError(f"engine.quorum: is {job.engine.quorum:g} of {len(names)} sites, but {why}")
-        yield engine, {name: engine.welcome[name].examples if name in engine.welcome else 0 for name in names}
+        yield engine, {name: engine.welcomes[name].examples if name in engine.welcomes else 0 for name in names}
         engine.farewell(save=bool(plan.keep))
 
 
-def _usable(parts: Parts, dtype: str, request: Request, reply: Reply) -> None:
-    """Refuse a reply that must not get into the mean.
+def _activation_server(layers: ServerLayers, federation: Federation, deadline: float) -> ActivationServer:
+    from fedstrata.sites.activation_server import ActivationServer
+
+    settings = federation.settings
+    tls = (settings.tls.certificate.read_bytes(), settings.tls.key.read_bytes()) if federation.secure else None
+    return ActivationServer(
+        layers, join_address(settings.bind, settings.stream_port), tls, deadline / SESSION_SHARE
+    )
+
+
+def _remote_run(
+    stage: RemoteStage, names: Sequence[str], sent: Weights, tokens: Mapping[str, str], port: int
+) -> RemoteRun:
+    """What the sites are told of a stage.
+
+    Args:
+        stage: the stage.
+        names: the sites' names.
+        sent: the weights of the start model that the sites get.
+        tokens: site -> its token for the activation stream.
+        port: of the activation stream; 0 where there is none.
+    """
+    job, run_id, files = stage.job, _run_id(stage.folder), _files(stage.loaded)
+    header = HelloHeader(
+        version=version("fedstrata"),
+        stage=job.stage,
+        job=_site_tables(job, checkpoints.longest(stage.loaded.model)),
+        long_text=job.data.long_text,
+        share=job.clients.test or 0.0,
+        labels=stage.labels,
+        start=state.fingerprint(sent),
+    )
+
+    def hello(name: str) -> bytes:
+        stream = (port, tokens[name], job.engine.deadline) if port else None
+        return encode_message(run_id, header.model_copy(update={"stream": stream}), {"files": files})
+
+    return RemoteRun(
+        id=run_id,
+        names=names,
+        hello=hello,
+        start=partial(encode_message, run_id, StartHeader(), sent),
+        check=partial(_check_reply, stage.server),
+        tokens=tokens,
+    )
+
+
+def _check_reply(server: Server, request: Request, reply: Reply) -> None:
+    """Refuse a reply that must not be aggregated.
 
     Raises:
-        WireError: it trained to a loss that is no number, or does not send what the plan says.
+        WireError: its loss is not finite, or it does not send what the plan says.
     """
     if request.phase == "train":
         if not math.isfinite(reply.loss):
             raise WireError(f"diverged (loss {reply.loss}); a smaller train.learning_rate helps")
-        for part in request.plan.send:
-            try:
-                check(reply.weights.get(part, {}), parts.shapes[part], dtype)
-            except WireError as error:
-                raise WireError(f"sends what cannot be used: {part}: {error}") from None
+        try:
+            server.check(request.plan, reply)
+        except WireError as error:
+            raise WireError(f"sends what cannot be used: {error}") from None
 
 
-def _told(job: Job, longest: int) -> dict[str, Any]:
-    """Of the job what a site is told."""
-    tables = job.dump()
-    made = {table: tables[table] for table in TABLES}
-    made["train"]["max_tokens"] = min(job.train.max_tokens, longest)
-    return made
+def _site_tables(job: Job, max_positions: int) -> dict[str, Any]:
+    """The tables of the job that are sent to a site."""
+    dump = job.dump()
+    tables = {table: dump[table] for table in JOB_TABLES}
+    tables["train"]["max_tokens"] = min(job.train.max_tokens, max_positions)
+    return tables
 
 
 def _files(loaded: checkpoints.Loaded) -> dict[str, torch.Tensor]:
-    """Name -> content of the files of a model's folder that hold no weights, as bytes."""
-    with tempfile.TemporaryDirectory() as made:
-        loaded.model.config.save_pretrained(made)
-        loaded.tokenizer.save_pretrained(made)
+    """Name -> content, as bytes, of the files of a model's folder that hold no weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        loaded.model.config.save_pretrained(folder)
+        loaded.tokenizer.save_pretrained(folder)
         return {
             path.name: torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
-            for path in sorted(Path(made).iterdir())
+            for path in sorted(Path(folder).iterdir())
         }
 
 
-def _run(folder: Path) -> str:
-    """The name under which the sites know the stage; the same when it is resumed."""
+def _run_id(folder: Path) -> str:
+    """The name by which the sites know the stage; the same when it is resumed."""
     path = folder / "state" / "run"
     if not path.exists():
         write_bytes(path, secrets.token_hex(16).encode())
     return path.read_text()
-
-
-def _identity(settings: ServerSettings) -> tuple[bytes, bytes]:
-    return settings.tls.certificate.read_bytes(), settings.tls.key.read_bytes()

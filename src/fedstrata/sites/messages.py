@@ -1,4 +1,4 @@
-"""What the server and a site say to each other: each message one safetensors file, a small checked header with it.
+"""What the server and a site send each other: every message is one safetensors file with a small checked header.
 
     the server                                    a site
     Hello    the job, and what its model is       Welcome   how many examples; whether it has the start model
@@ -6,8 +6,8 @@
     Request  one round's work                     Reply
     Farewell the stage is over                    Welcome
 
-and in place of any answer a ``Refusal``. Tensors stand under ``PART|NAME``. Nothing is taken from a message before
-its form is checked: the header field by field here, the tensors by whoever knows what they must be
+and in place of any answer a ``Refusal``. Tensors are named ``PART|NAME``. Nothing is taken from a message before
+it is checked: the header field by field here, the tensors by the caller, who knows what they must be
 (:func:`fedstrata.wire.codec.check`).
 """
 
@@ -18,80 +18,30 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import safetensors.torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from safetensors import SafetensorError
 
 from fedstrata.plan.kinds import Weights
-from fedstrata.plan.messages import Positions, Reply, Request
-from fedstrata.plan.plan import Plan
+from fedstrata.plan.messages import Reply, Request
+from fedstrata.sites.headers import Count, Header, from_header, header_model, to_header
 from fedstrata.wire.codec import WireError
 
-Count = Annotated[int, Field(ge=0)]
-Name = Annotated[str, Field(min_length=1, max_length=200)]
-
-
-class Header(BaseModel):
-    """A header: unknown keys and wrong types are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class PlanHeader(Header):
-    """A plan, see :class:`fedstrata.plan.plan.Plan`."""
-
-    layers: tuple[Count, ...]
-    train: tuple[Name, ...]
-    send: tuple[Name, ...]
-    keep: tuple[Name, ...]
-    features: bool
-    server: tuple[Name, ...]
-
-
-class RequestHeader(Header):
-    """A request, see :class:`fedstrata.client.trainer.Request`."""
-
-    round: Annotated[int, Field(ge=-1)]
-    client: Name
-    plan: PlanHeader
-    phase: Literal["train", "evaluate", "hidden_states", "receive"]
-    versions: dict[Name, Count]
-    first: bool
-    span: tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0, le=1)]]
-
-
-class PositionsHeader(Header):
-    """Positions computed with, see :class:`fedstrata.cost.flops.Positions`."""
-
-    tokens: Count
-    pairs: Count
-    predicted: Count
-
-
-class ReplyHeader(Header):
-    """A reply, see :class:`fedstrata.client.trainer.Reply`."""
-
-    client: Name
-    examples: Annotated[int, Field(ge=1)]
-    loss: float
-    steps: Count
-    work: PositionsHeader
-    flops: Count
-    seconds: Annotated[float, Field(ge=0)]
-    scores: dict[Name, dict[Name, float]]
+RequestHeader = header_model(Request)
+ReplyHeader = header_model(Reply)
 
 
 class HelloHeader(Header):
-    """What a site must know before it can say whether it takes part in a run.
+    """What a site must know to decide whether it takes part in a run.
 
     Attributes:
         version: of FedStrata; both ends must have the same.
-        stage: of the job.
-        job: its tables ``task``, ``method``, ``train``, ``head`` and ``wire``.
-        long_text: of its table ``data``.
-        share: of its own rows, to be kept aside to test on where it names no test rows; 0 for none.
+        stage: name of the job's stage.
+        job: the job's tables ``task``, ``method``, ``train``, ``head`` and ``wire``.
+        long_text: the job's ``data.long_text``.
+        share: share of the site's own rows to hold out for testing where it names no test rows; 0 for none.
         labels: class names in order.
         start: fingerprint of the start model, see :func:`fedstrata.server.state.fingerprint`.
-        stream: port for hidden states, what the site is known by there, and for how many seconds to wait.
+        stream: (port, session token, timeout in seconds) of the activation stream.
     """
 
     version: str
@@ -105,24 +55,24 @@ class HelloHeader(Header):
 
 
 class StartHeader(Header):
-    """The start model comes with it."""
+    """The start model; its tensors come with this header."""
 
 
 class FarewellHeader(Header):
     """The stage is over.
 
     Attributes:
-        save: the site holds parts that are its own alone, so it saves a model.
+        save: the site has personal parts, so it saves its own model.
     """
 
     save: bool
 
 
 class WelcomeHeader(Header):
-    """A site takes part.
+    """The site takes part.
 
     Attributes:
-        examples: that it trains on.
+        examples: number of its training examples.
         holds: it has the start model.
     """
 
@@ -131,11 +81,11 @@ class WelcomeHeader(Header):
 
 
 class RefusalHeader(Header):
-    """A site does not do what it is asked.
+    """The site does not do what the message asks for.
 
     Attributes:
         reason: a sentence without its subject.
-        final: it will not do so in this run.
+        final: the answer will be the same for the rest of the run.
     """
 
     reason: Annotated[str, Field(max_length=1000)]
@@ -143,8 +93,8 @@ class RefusalHeader(Header):
 
 
 BLOCK = 4096
-"""Headers are filled up to a multiple of so many bytes: the same tensors then stand at the same place in messages
-for several sites, and a carrier that cuts messages in pieces can tell that the pieces are the same."""
+"""Headers are padded to a multiple of this many bytes: equal tensors then have equal offsets in the messages for
+different sites, so that a transport that sends messages in chunks can recognize equal chunks."""
 KINDS: dict[str, type[Header]] = {
     "hello": HelloHeader,
     "start": StartHeader,
@@ -155,89 +105,103 @@ KINDS: dict[str, type[Header]] = {
     "refusal": RefusalHeader,
 }
 """Kind of message -> its header."""
+DECODE_ERRORS = (
+    SafetensorError,
+    ValidationError,
+    json.JSONDecodeError,
+    UnicodeDecodeError,
+    KeyError,
+    TypeError,
+    RuntimeError,
+)
+"""Raised by the libraries for bytes that are no message."""
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """A message, read: ``run`` it belongs to, ``header``, and the tensors by part."""
+    """A decoded message.
+
+    Attributes:
+        run: the run it belongs to.
+        header: checked.
+        weights: its tensors by part, still to be checked.
+    """
 
     run: str
     header: Header
     weights: Weights
 
 
-def seal(run: str, header: Header, weights: Weights = {}) -> bytes:  # noqa: B006
-    """A message as it travels."""
-    kind = next(kind for kind, form in KINDS.items() if type(header) is form)
-    tensors = {f"{part}|{name}": t.contiguous() for part, each in weights.items() for name, t in each.items()}
-    texts = {
+def encode_message(run: str, header: Header, weights: Weights = {}) -> bytes:  # noqa: B006
+    """The bytes of a message."""
+    kind = next(kind for kind, model in KINDS.items() if type(header) is model)
+    flat = {f"{part}|{name}": t.contiguous() for part, tensors in weights.items() for name, t in tensors.items()}
+    metadata = {
         "kind": kind,
         "run": run,
         "header": json.dumps(header.model_dump()),
         "parts": json.dumps(list(weights)),
     }
-    texts["pad"] = " " * (-len(json.dumps(texts, ensure_ascii=False).encode()) % BLOCK)
-    return bytes(safetensors.torch.save(tensors, texts))
+    metadata["pad"] = " " * (-len(json.dumps(metadata, ensure_ascii=False).encode()) % BLOCK)
+    return bytes(safetensors.torch.save(flat, metadata))
 
 
-def unseal(message: bytes, *kinds: str) -> Envelope:
-    """What a message holds, which must be one of these kinds; its tensors are still to be checked.
+def decode_message(message: bytes, *kinds: str) -> Envelope:
+    """The content of a message, which must be of one of these kinds; its tensors are still to be checked.
 
     Raises:
-        WireError: it is none of them.
+        WireError: it is of none of these kinds, or its header is invalid.
     """
-    wanted = " or ".join(kinds)
+    expected = " or ".join(kinds)
     try:
         tensors = safetensors.torch.load(message)
-        size = int.from_bytes(message[:8], "little")
-        texts = json.loads(message[8 : 8 + size])["__metadata__"]
-        if texts["kind"] not in kinds:
-            raise WireError(f"not a {wanted}: is a {texts['kind']}")
-        header = KINDS[texts["kind"]].model_validate_json(texts["header"])
-        weights: Weights = {
-            str(part): {} for part in json.loads(texts["parts"])
-        }  # a file of tensors sorts its own
-    except (
-        SafetensorError,
-        KeyError,
-        TypeError,
-        ValidationError,
-        json.JSONDecodeError,
-        UnicodeDecodeError,
-    ) as error:
-        first = (str(error).strip().splitlines() or [""])[0]
-        raise WireError(f"not a {wanted}: {first}") from None
+        metadata = read_metadata(message)
+        if metadata["kind"] not in kinds:
+            raise WireError(f"not a {expected}: is a {metadata['kind']}")
+        header = KINDS[metadata["kind"]].model_validate_json(metadata["header"])
+        parts = json.loads(metadata["parts"])  # in the sender's order; safetensors sorts by its own
+        weights: Weights = {str(part): {} for part in parts}
+    except DECODE_ERRORS as error:
+        raise WireError(f"not a {expected}: {first_line(error)}") from None
     for key, tensor in tensors.items():
         part, _, name = key.partition("|")
         if part not in weights:
             raise WireError(f"tensor {key!r}: belongs to no part")
         weights[part][name] = tensor
-    return Envelope(str(texts["run"]), header, weights)
+    return Envelope(str(metadata["run"]), header, weights)
 
 
-def of_request(run: str, request: Request) -> bytes:
-    """A request as it travels."""
-    fields = {name: value for name, value in vars(request).items() if name not in ("parts", "plan")}
-    header = RequestHeader(**fields, plan=PlanHeader.model_validate(vars(request.plan)))
-    return seal(run, header, request.parts)
+def read_metadata(message: bytes) -> dict[str, str]:
+    """The metadata of a safetensors file."""
+    size = int.from_bytes(message[:8], "little")
+    metadata: dict[str, str] = json.loads(message[8 : 8 + size])["__metadata__"]
+    return metadata
 
 
-def request_in(envelope: Envelope) -> Request:
-    """The request of a message of that kind; its tensors are still to be checked."""
-    header = envelope.header
-    assert isinstance(header, RequestHeader)
-    return Request(**{**dict(header), "plan": Plan(**dict(header.plan)), "parts": envelope.weights})
+def first_line(error: Exception) -> str:
+    """The first line of an exception's text."""
+    return (str(error).strip().splitlines() or [""])[0]
 
 
-def of_reply(run: str, reply: Reply) -> bytes:
-    """A reply as it travels."""
-    fields = {name: value for name, value in vars(reply).items() if name not in ("weights", "work")}
-    header = ReplyHeader(**fields, work=PositionsHeader.model_validate(vars(reply.work)))
-    return seal(run, header, reply.weights)
+def encode_request(run: str, request: Request) -> bytes:
+    """The bytes of a request."""
+    return encode_message(run, to_header(request), request.parts)
 
 
-def reply_in(envelope: Envelope) -> Reply:
-    """The reply of a message of that kind; its weights are still to be checked."""
-    header = envelope.header
-    assert isinstance(header, ReplyHeader)
-    return Reply(**{**dict(header), "work": Positions(**dict(header.work)), "weights": envelope.weights})
+def decode_request(envelope: Envelope) -> Request:
+    """The request in a message of that kind; its tensors are still to be checked."""
+    assert isinstance(envelope.header, RequestHeader)
+    request: Request = from_header(envelope.header, parts=envelope.weights)
+    return request
+
+
+def encode_reply(run: str, reply: Reply) -> bytes:
+    """The bytes of a reply."""
+    return encode_message(run, to_header(reply), reply.weights)
+
+
+def decode_reply(envelope: Envelope) -> Reply:
+    """The reply in a message of that kind; its weights are still to be checked."""
+    assert isinstance(envelope.header, ReplyHeader)
+    reply: Reply = from_header(envelope.header, weights=envelope.weights)
+    return reply

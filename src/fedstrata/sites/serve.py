@@ -1,4 +1,4 @@
-"""The two programs that stay: the server's, to which sites connect, and a site's, which takes part in runs."""
+"""The two long-running daemons: ``serve`` at the server, to which sites connect, and ``join`` at a site."""
 
 from __future__ import annotations
 
@@ -12,120 +12,143 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedstrata.errors import UserError
-from fedstrata.sites.settings import ServerSettings, SiteSettings, address, loopback
+from fedstrata.sites.checks import join_address, loopback
+from fedstrata.sites.settings import ServerSettings, SiteSettings
 
 if TYPE_CHECKING:
     from fedstrata.plan.messages import Request
-    from fedstrata.sites.service import Reach
+    from fedstrata.sites.service import ReachServer
 
 LOG = logging.getLogger("fedstrata.site")
-AGAIN = 5.0
-"""Seconds before a program that ended is started again. Flower refuses a site for a minute after it was killed."""
-PATIENCE = 60.0
-"""Seconds for a program to come up, and to go down."""
-PRIVATE = 0o077
-"""Mask of the modes of files: what a federation keeps is for its user alone."""
+RESTART_SECONDS = 5.0
+"""Before a process that ended is started again. Flower refuses a site for a minute after it was killed."""
+STARTUP_SECONDS = 60.0
+"""For a process to come up, and to go down."""
+PRIVATE_UMASK = 0o077
+"""Files of a federation are for its user alone."""
 Say = Callable[[str], None]
 """Prints a line."""
+Process = subprocess.Popen[bytes]
 
 
 def serve(settings: ServerSettings, say: Say, insecure: bool = False) -> None:
-    """Be the server of a federation until interrupted.
+    """Run the server of a federation until interrupted.
 
     Raises:
         UserError: a port is taken, or Flower's server does not come up.
     """
-    import httpx
+    from fedstrata.sites import flower_processes
 
-    from fedstrata.sites import flower
-
-    _alone(insecure, settings.host)
-    _free(settings.bind, settings.port)
-    os.umask(PRIVATE)
+    _check_insecure(insecure, settings.host)
+    _check_port_free(settings.bind, settings.port)
+    os.umask(PRIVATE_UMASK)
     tls = None if insecure else (settings.tls.ca, settings.tls.certificate, settings.tls.key)
-    ca = None if insecure else settings.tls.ca.read_bytes()
-    at, logs = address(settings.host, settings.port), settings.home / "logs"
-    command = flower.superlink(settings.bind, settings.port, tls, secret(settings.home))
+    log = settings.home / "logs" / "superlink.log"
+    command = flower_processes.superlink(settings.bind, settings.port, tls, secret_file(settings.home))
 
-    def come_up(process: subprocess.Popen[bytes]) -> None:
-        until = time.monotonic() + PATIENCE
-        while True:
-            try:
-                flower.register(at, ca, {} if insecure else settings.sites)
-            except httpx.HTTPError as error:
-                if process.poll() is not None or time.monotonic() > until:
-                    why = flower.complaint(_tail(logs / "superlink.log"))
-                    raise UserError(f"serve: Flower's server does not come up: {why} ({error})") from None
-                time.sleep(0.2)
-            else:
-                say(f"serving at {at} for {', '.join(settings.sites)}; log {logs / 'superlink.log'}")
-                return
+    def wait_until_up(process: Process) -> None:
+        _register_sites(settings, insecure, process, log)
+        server = join_address(settings.host, settings.port)
+        say(f"serving at {server} for {', '.join(settings.sites)}; log {log}")
 
     with _interruptible():
-        _supervise(command, logs / "superlink.log", settings.home, threading.Event(), say, come_up)
+        _supervise(command, log, settings.home, threading.Event(), say, wait_until_up)
+
+
+def _register_sites(settings: ServerSettings, insecure: bool, process: Process, log: Path) -> None:
+    """Register the sites at Flower's server as soon as it answers.
+
+    Raises:
+        UserError: it ends, or does not answer in time.
+    """
+    import httpx
+
+    from fedstrata.sites import flower, flower_processes
+
+    server = join_address(settings.host, settings.port)
+    ca = None if insecure else settings.tls.ca.read_bytes()
+    until = time.monotonic() + STARTUP_SECONDS
+    while True:
+        try:
+            flower.register(server, ca, {} if insecure else settings.sites)
+        except httpx.HTTPError as error:
+            if process.poll() is not None or time.monotonic() > until:
+                why = flower_processes.failure_reason(_tail(log))
+                raise UserError(f"serve: Flower's server does not come up: {why} ({error})") from None
+            time.sleep(0.2)
+        else:
+            return
 
 
 def join(settings: SiteSettings, say: Say, insecure: bool = False) -> None:
-    """Be a site of a federation until interrupted.
+    """Take part in a federation's runs as a site until interrupted.
 
     Raises:
         UserError: the settings do not fit this machine.
     """
     import torch
 
-    from fedstrata.sites import flower
+    from fedstrata.sites import flower, flower_processes
     from fedstrata.sites.service import SiteService
 
-    _alone(insecure, settings.host)
-    os.umask(PRIVATE)
+    _check_insecure(insecure, settings.host)
+    os.umask(PRIVATE_UMASK)
     if settings.device.threads:
         torch.set_num_threads(settings.device.threads)
     _check_rows(settings)
     logs = settings.folder / "logs"
     _log_to(logs / "site.log")
-    key = secret(settings.folder)
-    port = _any_port()
+    secret, port = secret_file(settings.folder), _unused_port()
     tls = None if insecure else (settings.ca, settings.key)
-    command = flower.supernode(settings.server, port, tls, key)
-    ca = None if insecure else settings.ca.read_bytes()
-
-    def told(step: int, steps: int, loss: float, seen: int) -> None:
-        if step == steps or step % 50 == 0:
-            LOG.info("step %d of %d, loss %.4f", step, steps, loss)
-
-    host = SiteService(settings, told, _reach(settings, ca))
-    stop = threading.Event()
-
-    def come_up(process: subprocess.Popen[bytes]) -> None:
-        began = time.monotonic()
-        while process.poll() is None and not stop.wait(0.2):
-            if flower.CONNECTED in _tail(logs / "supernode.log"):
-                say(f"{settings.name}: connected")
-                return
-            if time.monotonic() - began > PATIENCE:
-                say(f"{settings.name}: the server does not answer; {logs / 'supernode.log'}")
-                began = time.monotonic()
-
-    node = threading.Thread(
-        target=_supervise, args=(command, logs / "supernode.log", settings.folder, stop, say, come_up), daemon=True
+    command = flower_processes.supernode(settings.server, port, tls, secret)
+    service = SiteService(settings, _log_step, _reach(settings, None if insecure else settings.ca.read_bytes()))
+    stop, log = threading.Event(), logs / "supernode.log"
+    supervision = (
+        command,
+        log,
+        settings.folder,
+        stop,
+        say,
+        partial(_await_connection, settings.name, log, stop, say),
     )
+    supervisor = threading.Thread(target=_supervise, args=supervision, daemon=True)
     say(f"{settings.name}: joins {settings.server}; logs {logs}")
     with _interruptible():
         try:
-            node.start()
-            flower.attend(f"127.0.0.1:{port}", host.answer, stop, key.read_bytes())
+            supervisor.start()
+            flower.answer_messages(f"127.0.0.1:{port}", service.answer, stop, secret.read_bytes())
         finally:
             stop.set()
-            node.join(PATIENCE)
+            supervisor.join(STARTUP_SECONDS)
+
+
+def _await_connection(name: str, log: Path, stop: threading.Event, say: Say, process: Process) -> None:
+    """Wait until a SuperNode is connected, and say so every minute that it is not."""
+    from fedstrata.sites import flower_processes
+
+    start = time.monotonic()
+    while process.poll() is None and not stop.wait(0.2):
+        if flower_processes.CONNECTED in _tail(log):
+            say(f"{name}: connected")
+            return
+        if time.monotonic() - start > STARTUP_SECONDS:
+            say(f"{name}: the server does not answer; {log}")
+            start = time.monotonic()
+
+
+def _log_step(step: int, steps: int, loss: float, seen: int) -> None:
+    if step == steps or step % 50 == 0:
+        LOG.info("step %d of %d, loss %.4f", step, steps, loss)
 
 
 def _check_rows(settings: SiteSettings) -> None:
-    """Read a row of the site's own, so that a mistake in its settings is told here and not in a run.
+    """Read one of the site's own rows, so that a mistake in its settings is reported now and not in a run.
 
     Raises:
         UserError: the rows cannot be read, or lack the columns of the text.
@@ -134,21 +157,21 @@ def _check_rows(settings: SiteSettings) -> None:
 
     data = settings.data
     columns = [data.text] if isinstance(data.text, str) else data.text
-    for source in (data.train, data.test):
-        for each in source.values() if isinstance(source, dict) else [source] if source else []:
-            if isinstance(each, str) and each.startswith("demo:"):
+    for sources in (data.train, data.test):
+        for source in sources.values() if isinstance(sources, dict) else [sources] if sources else []:
+            if isinstance(source, str) and source.startswith("demo:"):
                 continue
             try:
-                read(each, columns, names=data.columns, limit=1, near=settings.home, documents=data.documents)
+                read(source, columns, names=data.columns, limit=1, near=settings.home, documents=data.documents)
             except UserError as error:
                 try:  # files with a word per line, of a task that labels words
-                    read(each, columns, names=data.columns, limit=1, near=settings.home, words=True)
+                    read(source, columns, names=data.columns, limit=1, near=settings.home, words=True)
                 except UserError:
                     raise error from None
 
 
-def secret(folder: Path) -> Path:
-    """The file with a secret that only the user knows who runs this, made where there is none."""
+def secret_file(folder: Path) -> Path:
+    """The file ``secret`` in a folder, readable by its owner alone; written if it does not exist."""
     path = folder / "secret"
     folder.mkdir(parents=True, exist_ok=True)
     if not path.exists():
@@ -157,12 +180,12 @@ def secret(folder: Path) -> Path:
     return path
 
 
-def _reach(settings: SiteSettings, ca: bytes | None) -> Reach:
-    """The way to the layers of the site's server, and of no other."""
-    from fedstrata.sites.stream import ActivationClient
+def _reach(settings: SiteSettings, ca: bytes | None) -> ReachServer:
+    """Connects a request to the activation stream of the site's server, and of no other."""
+    from fedstrata.sites.activation_client import ActivationClient
 
     def reach(request: Request, port: int, token: str, deadline: float) -> ActivationClient:
-        return ActivationClient(address(settings.host, port), request, token, ca, deadline)
+        return ActivationClient(join_address(settings.host, port), request, token, ca, deadline)
 
     return reach
 
@@ -173,10 +196,10 @@ def _supervise(
     home: Path,
     stop: threading.Event,
     say: Say,
-    come_up: Callable[[subprocess.Popen[bytes]], None] = lambda process: None,
+    wait_until_up: Callable[[Process], None],
 ) -> None:
-    """Keep a program of Flower's running until told to stop; what it prints goes to ``log``."""
-    from fedstrata.sites import flower
+    """Keep one of Flower's processes running until ``stop`` is set; its output goes to ``log``."""
+    from fedstrata.sites import flower_processes
 
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "FLWR_HOME": str(home / "flower")}
@@ -188,17 +211,17 @@ def _supervise(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
             )
         try:
-            come_up(process)
+            wait_until_up(process)
             while process.poll() is None and not stop.wait(0.2):
                 pass
         finally:
             _end(process)
         if not stop.is_set():
-            say(f"{flower.complaint(_tail(log))}; trying again in {AGAIN:.0f} s")
-            stop.wait(AGAIN)
+            say(f"{flower_processes.failure_reason(_tail(log))}; trying again in {RESTART_SECONDS:.0f} s")
+            stop.wait(RESTART_SECONDS)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: Process) -> None:
     if process.poll() is None:
         process.terminate()
         try:
@@ -215,25 +238,25 @@ def _tail(log: Path) -> str:
         return file.read().decode(errors="replace")
 
 
-def _alone(insecure: bool, host: str) -> None:
+def _check_insecure(insecure: bool, host: str) -> None:
     if insecure and not loopback(host):
         raise UserError(f"--insecure: is for one machine alone (host = '127.0.0.1'), and the server is {host}")
 
 
-def _free(bind: str, port: int) -> None:
+def _check_port_free(bind: str, port: int) -> None:
     family = socket.AF_INET6 if ":" in bind else socket.AF_INET
-    with socket.socket(family) as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            tried.bind((bind, port))
+            probe.bind((bind, port))
         except OSError as error:
-            raise UserError(f"serve: cannot listen on {address(bind, port)}: {error.strerror}") from None
+            raise UserError(f"serve: cannot listen on {join_address(bind, port)}: {error.strerror}") from None
 
 
-def _any_port() -> int:
-    with socket.socket() as tried:
-        tried.bind(("127.0.0.1", 0))
-        return int(tried.getsockname()[1])
+def _unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _log_to(path: Path) -> None:
@@ -246,7 +269,7 @@ def _log_to(path: Path) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end what is inside as they should: without a word."""
+    """Ctrl-C and SIGTERM end the block without a traceback."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

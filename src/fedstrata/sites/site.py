@@ -97,7 +97,7 @@ class Site:
         return reply
 
     def model(self, rounds: int) -> Weights:
-        """The parts at this client after ``rounds`` rounds: its personal ones, else the shared ones it received."""
+        """The parts at this client after ``rounds`` rounds: personal ones, else the shared ones received."""
         personal = self.data.store.load(rounds)
         shapes = self.runtime.working.parts.shapes
         return {

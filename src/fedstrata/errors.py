@@ -18,4 +18,4 @@ def did_you_mean(found: str, legal: Iterable[str]) -> str:
     words = [str(word) for word in legal]
     near = difflib.get_close_matches(found, words, n=1)
     listed = ", ".join(words)
-    return f"did you mean {near[0]!r}? (legal: {listed})" if near else f"legal: {listed}"
+    return f"did you mean {near[0]!r}? (expected one of: {listed})" if near else f"expected one of: {listed}"

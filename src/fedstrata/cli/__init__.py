@@ -159,7 +159,7 @@ def split(
                 console.print(f"{undealt} training rows belong to no client")
             held = "test rows" if each.data.test else "test rows, held out of training"
             tested = len(data.test) if data.tests is None else sum(map(len, data.tests.values()))
-            console.print(f"{tested} {held}; {data.left_out} rows without text or label left out")
+            console.print(f"{tested} {held}; {data.dropped} rows without text or label left out")
             suffix = f".{each.stage}" if each.stage else ""
             target = picture or Path(f"{job.stem}{suffix}.split.png")
             try:

@@ -16,29 +16,28 @@ import numpy as np
 from fedstrata.cost import papers
 from fedstrata.cost.bytes import payload
 from fedstrata.cost.ledger import SETUP
-from fedstrata.data.partition import number_of_clients
-from fedstrata.data.prepare import Prepared, examples, population, prepare
+from fedstrata.data.partition import check_partition, client_names
+from fedstrata.data.prepare import Prepared, population, prepare, source_names
 from fedstrata.errors import UserError, did_you_mean
-from fedstrata.forecasts.ledger import CostContext, asked, flops, head_positions, through_cut, transfers
+from fedstrata.forecasts.ledger import CostContext, asked, flops, through_cut, transfers
 from fedstrata.job.file import Overrides, load, pairs_of
 from fedstrata.job.tables import Job, method_name
+from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.models import checkpoints
-from fedstrata.models.heads import Settings
+from fedstrata.models.heads import HeadConfig
 from fedstrata.models.memory import step_memory
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.setup import check_plans, head_of, model_path, outline, settle
+from fedstrata.tasks import Task, TaskContext, build_task
+from fedstrata.tasks.examples import examples
 
 EXAMPLES = 1000
 """Examples of each client where neither the job's data nor the caller says how many there are."""
 NO_DATA = "-"
 """``data.train`` of a job that is forecast without data."""
-
-
-Predicted = Callable[[Index, int], int]
-"""Lengths of a batch and its width -> positions through the head."""
 
 
 Step = Callable[[Plan, int, int, int, bool], int]
@@ -49,8 +48,8 @@ Step = Callable[[Plan, int, int, int, bool], int]
 class Known:
     """What is made once per model, task, classes and head, however many methods are forecast."""
 
-    parts: Callable[[str, str, tuple[str, ...] | None, Settings | None], Parts]
-    step: Callable[[str, str, tuple[str, ...] | None, Settings | None], Step]
+    parts: Callable[[str, str, tuple[str, ...] | None, HeadConfig | None], Parts]
+    step: Callable[[str, str, tuple[str, ...] | None, HeadConfig | None], Step]
 
 
 @dataclass(frozen=True)
@@ -188,13 +187,14 @@ def holdings(job: Job, near: Path | None, model: str, count: int | None, tokens:
             )
     else:
         reason = ""
-    number = job.clients.count or number_of_clients(job.clients)
+    check_partition(job.clients)
     each = count or EXAMPLES
-    names = [f"client-{i:0{len(str(number - 1))}}" for i in range(number)]
+    names = client_names(job.clients, source_names(job))
+    number = len(names)
     shards = {name: np.arange(i * each, (i + 1) * each) for i, name in enumerate(names)}
     told = f"{each} examples of {longest} tokens at each of {number} clients"
     told += f": {reason}" if reason else ""
-    if named is None and job.task.kind in ("classify", "pair", "tag"):
+    if named is None and TASK_KINDS[job.task.kind].classes:
         told += f", {config.num_labels} classes"
     share = job.clients.test or job.data.holdout * number
     tests = dict.fromkeys(names, np.full(max(1, round(share * each)), longest, dtype=np.int64))
@@ -234,14 +234,14 @@ def _stage(job: Job, model: str, held: DataProfile, client: str | None, known: K
         train=job.train,
     )
     lengths = {one: held.lengths[index] for one, index in shards.items()}
-    head = head_positions(job.task.kind, job.train.mlm_head == "full", job.task.mask_probability)
-    work, elsewhere = flops(job.method, setting, lengths, head, shards)
+    task = build_task(TaskContext(job, labels))
+    work, elsewhere = flops(job.method, setting, lengths, task.head_positions, shards)
     bytes_ = Counter[tuple[int, str, str]]()
     split = job.method.exchange == "activations"
     for entry in transfers(job.method, setting, list(shards), lengths, held.tests() if split else None):
         round = SETUP if entry.phase == "setup" else max(0, entry.round)  # the start model's scoring goes with 0
         bytes_[round, entry.client, entry.direction] += entry.bytes
-    memory = _memory(job, known.step(model, job.task.kind, labels, head_of(job)))
+    memory = _memory(job, task, known.step(model, job.task.kind, labels, head_of(job)))
     rounds = []
     for round, chosen in enumerate(asked(job.method, setting, list(shards))):
         trains = name in chosen and job.method.exchange != "hidden_states"
@@ -254,7 +254,7 @@ def _stage(job: Job, model: str, held: DataProfile, client: str | None, known: K
                 "up_bytes": bytes_[round, name, "up"],
                 "down_bytes": bytes_[round, name, "down"],
                 "train_flops": work.get((round, name), 0),
-                "peak_memory_bytes": memory(plan, lengths[name], head) if works else 0,
+                "peak_memory_bytes": memory(plan, lengths[name]) if works else 0,
                 "layers": [int(part.removeprefix("layer.")) for part in plan.train if part.startswith("layer.")],
                 "trained": list(plan.train),
                 "sent": list(plan.send),
@@ -285,20 +285,19 @@ def _stage(job: Job, model: str, held: DataProfile, client: str | None, known: K
     }
 
 
-def _memory(job: Job, step: Step) -> Callable[[Plan, Index, Predicted], int]:
-    kind, train = job.task.kind, job.train
+def _memory(job: Job, task: Task, step: Step) -> Callable[[Plan, Index], int]:
+    train = job.train
 
-    def memory(plan: Plan, lengths: Index, head: Predicted) -> int:
+    def memory(plan: Plan, lengths: Index) -> int:
         rows = min(train.batch_size, len(lengths))
         width = train.max_tokens if train.padding == "max" else int(lengths.max())
-        chosen = kind == "clm" or (kind == "mlm" and train.mlm_head == "masked")
-        predicted = head(np.full(rows, width), width) if chosen else 0
+        predicted = task.head_positions(np.full(rows, width), width) if task.gathers else 0
         return step(plan, rows, width, predicted, train.precision == "bf16")
 
     return memory
 
 
-def _step_of(model: str, kind: str, labels: tuple[str, ...] | None, head: Settings | None) -> Step:
+def _step_of(model: str, kind: str, labels: tuple[str, ...] | None, head: HeadConfig | None) -> Step:
     config = checkpoints.config_of(model, kind, labels, head)
     return step_memory(checkpoints.class_of(kind, config), config)
 

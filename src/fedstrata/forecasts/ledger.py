@@ -27,9 +27,6 @@ from fedstrata.plan.streams import SERVER, Streams
 from fedstrata.server.server import shared, stale_parts
 from fedstrata.wire.activations import message_bytes
 
-SPECIAL = 2
-"""Special tokens of an example, which are never masked."""
-
 
 @dataclass(frozen=True)
 class CostContext:
@@ -197,17 +194,6 @@ def work(
         width = train.width or int(inside.max())
         total += Positions(len(batch) * width, len(batch) * width**2, predicted(inside, width))
     return total
-
-
-def head_positions(task: str, full_head: bool, probability: float) -> Callable[[Index, int], int]:
-    """How many positions of a batch go through the head: for masked ones, as many as are expected."""
-    if task == "clm":
-        return lambda lengths, width: int((lengths - 1).sum())
-    if task in ("classify", "pair", "regress"):
-        return lambda lengths, width: len(lengths)
-    if task == "tag" or full_head:
-        return lambda lengths, width: len(lengths) * width
-    return lambda lengths, width: max(1, round(probability * float(np.maximum(lengths - SPECIAL, 0).sum())))
 
 
 def flops(

@@ -32,5 +32,5 @@ parts that come with it, and no more."""
 
 LANGUAGE = ("mlm", "clm")
 """Task kinds that learn from plain text: pre-training."""
-CLASSES = ("classify", "pair", "tag")
-"""Task kinds whose labels are names of classes."""
+LOWER_IS_BETTER = ("loss", "perplexity")
+"""Metrics that are better when smaller."""

@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from fedstrata.data.partition import in_order
+from fedstrata.data.dealing import sort_labels
 
 Index = npt.NDArray[np.int64]
 
@@ -90,7 +90,7 @@ def label_counts(
     held = [Counter(() if labels is None else (labels[i] for i in rows)) for rows in shards.values()]
     total = sum(held, Counter[str]())
     by_count = sorted(total, key=lambda label: (-total[label], label))
-    own = in_order(by_count if len(by_count) <= most else by_count[: most - 1])
+    own = sort_labels(by_count if len(by_count) <= most else by_count[: most - 1])
     counts = [[client[label] for label in own] for client in held]
     if len(own) < len(total):
         counts = [[*row, client.total() - sum(row)] for row, client in zip(counts, held, strict=True)]

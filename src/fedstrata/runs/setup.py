@@ -12,21 +12,17 @@ import torch
 from fedstrata.client.trainer import Worker
 from fedstrata.cost.bytes import payload
 from fedstrata.data import demo
-from fedstrata.data.prepare import Prepared, examples, population, tested, training_texts
+from fedstrata.data.prepare import Prepared, population, tested, training_texts
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models import checkpoints, scratch
 from fedstrata.models.cut import check_cut
-from fedstrata.models.heads import Settings
+from fedstrata.models.heads import HeadConfig
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.streams import SERVER, Streams
-from fedstrata.tasks import Examples, Task
-from fedstrata.tasks.classify import Classify, positive_classes
-from fedstrata.tasks.clm import CausalLM
-from fedstrata.tasks.mlm import masked_lm
-from fedstrata.tasks.regress import Regress
-from fedstrata.tasks.tag import Tag
+from fedstrata.tasks import Examples, TaskContext, build_task
+from fedstrata.tasks.examples import examples
 from fedstrata.wire.codec import DTYPES
 
 SENT = {
@@ -74,13 +70,14 @@ def make_ready(job: Job, data: Prepared, start: str, away: Sequence[str] = ()) -
     loaded = checkpoints.load(
         start, job.task.kind, data.labels, init_seed(job), job.train.dropout, head_of(job), away
     )
-    job = _fit(job, checkpoints.longest(loaded.model))
+    job = _fit(job, checkpoints.max_positions(loaded.model))
     own = None if data.tests is None else data.tests.values()
     train = examples(job, data.train, data.labels, loaded.tokenizer, data.shards.values())
     test = examples(job, data.test, data.labels, loaded.tokenizer, own)
     shards = population(job.method.population, data.shards)
+    task = build_task(TaskContext(job, data.labels, loaded.tokenizer, loaded.model.config.vocab_size))
     return Ready(
-        worker=Worker(loaded.model, loaded.parts, _task(job, data, loaded), job.train, streams, job.wire.dtype),
+        worker=Worker(loaded.model, loaded.parts, task, job.train, streams, job.wire.dtype),
         loaded=loaded,
         train=train,
         test=test,
@@ -175,7 +172,7 @@ def outline(job: Job, data: Prepared | None, near: Path | None, folder: Path) ->
     tokenizer = job.model.tokenizer and _found(job.model.tokenizer, "tokenizer", near)
     texts = None if data is None else training_texts(job, data)
     labels = None if data is None else data.labels
-    scratch.outline(job.model.config, tokenizer, texts, folder, job.task.kind, labels, head_of(job))
+    scratch.init_from_config(job.model.config, tokenizer, texts, folder, job.task.kind, labels, head_of(job))
     return str(folder)
 
 
@@ -192,8 +189,8 @@ def _found(name: str, key: str, near: Path | None) -> str:
 def notes(job: Job, loaded: checkpoints.Loaded, data: Prepared, tokens: int) -> tuple[str, ...]:
     """What the user should know before the first round, a sentence each; ``tokens`` of all training examples."""
     made = []
-    if data.left_out:
-        made.append(f"{data.left_out} rows without text or label were left out")
+    if data.dropped:
+        made.append(f"{data.dropped} rows without text or label were left out")
     if job.model is not None and job.model.config is not None and job.model.tokenizer is None:
         made.append("the tokenizer was trained on all clients' training rows")
     if loaded.fresh:
@@ -236,21 +233,7 @@ def _fit(job: Job, longest: int) -> Job:
     return job.model_copy(update={"train": job.train.model_copy(update={"max_tokens": longest})})
 
 
-def _task(job: Job, data: Prepared, loaded: checkpoints.Loaded) -> Task:
-    if job.task.kind == "regress":
-        return Regress(loaded.tokenizer.pad_token_id)
-    if job.task.kind == "clm":
-        return CausalLM(loaded.tokenizer.pad_token_id)
-    if data.labels is None:
-        full = job.train.mlm_head == "full"
-        return masked_lm(loaded.tokenizer, loaded.model.config.vocab_size, job.task.mask_probability, full)
-    if job.task.kind == "tag":
-        return Tag(loaded.tokenizer.pad_token_id, data.labels)
-    positive = positive_classes(data.labels, job.task.positive, job.task.headline == "f1")
-    return Classify(loaded.tokenizer.pad_token_id, data.labels, positive, job.task.kind)
-
-
-def head_of(job: Job) -> Settings | None:
+def head_of(job: Job) -> HeadConfig | None:
     """The head the job asks for; None where it leaves that to the checkpoint."""
     made = job.head.model_dump()
-    return Settings(**made) if job.head.kind else None
+    return HeadConfig(**made) if job.head.kind else None

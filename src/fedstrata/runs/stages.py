@@ -125,7 +125,7 @@ def run_stage(
         ready = make_ready(job, data, start)
         same_job(job, folder)
         if new:
-            scratch.keep(Path(start), folder / START)
+            scratch.publish(Path(start), folder / START)
         with status_on_disk(job, folder):
             _train(job, data, ready, folder, tell, far)
         state.prune(folder, job.train.keep_feature_cache)
@@ -164,7 +164,7 @@ def _train(job: Job, data: Prepared, ready: Ready, folder: Path, tell: Tell, far
             server=server,
             names=plan.server,
             copies=job.method.client_schedule == "parallel",
-            longest=checkpoints.longest(worker.model),
+            longest=checkpoints.max_positions(worker.model),
             folder=folder / "state" / "layers",
         )
     with _clients(job, data, ready, weights, server, layers, folder, tell, far) as (engine, sizes):
@@ -238,7 +238,7 @@ def _write_split(job: Job, folder: Path, data: Prepared, ready: Ready, sizes: Ma
         clients[client] = {"rows": len(rows), "examples": len(index), "labels": labels}
     tests = {name: len(index) for each in ready.tests.values() for name, index in each.items()}
     test = sum(tests.values()) if tests else len(ready.test)
-    split = {"clients": clients, "test": test, "tests": tests, "left_out": data.left_out}
+    split = {"clients": clients, "test": test, "tests": tests, "left_out": data.dropped}
     write_bytes(folder / "partition.json", json.dumps(split, indent=1, ensure_ascii=False).encode())
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from fedstrata.data.partition import in_order
+from fedstrata.data.dealing import sort_labels
 from fedstrata.data.prepare import Prepared
 from fedstrata.errors import UserError
 from fedstrata.events import Event, Missed
@@ -63,7 +63,7 @@ class Federation:
 
 def names_of(job: Job) -> list[str]:
     """The sites that the job's federation names, in canonical order."""
-    return in_order(_settings(job.engine).sites)
+    return sort_labels(_settings(job.engine).sites)
 
 
 def settle_sites(job: Job) -> Job:
@@ -153,7 +153,7 @@ def sites(
     header = HelloHeader(
         version=version("fedstrata"),
         stage=job.stage,
-        job=_told(job, checkpoints.longest(ready.loaded.model)),
+        job=_told(job, checkpoints.max_positions(ready.loaded.model)),
         long_text=job.data.long_text,
         share=job.clients.test or 0.0,
         labels=data.labels,

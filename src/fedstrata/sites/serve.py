@@ -139,10 +139,10 @@ def _check_rows(settings: SiteSettings) -> None:
             if isinstance(each, str) and each.startswith("demo:"):
                 continue
             try:
-                read(each, columns, names=data.columns, limit=1, near=settings.home, documents=data.documents)
+                read(each, columns, names=data.columns, limit=1, base_dir=settings.home, documents=data.documents)
             except UserError as error:
                 try:  # files with a word per line, of a task that labels words
-                    read(each, columns, names=data.columns, limit=1, near=settings.home, words=True)
+                    read(each, columns, names=data.columns, limit=1, base_dir=settings.home, words=True)
                 except UserError:
                     raise error from None
 

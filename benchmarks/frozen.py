@@ -29,7 +29,7 @@ from fedstrata.client.feature_cache import FeatureCache
 from fedstrata.client.trainer import Worker, finish
 from fedstrata.data.tokens import Tokens
 from fedstrata.job.tables import Train
-from fedstrata.models.heads import BRANCHES, KEY, HeadedModel, Settings
+from fedstrata.models.heads import BRANCHES, KEY, HeadConfig, HeadedModel
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
@@ -63,7 +63,7 @@ def cases(
         intermediate_size=4 * width,
         num_labels=CLASSES,
     )
-    setattr(config, KEY, asdict(Settings(head)))
+    setattr(config, KEY, asdict(HeadConfig(head)))
     local = Train(
         device="cpu",
         batch_size=batch,

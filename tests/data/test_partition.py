@@ -9,14 +9,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedstrata.data.partition import in_order, normal_shares, partition
+from fedstrata.data.dealing import normal_shares, sort_labels
+from fedstrata.data.partition import PartitionInput, partition
 from fedstrata.errors import UserError
+from fedstrata.job.data_tables import Clients
 from fedstrata.job.label_tables import TABLES
-from fedstrata.job.tables import Clients
 
 
-def dealt(rows: int, seed: int = 0, labels: Any = None, values: Any = None, **keys: Any) -> dict[str, list[int]]:
-    shards = partition(Clients(**keys), rows, labels, values, np.random.default_rng(seed))
+def dealt(
+    rows: int,
+    seed: int = 0,
+    labels: Any = None,
+    values: Any = None,
+    sources: Any = (),
+    source_names: Any = (),
+    **keys: Any,
+) -> dict[str, list[int]]:
+    rng = np.random.default_rng(seed)
+    shards = partition(
+        PartitionInput(
+            Clients(**keys), rows, rng, labels, values=values, sources=sources, source_names=source_names
+        )
+    )
     return {name: shard.tolist() for name, shard in shards.items()}
 
 
@@ -81,7 +95,7 @@ def test_sizes_are_rows_or_shares() -> None:
     ("found", "words"),
     [
         ([], "numbers of rows, or shares above 0"),
-        ([0.5, 0.6], r"\[0.5, 0.6\]; legal: numbers of rows"),
+        ([0.5, 0.6], r"\[0.5, 0.6\]; expected numbers of rows"),
         ([2, 0.5], "numbers of rows"),
         ([-1, 2], "numbers of rows"),
         ([float("nan"), 2], "numbers of rows"),
@@ -145,7 +159,7 @@ def test_a_column_must_have_as_many_values_as_clients() -> None:
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(
-    split=st.sampled_from(["iid", "skewed", "dirichlet", "sizes", "column"]),
+    kind=st.sampled_from(["iid", "quantity_skew", "dirichlet", "sizes", "column"]),
     labels=st.lists(st.sampled_from("abcde"), min_size=1, max_size=60),
     count=st.integers(1, 12),
     least=st.integers(0, 3),
@@ -153,14 +167,14 @@ def test_a_column_must_have_as_many_values_as_clients() -> None:
     labeled=st.booleans(),
     seed=st.integers(0, 9),
 )
-def test_every_split_is_disjoint_complete_ordered_and_repeatable(
-    split: str, labels: list[str], count: int, least: int, alpha: float, labeled: bool, seed: int
+def test_every_partition_is_disjoint_complete_ordered_and_repeatable(
+    kind: str, labels: list[str], count: int, least: int, alpha: float, labeled: bool, seed: int
 ) -> None:
     rows = len(labels)
-    keys: dict[str, Any] = {"split": split, "min_examples": least}
-    if split == "column":
+    keys: dict[str, Any] = {"partition": kind, "min_examples": least}
+    if kind == "column":
         keys |= {"column": "town", "values": labels}
-    elif split == "sizes":
+    elif kind == "sizes":
         keys["sizes"] = [rows // count] * count
     else:
         keys |= {"count": count, "alpha": alpha, "labels": labels if labeled else None}
@@ -168,12 +182,12 @@ def test_every_split_is_disjoint_complete_ordered_and_repeatable(
         shards = dealt(rows, seed, **keys)
     except UserError:
         assert least, "nothing is refused where empty clients are allowed"
-        assert split != "dirichlet" or rows < count * least, "rows are moved as long as there are enough"
+        assert kind != "dirichlet" or rows < count * least, "rows are moved as long as there are enough"
         return
     held = [row for shard in shards.values() for row in shard]
     assert len(set(held)) == len(held)
     assert set(held) <= set(range(rows))
-    assert len(held) == (sum(keys["sizes"]) if split == "sizes" else rows)
+    assert len(held) == (sum(keys["sizes"]) if kind == "sizes" else rows)
     assert min(sizes(shards)) >= least
     assert list(shards) == sorted(shards)
     assert all(shard == sorted(shard) for shard in shards.values())
@@ -265,13 +279,13 @@ def test_a_table_must_be_there(keys: dict[str, Any]) -> None:
 
 
 def test_labels_have_one_order() -> None:
-    assert in_order(["10", "9", "-1", "2.5"]) == ["-1", "2.5", "9", "10"]
-    assert in_order(["b", "a", "10"]) == ["10", "a", "b"]
-    assert in_order(["1.0", "1", "0"]) == in_order(["0", "1", "1.0"])
-    assert in_order(["nan", "b", "a"]) == in_order(["b", "nan", "a"]) == ["a", "b", "nan"]
-    assert in_order(["nan", "2", "1"]) == ["1", "2", "nan"]
+    assert sort_labels(["10", "9", "-1", "2.5"]) == ["-1", "2.5", "9", "10"]
+    assert sort_labels(["b", "a", "10"]) == ["10", "a", "b"]
+    assert sort_labels(["1.0", "1", "0"]) == sort_labels(["0", "1", "1.0"])
+    assert sort_labels(["nan", "b", "a"]) == sort_labels(["b", "nan", "a"]) == ["a", "b", "nan"]
+    assert sort_labels(["nan", "2", "1"]) == ["1", "2", "nan"]
 
 
 def test_labels_are_needed() -> None:
-    with pytest.raises(UserError, match="'sorted' needs a label"):
+    with pytest.raises(UserError, match="'label_sorted' needs a label"):
         dealt(10, partition="label_sorted")

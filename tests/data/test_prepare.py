@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import fedstrata
-from fedstrata.data.prepare import examples, population, prepare
+from fedstrata.data.prepare import population, prepare
 from fedstrata.errors import UserError
 from fedstrata.job.file import load
+from fedstrata.tasks.examples import examples
 from tiny import SENTENCES, tokenizer
 
 Jobs = Callable[..., dict[str, Any]]
@@ -51,7 +52,7 @@ def test_a_holdout_that_leaves_nothing_is_refused(job: Jobs, tmp_path: Path) -> 
         prepare(load(made)[0], tmp_path)
 
 
-def test_the_same_rows_are_split_in_the_same_way_for_every_task(job: Jobs) -> None:
+def test_the_same_rows_are_dealt_in_the_same_way_for_every_task(job: Jobs) -> None:
     shards = [
         prepare(load(job("fedavg", kind, clients={"partition": "dirichlet", "alpha": 0.3}))[0]).shards
         for kind in ("mlm", "classify")
@@ -66,7 +67,7 @@ def test_clients_by_column_and_empty_ones(job: Jobs, tmp_path: Path) -> None:
     data = prepare(load(made)[0], tmp_path)
     assert {name: rows.tolist() for name, rows in data.shards.items()} == {"north": [0, 2], "south": [1]}
     made["clients"] = {"count": 5, "min_examples": 0}
-    assert len(prepare(load(made)[0], tmp_path).shards) == 3, "clients without rows are left out"
+    assert len(prepare(load(made)[0], tmp_path).shards) == 3, "clients without rows are dropped"
 
 
 def test_populations() -> None:
@@ -127,8 +128,8 @@ def test_numbers_are_split_like_classes(job: Jobs, tmp_path: Path) -> None:
     del made["data"]["test"]
     made["data"]["holdout"] = 0.01
     held = []
-    for split in ("sorted", "dirichlet"):
-        made["clients"] = {"split": split, "count": 3, "alpha": 0.1}
+    for partition in ("label_sorted", "dirichlet"):
+        made["clients"] = {"partition": partition, "count": 3, "alpha": 0.1}
         data = prepare(load(made)[0], tmp_path)
         every = np.concatenate(list(data.shards.values()))
         assert len(np.unique(every)) == len(every)
@@ -181,7 +182,7 @@ def test_named_sources_are_pools(job: Jobs, tmp_path: Path) -> None:
     data = prepare(load(made)[0], tmp_path)
     assert data.test.columns["text"] == ["a", "b", "c", "e", "a", "b"]
     assert data.test.pools == ["matched"] * 2 + ["mismatched"] * 4
-    assert data.left_out == 1
+    assert data.dropped == 1
     pools = examples(load(made)[0], data.test, data.labels, tokenizer()).pools
     assert {name: index.tolist() for name, index in pools.items()} == {
         "matched": [0, 1],

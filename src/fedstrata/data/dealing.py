@@ -55,7 +55,7 @@ def fill(shards: list[list[int]], least: int, rng: np.random.Generator) -> None:
 
 
 def named_after(members: Mapping[str, Index]) -> dict[str, Index]:
-    """A client per value, named after it as far as a file name can be, with its rows; in the order of the names."""
+    """A client per value, named after it as far as file names can be, with its rows, in the order of the names."""
     shards: dict[str, Index] = {}
     taken = {SERVER}
     for value, rows in members.items():

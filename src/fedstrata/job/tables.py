@@ -11,6 +11,7 @@ from fedstrata.job.base import Names, Positive, Share, Table
 from fedstrata.job.data_tables import Clients, Data
 from fedstrata.job.task_kinds import TASK_KINDS, named
 from fedstrata.methods import METHODS
+from fedstrata.plan.kinds import Payload
 from fedstrata.plan.plan import Method
 
 
@@ -161,12 +162,14 @@ class Wire(Table):
     """Both ways; ``int8`` has a scale per row and error feedback."""
 
 
+def _sendable() -> list[Payload]:
+    return ["weights", "activations"]
+
+
 class Client(Table):
     """``[client]``: payloads that clients allow to leave (simulation only; real sites say so in site.toml)."""
 
-    may_send: list[Literal["weights", "hidden_states", "activations"]] = Field(
-        default_factory=lambda: ["weights", "activations"]
-    )
+    may_send: list[Payload] = Field(default_factory=_sendable)
     """``weights``: parts of the model; ``hidden_states``: the encoder's output for every text, with the labels;
     ``activations``: hidden states of every batch and their gradients (split learning)."""
 

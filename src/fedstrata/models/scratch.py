@@ -163,7 +163,7 @@ def train_tokenizer(texts: Iterable[str], size: int, masked: bool) -> Any:
 
 
 def add_weights(folder: Path, kind: str, labels: Sequence[str] | None, head: HeadConfig | None, seed: int) -> None:
-    """Add weights to a folder with a config and a tokenizer, as the architecture draws them, with a task's head."""
+    """Add weights, as the architecture draws them, to a folder with a config and a tokenizer."""
     config = config_of(str(folder), kind, labels, head)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fedstrata.data.dealing import normal_shares, sort_labels
-from fedstrata.data.partition import PartitionInput, partition
+from fedstrata.data.partition import PARTITIONS, PartitionInput, client_names, partition
 from fedstrata.errors import UserError
 from fedstrata.job.data_tables import Clients
 from fedstrata.job.label_tables import TABLES
@@ -289,3 +289,45 @@ def test_labels_have_one_order() -> None:
 def test_labels_are_needed() -> None:
     with pytest.raises(UserError, match="'label_sorted' needs a label"):
         dealt(10, partition="label_sorted")
+
+
+def test_every_named_source_is_a_client() -> None:
+    found = dealt(5, sources=["s", "n", "s", "n", "n"], source_names=["s", "n"], partition="files")
+    assert found == {"n": [1, 3, 4], "s": [0, 2]}
+    assert list(found) == client_names(Clients(partition="files"), ["s", "n"]) == ["n", "s"]
+    assert sizes(dealt(2, sources=["s", "n"], source_names=["s", "n"], partition="files", count=2)) == [1, 1]
+
+
+def test_names_of_sources_are_those_of_other_clients() -> None:
+    """None is called as the server is, and none like another where file names make no difference."""
+    names = ["server", "Oslo", "oslo"]
+    found = dealt(3, sources=names, source_names=names, partition="files")
+    assert found == {"Oslo": [1], "oslo-2": [2], "server-2": [0]}
+
+
+def test_sources_that_cannot_be_clients_are_told() -> None:
+    with pytest.raises(UserError, match=r"\[clients\] partition: 'files' needs named sources"):
+        dealt(5, partition="files")
+    with pytest.raises(UserError, match=r"\[clients\] count: is 3, but \[data\] train names 2 sources"):
+        dealt(2, sources=["s", "n"], source_names=["s", "n"], partition="files", count=3)
+    with pytest.raises(UserError, match=r"min_examples: is 1, but n gets 0 of 2 rows"):
+        dealt(2, sources=["s", "s"], source_names=["s", "n"], partition="files")
+
+
+def test_a_partition_that_does_not_exist_is_told() -> None:
+    with pytest.raises(UserError, match=r"\[clients\] partition: 'colum' is invalid; did you mean 'column'"):
+        dealt(5, partition="colum")
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_clients_are_known_without_rows(name: str) -> None:
+    options: dict[str, Any] = {
+        "sizes": {"sizes": [4, 2]},
+        "label_table": {"table": [{"a": 1, "b": 0}, {"b": 1}]},
+    }
+    if name == "column":
+        return  # whose clients are known from its rows alone
+    keys = {"partition": name, **options.get(name, {})}
+    named = {"sources": ["s", "n"] * 30, "source_names": ["s", "n"]} if name == "files" else {}
+    found = dealt(60, labels=["a", "b"] * 30, **keys, **named)
+    assert list(found) == client_names(Clients(**keys), named.get("source_names", ()))

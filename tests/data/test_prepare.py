@@ -194,6 +194,54 @@ def test_named_sources_are_pools(job: Jobs, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("own", [False, True])
+def test_every_source_of_the_training_rows_is_a_client(job: Jobs, tmp_path: Path, own: bool) -> None:
+    for name, count in (("north", 9), ("south", 6)):
+        rows = "".join(f"the heart,{'xy'[i % 2]}\n" for i in range(count))
+        (tmp_path / f"{name}.csv").write_text(f"text,label\n{rows},x\n")
+    made = job("fedavg", "classify", data={"train": {"south": "south.csv", "north": "north.csv"}})
+    made["clients"] = {"partition": "files"}
+    if own:
+        made["clients"]["test"] = 0.3
+    del made["data"]["test"]
+    made["data"]["holdout"] = 0.2
+    data = prepare(load(made)[0], tmp_path)
+    assert list(data.shards) == ["north", "south"]
+    tests = data.tests or {}
+    for name, count in (("north", 9), ("south", 6)):
+        rows_of = np.concatenate([data.shards[name], tests.get(name, np.empty(0, np.int64))]).astype(int)
+        assert {data.train.pools[i] for i in rows_of} == {name}
+        assert len(rows_of) == count - (0 if own else data.test.pools.count(name))
+    assert data.dropped == 2
+    assert (
+        sum(map(len, data.shards.values())) + len(data.test if not own else np.concatenate([*tests.values()]))
+        == 15
+    )
+    limited = prepare(load(made, {"data.limit": 4})[0], tmp_path)
+    assert limited.train.pools.count("north") + (0 if own else limited.test.pools.count("north")) == 4
+    made["data"]["train"] = ["north.csv", "south.csv"]
+    with pytest.raises(UserError, match=r"\[clients\] partition: 'files' needs named sources, one"):
+        prepare(load(made)[0], tmp_path)
+
+
+def test_plain_text_by_file_is_told_apart_by_the_files(job: Jobs, tmp_path: Path) -> None:
+    for name, count in (("a", 3), ("b", 5)):
+        (tmp_path / f"{name}.txt").write_text("the heart\n" * count)
+    sources = {name: str(tmp_path / f"{name}.txt") for name in "ab"}
+    made = job("fedavg", "mlm", data={"train": sources, "test": sources["a"]}, clients={"partition": "files"})
+    del made["clients"]["count"]
+    data = prepare(load(made)[0])
+    assert (data.by, data.labels) == (["a"] * 3 + ["b"] * 5, None)
+    [forecast] = fedstrata.forecast(made).values()
+    result = fedstrata.run(made)
+    assert forecast["clients"]["up_bytes"] == result.bytes["up"]
+    clients = json.loads((tmp_path / "run" / "partition.json").read_text())["clients"]
+    assert {name: client["rows"] for name, client in clients.items()} == {"a": 3, "b": 5}
+    [without_data] = fedstrata.forecast(made, count=10).values()
+    assert without_data["clients"]["count"] == 2
+    assert without_data["client"] == "a"
+
+
+@pytest.mark.parametrize("own", [False, True])
 def test_packing_joins_nobodys_texts_with_anothers(job: Jobs, tmp_path: Path, own: bool) -> None:
     """Every client's words are its own: 40 rows of one word each; test rows are joined apart, source by source."""
     words = ["kidney", "heart", "eye", "blood"]

@@ -73,6 +73,13 @@ def test_every_method_has_defaults(name: str) -> None:
     assert load(job.dump())[0] == job, "a resolved job is a job"
 
 
+def test_a_method_that_is_not_registered_has_the_name_of_its_class() -> None:
+    class Own(METHODS["fedavg"]):  # type: ignore[misc]
+        """As FedAvg."""
+
+    assert method_name(Own()) == "Own"
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [

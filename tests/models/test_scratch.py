@@ -24,6 +24,7 @@ from fedstrata.errors import UserError
 from fedstrata.events import StageStarted
 from fedstrata.models import scratch
 from fedstrata.models.checkpoints import auto_class
+from fedstrata.models.families import FAMILIES, PRESETS, SPLITTABLE
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.streams import SERVER, Streams
@@ -78,6 +79,12 @@ def test_the_preset_of_gpt2_in_bytes() -> None:
     assert found.shapes["head"] == {"transformer.ln_f.weight": (768,), "transformer.ln_f.bias": (768,)}
     assert payload(found, found.names) == 4 * 124_439_808
     assert (found.depth, found.tied, found["head"].linear) == (12, 50257 * 768, (50257 * 768,))
+
+
+def test_families_are_one_table() -> None:
+    assert set(SPLITTABLE) == {"bert", "roberta", "distilbert", "electra", "gpt2"}
+    assert PRESETS.keys() == {"roberta-small", "roberta-base", "gpt2-small"}
+    assert all(model_type in transformers.CONFIG_MAPPING for model_type in FAMILIES)
 
 
 def test_keys_lie_over_a_preset_by_either_name() -> None:

@@ -14,9 +14,9 @@ https://doi.org/10.1145/3510033
     Head-Emd Avg                            mode "head-emb-avg": the same with E and H averaged
     averaging period                        one round: train.epochs, or train.steps updates
 
-The paper's Algorithm 3 copies and averages T, which contradicts its text; one T is meant. Its code never splits the
-model and averages only what is left of E under a tied decoder. Optimizers stay where their weights are and persist
-from round to round (train.optimizer_state = "persist").
+The paper's Algorithm 3 copies and averages T, which contradicts its text; one T is meant. Its code never splits
+the model and averages only what is left of E under a tied decoder. Optimizers stay where their weights are and
+persist from round to round (train.optimizer_state = "persist").
 
 Requirements: BERT, RoBERTa, DistilBERT, ELECTRA or GPT-2; made for pre-training, works with any head on the last
 hidden state.

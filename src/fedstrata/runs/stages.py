@@ -142,7 +142,8 @@ def _train(job: Job, data: Prepared, ready: Ready, folder: Path, tell: Tell, far
     }
     start = state.fingerprint(weights)
     worker.encoded = lambda done, total: tell(Encoded(done, total))
-    rule = ServerOptimizer(**job.server.model_dump(exclude={"evaluate", "optimizer", "aggregate"}), name=job.server.optimizer)
+    settings = job.server.model_dump(exclude={"evaluate", "optimizer", "aggregate"})
+    rule = ServerOptimizer(**settings, name=job.server.optimizer)
     server = Server(parts, weights, rule, job.wire.dtype)
     done, seconds = state.restore(folder, server, start)
 

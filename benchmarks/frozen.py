@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from fedstrata.runs.setup import settle_precision
 from rich.console import Console
 from rich.table import Table
 
@@ -29,11 +30,10 @@ from fedstrata.client.feature_cache import FeatureCache
 from fedstrata.client.trainer import Worker, finish
 from fedstrata.data.tokens import Tokens
 from fedstrata.job.tables import Train
-from fedstrata.models.heads import BRANCHES, KEY, HeadedModel, Settings
+from fedstrata.models.heads import BRANCHES, KEY, HeadConfig, HeadedModel
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
-from fedstrata.runs.setup import settle_precision
 from fedstrata.tasks import Examples
 from fedstrata.tasks.classify import Classify
 
@@ -63,7 +63,7 @@ def cases(
         intermediate_size=4 * width,
         num_labels=CLASSES,
     )
-    setattr(config, KEY, asdict(Settings(head)))
+    setattr(config, KEY, asdict(HeadConfig(head)))
     local = Train(
         device="cpu",
         batch_size=batch,

@@ -18,16 +18,16 @@ import pytest
 import tomli_w
 import torch
 import transformers
+from fedstrata.runs.setup import check_plans
 from typer.testing import CliRunner
 
 from deployment import TRIED
 from fedstrata.cli import app
 from fedstrata.job.file import load
 from fedstrata.job.tables import Job
-from fedstrata.models.checkpoints import AUTO
+from fedstrata.models.checkpoints import auto_class
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.parts import Parts
-from fedstrata.runs.setup import check_plans
 from fedstrata.sweeps.cells import cells
 
 ROOT = Path(__file__).parent.parent
@@ -149,7 +149,7 @@ def test_configs_resolve_and_open_with_their_command(path: Path) -> None:
 @functools.cache
 def bert_base(kind: str) -> Parts:
     with torch.device("meta"):
-        return find_parts(AUTO[kind].from_config(transformers.BertConfig()))
+        return find_parts(auto_class(kind).from_config(transformers.BertConfig()))
 
 
 def test_the_papers_tables_are_there() -> None:

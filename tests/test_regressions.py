@@ -17,11 +17,11 @@ from fedstrata.cost.flops import train_flops
 from fedstrata.data import tokens as module
 from fedstrata.data.tokens import Tokens, tokenize
 from fedstrata.errors import UserError
+from fedstrata.job.metrics import CLASSIFICATION, Predictions, scores
 from fedstrata.models import checkpoints
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.plan import Plan
 from fedstrata.tasks import Examples
-from fedstrata.tasks.classify import scores
 from fedstrata.tasks.mlm import masked_lm
 from fedstrata.wire.codec import WireError, decode
 from tiny import tiny_model, tokenizer
@@ -57,7 +57,7 @@ def test_texts_with_nul_are_not_taken_for_others() -> None:
     assert (two.rows.tolist(), one.rows.tolist()) == ([0, 1], [0])
 
 
-@pytest.mark.parametrize("long_text", ["split", "truncate"])
+@pytest.mark.parametrize("long_text", ["chunk", "truncate"])
 def test_a_lone_surrogate_is_an_unknown_word(long_text: Any) -> None:
     """A JSON file may hold one ("\\ud800"); tokenizers refuse it."""
     assert len(tokenize(["the heart", "\ud800 heart"], tokenizer(), 8, long_text)) == 2
@@ -76,7 +76,8 @@ def test_a_batch_without_a_word_has_a_finite_loss(full: bool) -> None:
 
 def test_one_class_alone_is_scored_without_a_warning() -> None:
     """sklearn's matthews_corrcoef warns (UserWarning to the user's terminal; an error in tests)."""
-    assert scores(np.asarray([1, 1]), np.asarray([1, 1]), ("a", "b"))["accuracy"] == 1.0
+    made = Predictions(np.asarray([1, 1]), np.asarray([1, 1]), labels=("a", "b"))
+    assert scores(CLASSIFICATION, made)["accuracy"] == 1.0
 
 
 # -- wire

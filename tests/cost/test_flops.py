@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedstrata.cost.flops import forward_flops, train_flops
 from fedstrata.data.tokens import Tokens
 from fedstrata.models.depth import local_depth
-from fedstrata.models.heads import KEY, HeadedModel, Settings
+from fedstrata.models.heads import KEY, HeadConfig, HeadedModel
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.kinds import LANGUAGE
 from fedstrata.plan.messages import Positions
@@ -129,18 +129,18 @@ def test_flops_with_a_pooler(train: tuple[str, ...]) -> None:
 
 
 HEADS = [
-    Settings("cls"),
-    Settings("mean"),
-    Settings("psum"),
-    Settings("hsum"),
-    Settings("psum", classifier="shared", pooler=True),
-    Settings("hsum", pooler=True),
-    Settings("cls", pooler=True),
+    HeadConfig("cls"),
+    HeadConfig("mean"),
+    HeadConfig("psum"),
+    HeadConfig("hsum"),
+    HeadConfig("psum", classifier="shared", pooler=True),
+    HeadConfig("hsum", pooler=True),
+    HeadConfig("cls", pooler=True),
 ]
 
 
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: f"{head.kind}-{head.pooler}")
-def test_flops_of_our_own_heads(head: Settings) -> None:
+def test_flops_of_our_own_heads(head: HeadConfig) -> None:
     config = tiny_config("bert", 4, num_labels=3, attn_implementation="eager")
     setattr(config, KEY, vars(head))
     model = HeadedModel.from_config(config).eval()

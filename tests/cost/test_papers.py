@@ -17,7 +17,7 @@ from fedstrata.cli import app
 from fedstrata.cost.bytes import payload
 from fedstrata.cost.papers import compute, features, saved, upload
 from fedstrata.methods import METHODS
-from fedstrata.models.checkpoints import AUTO
+from fedstrata.models.checkpoints import auto_class
 from fedstrata.models.parts import find_parts, part_tensors
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.streams import Streams
@@ -38,7 +38,7 @@ def parts(shape: str, kind: str, labels: int = 2) -> Parts:
     config = SHAPES[shape]()
     config.num_labels = labels
     with torch.device("meta"):
-        return find_parts(AUTO[kind].from_config(config))
+        return find_parts(auto_class(kind).from_config(config))
 
 
 def sent(name: str, model: Parts, kind: str, rounds: int, **options: Any) -> list[tuple[str, ...]]:

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstrata.data.batching import POOL, batches, pad
+from fedstrata.data.batching import POOL, batches
 from fedstrata.plan.kinds import Index
+from fedstrata.tasks.batches import pad
 
 LENGTHS = np.random.default_rng(5).integers(3, 128, 1000)
 

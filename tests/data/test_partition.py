@@ -9,15 +9,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedstrata.data.partition import normal_shares, partition
+from fedstrata.data.dealing import normal_shares
+from fedstrata.data.partition import PARTITIONS, PartitionInput, client_names, partition
 from fedstrata.errors import UserError
+from fedstrata.job.data_tables import Clients
 from fedstrata.job.label_tables import TABLES
-from fedstrata.job.tables import Clients
 from fedstrata.plan.labels import sort_labels
 
 
-def dealt(rows: int, seed: int = 0, labels: Any = None, values: Any = None, **keys: Any) -> dict[str, list[int]]:
-    shards = partition(Clients(**keys), rows, labels, values, np.random.default_rng(seed))
+def dealt(
+    rows: int,
+    seed: int = 0,
+    labels: Any = None,
+    values: Any = None,
+    sources: Any = (),
+    source_names: Any = (),
+    **keys: Any,
+) -> dict[str, list[int]]:
+    rng = np.random.default_rng(seed)
+    shards = partition(
+        PartitionInput(
+            Clients(**keys), rows, rng, labels, values=values, sources=sources, source_names=source_names
+        )
+    )
     return {name: shard.tolist() for name, shard in shards.items()}
 
 
@@ -82,7 +96,7 @@ def test_sizes_are_rows_or_shares() -> None:
     ("found", "words"),
     [
         ([], "numbers of rows, or shares above 0"),
-        ([0.5, 0.6], r"\[0.5, 0.6\]; legal: numbers of rows"),
+        ([0.5, 0.6], r"\[0.5, 0.6\]; expected numbers of rows"),
         ([2, 0.5], "numbers of rows"),
         ([-1, 2], "numbers of rows"),
         ([float("nan"), 2], "numbers of rows"),
@@ -146,7 +160,7 @@ def test_a_column_must_have_as_many_values_as_clients() -> None:
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(
-    split=st.sampled_from(["iid", "skewed", "dirichlet", "sizes", "column"]),
+    kind=st.sampled_from(["iid", "quantity_skew", "dirichlet", "sizes", "column"]),
     labels=st.lists(st.sampled_from("abcde"), min_size=1, max_size=60),
     count=st.integers(1, 12),
     least=st.integers(0, 3),
@@ -154,14 +168,14 @@ def test_a_column_must_have_as_many_values_as_clients() -> None:
     labeled=st.booleans(),
     seed=st.integers(0, 9),
 )
-def test_every_split_is_disjoint_complete_ordered_and_repeatable(
-    split: str, labels: list[str], count: int, least: int, alpha: float, labeled: bool, seed: int
+def test_every_partition_is_disjoint_complete_ordered_and_repeatable(
+    kind: str, labels: list[str], count: int, least: int, alpha: float, labeled: bool, seed: int
 ) -> None:
     rows = len(labels)
-    keys: dict[str, Any] = {"split": split, "min_examples": least}
-    if split == "column":
+    keys: dict[str, Any] = {"partition": kind, "min_examples": least}
+    if kind == "column":
         keys |= {"column": "town", "values": labels}
-    elif split == "sizes":
+    elif kind == "sizes":
         keys["sizes"] = [rows // count] * count
     else:
         keys |= {"count": count, "alpha": alpha, "labels": labels if labeled else None}
@@ -169,12 +183,12 @@ def test_every_split_is_disjoint_complete_ordered_and_repeatable(
         shards = dealt(rows, seed, **keys)
     except UserError:
         assert least, "nothing is refused where empty clients are allowed"
-        assert split != "dirichlet" or rows < count * least, "rows are moved as long as there are enough"
+        assert kind != "dirichlet" or rows < count * least, "rows are moved as long as there are enough"
         return
     held = [row for shard in shards.values() for row in shard]
     assert len(set(held)) == len(held)
     assert set(held) <= set(range(rows))
-    assert len(held) == (sum(keys["sizes"]) if split == "sizes" else rows)
+    assert len(held) == (sum(keys["sizes"]) if kind == "sizes" else rows)
     assert min(sizes(shards)) >= least
     assert list(shards) == sorted(shards)
     assert all(shard == sorted(shard) for shard in shards.values())
@@ -274,5 +288,47 @@ def test_labels_have_one_order() -> None:
 
 
 def test_labels_are_needed() -> None:
-    with pytest.raises(UserError, match="'sorted' needs a label"):
+    with pytest.raises(UserError, match="'label_sorted' needs a label"):
         dealt(10, partition="label_sorted")
+
+
+def test_every_named_source_is_a_client() -> None:
+    found = dealt(5, sources=["s", "n", "s", "n", "n"], source_names=["s", "n"], partition="files")
+    assert found == {"n": [1, 3, 4], "s": [0, 2]}
+    assert list(found) == client_names(Clients(partition="files"), ["s", "n"]) == ["n", "s"]
+    assert sizes(dealt(2, sources=["s", "n"], source_names=["s", "n"], partition="files", count=2)) == [1, 1]
+
+
+def test_names_of_sources_are_those_of_other_clients() -> None:
+    """None is called as the server is, and none like another where file names make no difference."""
+    names = ["server", "Oslo", "oslo"]
+    found = dealt(3, sources=names, source_names=names, partition="files")
+    assert found == {"Oslo": [1], "oslo-2": [2], "server-2": [0]}
+
+
+def test_sources_that_cannot_be_clients_are_told() -> None:
+    with pytest.raises(UserError, match=r"\[clients\] partition: 'files' needs named sources"):
+        dealt(5, partition="files")
+    with pytest.raises(UserError, match=r"\[clients\] count: is 3, but \[data\] train names 2 sources"):
+        dealt(2, sources=["s", "n"], source_names=["s", "n"], partition="files", count=3)
+    with pytest.raises(UserError, match=r"min_examples: is 1, but n gets 0 of 2 rows"):
+        dealt(2, sources=["s", "s"], source_names=["s", "n"], partition="files")
+
+
+def test_a_partition_that_does_not_exist_is_told() -> None:
+    with pytest.raises(UserError, match=r"\[clients\] partition: 'colum' is invalid; did you mean 'column'"):
+        dealt(5, partition="colum")
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_clients_are_known_without_rows(name: str) -> None:
+    options: dict[str, Any] = {
+        "sizes": {"sizes": [4, 2]},
+        "label_table": {"table": [{"a": 1, "b": 0}, {"b": 1}]},
+    }
+    if name == "column":
+        return  # whose clients are known from its rows alone
+    keys = {"partition": name, **options.get(name, {})}
+    named = {"sources": ["s", "n"] * 30, "source_names": ["s", "n"]} if name == "files" else {}
+    found = dealt(60, labels=["a", "b"] * 30, **keys, **named)
+    assert list(found) == client_names(Clients(**keys), named.get("source_names", ()))

@@ -80,7 +80,7 @@ def test_text_longer_than_a_chunk_of_texts(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     "text", ["", " \t\n", "القلب يضخ الدم", "心臓", "e\u0301 🫀 \u200d", "\ufeffheart", "a\x01b", "[MASK] [SEP]"]
 )
-@pytest.mark.parametrize("long_text", ["split", "truncate"])
+@pytest.mark.parametrize("long_text", ["chunk", "truncate"])
 def test_any_text_is_one_example_like_the_tokenizers_own(text: str, long_text: Any) -> None:
     made = tokenize(["the eye", text, "the heart"], tokenizer(), 16, long_text)
     assert made.rows.tolist() == [0, 1, 2]
@@ -122,10 +122,10 @@ def test_the_same_text_is_tokenized_once(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     "other",
     [
-        (["the heart", "the eye."], 8, "split"),
-        (["the eye", "the heart"], 8, "split"),
-        (["the heartthe eye"], 8, "split"),
-        (["the heart", "the eye"], 9, "split"),
+        (["the heart", "the eye."], 8, "chunk"),
+        (["the eye", "the heart"], 8, "chunk"),
+        (["the heartthe eye"], 8, "chunk"),
+        (["the heart", "the eye"], 9, "chunk"),
         (["the heart", "the eye"], 8, "truncate"),
     ],
 )

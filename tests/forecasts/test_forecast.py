@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from fedstrata.forecasts.ledger import CostContext, transfers
+from fedstrata.runs.setup import head_of
 from typer.testing import CliRunner
 
 import fedstrata
 from fedstrata.cli import app
 from fedstrata.errors import UserError
-from fedstrata.forecasts.ledger import CostContext, transfers
 from fedstrata.job.file import load
-from fedstrata.job.tables import METRICS
+from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.methods import METHODS
-from fedstrata.models.checkpoints import AUTO, parts_of
+from fedstrata.models.checkpoints import auto_class, parts_of
 from fedstrata.models.memory import saved_bytes, step_memory
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.kinds import LANGUAGE
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
-from fedstrata.runs.setup import head_of
 from tiny import CONFIGS, tiny_config, tiny_model
 
 Jobs = Callable[..., dict[str, Any]]
@@ -248,8 +248,8 @@ def test_stages_are_summed(job: Jobs, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "architecture"),
     [
-        *((kind, architecture) for kind in METRICS if kind != "clm" for architecture in CONFIGS),
-        *((kind, "gpt2") for kind in METRICS if kind != "mlm"),
+        *((kind, architecture) for kind in TASK_KINDS if kind != "clm" for architecture in CONFIGS),
+        *((kind, "gpt2") for kind in TASK_KINDS if kind != "mlm"),
     ],
 )
 def test_saved_bytes_of_tensors_without_content_are_those_of_real_ones(architecture: str, kind: str) -> None:
@@ -260,7 +260,7 @@ def test_saved_bytes_of_tensors_without_content_are_those_of_real_ones(architect
     parts = find_parts(model)
     whole = Plan((0, 1, 2), parts.names)
     some = Plan((0, 2, 2), ("layer.0", "head"))
-    memory = step_memory(AUTO[kind], tiny_config(architecture, **changes))
+    memory = step_memory(auto_class(kind), tiny_config(architecture, **changes))
     predicted = 5 if kind in LANGUAGE else 0
     for plan in (whole, some):
         real = saved_bytes(model, parts, plan, (4, 16), predicted, bf16=False)

@@ -324,7 +324,7 @@ def test_the_page_tells_whose_the_layers_are(split: Jobs) -> None:
             r"\[method\] lower, upper: are 2 and 1, but the model has 3 layers",
         ),
         ({"client": {"may_send": ["weights"]}}, r"\[client\] may_send: .* hidden states of every batch"),
-        ({"method": {"mode": "sharing"}}, r"\[method\] mode: 'sharing' is not legal; did you mean 'share'"),
+        ({"method": {"mode": "sharing"}}, r"\[method\] mode: 'sharing' is invalid; did you mean 'share'"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_sentence(split: Jobs, tables: dict[str, Any], complaint: str) -> None:

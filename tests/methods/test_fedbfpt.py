@@ -160,7 +160,7 @@ def test_the_whole_model_may_be_local(bert: Parts) -> None:
 
 def test_more_local_layers_than_the_model_has_are_refused(bert: Parts) -> None:
     with pytest.raises(
-        UserError, match=r"\[method\] local_layers: is 13, but the model has 12 layers; legal: 1 to 12"
+        UserError, match=r"\[method\] local_layers: is 13, but the model has 12 layers; expected 1 to 12"
     ):
         FedBFPT(local_layers=13).plan(bert, "mlm", 0, "a", Streams(0))
 

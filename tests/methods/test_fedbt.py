@@ -152,7 +152,7 @@ def test_a_model_without_pooler_has_none_to_train() -> None:
 @pytest.mark.parametrize(("cycle", "local"), [(7, 6), (13, None), (2, 1), (12, 11)])
 def test_a_cycle_longer_than_the_local_model_is_refused(bert: Parts, cycle: int, local: int | None) -> None:
     with pytest.raises(
-        UserError, match=rf"cycle = {cycle}, local_layers = {local or 12} on a model of 12 layers; legal: "
+        UserError, match=rf"cycle = {cycle}, local_layers = {local or 12} on a model of 12 layers; expected "
     ):
         plan(bert, FedBT(cycle=cycle, local_layers=local), 0)
 

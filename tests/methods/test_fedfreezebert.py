@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from fedstrata.runs.setup import make_ready, settle
 from safetensors.torch import load_file
 from torch.nn import functional
 
@@ -22,11 +23,10 @@ from fedstrata.data.prepare import prepare
 from fedstrata.errors import UserError
 from fedstrata.job.file import load
 from fedstrata.methods.fedfreezebert import FedFreezeBERT
-from fedstrata.models.heads import KEY, HeadedModel, Settings
+from fedstrata.models.heads import KEY, HeadConfig, HeadedModel
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.streams import Streams
-from fedstrata.runs.setup import make_ready, settle
 from fedstrata.server.trainer import ServerTrainer
 
 Jobs = Callable[..., dict[str, Any]]
@@ -50,7 +50,7 @@ def weights(result: fedstrata.Result) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(("head", "size"), [("cls", 9_228), ("mean", 9_228), ("psum", 113_442_864)])
 def test_only_the_head_is_trained_and_sent(head: str, size: int) -> None:
     config = transformers.BertConfig(num_labels=3)
-    setattr(config, KEY, vars(Settings(head)))
+    setattr(config, KEY, vars(HeadConfig(head)))
     with torch.device("meta"):
         parts: Parts = find_parts(HeadedModel.from_config(config))
     plan = FedFreezeBERT().plan(parts, "classify", 3, "a", Streams(0))
@@ -175,7 +175,7 @@ def test_it_goes_with_a_pooler_a_server_rule_and_own_test_rows(frozen: Jobs, tmp
     assert {line["part"] for line in result.ledger if line["phase"] == "train"} == {"pooler", "head"}
     assert all(client["score"] for client in result.clients.values())
     again = HeadedModel.from_pretrained(result.model)
-    assert again.settings == Settings("hsum", classifier="shared", pooler=True)
+    assert again.settings == HeadConfig("hsum", classifier="shared", pooler=True)
 
 
 @pytest.fixture

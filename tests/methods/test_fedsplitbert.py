@@ -81,7 +81,7 @@ def test_bytes_of_the_paper(bert: Parts) -> None:
 
 
 def test_more_layers_than_there_are_is_refused(bert: Parts) -> None:
-    with pytest.raises(UserError, match=r"\[method\] critical_layer: is 13, but .* legal: 0 to 12"):
+    with pytest.raises(UserError, match=r"\[method\] critical_layer: is 13, but .* expected 0 to 12"):
         plan(bert, FedSplitBERT(critical_layer=13))
 
 

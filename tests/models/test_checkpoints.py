@@ -139,7 +139,7 @@ def test_a_saved_folder_is_a_hugging_face_folder(
     loaded = checkpoints.load(str(model_folder(architecture)), kind, labels, 3)
     moved = {name: tensor + 0.01 * torch.randn(tensor.shape) for name, tensor in weights(loaded).items()}
     checkpoints.save(loaded, moved, tmp_path / "model")
-    again = checkpoints.AUTO[kind].from_pretrained(tmp_path / "model")
+    again = checkpoints.auto_class(kind).from_pretrained(tmp_path / "model")
     for name, parameter in again.named_parameters():
         assert torch.equal(parameter, moved[name]), name
         loaded.model.get_parameter(name).data.copy_(moved[name])
@@ -266,7 +266,7 @@ def test_a_hub_id_that_cannot_be_had_is_refused_at_once(name: str) -> None:
 )
 def test_longest_is_the_most_that_goes_through(architecture: str, most: int) -> None:
     model = tiny_model(architecture).eval()
-    assert checkpoints.longest(model) == most
+    assert checkpoints.max_positions(model) == most
     with torch.no_grad():
         model(input_ids=torch.full((1, most), 7))
         with pytest.raises((IndexError, RuntimeError)):
@@ -277,4 +277,4 @@ def test_longest_of_published_shapes() -> None:
     with torch.device("meta"):
         roberta = transformers.RobertaForMaskedLM(transformers.RobertaConfig(max_position_embeddings=514))
         modern = transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(num_hidden_layers=1))
-    assert (checkpoints.longest(roberta), checkpoints.longest(modern)) == (512, 8192)
+    assert (checkpoints.max_positions(roberta), checkpoints.max_positions(modern)) == (512, 8192)

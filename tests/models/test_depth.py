@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedstrata.models.checkpoints import AUTO
+from fedstrata.models.checkpoints import auto_class
 from fedstrata.models.depth import local_depth
 from fedstrata.models.parts import find_parts
 from tiny import CONFIGS, tiny_config, tiny_model
@@ -30,7 +30,7 @@ def built(model: Any, architecture: str, kind: str, layers: tuple[int, ...]) -> 
     changes: dict[str, Any] = {"use_cache": False} if architecture == "gpt2" else {}
     if architecture == "modernbert":
         changes["layer_types"] = [model.config.layer_types[i] for i in layers]
-    small = AUTO[kind].from_config(tiny_config(architecture, len(layers), **changes))
+    small = auto_class(kind).from_config(tiny_config(architecture, len(layers), **changes))
     stack = find_parts(model).stack
     copied = {}
     for name, tensor in model.state_dict().items():

@@ -16,7 +16,7 @@ from fedstrata.cost.bytes import payload
 from fedstrata.errors import UserError
 from fedstrata.job.file import load as load_job
 from fedstrata.models import checkpoints
-from fedstrata.models.heads import KEY, HeadedModel, Settings, hsum, psum
+from fedstrata.models.heads import KEY, HeadConfig, HeadedModel, hsum, psum
 from fedstrata.models.parts import find_parts, part_tensors
 from fedstrata.plan.parts import Parts
 from tiny import tiny_config
@@ -27,7 +27,7 @@ LABELS = ("NEG", "NEU", "POS")
 KINDS = ("cls", "mean", "psum", "hsum")
 
 
-def headed(head: Settings, architecture: str = "bert", layers: int = 4) -> Any:
+def headed(head: HeadConfig, architecture: str = "bert", layers: int = 4) -> Any:
     config = tiny_config(architecture, layers, num_labels=3)
     setattr(config, KEY, vars(head))
     with torch.random.fork_rng():
@@ -43,8 +43,8 @@ def texts() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def bert() -> Callable[[Settings], Parts]:
-    def make(head: Settings) -> Parts:
+def bert() -> Callable[[HeadConfig], Parts]:
+    def make(head: HeadConfig) -> Parts:
         config = transformers.BertConfig(num_labels=3)
         setattr(config, KEY, vars(head))
         with torch.device("meta"):
@@ -56,16 +56,16 @@ def bert() -> Callable[[Settings], Parts]:
 @pytest.mark.parametrize(
     ("head", "parts", "size"),
     [
-        (Settings("cls"), ("head",), 9_228),
-        (Settings("mean"), ("head",), 9_228),
-        (Settings("psum"), ("head",), 113_442_864),
-        (Settings("hsum"), ("head",), 113_442_864),
-        (Settings("hsum", classifier="shared"), ("head",), 113_415_180),
-        (Settings("psum", classifier="shared", pooler=True), ("pooler", "head"), 115_777_548),
+        (HeadConfig("cls"), ("head",), 9_228),
+        (HeadConfig("mean"), ("head",), 9_228),
+        (HeadConfig("psum"), ("head",), 113_442_864),
+        (HeadConfig("hsum"), ("head",), 113_442_864),
+        (HeadConfig("hsum", classifier="shared"), ("head",), 113_415_180),
+        (HeadConfig("psum", classifier="shared", pooler=True), ("pooler", "head"), 115_777_548),
     ],
 )
 def test_the_sizes_of_the_paper(
-    bert: Callable[[Settings], Parts], head: Settings, parts: tuple[str, ...], size: int
+    bert: Callable[[HeadConfig], Parts], head: HeadConfig, parts: tuple[str, ...], size: int
 ) -> None:
     """FACTS of FedFreezeBERT: four T-layers of 28,351,488 bytes and classifiers of 9,228."""
     made = bert(head)
@@ -87,7 +87,7 @@ def test_the_branches_of_layers_that_do_nothing() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_against_plain_torch(architecture: str, kind: str) -> None:
     """Text by text without padding, from the encoder's own hidden states."""
-    model = headed(Settings(kind), architecture)
+    model = headed(HeadConfig(kind), architecture)
     ids, mask = texts()
     base = getattr(model, model.base_model_prefix)
     with torch.no_grad():
@@ -96,7 +96,7 @@ def test_against_plain_torch(architecture: str, kind: str) -> None:
             hidden = base(input_ids=ids[row : row + 1, :length], output_hidden_states=True).hidden_states[1:]
             if kind == "cls":
                 vectors = [hidden[-1][:, 0]]
-            elif kind == "average":
+            elif kind == "mean":
                 vectors = [hidden[-1].mean(1)]
             else:
                 state, vectors = torch.zeros(()), []
@@ -111,11 +111,11 @@ def test_against_plain_torch(architecture: str, kind: str) -> None:
 def test_the_options_say_what_they_do() -> None:
     ids, mask = texts()
     with torch.no_grad():
-        shared = headed(Settings("psum", classifier="shared"))
+        shared = headed(HeadConfig("psum", classifier="shared"))
         assert len(shared.head.classifiers) == 1
-        odds = headed(Settings("hsum", average="probabilities"))(input_ids=ids, attention_mask=mask)
+        odds = headed(HeadConfig("hsum", average="probabilities"))(input_ids=ids, attention_mask=mask)
         assert torch.allclose(odds.logits.exp(), odds.branches.softmax(-1).mean(0), atol=1e-6)
-        pooled = headed(Settings("cls", pooler=True))
+        pooled = headed(HeadConfig("cls", pooler=True))
         hidden = pooled.bert(input_ids=ids, attention_mask=mask).last_hidden_state
         vector = torch.tanh(pooled.bert.pooler.dense(hidden[:, 0]))
         made = pooled(input_ids=ids, attention_mask=mask)
@@ -125,7 +125,7 @@ def test_the_options_say_what_they_do() -> None:
             ("all", torch.ones_like(mask)),
             ("inner", torch.tensor([[0, 1, 1, 1, 1, 1, 1, 1, 0], [0, 1, 1, 1, 0, 0, 0, 0, 0], [1, 1] + [0] * 7])),
         ):
-            model = headed(Settings("mean", tokens=tokens))
+            model = headed(HeadConfig("mean", tokens=tokens))
             state = model.bert(input_ids=ids, attention_mask=mask).last_hidden_state
             mean = (state * weight[:, :, None]).sum(1) / weight.sum(1, keepdim=True)
             logits = model(input_ids=ids, attention_mask=mask).logits
@@ -134,9 +134,9 @@ def test_the_options_say_what_they_do() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_head_comes_back(model_folder: Folder, tmp_path: Path, kind: str) -> None:
-    loaded = checkpoints.load(str(model_folder(layers=4)), "classify", LABELS, 3, head=Settings(kind))
+    loaded = checkpoints.load(str(model_folder(layers=4)), "classify", LABELS, 3, head=HeadConfig(kind))
     assert loaded.fresh == ("head",)
-    assert checkpoints.load(str(model_folder(layers=4)), "classify", LABELS, 3, head=Settings(kind)).fresh == (
+    assert checkpoints.load(str(model_folder(layers=4)), "classify", LABELS, 3, head=HeadConfig(kind)).fresh == (
         "head",
     )
     weights = part_tensors(loaded.model, loaded.parts, loaded.parts.names)
@@ -157,7 +157,7 @@ def test_a_saved_head_comes_back(model_folder: Folder, tmp_path: Path, kind: str
 def test_a_new_head_depends_on_the_seed_alone(model_folder: Folder) -> None:
     folder = str(model_folder(layers=4))
     one, same, other = (
-        checkpoints.load(folder, "classify", LABELS, seed, head=Settings("psum")).model.head.layers[2]
+        checkpoints.load(folder, "classify", LABELS, seed, head=HeadConfig("psum")).model.head.layers[2]
         for seed in (5, 5, 6)
     )
     weight = one.attention.self.query.weight
@@ -170,12 +170,12 @@ def test_a_new_head_depends_on_the_seed_alone(model_folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("architecture", "head", "words"),
     [
-        ("bert", Settings("psum"), r"\[head\] kind: 'psum' takes the last four layers, bert has 3"),
-        ("distilbert", Settings("cls", pooler=True), r"\[head\] pooler: distilbert has none"),
-        ("modernbert", Settings("mean"), r"\[head\] kind: 'average' does not go with modernbert.*final_norm"),
+        ("bert", HeadConfig("psum"), r"\[head\] kind: 'psum' takes the last four layers, bert has 3"),
+        ("distilbert", HeadConfig("cls", pooler=True), r"\[head\] pooler: distilbert has none"),
+        ("modernbert", HeadConfig("mean"), r"\[head\] kind: 'mean' does not go with modernbert.*final_norm"),
     ],
 )
-def test_what_a_model_cannot_have(architecture: str, head: Settings, words: str) -> None:
+def test_what_a_model_cannot_have(architecture: str, head: HeadConfig, words: str) -> None:
     with pytest.raises(UserError, match=words):
         headed(head, architecture, layers=3)
 
@@ -190,7 +190,7 @@ def test_what_a_model_cannot_have(architecture: str, head: Settings, words: str)
             "goes with classify, pair and regress, not with 'mlm'",
         ),
         ({"head": {"kind": "mean", "tokens": "all"}}, "needs train.padding = 'max'"),
-        ({"head": {"kind": "mean", "pooler": True}}, "does not go with 'average'"),
+        ({"head": {"kind": "mean", "pooler": True}}, "does not go with 'mean'"),
         (
             {"head": {"kind": "psum", "average": "probabilities"}, "task": {"kind": "regress"}},
             "has no probabilities",
@@ -208,7 +208,7 @@ def test_every_method_takes_a_head(job: Jobs, method: str) -> None:
     made = job(method, "classify", 4, head={"kind": "hsum"}, method=options)
     result = fedstrata.run(made)
     model = HeadedModel.from_pretrained(result.model)
-    assert model.settings == Settings("hsum")
+    assert model.settings == HeadConfig("hsum")
     sent = {line["part"] for line in result.ledger if line["phase"] == "train"}
     assert ("head" in sent) == (method in ("fedavg", "fedbt")), "the head of personal models stays at home"
 
@@ -217,4 +217,4 @@ def test_a_later_stage_goes_on_with_the_head(job: Jobs, tmp_path: Path) -> None:
     made = job("fedavg", "classify", 4, train={"steps": 1})
     made["stages"] = [{"name": "one", "head": {"kind": "psum"}}, {"name": "two"}]
     result = fedstrata.run(made)
-    assert HeadedModel.from_pretrained(result.model).settings == Settings("psum")
+    assert HeadedModel.from_pretrained(result.model).settings == HeadConfig("psum")

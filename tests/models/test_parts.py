@@ -12,7 +12,7 @@ import transformers
 
 from fedstrata.cost.bytes import payload
 from fedstrata.errors import UserError
-from fedstrata.models.checkpoints import AUTO, parts_of
+from fedstrata.models.checkpoints import auto_class, parts_of
 from fedstrata.models.parts import find_parts, part_tensors
 from fedstrata.plan.parts import Parts
 from tiny import CONFIGS, tiny_config, tiny_model
@@ -53,7 +53,7 @@ def roberta() -> transformers.RobertaConfig:
 def parts(config: Any, kind: str = "mlm") -> Parts:
     """Of a model without weights."""
     with torch.device("meta"):
-        return find_parts(AUTO[kind].from_config(config))
+        return find_parts(auto_class(kind).from_config(config))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,10 +87,11 @@ def test_parts_of_gpt2(kind: str, head: set[str]) -> None:
     listed = [name for shapes in found.shapes.values() for name in shapes]
     assert sorted(listed) == sorted(name for name, _ in model.named_parameters())
     assert (found.stack, found.depth, found.hidden) == ("transformer.h", 3, 32)
-    assert found.linear["layer.1"] == (3 * 32**2, 32**2, 32 * 64, 64 * 32)
-    assert found.linear["head"] == ((69 * 32,) if kind == "clm" else (2 * 32,))
+    assert found["layer.1"].linear == (3 * 32**2, 32**2, 32 * 64, 64 * 32)
+    assert found["head"].linear == ((69 * 32,) if kind == "clm" else (2 * 32,))
     assert found.tied == (69 * 32 if kind == "clm" else 0)
-    assert found.norm_first == {"embeddings", "layer.0", "layer.1", "layer.2", "head"}
+    assert all(part.norm_first for part in found.each)
+    assert found.names == ("embeddings", "layer.0", "layer.1", "layer.2", "head")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -119,7 +120,7 @@ def test_the_tied_decoder_is_counted_in_the_embeddings_and_multiplies_in_the_hea
     found = find_parts(model)
     shape = found.shapes["embeddings"][DECODERS[architecture]]
     assert found.tied == shape[0] * shape[1]
-    assert found.linear["head"][-1] == found.tied
+    assert found["head"].linear[-1] == found.tied
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert find_parts(tiny_model(architecture, "classify")).tied == 0
 
@@ -127,7 +128,7 @@ def test_the_tied_decoder_is_counted_in_the_embeddings_and_multiplies_in_the_hea
 def test_an_untied_decoder_is_the_heads_own() -> None:
     tied, untied = parts(base()), parts(base(tie_word_embeddings=False))
     assert untied.tied == 0
-    assert untied.linear == tied.linear
+    assert [part.linear for part in untied.each] == [part.linear for part in tied.each]
     assert payload(untied, ["embeddings"]) == payload(tied, ["embeddings"])
     assert untied.shapes["head"]["cls.predictions.decoder.weight"] == (30_522, 768)
     assert payload(untied, ["head"]) >= payload(tied, ["head"]) + 93_763_584
@@ -136,7 +137,7 @@ def test_an_untied_decoder_is_the_heads_own() -> None:
 def test_the_pooler_is_a_part_of_its_own() -> None:
     found = find_parts(tiny_model(head="classify"))
     assert dict(found.shapes["pooler"]) == {"bert.pooler.dense.weight": (32, 32), "bert.pooler.dense.bias": (32,)}
-    assert found.linear["pooler"] == (32 * 32,)
+    assert found["pooler"].linear == (32 * 32,)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -192,7 +193,7 @@ def test_final_norm_of_a_pre_norm_model_is_above_the_layers() -> None:
     ],
 )
 def test_a_model_without_one_stack_is_refused(config: Any, stacks: int) -> None:
-    with pytest.raises(UserError, match=rf"{stacks} stacks of . layers.*exactly one; legal: .*BERT, RoBERTa"):
+    with pytest.raises(UserError, match=rf"{stacks} stacks of . layers.*exactly one; expected .*BERT, RoBERTa"):
         parts(config)
 
 
@@ -216,7 +217,7 @@ def test_bert_base_in_bytes() -> None:
     assert payload(found, ["head"]) == 2_490_600
     assert payload(found, ["layer.3", "head"]) == 30_842_088
     assert payload(found, found.names) == 438_057_192
-    assert found.linear["layer.0"] == (768**2,) * 4 + (768 * 3072,) * 2  # 12 H^2
+    assert found["layer.0"].linear == (768**2,) * 4 + (768 * 3072,) * 2  # 12 H^2
 
 
 @pytest.mark.parametrize(

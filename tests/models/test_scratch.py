@@ -23,7 +23,8 @@ from fedstrata.cost.bytes import payload
 from fedstrata.errors import UserError
 from fedstrata.events import StageStarted
 from fedstrata.models import scratch
-from fedstrata.models.checkpoints import AUTO
+from fedstrata.models.checkpoints import auto_class
+from fedstrata.models.families import FAMILIES, PRESETS, SPLITTABLE
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.streams import SERVER, Streams
@@ -49,7 +50,7 @@ def new(job: Jobs) -> Callable[..., dict[str, Any]]:
 
 def parts(settings: dict[str, Any], kind: str) -> Parts:
     with torch.device("meta"):
-        return find_parts(AUTO[kind].from_config(scratch.new_config(settings)))
+        return find_parts(auto_class(kind).from_config(scratch.new_config(settings)))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,13 @@ def test_the_preset_of_gpt2_in_bytes() -> None:
     assert payload(found, ["embeddings"]) == 157_535_232
     assert found.shapes["head"] == {"transformer.ln_f.weight": (768,), "transformer.ln_f.bias": (768,)}
     assert payload(found, found.names) == 4 * 124_439_808
-    assert (found.depth, found.tied, found.linear["head"]) == (12, 50257 * 768, (50257 * 768,))
+    assert (found.depth, found.tied, found["head"].linear) == (12, 50257 * 768, (50257 * 768,))
+
+
+def test_families_are_one_table() -> None:
+    assert set(SPLITTABLE) == {"bert", "roberta", "distilbert", "electra", "gpt2"}
+    assert PRESETS.keys() == {"roberta-small", "roberta-base", "gpt2-small"}
+    assert all(model_type in transformers.CONFIG_MAPPING for model_type in FAMILIES)
 
 
 def test_keys_lie_over_a_preset_by_either_name() -> None:
@@ -99,7 +106,7 @@ def test_keys_lie_over_a_preset_by_either_name() -> None:
         ({**ROBERTA, "hidden_size": 33}, ["[model.config]", "33"]),
         ({**ROBERTA, "vocab_size": 100}, ["vocab_size: is 100", "261 or more"]),
         ({**ROBERTA, "num_hidden_layers": 0}, ["num_hidden_layers: is 0"]),
-        (GPT2, ["model of [model.config]: gpt2 is not made to predict hidden"]),
+        (GPT2, ["model of [model.config]: gpt2 is not made to predict masked"]),
         ({"model_type": "albert"}, ["AlbertForMaskedLM", "stacks"]),
     ],
 )
@@ -142,8 +149,8 @@ def test_the_start_is_a_hugging_face_folder(new: Jobs, tmp_path: Path, kind: str
         "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     ]  # fmt: skip
     torch.manual_seed(Streams(0).integer(-1, SERVER, "init"))
-    made = AUTO[kind].from_config(transformers.AutoConfig.from_pretrained(start))
-    model = AUTO[kind].from_pretrained(start)
+    made = auto_class(kind).from_config(transformers.AutoConfig.from_pretrained(start))
+    model = auto_class(kind).from_pretrained(start)
     for (name, ours), (_, drawn) in zip(model.named_parameters(), made.named_parameters(), strict=True):
         assert torch.equal(ours, drawn), name
     [event] = [event for event in told if isinstance(event, StageStarted)]
@@ -156,7 +163,7 @@ def test_the_start_is_a_hugging_face_folder(new: Jobs, tmp_path: Path, kind: str
 def test_a_trained_tokenizer_gives_back_every_text(tmp_path: Path) -> None:
     texts = [text for text, _ in SENTENCES] * 3
     for masked, specials in ((True, list(scratch.SPECIAL)), (False, [scratch.END])):
-        made = scratch.trained(texts, 320, masked)
+        made = scratch.train_tokenizer(texts, 320, masked)
         assert len(made) == 320
         assert made.convert_ids_to_tokens(range(len(specials))) == specials
         for text in ("The kidney filters the blood.", "Zażółć 猫\n\t"):
@@ -164,7 +171,10 @@ def test_a_trained_tokenizer_gives_back_every_text(tmp_path: Path) -> None:
             assert made.decode(ids, skip_special_tokens=True) == text
             plain = made(text, add_special_tokens=False)["input_ids"]
             assert ids == ([0, *plain, 2] if masked else plain)
-        assert made.backend_tokenizer.to_str() == scratch.trained(texts, 320, masked).backend_tokenizer.to_str()
+        assert (
+            made.backend_tokenizer.to_str()
+            == scratch.train_tokenizer(texts, 320, masked).backend_tokenizer.to_str()
+        )
 
 
 def vocabulary(folder: Path) -> int:
@@ -179,7 +189,9 @@ def test_the_vocabulary_is_the_tokenizers_unless_the_job_says_so(tmp_path: Path)
     texts = [text for text, _ in SENTENCES]
 
     def made(settings: dict[str, Any], name: str | None) -> Path:
-        return scratch.outline(settings, name, texts, tmp_path / str(time.monotonic_ns()), "mlm", None, None)
+        return scratch.init_from_config(
+            settings, name, texts, tmp_path / str(time.monotonic_ns()), "mlm", None, None
+        )
 
     assert vocabulary(made(free, given)) == size
     assert vocabulary(made({**free, "vocab_size": size + 9}, given)) == size + 9
@@ -260,14 +272,14 @@ KILLED = """
 import os, signal, sys, fedstrata
 from fedstrata.models import scratch
 place, when, job = sys.argv[1:]
-kept = scratch.keep
-def keep(folder, target):
+moved = scratch.publish
+def publish(folder, target):
     if when == "before":
         os.kill(os.getpid(), signal.SIGKILL)
-    kept(folder, target)
+    moved(folder, target)
     if when == "after":
         os.kill(os.getpid(), signal.SIGKILL)
-scratch.keep = keep
+scratch.publish = publish
 fedstrata.run(job, {"output.dir": place})
 """
 

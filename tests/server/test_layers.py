@@ -18,7 +18,8 @@ from fedstrata.client import trainer as client
 from fedstrata.client.trainer import Worker, finish
 from fedstrata.data.tokens import tokenize
 from fedstrata.errors import UserError
-from fedstrata.models.cut import KINDS, check_cut
+from fedstrata.models.cut import check_cut
+from fedstrata.models.families import SPLITTABLE
 from fedstrata.models.parts import find_parts, part_tensors
 from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import Plan
@@ -128,7 +129,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 @pytest.mark.parametrize(
     ("kind", "head"),
     [
-        *((kind, head) for kind in KINDS if kind != "gpt2" for head in ("mlm", "classify")),
+        *((kind, head) for kind in SPLITTABLE if kind != "gpt2" for head in ("mlm", "classify")),
         ("gpt2", "clm"),
         ("gpt2", "classify"),
     ],

@@ -11,9 +11,11 @@ import torch
 
 from fedstrata.data.tokens import tokenize
 from fedstrata.errors import UserError
+from fedstrata.job.metrics import CLASSIFICATION, Predictions
+from fedstrata.job.metrics import scores as scores_of
 from fedstrata.plan.messages import Positions
 from fedstrata.tasks import Batch, Examples
-from fedstrata.tasks.classify import Classify, positive_classes, scores
+from fedstrata.tasks.classify import Classify, positive_classes
 from tiny import CONFIGS, SENTENCES, tiny_model, tokenizer
 
 LABELS = ("eye", "heart", "kidney")
@@ -27,6 +29,10 @@ def examples() -> Examples:
 
 def batch(index: list[int], width: int | None = None) -> Batch:
     return Classify(0, LABELS).batch(examples(), np.asarray(index), np.random.default_rng(0), width)
+
+
+def scores(truth: Any, guess: Any, labels: tuple[str, ...], positive: tuple[str, ...] = ()) -> dict[str, float]:
+    return scores_of(CLASSIFICATION, Predictions(truth, guess, labels=labels, positive=positive))
 
 
 def ints(*values: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -176,5 +182,5 @@ def test_a_positive_class_that_is_none_is_refused() -> None:
 
 
 def test_f1_of_many_classes_needs_a_choice() -> None:
-    with pytest.raises(UserError, match=r"\[task\] positive: metric 'f1' needs.*legal: NEG, NEU, POS"):
+    with pytest.raises(UserError, match=r"\[task\] positive: metric 'f1' needs.*expected one of: NEG, NEU, POS"):
         positive_classes(SENTIMENT, None, True)

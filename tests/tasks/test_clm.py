@@ -16,7 +16,6 @@ from torch.nn import functional
 import fedstrata
 from fedstrata.data.tokens import Tokens
 from fedstrata.errors import UserError
-from fedstrata.forecasts.ledger import head_positions
 from fedstrata.models import checkpoints
 from fedstrata.plan.messages import Positions
 from fedstrata.tasks import Batch, Examples
@@ -45,7 +44,7 @@ def test_every_token_with_one_before_it_is_predicted() -> None:
     assert [row.nonzero().flatten().tolist() for row in made.positions] == [list(range(n - 1)) for n in LENGTHS]
     assert made.inputs["attention_mask"].sum(1).tolist() == list(LENGTHS)
     assert made.work == Positions(80, 4 * 400, sum(LENGTHS) - 4)
-    assert head_positions("clm", False, 0.15)(np.array(LENGTHS), 20) == made.work.predicted
+    assert TASK.head_positions(np.array(LENGTHS), 20) == made.work.predicted
 
 
 def test_the_loss_is_hugging_faces() -> None:
@@ -108,7 +107,7 @@ def test_models_that_read_both_ways_are_refused(model_folder: Callable[..., Path
 
 
 def test_gpt2_is_refused_where_tokens_are_masked(model_folder: Callable[..., Path]) -> None:
-    with pytest.raises(UserError, match="gpt2 is not made to predict hidden tokens"):
+    with pytest.raises(UserError, match="gpt2 is not made to predict masked tokens"):
         checkpoints.load(str(model_folder("gpt2", head="clm")), "mlm", None, 0)
 
 
@@ -160,7 +159,8 @@ def test_a_job_and_its_forecast(job: Jobs, model_folder: Callable[..., Path], tm
     assert forecast["clients"]["train_flops"] == result.flops
     assert forecast["clients"]["up_bytes"] == result.bytes["up"]
     tensors = tiny_model("gpt2", "clm").num_parameters()
-    assert sum(p.numel() for p in checkpoints.AUTO["clm"].from_pretrained(result.model).parameters()) == tensors
+    saved = checkpoints.auto_class("clm").from_pretrained(result.model)
+    assert sum(p.numel() for p in saved.parameters()) == tensors
 
 
 @pytest.mark.parametrize("kind", ["classify", "pair", "regress", "tag"])

@@ -15,16 +15,22 @@ import transformers
 import fedstrata
 from fedstrata.data.tokens import tokenize
 from fedstrata.errors import UserError
+from fedstrata.job.metrics import REGRESSION, Predictions
+from fedstrata.job.metrics import scores as scores_of
 from fedstrata.models.checkpoints import parts_of
 from fedstrata.tasks import Examples
 from fedstrata.tasks.classify import Classify
-from fedstrata.tasks.regress import Regress, scores
+from fedstrata.tasks.regress import Regress
 from tiny import SENTENCES, tiny_model, tokenizer
 
 CLS, SEP = 2, 3
 FIRST = ["the kidney", "the heart pumps blood", "the eye"]
 SECOND = ["a stone in the kidney", "the eye", "the lens of the eye"]
 Jobs = Callable[..., dict[str, Any]]
+
+
+def scores(truth: Any, guess: Any) -> dict[str, float]:
+    return scores_of(REGRESSION, Predictions(truth, guess))
 
 
 def bert_tokenizer() -> Any:

@@ -21,10 +21,13 @@ import fedstrata
 from fedstrata.data.read import WORD_END, read
 from fedstrata.data.tokens import Tokens, tokenize
 from fedstrata.errors import UserError
+from fedstrata.job.metrics import TAGGING, Predictions
+from fedstrata.job.metrics import scores as scores_of
 from fedstrata.models import checkpoints
 from fedstrata.plan.messages import Positions
 from fedstrata.tasks import Examples
-from fedstrata.tasks.tag import UNLABELED, Tag, scores
+from fedstrata.tasks.batches import IGNORE_INDEX
+from fedstrata.tasks.tag import Tag
 from tiny import SENTENCES, tiny_model, tokenizer
 
 LABELS = ("B-organ", "I-organ", "O")
@@ -39,6 +42,10 @@ The\tO
 eye\tB-organ
 """
 Jobs = Callable[..., dict[str, Any]]
+
+
+def scores(truth: list[list[str]], guess: list[list[str]]) -> dict[str, float]:
+    return scores_of(TAGGING, Predictions(truth, guess))
 
 
 def sentence(*words: str) -> str:
@@ -104,7 +111,7 @@ def letters() -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]")
 
 
-def pieces(texts: list[str], most: int, long_text: Any = "split") -> list[list[int]]:
+def pieces(texts: list[str], most: int, long_text: Any = "chunk") -> list[list[int]]:
     made = tokenize(texts, letters(), most, long_text, WORD_END)
     return [made.words[a:b].tolist() for a, b in zip(made.offsets[:-1], made.offsets[1:], strict=True)]
 
@@ -124,7 +131,7 @@ def test_a_cut_long_sentence_has_every_word_once() -> None:
 def examples() -> Examples:
     texts = [sentence(*text.lower().rstrip(".").split(), ".") for text, _ in SENTENCES]
     tokens = tokenize(texts, tokenizer(), 32, "chunk", WORD_END)
-    return Examples(tokens, np.where(tokens.words < 0, UNLABELED, tokens.words % 3))
+    return Examples(tokens, np.where(tokens.words < 0, IGNORE_INDEX, tokens.words % 3))
 
 
 def test_a_batch_has_a_class_for_every_word() -> None:
@@ -134,7 +141,7 @@ def test_a_batch_has_a_class_for_every_word() -> None:
     first = examples().labels
     assert first is not None
     assert made.targets[1].tolist() == first[: examples().tokens.offsets[1]].tolist()
-    assert (made.targets[0][made.inputs["attention_mask"][0] == 0] == UNLABELED).all()
+    assert (made.targets[0][made.inputs["attention_mask"][0] == 0] == IGNORE_INDEX).all()
     assert made.work == Positions(2 * width, 2 * width**2, 2 * width)
 
 
@@ -148,7 +155,7 @@ def test_loss_is_the_mean_over_words() -> None:
         -float(logits[row, column, made.targets[row, column]])
         for row in range(3)
         for column in range(made.targets.shape[1])
-        if made.targets[row, column] != UNLABELED
+        if made.targets[row, column] != IGNORE_INDEX
     ]
     assert float(loss) == pytest.approx(math.fsum(picked) / len(picked), rel=1e-5)
 

@@ -155,7 +155,7 @@ def _show_partition(console: Console, job: Job, data: Prepared, picture: Path) -
         console.print(f"{plural(unassigned, 'training row')} assigned to no client")
     test = plural(len(data.test) if data.tests is None else own_tests, "test row")
     source = "" if job.data.test else ", held out of training"
-    console.print(f"{test}{source}; {plural(data.left_out, 'row')} without text or label dropped")
+    console.print(f"{test}{source}; {plural(data.dropped, 'row')} without text or label dropped")
     try:
         partition_picture(data.shards, data.by).savefig(picture, dpi=150)
     except (ValueError, OSError) as error:

@@ -91,7 +91,7 @@ class FeatureCache:
             self.disk = self._open(folder, index[kept], int(sizes[kept].sum()), told)
 
     def inputs(self, chosen: Index) -> dict[str, torch.Tensor]:
-        """The model's inputs for some examples: ``features`` ``[B, n, T, H]`` and their ``attention_mask``."""
+        """The model's inputs for some examples: ``encoded`` ``[B, n, T, H]`` and their ``attention_mask``."""
         return collate(self.of(chosen), self.train.width)
 
     def missing(self, chosen: Index) -> Index:
@@ -130,7 +130,7 @@ class FeatureCache:
         learning = encoder.training
         encoder.eval()
         with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=self.train.precision == "bf16"):
-            made: Array = self.model.features(**batch.inputs).float().cpu().numpy()
+            made: Array = self.model.encode(**batch.inputs).float().cpu().numpy()
         encoder.train(learning)
         return made[:, :, : self.lengths[int(chosen[0])]]
 
@@ -215,4 +215,4 @@ def collate(made: Sequence[Array], columns: int | None) -> dict[str, torch.Tenso
     features = torch.zeros(len(made), count, columns, width)
     for row, one in zip(features, made, strict=True):
         row[:, : one.shape[1]] = torch.from_numpy(one)
-    return {"features": features, "attention_mask": (torch.arange(columns) < lengths[:, None]).long()}
+    return {"encoded": features, "attention_mask": (torch.arange(columns) < lengths[:, None]).long()}

@@ -14,22 +14,18 @@ from fedstrata.client.scorer import FeatureCaches, Scorer
 from fedstrata.client.trainer import Trainer
 from fedstrata.client.working_model import WorkingModel
 from fedstrata.data import demo
-from fedstrata.data.prepare import Prepared, examples, population, tested, training_texts
+from fedstrata.data.prepare import Prepared, population, tested, training_texts
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job.tables import Job
 from fedstrata.models import checkpoints, scratch
 from fedstrata.models.cut import check_cut
-from fedstrata.models.heads import Settings
+from fedstrata.models.heads import HeadConfig
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import SERVER, Streams
-from fedstrata.tasks import Examples, Task
-from fedstrata.tasks.classify import Classify, positive_classes
-from fedstrata.tasks.clm import CausalLM
-from fedstrata.tasks.mlm import masked_lm
-from fedstrata.tasks.regress import Regress
-from fedstrata.tasks.tag import Tag
+from fedstrata.tasks import Examples, TaskContext, build_task
+from fedstrata.tasks.examples import examples
 from fedstrata.wire.codec import Wire, make_codec
 
 
@@ -70,7 +66,7 @@ def make_ready(job: Job, data: Prepared, start: str, away: Sequence[str] = ()) -
     loaded = checkpoints.load(
         start, job.task.kind, data.labels, init_seed(job), job.train.dropout, head_of(job), away
     )
-    job = _fit(job, checkpoints.longest(loaded.model))
+    job = _fit(job, checkpoints.max_positions(loaded.model))
     own = None if data.tests is None else data.tests.values()
     train = examples(job, data.train, data.labels, loaded.tokenizer, data.shards.values())
     test = examples(job, data.test, data.labels, loaded.tokenizer, own)
@@ -91,7 +87,8 @@ def make_ready(job: Job, data: Prepared, start: str, away: Sequence[str] = ()) -
 
 def make_runtime(job: Job, data: Prepared, loaded: checkpoints.Loaded, streams: Streams) -> ClientRuntime:
     """The roles over a loaded model."""
-    train, task = job.train, _task(job, data, loaded)
+    train = job.train
+    task = build_task(TaskContext(job, data.labels, loaded.tokenizer, loaded.model.config.vocab_size))
     working = WorkingModel(loaded.model, loaded.parts, train.device)
     return ClientRuntime(
         working=working,
@@ -156,7 +153,7 @@ def model_path(job: Job, base_dir: Path | None) -> str:
     return _found(name, "name", base_dir)
 
 
-def outline(job: Job, data: Prepared | None, base_dir: Path | None, folder: Path) -> str:
+def write_outline(job: Job, data: Prepared | None, base_dir: Path | None, folder: Path) -> str:
     """The config and tokenizer of a job's new model, written into a folder.
 
     Args:
@@ -173,7 +170,7 @@ def outline(job: Job, data: Prepared | None, base_dir: Path | None, folder: Path
     tokenizer = job.model.tokenizer and _found(job.model.tokenizer, "tokenizer", base_dir)
     texts = None if data is None else training_texts(job, data)
     labels = None if data is None else data.labels
-    scratch.outline(job.model.config, tokenizer, texts, folder, job.task.kind, labels, head_of(job))
+    scratch.init_from_config(job.model.config, tokenizer, texts, folder, job.task.kind, labels, head_of(job))
     return str(folder)
 
 
@@ -208,21 +205,7 @@ def _fit(job: Job, longest: int) -> Job:
     return job.model_copy(update={"train": job.train.model_copy(update={"max_tokens": longest})})
 
 
-def _task(job: Job, data: Prepared, loaded: checkpoints.Loaded) -> Task:
-    if job.task.kind == "regress":
-        return Regress(loaded.tokenizer.pad_token_id)
-    if job.task.kind == "clm":
-        return CausalLM(loaded.tokenizer.pad_token_id)
-    if data.labels is None:
-        full = job.train.mlm_head == "full"
-        return masked_lm(loaded.tokenizer, loaded.model.config.vocab_size, job.task.mask_probability, full)
-    if job.task.kind == "tag":
-        return Tag(loaded.tokenizer.pad_token_id, data.labels)
-    positive = positive_classes(data.labels, job.task.positive, job.task.headline == "f1")
-    return Classify(loaded.tokenizer.pad_token_id, data.labels, positive, job.task.kind)
-
-
-def head_of(job: Job) -> Settings | None:
+def head_of(job: Job) -> HeadConfig | None:
     """The head the job asks for; None where it leaves that to the checkpoint."""
     made = job.head.model_dump()
-    return Settings(**made) if job.head.kind else None
+    return HeadConfig(**made) if job.head.kind else None

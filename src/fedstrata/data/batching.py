@@ -1,15 +1,11 @@
-"""Which examples make a batch, and how they are padded."""
+"""Which examples make a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
-import torch
 
-Index = npt.NDArray[np.int64]
+from fedstrata.plan.kinds import Index
+
 POOL = 50
 """Batches drawn together and then sorted by length: large enough to pad little, small enough to stay random."""
 
@@ -31,21 +27,7 @@ def batches(lengths: Index, size: int, rng: np.random.Generator | None, by_lengt
         pool = len(order) if rng is None else POOL * size
         pools = [order[i : i + pool] for i in range(0, len(order), max(pool, 1))]
         order = np.concatenate([chunk[np.argsort(lengths[chunk], kind="stable")] for chunk in pools] or [order])
-    made = [order[i : i + size] for i in range(0, len(order), size)]
+    cut = [order[i : i + size] for i in range(0, len(order), size)]
     if by_length and rng is not None:
-        made = [made[i] for i in rng.permutation(len(made))]
-    return made
-
-
-def pad(sequences: Sequence[npt.NDArray[np.integer[Any]]], value: int, width: int | None = None) -> torch.Tensor:
-    """Sequences of token ids as one tensor ``[B, S]`` (int64), filled up on the right with ``value``.
-
-    Args:
-        sequences: ids of each example.
-        value: the padding id.
-        width: ``S``; the longest sequence when absent.
-    """
-    padded = np.full((len(sequences), width or max(map(len, sequences))), value, dtype=np.int64)
-    for row, sequence in zip(padded, sequences, strict=True):
-        row[: len(sequence)] = sequence
-    return torch.from_numpy(padded)
+        cut = [cut[i] for i in rng.permutation(len(cut))]
+    return cut

@@ -128,8 +128,8 @@ def rows(name: str) -> dict[str, list[str]]:
         UserError: the demo has no such rows, or the text is not installed as expected.
     """
     if name not in ("hpo-train", "hpo-test"):
-        legal = ["demo:hpo-train", "demo:hpo-test"]
-        raise UserError(f"[data]: 'demo:{name}' is not a data set; {did_you_mean(f'demo:{name}', legal)}")
+        names = ["demo:hpo-train", "demo:hpo-test"]
+        raise UserError(f"[data]: 'demo:{name}' is not a data set; {did_you_mean(f'demo:{name}', names)}")
     chosen = [d for d in definitions() if held_out(d.text) == (name == "hpo-test")]
     return {
         "id": [d.id for d in chosen],

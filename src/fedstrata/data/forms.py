@@ -152,7 +152,7 @@ def _parse(path: Path, number: int, text: str) -> Any:
         line = number + error.lineno - 1
         raise UserError(
             f"{path}, line {line}: is not JSON ({error.msg} at character {error.colno}); "
-            "legal: one object per line, or one array of objects"
+            "expected one object per line, or one array of objects"
         ) from None
 
 

@@ -13,26 +13,29 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata.client.setup import check_plans, head_of, model_path, outline, resolve_auto
+from fedstrata.client.setup import check_plans, head_of, model_path, resolve_auto, write_outline
 from fedstrata.cost import papers
 from fedstrata.cost.bytes import payload
 from fedstrata.cost.ledger import SETUP
-from fedstrata.data.partition import number_of_clients
-from fedstrata.data.prepare import Prepared, examples, population, prepare
+from fedstrata.data.partition import check_partition, client_names
+from fedstrata.data.prepare import Prepared, population, prepare, source_names
 from fedstrata.engines.dry import dry_run
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.exchanges.exchange import DryContext
 from fedstrata.job.file import Overrides, load, pairs_of
 from fedstrata.job.tables import Job, method_name
+from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.models import checkpoints
-from fedstrata.models.heads import Settings
+from fedstrata.models.heads import HeadConfig
 from fedstrata.models.memory import step_memory
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan, make_plan
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.train import round_settings
+from fedstrata.tasks import Task, TaskContext, build_task
+from fedstrata.tasks.examples import examples
 from fedstrata.wire.codec import make_codec
 from fedstrata.wire.dry import DryWire
 
@@ -40,10 +43,6 @@ EXAMPLES = 1000
 """Examples of each client where neither the job's data nor the caller says how many there are."""
 NO_DATA = "-"
 """``data.train`` of a job that is forecast without data."""
-
-
-Predicted = Callable[[Index, int], int]
-"""Lengths of a batch and its width -> positions through the head."""
 
 
 Step = Callable[[Plan, int, int, int, bool], int]
@@ -54,8 +53,8 @@ Step = Callable[[Plan, int, int, int, bool], int]
 class Known:
     """What is made once per model, task, classes and head, however many methods are forecast."""
 
-    parts: Callable[[str, str, tuple[str, ...] | None, Settings | None], Parts]
-    step: Callable[[str, str, tuple[str, ...] | None, Settings | None], Step]
+    parts: Callable[[str, str, tuple[str, ...] | None, HeadConfig | None], Parts]
+    step: Callable[[str, str, tuple[str, ...] | None, HeadConfig | None], Step]
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ def _start(job: Job, base_dir: Path | None, place: Path) -> str:
     if job.data.train not in ("", NO_DATA):
         with suppress(UserError):
             data = prepare(job, base_dir)
-    return outline(job, data, base_dir, place)
+    return write_outline(job, data, base_dir, place)
 
 
 def _in_units(unit: str, job: Job, model: str, stage: Mapping[str, Any], known: Known) -> dict[str, Any]:
@@ -195,13 +194,14 @@ def data_profile(
             )
     else:
         reason = ""
-    number = job.clients.count or number_of_clients(job.clients)
+    check_partition(job.clients)
     each = count or EXAMPLES
-    names = [f"client-{i:0{len(str(number - 1))}}" for i in range(number)]
+    names = client_names(job.clients, source_names(job))
+    number = len(names)
     shards = {name: np.arange(i * each, (i + 1) * each) for i, name in enumerate(names)}
     told = f"{each} examples of {longest} tokens at each of {number} clients"
     told += f": {reason}" if reason else ""
-    if named is None and job.task.kind in ("classify", "pair", "tag"):
+    if named is None and TASK_KINDS[job.task.kind].classes:
         told += f", {config.num_labels} classes"
     share = job.clients.test or job.data.holdout * number
     tests = dict.fromkeys(names, np.full(max(1, round(share * each)), longest, dtype=np.int64))
@@ -226,9 +226,10 @@ def _stage(job: Job, model: str, profile: DataProfile, client: str | None, known
     shards = population(job.method.population, profile.shards)
     check_plans(job, parts, profile.shards)
     name = _whose(client, shards, profile.shards)
-    context = _dry_context(job, parts, profile, shards)
+    task = build_task(TaskContext(job, profile.labels))
+    context = _dry_context(job, parts, profile, shards, task)
     records = dry_run(context, job.task.kind, round_settings(job))
-    memory = _memory(job, known.step(model, job.task.kind, profile.labels, head_of(job)))
+    memory = _memory(job, task, known.step(model, job.task.kind, profile.labels, head_of(job)))
     sums = _bytes(records.lines("ledger"))
     work = records.lines("rounds")
     own = {line["round"]: line for line in work if line["client"] == name}
@@ -245,7 +246,7 @@ def _stage(job: Job, model: str, profile: DataProfile, client: str | None, known
                 "up_bytes": sums[round, name, "up"],
                 "down_bytes": sums[round, name, "down"],
                 "train_flops": line.get("flops", 0),
-                "peak_memory_bytes": memory(plan, context.lengths[name], context.predicted) if line else 0,
+                "peak_memory_bytes": memory(plan, context.lengths[name]) if line else 0,
                 "layers": list(parts.depths(plan.train)),
                 "trained": list(plan.train),
                 "sent": list(plan.send),
@@ -277,7 +278,9 @@ def _whose(client: str | None, shards: Mapping[str, Index], named: Mapping[str, 
     return client if client is not None and client in shards else first
 
 
-def _dry_context(job: Job, parts: Parts, profile: DataProfile, shards: Mapping[str, Index]) -> DryContext:
+def _dry_context(
+    job: Job, parts: Parts, profile: DataProfile, shards: Mapping[str, Index], task: Task
+) -> DryContext:
     return DryContext(
         method=job.method,
         parts=parts,
@@ -287,7 +290,7 @@ def _dry_context(job: Job, parts: Parts, profile: DataProfile, shards: Mapping[s
         dtype=job.wire.dtype,
         lengths={name: profile.lengths[index] for name, index in shards.items()},
         tests=profile.tests,
-        predicted=head_positions(job.task.kind, job.train.mlm_head == "full", job.task.mask_probability),
+        predicted=task.head_positions,
     )
 
 
@@ -315,35 +318,19 @@ def _everyone(
     }
 
 
-SPECIAL = 2
-"""Special tokens of an example, which are never masked."""
+def _memory(job: Job, task: Task, step: Step) -> Callable[[Plan, Index], int]:
+    train = job.train
 
-
-def head_positions(task: str, full_head: bool, probability: float) -> Callable[[Index, int], int]:
-    """How many positions of a batch go through the head: for masked ones, as many as are expected."""
-    if task == "clm":
-        return lambda lengths, width: int((lengths - 1).sum())
-    if task in ("classify", "pair", "regress"):
-        return lambda lengths, width: len(lengths)
-    if task == "tag" or full_head:
-        return lambda lengths, width: len(lengths) * width
-    return lambda lengths, width: max(1, round(probability * float(np.maximum(lengths - SPECIAL, 0).sum())))
-
-
-def _memory(job: Job, step: Step) -> Callable[[Plan, Index, Predicted], int]:
-    kind, train = job.task.kind, job.train
-
-    def memory(plan: Plan, lengths: Index, head: Predicted) -> int:
+    def memory(plan: Plan, lengths: Index) -> int:
         rows = min(train.batch_size, len(lengths))
         width = train.max_tokens if train.padding == "max" else int(lengths.max())
-        chosen = kind == "clm" or (kind == "mlm" and train.mlm_head == "masked")
-        predicted = head(np.full(rows, width), width) if chosen else 0
+        predicted = task.head_positions(np.full(rows, width), width) if task.gathers else 0
         return step(plan, rows, width, predicted, train.precision == "bf16")
 
     return memory
 
 
-def _step_of(model: str, kind: str, labels: tuple[str, ...] | None, head: Settings | None) -> Step:
+def _step_of(model: str, kind: str, labels: tuple[str, ...] | None, head: HeadConfig | None) -> Step:
     config = checkpoints.config_of(model, kind, labels, head)
     return step_memory(checkpoints.class_of(kind, config), config)
 

@@ -25,7 +25,7 @@ from fedstrata.job.tables import Job
 from fedstrata.methods import METHODS
 
 Overrides = Sequence[str | tuple[str, Any]] | Mapping[str, Any]
-"""``key=value`` words, pairs of a key and a value, or a mapping; later ones win."""
+"""``key=value`` words, (key, value) pairs, or a mapping; later ones win."""
 
 
 def load(source: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> list[Job]:
@@ -36,13 +36,24 @@ def load(source: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> l
         overrides: keys laid over the file; in a word ``key=value`` the value is in TOML form, or a bare string.
 
     Raises:
-        UserError: the file cannot be read, or a key or value of it is not legal.
+        UserError: the file cannot be read, or a key or value in it is invalid.
     """
     where, data = _read(source)
     data.pop("sweep", None)
     stages = data.pop("stages", [{}])
     if not isinstance(stages, list) or not stages or not all(isinstance(stage, dict) for stage in stages):
         raise UserError(f"{where}: stages must be an array of tables ([[stages]])")
+    names = _stage_names(where, stages)
+    later = {key: value for key, value in data.items() if key != "model"}  # these start from the stage before
+    merged = [_merge(later if i else data, stage) for i, stage in enumerate(stages)]
+    over = _by_stage(overrides, names)
+    merged = [_merge(stage, tree) for stage, tree in zip(merged, over, strict=True)]
+    _link_stages(where, names, merged)
+    return [_job(where, name, stage) for name, stage in zip(names, merged, strict=True)]
+
+
+def _stage_names(where: str, stages: list[dict[str, Any]]) -> list[str]:
+    """The names of the stages, taken out of their tables; "" for that of a file without ``[[stages]]``."""
     names = [
         str(stage.pop("name", f"stage-{i + 1}")) if len(stages) > 1 or stage else ""
         for i, stage in enumerate(stages)
@@ -52,21 +63,28 @@ def load(source: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> l
             raise UserError(
                 f"{where}: stage name {name!r}: must be unique, no table's name, and of letters, digits, - and _"
             )
-    later = {key: value for key, value in data.items() if key != "model"}  # these start from the stage before
-    merged = [_merge(later if i else data, stage) for i, stage in enumerate(stages)]
-    over: list[dict[str, Any]] = [{} for _ in stages]
+    return names
+
+
+def _by_stage(overrides: Overrides, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Each stage's overrides, as nested tables."""
+    over: list[dict[str, Any]] = [{} for _ in names]
     for key, value in pairs_of(overrides):
-        first, _, rest = key.partition(".")
-        if first in names and rest:
-            meant, key = [names.index(first)], rest
+        first, _, tail = key.partition(".")
+        if first in names and tail:
+            stages, key = [names.index(first)], tail
         else:
-            meant = [0] if first == "model" else list(range(len(stages)))
-        for i in meant:
+            stages = [0] if first == "model" else list(range(len(names)))
+        for i in stages:
             over[i] = _merge(over[i], _tree(key, value))
-    merged = [_merge(stage, tree) for stage, tree in zip(merged, over, strict=True)]
-    if "model" not in merged[0]:
+    return over
+
+
+def _link_stages(where: str, names: Sequence[str], stages: list[dict[str, Any]]) -> None:
+    """Set ``start`` where a stage does not say with which stage's model it starts: that of the stage before."""
+    if "model" not in stages[0]:
         raise UserError(f"{where}: the table [model] is missing")
-    for i, stage in enumerate(merged[1:], 1):
+    for i, stage in enumerate(stages[1:], 1):
         if "model" not in stage:
             stage.setdefault("start", names[i - 1])
         if stage.get("start", names[0]) not in names[:i] or {"model", "start"} <= stage.keys():
@@ -74,7 +92,6 @@ def load(source: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> l
                 f"{where}: stage {names[i]!r}: start: must name an earlier stage ({', '.join(names[:i])}), "
                 f"and only where the stage has no [model] of its own; found {stage['start']!r}"
             )
-    return [_job(where, name, stage) for name, stage in zip(names, merged, strict=True)]
 
 
 def _read(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -91,7 +108,7 @@ def _read(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def sweep_table(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """What to call a job, and its table ``[sweep]``; empty where it has none."""
+    """How error messages name a job, and its table ``[sweep]``; empty where it has none."""
     where, data = _read(source)
     table = data.get("sweep", {})
     if not isinstance(table, dict):
@@ -100,7 +117,7 @@ def sweep_table(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, 
 
 
 def pairs_of(overrides: Overrides) -> Iterator[tuple[str, Any]]:
-    """Overrides in any of their forms as keys and values.
+    """Overrides in any of their forms as (key, value) pairs.
 
     Raises:
         UserError: a word is not of the form ``key=value``.
@@ -120,7 +137,7 @@ def _pair(word: str) -> tuple[str, Any]:
 
 
 def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``over`` laid over ``under``, table by table. Another method's options do not mix: its table replaces."""
+    """``over`` laid over ``under``, table by table. A table of another method replaces, it does not mix."""
     merged = copy.deepcopy(dict(under))
     for key, value in over.items():
         below = merged.get(key)
@@ -164,34 +181,42 @@ def _job(where: str, stage: str, data: dict[str, Any]) -> Job:
 
 
 def sentence(error: ValidationError, kind: type[BaseModel], within: str = "") -> str:
-    """The first complaint of pydantic about a table as: [table] key: what was found, what is expected.
+    """The first of pydantic's errors about a table as: [table] key: what was found, what is expected.
 
     Args:
-        error: the complaint.
+        error: pydantic's error.
         kind: the table's class, or :class:`Job` for all of them.
         within: name of the table where ``kind`` is one.
     """
-    whole, first = kind, error.errors(include_url=False)[0]
+    first = error.errors(include_url=False)[0]
     path = [str(word) for word in first["loc"] if not re.match(r"list\[|dict\[|str$|constrained", str(word))]
+    table = f"[{path[0]}] " if len(path) > 1 and kind is Job else ""
+    key = ".".join(path[1:] if table else path)
+    if now := _renamed(first, [within, *path] if within else path):
+        return f"{table}{key}: {now}"
+    if first["type"] == "extra_forbidden":
+        names = [name for name in _table_at(kind, path).model_fields if name != "stage"]
+        return f"{table}{key}: no such key; {did_you_mean(path[-1], names)}"
+    if first["type"] == "missing":
+        return f"{table}{key}: is missing"
+    if first["type"] == "value_error":
+        return f"[{path[0]}] {first['ctx']['error']}" if path and kind is Job else str(first["ctx"]["error"])
+    if first["type"] == "literal_error" and isinstance(first["input"], str):
+        names = re.findall(r"'([^']*)'", first["ctx"]["expected"])
+        return f"{table}{key}: {first['input']!r} is invalid; {did_you_mean(first['input'], names)}"
+    return f"{table}{key}: {first['msg'][0].lower()}{first['msg'][1:]}, found {first['input']!r}"
+
+
+def _renamed(error: Any, path: Sequence[str]) -> str | None:
+    """What an old key or value is called now; None if pydantic's error is about neither."""
+    old = len(path) > 1 and error["type"] in ("extra_forbidden", "literal_error", "bool_type")
+    return renamed(path[0], path[1], error["input"]) if old else None
+
+
+def _table_at(kind: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
+    """The class of the table in which the last word of a path is a key."""
     for word in path[:-1]:
         field = kind.model_fields[word].annotation if word in kind.model_fields else None
         if isinstance(field, type) and issubclass(field, BaseModel):
             kind = field
-    table = f"[{path[0]}] " if len(path) > 1 and whole is Job else ""
-    key = ".".join(path[1:] if table else path)
-    if len(path) > 1 or within:
-        now = renamed(within or path[0], path[0] if within else path[1], first["input"])
-        if now and first["type"] in ("extra_forbidden", "literal_error", "bool_type"):
-            return f"{table}{key}: {now}"
-    if first["type"] == "extra_forbidden":
-        legal = [name for name in kind.model_fields if name != "stage"]
-        return f"{table}{key}: no such key; {did_you_mean(path[-1], legal)}"
-    if first["type"] == "missing":
-        return f"{table}{key}: is missing"
-    if first["type"] == "value_error":
-        return f"[{path[0]}] {first['ctx']['error']}" if path and whole is Job else str(first["ctx"]["error"])
-    message = first["msg"][0].lower() + first["msg"][1:]
-    if first["type"] == "literal_error" and isinstance(first["input"], str):
-        legal = re.findall(r"'([^']*)'", first["ctx"]["expected"])
-        return f"{table}{key}: {first['input']!r} is not legal; {did_you_mean(first['input'], legal)}"
-    return f"{table}{key}: {message}, found {first['input']!r}"
+    return kind

@@ -1,4 +1,4 @@
-"""Keys and values of older job files, and what they are called now: an old one is refused by its new name."""
+"""Renamed keys and values of job files: an old one is refused with a sentence that names the new one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEYS: Mapping[tuple[str, str], str] = {
     ("client", "allow"): "may_send",
     ("allow", "exchanges"): "payloads",
 }
-"""(table, old key) -> the key it is now; ``allow`` is a table of ``site.toml``."""
+"""(table, old key) -> new key; ``allow`` is a table of ``site.toml``."""
 VALUES: Mapping[tuple[str, str], Mapping[Any, Any]] = {
     ("clients", "partition"): {
         "skewed": "quantity_skew",
@@ -46,25 +46,25 @@ VALUES: Mapping[tuple[str, str], Mapping[Any, Any]] = {
     ("client", "may_send"): {"features": "hidden_states"},
     ("allow", "payloads"): {"features": "hidden_states"},
 }
-"""(table, key as it is now) -> old value -> the value it is now."""
+"""(table, new key) -> old value -> new value."""
 
 
 def renamed(table: str, key: str, value: Any) -> str | None:
-    """What an old key or an old value of a key is now, as the tail of a sentence; None where it is neither.
+    """What an old key or an old value is called now, as the tail of a sentence; None if it is neither.
 
     Args:
         table: name of the table, such as ``clients``.
         key: the key that was found.
-        value: its value; of a list the first old entry counts.
+        value: its value; in a list the first old entry counts.
     """
     now = KEYS.get((table, key))
     values = VALUES.get((table, now or key), {})
-    found = value if isinstance(value, list) else [value]
-    old = next((one for one in found if isinstance(one, str) and one in values), None)
-    said = "" if old is None else f"{old!r} is now {_toml(values[old])}"
+    entries = value if isinstance(value, list) else [value]
+    old = next((entry for entry in entries if isinstance(entry, str) and entry in values), None)
+    about_value = "" if old is None else f"{old!r} is now {_toml(values[old])}"
     if now is None:
-        return said or None
-    return f"is now called {now}" + (f", and {said}" if said else "")
+        return about_value or None
+    return f"is now called {now}" + (f", and {about_value}" if about_value else "")
 
 
 def _toml(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The menu: every method by the name a job file gives it."""
+"""The methods, by their names in a job file."""
 
 from __future__ import annotations
 

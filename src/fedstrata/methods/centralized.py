@@ -1,11 +1,11 @@
-"""Centralized: one place holds all the data. The bound that federation is measured against.
+"""Centralized: one place holds all the data. The upper bound for federated training.
 
-    usual words               here
+    usual term                here
     pooled data               one client that holds every row
     no communication          everything is kept, nothing is sent
 
 Requirements: data that may be pooled, so: experiments only.
-Relations: FedAvg with one client, without the wire. A round here is ``train.epochs`` over all rows with a fresh
+Relations: FedAvg with one client, without communication. A round is ``train.epochs`` over all rows with a new
 optimizer, so that both do the same steps.
 Cost: no bytes; the compute of all clients together.
 """

@@ -6,7 +6,7 @@ https://arxiv.org/abs/1909.06335
     paper                     here
     v <- beta v + dw          [server] optimizer = "momentum", momentum = beta
 
-Requirements, relations, cost: as FedAvg; the momentum never leaves the server. Any method takes the
+Requirements, relations, cost: as FedAvg; the momentum never leaves the server. Any method works with this server
 optimizer; this name only presets it.
 """
 

@@ -4,11 +4,11 @@ Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan. Adaptive Feder
 https://arxiv.org/abs/2003.00295
 
     paper (Algorithm 2)       here
-    Delta_t                   weighted mean of the answers minus the server's weights
+    Delta_t                   weighted mean of the replies minus the server's weights
     beta1, beta2, tau, eta    [server] momentum, beta2, tau, learning_rate
 
 Requirements, relations, cost: as FedAvg; the optimizer's state never leaves the server, so nothing more is sent.
-Any method takes these optimizers; the names only preset them.
+Any method works with these server optimizers; the names only preset them.
 """
 
 from __future__ import annotations

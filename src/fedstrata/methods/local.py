@@ -1,8 +1,8 @@
 """Local only: every client trains its own model on its own rows; nothing is ever sent.
 
-The bound that federation has to beat to be worth a client's while. The score is the mean over clients.
+The lower bound: a federated model should beat it for every client. The score is the mean over clients.
 
-    usual words               here
+    usual term                here
     local only                every client, everything kept, nothing sent
 
 Requirements: none. Relations: ``single`` for every client. Cost: no bytes.

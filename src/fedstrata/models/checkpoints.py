@@ -1,4 +1,4 @@
-"""Models and tokenizers in and out of Hugging Face folders."""
+"""Models and tokenizers: loaded from Hugging Face folders and hub ids, saved as folders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from safetensors import SafetensorError
 from torch import nn
 
 from fedstrata.errors import UserError
-from fedstrata.models.heads import KEY, HeadedModel, Settings
+from fedstrata.job.task_kinds import TASK_KINDS
+from fedstrata.models.heads import KEY, HeadConfig, HeadedModel
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.parts import Parts
@@ -27,25 +28,13 @@ from fedstrata.wire.store import write_tensors
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
-AUTO = {
-    "mlm": transformers.AutoModelForMaskedLM,
-    "clm": transformers.AutoModelForCausalLM,
-    "classify": transformers.AutoModelForSequenceClassification,
-    "pair": transformers.AutoModelForSequenceClassification,
-    "regress": transformers.AutoModelForSequenceClassification,
-    "tag": transformers.AutoModelForTokenClassification,
-}
-"""Task kind -> the Hugging Face class of its models."""
-HEADED = ("classify", "pair", "regress")
-"""Task kinds that a head of our own can serve."""
-
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
-"""Files one of which a tokenizer needs; without any, transformers makes an empty one and says nothing."""
+"""Files one of which a tokenizer needs; without any, transformers silently makes an empty one."""
 HF_LOAD_ERRORS = (
     AttributeError, KeyError, OSError, RuntimeError, TypeError, ValueError,
     SafetensorError, StrictDataclassError, pickle.UnpicklingError,
 )  # fmt: skip
-"""What transformers raises on folders that hold no model, half of one, or another one."""
+"""What transformers raises on folders without a model, with half of one, or with another one."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +45,7 @@ class Loaded:
         model: the model, fp32.
         tokenizer: its fast tokenizer.
         parts: the model's parts.
-        fresh: parts with tensors the checkpoint lacks, newly initialized.
+        fresh: newly initialized parts: with tensors that the checkpoint lacks.
         carried: the checkpoint's pooler where this task's model has none; saved again with the model, so that a
             later stage finds it.
         use_cache: what the checkpoint's config says; training itself keeps no past keys and values.
@@ -76,8 +65,8 @@ def load(
     labels: Sequence[str] | None,
     seed: int,
     dropout: bool = True,
-    head: Settings | None = None,
-    away: Sequence[str] = (),
+    head: HeadConfig | None = None,
+    remote: Sequence[str] = (),
 ) -> Loaded:
     """Load a checkpoint for a task.
 
@@ -88,7 +77,7 @@ def load(
         seed: of the tensors that the checkpoint lacks.
         dropout: False sets every dropout of the model to 0.
         head: one of our own heads; None for what the checkpoint has or the architecture's own.
-        away: layers that stand elsewhere; the model is made without them.
+        remote: layers that the server holds; the model is made without them.
 
     Raises:
         UserError: nothing usable is found there, or the checkpoint lacks encoder tensors.
@@ -109,7 +98,7 @@ def load(
         carried = {} if "pooler" in parts.names else _pooler(name, config)
     missing = set(info["missing_keys"]) | {key[0] for key in info["mismatched_keys"]}
     fresh = tuple(part for part in parts.names if missing & parts.shapes[part].keys())
-    if stale_parts := [part for part in fresh if part not in ("pooler", "head", *away)]:
+    if stale_parts := [part for part in fresh if part not in ("pooler", "head", *remote)]:
         raise UserError(
             f"model {name}: its weights lack tensors of {', '.join(stale_parts[:3])} that its config.json "
             f"({config.model_type}) asks for; weights and config must belong together"
@@ -120,25 +109,30 @@ def load(
             "they must belong together"
         )
     stack = model.get_submodule(parts.stack)
-    for part in away:
-        stack[int(part.removeprefix("layer."))] = nn.Identity()
+    for part in remote:
+        stack[parts[part].depth] = nn.Identity()
     return Loaded(model, tokenizer, parts, fresh, carried, use_cache)
 
 
-def longest(model: Any) -> int:
+def max_positions(model: Any) -> int:
     """Most tokens that a model reads at once: the rows of its position table, if it has one."""
     limit: int = model.config.max_position_embeddings
     table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
     offset = getattr(table, "padding_idx", None)
-    return limit if offset is None else limit - offset - 1  # RoBERTa counts positions from behind the padding id
+    return limit if offset is None else limit - offset - 1  # RoBERTa counts positions from the padding id on
 
 
 def class_of(kind: str, config: Any) -> Any:
-    """The class of a task's models; with a head of our own where the config names one."""
-    return HeadedModel if getattr(config, KEY, None) else AUTO[kind]
+    """The class of a task's models; with one of our own heads where the config names one."""
+    return HeadedModel if getattr(config, KEY, None) else auto_class(kind)
 
 
-def parts_of(name: str, kind: str, labels: Sequence[str] | None = None, head: Settings | None = None) -> Parts:
+def auto_class(kind: str) -> Any:
+    """The Hugging Face class of a task's models."""
+    return getattr(transformers, TASK_KINDS[kind].model)
+
+
+def parts_of(name: str, kind: str, labels: Sequence[str] | None = None, head: HeadConfig | None = None) -> Parts:
     """The parts of the model a task makes of a ``config.json``; no weights are read.
 
     Raises:
@@ -155,22 +149,24 @@ def parts_of(name: str, kind: str, labels: Sequence[str] | None = None, head: Se
 
 def save(loaded: Loaded, weights: Tensors, folder: Path) -> None:
     """Write a model with the given weights, and its tokenizer, as a Hugging Face folder: whole or not at all."""
-    made = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(made, ignore_errors=True)
+    partial = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(partial, ignore_errors=True)
     config = copy.deepcopy(loaded.model.config)
     if loaded.use_cache is None:
         del config.use_cache
     else:
         config.use_cache = loaded.use_cache
     config.architectures, config.dtype = [type(loaded.model).__name__], torch.float32
-    config.save_pretrained(made)
-    write_tensors(made / "model.safetensors", {**weights, **loaded.carried})
-    loaded.tokenizer.save_pretrained(made)
+    config.save_pretrained(partial)
+    write_tensors(partial / "model.safetensors", {**weights, **loaded.carried})
+    loaded.tokenizer.save_pretrained(partial)
     shutil.rmtree(folder, ignore_errors=True)
-    os.replace(made, folder)
+    os.replace(partial, folder)
 
 
-def config_of(name: str, kind: str = "", labels: Sequence[str] | None = None, head: Settings | None = None) -> Any:
+def config_of(
+    name: str, kind: str = "", labels: Sequence[str] | None = None, head: HeadConfig | None = None
+) -> Any:
     """The config of a folder or hub id, made to fit a task, its classes and its head.
 
     Raises:
@@ -180,30 +176,31 @@ def config_of(name: str, kind: str = "", labels: Sequence[str] | None = None, he
         config = transformers.AutoConfig.from_pretrained(name)
     except HF_LOAD_ERRORS as error:
         raise _unusable(name, error) from None
-    return fitted(name, config, kind, labels, head)
+    return fit_config(name, config, kind, labels, head)
 
 
-def fitted(name: str, config: Any, kind: str, labels: Sequence[str] | None, head: Settings | None) -> Any:
+def fit_config(name: str, config: Any, kind: str, labels: Sequence[str] | None, head: HeadConfig | None) -> Any:
     """A config made to fit a task, its classes and its head; ``name`` is what to call the model.
 
     Raises:
-        UserError: the task is ``clm`` and the model sees what comes after a token, or ``mlm`` and it does not.
+        UserError: the model does not have the attention that the task needs, bidirectional or causal.
     """
-    if kind == "mlm" and type(config) not in transformers.MODEL_FOR_MASKED_LM_MAPPING:
+    task = TASK_KINDS[kind] if kind else None
+    if task and task.attention == "bidirectional" and type(config) not in transformers.MODEL_FOR_MASKED_LM_MAPPING:
         raise UserError(
-            f"model {name}: {config.model_type} is not made to predict hidden tokens, and 'mlm' needs a model "
+            f"model {name}: {config.model_type} is not made to predict masked tokens, and {kind!r} needs a model "
             "that reads a text both ways, such as roberta"
         )
-    if kind == "clm" and not causal(config):
+    if task and task.attention == "causal" and not causal(config):
         raise UserError(
-            f"model {name}: {config.model_type} reads a text both ways, and 'clm' needs a model that sees only "
+            f"model {name}: {config.model_type} reads a text both ways, and {kind!r} needs a model that sees only "
             "what came before, such as gpt2"
         )
     if head is not None:
         setattr(config, KEY, asdict(head))
-    elif kind not in HEADED and hasattr(config, KEY):
+    elif not (task and task.heads) and hasattr(config, KEY):
         delattr(config, KEY)
-    if kind == "regress":
+    if task and task.target == "number":
         config.num_labels, config.problem_type = 1, "regression"
     if labels is not None:
         config.id2label = dict(enumerate(labels))
@@ -245,9 +242,9 @@ def fast_tokenizer(name: str, kind: str) -> Any:
     Raises:
         UserError: there is none.
     """
-    options = {"add_prefix_space": True} if kind == "tag" else {}  # words of a list stand alone
+    options = {"add_prefix_space": True} if TASK_KINDS[kind].words else {}  # words of a list stand alone
     if Path(name).is_dir() and not any((Path(name) / file).exists() for file in VOCABULARIES):
-        raise UserError(f"model {name}: the folder holds no tokenizer; legal: one of {', '.join(VOCABULARIES)}")
+        raise UserError(f"model {name}: the folder holds no tokenizer; expected one of: {', '.join(VOCABULARIES)}")
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, **options)
     except HF_LOAD_ERRORS as error:

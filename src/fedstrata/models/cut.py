@@ -12,6 +12,7 @@ from torch import nn
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
 from fedstrata.errors import UserError
+from fedstrata.models.families import SPLITTABLE
 from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
@@ -24,9 +25,6 @@ from fedstrata.wire.activations import (
     pack,
     unpack,
 )
-
-KINDS = ("bert", "roberta", "distilbert", "electra", "gpt2")
-"""Architectures whose layers take a hidden state and a mask, and nothing else that the embeddings know."""
 
 
 class SplitLink(Protocol):
@@ -110,9 +108,9 @@ def check_cut(parts: Parts) -> None:
     """Refuse a model that cannot be cut.
 
     Raises:
-        UserError: its architecture is none of :data:`KINDS`, or its head takes more than the last hidden state.
+        UserError: its architecture is not splittable, or its head takes more than the last hidden state.
     """
-    if parts.architecture not in KINDS:
-        raise UserError(f"model: {parts.architecture!r} cannot be split; legal: {', '.join(KINDS)}")
+    if parts.architecture not in SPLITTABLE:
+        raise UserError(f"model: {parts.architecture!r} cannot be split; expected one of: {', '.join(SPLITTABLE)}")
     if parts.head_layers:
         raise UserError("[head] kind: takes the states of four layers, of which a split model has the last alone")

@@ -9,7 +9,7 @@ Aspect-Based Sentiment Analysis). With H_j the output of layer j of L, ``[B, S, 
     hsum        y_i = B_i(y_{i-1} + H_{L-i})      four branches, each on the one before, from the top layer down
 
 Each branch is classified from token 0; the loss is the sum of the branches' losses, the prediction the mean of
-their logits. Ordinary and average are one branch. The new layers are BERT's, of the encoder's width, whatever the
+their logits. ``cls`` and ``mean`` are one branch. The new layers are BERT's, of the encoder's width, whatever the
 encoder.
 
 A model with such a head is saved as a Hugging Face folder whose ``config.json`` names the head, and comes back by
@@ -34,7 +34,7 @@ from fedstrata.errors import UserError
 
 
 @dataclass(frozen=True)
-class Settings:
+class HeadConfig:
     """A head: the job's ``[head]``.
 
     Attributes:
@@ -42,7 +42,7 @@ class Settings:
         classifier: one for each ``branch``, or a ``shared`` one.
         pooler: the encoder's pooler stands between token 0 and the classifier.
         average: of the branches' ``logits`` or ``probabilities``: the prediction.
-        tokens: what an average is over: the tokens of the ``text``, its ``inner`` ones without the first and the
+        tokens: what ``mean`` is over: the tokens of the ``text``, its ``inner`` ones without the first and the
             last, or ``all`` with the padding.
     """
 
@@ -56,12 +56,12 @@ class Settings:
 BRANCHES = {"cls": 1, "mean": 1, "psum": 4, "hsum": 4}
 """Head -> hidden states it takes, from the top, and branches it has."""
 KEY = "fedstrata_head"
-"""Where a config holds its head's settings."""
+"""Key of a config that holds its head's settings."""
 
 
 @dataclass
 class HeadedOutput(ModelOutput):  # type: ignore[misc]
-    """What a model with a head gives.
+    """Output of a model with one of our heads.
 
     Attributes:
         logits: the prediction, ``[B, C]``; for averaged probabilities their logarithm.
@@ -75,7 +75,7 @@ class HeadedOutput(ModelOutput):  # type: ignore[misc]
 class Head(nn.Module):
     """New layers, if any, and classifiers; ``config`` is an encoder's, with ``num_labels``."""
 
-    def __init__(self, config: Any, settings: Settings) -> None:
+    def __init__(self, config: Any, settings: HeadConfig) -> None:
         super().__init__()
         self.kind, self.tokens = settings.kind, settings.tokens
         self.count = BRANCHES[self.kind]
@@ -85,8 +85,8 @@ class Head(nn.Module):
             nn.Linear(config.hidden_size, config.num_labels) for _ in range(classifiers)
         )
 
-    def features(self, hidden: Sequence[torch.Tensor], mask: torch.Tensor) -> torch.Tensor:
-        """What the head takes of the encoder; nothing here learns, so of a frozen encoder it never changes.
+    def select(self, hidden: Sequence[torch.Tensor], mask: torch.Tensor) -> torch.Tensor:
+        """The hidden states that the head takes; without parameters, so with a frozen encoder they never change.
 
         Args:
             hidden: hidden states from the top layer down, each ``[B, S, H]``.
@@ -110,15 +110,15 @@ class Head(nn.Module):
         inner = mask.clone()
         inner[:, 0] = 0
         inner.scatter_(1, mask.sum(1, keepdim=True) - 1, 0)
-        return torch.where(inner.any(1, keepdim=True), inner, mask)  # a text of nothing else keeps its ends
+        return torch.where(inner.any(1, keepdim=True), inner, mask)  # if there are no others, the ends count
 
-    def forward(self, features: torch.Tensor, mask: torch.Tensor, pooler: nn.Module | None) -> torch.Tensor:
-        """Logits of every branch, ``[branches, B, C]``, from :meth:`features` and their mask ``[B, T]``."""
-        states: Sequence[torch.Tensor] = features.unbind(1)
+    def forward(self, encoded: torch.Tensor, mask: torch.Tensor, pooler: nn.Module | None) -> torch.Tensor:
+        """Logits of every branch, ``[branches, B, C]``, from :meth:`select`'s states and their mask ``[B, T]``."""
+        states: Sequence[torch.Tensor] = encoded.unbind(1)
         if self.count > 1:
-            low = torch.finfo(features.dtype).min
-            away = (1 - mask[:, None, None, :].to(features.dtype)) * low
-            states = BRANCHING[self.kind](list(self.layers), states, away)
+            low = torch.finfo(encoded.dtype).min
+            padding = (1 - mask[:, None, None, :].to(encoded.dtype)) * low
+            states = BRANCHING[self.kind](list(self.layers), states, padding)
         vectors = [state[:, 0] if pooler is None else pooler(state) for state in states]
         classifiers = [self.classifiers[i % len(self.classifiers)] for i in range(self.count)]
         return torch.stack([classify(x) for classify, x in zip(classifiers, vectors, strict=True)])
@@ -161,7 +161,7 @@ class HeadedModel(transformers.PreTrainedModel):  # type: ignore[misc]
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.settings = settings = Settings(**getattr(config, KEY))
+        self.settings = settings = HeadConfig(**getattr(config, KEY))
         base = transformers.AutoModel.from_config(config)
         if config.num_hidden_layers < BRANCHES[settings.kind]:
             raise UserError(
@@ -194,8 +194,8 @@ class HeadedModel(transformers.PreTrainedModel):  # type: ignore[misc]
         """A new model."""
         return cls._from_config(config)
 
-    def features(self, **inputs: torch.Tensor) -> torch.Tensor:
-        """What the head takes of a batch: see :meth:`Head.features`."""
+    def encode(self, **inputs: torch.Tensor) -> torch.Tensor:
+        """The hidden states of a batch that the head takes: see :meth:`Head.select`."""
         base = getattr(self, self.base_model_prefix)
         pooler = getattr(base, "pooler", None)
         try:
@@ -206,25 +206,25 @@ class HeadedModel(transformers.PreTrainedModel):  # type: ignore[misc]
             if pooler is not None:
                 base.pooler = pooler
         hidden = [output.last_hidden_state, *reversed(output.hidden_states[:-1])]
-        return self.head.features(hidden, inputs["attention_mask"])
+        return self.head.select(hidden, inputs["attention_mask"])
 
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         token_type_ids: torch.Tensor | None = None,
-        features: torch.Tensor | None = None,
+        encoded: torch.Tensor | None = None,
         **_: Any,
     ) -> HeadedOutput:
-        """Logits of a batch of token ids ``[B, S]``, or of ``features`` computed before."""
-        if features is None:
+        """Logits of a batch of token ids ``[B, S]``, or of what :meth:`encode` gave for it before."""
+        if encoded is None:
             assert input_ids is not None
             attention_mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
             inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
-            features = self.features(**{name: tensor for name, tensor in inputs.items() if tensor is not None})
+            encoded = self.encode(**{name: tensor for name, tensor in inputs.items() if tensor is not None})
         assert attention_mask is not None
         pooler = getattr(getattr(self, self.base_model_prefix), "pooler", None)
-        branches = self.head(features, attention_mask, pooler)
+        branches = self.head(encoded, attention_mask, pooler)
         if self.settings.average == "probabilities":
             return HeadedOutput(branches.float().softmax(-1).mean(0).log(), branches)
         return HeadedOutput(branches.mean(0), branches)
@@ -248,7 +248,7 @@ def _bert(config: Any) -> Any:
     def own(*names: str, default: Any) -> Any:
         return next((getattr(config, name) for name in names if hasattr(config, name)), default)
 
-    made = transformers.BertConfig(
+    bert = transformers.BertConfig(
         hidden_size=config.hidden_size,
         num_attention_heads=config.num_attention_heads,
         intermediate_size=own("intermediate_size", "hidden_dim", default=4 * config.hidden_size),
@@ -257,5 +257,5 @@ def _bert(config: Any) -> Any:
         attention_probs_dropout_prob=own("attention_probs_dropout_prob", "attention_dropout", default=0.1),
         layer_norm_eps=own("layer_norm_eps", default=1e-12),
     )
-    made._attn_implementation = config._attn_implementation
-    return cast("Any", made)
+    bert._attn_implementation = config._attn_implementation
+    return cast("Any", bert)

@@ -1,4 +1,4 @@
-"""The head of a language model where it is needed."""
+"""The head of a language model at the predicted positions alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Models that start from a config and no checkpoint: the job's ``[model.config]``.
+"""Models from a config instead of a checkpoint: the job's ``[model.config]``.
 
-First an outline, a folder with a config and a tokenizer, which is all that costs depend on; then weights, drawn
-with the run's seed, which make it a Hugging Face folder like any other.
+First a folder with a config and a tokenizer, which is all that costs depend on; then weights, drawn with the run's
+seed, which make it a Hugging Face folder like any other.
 """
 
 from __future__ import annotations
@@ -17,44 +17,19 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from fedstrata.errors import UserError, did_you_mean
-from fedstrata.models.checkpoints import HF_LOAD_ERRORS, Loaded, class_of, config_of, fast_tokenizer, fitted, save
-from fedstrata.models.heads import Settings
+from fedstrata.models.checkpoints import (
+    HF_LOAD_ERRORS,
+    Loaded,
+    class_of,
+    config_of,
+    fast_tokenizer,
+    fit_config,
+    save,
+)
+from fedstrata.models.families import FAMILIES, PRESETS
+from fedstrata.models.heads import HeadConfig
 from fedstrata.models.parts import find_parts, part_tensors
 
-ROBERTA = {
-    "model_type": "roberta",
-    "vocab_size": 50265,
-    "max_position_embeddings": 514,
-    "type_vocab_size": 1,
-    "pad_token_id": 1,
-    "layer_norm_eps": 1e-5,
-}
-PRESETS: dict[str, dict[str, Any]] = {
-    "roberta-small": {
-        **ROBERTA,
-        "num_hidden_layers": 12,
-        "hidden_size": 256,
-        "intermediate_size": 1024,
-        "num_attention_heads": 4,
-    },
-    "roberta-base": {
-        **ROBERTA,
-        "num_hidden_layers": 12,
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_attention_heads": 12,
-    },
-    "gpt2-small": {
-        "model_type": "gpt2",
-        "vocab_size": 50257,
-        "max_position_embeddings": 1024,
-        "num_hidden_layers": 12,
-        "hidden_size": 768,
-        "num_attention_heads": 12,
-    },
-}
-"""Name -> the keys of its config."""
-FAMILIES = ("bert", "roberta", "distilbert", "electra", "modernbert", "gpt2")
 END = "<|endoftext|>"
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 """RoBERTa's, by their ids."""
@@ -64,7 +39,7 @@ def new_config(settings: Mapping[str, Any]) -> Any:
     """The config that a job's ``[model.config]`` describes.
 
     Raises:
-        UserError: the preset, the model type or a key is not known, or a value is not legal.
+        UserError: the preset, the model type or a key is not known, or a value is invalid.
     """
     given = dict(settings)
     preset = given.pop("preset", None)
@@ -77,34 +52,32 @@ def new_config(settings: Mapping[str, Any]) -> Any:
         raise UserError(f"[model.config] model_type: {found}; {did_you_mean(str(family), FAMILIES)}")
     kind = transformers.CONFIG_MAPPING[family]
     names: Mapping[str, str] = kind.attribute_map
-    legal = sorted({*kind().to_dict(), *names} - {"_name_or_path", "architectures", "transformers_version"})
+    known = sorted({*kind().to_dict(), *names} - {"_name_or_path", "architectures", "transformers_version"})
     for key in given:
-        if key not in legal:
+        if key not in known:
             raise UserError(
-                f"[model.config] {key}: no such key of {family}; {did_you_mean(key, ['preset', *legal])}"
+                f"[model.config] {key}: no such key of {family}; {did_you_mean(key, ['preset', *known])}"
             )
     keys = {names.get(key, key): value for key, value in [*below.items(), *given.items()] if key != "model_type"}
     try:
         config = kind(**keys)
     except HF_LOAD_ERRORS as error:
-        raise _illegal(error) from None
+        raise _invalid(error) from None
     if config.num_hidden_layers < 1:
-        raise UserError(f"[model.config] num_hidden_layers: is {config.num_hidden_layers}; legal: 1 or more")
+        raise UserError(f"[model.config] num_hidden_layers: is {config.num_hidden_layers}; expected 1 or more")
     return config
 
 
-def outline(
+def init_from_config(
     settings: Mapping[str, Any],
     tokenizer: str | None,
     texts: Iterable[str] | None,
     folder: Path,
     kind: str,
     labels: Sequence[str] | None,
-    head: Settings | None,
+    head: HeadConfig | None,
 ) -> Path:
     """Write a new model's config and tokenizer into a folder; checks that a model can be made of them.
-
-    A vocabulary size of the job's own stands, if the tokenizer fits into it; any other becomes the tokenizer's.
 
     Args:
         settings: the job's ``[model.config]``.
@@ -119,34 +92,39 @@ def outline(
         UserError: the config or the tokenizer is not usable, or they do not go together.
     """
     config = new_config(settings)
-    made = None
+    fast = None
     if tokenizer is not None:
-        made = fast_tokenizer(tokenizer, kind)
+        fast = fast_tokenizer(tokenizer, kind)
     elif texts is not None:
-        made = trained(texts, config.vocab_size, type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING)
-    if made is not None:
-        if "vocab_size" not in settings:
-            config.vocab_size = len(made)
-        elif len(made) > config.vocab_size:
-            raise UserError(
-                f"[model.config] vocab_size: is {config.vocab_size}, but the tokenizer has {len(made)} words; "
-                f"legal: {len(made)} or more"
-            )
-        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-            if hasattr(config, name) and getattr(made, name) is not None:
-                setattr(config, name, getattr(made, name))
-        made.save_pretrained(folder)
+        fast = train_tokenizer(texts, config.vocab_size, type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING)
+    if fast is not None:
+        _fit_to_tokenizer(config, fast, "vocab_size" in settings)
+        fast.save_pretrained(folder)
     config.save_pretrained(folder)
     try:
         with torch.device("meta"):
-            fit = fitted("of [model.config]", config_of(str(folder)), kind, labels, head)
+            fit = fit_config("of [model.config]", config_of(str(folder)), kind, labels, head)
             find_parts(class_of(kind, fit).from_config(fit))
     except HF_LOAD_ERRORS as error:
-        raise _illegal(error) from None
+        raise _invalid(error) from None
     return folder
 
 
-def trained(texts: Iterable[str], size: int, masked: bool) -> Any:
+def _fit_to_tokenizer(config: Any, tokenizer: Any, fixed: bool) -> None:
+    """Take the vocabulary's size, unless it is ``fixed``, and the special tokens' ids from the tokenizer."""
+    if not fixed:
+        config.vocab_size = len(tokenizer)
+    elif len(tokenizer) > config.vocab_size:
+        raise UserError(
+            f"[model.config] vocab_size: is {config.vocab_size}, but the tokenizer has {len(tokenizer)} words; "
+            f"expected {len(tokenizer)} or more"
+        )
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        if hasattr(config, name) and getattr(tokenizer, name) is not None:
+            setattr(config, name, getattr(tokenizer, name))
+
+
+def train_tokenizer(texts: Iterable[str], size: int, masked: bool) -> Any:
     """A byte-level BPE trained on texts: with RoBERTa's special tokens, or with GPT-2's one.
 
     Args:
@@ -184,8 +162,8 @@ def trained(texts: Iterable[str], size: int, masked: bool) -> Any:
     )
 
 
-def add_weights(folder: Path, kind: str, labels: Sequence[str] | None, head: Settings | None, seed: int) -> None:
-    """Make an outline a model: weights as its architecture draws them, with the head of a task."""
+def add_weights(folder: Path, kind: str, labels: Sequence[str] | None, head: HeadConfig | None, seed: int) -> None:
+    """Add weights, as the architecture draws them, to a folder with a config and a tokenizer."""
     config = config_of(str(folder), kind, labels, head)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -196,14 +174,14 @@ def add_weights(folder: Path, kind: str, labels: Sequence[str] | None, head: Set
     save(loaded, part_tensors(model, parts, parts.names), folder)
 
 
-def keep(folder: Path, place: Path) -> None:
+def publish(folder: Path, target: Path) -> None:
     """Move a folder to another place, whole or not at all."""
-    made = place.with_name(f".{place.name}.part")
-    shutil.rmtree(made, ignore_errors=True)
-    shutil.move(folder, made)
-    os.replace(made, place)
+    partial = target.with_name(f".{target.name}.part")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.move(folder, partial)
+    os.replace(partial, target)
 
 
-def _illegal(error: Exception) -> UserError:
+def _invalid(error: Exception) -> UserError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return UserError(f"[model.config]: {' '.join(lines[:2]).rstrip('.')}")

@@ -35,5 +35,5 @@ FORMAT = 2
 
 LANGUAGE = ("mlm", "clm")
 """Task kinds that learn from plain text: pre-training."""
-CLASSES = ("classify", "pair", "tag")
-"""Task kinds whose labels are names of classes."""
+LOWER_IS_BETTER = ("loss", "perplexity")
+"""Metrics that are better when smaller."""

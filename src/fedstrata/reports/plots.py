@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from fedstrata.plan.kinds import LOWER_IS_BETTER
 from fedstrata.reports.parts import STACKED, PartRecord
 from fedstrata.reports.runs import Run, curve, model_parts, parts
 from fedstrata.reports.tables import MB, TERA
@@ -33,7 +34,6 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 """Okabe and Ito's palette without yellow: told apart by all kinds of color vision."""
 MARKS = ("o", "s", "^", "D", "v", "P")
 DASHES = ("-", "--", ":", "-.")
-LOWER_IS_BETTER = ("loss", "perplexity")
 AXES = {
     "round": ("round\n(0: before training)", 1),
     "bytes": ("MB in total, all clients, up + down\n(without the initial download)", MB),

@@ -30,8 +30,8 @@ def check_permission(job: Job) -> None:
 def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int) -> tuple[str, ...]:
     """What the user should know before the first round, a sentence each; ``tokens`` of all training examples."""
     made = []
-    if data.left_out:
-        made.append(f"{data.left_out} rows without text or label were left out")
+    if data.dropped:
+        made.append(f"{data.dropped} rows without text or label were left out")
     if job.model is not None and job.model.config is not None and job.model.tokenizer is None:
         made.append("the tokenizer was trained on all clients' training rows")
     if loaded.fresh:

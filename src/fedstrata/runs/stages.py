@@ -8,7 +8,15 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from fedstrata.client.setup import check_plans, head_of, init_seed, make_ready, model_path, outline, resolve_auto
+from fedstrata.client.setup import (
+    check_plans,
+    head_of,
+    init_seed,
+    make_ready,
+    model_path,
+    resolve_auto,
+    write_outline,
+)
 from fedstrata.data.prepare import Prepared, prepare, prepare_test
 from fedstrata.errors import UserError
 from fedstrata.events import StageEnded
@@ -37,19 +45,19 @@ def run_job(
     jobs = [settle_sites(resolve_auto(job)) for job in load(source, overrides)]
     if len({job.between_sites for job in jobs}) > 1:
         raise UserError("[engine] name: must be the same in all stages")
-    near = Path(source).resolve().parent if isinstance(source, str | Path) else None
+    base_dir = Path(source).resolve().parent if isinstance(source, str | Path) else None
     folder = Path(jobs[0].output.dir)
     check_output_dir(folder, resume)
     for job in jobs:
         if not job.between_sites:
             check_permission(job)
     tell = progress or (lambda event: None)
-    data = [prepare_test(job, near) if job.between_sites else prepare(job, near) for job in jobs]
+    data = [prepare_test(job, base_dir) if job.between_sites else prepare(job, base_dir) for job in jobs]
     places = [folder / "stages" / job.stage if len(jobs) > 1 else folder for job in jobs]
     results: dict[str, Result] = {}
     with tempfile.TemporaryDirectory() as made:
         starts = [
-            _start(job, rows, place, near, Path(made) / (job.stage or "start")) if job.model else None
+            _start(job, rows, place, base_dir, Path(made) / (job.stage or "start")) if job.model else None
             for job, rows, place in zip(jobs, data, places, strict=True)
         ]
         first: dict[str, str] = {}
@@ -66,12 +74,12 @@ def run_job(
     return combine_stages(list(results.values()), folder) if len(jobs) > 1 else results[job.stage]
 
 
-def _start(job: Job, data: Prepared, place: Path, near: Path | None, made: Path) -> str:
+def _start(job: Job, data: Prepared, place: Path, base_dir: Path | None, made: Path) -> str:
     """Folder or hub id of a job's model; a new one is what an earlier call left, else an outline in ``made``."""
     assert job.model is not None
     if job.model.config is None:
-        return model_path(job, near)
-    return str(place / START) if (place / START).exists() else outline(job, data, near, made)
+        return model_path(job, base_dir)
+    return str(place / START) if (place / START).exists() else write_outline(job, data, base_dir, made)
 
 
 def run_stage(
@@ -100,7 +108,7 @@ def run_stage(
         ready = make_ready(job, data, start)
         same_job(job, folder)
         if new:
-            scratch.keep(Path(start), folder / START)
+            scratch.publish(Path(start), folder / START)
         with status_on_disk(job, folder):
             train_stage(Stage(job, data, ready, folder, tell, far))
         state.prune(folder, job.train.keep_feature_cache)

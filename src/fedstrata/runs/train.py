@@ -136,7 +136,7 @@ def _server_half(stage: Stage, server: Server, plan: Plan) -> Half:
         clients=tuple(stage.clients),
         plan=plan,
         classes=None if labels is None else len(labels),
-        max_positions=checkpoints.longest(stage.ready.loaded.model),
+        max_positions=checkpoints.max_positions(stage.ready.loaded.model),
         folder=stage.folder / "state",
     )
     return EXCHANGES[stage.job.method.exchange].server(context)
@@ -207,7 +207,7 @@ def _write_partition(stage: Stage, sizes: Mapping[str, int]) -> None:
         clients[client] = {"rows": len(rows), "examples": len(index), "labels": labels}
     tests = {name: len(index) for own in ready.tests.values() for name, index in own.items()}
     test = sum(tests.values()) if tests else len(ready.test)
-    partition = {"clients": clients, "test": test, "tests": tests, "left_out": data.left_out}
+    partition = {"clients": clients, "test": test, "tests": tests, "left_out": data.dropped}
     write_bytes(stage.folder / "partition.json", json.dumps(partition, indent=1, ensure_ascii=False).encode())
 
 

@@ -21,7 +21,8 @@ from fedstrata.events import Event, Missed
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.job.tables import Engine, Job, method_name
 from fedstrata.models import checkpoints
-from fedstrata.plan.kinds import Weights, sort_labels
+from fedstrata.plan.kinds import Weights
+from fedstrata.plan.labels import sort_labels
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import make_plan
@@ -215,7 +216,7 @@ def _remote_run(
     header = HelloHeader(
         version=version("fedstrata"),
         stage=job.stage,
-        job=_site_tables(job, checkpoints.longest(stage.loaded.model)),
+        job=_site_tables(job, checkpoints.max_positions(stage.loaded.model)),
         long_text=job.data.long_text,
         share=job.clients.test or 0.0,
         labels=stage.labels,

@@ -162,10 +162,12 @@ def _check_rows(settings: SiteSettings) -> None:
             if isinstance(source, str) and source.startswith("demo:"):
                 continue
             try:
-                read(source, columns, names=data.columns, limit=1, near=settings.home, documents=data.documents)
+                read(
+                    source, columns, names=data.columns, limit=1, base_dir=settings.home, documents=data.documents
+                )
             except UserError as error:
                 try:  # files with a word per line, of a task that labels words
-                    read(source, columns, names=data.columns, limit=1, near=settings.home, words=True)
+                    read(source, columns, names=data.columns, limit=1, base_dir=settings.home, words=True)
                 except UserError:
                     raise error from None
 

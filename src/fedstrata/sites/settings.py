@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from fedstrata.errors import UserError, did_you_mean
-from fedstrata.job import tables as job
+from fedstrata.job import data_tables as job
 from fedstrata.job.renamed import renamed
 from fedstrata.plan.kinds import Payload
 from fedstrata.sites import checks

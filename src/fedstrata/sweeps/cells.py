@@ -38,8 +38,9 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from fedstrata.errors import UserError, did_you_mean
+from fedstrata.job.base import Positive, Table
 from fedstrata.job.file import Overrides, load, pairs_of, sentence, sweep_table
-from fedstrata.job.tables import Job, Positive, Table
+from fedstrata.job.tables import Job
 
 
 class Sweep(Table):

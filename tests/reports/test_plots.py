@@ -40,3 +40,23 @@ def test_nothing_is_drawn_of_nothing(run: Make) -> None:
     made = load_run(folder)
     assert plots.loss_plot(made) == plots.bytes_plot(made) == plots.partition_plot(made.partition) == ""
     assert plots.score_plot([made], "round") == ""
+
+
+def test_rounds_are_drawn_from_1_and_the_start_model_at_0(run: Make) -> None:
+    made = load_run(run())
+    # what the decorator turns into an SVG
+    scores, losses, schedule, sent = (
+        plot.__wrapped__(*arguments)
+        for plot, arguments in (
+            (plots.score_plot, ([made], "round", "bytes")),
+            (plots.loss_plot, (made,)),
+            (plots.schedule_plot, (made, "client-0")),
+            (plots.bytes_plot, (made,)),
+        )
+    )
+    assert list(scores.axes[0].lines[0].get_xdata()) == [0, 1, 2, 3]
+    assert list(scores.axes[1].lines[0].get_xdata()) == [0.0, 12.0, 24.0, 36.0]
+    assert list(losses.axes[0].lines[0].get_xdata()) == [1, 2, 3]
+    assert schedule.axes[0].get_xlim() == (0.5, 3.5)
+    edges = sent.axes[0].patches[0].get_data().edges
+    assert [round(edge, 1) for edge in edges] == [0.6, 1.4, 1.6, 2.4, 2.6, 3.4]

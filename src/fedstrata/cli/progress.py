@@ -87,9 +87,7 @@ class Display(_Live):
             case Scored(round, score):
                 self._log(f"{round_words(round, self.rounds)}  {_score_words(score)}")
             case StageEnded(stage, reused):
-                if reused:
-                    self._log(f"{stage or 'this job'}: finished before, not run again")
-                self.bar.reset(self.line, description="preparing", total=None)
+                self._ended(stage, reused)
 
     def _started(self, event: StageStarted) -> None:
         self.rounds = event.rounds
@@ -102,6 +100,11 @@ class Display(_Live):
         if event.done:
             self._log(f"continuing after {plural(event.done, 'finished round')}")
         self.bar.reset(self.line, total=float((event.rounds - event.done) * len(event.clients)))
+
+    def _ended(self, stage: str, reused: bool) -> None:
+        if reused:
+            self._log(f"{stage or 'this job'}: finished before, not run again")
+        self.bar.reset(self.line, description="preparing", total=None)
 
     def _stepped(self, event: Stepped) -> None:
         self.examples = event.examples

@@ -6,29 +6,22 @@ nothing to draw the string is empty.
 
 from __future__ import annotations
 
-import functools
-import io
 import math
-import re
-import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, ParamSpec
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import matplotlib
-from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 
-from fedstrata.plan.kinds import LOWER_IS_BETTER
+from fedstrata.cost.target import FALLING
 from fedstrata.reports.parts import STACKED, PartRecord
+from fedstrata.reports.picture import picture, small, whole_numbers
 from fedstrata.reports.runs import Run, curve, model_parts, parts
 from fedstrata.reports.tables import MB, TERA
-
-P = ParamSpec("P")
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's palette without yellow: told apart by all kinds of color vision."""
@@ -61,45 +54,9 @@ ROUNDS_SHOWN = 100
 NAMES_SHOWN = 60
 NAME_LENGTH = 24
 CHARACTERS_ACROSS = 120
-STYLE = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "fedstrata",
-    "text.parse_math": False,
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.edgecolor": "#888888",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "grid.color": "#e4e4e4",
-    "legend.frameon": False,
-    "lines.linewidth": 1.8,
-    "lines.markersize": 4,
-}
 
 
-def _picture(draw: Callable[P, Figure | None]) -> Callable[P, str]:
-    """Make a drawing function return its figure as SVG, whatever the user's own matplotlib settings are."""
-
-    @functools.wraps(draw)
-    def drawn(*args: P.args, **kwargs: P.kwargs) -> str:
-        with style.context(STYLE, after_reset=True), warnings.catch_warnings():
-            # The browser's fonts draw the text; what matplotlib's own font lacks does not matter.
-            warnings.filterwarnings("ignore", r"Glyph \d+")
-            figure = draw(*args, **kwargs)
-            if figure is None:
-                return ""
-            out = io.StringIO()
-            figure.savefig(out, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-        svg = out.getvalue()
-        # Group ids ("axes_1") would clash between the pictures of a page; nothing refers to them.
-        return re.sub(r'<g id="[^"]*"', "<g", svg[svg.index("<svg") :])
-
-    return drawn
-
-
-@_picture
+@picture
 def score_plot(runs: Sequence[Run], *against: Literal["round", "bytes", "flops"]) -> Figure | None:
     """The headline score against rounds, MB or TFLOP, a panel each; one line per run, all of one headline."""
     curves = [(run, curve(run)) for run in runs if curve(run)]
@@ -116,15 +73,15 @@ def score_plot(runs: Sequence[Run], *against: Literal["round", "bytes", "flops"]
             axes.plot(x, y, dash, color=COLORS[i % len(COLORS)], marker="o", label=_short(run.name))
         axes.set_xlabel(label)
         if cost == "round":
-            _whole_numbers(axes)
+            whole_numbers(axes)
     metric = runs[0].result["headline"]
-    panels[0].set_ylabel(f"{metric} (lower is better)" if metric in LOWER_IS_BETTER else metric)
+    panels[0].set_ylabel(f"{metric} (lower is better)" if metric in FALLING else metric)
     if len(runs) > 1:
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
 
 
-@_picture
+@picture
 def sweep_plot(metric: str, points: Sequence[tuple[str, float, float, float, float]]) -> Figure | None:
     """Mean score and its standard deviation against MB sent per client and against TFLOP, a mark per row.
 
@@ -143,12 +100,12 @@ def sweep_plot(metric: str, points: Sequence[tuple[str, float, float, float, flo
             mark, color = MARKS[i // len(COLORS) % len(MARKS)], COLORS[i % len(COLORS)]
             axes.errorbar(costs[place], mean, sd, fmt=mark, color=color, capsize=3, ms=6, label=_short(name))
         axes.set_xlabel(label)
-    panels[0].set_ylabel(f"{metric} (lower is better)" if metric in LOWER_IS_BETTER else metric)
+    panels[0].set_ylabel(f"{metric} (lower is better)" if metric in FALLING else metric)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
 
 
-@_picture
+@picture
 def bytes_plot(run: Run) -> Figure | None:
     """MB of all clients per round, up beside down, every bar stacked from the parts that were sent."""
     sent = Counter[tuple[str, str, int]]()
@@ -170,14 +127,14 @@ def bytes_plot(run: Run) -> Figure | None:
             base = top
         axes.set_title(title)
         axes.set_xlabel("round")
-        _whole_numbers(axes)
+        whole_numbers(axes)
     panels[0].set_ylabel("MB, all clients")
     keys = [Patch(color=color, label=name) for name, color in reversed(colors.items())]
     figure.legend(handles=keys, loc="outside right upper", ncols=1 + len(keys) // 16)
     return figure
 
 
-@_picture
+@picture
 def loss_plot(run: Run) -> Figure | None:
     """Training loss against rounds: a line per client, or grey lines under their mean if there are many."""
     lines = [line for line in run.work if line["loss"] is not None and math.isfinite(line["loss"])]
@@ -186,7 +143,7 @@ def loss_plot(run: Run) -> Figure | None:
     trained = {line["client"] for line in lines}
     names = [name for name in run.clients if name in trained] or sorted(trained)  # or the server, by its own name
     few = len(names) <= len(COLORS)
-    figure, axes = _small()
+    figure, axes = small()
     for i, name in enumerate(names):
         x, y = zip(*((line["round"] + 1, line["loss"]) for line in lines if line["client"] == name), strict=True)
         if few:
@@ -197,12 +154,12 @@ def loss_plot(run: Run) -> Figure | None:
         axes.plot(*_mean_loss(lines), color=COLORS[0], marker="o", label="mean, weighted by examples")
     axes.set_xlabel("round")
     axes.set_ylabel("training loss (lower is better)")
-    _whole_numbers(axes)
+    whole_numbers(axes)
     figure.legend(loc="outside lower center", ncols=3)
     return figure
 
 
-@_picture
+@picture
 def schedule_plot(run: Run, client: str) -> Figure | None:
     """Which parts one client trained, built but left frozen, or did not build, round by round."""
     lines = {line["round"]: line for line in run.work if line["client"] == client}
@@ -211,7 +168,7 @@ def schedule_plot(run: Run, client: str) -> Figure | None:
     if not shown or not rows:
         return None
     cells = [[_state(run.parts[name], lines.get(at)) for at in shown] for name in rows]
-    figure, axes = _small()
+    figure, axes = small()
     axes.grid(False)
     axes.pcolormesh(
         [at + 0.5 for at in (*shown, len(shown))],
@@ -225,14 +182,14 @@ def schedule_plot(run: Run, client: str) -> Figure | None:
     )
     axes.set_yticks(range(len(rows)), rows)
     axes.set_xlabel("round" if len(shown) < ROUNDS_SHOWN else f"the first {ROUNDS_SHOWN} rounds")
-    _whole_numbers(axes)
+    whole_numbers(axes)
     present = sorted({cell for row in cells for cell in row}, reverse=True)
     keys = [Patch(facecolor=STATES[i][0], edgecolor="#888888", label=STATES[i][1]) for i in present]
     figure.legend(handles=keys, loc="outside lower center", ncols=3)
     return figure
 
 
-@_picture
+@picture
 def partition_plot(partition: dict[str, Any]) -> Figure | None:
     """A bar per client, in examples, or in rows stacked by label; rare labels are one group."""
     clients: dict[str, Any] = partition.get("clients", {})
@@ -264,16 +221,6 @@ def part_colors(run: Run) -> dict[str, str]:
     ramp = {name: to_hex(blues(0.25 + 0.75 * i / max(1, len(stacked) - 1))) for i, name in enumerate(stacked)}
     kinds = {name: run.parts[name].kind if name in run.parts else name for name in names}
     return {name: ramp.get(name) or PART_COLORS.get(kinds[name], "#000000") for name in names}
-
-
-def _small() -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(5.4, 3.6), layout="constrained")
-    return figure, figure.add_subplot()
-
-
-def _whole_numbers(axes: Axes) -> None:
-    """Rounds are whole: no tick between two of them."""
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def _bars(axes: Axes, base: Sequence[float], top: Sequence[float], color: str) -> None:

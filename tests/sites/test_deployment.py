@@ -24,13 +24,13 @@ ModelFolder = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    made = Deployment(tmp_path_factory.mktemp("deployment"))
+    running = Deployment(tmp_path_factory.mktemp("deployment"))
     for name in ("a", "b"):
-        made.set(name, 'payloads = ["weights"]', 'payloads = ["weights", "activations", "hidden_states"]')
-    made.set("c", 'payloads = ["weights"]', 'payloads = ["weights", "activations"]')
-    made.up()
-    yield made
-    made.down()
+        running.set(name, 'payloads = ["weights"]', 'payloads = ["weights", "activations", "hidden_states"]')
+    running.set("c", 'payloads = ["weights"]', 'payloads = ["weights", "activations"]')
+    running.up()
+    yield running
+    running.down()
 
 
 @pytest.mark.parametrize(
@@ -64,30 +64,31 @@ def test_every_method_that_sends_weights_ends_in_the_same_bits(
     deployment: Deployment, model_folder: ModelFolder
 ) -> None:
     """Stage after stage in one run; FedBFPT and FedSplitBERT have theirs above."""
-    made = job(deployment, model_folder(), "fedavg", "classify", train={"optimizer_state": "persist"})
-    del made["method"]
-    made["stages"] = [
+    config = job(deployment, model_folder(), "fedavg", "classify", train={"optimizer_state": "persist"})
+    del config["method"]
+    config["stages"] = [
         {"name": f"stage-{name}", "method": {"name": name, "rounds": 2}, **tables}
         for name, tables in STAGES.items()
     ]
-    there = deployment.finish(made, "every")
-    here = fedstrata.run(made, {"output.dir": str(deployment.folder / "here-every")})
+    there = deployment.finish(config, "every")
+    here = fedstrata.run(config, {"output.dir": str(deployment.folder / "here-every")})
     for name in STAGES:
         same(here.folder / "stages" / f"stage-{name}", there / "stages" / f"stage-{name}")
 
 
-def test_a_site_that_lets_no_features_leave_is_gone_without(
+def test_a_site_that_lets_no_hidden_states_leave_is_trained_without(
     deployment: Deployment, model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = job(deployment, model_folder(), "fedfreezebert", "classify", method={"variant": "centralized"})
-    made |= {"head": {"kind": "cls"}, "client": {"may_send": ["hidden_states"]}}
-    there = deployment.finish(made, "features")
+    config = job(deployment, model_folder(), "fedfreezebert", "classify", method={"variant": "centralized"})
+    config |= {"head": {"kind": "cls"}, "client": {"may_send": ["hidden_states"]}}
+    there = deployment.finish(config, "hidden-states")
     reasons = {
-        (line["client"], line["reason"].split(" (")[0]) for line in deployment.lines("features", "missing.jsonl")
+        (line["client"], line["reason"].split(" (")[0])
+        for line in deployment.lines("hidden-states", "missing.jsonl")
     }
-    assert reasons == {("c", "refuses: fedfreezebert sends features")}
-    assert "c  refuses: fedfreezebert sends features" in deployment.out("features")
-    agrees(made, there, monkeypatch)
+    assert reasons == {("c", "refuses: fedfreezebert sends hidden_states")}
+    assert "c  refuses: fedfreezebert sends hidden_states" in deployment.out("hidden-states")
+    agrees(config, there, monkeypatch)
 
 
 def test_without_tls_on_one_machine(model_folder: ModelFolder, tmp_path: Path) -> None:
@@ -99,7 +100,7 @@ def test_without_tls_on_one_machine(model_folder: ModelFolder, tmp_path: Path) -
         plain.down()
 
 
-def agrees(made: dict[str, Any], there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def agrees(config: dict[str, Any], there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In process, with the same clients missing in the same exchanges, a run comes to the same weights."""
     lines = (there / "missing.jsonl").read_text("utf-8").splitlines()
     gaps = {(line["round"], line["client"]) for line in map(json.loads, lines)}
@@ -113,7 +114,7 @@ def agrees(made: dict[str, Any], there: Path, monkeypatch: pytest.MonkeyPatch) -
                     yield from super().exchange([request])
 
     monkeypatch.setattr(stages, "LocalEngine", Gaps)
-    here = fedstrata.run(made, {"output.dir": str(there.with_name(f"here-{there.name}"))})
+    here = fedstrata.run(config, {"output.dir": str(there.with_name(f"here-{there.name}"))})
     one, other = (load_file(folder / "model" / "model.safetensors") for folder in (here.folder, there))
     assert all(torch.equal(one[key], other[key]) for key in one)
 
@@ -125,10 +126,10 @@ def answered(deployment: Deployment, out: str, name: str) -> list[int]:
 def test_a_site_and_then_the_server_lose_power(
     deployment: Deployment, model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = job(deployment, model_folder(), "fedbfpt", "mlm", train={"epochs": 100}, method={"rounds": 8})
+    config = job(deployment, model_folder(), "fedbfpt", "mlm", train={"epochs": 100}, method={"rounds": 8})
     out = "bad-week"
     words = ("engine.deadline=40",)
-    deployment.run(made, out, *words)
+    deployment.run(config, out, *words)
     deployment.until(lambda: 1 in answered(deployment, out, "a"), 120, "round 1 does not end")
     deployment.kill("b")
     deployment.until(lambda: len(deployment.lines(out, "missing.jsonl")) > 0, 120, "b is not missed")
@@ -148,7 +149,7 @@ def test_a_site_and_then_the_server_lose_power(
     deployment.kill("serve")
     deployment.serve()
     deployment.until(lambda: deployment.out("serve").count("serving at") == 2, 60, "the server does not come back")
-    there = deployment.finish(made, out, "--resume", *words)
+    there = deployment.finish(config, out, "--resume", *words)
     assert json.loads((there / "result.json").read_text())["status"] == "finished"
     assert answered(deployment, out, "a") == list(range(8)), "the others did not miss a round"
-    agrees(made, there, monkeypatch)
+    agrees(config, there, monkeypatch)

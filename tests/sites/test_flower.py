@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -26,16 +27,16 @@ ModelFolder = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    made = Deployment(tmp_path_factory.mktemp("deployment"))
-    for name in made.names:
-        made.set(name, 'payloads = ["weights"]', 'payloads = ["weights", "activations"]')
-    made.up()
-    yield made
-    made.down()
+    running = Deployment(tmp_path_factory.mktemp("deployment"))
+    for name in running.names:
+        running.set(name, 'payloads = ["weights"]', 'payloads = ["weights", "activations"]')
+    running.up()
+    yield running
+    running.down()
 
 
 def job(deployment: Deployment, model: Path, name: str, kind: str, **tables: Any) -> dict[str, Any]:
-    made: dict[str, Any] = {
+    config: dict[str, Any] = {
         "model": {"name": str(model)},
         "task": {"kind": kind},
         "data": {"train": str(deployment.everything), "test": str(deployment.everything)},
@@ -44,11 +45,11 @@ def job(deployment: Deployment, model: Path, name: str, kind: str, **tables: Any
         "train": {"batch_size": 2, "max_tokens": 32, "precision": "fp32", "device": "cpu"},
     }
     for table, values in tables.items():
-        made[table] = {**made.get(table, {}), **values}
-    if "test" in made["clients"]:
-        del made["data"]["test"]
-        made["task"]["labels"] = sorted({label for _, label in SENTENCES})
-    return made
+        config[table] = {**config.get(table, {}), **values}
+    if "test" in config["clients"]:
+        del config["data"]["test"]
+        config["task"]["labels"] = sorted({label for _, label in SENTENCES})
+    return config
 
 
 def same(here: Path, there: Path) -> None:
@@ -65,13 +66,13 @@ def over_flower(
     deployment: Deployment, model: Path, name: str, kind: str, tables: dict[str, Any], *words: str
 ) -> None:
     """A run between the sites ends in the same bits as one in process."""
-    made = job(deployment, model, name, kind, **tables)
-    there = deployment.finish(made, f"there-{name}-{kind}", *words)
-    here = fedstrata.run(made, {"output.dir": str(deployment.folder / f"here-{name}-{kind}")})
+    config = job(deployment, model, name, kind, **tables)
+    there = deployment.finish(config, f"there-{name}-{kind}", *words)
+    here = fedstrata.run(config, {"output.dir": str(deployment.folder / f"here-{name}-{kind}")})
     same(here.folder, there)
-    told = deployment.out(f"there-{name}-{kind}")
-    assert "round 1  c  loss" in told
-    assert "score" in told
+    output = deployment.out(f"there-{name}-{kind}")
+    assert "round 1  c  loss" in output
+    assert "score" in output
     assert not (there / "missing.jsonl").exists()
 
 
@@ -159,10 +160,21 @@ def test_other_machines_reach_only_what_is_for_sites(client: str, server: str, p
     assert passes or sent[0]["status"] == 403
 
 
-def test_nothing_phones_home() -> None:
-    from flwr.supercore import telemetry
+@pytest.mark.parametrize(
+    "prepare",
+    ["import fedstrata.sites.flower", "import fedstrata.sites.flower_processes as p; p.prepare_flower()"],
+)
+def test_nothing_phones_home(prepare: str) -> None:
+    code = f"{prepare}\nfrom flwr.supercore import telemetry\nprint(telemetry.FLWR_TELEMETRY_ENABLED)"
+    environment = {key: value for key, value in os.environ.items() if key not in flower_processes.QUIET}
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert process.stdout == "0\n", process.stderr
 
-    assert telemetry.FLWR_TELEMETRY_ENABLED == "0"
+
+def test_flowers_own_processes_import_nothing_of_flower_before_it_is_told_to_be_quiet() -> None:
+    code = "import sys, fedstrata.sites.flower_processes; print(*sys.modules)"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"flwr", "torch", "grpc"} & set(process.stdout.split())
 
 
 def test_without_the_extra_it_says_what_is_needed() -> None:
@@ -171,5 +183,5 @@ def test_without_the_extra_it_says_what_is_needed() -> None:
         "util.find_spec = lambda name, *rest: None if name == 'flwr' else find(name, *rest)\n"
         "import fedstrata.sites.flower\n"
     )
-    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "UserError: engine flower: needs the extra 'flower'" in made.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "UserError: engine flower: needs the extra 'flower'" in process.stderr

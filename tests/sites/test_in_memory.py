@@ -106,23 +106,23 @@ class Village:
             settings = read_site(self.folder / "federation" / "sites" / name)
             self.post.hosts[name] = SiteService(settings, reach=plainly)
 
-    def jobs(self, made: dict[str, Any], **engine: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def jobs(self, config: dict[str, Any], **engine: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """A job in process and between sites."""
-        clients = {key: value for key, value in made["clients"].items() if key != "count"}
-        data = {**made["data"], "train": str(self.everything)}
+        clients = {key: value for key, value in config["clients"].items() if key != "count"}
+        data = {**config["data"], "train": str(self.everything)}
         if "test" in clients:
             del data["test"]
-        one = {**made, "data": data, "clients": {**clients, "partition": "column", "column": "site"}}
-        far = {"name": "flower", "federation": str(self.folder / "federation"), **engine}
+        one = {**config, "data": data, "clients": {**clients, "partition": "column", "column": "site"}}
+        engine_table = {"name": "flower", "federation": str(self.folder / "federation"), **engine}
         other = {
-            **made,
+            **config,
             "data": {k: v for k, v in data.items() if k != "train"},
             "clients": clients,
-            "engine": far,
+            "engine": engine_table,
         }
         labels = sorted({str(label) for _, label in SENTENCES})
-        if made["task"]["kind"] == "classify":
-            one["task"], other["task"] = ({**made["task"], "labels": labels} for _ in range(2))
+        if config["task"]["kind"] == "classify":
+            one["task"], other["task"] = ({**config["task"], "labels": labels} for _ in range(2))
         return (
             {**one, "output": {"dir": str(self.folder / "here")}},
             {**other, "output": {"dir": str(self.folder / "there")}},
@@ -191,8 +191,8 @@ def test_between_sites_a_run_ends_in_the_same_bits(
 def test_every_stage_is_between_sites(job: Jobs, village: Village) -> None:
     here, there = village.jobs(job("fedbt", "classify"))
     further = {"name": "further", "task": {"kind": "mlm"}, "method": {"name": "fedbfpt", "rounds": 1}}
-    for made in (here, there):
-        made["stages"] = [further, {"name": "tuned", "task": made.pop("task"), "method": made.pop("method")}]
+    for config in (here, there):
+        config["stages"] = [further, {"name": "tuned", "task": config.pop("task"), "method": config.pop("method")}]
     one, other = fedstrata.run(here), fedstrata.run(there)
     assert all(torch.equal(weights(one)[key], weights(other)[key]) for key in weights(one))
     assert (one.score, one.bytes) == (other.score, other.bytes)
@@ -201,9 +201,9 @@ def test_every_stage_is_between_sites(job: Jobs, village: Village) -> None:
 def test_a_message_holds_what_the_ledger_counts(job: Jobs, village: Village) -> None:
     _, there = village.jobs(job("fedbt", "classify"))
     run = fedstrata.run(there)
-    told = lines(run.folder / "transport.jsonl")
+    records = lines(run.folder / "transport.jsonl")
     sent = sum(len(message) for _, way, message in village.post.messages if way == "up")
-    assert sum(line["bytes"] for line in told if line["direction"] == "up") == sent
+    assert sum(line["bytes"] for line in records if line["direction"] == "up") == sent
     requests = [m for _, way, m in village.post.messages if way == "down" and b'"kind":"request"' in m]
     assert sum(map(len, requests)) - run.bytes["down"] < 12_000 * len(requests)
     assert run.bytes["up"] < sent < run.bytes["up"] + 12_000 * len(village.post.messages)
@@ -215,9 +215,9 @@ def test_a_message_holds_what_the_ledger_counts(job: Jobs, village: Village) -> 
 def test_a_run_that_was_killed_goes_on_to_the_same_bits(
     job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch, name: str, tables: dict[str, Any]
 ) -> None:
-    made = job(name, "classify", 3, **tables)
-    made["method"]["rounds"] = 4
-    here, there = village.jobs(made)
+    config = job(name, "classify", 3, **tables)
+    config["method"]["rounds"] = 4
+    here, there = village.jobs(config)
     for site in NAMES:
         village.site(site, 'payloads = ["weights"]', 'payloads = ["weights", "activations"]')
     whole = fedstrata.run(here)
@@ -289,8 +289,8 @@ def test_a_site_decides_and_the_run_goes_on_without_it(
 ) -> None:
     here, there = village.jobs(job("fedavg", "classify"))
     village.site("b", old, new)
-    told: list[Any] = []
-    run = fedstrata.run(there, progress=told.append)
+    events: list[Any] = []
+    run = fedstrata.run(there, progress=events.append)
     rows = [(*row, NAMES[i % 3]) for i, row in enumerate(SENTENCES)]
     village.write("all.csv", ["text", "label", "site"], [row for row in rows if row[2] != "b"])
     without = fedstrata.run(here)
@@ -298,12 +298,12 @@ def test_a_site_decides_and_the_run_goes_on_without_it(
     missing = lines(run.folder / "missing.jsonl")
     assert [(line["round"], line["client"]) for line in missing] == [(0, "b"), (1, "b")]
     assert all(line["reason"].startswith(reason) for line in missing)
-    assert any(getattr(event, "reason", "").startswith(reason) and event.round == -1 for event in told)
+    assert any(getattr(event, "reason", "").startswith(reason) and event.round == -1 for event in events)
 
 
 def test_features_of_some_sites_are_trained_on_without_the_others(job: Jobs, village: Village) -> None:
-    made = job("fedfreezebert", "classify", 3, method={"variant": "centralized"}, head={"kind": "cls"})
-    here, there = village.jobs({**made, "client": {"may_send": ["hidden_states"]}})
+    config = job("fedfreezebert", "classify", 3, method={"variant": "centralized"}, head={"kind": "cls"})
+    here, there = village.jobs({**config, "client": {"may_send": ["hidden_states"]}})
     for name in ("a", "c"):
         village.site(name, 'payloads = ["weights"]', 'payloads = ["hidden_states"]')
     run = fedstrata.run(there)
@@ -322,10 +322,10 @@ def test_with_fewer_sites_than_the_quorum_nothing_is_trained(job: Jobs, village:
 
 def test_a_site_that_is_away_is_missed_by_the_deadline_and_comes_back(job: Jobs, village: Village) -> None:
     _, there = village.jobs(job("fedavg", "classify", method={"rounds": 4}), deadline=1.0)
-    told: list[Any] = []
+    events: list[Any] = []
 
     def watch(event: Any) -> None:
-        told.append(event)
+        events.append(event)
         if type(event).__name__ == "Scored":
             village.post.out = {"c"} if event.round in (0, 1) else set()
         village.start("c")  # it knows nothing but what is on its disk
@@ -404,11 +404,11 @@ def test_an_answer_that_makes_no_sense_is_none(
     host, honest = village.post.hosts["b"], village.post.hosts["b"].answer
 
     def lies(message: bytes) -> bytes:
-        made = honest(message)
-        if b'"kind":"reply"' not in made:
-            return made
-        assert answer(made) != made
-        return answer(made)
+        reply = honest(message)
+        if b'"kind":"reply"' not in reply:
+            return reply
+        assert answer(reply) != reply
+        return answer(reply)
 
     monkeypatch.setattr(host, "answer", lies)
     run = fedstrata.run(there)
@@ -428,15 +428,15 @@ def test_no_text_and_no_path_leaves_a_site(job: Jobs, village: Village, caplog: 
     village.site("b", 'train = "train.csv"', f'train = "{CANARY}.csv"')  # its labels are none of the job's
     village.site("c", 'train = "train.csv"', f'train = "{CANARY}.csv"')  # there is no such file
     _, there = village.jobs(job("fedavg", "classify"), quorum=0.3)
-    told: list[Any] = []
-    run = fedstrata.run(there, progress=told.append)
+    events: list[Any] = []
+    run = fedstrata.run(there, progress=events.append)
     left = [message for _, way, message in village.post.messages if way == "up"]
     assert len(left) > 5
     assert CANARY in caplog.text, "the sites' own logs say what is wrong"
     home = str(village.folder).encode()
     for what in (CANARY.encode(), home, *(row[0].encode() for row in rows)):
         assert not any(what in message for message in left)
-    at_server = [path.read_bytes() for path in run.folder.rglob("*") if path.is_file()] + [repr(told).encode()]
+    at_server = [path.read_bytes() for path in run.folder.rglob("*") if path.is_file()] + [repr(events).encode()]
     assert not any(CANARY.encode() in content for content in at_server)
 
 

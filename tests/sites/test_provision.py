@@ -29,9 +29,9 @@ ARABIC = "مستشفى.ب"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A federation to look at, not to change."""
-    folder = tmp_path_factory.mktemp("made") / "fed"
+    folder = tmp_path_factory.mktemp("federation") / "fed"
     init(folder, ["hospital-a", ARABIC], host="fed.example.org", port=1234, stream_port=1235)
     return folder
 
@@ -70,23 +70,23 @@ def shake(folder: Path, ca: Path, host: str) -> None:
             thread.join()
 
 
-def test_what_is_written_is_valid(made: Path) -> None:
-    ours = read_server(made)
+def test_what_is_written_is_valid(federation: Path) -> None:
+    ours = read_server(federation)
     assert (ours.host, ours.bind, ours.port, ours.stream_port) == ("fed.example.org", "0.0.0.0", 1234, 1235)
-    assert ours.sites == {name: made / f"keys/{name}.pub" for name in ("hospital-a", ARABIC)}
+    assert ours.sites == {name: federation / f"keys/{name}.pub" for name in ("hospital-a", ARABIC)}
     for name in ours.sites:
-        theirs = read_site(made / "sites" / name / "site.toml")
+        theirs = read_site(federation / "sites" / name / "site.toml")
         assert (theirs.name, theirs.server, theirs.host) == (name, "fed.example.org:1234", "fed.example.org")
-        assert theirs.key == made / f"sites/{name}/{name}.key"
+        assert theirs.key == federation / f"sites/{name}/{name}.key"
         assert theirs.ca.read_bytes() == ours.tls.ca.read_bytes()
-        assert theirs.data.train == str(made / f"sites/{name}/train.csv")
+        assert theirs.data.train == str(federation / f"sites/{name}/train.csv")
 
 
-def test_a_default_that_stands_in_a_comment_is_the_default(made: Path) -> None:
-    site = made / "sites/hospital-a/site.toml"
-    told = tomllib.loads(site.read_text("utf-8"))
+def test_a_default_that_stands_in_a_comment_is_the_default(federation: Path) -> None:
+    site = federation / "sites/hospital-a/site.toml"
+    content = tomllib.loads(site.read_text("utf-8"))
     bare = "format = 2\n" + "\n".join(
-        f'{key} = "{told[key]}"' for key in ("name", "server", "ca", "key", "folder")
+        f'{key} = "{content[key]}"' for key in ("name", "server", "ca", "key", "folder")
     )
     (site.parent / "bare.toml").write_text(f'{bare}\ndata.train = "train.csv"', "utf-8")
     assert read_site(site) == read_site(site.parent / "bare.toml")
@@ -125,41 +125,43 @@ def test_private_is_private_from_the_first_byte(tmp_path: Path, monkeypatch: pyt
         assert (tmp_path / "fed" / folder).stat().st_mode & 0o777 == 0o700
 
 
-def test_a_sites_private_key_is_in_its_own_folder_alone(made: Path) -> None:
+def test_a_sites_private_key_is_in_its_own_folder_alone(federation: Path) -> None:
     for name in ("hospital-a", ARABIC):
-        key = (made / f"sites/{name}/{name}.key").read_bytes()
-        assert [path for path, content in tree(made).items() if content and key in content] == [
+        key = (federation / f"sites/{name}/{name}.key").read_bytes()
+        assert [path for path, content in tree(federation).items() if content and key in content] == [
             f"sites/{name}/{name}.key"
         ]
-    assert [path for path in tree(made) if path.endswith("ca.key")] == ["tls/ca.key"]
+    assert [path for path in tree(federation) if path.endswith("ca.key")] == ["tls/ca.key"]
 
 
 def test_all_that_is_written_is_told(tmp_path: Path) -> None:
     folder = tmp_path / "fed"
     assert init(folder, ["a", "b"]) == sorted(path for path in folder.rglob("*") if path.is_file())
     before = tree(folder)
-    told = add_site(folder, "c")
-    assert told == sorted(folder / path for path, content in tree(folder).items() if content != before.get(path))
+    changed = add_site(folder, "c")
+    assert changed == sorted(
+        folder / path for path, content in tree(folder).items() if content != before.get(path)
+    )
 
 
-def test_tls_knows_the_server_and_no_other(made: Path, tmp_path: Path) -> None:
-    ca = made / "sites/hospital-a/ca.pem"
+def test_tls_knows_the_server_and_no_other(federation: Path, tmp_path: Path) -> None:
+    ca = federation / "sites/hospital-a/ca.pem"
     for host in ("fed.example.org", "localhost", "127.0.0.1", "::1"):
-        shake(made, ca, host)
+        shake(federation, ca, host)
     with pytest.raises(ssl.SSLCertVerificationError, match=r"not valid for 'other\.example\.org'"):
-        shake(made, ca, "other.example.org")
+        shake(federation, ca, "other.example.org")
     init(tmp_path / "other", ["a"])
     with pytest.raises(ssl.SSLCertVerificationError):
-        shake(made, tmp_path / "other/tls/ca.pem", "127.0.0.1")
+        shake(federation, tmp_path / "other/tls/ca.pem", "127.0.0.1")
     shake(tmp_path / "other", tmp_path / "other/tls/ca.pem", "127.0.0.1")
 
 
-def test_a_local_certificate_ends_after_a_year(made: Path) -> None:
+def test_a_local_certificate_ends_after_a_year(federation: Path) -> None:
     from cryptography import x509
 
     serials = set()
     for name in ("ca", "server"):
-        certificate = x509.load_pem_x509_certificate((made / f"tls/{name}.pem").read_bytes())
+        certificate = x509.load_pem_x509_certificate((federation / f"tls/{name}.pem").read_bytes())
         usage = certificate.extensions.get_extension_for_class(x509.KeyUsage).value
         assert usage.key_cert_sign == (name == "ca")
         limits = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
@@ -167,44 +169,46 @@ def test_a_local_certificate_ends_after_a_year(made: Path) -> None:
         serials.add(certificate.serial_number)
     assert len(serials) == 2
     assert certificate.not_valid_after_utc - certificate.not_valid_before_utc == timedelta(days=366)
-    assert f"{certificate.not_valid_after_utc:%Y-%m-%d}" in (made / "server.toml").read_text("utf-8")
+    assert f"{certificate.not_valid_after_utc:%Y-%m-%d}" in (federation / "server.toml").read_text("utf-8")
 
 
-def test_a_local_certificate_names_the_server_and_this_machine(made: Path) -> None:
+def test_a_local_certificate_names_the_server_and_this_machine(federation: Path) -> None:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    certificate = x509.load_pem_x509_certificate((made / "tls/server.pem").read_bytes())
+    certificate = x509.load_pem_x509_certificate((federation / "tls/server.pem").read_bytes())
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["fed.example.org", "localhost"]
     assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1", "::1"]
     assert isinstance(certificate.public_key(), ec.EllipticCurvePublicKey)
 
 
-def test_the_cas_key_signs_for_the_ca(made: Path) -> None:
+def test_the_cas_key_signs_for_the_ca(federation: Path) -> None:
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    key = load_pem_private_key((made / "tls/ca.key").read_bytes(), None)
-    assert key.public_key() == x509.load_pem_x509_certificate((made / "tls/ca.pem").read_bytes()).public_key()
+    key = load_pem_private_key((federation / "tls/ca.key").read_bytes(), None)
+    assert (
+        key.public_key() == x509.load_pem_x509_certificate((federation / "tls/ca.pem").read_bytes()).public_key()
+    )
 
 
-def test_each_site_has_an_ecdsa_key_of_its_own(made: Path) -> None:
+def test_each_site_has_an_ecdsa_key_of_its_own(federation: Path) -> None:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
     keys = set()
     for name in ("hospital-a", ARABIC):
-        private = load_ssh_private_key((made / f"sites/{name}/{name}.key").read_bytes(), None)
-        public = load_ssh_public_key((made / f"keys/{name}.pub").read_bytes())
+        private = load_ssh_private_key((federation / f"sites/{name}/{name}.key").read_bytes(), None)
+        public = load_ssh_public_key((federation / f"keys/{name}.pub").read_bytes())
         assert isinstance(private, ec.EllipticCurvePrivateKey)
         assert isinstance(private.curve, ec.SECP384R1)
         assert private.public_key() == public
-        keys.add((made / f"keys/{name}.pub").read_bytes().split()[1])
+        keys.add((federation / f"keys/{name}.pub").read_bytes().split()[1])
     assert len(keys) == 2
 
 
-def test_flower_reads_the_keys(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flower_reads_the_keys(federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("FLWR_TELEMETRY_ENABLED", "0"), ("FLWR_DISABLE_UPDATE_CHECK", "1")):
         monkeypatch.setenv(name, value)
     pytest.importorskip("flwr")
@@ -213,14 +217,14 @@ def test_flower_reads_the_keys(made: Path, monkeypatch: pytest.MonkeyPatch) -> N
     keys = importlib.import_module("flwr.supercore.primitives.asymmetric")
     for name in ("hospital-a", ARABIC):
         words = argparse.Namespace(
-            auth_supernode_private_key=str(made / f"sites/{name}/{name}.key"), auth_supernode_public_key=None
+            auth_supernode_private_key=str(federation / f"sites/{name}/{name}.key"), auth_supernode_public_key=None
         )
         _, public = supernode._try_setup_client_authentication(words)
-        assert register.try_load_public_key(made / f"keys/{name}.pub") == keys.public_key_to_bytes(public)
+        assert register.try_load_public_key(federation / f"keys/{name}.pub") == keys.public_key_to_bytes(public)
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         ({"sites": []}, "no site is named"),
         ({"sites": ["a", "b", "a"]}, "'a' is the name of another"),
@@ -236,10 +240,10 @@ def test_flower_reads_the_keys(made: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ({"tls": (Path("no.pem"),) * 3}, "tls: ca: no.pem cannot be read"),
     ],
 )
-def test_what_is_refused_leaves_nothing(tmp_path: Path, words: dict[str, Any], told: str) -> None:
+def test_what_is_refused_leaves_nothing(tmp_path: Path, words: dict[str, Any], expected: str) -> None:
     with pytest.raises(UserError) as caught:
         init(tmp_path / "fed", **{"sites": ["a"], **words})
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not tree(tmp_path)
 
@@ -316,8 +320,8 @@ def test_a_site_that_is_named_in_the_settings_stays(tmp_path: Path, monkeypatch:
     init(tmp_path, ["a"])
     real = os.replace
 
-    def late(made: Path, place: Path) -> None:
-        real(made, place)
+    def late(built: Path, place: Path) -> None:
+        real(built, place)
         if place.name == "server.toml":
             raise KeyboardInterrupt
 
@@ -440,8 +444,8 @@ def own(folder: Path) -> tuple[Path, Path, Path]:
     return folder / "tls/ca.pem", folder / "tls/server.pem", folder / "tls/server.key"
 
 
-def test_a_certificate_of_ones_own(made: Path, tmp_path: Path) -> None:
-    written = init(tmp_path, ["a"], host="fed.example.org", tls=own(made))
+def test_a_certificate_of_ones_own(federation: Path, tmp_path: Path) -> None:
+    written = init(tmp_path, ["a"], host="fed.example.org", tls=own(federation))
     assert [path.name for path in written if path.parent.name == "tls"] == ["ca.pem", "server.key", "server.pem"]
     assert "local tests" not in (tmp_path / "server.toml").read_text("utf-8")
     assert (tmp_path / "tls/server.key").stat().st_mode & 0o777 == 0o600
@@ -475,15 +479,17 @@ def _plain(folder: Path, name: str) -> tuple[Path, Path, Path]:
     return folder / "plain.pem", folder / "plain.pem", folder / "plain.key"
 
 
-def test_a_certificate_that_does_not_serve(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ca, certificate, key = own(made)
+def test_a_certificate_that_does_not_serve(
+    federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ca, certificate, key = own(federation)
     init(tmp_path / "other", ["a"])
     other = own(tmp_path / "other")
     with monkeypatch.context() as patch:
         patch.setattr(certificates, "YEAR", -timedelta(hours=1))
         init(tmp_path / "old", ["a"])
     plain = _plain(tmp_path, "fed.example.org")
-    for files, host, told in (
+    for files, host, expected in (
         ((key, certificate, key), "fed.example.org", f"tls: ca: {key} holds no certificate"),
         ((ca, key, key), "fed.example.org", f"tls: certificate: {key} holds no certificate"),
         ((ca, certificate, ca), "fed.example.org", f"tls: key: {ca} holds no private key"),
@@ -497,7 +503,7 @@ def test_a_certificate_that_does_not_serve(made: Path, tmp_path: Path, monkeypat
     ):
         with pytest.raises(UserError) as caught:
             init(tmp_path / "fed", ["a"], host=host, tls=files)
-        assert told in str(caught.value)
+        assert expected in str(caught.value)
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "fed").exists()
 

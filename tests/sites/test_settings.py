@@ -31,14 +31,14 @@ def server(tmp_path: Path) -> Writes:
         path.chmod(0o600)
 
     def write(words: dict[str, Any] | None = None, /, **tables: Any) -> Path:
-        made: dict[str, Any] = {
+        content: dict[str, Any] = {
             "format": 2,
             "host": "fed.example.org",
             "tls": {"ca": "tls/ca.pem", "certificate": "tls/server.pem", "key": "tls/server.key"},
             "sites": {"a": "keys/a.pub"},
             **(words or {}),
         }
-        return _written(tmp_path / "server.toml", made, tables)
+        return _written(tmp_path / "server.toml", content, tables)
 
     return write
 
@@ -51,7 +51,7 @@ def site(tmp_path: Path) -> Writes:
     (tmp_path / "a.key").chmod(0o600)
 
     def write(words: dict[str, Any] | None = None, /, **tables: Any) -> Path:
-        made: dict[str, Any] = {
+        content: dict[str, Any] = {
             "format": 2,
             "name": "a",
             "server": "fed.example.org:9440",
@@ -61,15 +61,15 @@ def site(tmp_path: Path) -> Writes:
             "data": {"train": "train.csv"},
             **(words or {}),
         }
-        return _written(tmp_path / "site.toml", made, tables)
+        return _written(tmp_path / "site.toml", content, tables)
 
     return write
 
 
-def _written(path: Path, made: dict[str, Any], tables: dict[str, Any]) -> Path:
+def _written(path: Path, content: dict[str, Any], tables: dict[str, Any]) -> Path:
     for key, table in tables.items():
-        made[key] = {**made.get(key, {}), **table} if isinstance(table, dict) else table
-    path.write_text(tomlkit.dumps({key: value for key, value in made.items() if value is not None}), "utf-8")
+        content[key] = {**content.get(key, {}), **table} if isinstance(table, dict) else table
+    path.write_text(tomlkit.dumps({key: value for key, value in content.items() if value is not None}), "utf-8")
     return path
 
 
@@ -166,7 +166,7 @@ def test_sources_are_paths_where_they_can_be(site: Writes, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("words", "tables", "told"),
+    ("words", "tables", "expected"),
     [
         ({"host": None}, {}, ["host: is missing"]),
         ({"host": "https://fed.example.org"}, {}, ["host: 'https://fed", "without port"]),
@@ -208,13 +208,13 @@ def test_sources_are_paths_where_they_can_be(site: Writes, tmp_path: Path) -> No
     ],
 )
 def test_a_servers_wrong_word_gets_one_sentence(
-    server: Writes, words: dict[str, Any], tables: dict[str, Any], told: list[str]
+    server: Writes, words: dict[str, Any], tables: dict[str, Any], expected: list[str]
 ) -> None:
-    _refused(read_server, server(words, **tables), told)
+    _refused(read_server, server(words, **tables), expected)
 
 
 @pytest.mark.parametrize(
-    ("words", "tables", "told"),
+    ("words", "tables", "expected"),
     [
         ({"name": None}, {}, ["name: is missing"]),
         ({"name": ".."}, {}, ["name: '..' is no name of a site"]),
@@ -262,18 +262,18 @@ def test_a_servers_wrong_word_gets_one_sentence(
     ],
 )
 def test_a_sites_wrong_word_gets_one_sentence(
-    site: Writes, words: dict[str, Any], tables: dict[str, Any], told: list[str]
+    site: Writes, words: dict[str, Any], tables: dict[str, Any], expected: list[str]
 ) -> None:
-    _refused(read_site, site(words, **tables), told)
+    _refused(read_site, site(words, **tables), expected)
 
 
-def _refused(read: Callable[[Path], Any], path: Path, told: list[str]) -> None:
+def _refused(read: Callable[[Path], Any], path: Path, expected: list[str]) -> None:
     with pytest.raises(UserError) as caught:
         read(path)
     sentence = str(caught.value)
     assert sentence.startswith(f"{path}: ")
     assert "\n" not in sentence
-    for word in told:
+    for word in expected:
         assert word in sentence
 
 
@@ -308,7 +308,7 @@ def test_a_sites_key_is_in_openssh_form(site: Writes, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         (b"[tls\nca = 1", ["is not TOML", "line 1"]),
         (b"\xff\xfehost", ["is not UTF-8", "byte 0"]),
@@ -316,12 +316,12 @@ def test_a_sites_key_is_in_openssh_form(site: Writes, tmp_path: Path) -> None:
         (None, ["cannot be read", "No such file"]),
     ],
 )
-def test_a_file_that_is_no_settings(tmp_path: Path, content: bytes | None, told: list[str]) -> None:
+def test_a_file_that_is_no_settings(tmp_path: Path, content: bytes | None, expected: list[str]) -> None:
     path = tmp_path / "server.toml"
     if content is not None:
         path.write_bytes(content)
-    _refused(read_server, path, told)
-    _refused(read_site, path, told)
+    _refused(read_server, path, expected)
+    _refused(read_site, path, expected)
 
 
 def test_a_site_uses_a_jobs_words() -> None:

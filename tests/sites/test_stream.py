@@ -113,18 +113,18 @@ class Polite:
     need nothing of this.
     """
 
-    def __init__(self, far: ActivationClient, lock: Any, begun: Callable[[], None]) -> None:
-        self.far, self.lock, self.begun = far, lock, begun
+    def __init__(self, link: ActivationClient, lock: Any, begun: Callable[[], None]) -> None:
+        self.link, self.lock, self.begun = link, lock, begun
 
     def begin(self, pace: ScheduleSpan) -> None:
-        self._wait(self.far.begin, pace)
+        self._wait(self.link.begin, pace)
         self.begun()
 
     def forward(self, message: Tensors) -> Tensors:
-        return self._wait(self.far.forward, message)
+        return self._wait(self.link.forward, message)
 
     def backward(self, message: Tensors) -> Tensors:
-        return self._wait(self.far.backward, message)
+        return self._wait(self.link.backward, message)
 
     def _wait(self, way: Callable[[Any], Any], message: Any) -> Any:
         place = torch.get_rng_state()
@@ -198,7 +198,7 @@ class Threads:
         shared = self.shared[client]
         address = f"127.0.0.1:{self.server.port}"
         try:
-            with ActivationClient(address, request, self.tokens[client], self.papers.ca, LONG) as far, lock:
+            with ActivationClient(address, request, self.tokens[client], self.papers.ca, LONG) as link, lock:
                 for part, sent in request.parts.items():
                     shared[part] = request.versions[part], dequantize(sent)
                 reply = finish(
@@ -211,7 +211,7 @@ class Threads:
                         self.tests.get(client),
                         Store(self.folder / client),
                         lambda *_: None,
-                        Polite(far, lock, begun.set),
+                        Polite(link, lock, begun.set),
                     )
                 )
             replies.put(reply)
@@ -363,7 +363,7 @@ class House:
     def expect(self, *requests: Request) -> None:
         self.server.expect(requests, {request.client: f"token of {request.client}" for request in requests})
 
-    def far(
+    def connect(
         self, request: Request, token: str = "", deadline: float = LONG, ca: bytes | None = b""
     ) -> ActivationClient:
         given = self.papers.ca if ca == b"" else ca
@@ -379,11 +379,11 @@ class House:
     ) -> None:
         """A client's session, canceled after ``until`` messages; ``before`` is called with the number of each."""
         request = asked(who) if isinstance(who, str) else who
-        with self.far(request, **options) as far:
-            messages: list[Callable[[], object]] = [partial(far.begin, ScheduleSpan(steps, steps))]
+        with self.connect(request, **options) as link:
+            messages: list[Callable[[], object]] = [partial(link.begin, ScheduleSpan(steps, steps))]
             for step in range(steps):
-                messages.append(partial(far.forward, states(request.client, step)))
-                messages.append(partial(far.backward, gradients(request.client, step)))
+                messages.append(partial(link.forward, states(request.client, step)))
+                messages.append(partial(link.backward, gradients(request.client, step)))
             for said, message in enumerate(messages[:until]):
                 before(said)
                 message()
@@ -507,11 +507,11 @@ def test_strangers_and_strange_visits_are_refused(
 def test_a_visit_has_one_stream(house: Callable[..., House]) -> None:
     here = house(copies=True)
     here.expect(asked("a"))
-    with here.far(asked("a")) as far:
-        far.begin(ScheduleSpan(1, 1))
+    with here.connect(asked("a")) as link:
+        link.begin(ScheduleSpan(1, 1))
         with pytest.raises(SessionFailed, match="not expected"):
             here.train("a")
-        batch(far, "a", 0)
+        batch(link, "a", 0)
     assert here.layers.taken("a")[0]
 
 
@@ -643,9 +643,9 @@ def test_who_is_silent_is_broken_off(house: Callable[..., House], takes: bool) -
     here = house(copies=False, deadline=1.0, batch_size=400)
     here.expect(asked("a"), asked("b"))
     if takes:
-        far = here.far(asked("a"))
-        far.begin(ScheduleSpan(2, 2))
-        far.forward(states("a", 0))
+        link = here.connect(asked("a"))
+        link.begin(ScheduleSpan(2, 2))
+        link.forward(states("a", 0))
     else:
         hold = threading.Event()
 
@@ -661,8 +661,8 @@ def test_who_is_silent_is_broken_off(house: Callable[..., House], takes: bool) -
     assert here.layers.results.keys() == {"b"}
     if takes:
         with pytest.raises(SessionFailed, match="silent for too long"):
-            far.backward(gradients("a", 0))
-        far.cancel()
+            link.backward(gradients("a", 0))
+        link.cancel()
     else:
         hold.set()
         stream.cancel()
@@ -766,11 +766,11 @@ def test_what_is_no_message_ends_its_own_stream_alone(
 def test_a_message_larger_than_any_batch_is_not_taken(house: Callable[..., House]) -> None:
     here = house(copies=True)
     here.expect(asked("a"))
-    far = here.far(asked("a"))
-    far.begin(ScheduleSpan(1, 1))
+    link = here.connect(asked("a"))
+    link.begin(ScheduleSpan(1, 1))
     with pytest.raises(SessionFailed, match=r"refuses: .*larger than max"):
-        far.forward({"activations": torch.zeros(2**20)})
-    far.cancel()
+        link.forward({"activations": torch.zeros(2**20)})
+    link.cancel()
 
 
 def test_a_failure_of_the_layers_tells_a_client_nothing_else(
@@ -842,25 +842,25 @@ def test_scores_need_no_turns_and_leave_no_weights(house: Callable[..., House]) 
     here.expect(*(asked(client, phase="evaluate") for client in "ab"))
     out = []
     for client in "ba":
-        with here.far(asked(client, phase="evaluate")) as far:
-            out.append(far.forward(states("a", 0))["activations"])
-            far.forward(states(client, 1))
+        with here.connect(asked(client, phase="evaluate")) as link:
+            out.append(link.forward(states("a", 0))["activations"])
+            link.forward(states(client, 1))
     assert torch.equal(*out)
     made, traffic = here.layers.taken("a")
     assert made == {}
     assert set(traffic) == {("up", "activations"), ("down", "activations")}
     here.expect(asked("a", phase="evaluate"))
-    far = here.far(asked("a", phase="evaluate"))
-    far.forward(states("a", 0))
+    link = here.connect(asked("a", phase="evaluate"))
+    link.forward(states("a", 0))
     with pytest.raises(SessionFailed, match="backward: cannot come now; expected forward or end"):
-        far.backward(gradients("a", 0))
-    far.cancel()
+        link.backward(gradients("a", 0))
+    link.cancel()
 
 
 def test_a_late_visit_is_not_taken_for_the_next(house: Callable[..., House]) -> None:
     here = house(copies=False)
     here.expect(asked("a"))
-    late = here.far(asked("a"))
+    late = here.connect(asked("a"))
     late.begin(ScheduleSpan(1, 1))
     here.server.drop("a")
     here.layers.begin(1)

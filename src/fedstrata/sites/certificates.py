@@ -24,7 +24,7 @@ class Certificates:
         certificate: the server's.
         key: the server's private key.
         ca_key: the CA's private key; None where it is somebody else's.
-        end: when the server's certificate ends; None where nobody has to be told.
+        end: when a new certificate ends; None for the user's own.
     """
 
     ca: bytes

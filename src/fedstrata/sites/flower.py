@@ -1,8 +1,7 @@
 """The transport over Flower: messages between the server and the sites, as opaque bytes.
 
-A message travels as one flat array. Both ends take Flower's tasks into a process of their own: at the server the
-process of the run, which has the loop; at a site the process that holds its rows and its model. So no code is sent
-to a site, no process is started for a message, and nothing is loaded twice.
+A message travels as one flat array. Both ends take Flower's tasks into processes that they run anyway: that of the
+run at the server, that with the rows and the model at a site. So no code is sent, and nothing is loaded twice.
 """
 
 from __future__ import annotations
@@ -198,9 +197,7 @@ def _acquire_task(address: str, ca: bytes | None, run: int, secret: bytes) -> st
             if acquired.token and acquired.task.run_id == run:
                 return str(acquired.token)
             time.sleep(0.1)
-    raise UserError(
-        f"federation: the server at {address} gave the run no task within {RETRY_SECONDS} s; start it again"
-    )
+    raise UserError(f"federation: server {address} gave the run no task within {RETRY_SECONDS} s; start it again")
 
 
 def _acquire(runtime: RuntimeHttpClient, kind: str) -> Any:

@@ -84,7 +84,7 @@ def failure_reason(log: str) -> str:
 
 REASONS = {
     "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not signed by this site's ca, or is another host's",
-    "[code: 2004]": "the server does not take this site in: its key is not registered there, or the site was "
+    "[code: 2004]": "the server does not accept this site: its key is not registered there, or the site was "
     "connected within the last minute",
     "WRONG_VERSION_NUMBER": "the server speaks plain text, this site TLS",
     "address already in use": "its port is taken",

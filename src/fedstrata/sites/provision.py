@@ -50,9 +50,7 @@ def init(
     _need_extra()
     listen = validated(Listen, {"host": host, "port": port, "stream_port": stream_port}, "federation")
     _check_names(sites)
-    if found := [name for name in ("server.toml", "tls", "keys", "sites") if os.path.lexists(folder / name)]:
-        held = "a federation already" if "server.toml" in found else f"{', '.join(found)}, which would be mixed up"
-        raise UserError(f"{folder}: holds {held}; name a new or empty folder")
+    _check_unused(folder)
     certificates = make_certificates(host) if tls is None else read_certificates(*tls, host)
     with _building(folder) as build:
         for name in ("tls", "keys", "sites"):
@@ -105,6 +103,12 @@ def _need_extra() -> None:
         import trustme  # noqa: F401
     except ImportError:
         raise UserError("federation: needs the extra 'flower': pip install 'fedstrata[flower]'") from None
+
+
+def _check_unused(folder: Path) -> None:
+    if found := [name for name in ENTRIES if os.path.lexists(folder / name)]:
+        what = "a federation already" if "server.toml" in found else f"{', '.join(found)}, which would be mixed up"
+        raise UserError(f"{folder}: holds {what}; name a new or empty folder")
 
 
 def _check_names(names: Sequence[str], taken: Iterable[str] = ()) -> None:

@@ -45,6 +45,7 @@ def serve(settings: ServerSettings, say: Say, insecure: bool = False) -> None:
     """
     from fedstrata.sites import flower_processes
 
+    flower_processes.prepare_flower()
     _check_insecure(insecure, settings.host)
     _check_port_free(settings.bind, settings.port)
     os.umask(PRIVATE_UMASK)

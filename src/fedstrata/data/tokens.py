@@ -31,10 +31,10 @@ class Tokens:
         offsets: example ``i`` is ``ids[offsets[i]:offsets[i + 1]]``, ``[n + 1]`` int64.
         rows: the row each example comes from, ``[n]`` int64, ascending; of a block of packed texts the row of its
             first token, in the order of the blocks.
-        words: for each id the place in its row of the word whose first piece it is, else -1, ``[sum of lengths]``
-            int64; made for texts that are lists of words.
-        types: for each id 0 in a pair's first text and 1 in its second, ``[sum of lengths]`` int8; made for pairs
-            where the tokenizer's model tells them apart.
+        words: for each id the index in its row of the word whose first piece it is, else -1,
+            ``[sum of lengths]`` int64; for texts that are lists of words only.
+        types: for each id 0 in a pair's first text and 1 in its second, ``[sum of lengths]`` int8; for pairs
+            only, and if the tokenizer's model has token types.
     """
 
     ids: npt.NDArray[np.int32]

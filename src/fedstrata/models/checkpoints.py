@@ -84,9 +84,7 @@ def load(
     """
     config = config_of(name, kind, labels, head)
     if not dropout:
-        for key, value in config.to_dict().items():
-            if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, float):
-                setattr(config, key, 0.0)
+        _disable_dropout(config)
     use_cache, config.use_cache = getattr(config, "use_cache", None), False
     tokenizer = tokenizer_of(name, kind)
     if config.pad_token_id is None:
@@ -96,22 +94,38 @@ def load(
         model, info = _pretrained(class_of(kind, config), name, config)
         parts = find_parts(model)
         carried = {} if "pooler" in parts.names else _pooler(name, config)
-    missing = set(info["missing_keys"]) | {key[0] for key in info["mismatched_keys"]}
-    fresh = tuple(part for part in parts.names if missing & parts.shapes[part].keys())
-    if stale_parts := [part for part in fresh if part not in ("pooler", "head", *remote)]:
-        raise UserError(
-            f"model {name}: its weights lack tensors of {', '.join(stale_parts[:3])} that its config.json "
-            f"({config.model_type}) asks for; weights and config must belong together"
-        )
+    fresh = _fresh(name, config, parts, info, remote)
+    _check_vocabulary(name, tokenizer, config)
+    stack = model.get_submodule(parts.stack)
+    for part in remote:
+        stack[parts[part].depth] = nn.Identity()
+    return Loaded(model, tokenizer, parts, fresh, carried, use_cache)
+
+
+def _check_vocabulary(name: str, tokenizer: Any, config: Any) -> None:
     if len(tokenizer) > config.vocab_size:
         raise UserError(
             f"model {name}: its tokenizer knows {len(tokenizer)} words, its embeddings {config.vocab_size}; "
             "they must belong together"
         )
-    stack = model.get_submodule(parts.stack)
-    for part in remote:
-        stack[parts[part].depth] = nn.Identity()
-    return Loaded(model, tokenizer, parts, fresh, carried, use_cache)
+
+
+def _disable_dropout(config: Any) -> None:
+    for key, value in config.to_dict().items():
+        if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, float):
+            setattr(config, key, 0.0)
+
+
+def _fresh(name: str, config: Any, parts: Parts, info: Any, remote: Sequence[str]) -> tuple[str, ...]:
+    """The parts with tensors that a checkpoint lacks, by transformers' ``info``: pooler and head at most."""
+    missing = set(info["missing_keys"]) | {key[0] for key in info["mismatched_keys"]}
+    fresh = tuple(part for part in parts.names if missing & parts.shapes[part].keys())
+    if lacking := [part for part in fresh if part not in ("pooler", "head", *remote)]:
+        raise UserError(
+            f"model {name}: its weights lack tensors of {', '.join(lacking[:3])} that its config.json "
+            f"({config.model_type}) asks for; weights and config must belong together"
+        )
+    return fresh
 
 
 def max_positions(model: Any) -> int:

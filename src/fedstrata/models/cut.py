@@ -1,4 +1,4 @@
-"""A model that is cut: some of its layers stand elsewhere, and hidden states go there and come back."""
+"""Split learning: a model some of whose layers the server holds; hidden states go there and come back."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ from fedstrata.wire.activations import (
 
 
 class SplitLink(Protocol):
-    """The way from a client to the server's layers and back, for one client and round.
+    """A client's connection to the server's layers, for one round.
 
     Messages are those of :mod:`fedstrata.wire.activations`.
     """
 
     def begin(self, pace: ScheduleSpan) -> None:
-        """Say how the client's steps go; before the first one."""
+        """Open the session with the client's place in the learning-rate schedule; before the first step."""
 
     def forward(self, message: Tensors) -> Tensors:
-        """What the layers make of a batch's hidden states."""
+        """The server's forward pass: the layers' output for a batch of hidden states."""
 
     def backward(self, message: Tensors) -> Tensors:
-        """The gradient of the loss by the states sent, from that by those received; then the layers step."""
+        """The server's backward pass and step: the gradient by its input, given that by its output."""
 
 
 class CutLayer(nn.Module):
-    """Stands in a client's stack for the layers of the server.
+    """Takes the place of the server's layers in a client's stack.
 
     Attributes:
-        link: the way to them.
+        link: the connection to them.
         dtype: the wire type.
-        lengths: tokens of each text of the batch at hand, ``[B]``; set before each forward pass.
+        lengths: tokens of each text of the current batch, ``[B]``; set before each forward pass.
     """
 
     def __init__(self, link: SplitLink, dtype: str) -> None:
@@ -58,7 +58,7 @@ class CutLayer(nn.Module):
         self.lengths = torch.empty(0)
 
     def forward(self, hidden: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        """Send ``[B, S, H]``, return what comes back; backward passes stop here, see :meth:`fetch`."""
+        """Send ``[B, S, H]``, return the server's output; autograd stops here, see :meth:`fetch`."""
         sent = {**encode_states(hidden.detach(), self.lengths, self.dtype), "lengths": self.lengths.int().cpu()}
         reply = self.link.forward(sent)
         states = decode_states(reply, len(sent["activations"]), hidden.shape[-1], self.dtype).to(hidden.device)
@@ -67,7 +67,7 @@ class CutLayer(nn.Module):
         return self.received
 
     def fetch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The states sent, and the loss's gradient by them, which comes back for that by the states received."""
+        """The hidden states that were sent, and the loss's gradient by them, which the server computes."""
         assert self.received.grad is not None
         rows = len(pack(self.received, self.lengths))
         reply = self.link.backward(encode_gradients(self.received.grad, self.lengths, self.dtype))
@@ -77,7 +77,7 @@ class CutLayer(nn.Module):
 
 @contextmanager
 def cut_at(model: nn.Module, parts: Parts, plan: Plan, cut: CutLayer) -> Iterator[None]:
-    """Inside, ``cut`` stands in the model's stack in place of the plan's layers of the server."""
+    """Inside the context, ``cut`` takes the place of the plan's server layers in the model's stack."""
     above, name = parts.stack.rsplit(".", 1)
     holder = model.get_submodule(above)
     stack = holder.get_submodule(name)
@@ -94,7 +94,7 @@ def cut_at(model: nn.Module, parts: Parts, plan: Plan, cut: CutLayer) -> Iterato
 def through(
     config: transformers.PreTrainedConfig, layers: list[nn.Module], hidden: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """What a model's layers make of hidden states ``[B, S, H]``; ``mask`` ``[B, S]`` is 1 at tokens."""
+    """The output of a model's layers for hidden states ``[B, S, H]``; ``mask`` ``[B, S]`` is 1 at tokens."""
     causal = config.model_type == "gpt2" or getattr(config, "is_decoder", False)
     make: Any = create_causal_mask if causal else create_bidirectional_mask
     options = {"past_key_values": None} if causal else {}
@@ -105,7 +105,7 @@ def through(
 
 
 def check_cut(parts: Parts) -> None:
-    """Refuse a model that cannot be cut.
+    """Refuse a model that cannot be split.
 
     Raises:
         UserError: its architecture is not splittable, or its head takes more than the last hidden state.
@@ -113,4 +113,6 @@ def check_cut(parts: Parts) -> None:
     if parts.architecture not in SPLITTABLE:
         raise UserError(f"model: {parts.architecture!r} cannot be split; expected one of: {', '.join(SPLITTABLE)}")
     if parts.head_layers:
-        raise UserError("[head] kind: takes the states of four layers, of which a split model has the last alone")
+        raise UserError(
+            "[head] kind: takes the hidden states of four layers; in split learning the client has only the last"
+        )

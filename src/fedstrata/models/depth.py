@@ -1,4 +1,4 @@
-"""A local model of other depth, without building one."""
+"""A local model of another depth, without building it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fedstrata.plan.parts import Parts
 
 @contextmanager
 def local_depth(model: nn.Module, parts: Parts, layers: Sequence[int]) -> Iterator[None]:
-    """Inside, ``model`` computes with layer ``layers[j]`` of its stack at position ``j``.
+    """Inside the context, ``model`` has layer ``layers[j]`` of its stack at position ``j``.
 
-    The modules themselves are reused: no weight is copied, a layer may stand twice, and training inside trains
-    the layer of the whole model.
+    The modules themselves are reused: no weight is copied, a layer may occur twice, and training it inside trains
+    the whole model's layer.
     """
     above, name = parts.stack.rsplit(".", 1)
     holder = model.get_submodule(above)

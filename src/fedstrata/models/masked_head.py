@@ -12,7 +12,7 @@ from torch import nn
 
 @contextmanager
 def head_at(model: Any, positions: torch.Tensor | tuple[torch.Tensor, ...]) -> Iterator[None]:
-    """Inside, the head of ``model`` sees only the hidden states at ``positions``.
+    """Inside the context, the head of ``model`` gets only the hidden states at ``positions``.
 
     Logits have shape ``[1, n, V]`` for the ``n`` true entries of ``positions`` (bool, ``[B, S]``, in row-major
     order, or its indices), in place of ``[B, S, V]``. The head acts on each position alone, so nothing else

@@ -1,4 +1,4 @@
-"""The memory of a training step, from shapes: the step is run with tensors that have a shape and no content."""
+"""Peak memory of a training step, measured by running one step on tensors that have shapes but no data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WEIGHT, GRADIENT, MOMENTS = 4, 4, 8
 
 
 def step_memory(auto: Any, config: transformers.PreTrainedConfig) -> Callable[[Plan, int, int, int, bool], int]:
-    """A function that tells what a client holds at the widest moment of a step of a model with this config.
+    """A function that gives the peak memory of a client's training step, for a model with this config.
 
     Args:
         auto: the Hugging Face class of the task.
@@ -51,7 +51,7 @@ def step_memory(auto: Any, config: transformers.PreTrainedConfig) -> Callable[[P
             return weights
         learns = tuple(
             f"layer.{i}" in plan.train for i in plan.local(parts)
-        )  # which layers they are does not matter
+        )  # only their places in the local model matter
         others = tuple(part for part in plan.train if not part.startswith("layer."))
         key = (learns, others, rows, width, predicted, bf16)
         if key not in known:
@@ -69,12 +69,12 @@ def saved_bytes(
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in names)
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-    kept: dict[int, torch.UntypedStorage] = {}  # storages, not sizes: one that is let go could hand on its address
+    saved: dict[int, torch.UntypedStorage] = {}  # storages, not sizes: the address of a freed one may be reused
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in own:
-            kept[storage._cdata] = storage
+            saved[storage._cdata] = storage
         return tensor
 
     model.train()
@@ -95,6 +95,6 @@ def saved_bytes(
         else:
             logits = model(**inputs).logits.flatten(0, -2)
         loss = functional.cross_entropy(logits.float(), torch.zeros(len(logits), dtype=torch.long))
-        total = sum(storage.nbytes() for storage in kept.values())
+        total = sum(storage.nbytes() for storage in saved.values())
         del loss
     return int(total)

@@ -1,7 +1,7 @@
-"""Finds the parts of a model from its architecture.
+"""Finds the parts of a model in its architecture.
 
 A tied tensor lives in one part only, the one where it is first met: the MLM decoder matrix is in ``embeddings``.
-Nothing here reads a weight, so a model on the ``meta`` device, made from a config alone, serves as well.
+No weights are read, so a model on the ``meta`` device, made from a config alone, works as well.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Division:
     prefix: str
     stack: str
     below: frozenset[str]
-    """Children of the base model that stand before its stack of layers, or hold it."""
+    """Children of the base model that come before its stack of layers, or hold it."""
 
     def key(self, name: str) -> _Key:
         if name.startswith(f"{self.stack}."):
@@ -53,16 +53,16 @@ class _Division:
         child = name[len(self.prefix) + 1 :].split(".")[0]
         if child == "pooler":
             return _Key("pooler")
-        return _Key("embeddings") if child in self.below else HEAD  # beside the stack: shared by its layers
+        return _Key("embeddings") if child in self.below else HEAD  # next to the stack: shared by its layers
 
 
 @dataclass
 class _Modules:
-    """What the modules that multiply come to.
+    """The linear modules of a model, by part.
 
     Attributes:
         linear: part -> weight elements of its linear modules, in order.
-        first: part -> the module that its input meets first.
+        first: part -> the first module that its input goes through.
         tied: linear elements of the head whose weight lives elsewhere.
         head_layers: layer of the head -> weight elements of its linear modules.
     """
@@ -151,7 +151,7 @@ def _modules(model: Any, division: _Division, shapes: Mapping[_Key, Mapping[str,
         elif isinstance(module, LINEAR):
             found.linear.setdefault(key, []).append(module.weight.numel())
             found.tied += module.weight.numel() * (f"{name}.weight" not in shapes.get(key, ()))
-    if branches > 1:  # a pooler or classifier that all share multiplies for each
+    if branches > 1:  # a shared pooler or classifier runs once per branch
         found.linear[_Key("pooler")] = found.linear.get(_Key("pooler"), []) * branches
         found.linear[HEAD] = found.linear[HEAD] * (branches // len(found.linear[HEAD]))
     return found

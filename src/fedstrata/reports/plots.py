@@ -17,7 +17,7 @@ from matplotlib.colors import ListedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from fedstrata.cost.target import FALLING
+from fedstrata.plan.kinds import LOWER_IS_BETTER
 from fedstrata.reports.parts import STACKED, PartRecord
 from fedstrata.reports.picture import picture, small, whole_numbers
 from fedstrata.reports.runs import Run, curve, model_parts, parts
@@ -75,7 +75,7 @@ def score_plot(runs: Sequence[Run], *against: Literal["round", "bytes", "flops"]
         if cost == "round":
             whole_numbers(axes)
     metric = runs[0].result["headline"]
-    panels[0].set_ylabel(f"{metric} (lower is better)" if metric in FALLING else metric)
+    panels[0].set_ylabel(f"{metric} (lower is better)" if metric in LOWER_IS_BETTER else metric)
     if len(runs) > 1:
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
@@ -100,7 +100,7 @@ def sweep_plot(metric: str, points: Sequence[tuple[str, float, float, float, flo
             mark, color = MARKS[i // len(COLORS) % len(MARKS)], COLORS[i % len(COLORS)]
             axes.errorbar(costs[place], mean, sd, fmt=mark, color=color, capsize=3, ms=6, label=_short(name))
         axes.set_xlabel(label)
-    panels[0].set_ylabel(f"{metric} (lower is better)" if metric in FALLING else metric)
+    panels[0].set_ylabel(f"{metric} (lower is better)" if metric in LOWER_IS_BETTER else metric)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
 

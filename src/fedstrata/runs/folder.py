@@ -15,7 +15,7 @@ from fedstrata.errors import UserError
 from fedstrata.job.tables import Job
 from fedstrata.plan.kinds import FORMAT
 from fedstrata.runs.result import write_result
-from fedstrata.wire.store import write_bytes
+from fedstrata.wire.files import write_bytes
 
 
 def check_output_dir(folder: Path, resume: bool) -> None:

@@ -36,7 +36,8 @@ from fedstrata.server.records import FileRecords
 from fedstrata.server.rounds import Half, Rounds, RoundSettings
 from fedstrata.server.server import Server
 from fedstrata.sites.federation import Federation, RemoteStage, names_of, remote_engine
-from fedstrata.wire.store import Store, write_bytes
+from fedstrata.wire.files import write_bytes
+from fedstrata.wire.store import Store
 
 Tell = Callable[[Event], None]
 

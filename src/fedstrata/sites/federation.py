@@ -36,7 +36,7 @@ from fedstrata.sites.messages import HelloHeader, StartHeader, encode_message
 from fedstrata.sites.serve import secret_file
 from fedstrata.sites.settings import ServerSettings, read_server
 from fedstrata.wire.codec import WireError
-from fedstrata.wire.store import write_bytes
+from fedstrata.wire.files import write_bytes
 
 if TYPE_CHECKING:
     from fedstrata.sites.activation_server import ActivationServer

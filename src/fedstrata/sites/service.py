@@ -46,7 +46,8 @@ from fedstrata.sites.messages import (
 from fedstrata.sites.settings import SiteSettings
 from fedstrata.sites.site import Reach, Site
 from fedstrata.wire.codec import WireError, check, wire_spec
-from fedstrata.wire.store import Store, write_bytes, write_tensors
+from fedstrata.wire.files import write_bytes
+from fedstrata.wire.store import Store, write_tensors
 
 LOG = logging.getLogger("fedstrata.site")
 FILES = re.compile(r"[\w-]+\.(json|txt|model|jinja)")

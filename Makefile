@@ -29,7 +29,7 @@ deploy-test: $(INSTALLED) ## three sites with TLS and keys: killed, refused, res
 lint: $(INSTALLED) ## check style, format and layers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/lint-imports --no-timings
+	$(BIN)/lint-imports
 
 format: $(INSTALLED) ## put the code into its format
 	$(BIN)/ruff check --fix

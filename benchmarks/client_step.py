@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from fedstrata.runs.setup import settle_precision
 from rich.console import Console
 from rich.table import Table
 
+from fedstrata.client.setup import settle_precision
 from fedstrata.client.trainer import Worker, finish
 from fedstrata.cost.flops import train_flops
 from fedstrata.data.tokens import Tokens

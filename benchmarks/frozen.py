@@ -22,11 +22,11 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from fedstrata.runs.setup import settle_precision
 from rich.console import Console
 from rich.table import Table
 
 from fedstrata.client.feature_cache import FeatureCache
+from fedstrata.client.setup import settle_precision
 from fedstrata.client.trainer import Worker, finish
 from fedstrata.data.tokens import Tokens
 from fedstrata.job.tables import Train

@@ -540,8 +540,8 @@ class Party:
         import numpy as np
         import torch
         import transformers
-        from fedstrata.runs.setup import settle_precision
 
+        from fedstrata.client.setup import settle_precision
         from fedstrata.client.trainer import Worker
         from fedstrata.data.tokens import Tokens
         from fedstrata.job.tables import Train

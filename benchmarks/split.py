@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from fedstrata.runs.setup import settle_precision
 from rich.console import Console
 from rich.table import Table
 
+from fedstrata.client.setup import settle_precision
 from fedstrata.client.trainer import Worker, finish
 from fedstrata.data.tokens import Tokens
 from fedstrata.job.tables import Train

@@ -18,11 +18,11 @@ import pytest
 import tomli_w
 import torch
 import transformers
-from fedstrata.runs.setup import check_plans
 from typer.testing import CliRunner
 
 from deployment import TRIED
 from fedstrata.cli import app
+from fedstrata.client.setup import check_plans
 from fedstrata.job.file import load
 from fedstrata.job.tables import Job
 from fedstrata.models.checkpoints import auto_class

@@ -11,24 +11,22 @@ import pytest
 import torch
 from torch import nn
 
+from fedstrata.client.answer import ClientData, Work, answer_request
 from fedstrata.client.dropout import DropoutRng
-from fedstrata.client.optimizer import adamw, memory_of, step
-from fedstrata.client.trainer import Worker, finish, handle
-from fedstrata.data.tokens import tokenize
+from fedstrata.client.optimizer import learning_rate, make_optimizer, memory_of, step
+from fedstrata.client.trainer import drain
+from fedstrata.exchanges.weights import WEIGHTS
 from fedstrata.job.tables import Train
-from fedstrata.models.parts import find_parts, part_tensors
-from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.schedule import ScheduleSpan
-from fedstrata.plan.streams import Streams
-from fedstrata.tasks import Examples
 from fedstrata.tasks.mlm import masked_lm
 from fedstrata.wire.store import Store
-from tiny import SENTENCES, tiny_model, tokenizer, train_config
+from roles import drawn_batches, make_runtime, sentences, train_request, weights_of
+from tiny import tiny_model, tokenizer, train_config
 
 
 def rates(local: Train, spans: list[tuple[float, float]], steps: int, epoch: int = 100) -> list[float]:
-    return [ScheduleSpan(steps, epoch, *span).rate(local, i) for span in spans for i in range(steps)]
+    return [learning_rate(local, ScheduleSpan(steps, epoch, *span), i) for span in spans for i in range(steps)]
 
 
 def test_a_constant_rate_is_constant() -> None:
@@ -69,7 +67,7 @@ def test_an_optimizer_goes_on_from_its_memory() -> None:
     memory: dict[str, torch.Tensor] = {}
     for half in (data[:3], data[3:]):
         trained = dict(model.named_parameters())
-        optimizer = adamw(trained, local, memory)
+        optimizer = make_optimizer(trained, local, memory)
         for batch in half:
             model(batch).square().mean().backward()
             step(optimizer, 0.1)
@@ -77,7 +75,7 @@ def test_an_optimizer_goes_on_from_its_memory() -> None:
     assert set(memory) == {f"{kind}|{name}" for kind in ("step", "exp_avg", "exp_avg_sq") for name in trained}
     for name, weight in whole.named_parameters():
         torch.testing.assert_close(model.get_parameter(name), weight, rtol=1e-5, atol=1e-6)
-    fresh = adamw(dict(model.named_parameters()), local, {})
+    fresh = make_optimizer(dict(model.named_parameters()), local, {})
     assert memory_of(fresh, dict(model.named_parameters())) == {}
 
 
@@ -85,27 +83,21 @@ def test_an_optimizer_goes_on_from_its_memory() -> None:
 def test_a_clients_optimizer_is_kept_or_begins_anew(kept: bool, tmp_path: Path) -> None:
     """Two rounds against one of two epochs: the same only where the optimizer goes on."""
     quiet: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    tokens = tokenize([text for text, _ in SENTENCES], tokenizer(), 32, "truncate")
+    train = {"batch_size": 4, "learning_rate": 1e-2, "optimizer_state": "persist" if kept else "reset"}
     model = tiny_model(**quiet)
-    local = train_config(batch_size=4, learning_rate=1e-2, optimizer_state="persist" if kept else "reset")
-    worker = Worker(
-        model, find_parts(model), masked_lm(tokenizer(), len(tokenizer()), 0.15, False), local, Streams(0)
-    )
-    names = worker.parts.names
+    runtime = make_runtime(model, masked_lm(tokenizer(), len(tokenizer()), 0.15, False), **train)
+    names = runtime.working.parts.names
     plan = Plan((0, 1, 2), names, (), names)
-    start = {
-        part: (0, {n: t.clone() for n, t in part_tensors(model, worker.parts, [part]).items()}) for part in names
-    }
+    start = {part: (0, tensors) for part, tensors in weights_of(runtime.working).items()}
+    data = ClientData(sentences(), np.arange(12), sentences(), {}, Store(tmp_path))
     reference = copy.deepcopy(model)
-    plain = adamw(dict(reference.named_parameters()), local, {})
+    plain = make_optimizer(dict(reference.named_parameters()), runtime.trainer.train, {})
     for round in range(2):
-        for *_, batch in worker._batches(round, "a", Examples(tokens), np.arange(12)):
-            worker.task.loss(reference, batch).backward()
+        for batch in drawn_batches(runtime.trainer, np.arange(12), round=round):
+            runtime.trainer.task.loss(reference, batch).backward()
             step(plain, 1e-2)
-        request = Request(round, "a", plan, "train", {}, {})
-        finish(
-            handle(worker, request, start, Examples(tokens), np.arange(12), None, Store(tmp_path), lambda *_: None)
-        )
+        work = Work(runtime, train_request(plan, round), start, data, lambda *_: None)
+        drain(answer_request(work, WEIGHTS.handlers))
     equal = all(torch.equal(p, reference.get_parameter(name)) for name, p in model.named_parameters())
     assert equal == kept
 

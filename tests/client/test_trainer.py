@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,54 +12,45 @@ import pytest
 import torch
 from torch import nn
 
-from fedstrata.client.trainer import Worker, finish, handle
-from fedstrata.data.tokens import tokenize
-from fedstrata.models.parts import find_parts, part_tensors
+from fedstrata.client.answer import ClientData, ClientRuntime, Work, answer_request
+from fedstrata.client.trainer import drain
+from fedstrata.exchanges.weights import WEIGHTS
+from fedstrata.models.parts import part_tensors
 from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import Plan
-from fedstrata.plan.streams import Streams
-from fedstrata.tasks import Batch, Examples, Task
+from fedstrata.tasks import Batch, Task
 from fedstrata.tasks.classify import Classify
 from fedstrata.tasks.mlm import masked_lm
-from fedstrata.wire.codec import dequantize, quantize
+from fedstrata.wire.codec import Wire, dequantize, make_codec, quantize
 from fedstrata.wire.store import Store
-from tiny import SENTENCES, tiny_model, tokenizer, train_config
+from roles import drawn_batches, make_runtime, sentences, train_round, weights_of
+from tiny import tiny_model, tokenizer, words
 
 QUIET = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 KIND = {**QUIET, "num_labels": 3}
 
 
 def mlm(full: bool = False) -> Task:
-    return masked_lm(tokenizer(), 5 + len({*_words()}), 0.15, full)
+    return masked_lm(tokenizer(), 5 + len(words()), 0.15, full)
 
 
-def _words() -> list[str]:
-    from tiny import words
-
-    return words()
-
-
-def sentences() -> Examples:
-    tokens = tokenize([text for text, _ in SENTENCES], tokenizer(), 32, "truncate")
-    names = sorted({label for _, label in SENTENCES})
-    return Examples(tokens, np.asarray([names.index(label) for _, label in SENTENCES]))
+def roles(task: Task | None = None, model: Any = None, **train: Any) -> ClientRuntime:
+    return make_runtime(
+        model or tiny_model(**QUIET), task or mlm(), **{"batch_size": 4, "learning_rate": 1e-3, **train}
+    )
 
 
-def worker(task: Task | None = None, model: Any = None, **local: Any) -> Worker:
-    model = model or tiny_model(**QUIET)
-    settings = train_config(**{"batch_size": 4, "learning_rate": 1e-3, **local})
-    return Worker(model, find_parts(model), task or mlm(), settings, Streams(0))
-
-
-def train(made: Worker, plan: Plan, index: list[int] | None = None) -> tuple[float, dict[str, torch.Tensor]]:
+def train(
+    runtime: ClientRuntime, plan: Plan, index: list[int] | None = None
+) -> tuple[float, dict[str, torch.Tensor]]:
     """Train round 0 as client "a"; the mean loss and all weights after."""
-    which = np.arange(12) if index is None else np.asarray(index)
-    reply, _ = finish(made.training(plan, 0, "a", sentences(), which, lambda *_: None))
-    return reply.loss, {name: p.detach().clone() for name, p in made.model.named_parameters()}
+    reply = train_round(runtime, plan, np.arange(12) if index is None else np.asarray(index))
+    return reply.loss, {name: p.detach().clone() for name, p in runtime.working.model.named_parameters()}
 
 
-def full_plan(made: Worker) -> Plan:
-    return Plan(tuple(range(made.parts.depth)), made.parts.names, made.parts.names)
+def full_plan(runtime: ClientRuntime) -> Plan:
+    parts = runtime.working.parts
+    return Plan(tuple(range(parts.depth)), parts.names, parts.names)
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], tolerance: float = 1e-3) -> None:
@@ -103,8 +95,8 @@ def test_a_round_equals_plain_pytorch(kind: str) -> None:
     task = mlm() if kind == "mlm" else Classify(0, ("eye", "heart", "kidney"))
     model = tiny_model(head=kind, num_labels=3, **QUIET) if kind == "classify" else tiny_model(**QUIET)
     reference = copy.deepcopy(model)
-    made = worker(task, model, epochs=2)
-    batches = [batch for *_, batch in made._batches(0, "a", sentences(), np.arange(12))]
+    made = roles(task, model, epochs=2)
+    batches = drawn_batches(made.trainer, np.arange(12))
     assert len(batches) == 6
     loss, weights = train(made, full_plan(made))
     assert loss == pytest.approx(np.mean(plain(reference, batches)), rel=1e-5)
@@ -114,15 +106,15 @@ def test_a_round_equals_plain_pytorch(kind: str) -> None:
 def test_the_learning_rate_decays_with_every_local_epoch() -> None:
     model = tiny_model(**QUIET)
     reference = copy.deepcopy(model)
-    made = worker(mlm(), model, epochs=2, decay=0.1)
-    batches = [batch for *_, batch in made._batches(0, "a", sentences(), np.arange(12))]
+    made = roles(mlm(), model, epochs=2, lr_decay=0.1)
+    batches = drawn_batches(made.trainer, np.arange(12))
     _, weights = train(made, full_plan(made))
     plain(reference, batches, rates=[1e-3] * 3 + [1e-4] * 3)
     same(weights, dict(reference.named_parameters()))
 
 
 def test_masked_head_equals_full_head() -> None:
-    one, two = worker(mlm(full=False)), worker(mlm(full=True))
+    one, two = roles(mlm(full=False)), roles(mlm(full=True))
     loss, weights = train(one, full_plan(one))
     loss_full, weights_full = train(two, full_plan(two))
     assert loss == pytest.approx(loss_full, rel=1e-6)
@@ -131,18 +123,20 @@ def test_masked_head_equals_full_head() -> None:
 
 def test_padding_to_the_batch_equals_padding_to_the_maximum() -> None:
     """Same batches, same masks: padding must neither be attended to nor predicted."""
-    made = worker(Classify(0, ("eye", "heart", "kidney")), tiny_model(head="classify", num_labels=3, **QUIET))
+    made = roles(Classify(0, ("eye", "heart", "kidney")), tiny_model(head="classify", num_labels=3, **QUIET))
     examples, index = sentences(), np.arange(12)
-    quantize = made.task.batch(examples, index, np.random.default_rng(0))
-    wide = made.task.batch(examples, index, np.random.default_rng(0), 32)
-    assert quantize.inputs["input_ids"].shape[1] < wide.inputs["input_ids"].shape[1] == 32
+    narrow = made.trainer.task.batch(examples, index, np.random.default_rng(0))
+    wide = made.trainer.task.batch(examples, index, np.random.default_rng(0), 32)
+    assert narrow.inputs["input_ids"].shape[1] < wide.inputs["input_ids"].shape[1] == 32
     losses, grads = [], []
-    for batch in (quantize, wide):
-        made.model.zero_grad()
-        loss = made.task.loss(made.model, batch)
+    for batch in (narrow, wide):
+        made.working.model.zero_grad()
+        loss = made.trainer.task.loss(made.working.model, batch)
         loss.backward()
         losses.append(loss.item())
-        grads.append({name: p.grad.clone() for name, p in made.model.named_parameters() if p.grad is not None})
+        grads.append(
+            {name: p.grad.clone() for name, p in made.working.model.named_parameters() if p.grad is not None}
+        )
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     for name, grad in grads[0].items():
         torch.testing.assert_close(grad, grads[1][name], atol=1e-6, rtol=1e-4)
@@ -151,8 +145,8 @@ def test_padding_to_the_batch_equals_padding_to_the_maximum() -> None:
 def test_batches_by_length_hold_the_same_examples_with_less_padding() -> None:
     drawn = {}
     for by_length in (True, False):
-        made = worker(by_length=by_length, batch_size=2)
-        batches = [batch for *_, batch in made._batches(0, "a", sentences(), np.arange(12))]
+        made = roles(group_by_length=by_length, batch_size=2)
+        batches = drawn_batches(made.trainer, np.arange(12))
         seen = sorted(int(batch.inputs["attention_mask"][i].sum()) for batch in batches for i in range(2))
         drawn[by_length] = seen, sum(batch.work.tokens for batch in batches)
     assert drawn[True][0] == drawn[False][0]
@@ -160,7 +154,7 @@ def test_batches_by_length_hold_the_same_examples_with_less_padding() -> None:
 
 
 def test_bf16_agrees_with_fp32_within_its_rounding() -> None:
-    one, two = worker(), worker(bf16=True)
+    one, two = roles(), roles(precision="bf16")
     loss, weights = train(one, full_plan(one))
     loss_bf16, weights_bf16 = train(two, full_plan(two))
     assert loss != loss_bf16, "bf16 was not used"
@@ -173,38 +167,44 @@ def test_bf16_agrees_with_fp32_within_its_rounding() -> None:
 
 
 def test_no_graph_below_the_lowest_trained_part_and_the_same_update() -> None:
-    made = worker()
+    made = roles()
     plan = Plan((0, 1, 2), ("layer.1", "head"), ("layer.1", "head"))
     outputs: dict[str, torch.Tensor] = {}
-    for i, layer in enumerate(made.model.bert.encoder.layer):
+    for i, layer in enumerate(made.working.model.bert.encoder.layer):
         layer.register_forward_hook(lambda _m, _i, out, i=i: outputs.update({f"layer.{i}": out}))
-    whole = worker()
+    whole = roles()
     _, frozen = train(made, plan, [0, 1, 2])
     assert not outputs["layer.0"].requires_grad
     assert outputs["layer.1"].requires_grad
     everything = full_plan(whole)
-    batches = [batch for *_, batch in whole._batches(0, "a", sentences(), np.arange(3))]
-    whole._trainable(everything)
-    own = part_tensors(whole.model, whole.parts, plan.train)
+    batches = drawn_batches(whole.trainer, np.arange(3))
+    whole.working.trainable(everything)
+    own = part_tensors(whole.working.model, whole.working.parts, plan.train)
     optimizer = torch.optim.AdamW(
         [
-            {"params": [whole.model.get_parameter(n) for n in own if own[n].ndim > 1], "weight_decay": 0.01},
-            {"params": [whole.model.get_parameter(n) for n in own if own[n].ndim == 1], "weight_decay": 0.0},
+            {
+                "params": [whole.working.model.get_parameter(n) for n in own if own[n].ndim > 1],
+                "weight_decay": 0.01,
+            },
+            {
+                "params": [whole.working.model.get_parameter(n) for n in own if own[n].ndim == 1],
+                "weight_decay": 0.0,
+            },
         ],
         lr=1e-3,
     )
-    whole.model.train()
+    whole.working.model.train()
     for batch in batches:
-        whole.task.loss(whole.model, batch).backward()
+        whole.trainer.task.loss(whole.working.model, batch).backward()
         optimizer.step()
-    same(frozen, dict(whole.model.named_parameters()))
-    for name, p in made.model.named_parameters():
+    same(frozen, dict(whole.working.model.named_parameters()))
+    for name, p in made.working.model.named_parameters():
         moved = not torch.equal(p, tiny_model(**QUIET).get_parameter(name))
         assert moved == (name in own), name
 
 
 def test_optimizer_state_only_for_what_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = worker()
+    made = roles()
     kept: list[torch.optim.Optimizer] = []
     original = torch.optim.AdamW.step
 
@@ -215,27 +215,27 @@ def test_optimizer_state_only_for_what_is_trained(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     train(made, Plan((0, 1, 2), ("layer.1", "head")))
     held = {id(p) for p in kept[-1].state}
-    names = {name for name, p in made.model.named_parameters() if id(p) in held}
-    assert names == {name for part in ("layer.1", "head") for name in made.parts.shapes[part]}
+    names = {name for name, p in made.working.model.named_parameters() if id(p) in held}
+    assert names == {name for part in ("layer.1", "head") for name in made.working.parts.shapes[part]}
 
 
 def test_a_shallower_local_model_trains_the_layer_of_the_whole_one() -> None:
-    made = worker()
-    before = {name: p.detach().clone() for name, p in made.model.named_parameters()}
+    made = roles()
+    before = {name: p.detach().clone() for name, p in made.working.model.named_parameters()}
     _, after = train(made, Plan((0, 2), ("layer.0", "head")))
-    own = {name for part in ("layer.0", "head") for name in made.parts.shapes[part]}
+    own = {name for part in ("layer.0", "head") for name in made.working.parts.shapes[part]}
     assert {name for name in after if not torch.equal(before[name], after[name])} == own
 
 
 def test_fedprox_is_half_mu_times_the_squared_distance_over_what_is_sent() -> None:
     """One step from the received weights has no pull; the second step's gradient gains mu (w - w_t)."""
     mu = 10.0
-    made, reference = worker(proximal_mu=mu, batch_size=6), tiny_model(**QUIET)
+    made, reference = roles(proximal_mu=mu, batch_size=6), tiny_model(**QUIET)
     plan = Plan((0, 1, 2), ("layer.1", "head"), ("layer.1",), ("head",))
-    shared = set(made.parts.shapes["layer.1"])
-    batches = [batch for *_, batch in made._batches(0, "a", sentences(), np.arange(12))]
+    shared = set(made.working.parts.shapes["layer.1"])
+    batches = drawn_batches(made.trainer, np.arange(12))
     start = {name: p.detach().clone() for name, p in reference.named_parameters()}
-    own = [name for part in plan.train for name in made.parts.shapes[part]]
+    own = [name for part in plan.train for name in made.working.parts.shapes[part]]
     for name, p in reference.named_parameters():
         p.requires_grad_(name in own)
     optimizer = torch.optim.AdamW(
@@ -247,7 +247,7 @@ def test_fedprox_is_half_mu_times_the_squared_distance_over_what_is_sent() -> No
     )
     for batch in batches:
         optimizer.zero_grad()
-        made.task.loss(reference, batch).backward()
+        made.trainer.task.loss(reference, batch).backward()
         for name in own:
             p = reference.get_parameter(name)
             if name in shared:
@@ -255,18 +255,23 @@ def test_fedprox_is_half_mu_times_the_squared_distance_over_what_is_sent() -> No
         optimizer.step()
     weights = train(made, plan)[1]
     same(weights, dict(reference.named_parameters()))
-    _, without = train(worker(batch_size=6), plan)
+    _, without = train(roles(batch_size=6), plan)
     name = "bert.encoder.layer.1.output.dense.weight"
     pulled, unpulled = ((w[name] - start[name]).norm() for w in (weights, without))
     assert pulled < unpulled
 
 
 def test_dropout_comes_from_the_clients_own_stream() -> None:
-    noisy = worker(model=tiny_model())
-    start = {name: p.detach().clone() for name, p in noisy.model.named_parameters()}
+    noisy = roles(model=tiny_model())
+    start = {name: p.detach().clone() for name, p in noisy.working.model.named_parameters()}
 
     def restart() -> None:
-        noisy.load({part: (None, {n: start[n] for n in noisy.parts.shapes[part]}) for part in noisy.parts.names})
+        noisy.working.load(
+            {
+                part: (None, {n: start[n] for n in noisy.working.parts.shapes[part]})
+                for part in noisy.working.parts.names
+            }
+        )
 
     first = train(noisy, full_plan(noisy))[0]
     restart()
@@ -276,58 +281,57 @@ def test_dropout_comes_from_the_clients_own_stream() -> None:
     assert first == again
     assert torch.equal(state, torch.random.get_rng_state()), "the global stream was touched"
     restart()
-    turn = noisy.training(full_plan(noisy), 0, "b", sentences(), np.arange(12), lambda *_: None)
-    other = finish(turn)[0].loss
+    other = train_round(noisy, full_plan(noisy), client="b").loss
     assert other != first
 
 
 def test_steps_and_epochs_bound_the_round() -> None:
     told: list[tuple[int, int]] = []
-    made = worker(epochs=3, steps=4, batch_size=5)
-    turn = made.training(full_plan(made), 0, "a", sentences(), np.arange(12), lambda s, t, *_: told.append((s, t)))
-    reply, _ = finish(turn)
+    made = roles(epochs=3, steps=4, batch_size=5)
+    reply = train_round(made, full_plan(made), callback=lambda s, t, *_: told.append((s, t)))
     assert reply.steps == 4
     assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    free = worker(epochs=3, batch_size=5)
-    turn = free.training(full_plan(made), 0, "a", sentences(), np.arange(12), lambda *_: None)
-    assert finish(turn)[0].steps == 9
+    free = roles(epochs=3, batch_size=5)
+    assert train_round(free, full_plan(free)).steps == 9
 
 
 def test_a_loaded_part_is_copied_once() -> None:
-    made = worker()
-    one = {n: torch.full_like(t, 1.0) for n, t in part_tensors(made.model, made.parts, ["layer.0"]).items()}
-    made.load({"layer.0": (5, one)})
-    assert all(t.eq(1).all() for t in part_tensors(made.model, made.parts, ["layer.0"]).values())
+    made = roles()
+    one = {
+        n: torch.full_like(t, 1.0)
+        for n, t in part_tensors(made.working.model, made.working.parts, ["layer.0"]).items()
+    }
+    made.working.load({"layer.0": (5, one)})
+    assert all(t.eq(1).all() for t in part_tensors(made.working.model, made.working.parts, ["layer.0"]).values())
     two = {n: torch.full_like(t, 2.0) for n, t in one.items()}
-    made.load({"layer.0": (5, two)})
-    assert all(t.eq(1).all() for t in part_tensors(made.model, made.parts, ["layer.0"]).values()), (
-        "same tag, same tensors"
-    )
+    made.working.load({"layer.0": (5, two)})
+    assert all(
+        t.eq(1).all() for t in part_tensors(made.working.model, made.working.parts, ["layer.0"]).values()
+    ), "same tag, same tensors"
     train(made, Plan((0, 1, 2), ("layer.0",)))
-    made.load({"layer.0": (5, one)})
-    assert all(t.eq(1).all() for t in part_tensors(made.model, made.parts, ["layer.0"]).values()), "trained since"
+    made.working.load({"layer.0": (5, one)})
+    assert all(
+        t.eq(1).all() for t in part_tensors(made.working.model, made.working.parts, ["layer.0"]).values()
+    ), "trained since"
 
 
 @pytest.fixture
 def ask(tmp_path: Any) -> Callable[..., Any]:
-    made = worker()
-    start = {
-        part: (0, {n: t.clone() for n, t in part_tensors(made.model, made.parts, [part]).items()})
-        for part in made.parts.names
-    }
+    made = roles()
+    start = {part: (0, tensors) for part, tensors in weights_of(made.working).items()}
+    data = ClientData(sentences(), np.arange(12), sentences(), {}, Store(tmp_path))
 
-    def call(plan: Plan, round: int, phase: str = "train", dtype: str = "fp32") -> Any:
-        versions = {part: 0 for part in plan.builds(made.parts) if part not in plan.keep}
+    def call(plan: Plan, round: int, phase: Any = "train", dtype: str = "fp32") -> Any:
+        versions = {part: 0 for part in plan.builds(made.working.parts) if part not in plan.keep}
         request = Request(round, "a", plan, phase, versions, {})
-        made.dtype = dtype
-        return finish(
-            handle(made, request, start, sentences(), np.arange(12), None, Store(tmp_path), lambda *_: None)
-        )
+        runtime = replace(made, wire=Wire(make_codec(dtype)), dtype=dtype)
+        work = Work(runtime, request, start, data, lambda *_: None)
+        return drain(answer_request(work, WEIGHTS.handlers))
 
     return call
 
 
-def test_handle_sends_what_the_plan_sends_and_keeps_the_rest(ask: Callable[..., Any], tmp_path: Any) -> None:
+def test_a_client_sends_what_the_plan_sends_and_keeps_the_rest(ask: Callable[..., Any], tmp_path: Any) -> None:
     plan = Plan((0, 1, 2), ("layer.1", "layer.2", "head"), ("layer.1",), ("layer.2", "head"))
     reply = ask(plan, 0)
     assert set(reply.weights) == {"layer.1"}
@@ -340,7 +344,7 @@ def test_handle_sends_what_the_plan_sends_and_keeps_the_rest(ask: Callable[..., 
     assert ask(plan, 1).loss == again.loss, "a round that is run again starts from the round before"
 
 
-def test_handle_sends_in_the_wire_type(ask: Callable[..., Any]) -> None:
+def test_a_client_sends_in_the_wire_type(ask: Callable[..., Any]) -> None:
     reply = ask(Plan((0,), ("layer.0",), ("layer.0",)), 0, dtype="bf16")
     assert {t.dtype for t in reply.weights["layer.0"].values()} == {torch.bfloat16}
 
@@ -350,8 +354,8 @@ def test_what_a_message_left_out_is_kept_for_the_next(ask: Callable[..., Any], t
     plan, name = Plan((0,), ("layer.0",), ("layer.0",)), "bert.encoder.layer.0.output.dense.weight"
     exact = [ask(plan, round).weights["layer.0"][name] for round in (0, 1)]
     sent = [dequantize(ask(plan, round, dtype="int8").weights["layer.0"])[name] for round in (0, 1)]
-    rest = Store(tmp_path).rest.load(2)
-    assert rest.keys() == worker().parts.shapes["layer.0"].keys()
+    rest = Store(tmp_path).residual.load(2)
+    assert rest.keys() == roles().working.parts.shapes["layer.0"].keys()
     assert torch.allclose(sum(sent) + rest[name], sum(exact), atol=1e-6)
     alone = dequantize(quantize({name: exact[1]}, "int8"))[name]
     assert not sent[1].equal(alone), "the second message holds the first one's rest"

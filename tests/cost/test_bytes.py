@@ -7,9 +7,8 @@ import torch
 import transformers
 
 from fedstrata.cost.bytes import payload
-from fedstrata.cost.ledger import size
 from fedstrata.models.parts import find_parts, part_tensors
-from fedstrata.wire.codec import DTYPES, encode, quantize
+from fedstrata.wire.codec import DTYPES, encode_tensors, payload_bytes, quantize
 from tiny import tiny_model
 
 
@@ -18,7 +17,7 @@ from tiny import tiny_model
 def test_payload_is_the_size_of_the_tensors_as_they_travel(names: tuple[str, ...], dtype: str) -> None:
     model = tiny_model()
     parts = find_parts(model)
-    assert payload(parts, names, dtype) == size(quantize(part_tensors(model, parts, names), dtype))
+    assert payload(parts, names, dtype) == payload_bytes(quantize(part_tensors(model, parts, names), dtype))
 
 
 def test_payload_by_hand() -> None:
@@ -41,7 +40,7 @@ def test_int8_of_a_bert_layer_by_hand() -> None:
 def test_payload_is_the_message_without_its_header() -> None:
     model = tiny_model()
     parts = find_parts(model)
-    message = encode(part_tensors(model, parts, ["layer.0"]))
+    message = encode_tensors(part_tensors(model, parts, ["layer.0"]))
     header = 8 + int.from_bytes(message[:8], "little")
     assert len(message) - header == payload(parts, ["layer.0"])
 
@@ -49,3 +48,10 @@ def test_payload_is_the_message_without_its_header() -> None:
 def test_an_unknown_wire_type_is_refused() -> None:
     with pytest.raises(KeyError, match="int4"):
         payload(find_parts(tiny_model()), ["head"], "int4")
+
+
+def test_bytes_are_elements_times_their_width() -> None:
+    made = {"a": torch.zeros(3, 5), "b": torch.zeros(7, dtype=torch.float16), "c": torch.tensor(1.0)}
+    assert payload_bytes(made) == 4 * 15 + 2 * 7 + 4
+    assert payload_bytes({}) == 0
+    assert payload_bytes({"turned": torch.zeros(6, 4)[::2].T}) == 48

@@ -11,23 +11,25 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from fedstrata.runs.setup import make_ready, settle
 from safetensors.torch import load_file
 from torch.nn import functional
 
 import fedstrata
 from fedstrata.client import feature_cache as features
 from fedstrata.client.feature_cache import FeatureCache
+from fedstrata.client.scorer import FeatureCaches
+from fedstrata.client.setup import make_ready, resolve_auto
 from fedstrata.cost.bytes import payload
 from fedstrata.data.prepare import prepare
 from fedstrata.errors import UserError
+from fedstrata.exchanges.hidden_states import ServerTraining
 from fedstrata.job.file import load
 from fedstrata.methods.fedfreezebert import FedFreezeBERT
 from fedstrata.models.heads import KEY, HeadConfig, HeadedModel
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.streams import Streams
-from fedstrata.server.trainer import ServerTrainer
+from roles import drawn_batches
 
 Jobs = Callable[..., dict[str, Any]]
 HEADS = ("cls", "mean", "psum", "hsum")
@@ -93,10 +95,10 @@ def test_a_client_against_plain_torch(frozen: Jobs, head: str) -> None:
     """One client, one epoch, no dropout: AdamW on the head alone, over an encoder in eval mode."""
     made = frozen(head, clients={"count": 1}, method={"rounds": 1}, train={"epochs": 1, "dropout": False})
     result = fedstrata.run(made)
-    job = settle(load(made)[0])
+    job = resolve_auto(load(made)[0])
     ready = make_ready(job, prepare(job), made["model"]["name"])
-    worker, [(client, index)] = ready.worker, list(ready.shards.items())
-    model = worker.model.eval()
+    [(client, index)] = ready.shards.items()
+    model = ready.runtime.working.model.eval()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith("head."))
     matrices = [p for p in model.head.parameters() if p.ndim > 1]
@@ -104,7 +106,7 @@ def test_a_client_against_plain_torch(frozen: Jobs, head: str) -> None:
     optimizer = torch.optim.AdamW(
         [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}], lr=0.01
     )
-    for _, _, batch in worker._batches(0, client, ready.train, index):
+    for batch in drawn_batches(ready.runtime.trainer, index, ready.train, client=client):
         logits = model(**batch.inputs).branches
         sum(functional.cross_entropy(each, batch.targets) for each in logits).backward()
         optimizer.step()
@@ -140,18 +142,21 @@ def test_kept_states_go_with_the_end_or_stay_on_request(frozen: Jobs, tmp_path: 
 
 
 def test_states_of_other_weights_or_texts_are_not_used(frozen: Jobs, tmp_path: Path) -> None:
-    job = settle(load(frozen("mean"))[0])
+    job = resolve_auto(load(frozen("mean"))[0])
     ready = make_ready(job, prepare(job), frozen("mean")["model"]["name"])
-    worker, index = ready.worker, np.arange(5)
-    first = worker.kept(ready.train, index, tmp_path / "kept").inputs(index)["hidden_states"]
+    working, index = ready.runtime.working, np.arange(5)
+
+    def states() -> torch.Tensor:
+        """Of a process that begins anew."""
+        return FeatureCaches(*opened).open(ready.train, index, tmp_path / "kept").inputs(index)["features"]
+
+    opened = working, ready.runtime.trainer.task, ready.runtime.trainer.train, lambda done, total: None
+    first = states()
     header = (tmp_path / "kept" / "features.json").read_text()
-    worker.frozen.clear()
-    assert worker.kept(ready.train, index, tmp_path / "kept").inputs(index)["hidden_states"].equal(first)
-    worker.frozen.clear()
+    assert states().equal(first)
     with torch.no_grad():
-        worker.model.bert.encoder.layer[0].output.dense.bias.add_(1.0)
-    other = worker.kept(ready.train, index, tmp_path / "kept").inputs(index)["hidden_states"]
-    assert not other.equal(first)
+        working.model.bert.encoder.layer[0].output.dense.bias.add_(1.0)
+    assert not states().equal(first)
     assert (tmp_path / "kept" / "features.json").read_text() != header
 
 
@@ -221,9 +226,9 @@ def test_states_go_up_once_and_the_head_comes_down_once(
     result = fedstrata.run(made)
     up = [line for line in result.ledger if line["direction"] == "up"]
     assert [(line["client"], line["phase"], line["part"]) for line in up] == [
-        (f"client-{i}", "features", "features") for i in range(3)
+        (f"client-{i}", "hidden_states", "hidden_states") for i in range(3)
     ]
-    job = settle(load(made)[0])
+    job = resolve_auto(load(made)[0])
     ready = make_ready(job, prepare(job), made["model"]["name"])
     for line in up:
         lengths = ready.train.tokens.lengths[ready.shards[line["client"]]]
@@ -251,16 +256,16 @@ def test_states_go_up_once_and_the_head_comes_down_once(
 def test_no_token_leaves_a_client(central: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every message of a run is looked into: states, their number for each text, and labels."""
     seen: list[dict[str, Any]] = []
-    original = ServerTrainer.take
+    original = ServerTraining.take
 
-    def watched(self: ServerTrainer, client: str, message: Any) -> None:
+    def watched(self: ServerTraining, client: str, message: Any) -> None:
         seen.append(message)
         original(self, client, message)
 
-    monkeypatch.setattr(ServerTrainer, "take", watched)
+    monkeypatch.setattr(ServerTraining, "take", watched)
     fedstrata.run(central("cls"))
     assert [set(message) for message in seen] == [{"features", "tokens", "labels"}] * 3
-    assert all(message["hidden_states"].shape == (4, 1, 32) for message in seen)
+    assert all(message["features"].shape == (4, 1, 32) for message in seen)
     assert all(message["tokens"].tolist() == [1] * 4 for message in seen)
 
 
@@ -278,30 +283,30 @@ def test_a_client_that_allows_weights_alone_refuses(frozen: Jobs, tmp_path: Path
         (lambda m: m.pop("labels"), "must be one number for each text"),
         (lambda m: m.update(tokens=m["tokens"][:-1]), "must be one number for each text"),
         (lambda m: m.update(tokens=m["tokens"] - 99), "whole numbers above 0"),
-        (lambda m: m.update(features=m["hidden_states"][1:]), "features: is"),
-        (lambda m: m.update(features=m["hidden_states"] * float("nan")), "not finite"),
+        (lambda m: m.update(features=m["features"][1:]), "features: is"),
+        (lambda m: m.update(features=m["features"] * float("nan")), "not finite"),
         (lambda m: m.update(labels=m["labels"] + 3), "classes from 0 to 2"),
         (lambda m: m.update(labels=m["labels"].float()), "classes from 0 to 2"),
         (lambda m: m.update(text=torch.ones(1)), "names differ"),
     ],
 )
-def test_features_that_cannot_be_are_refused(
+def test_hidden_states_that_cannot_be_are_refused(
     central: Jobs, monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], Any], words: str
 ) -> None:
-    original = ServerTrainer.take
+    original = ServerTraining.take
 
-    def spoilt(self: ServerTrainer, client: str, message: Any) -> None:
+    def spoilt(self: ServerTraining, client: str, message: Any) -> None:
         change(message)
         original(self, client, message)
 
-    monkeypatch.setattr(ServerTrainer, "take", spoilt)
-    with pytest.raises(UserError, match=f"client client-0: its features cannot be used: .*{words}"):
+    monkeypatch.setattr(ServerTraining, "take", spoilt)
+    with pytest.raises(UserError, match=f"client client-0: its hidden states cannot be used: .*{words}"):
         fedstrata.run(central("hsum"))
 
 
-@pytest.mark.parametrize("optimizer", ["fresh", "kept"])
-def test_the_centralized_variant_is_resumed(central: Jobs, tmp_path: Path, optimizer: str) -> None:
-    train = {"optimizer": optimizer}
+@pytest.mark.parametrize("state", ["reset", "persist"])
+def test_the_centralized_variant_is_resumed(central: Jobs, tmp_path: Path, state: str) -> None:
+    train = {"optimizer_state": state}
     whole = fedstrata.run(central("psum", train=train), {"output.dir": str(tmp_path / "whole")})
 
     class KilledError(BaseException):

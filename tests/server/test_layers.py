@@ -15,25 +15,25 @@ import torch
 from torch import nn
 
 from fedstrata.client import trainer as client
-from fedstrata.client.trainer import Worker, finish
-from fedstrata.data.tokens import tokenize
+from fedstrata.client.answer import ClientRuntime
+from fedstrata.client.trainer import drain
 from fedstrata.errors import UserError
-from fedstrata.models.cut import check_cut
-from fedstrata.models.families import SPLITTABLE
-from fedstrata.models.parts import find_parts, part_tensors
-from fedstrata.plan.messages import Request
+from fedstrata.exchanges.activations import CutPass
+from fedstrata.models.cut import CutLayer, check_cut
+from fedstrata.models.parts import find_parts
 from fedstrata.plan.plan import Plan
-from fedstrata.plan.streams import Streams
-from fedstrata.server import layers as split_module
-from fedstrata.server.layers import ServerLayers, SplitSession
+from fedstrata.server import layers as layers_module
+from fedstrata.server.layers import LayerSettings, ServerLayers
 from fedstrata.server.server import Server
-from fedstrata.tasks import Examples, Task
+from fedstrata.server.split_session import SplitSession
+from fedstrata.tasks import Task
 from fedstrata.tasks.classify import Classify
 from fedstrata.tasks.clm import CausalLM
 from fedstrata.tasks.mlm import masked_lm
 from fedstrata.wire import activations as wire
 from fedstrata.wire.codec import WireError
-from tiny import SENTENCES, tiny_config, tiny_model, tokenizer, train_config
+from roles import drawn_batches, make_runtime, sentences, train_request, train_round, weights_of
+from tiny import tiny_config, tiny_model, tokenizer
 
 CUTS = [(0, 0), (1, 0), (0, 1), (1, 1)]
 EXAMPLES = 12
@@ -45,37 +45,30 @@ def task_of(head: str) -> Task:
     return CausalLM(0) if head == "clm" else masked_lm(tokenizer(), len(tokenizer()), 0.15, False)
 
 
-def sentences() -> Examples:
-    tokens = tokenize([text for text, _ in SENTENCES], tokenizer(), 32, "truncate")
-    names = sorted({label for _, label in SENTENCES})
-    return Examples(tokens, np.asarray([names.index(label) for _, label in SENTENCES]))
-
-
 def quiet(kind: str) -> dict[str, float]:
     """The config keys that turn an architecture's dropout off."""
     return {key: 0.0 for key, value in tiny_config(kind).to_dict().items() if "drop" in key and value == 0.1}
 
 
-def made(kind: str, head: str, dtype: str = "fp32", dropout: bool = False, **local: Any) -> Worker:
+def made(kind: str, head: str, dtype: str = "fp32", dropout: bool = False, **train: Any) -> ClientRuntime:
     classes = {"num_labels": 3} if head == "classify" else {}
     model = tiny_model(kind, head, **({} if dropout else quiet(kind)), **classes)
     model.config.pad_token_id = 0
-    settings = train_config(**{"batch_size": 4, "learning_rate": 1e-2, "epochs": 2, **local})
-    return Worker(model, find_parts(model), task_of(head), settings, Streams(0), dtype)
+    settings = {"batch_size": 4, "learning_rate": 1e-2, "epochs": 2, **train}
+    return make_runtime(model, task_of(head), dtype, **settings)
 
 
-def split(worker: Worker, lower: int = 0, upper: int = 0) -> Plan:
-    server = worker.parts.layers(lower, worker.parts.depth - upper)
-    own = tuple(part for part in worker.parts.names if part not in server)
-    return Plan(tuple(range(worker.parts.depth)), own, own, server=server)
+def split(runtime: ClientRuntime, lower: int = 0, upper: int = 0) -> Plan:
+    parts = runtime.working.parts
+    server = parts.layers(lower, parts.depth - upper)
+    own = tuple(part for part in parts.names if part not in server)
+    return Plan(tuple(range(parts.depth)), own, own, server=server)
 
 
-def layers_of(worker: Worker, plan: Plan, folder: Path, copies: bool = True) -> ServerLayers:
-    weights = {
-        part: {n: t.clone() for n, t in part_tensors(worker.model, worker.parts, [part]).items()}
-        for part in worker.parts.names
-    }
-    return ServerLayers(worker, Server(worker.parts, weights, dtype=worker.dtype), plan.server, copies, 64, folder)
+def layers_of(runtime: ClientRuntime, plan: Plan, folder: Path, copies: bool = True) -> ServerLayers:
+    server = Server(runtime.working.parts, weights_of(runtime.working), runtime.wire)
+    settings = LayerSettings(plan.server, copies, 64, runtime.dtype, folder)
+    return ServerLayers(runtime.working, server, settings, runtime.trainer.train, runtime.trainer.streams)
 
 
 class Heard:
@@ -98,26 +91,22 @@ class Heard:
         return reply  # type: ignore[no-any-return]
 
 
-def train_split(worker: Worker, plan: Plan, folder: Path) -> tuple[float, dict[str, torch.Tensor], Heard]:
+def train_split(runtime: ClientRuntime, plan: Plan, folder: Path) -> tuple[float, dict[str, torch.Tensor], Heard]:
     """Round 0 of client "a" over the cut: the mean loss, all weights after it, and the messages."""
-    layers = layers_of(worker, plan, folder)
+    layers = layers_of(runtime, plan, folder)
     layers.begin(0)
-    link = Heard(layers.visit(Request(0, "a", plan, "train", {}, {})))
-    turn = worker.training(plan, 0, "a", sentences(), np.arange(EXAMPLES), lambda *_: None, link=link)
-    try:
-        while True:
-            next(turn)
-    except StopIteration as end:
-        reply = end.value[0]
-    layers.settle()
-    return reply.loss, dict(worker.model.named_parameters()), link
+    link = Heard(layers.open(train_request(plan)))
+    model_pass = CutPass(runtime.working, plan, link, CutLayer(link, runtime.dtype))
+    index = np.arange(EXAMPLES)
+    reply, _ = drain(runtime.trainer.run(train_request(plan), sentences(), index, model_pass, {}, lambda *_: None))
+    layers.wait()
+    return reply.loss, dict(runtime.working.model.named_parameters()), link
 
 
-def train_whole(worker: Worker) -> tuple[float, dict[str, torch.Tensor]]:
-    plan = Plan(tuple(range(worker.parts.depth)), worker.parts.names, worker.parts.names)
-    turn = worker.training(plan, 0, "a", sentences(), np.arange(EXAMPLES), lambda *_: None)
-    reply, _ = finish(turn)
-    return reply.loss, dict(worker.model.named_parameters())
+def train_whole(runtime: ClientRuntime) -> tuple[float, dict[str, torch.Tensor]]:
+    parts = runtime.working.parts
+    reply = train_round(runtime, Plan(tuple(range(parts.depth)), parts.names, parts.names))
+    return reply.loss, dict(runtime.working.model.named_parameters())
 
 
 def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -138,9 +127,9 @@ def test_a_split_round_is_an_unsplit_one_to_the_bit(
     kind: str, head: str, cut: tuple[int, int], tmp_path: Path
 ) -> None:
     whole = train_whole(made(kind, head))
-    worker = made(kind, head)
-    start = copy.deepcopy(dict(worker.model.named_parameters()))
-    loss, weights, _ = train_split(worker, split(worker, *cut), tmp_path)
+    runtime = made(kind, head)
+    start = copy.deepcopy(dict(runtime.working.model.named_parameters()))
+    loss, weights, _ = train_split(runtime, split(runtime, *cut), tmp_path)
     assert loss == whole[0]
     assert equal(weights, whole[1])
     assert not any(
@@ -151,8 +140,8 @@ def test_a_split_round_is_an_unsplit_one_to_the_bit(
 def test_a_split_round_is_plain_pytorch(tmp_path: Path) -> None:
     """The reference: embeddings, layers and classifier of BERT called by hand, three optimizers, no cut."""
     model = tiny_model("bert", "classify", num_labels=3, **quiet("bert"))
-    worker = made("bert", "classify", epochs=1)
-    batches = [batch for *_, batch in worker._batches(0, "a", sentences(), np.arange(EXAMPLES))]
+    runtime = made("bert", "classify", epochs=1)
+    batches = drawn_batches(runtime.trainer, np.arange(EXAMPLES))
 
     def adam(module: nn.Module) -> torch.optim.Optimizer:
         rest = [p for p in module.parameters() if p.ndim == 1]
@@ -182,7 +171,7 @@ def test_a_split_round_is_plain_pytorch(tmp_path: Path) -> None:
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-    loss, weights, _ = train_split(worker, split(worker), tmp_path)
+    loss, weights, _ = train_split(runtime, split(runtime), tmp_path)
     assert loss == pytest.approx(np.mean(losses), rel=1e-5)
     for name, weight in model.named_parameters():
         torch.testing.assert_close(weights[name], weight, rtol=1e-3, atol=1e-4)
@@ -209,23 +198,23 @@ def other_dice(model: Any, client: torch.Tensor, server: torch.Tensor) -> Iterat
 
 
 def test_with_dropout_and_the_same_streams_too(tmp_path: Path) -> None:
-    whole, worker = made("bert", "mlm", dropout=True), made("bert", "mlm", dropout=True)
+    whole, runtime = made("bert", "mlm", dropout=True), made("bert", "mlm", dropout=True)
     streams = [
-        torch.Generator().manual_seed(worker.streams.integer(0, "a", use)).get_state()
+        torch.Generator().manual_seed(runtime.trainer.streams.integer(0, "a", use)).get_state()
         for use in ("dropout", "dropout of the server")
     ]
-    with other_dice(whole.model, *streams):
+    with other_dice(whole.working.model, *streams):
         expected = train_whole(whole)
-    loss, weights, _ = train_split(worker, split(worker), tmp_path)
+    loss, weights, _ = train_split(runtime, split(runtime), tmp_path)
     assert loss == expected[0]
     assert equal(weights, expected[1])
     assert loss != train_whole(made("bert", "mlm", dropout=True))[0], "the streams matter"
 
 
 def test_what_crosses_the_cut_is_hidden_states_and_gradients_alone(tmp_path: Path) -> None:
-    worker = made("bert", "classify")
-    batches = [batch for *_, batch in worker._batches(0, "a", sentences(), np.arange(EXAMPLES))]
-    _, _, link = train_split(worker, split(worker), tmp_path)
+    runtime = made("bert", "classify")
+    batches = drawn_batches(runtime.trainer, np.arange(EXAMPLES))
+    _, _, link = train_split(runtime, split(runtime), tmp_path)
     assert [way for way, _ in link.messages] == ["forward up", "forward down", "backward up", "backward down"] * 6
     for (way, message), batch in zip(link.messages, [b for b in batches for _ in range(4)], strict=True):
         what = "activations" if "forward" in way else "gradients"
@@ -244,13 +233,13 @@ def test_what_crosses_the_cut_is_hidden_states_and_gradients_alone(tmp_path: Pat
 
 
 def test_the_gradient_that_comes_back_is_of_the_weights_before_the_step(tmp_path: Path) -> None:
-    worker, whole = (made("bert", "classify", epochs=1, steps=1, learning_rate=1.0) for _ in range(2))
-    batch = next(batch for *_, batch in whole._batches(0, "a", sentences(), np.arange(EXAMPLES)))
+    runtime, whole = (made("bert", "classify", epochs=1, steps=1, learning_rate=1.0) for _ in range(2))
+    batch = drawn_batches(whole.trainer, np.arange(EXAMPLES))[0]
     states: list[torch.Tensor] = []
-    whole.model.bert.embeddings.register_forward_hook(lambda *call: states.append(call[2]))
-    loss = whole.task.loss(whole.model, batch)
+    whole.working.model.bert.embeddings.register_forward_hook(lambda *call: states.append(call[2]))
+    loss = whole.trainer.task.loss(whole.working.model, batch)
     (gradient,) = torch.autograd.grad(loss, states)
-    _, _, link = train_split(worker, split(worker), tmp_path)
+    _, _, link = train_split(runtime, split(runtime), tmp_path)
     lengths = batch.inputs["attention_mask"].sum(1)
     assert torch.equal(link.messages[3][1]["gradients"], wire.pack(gradient, lengths))
 
@@ -259,8 +248,8 @@ def test_the_gradient_that_comes_back_is_of_the_weights_before_the_step(tmp_path
 def test_half_the_bits_cost_half_the_bytes_and_little_else(dtype: str, tmp_path: Path) -> None:
     exact = made("bert", "classify")
     loss, *_ = train_split(exact, split(exact), tmp_path / "exact")
-    worker = made("bert", "classify", dtype)
-    rounded, _, link = train_split(worker, split(worker), tmp_path / "rounded")
+    runtime = made("bert", "classify", dtype)
+    rounded, _, link = train_split(runtime, split(runtime), tmp_path / "rounded")
     assert rounded == pytest.approx(loss, rel=0.05)
     assert rounded != loss
     tokens = 2 * int(sentences().tokens.lengths.sum())
@@ -309,10 +298,10 @@ def _states(tokens: int = 5, **changes: Any) -> dict[str, torch.Tensor]:
     ],
 )
 def test_nothing_that_comes_is_trusted(message: dict[str, torch.Tensor], complaint: str, tmp_path: Path) -> None:
-    worker = made("bert", "classify")
-    plan = split(worker)
-    layers = layers_of(worker, plan, tmp_path)
-    link = layers.visit(Request(0, "a", plan, "train", {}, {}))
+    runtime = made("bert", "classify")
+    plan = split(runtime)
+    layers = layers_of(runtime, plan, tmp_path)
+    link = layers.open(train_request(plan))
     with pytest.raises(WireError, match=complaint):
         link.forward(message)
     link.forward(_states())
@@ -327,10 +316,10 @@ def test_the_layers_step_while_the_client_goes_on_and_nothing_overtakes_them(
 ) -> None:
     """The layers' step is held back until the client has made its own; the next batch waits for it."""
     whole = train_whole(made("bert", "mlm"))
-    worker = made("bert", "mlm")
+    runtime = made("bert", "mlm")
     seen: list[str] = []
     client_done = threading.Event()
-    real_here, real_there = client.step, split_module.step
+    real_here, real_there = client.step, layers_module.step
 
     def here(optimizer: Any, rate: float) -> None:
         real_here(optimizer, rate)
@@ -344,8 +333,8 @@ def test_the_layers_step_while_the_client_goes_on_and_nothing_overtakes_them(
         seen.append("layers")
 
     monkeypatch.setattr(client, "step", here)
-    monkeypatch.setattr(split_module, "step", there)
-    loss, weights, _ = train_split(worker, split(worker), tmp_path)
+    monkeypatch.setattr(layers_module, "step", there)
+    loss, weights, _ = train_split(runtime, split(runtime), tmp_path)
     assert seen == ["client", "layers"] * 6
     assert loss == whole[0]
     assert equal(weights, whole[1])
@@ -357,9 +346,9 @@ def test_other_architectures_are_refused_in_a_sentence() -> None:
 
 
 def test_layers_of_the_server_stand_together() -> None:
-    parts = made("bert", "mlm").parts
+    parts = made("bert", "mlm").working.parts
     Plan((0, 1, 2), ("embeddings", "head"), server=("layer.1", "layer.2")).check(parts)
-    with pytest.raises(ValueError, match="do not stand next to each other"):
+    with pytest.raises(ValueError, match="are not adjacent"):
         Plan((0, 1, 2), ("head",), server=("layer.0", "layer.2")).check(parts)
     with pytest.raises(ValueError, match="is not built"):
         Plan((0, 1, 2), ("layer.1",), server=("layer.1",)).check(parts)

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 import fedstrata
 from fedstrata.errors import UserError
-from fedstrata.server import state, store
+from fedstrata.server import state
+from fedstrata.wire import store
 
 Jobs = Callable[..., dict[str, Any]]
 

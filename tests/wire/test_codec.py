@@ -13,8 +13,24 @@ import numpy as np
 import pytest
 import torch
 
+from fedstrata.errors import UserError
 from fedstrata.plan.kinds import Tensors
-from fedstrata.wire.codec import DTYPES, SCALE, WireError, carry, check, decode, dequantize, encode, form, quantize
+from fedstrata.wire.codec import (
+    CODECS,
+    DTYPES,
+    SCALE,
+    StateCodec,
+    Wire,
+    WireError,
+    check,
+    decode_tensors,
+    dequantize,
+    encode_tensors,
+    make_codec,
+    payload_bytes,
+    quantize,
+    wire_spec,
+)
 
 SHAPES = {"a.weight": (3, 4), "a.bias": (4,)}
 
@@ -37,10 +53,10 @@ def entry(dtype: str, shape: list[int], start: int, stop: int) -> dict[str, Any]
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_round_trip(dtype: str) -> None:
     sent = quantize(sample(), dtype)
-    back = decode(encode(sent), SHAPES, dtype)
+    back = decode_tensors(encode_tensors(sent), wire_spec(SHAPES, dtype))
     assert back.keys() == sent.keys()
     for name, tensor in back.items():
-        assert (tensor.dtype, tuple(tensor.shape)) == form(SHAPES, dtype)[name]
+        assert (tensor.dtype, tuple(tensor.shape)) == wire_spec(SHAPES, dtype)[name]
         assert torch.equal(tensor, sent[name])
 
 
@@ -62,13 +78,15 @@ def test_nothing_is_copied_that_has_its_type_already() -> None:
 
 def test_views_and_scalars_travel() -> None:
     sent = {"turned": torch.arange(6.0).reshape(2, 3).T, "scalar": torch.tensor(2.5), "empty": torch.empty(0, 3)}
-    back = decode(encode(sent), {"turned": (3, 2), "scalar": (), "empty": (0, 3)}, "fp32")
+    back = decode_tensors(
+        encode_tensors(sent), wire_spec({"turned": (3, 2), "scalar": (), "empty": (0, 3)}, "fp32")
+    )
     assert back["turned"].tolist() == [[0, 3], [1, 4], [2, 5]]
     assert back["scalar"].item() == 2.5
 
 
 def test_a_message_is_a_safetensors_file() -> None:
-    made = encode({"x": torch.tensor([1.0, 2.0])})
+    made = encode_tensors({"x": torch.tensor([1.0, 2.0])})
     length = struct.unpack("<Q", made[:8])[0]
     assert json.loads(made[8 : 8 + length]) == {"x": entry("F32", [2], 0, 8)}
     assert np.frombuffer(made[8 + length :], "<f4").tolist() == [1.0, 2.0]
@@ -94,9 +112,9 @@ def test_a_message_is_a_safetensors_file() -> None:
 )
 def test_what_the_plan_does_not_say_is_refused(sent: Tensors, words: str) -> None:
     with pytest.raises(WireError, match=words):
-        check(sent, SHAPES, "fp32")
+        check(sent, wire_spec(SHAPES, "fp32"))
     with pytest.raises(WireError, match=words):
-        decode(encode(sent), SHAPES, "fp32")
+        decode_tensors(encode_tensors(sent), wire_spec(SHAPES, "fp32"))
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
@@ -105,15 +123,15 @@ def test_values_that_are_not_finite_are_refused(value: float, dtype: str) -> Non
     sent = sample(DTYPES[dtype])
     sent["a.weight"][2, 3] = value
     with pytest.raises(WireError, match=r"a\.weight: holds a value that is not finite"):
-        decode(encode(sent), SHAPES, dtype)
+        decode_tensors(encode_tensors(sent), wire_spec(SHAPES, dtype))
 
 
 def test_a_value_too_large_for_fp16_is_refused() -> None:
     sent = sample()
     sent["a.bias"][0] = 70_000.0
-    check(sent, SHAPES, "fp32")
+    check(sent, wire_spec(SHAPES, "fp32"))
     with pytest.raises(WireError, match=r"a\.bias: holds a value that is not finite"):
-        check(quantize(sent, "fp16"), SHAPES, "fp16")
+        check(quantize(sent, "fp16"), wire_spec(SHAPES, "fp16"))
 
 
 def test_int8_by_hand() -> None:
@@ -147,23 +165,23 @@ def test_int8_is_off_by_half_a_step_at_most() -> None:
 def test_what_a_message_leaves_out_comes_with_the_next() -> None:
     """A value far below a step is lost for ever without error feedback; with it the sum arrives."""
     tensors = {"w": torch.tensor([[1.0, 1e-3], [0.5, -0.3]]), "b": torch.tensor([1.0 + 2**-13])}
-    rest: Tensors = {}
+    residual: Tensors = {}
     total = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     for times in range(1, 101):
-        message, rest = carry(tensors, "int8", rest)
-        check(message, {"w": (2, 2), "b": (1,)}, "int8")
+        message, residual = StateCodec("int8").encode(tensors, None, residual)
+        check(message, wire_spec({"w": (2, 2), "b": (1,)}, "int8"))
         for name, tensor in dequantize(message).items():
             total[name] += tensor
-            assert torch.allclose(total[name] + rest[name], times * tensors[name], rtol=1e-5)
+            assert torch.allclose(total[name] + residual[name], times * tensors[name], rtol=1e-5)
     assert total["w"][0, 1].item() == pytest.approx(0.1, abs=0.5 / 127)
     assert dequantize(quantize(tensors, "int8"))["w"][0, 1].item() == 0.0
-    assert rest["w"].abs().max() <= 0.51 / 127
+    assert residual["w"].abs().max() <= 0.51 / 127
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
-def test_floats_leave_no_rest(dtype: str) -> None:
-    message, rest = carry(sample(), dtype, {})
-    assert rest == {}
+def test_floats_leave_no_residual(dtype: str) -> None:
+    message, residual = StateCodec(dtype).encode(sample(), None, {})
+    assert residual == {}
     assert all(torch.equal(tensor, quantize(sample(), dtype)[name]) for name, tensor in message.items())
 
 
@@ -172,18 +190,18 @@ def test_a_row_that_int8_cannot_scale_is_refused(value: float) -> None:
     sent = sample()
     sent["a.weight"][1, 2] = value
     with pytest.raises(WireError, match=r"a\.weight:scale: holds a value that is not finite"):
-        check(quantize(sent, "int8"), SHAPES, "int8")
+        check(quantize(sent, "int8"), wire_spec(SHAPES, "int8"))
 
 
 def test_a_matrix_without_its_scales_is_refused() -> None:
     sent = quantize(sample(), "int8")
     del sent["a.weight" + SCALE]
     with pytest.raises(WireError, match=r"names differ from the plan's: a\.weight:scale"):
-        check(sent, SHAPES, "int8")
+        check(sent, wire_spec(SHAPES, "int8"))
 
 
 def garbage() -> list[bytes]:
-    good = encode(sample())
+    good = encode_tensors(sample())
     zipped = io.BytesIO()
     torch.save(sample(), zipped)
     length = struct.unpack("<Q", good[:8])[0]
@@ -212,7 +230,7 @@ def garbage() -> list[bytes]:
 @pytest.mark.parametrize("number", range(18))
 def test_bytes_that_are_no_message_are_refused(number: int) -> None:
     with pytest.raises(WireError, match="not a safetensors message: "):
-        decode(garbage()[number], SHAPES, "fp32")
+        decode_tensors(garbage()[number], wire_spec(SHAPES, "fp32"))
 
 
 def test_pickles_are_never_run() -> None:
@@ -223,13 +241,13 @@ def test_pickles_are_never_run() -> None:
             return ran.append, (1,)
 
     with pytest.raises(WireError):
-        decode(pickle.dumps(Bomb()), SHAPES, "fp32")
+        decode_tensors(pickle.dumps(Bomb()), wire_spec(SHAPES, "fp32"))
     assert not ran
 
 
 def test_a_damaged_message_is_refused_or_is_finite_and_of_the_shapes() -> None:
     """Random bytes of a good message replaced, mostly in its header: no other exception, nothing unchecked."""
-    good = encode(sample())
+    good = encode_tensors(sample())
     draw = random.Random(0)
     refusals = 0
     for _ in range(2000):
@@ -237,10 +255,33 @@ def test_a_damaged_message_is_refused_or_is_finite_and_of_the_shapes() -> None:
         for _ in range(draw.randint(1, 3)):
             bad[draw.randrange(len(bad))] = draw.randrange(256)
         try:
-            made = decode(bytes(bad), SHAPES, "fp32")
+            made = decode_tensors(bytes(bad), wire_spec(SHAPES, "fp32"))
         except WireError:
             refusals += 1
         else:
             assert {name: tuple(tensor.shape) for name, tensor in made.items()} == SHAPES
             assert all(bool(torch.isfinite(tensor).all()) for tensor in made.values())
     assert 800 < refusals < 2000
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_both_ends_of_a_wire_agree_and_its_size_is_known_before(dtype: str) -> None:
+    wire = Wire(make_codec(dtype))
+    message, _ = wire.encode(sample())
+    wire.check(message, SHAPES)
+    assert wire.size(SHAPES) == payload_bytes(message)
+    assert {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in message.items()} == wire_spec(
+        SHAPES, dtype
+    )
+    decoded = wire.decode(message)
+    assert all(torch.equal(tensor, dequantize(message)[name]) for name, tensor in decoded.items())
+    message["a.bias"] = torch.full_like(message["a.bias"], torch.nan)
+    with pytest.raises(WireError, match=r"a\.bias: holds a value that is not finite"):
+        wire.check(message, SHAPES)
+
+
+def test_a_codec_is_one_class_and_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CODECS, "int4", lambda: StateCodec("int8"))  # type: ignore[arg-type]
+    assert make_codec("int4").name == "int8"
+    with pytest.raises(UserError, match=r"\[wire\] dtype: 'int5' .*int4"):
+        make_codec("int5")

@@ -34,8 +34,10 @@ class DryEngine:
         return list(self.context.lengths)
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[Reply]:
-        """One reply per request, before the next one is made."""
+        """One reply per request, before the next one is made; interleaved clients are all asked first."""
         handlers = EXCHANGES[self.context.method.exchange].dry_handlers
+        if self.context.method.client_schedule == "interleaved":
+            requests = list(requests)
         for request in requests:
             yield handlers[request.phase](self.context, request)
 

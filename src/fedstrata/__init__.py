@@ -51,6 +51,7 @@ def run(
     *,
     resume: bool = False,
     progress: Callable[[Any], None] | None = None,
+    **components: Any,
 ) -> Result:
     """Run a job: every stage of it, into its output folder. :func:`report` makes a page of it.
 
@@ -59,19 +60,21 @@ def run(
         overrides: ``key=value`` words or a mapping, laid over the file.
         resume: continue what an earlier, stopped call began in the output folder.
         progress: called with every :mod:`fedstrata.events` event.
+        components: objects of the caller's own: ``method``, ``task``, ``codec``, ``aggregate`` and
+            ``server_optimizer``, see :class:`fedstrata.runs.components.Components`.
 
     Raises:
         UserError: the job, its data or its model is not usable; the sentence says what to change.
+        TypeError: a component has another name.
     """
-    from fedstrata.job.file import load, sweep_table
+    from fedstrata.job.file import sweep_table
+    from fedstrata.runs.components import Components
+    from fedstrata.runs.job import run_job
 
     where, table = sweep_table(job)
     if table:
         raise UserError(f"{where}: holds a [sweep], which is many runs; fedstrata.sweep runs them")
-    load(job, overrides)  # a mistake in the job file is reported before torch is imported
-    from fedstrata.runs.stages import run_job
-
-    return run_job(job, overrides, resume=resume, progress=progress)
+    return run_job(job, overrides, resume=resume, progress=progress, components=Components(**components))
 
 
 def sweep(
@@ -139,6 +142,7 @@ def forecast(
     bandwidth: float | None = None,
     gflops: float | None = None,
     units: str | None = None,
+    **components: Any,
 ) -> dict[str, dict[str, Any]]:
     """Compute what a job will cost one client, without running it.
 
@@ -156,6 +160,7 @@ def forecast(
         gflops: what a client computes per second, in 10^9 FLOPs.
         units: also return the figures as a paper prints them: ``fedbfpt``, ``fedbt``, ``fedsplitbert`` or
             ``fedfreezebert`` (:mod:`fedstrata.cost.papers`).
+        components: objects of the caller's own, as of :func:`run`.
 
     Returns:
         Method -> ``setup`` (``down_bytes``: the initial download), ``rounds`` (of each what the client sends and
@@ -169,19 +174,12 @@ def forecast(
     from fedstrata.job.file import load, pairs_of
 
     for method in [[("method.name", name)] for name in methods] or [[]]:
-        load(
-            job, [*pairs_of(overrides), *method]
-        )  # a mistake in the job file is reported before torch is imported
+        # a mistake in the job file is reported before torch is imported
+        load(job, [*pairs_of(overrides), *method], components.get("method"))
     from fedstrata.forecasts import forecast as forecasting
+    from fedstrata.runs.components import Components
 
-    return forecasting.forecast(
-        job,
-        overrides,
-        methods=methods,
-        count=count,
-        tokens=tokens,
-        client=client,
-        bandwidth=bandwidth,
-        gflops=gflops,
-        units=units,
+    options = forecasting.ForecastOptions(
+        methods, count, tokens, client, bandwidth, gflops, units, Components(**components)
     )
+    return forecasting.forecast(job, overrides, options)

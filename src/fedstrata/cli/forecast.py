@@ -53,19 +53,11 @@ def forecast(
         names = [name.strip() for name in methods.split(",")] if methods else []
         source = _no_data() if job is None else Path(job)
         _check(source, pairs, names)
-        from fedstrata.forecasts import forecast as forecasting
+        from fedstrata.forecasts.forecast import ForecastOptions
+        from fedstrata.forecasts.forecast import forecast as compute
 
-        costs = forecasting.forecast(
-            source,
-            pairs,
-            methods=names,
-            count=examples,
-            tokens=tokens,
-            client=client,
-            bandwidth=bandwidth,
-            gflops=gflops,
-            units=units,
-        )
+        options = ForecastOptions(names, examples, tokens, client, bandwidth, gflops, units)
+        costs = compute(source, pairs, options)
         if as_json:
             print(json.dumps(costs if methods else next(iter(costs.values()))))
         else:
@@ -74,7 +66,7 @@ def forecast(
 
 def _no_data() -> dict[str, Any]:
     """A job of a model alone."""
-    from fedstrata.forecasts.forecast import NO_DATA
+    from fedstrata.data.prepare import NO_DATA
 
     return {"data": {"train": NO_DATA}}
 

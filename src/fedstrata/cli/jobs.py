@@ -97,7 +97,7 @@ def report(
 
 def _run(console: Console, job: Path, pairs: Sequence[str | tuple[str, object]], resume: bool) -> None:
     from fedstrata.cli.progress import Display
-    from fedstrata.runs.stages import run_job
+    from fedstrata.runs.job import run_job
 
     with Display(console) as display:
         result = run_job(job, pairs, resume=resume, progress=display)

@@ -22,7 +22,7 @@ from fedstrata.data.tokens import Tokens
 from fedstrata.models.heads import HeadedModel
 from fedstrata.plan.kinds import Index
 from fedstrata.tasks import Examples, Task
-from fedstrata.wire.store import write_bytes
+from fedstrata.wire.files import write_bytes
 
 if TYPE_CHECKING:
     from fedstrata.job.tables import Train

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +24,11 @@ from fedstrata.plan.kinds import Index
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import SERVER, Streams
-from fedstrata.tasks import Examples, TaskContext, build_task
+from fedstrata.tasks import Examples, Task, TaskContext, build_task
 from fedstrata.tasks.examples import examples
-from fedstrata.wire.codec import Wire, make_codec
+from fedstrata.wire.codec import Codec, Wire, make_codec
+
+BuildTask = Callable[[TaskContext], Task]
 
 
 @dataclass(frozen=True)
@@ -50,19 +52,27 @@ class Ready:
     tests: dict[str, dict[str, Index]]
 
 
-def make_ready(job: Job, data: Prepared, start: str, away: Sequence[str] = ()) -> Ready:
+def make_ready(
+    job: Job,
+    data: Prepared,
+    start: str,
+    away: Sequence[str] = (),
+    task: BuildTask | None = None,
+    codec: Codec | None = None,
+) -> Ready:
     """Load the model, tokenize the rows.
 
     Args:
         job: the stage's job, settled.
         data: its rows.
         start: folder or hub id of the model to start from.
-        away: layers that stand elsewhere.
+        away: layers that the server holds.
+        task: builds the task, in place of the one that the job names.
+        codec: in place of the one that the job names.
 
     Raises:
         UserError: the model is not usable, or does not fit the job.
     """
-    streams = Streams(job.train.seed)
     loaded = checkpoints.load(
         start, job.task.kind, data.labels, init_seed(job), job.train.dropout, head_of(job), away
     )
@@ -71,9 +81,10 @@ def make_ready(job: Job, data: Prepared, start: str, away: Sequence[str] = ()) -
     train = examples(job, data.train, data.labels, loaded.tokenizer, data.shards.values())
     test = examples(job, data.test, data.labels, loaded.tokenizer, own)
     shards = population(job.method.population, data.shards)
+    context = TaskContext(job, data.labels, loaded.tokenizer, loaded.model.config.vocab_size)
     tests = tested(job.method.population, data.tests) if data.tests else {}
     return Ready(
-        runtime=make_runtime(job, data, loaded, streams),
+        runtime=make_runtime(job, loaded, (task or build_task)(context), codec or make_codec(job.wire.dtype)),
         loaded=loaded,
         train=train,
         test=test,
@@ -85,17 +96,16 @@ def make_ready(job: Job, data: Prepared, start: str, away: Sequence[str] = ()) -
     )
 
 
-def make_runtime(job: Job, data: Prepared, loaded: checkpoints.Loaded, streams: Streams) -> ClientRuntime:
+def make_runtime(job: Job, loaded: checkpoints.Loaded, task: Task, codec: Codec) -> ClientRuntime:
     """The roles over a loaded model."""
-    train = job.train
-    task = build_task(TaskContext(job, data.labels, loaded.tokenizer, loaded.model.config.vocab_size))
+    train, streams = job.train, Streams(job.train.seed)
     working = WorkingModel(loaded.model, loaded.parts, train.device)
     return ClientRuntime(
         working=working,
         trainer=Trainer(working, task, train, streams),
         scorer=Scorer(working, task, train, streams),
         caches=FeatureCaches(working, task, train, lambda done, total: None),
-        wire=Wire(make_codec(job.wire.dtype)),
+        wire=Wire(codec),
         dtype=job.wire.dtype,
     )
 

@@ -26,6 +26,9 @@ from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.streams import SERVER, Streams
 
+NO_DATA = "-"
+"""``data.train`` of a job that is forecast without data."""
+
 
 @dataclass(frozen=True)
 class Prepared:

@@ -23,17 +23,21 @@ from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job.renamed import renamed
 from fedstrata.job.tables import Job
 from fedstrata.methods import METHODS
+from fedstrata.plan.plan import Method
 
 Overrides = Sequence[str | tuple[str, Any]] | Mapping[str, Any]
 """``key=value`` words, (key, value) pairs, or a mapping; later ones win."""
 
 
-def load(source: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> list[Job]:
+def load(
+    source: str | Path | Mapping[str, Any], overrides: Overrides = (), method: Method | None = None
+) -> list[Job]:
     """Read and check a job: one :class:`Job` per stage, in order.
 
     Args:
         source: path of a TOML file, or its content as a mapping.
         overrides: keys laid over the file; in a word ``key=value`` the value is in TOML form, or a bare string.
+        method: an object of the caller's own, in place of every stage's ``[method]``.
 
     Raises:
         UserError: the file cannot be read, or a key or value in it is invalid.
@@ -49,7 +53,7 @@ def load(source: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> l
     over = _by_stage(overrides, names)
     merged = [_merge(stage, tree) for stage, tree in zip(merged, over, strict=True)]
     _link_stages(where, names, merged)
-    return [_job(where, name, stage) for name, stage in zip(names, merged, strict=True)]
+    return [_job(where, name, stage, method) for name, stage in zip(names, merged, strict=True)]
 
 
 def _stage_names(where: str, stages: list[dict[str, Any]]) -> list[str]:
@@ -156,12 +160,22 @@ def _tree(key: str, value: Any) -> dict[str, Any]:
     return {key.split(".")[0]: value}
 
 
-def _job(where: str, stage: str, data: dict[str, Any]) -> Job:
+def _job(where: str, stage: str, data: dict[str, Any], method: Method | None = None) -> Job:
     place = f"{where}: stage {stage!r}" if stage else where
-    for table in ("task", "data", "method"):
+    for table in ("task", "data", *(("method",) if method is None else ())):
         if not isinstance(data.get(table), Mapping):
             raise UserError(f"{place}: the table [{table}] is missing")
-    options = dict(data["method"])
+    method = method or _method(place, data["method"])
+    data = _merge(method.presets(), {**data, "method": {}})
+    try:
+        return Job.model_validate({**data, "stage": stage, "method": method})
+    except ValidationError as error:
+        raise UserError(f"{place}: {sentence(error, Job)}") from None
+
+
+def _method(place: str, table: Mapping[str, Any]) -> Method:
+    """The method that a table ``[method]`` names, with its options."""
+    options = dict(table)
     name = options.pop("name", None)
     if name not in METHODS:
         if now := renamed("method", "name", name):
@@ -170,14 +184,9 @@ def _job(where: str, stage: str, data: dict[str, Any]) -> Job:
         raise UserError(f"{place}: [method] name: {found}; {did_you_mean(str(name), METHODS)}")
     kind = METHODS[name]
     try:
-        method = kind(**options)
+        return kind(**options)
     except ValidationError as error:
         raise UserError(f"{place}: [method] {sentence(error, kind, 'method')}") from None
-    data = _merge(method.presets(), {**data, "method": {}})
-    try:
-        return Job.model_validate({**data, "stage": stage, "method": method})
-    except ValidationError as error:
-        raise UserError(f"{place}: {sentence(error, Job)}") from None
 
 
 def sentence(error: ValidationError, kind: type[BaseModel], within: str = "") -> str:
@@ -188,7 +197,8 @@ def sentence(error: ValidationError, kind: type[BaseModel], within: str = "") ->
         kind: the table's class, or :class:`Job` for all of them.
         within: name of the table where ``kind`` is one.
     """
-    first = error.errors(include_url=False)[0]
+    errors = error.errors(include_url=False)  # a mistyped key is also a missing one: say the former
+    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
     path = [str(word) for word in first["loc"] if not re.match(r"list\[|dict\[|str$|constrained", str(word))]
     table = f"[{path[0]}] " if len(path) > 1 and kind is Job else ""
     key = ".".join(path[1:] if table else path)

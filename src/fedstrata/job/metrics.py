@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 
 @dataclass(frozen=True)
 class Predictions:
@@ -63,11 +61,15 @@ def perplexity(predictions: Predictions) -> float:
 
 def accuracy(predictions: Predictions) -> float:
     """Share of the predictions that are right; 0 where there is none."""
+    import numpy as np
+
     return float(np.mean(predictions.truth == predictions.guess)) if len(predictions.truth) else 0.0
 
 
 def macro_f1(predictions: Predictions) -> float:
     """Mean F1 over all classes."""
+    import numpy as np
+
     return float(np.mean(predictions.class_f1))
 
 
@@ -75,6 +77,8 @@ def positive_f1(predictions: Predictions) -> float | None:
     """Mean F1 over the positive classes."""
     if not predictions.positive:
         return None
+    import numpy as np
+
     return float(np.mean([predictions.class_f1[predictions.labels.index(name)] for name in predictions.positive]))
 
 
@@ -105,11 +109,15 @@ def spearman(predictions: Predictions) -> float:
 
 def _vary(predictions: Predictions) -> bool:
     several = len(predictions.truth) > 1
+    import numpy as np
+
     return bool(several and np.ptp(predictions.truth) > 0 and np.ptp(predictions.guess) > 0)
 
 
 def mean_squared_error(predictions: Predictions) -> float:
     """Mean of the squared differences."""
+    import numpy as np
+
     return float(np.mean((predictions.truth - predictions.guess) ** 2))
 
 

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import numpy as np
 from pydantic import PositiveInt
 
 from fedstrata.errors import UserError
@@ -105,6 +104,8 @@ class FedBFPT(Method):
     def sampled(self, pool: range, count: int, round: int, client: str, streams: Streams) -> list[int]:
         """``count`` layers drawn uniformly from ``pool``, ascending."""
         if self.legacy_rng:
+            import numpy as np  # here: a job file is read without it
+
             drawn = np.random.RandomState(24).randint(pool.start, pool.stop, count) if count else ()
         else:
             rng = streams.numpy(round, SERVER if self.shared_draw else client, "layers")

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
 Tensors = dict[str, "torch.Tensor"]
 """Tensors by the names they have in the model."""
 Weights = dict[str, Tensors]
 """Part -> its tensors."""
-Index = npt.NDArray[np.int64]
+Index: TypeAlias = "npt.NDArray[np.int64]"
 """Places of rows or examples, or their lengths in tokens, ``[n]``."""
 
 PartKind = Literal["embeddings", "layer", "adapter", "pooler", "head"]

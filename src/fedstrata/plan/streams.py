@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 SERVER = "server"
 """The client coordinate of draws that belong to no client."""
@@ -28,4 +30,6 @@ class Streams:
 
     def numpy(self, round: int, client: str, use: str) -> np.random.Generator:
         """A fresh numpy generator at the start of the stream of these coordinates."""
+        import numpy as np  # here: a job file is read without it
+
         return np.random.Generator(np.random.PCG64(self.integer(round, client, use)))

@@ -13,7 +13,7 @@ from fedstrata.plan.kinds import FORMAT
 from fedstrata.reports.runs import check_format
 from fedstrata.reports.sweep import SweepCell, SweepRow, sweep_rows
 from fedstrata.reports.sweep_text import cells_csv, latex, markdown, rows_csv
-from fedstrata.wire.store import write_bytes
+from fedstrata.wire.files import write_bytes
 
 TABLE = "table.json"
 """What makes a folder that of a sweep."""

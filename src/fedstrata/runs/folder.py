@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tomli_w
 
 from fedstrata.errors import UserError
 from fedstrata.job.tables import Job
+from fedstrata.plan.kinds import FORMAT
 from fedstrata.runs.result import write_result
-from fedstrata.wire.store import write_bytes
+from fedstrata.wire.files import write_bytes
 
 
 def check_output_dir(folder: Path, resume: bool) -> None:
@@ -31,17 +33,25 @@ def check_output_dir(folder: Path, resume: bool) -> None:
         )
 
 
-def same_job(job: Job, folder: Path) -> None:
+def same_job(job: Job, folder: Path, components: Mapping[str, str] = MappingProxyType({})) -> None:
     """Write the resolved job; or compare it with the one that this folder's run began with.
 
+    Args:
+        job: the job.
+        folder: the stage's output folder.
+        components: identities of the caller's own objects.
+
     Raises:
-        UserError: they differ in a key that a result depends on.
+        UserError: they differ in a key that a result depends on, or the folder was written in another format.
     """
     path = folder / "job.toml"
-    now = without_none(job.dump())
+    now = {"format": FORMAT, **without_none(job.dump())}
+    if components:
+        now["components"] = dict(components)
     free = ("deadline", "quorum", "federation", "insecure")  # of the engine; a run may go on with others
     if path.exists():
         before = tomllib.loads(path.read_text(encoding="utf-8"))
+        check_format(folder, before.get("format"))
         for table in sorted(now.keys() | before.keys() - {"output"}):
             old, new = (tables.get(table, {}) for tables in (before, now))
             if table != "output" and old != new:
@@ -60,6 +70,20 @@ def same_job(job: Job, folder: Path) -> None:
                 )
     else:
         write_bytes(path, tomli_w.dumps(now).encode())
+
+
+def check_format(folder: Path, found: object) -> None:
+    """Refuse a folder that another version wrote.
+
+    Raises:
+        UserError: its format is not this version's.
+    """
+    if found != FORMAT:
+        was = "has no format number" if found is None else f"has format {found}"
+        raise UserError(
+            f"{folder}: cannot be resumed: it {was}, this version of FedStrata writes format {FORMAT}; since "
+            "format 2 job keys have other names (docs/job.md, Renamed keys), and so have parts and payloads"
+        )
 
 
 def _value(table: Any, key: str) -> str:

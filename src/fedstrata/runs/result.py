@@ -15,8 +15,7 @@ from fedstrata.cost.target import reached
 from fedstrata.job.tables import Job, method_name
 from fedstrata.plan.kinds import FORMAT
 from fedstrata.plan.streams import SERVER
-from fedstrata.server.state import records
-from fedstrata.wire.store import write_bytes
+from fedstrata.wire.files import read_lines, write_bytes
 
 
 @dataclass(frozen=True)
@@ -53,12 +52,12 @@ class Result:
         """Every transfer of the run, stage by stage, as :class:`fedstrata.cost.ledger.Entry` describes it."""
         if self.stages:
             return [{"stage": stage.folder.name, **line} for stage in self.stages for line in stage.ledger]
-        return records(self.folder / "ledger.jsonl")
+        return read_lines(self.folder / "ledger.jsonl")
 
 
 def write_result(job: Job, folder: Path, status: str, message: str | None) -> None:
     """Sum up a stage from its records."""
-    rounds = records(folder / "rounds.jsonl")
+    rounds = read_lines(folder / "rounds.jsonl")
     first = min(0, job.method.rounds - 1)  # without any round the start model's score is the result
     scored = [record for record in rounds if record["client"] == SERVER and record["round"] >= first]
     trained = [record for record in rounds if record["client"] != SERVER]
@@ -66,7 +65,7 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
     split = folder / "partition.json"
     clients = json.loads(split.read_text(encoding="utf-8"))["clients"] if split.exists() else {}
     scores = last.get("clients", {})
-    ledger = records(folder / "ledger.jsonl")
+    ledger = read_lines(folder / "ledger.jsonl")
     wanted = job.output.target
     met = None if wanted is None else reached(wanted, job.task.headline, rounds, ledger)
     target = {"score": wanted, "rounds": met and met.rounds, "bytes": met and met.bytes}
@@ -85,7 +84,7 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
         "seconds": sum(record["seconds"] for record in rounds),
         "model": "model",
         "target": None if wanted is None else target,
-        "missing": records(folder / "missing.jsonl"),
+        "missing": read_lines(folder / "missing.jsonl"),
         "clients": {
             client: {"examples": clients.get(client, {}).get("examples", 0), "score": scores.get(client)}
             for client in dict.fromkeys([*clients, *scores])

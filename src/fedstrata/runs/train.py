@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from fedstrata.models.parts import part_tensors
 from fedstrata.plan.kinds import Weights
 from fedstrata.plan.messages import Engine
 from fedstrata.plan.plan import Plan, make_plan
+from fedstrata.runs.components import Components
 from fedstrata.runs.notes import notes
 from fedstrata.server import state
 from fedstrata.server.aggregate import make_aggregate
@@ -35,30 +36,38 @@ from fedstrata.server.records import FileRecords
 from fedstrata.server.rounds import Half, Rounds, RoundSettings
 from fedstrata.server.server import Server
 from fedstrata.sites.federation import Federation, RemoteStage, names_of, remote_engine
-from fedstrata.wire.store import Store, write_bytes
+from fedstrata.wire.files import write_bytes
+from fedstrata.wire.store import Store
 
 Tell = Callable[[Event], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One stage, ready to train.
+    """One stage.
 
     Attributes:
         job: its job, every "auto" resolved.
         data: its rows.
-        ready: model and examples.
         folder: its output folder.
         tell: receives events.
+        components: objects of the caller's own.
         federation: the sites; None where the clients are in this process.
     """
 
     job: Job
     data: Prepared
-    ready: Ready
     folder: Path
     tell: Tell
+    components: Components = field(default_factory=Components)
     federation: Federation | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadyStage(Stage):
+    """A stage whose model and examples are loaded."""
+
+    ready: Ready
 
     @property
     def clients(self) -> list[str]:
@@ -66,13 +75,13 @@ class Stage:
         return list(self.ready.shards) if self.federation is None else names_of(self.job)
 
 
-def train_stage(stage: Stage) -> None:
+def train_stage(stage: ReadyStage) -> None:
     """Train a stage, or go on with it from its last committed round, and save its models."""
     job, runtime, folder = stage.job, stage.ready.runtime, stage.folder
     weights = _start_weights(runtime)
     start = state.fingerprint(weights)
     runtime.caches.on_encoded = lambda done, total: stage.tell(Encoded(done, total))
-    server = _make_server(job, runtime, weights)
+    server = _make_server(stage, weights)
     done, seconds = state.restore(folder, server, start)
     began = time.monotonic() - seconds
     streams = runtime.trainer.streams
@@ -121,13 +130,14 @@ def _start_weights(runtime: ClientRuntime) -> Weights:
     }
 
 
-def _make_server(job: Job, runtime: ClientRuntime, weights: Weights) -> Server:
-    table = job.server
+def _make_server(stage: ReadyStage, weights: Weights) -> Server:
+    table, own, runtime = stage.job.server, stage.components, stage.ready.runtime
     optimizer = AdaptiveOptimizer(table.optimizer, table.learning_rate, table.momentum, table.beta2, table.tau)
-    return Server(runtime.working.parts, weights, runtime.wire, make_aggregate("mean"), optimizer)
+    begin = own.aggregate or make_aggregate(table.aggregate)
+    return Server(runtime.working.parts, weights, runtime.wire, begin, own.server_optimizer or optimizer)
 
 
-def _server_half(stage: Stage, server: Server, plan: Plan) -> Half:
+def _server_half(stage: ReadyStage, server: Server, plan: Plan) -> Half:
     labels = stage.data.labels
     context = ServerContext(
         method=stage.job.method,
@@ -142,7 +152,7 @@ def _server_half(stage: Stage, server: Server, plan: Plan) -> Half:
     return EXCHANGES[stage.job.method.exchange].server(context)
 
 
-def _score(stage: Stage, plan: Plan) -> Callable[[Server], dict[str, float]]:
+def _score(stage: ReadyStage, plan: Plan) -> Callable[[Server], dict[str, float]]:
     """Scores the server's model on the common test rows."""
     runtime, test, folder = stage.ready.runtime, stage.ready.test, stage.folder / "state" / "test"
     working = runtime.working
@@ -159,7 +169,9 @@ def _score(stage: Stage, plan: Plan) -> Callable[[Server], dict[str, float]]:
 
 
 @contextmanager
-def _engine(stage: Stage, start: Weights, server: Server, half: Half) -> Iterator[tuple[Engine, dict[str, int]]]:
+def _engine(
+    stage: ReadyStage, start: Weights, server: Server, half: Half
+) -> Iterator[tuple[Engine, dict[str, int]]]:
     """What reaches the clients, and how many examples each has."""
     if stage.federation is not None:
         remote = RemoteStage(
@@ -170,6 +182,7 @@ def _engine(stage: Stage, start: Weights, server: Server, half: Half) -> Iterato
             start=start,
             layers=half.layers,
             folder=stage.folder,
+            installed=stage.components.installed(),
         )
         with remote_engine(remote, stage.federation, stage.tell) as reached:
             yield reached
@@ -196,7 +209,7 @@ def _tag(server: Server, part: str) -> object:
     return version if server.wire.codec.name == "fp32" or not version else ("server", version)
 
 
-def _write_partition(stage: Stage, sizes: Mapping[str, int]) -> None:
+def _write_partition(stage: ReadyStage, sizes: Mapping[str, int]) -> None:
     """Who holds how many rows, examples and labels."""
     ready, data = stage.ready, stage.data
     clients: dict[str, Any] = {name: {"rows": n, "examples": n, "labels": None} for name, n in sizes.items()}
@@ -211,7 +224,7 @@ def _write_partition(stage: Stage, sizes: Mapping[str, int]) -> None:
     write_bytes(stage.folder / "partition.json", json.dumps(partition, indent=1, ensure_ascii=False).encode())
 
 
-def _save_models(stage: Stage, server: Server) -> None:
+def _save_models(stage: ReadyStage, server: Server) -> None:
     """The server's model; with one client that keeps parts, that client's. Others' on request."""
     folder, loaded, clients = stage.folder, stage.ready.loaded, stage.clients
     rounds = stage.job.method.rounds

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedstrata.server import state
+from fedstrata.wire.files import append_lines, read_lines
 
 Line = Mapping[str, Any]
 
@@ -29,11 +29,11 @@ class FileRecords:
 
     def append(self, name: str, lines: Iterable[Line]) -> None:
         """See :class:`Records`."""
-        state.append(self.folder / f"{name}.jsonl", lines)
+        append_lines(self.folder / f"{name}.jsonl", lines)
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """See :class:`Records`."""
-        return state.records(self.folder / f"{name}.jsonl")
+        return read_lines(self.folder / f"{name}.jsonl")
 
 
 class MemoryRecords:

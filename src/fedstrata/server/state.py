@@ -19,27 +19,14 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from fedstrata.errors import UserError
 from fedstrata.plan.kinds import Tensors
 from fedstrata.server.server import Server
-from fedstrata.wire.store import Store, read_tensors, write_bytes, write_tensors
+from fedstrata.wire.files import write_bytes
+from fedstrata.wire.store import Store, read_tensors, write_tensors
 
 RECORDS = ("ledger.jsonl", "rounds.jsonl", "missing.jsonl", "transport.jsonl")
-
-
-def append(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Add records to a JSON-lines file."""
-    with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-
-
-def records(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSON-lines file; none where there is no file."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def fingerprint(weights: Mapping[str, Tensors]) -> str:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from fedstrata.events import Event, Waiting
 from fedstrata.plan.messages import NoReply, Reply, Request
-from fedstrata.server import state
 from fedstrata.sites.messages import (
     Envelope,
     FarewellHeader,
@@ -24,6 +23,7 @@ from fedstrata.sites.messages import (
     encode_request,
 )
 from fedstrata.wire.codec import WireError
+from fedstrata.wire.files import append_lines
 
 if TYPE_CHECKING:
     from fedstrata.sites.activation_server import ActivationServer
@@ -264,4 +264,4 @@ class RemoteEngine:
 
     def _record(self, round: int, name: str, way: str, size: int, seconds: float | None) -> None:
         record = {"round": round, "client": name, "direction": way, "bytes": size, "seconds": seconds}
-        state.append(self.folder / "transport.jsonl", [record])
+        append_lines(self.folder / "transport.jsonl", [record])

@@ -7,7 +7,7 @@ import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -36,7 +36,7 @@ from fedstrata.sites.messages import HelloHeader, StartHeader, encode_message
 from fedstrata.sites.serve import secret_file
 from fedstrata.sites.settings import ServerSettings, read_server
 from fedstrata.wire.codec import WireError
-from fedstrata.wire.store import write_bytes
+from fedstrata.wire.files import write_bytes
 
 if TYPE_CHECKING:
     from fedstrata.sites.activation_server import ActivationServer
@@ -76,6 +76,7 @@ class RemoteStage:
         start: the start model's weights.
         layers: the layers that the server holds; None where the method has none.
         folder: the stage's output folder.
+        installed: component of the caller's own -> its entry point and identity, which a site must have too.
     """
 
     job: Job
@@ -85,6 +86,7 @@ class RemoteStage:
     start: Weights
     layers: ServerLayers | None
     folder: Path
+    installed: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def names_of(job: Job) -> list[str]:
@@ -221,6 +223,7 @@ def _remote_run(
         share=job.clients.test or 0.0,
         labels=stage.labels,
         start=state.fingerprint(sent),
+        components=dict(stage.installed),
     )
 
     def hello(name: str) -> bytes:

@@ -42,6 +42,8 @@ class HelloHeader(Header):
         labels: class names in order.
         start: fingerprint of the start model, see :func:`fedstrata.server.state.fingerprint`.
         stream: (port, session token, timeout in seconds) of the activation stream.
+        components: own ``method``, ``task`` or ``codec`` of the run -> (entry point, identity), see
+            :mod:`fedstrata.plan.components`.
     """
 
     version: str
@@ -52,6 +54,7 @@ class HelloHeader(Header):
     labels: tuple[str, ...] | None
     start: str
     stream: tuple[int, str, float] | None = None
+    components: dict[str, tuple[str, str]] = Field(default_factory=dict, max_length=3)
 
 
 class StartHeader(Header):

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedstrata.client.answer import ClientData
 from fedstrata.client.setup import Ready, head_of, make_ready, resolve_auto
@@ -23,6 +23,7 @@ from fedstrata.job.file import load
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models import checkpoints
 from fedstrata.models.cut import SplitLink
+from fedstrata.plan.components import identity, load_installed
 from fedstrata.plan.kinds import Weights
 from fedstrata.plan.messages import Request
 from fedstrata.plan.parts import Parts
@@ -45,7 +46,8 @@ from fedstrata.sites.messages import (
 from fedstrata.sites.settings import SiteSettings
 from fedstrata.sites.site import Reach, Site
 from fedstrata.wire.codec import WireError, check, wire_spec
-from fedstrata.wire.store import Store, write_bytes, write_tensors
+from fedstrata.wire.files import write_bytes
+from fedstrata.wire.store import Store, write_tensors
 
 LOG = logging.getLogger("fedstrata.site")
 FILES = re.compile(r"[\w-]+\.(json|txt|model|jinja)")
@@ -167,7 +169,11 @@ class SiteService:
             "train": train,
             **{table: sent[table] for table in ("method", "head", "wire") if table in sent},
         }
-        return resolve_auto(load(job)[0])
+        method = None
+        if "method" in hello.components:
+            options = {key: value for key, value in sent.get("method", {}).items() if key != "name"}
+            method = _component(hello, "method", options)
+        return resolve_auto(load(job, method=method)[0])
 
     def _permit(self, job: Job) -> None:
         """Refuse a job whose method or payload the site does not allow.
@@ -214,7 +220,9 @@ class SiteService:
             start = folder / "start"
             data = prepare_own(run.job, self.settings.name, self.settings.home)
             server = self._server_parts(run, self._parts(run, start))
-            run.ready = make_ready(run.job, data, str(start), server)
+            task = _component(run.hello, "task", None) if "task" in run.hello.components else None
+            codec = _component(run.hello, "codec", {}) if "codec" in run.hello.components else None
+            run.ready = make_ready(run.job, data, str(start), server, task, codec)
             run.site = Site(
                 name=self.settings.name,
                 method=run.job.method,
@@ -298,6 +306,30 @@ class SiteService:
 
     def _folder(self, name: str) -> Path:
         return self.settings.folder / "runs" / name
+
+
+def _component(
+    hello: HelloHeader, part: Literal["method", "task", "codec"], options: dict[str, Any] | None
+) -> Any:
+    """The run's own method, task or codec, as it is installed here; no code comes from the server.
+
+    Args:
+        hello: names its entry point and its identity.
+        part: which one.
+        options: what it is made with; None for a function, which is taken as it is.
+
+    Raises:
+        Refused: nothing of that name is installed here, or it differs from the server's.
+    """
+    name, announced = hello.components[part]
+    try:
+        kind = load_installed(part, name)
+        component = kind if options is None else kind(**options)
+    except (UserError, ValueError, TypeError) as error:
+        raise Refused(f"the run's own {part} cannot be used: {error}") from None
+    if identity(component) != announced:
+        raise Refused(f"the run's own {part} {name!r} is not the one that is installed here")
+    return component
 
 
 def _failed(reason: str) -> RefusalHeader:

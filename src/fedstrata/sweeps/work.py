@@ -46,7 +46,7 @@ def main(lock: Path, parent: int) -> None:
 
 def _run(request: dict[str, Any], out: TextIO) -> None:
     try:
-        from fedstrata.runs.stages import run_job  # torch: after the lock is held
+        from fedstrata.runs.job import run_job  # torch: after the lock is held
 
         pairs = [(key, value) for key, value in request["pairs"]]
         run_job(request["source"], pairs, resume=True, progress=_Reporter(out))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,17 +9,7 @@ import safetensors.torch
 import torch
 
 from fedstrata.plan.kinds import Tensors
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file atomically: whole and on the disk before it has its name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    with part.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
+from fedstrata.wire.files import write_bytes
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -2,10 +2,10 @@
 
     python benchmarks/client_step.py --json step.json
 
-The plain step is Hugging Face's own loss at every position, fp32, AdamW on the whole model. All cases run in turn,
-one step each, repeatedly; a ratio is the median of the ratios within a turn, so a machine that slows down slows both
-sides. Wall time and FLOPs are reported separately. Methods whose clients take the same step share one row: they differ
-at the server, or in the data they use.
+The plain step is Hugging Face's own loss at every position, fp32, AdamW on the whole model. All cases run in
+turn, one step each, repeatedly; a ratio is the median of the ratios within a turn, so a machine that slows down
+slows both sides. Wall time and FLOPs are reported separately. Methods whose clients take the same step share
+one row: they differ at the server, or in the data they use.
 """
 
 from __future__ import annotations

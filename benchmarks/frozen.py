@@ -2,9 +2,10 @@
 
     python benchmarks/frozen.py --json frozen.json
 
-For each head, in turn and repeatedly: an epoch on cached hidden states; one that runs the encoder over each batch's
-texts, those of equal length together, as ``feature_cache_gb = 0`` does; and one that runs it over padded batches, as a
-plain loop would. A ratio is the median of the ratios within a turn. The first epoch also fills the cache.
+For each head, in turn and repeatedly: an epoch on cached hidden states; one that runs the encoder over each
+batch's texts, those of equal length together, as ``feature_cache_gb = 0`` does; and one that runs it over
+padded batches, as a plain loop would. A ratio is the median of the ratios within a turn. The first epoch also
+fills the cache.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
     python benchmarks/sites.py --json sites.json
 
-A federation of two sites on this machine, over loopback, with TLS and keys. Every process computes with one thread,
-also that of a run in one process. Models have random weights, texts consist of made-up words.
+A federation of two sites on this machine, over loopback, with TLS and keys. Every process computes with one
+thread, also that of a run in one process. Models have random weights, texts consist of made-up words.
 
 Rounds: a masked language model of BERT-base's size, few steps on short texts, so that the overhead shows. A
-round lasts from the last reply of the round before to its own last reply; the first is reported separately. Network
-bytes are counted by a relay between the sites and the server. Cold start: what a new process for every message would
-cost, estimated from its parts. Split steps: FedBERT, in one process and between processes in turn, repeatedly; a ratio
-is the median of the ratios within a turn.
+round lasts from the last reply of the round before to its own last reply; the first is reported separately.
+Network bytes are counted by a relay between the sites and the server. Cold start: what a new process for every
+message would cost, estimated from its parts. Split steps: FedBERT, in one process and between processes in
+turn, repeatedly; a ratio is the median of the ratios within a turn.
 
 Only Linux, because memory is read from /proc. Needs the extra 'flower'.
 """
@@ -132,9 +132,9 @@ def started(command: Sequence[str], log: Path, read: bool = False) -> Iterator[s
     """A process for the duration of the context; it and its children are ended afterwards.
 
     Args:
-        command: it.
-        log: where it writes; if its output is ``read``, its errors alone.
-        read: its output comes through a pipe.
+        command: the command to start.
+        log: the file for its output; with ``read`` for its errors alone.
+        read: its output is read through a pipe.
     """
     with log.open("w") as out:
         given = subprocess.PIPE if read else out
@@ -343,7 +343,7 @@ def federation(folder: Path) -> Iterator[tuple[Path, Relay, dict[str, int]]]:
 
 
 def run_job(job: str, *words: str) -> None:
-    """The process of a run: runs the job and writes a line for every reply, with the clock that all processes share."""
+    """The process of a run: the job, and a line for every reply, timed by the clock that all processes share."""
     import fedstrata
     from fedstrata.events import Replied
 
@@ -401,7 +401,7 @@ def told(made: dict[str, Any], at_once: bool) -> dict[str, Any]:
 
     Args:
         made: what :func:`run` returned.
-        at_once: the clients train side by side, so that the longest of them counts and not their sum.
+        at_once: the clients train in parallel, so that the slowest counts and not their sum.
     """
     rounds = range(1, len(made["ends"]))
     figures: dict[str, list[float]] = {}
@@ -660,7 +660,7 @@ def be_site(pipe: Any, name: str, folder: Path, ca: bytes, port: int, sizes: tup
 def measure_split(
     size: str, batch: int, tokens: int, steps: int, repeat: int, folder: Path
 ) -> list[dict[str, Any]]:
-    """Steps in one process and between processes in turn: one client, and two that share the same server layers."""
+    """Steps in one process and between processes in turn: one client, and two that share the server layers."""
     from fedstrata.sites.provision import init
 
     init(folder / "keys", SITES)

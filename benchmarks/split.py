@@ -1,10 +1,10 @@
 """Time of a split-learning step compared with an unsplit one, client and server in one process.
 
-    python benchmarks/split.py --json split.json
+    python benchmarks/split.py --json steps.json
 
-For each model: masked language modeling of random texts, the whole model and the model cut above its embeddings in
-turn, step by step, with each wire type. A ratio is the median of the ratios within a turn. Bytes are those of the four
-messages of a step.
+For each model: masked language modeling of random texts, the whole model and the model cut above its embeddings
+in turn, step by step, with each wire type. A ratio is the median of the ratios within a turn. Bytes are those
+of the four messages of a step.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from fedstrata.runs.setup import settle_precision
 from rich.console import Console
 from rich.table import Table
 
@@ -36,7 +37,6 @@ from fedstrata.models.parts import find_parts
 from fedstrata.plan.messages import Positions
 from fedstrata.plan.plan import Method, Plan
 from fedstrata.plan.streams import Streams
-from fedstrata.runs.setup import settle_precision
 from fedstrata.tasks import Examples, Task
 from fedstrata.tasks.classify import Classify
 from fedstrata.tasks.mlm import MaskedLM

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from fedstrata.runs.setup import settle_precision
 from rich.console import Console
 from rich.table import Table
 
@@ -30,7 +31,6 @@ from fedstrata.models.parts import find_parts, part_tensors
 from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
-from fedstrata.runs.setup import settle_precision
 from fedstrata.server.layers import ServerLayers
 from fedstrata.server.server import Server
 from fedstrata.tasks import Examples

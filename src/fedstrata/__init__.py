@@ -131,7 +131,7 @@ def report(
     return write_report(list(map(Path, paths)), None if out is None else Path(out))
 
 
-def forecast(
+def forecast(  # noqa: PLR0913  # what a caller may ask, each by its name
     job: str | Path | Mapping[str, Any],
     overrides: Sequence[str] | Mapping[str, Any] = (),
     *,

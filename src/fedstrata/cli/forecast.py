@@ -14,7 +14,7 @@ from fedstrata.cli.common import Overrides, sentences
 from fedstrata.errors import UserError
 
 
-def forecast(
+def forecast(  # noqa: PLR0913  # the command's options
     job: Annotated[str | None, typer.Argument(help="Job file (TOML); not needed with --model.")] = None,
     overrides: Overrides = None,
     model: Annotated[str | None, typer.Option(help="Folder or hub id; its config.json is enough.")] = None,

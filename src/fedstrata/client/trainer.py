@@ -83,7 +83,7 @@ class Trainer:
         anchor = self._anchor(plan, trained)
         optimizer = make_optimizer(trained, self.train, memory)
         self.working.changed(plan.train)
-        dropout = DropoutRng(self._seed(request), self.working.device)
+        dropout = self._dropout(request)
         losses: list[float] = []
         work, seen = Positions(), 0
         for span, chosen, batch in self._batches(request, examples, index):
@@ -103,19 +103,15 @@ class Trainer:
             yield
             started += time.perf_counter() - paused  # others' time
         model_pass.wait()
-        reply = Reply(
-            client=request.client,
-            examples=len(index),
-            loss=float(np.mean(losses)),
-            steps=len(losses),
-            work=work,
-            flops=train_flops(self.working.parts, plan, work) + model_pass.encoder_flops(self.working.parts),
-            seconds=time.perf_counter() - started,
-        )
+        parts = self.working.parts
+        flops = train_flops(parts, plan, work) + model_pass.encoder_flops(parts)
+        seconds = time.perf_counter() - started
+        reply = _reply(request.client, len(index), losses, work, flops, seconds)
         return reply, memory_of(optimizer, trained) if self.train.optimizer_state == "persist" else {}
 
-    def _seed(self, request: Request) -> int:
-        return self.streams.integer(request.round, request.client, "dropout")
+    def _dropout(self, request: Request) -> DropoutRng:
+        seed = self.streams.integer(request.round, request.client, "dropout")
+        return DropoutRng(seed, self.working.device)
 
     def _anchor(self, plan: Plan, trained: Parameters) -> Anchor:
         """What the proximal term holds the parameters near: those both trained and sent."""
@@ -152,6 +148,11 @@ class Trainer:
             if parameter.grad is not None:
                 parameter.grad.add_(parameter.detach() - old, alpha=self.train.proximal_mu)
         step(optimizer, rate)
+
+
+def _reply(client: str, examples: int, losses: list[float], work: Positions, flops: int, seconds: float) -> Reply:
+    loss = float(np.mean(losses))
+    return Reply(client, examples, loss=loss, steps=len(losses), work=work, flops=flops, seconds=seconds)
 
 
 def steps(lengths: Index, train: Train, order: np.random.Generator) -> Iterator[tuple[int, Index]]:

@@ -75,34 +75,47 @@ def _local_stack(parts: Parts, layers: Sequence[int]) -> list[Part]:
 def _backward_flops(parts: Parts, plan: Plan, work: Positions) -> int:
     """Walks from the head down to the lowest trained part."""
     stack = _local_stack(parts, plan.layers)
-    trained = [part.name in plan.train for part in stack]
-    if not any(trained):
+    learning = [part.name in plan.train for part in stack]
+    if not any(learning):
         return 0
-    lowest = stack[trained.index(True)]
-    head = any(part.kind == "head" and learns for part, learns in zip(stack, trained, strict=True))
-    total = 0
-    for part, learns in list(zip(stack, trained, strict=True))[trained.index(True) :]:
-        if part.kind == "embeddings":
-            total += 2 * _linear(part, work)  # only ELECTRA's projection
-            continue
-        total += (1 + learns) * _linear(part, work)
-        if part.kind == "layer":
-            total += 2 * _attention(parts, work)
-    below = lowest.kind not in ABOVE  # something in the encoder learns
-    if below or head:
+    place = learning.index(True)
+    lowest = stack[place]
+    trained_kinds = {part.kind for part in parts.each if part.name in plan.train}
+    total = sum(
+        _part_backward(parts, part, learns, work)
+        for part, learns in zip(stack[place:], learning[place:], strict=True)
+    )
+    head = "head" in trained_kinds
+    encoder = lowest.kind not in ABOVE  # something in the encoder learns
+    if encoder or head:
         total += (1 + head) * _head_layers(parts, work) + 2 * len(parts.head_layers) * _attention(parts, work)
-    embeddings = any(part.kind == "embeddings" and part.name in plan.train for part in parts.each)
-    if embeddings != head:  # a tied decoder multiplies in the head, and learns with the embeddings
-        total += (1 if embeddings else -1) * 2 * work.predicted * parts.tied
+    if (
+        "embeddings" in trained_kinds
+    ) != head:  # a tied decoder multiplies in the head, learns with the embeddings
+        total += (1 if "embeddings" in trained_kinds else -1) * 2 * work.predicted * parts.tied
+    return total - _input_gradient(parts, lowest, head and not encoder, work)
+
+
+def _part_backward(parts: Parts, part: Part, learns: bool, work: Positions) -> int:
+    """Gradients of one part: by its input, and by its weights where it learns."""
+    if part.kind == "embeddings":
+        return 2 * _linear(part, work)  # only ELECTRA's projection
+    attention = 2 * _attention(parts, work) if part.kind == "layer" else 0
+    return (1 + learns) * _linear(part, work) + attention
+
+
+def _input_gradient(parts: Parts, lowest: Part, frozen: bool, work: Positions) -> int:
+    """What the walk counted of a gradient that nobody needs: by the input of the lowest trained part.
+
+    ``frozen``: nothing in the encoder learns, but the head does.
+    """
+    qkv = 2 * work.tokens * 3 * parts.hidden**2
     if lowest.norm_first:
-        return total
-    if parts.head_layers and not below and head:
-        if lowest.kind == "head":  # the gradient passes through the pooler, frozen or not
-            total += sum(_linear(part, work) for part in parts.each if part.kind == "pooler")
-        bottom = 1 if parts.chained else len(parts.head_layers)
-        return total - 2 * work.tokens * bottom * 3 * parts.hidden**2  # Q, K and V of what stands on frozen states
+        return 0
+    if parts.head_layers and frozen:
+        bottom = 1 if parts.chained else len(parts.head_layers)  # those that stand on frozen states
+        pooler = sum(_linear(part, work) for part in parts.each if part.kind == "pooler")
+        return bottom * qkv - (pooler if lowest.kind == "head" else 0)  # the gradient passes through the pooler
     if lowest.kind == "layer":
-        total -= 2 * work.tokens * 3 * parts.hidden**2  # no gradient for the input of its Q, K and V
-    elif lowest.kind in ABOVE:
-        total -= 2 * work.predicted * lowest.linear[0]
-    return total
+        return qkv
+    return 2 * work.predicted * lowest.linear[0] if lowest.kind in ABOVE else 0

@@ -11,8 +11,9 @@ from fedstrata.exchanges import EXCHANGES
 from fedstrata.exchanges.exchange import DryContext
 from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.messages import Reply, Request
+from fedstrata.server.cohort import RoundSettings
 from fedstrata.server.records import MemoryRecords
-from fedstrata.server.rounds import Rounds, RoundSettings
+from fedstrata.server.rounds import Rounds
 from fedstrata.server.server import Server
 from fedstrata.wire.codec import wire_spec
 from fedstrata.wire.dry import empty

@@ -130,6 +130,7 @@ def _together(stages: Sequence[dict[str, Any]], bandwidth: float | None, gflops:
     summed = {key: sum(one[key] for one in everyone) for key in everyone[0]}
     return {
         "client": stages[0]["client"],
+        "parts": list({part["name"]: part for stage in stages for part in stage["parts"]}.values()),
         "setup": {"down_bytes": sum(stage["setup"]["down_bytes"] for stage in stages)},
         "rounds": rounds,
         "total": total,

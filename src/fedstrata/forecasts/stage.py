@@ -53,48 +53,51 @@ def stage_costs(
     job: Job, model: str, profile: DataProfile, client: str | None, known: Known, components: Components
 ) -> dict[str, Any]:
     """One stage's costs: of each round of one client, and of all clients together."""
-    parts = known.parts(model, job.task.kind, profile.labels, head_of(job))
+    of_model = (model, job.task.kind, profile.labels, head_of(job))
+    parts = known.parts(*of_model)
     shards = population(job.method.population, profile.shards)
     check_plans(job, parts, profile.shards)
     name = _whose(client, shards, profile.shards)
     task = (components.task or build_task)(TaskContext(job, profile.labels))
     context = _dry_context(job, parts, profile, shards, task, components)
     records = dry_run(context, job.task.kind, round_settings(job))
-    memory = _memory(job, task, known.step(model, job.task.kind, profile.labels, head_of(job)))
-    sums = _bytes(records.lines("ledger"))
-    work = records.lines("rounds")
+    memory = _memory(job, task, known.step(*of_model))
+    sums, work = _bytes(records.lines("ledger")), records.lines("rounds")
     own = {line["round"]: line for line in work if line["client"] == name}
-    rounds = []
-    for round in range(job.method.rounds):
+
+    def costs(round: int) -> dict[str, Any]:
         line = own.get(round, {})
-        plan = Plan((), ())
-        if line.get("trained"):
-            plan = make_plan(job.method, parts, job.task.kind, round, name, context.streams)
-        rounds.append(
-            {
-                "round": round,
-                "stage": job.stage,
-                "up_bytes": sums[round, name, "up"],
-                "down_bytes": sums[round, name, "down"],
-                "train_flops": line.get("flops", 0),
-                "peak_memory_bytes": memory(plan, context.lengths[name]) if line else 0,
-                "layers": list(parts.depths(plan.train)),
-                "trained": list(plan.train),
-                "sent": list(plan.send),
-            }
-        )
+        plan = _plan(context, job.task.kind, round, name) if line.get("trained") else Plan((), ())
+        return {
+            "round": round,
+            "stage": job.stage,
+            "up_bytes": sums[round, name, "up"],
+            "down_bytes": sums[round, name, "down"],
+            "train_flops": line.get("flops", 0),
+            "peak_memory_bytes": memory(plan, context.lengths[name]) if line else 0,
+            **_of_plan(parts, plan),
+        }
+
     return {
         "split": EXCHANGES[job.method.exchange].forecast(context, context.lengths[name]),
         "client": name,
         "labels": profile.labels,
         "setup": {"down_bytes": sums[SETUP, name, "down"]},
-        "rounds": rounds,
+        "rounds": [costs(round) for round in range(job.method.rounds)],
         "clients": _everyone(len(shards), sums, work),
         "holdings": profile.source,
         "examples": sum(map(len, shards.values())),
         "collects": any(line["phase"] == "hidden_states" for line in records.lines("ledger")),
-        "parts": [{"name": part.name, "kind": part.kind, "depth": part.depth} for part in parts.each],
+        "parts": parts.records(),
     }
+
+
+def _of_plan(parts: Parts, plan: Plan) -> dict[str, list[Any]]:
+    return {"layers": list(parts.depths(plan.train)), "trained": list(plan.train), "sent": list(plan.send)}
+
+
+def _plan(context: DryContext, task: str, round: int, client: str) -> Plan:
+    return make_plan(context.method, context.parts, task, round, client, context.streams)
 
 
 def _whose(client: str | None, shards: Mapping[str, Index], named: Mapping[str, Index]) -> str:

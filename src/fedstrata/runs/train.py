@@ -31,9 +31,10 @@ from fedstrata.runs.components import Components
 from fedstrata.runs.notes import notes
 from fedstrata.server import state
 from fedstrata.server.aggregate import make_aggregate
+from fedstrata.server.cohort import RoundSettings
 from fedstrata.server.optimizer import AdaptiveOptimizer
 from fedstrata.server.records import FileRecords
-from fedstrata.server.rounds import Half, Rounds, RoundSettings
+from fedstrata.server.rounds import Half, Rounds
 from fedstrata.server.server import Server
 from fedstrata.sites.federation import Federation, RemoteStage, names_of, remote_engine
 from fedstrata.wire.files import write_bytes

@@ -11,19 +11,17 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fedstrata.client.answer import ClientData
 from fedstrata.client.setup import Ready, head_of, make_ready, resolve_auto
 from fedstrata.client.trainer import StepCallback
 from fedstrata.data.prepare import prepare_own
 from fedstrata.errors import UserError
-from fedstrata.exchanges import EXCHANGES
 from fedstrata.job.file import load
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models import checkpoints
 from fedstrata.models.cut import SplitLink
-from fedstrata.plan.components import identity, load_installed
 from fedstrata.plan.kinds import Weights
 from fedstrata.plan.messages import Request
 from fedstrata.plan.parts import Parts
@@ -43,6 +41,7 @@ from fedstrata.sites.messages import (
     encode_message,
     encode_reply,
 )
+from fedstrata.sites.permission import Refused, check_limits, own_component, permit
 from fedstrata.sites.settings import SiteSettings
 from fedstrata.sites.site import Reach, Site
 from fedstrata.wire.codec import WireError, check, wire_spec
@@ -55,10 +54,6 @@ FILES = re.compile(r"[\w-]+\.(json|txt|model|jinja)")
 
 ReachServer = Callable[[Request, int, str, float], AbstractContextManager[SplitLink]]
 """Opens the way to the server's layers: for a request, to a port, with a token, with a deadline in seconds."""
-
-
-class Refused(Exception):
-    """A sentence without its subject; it holds nothing of the site's own but what its settings say."""
 
 
 @dataclass
@@ -141,7 +136,7 @@ class SiteService:
             raise Refused(f"its FedStrata is {here}, the server's {hello.version}")
         folder = self._folder(name)
         job = self._job(hello, folder)
-        self._permit(job)
+        permit(self.settings, job)
         for file, content in files.get("files", {}).items():
             text = content.numpy().tobytes()
             if not FILES.fullmatch(file) or (file.endswith(".json") and "auto_map" in json.loads(text)):
@@ -172,26 +167,8 @@ class SiteService:
         method = None
         if "method" in hello.components:
             options = {key: value for key, value in sent.get("method", {}).items() if key != "name"}
-            method = _component(hello, "method", options)
+            method = own_component(hello, "method", options)
         return resolve_auto(load(job, method=method)[0])
-
-    def _permit(self, job: Job) -> None:
-        """Refuse a job whose method or payload the site does not allow.
-
-        Raises:
-            Refused: it does not.
-        """
-        allow = self.settings.allow
-        name, payload_name = method_name(job.method), job.method.exchange
-        if allow.methods is not None and name not in allow.methods:
-            raise Refused(f"{name} is none of the methods it takes part in ({', '.join(allow.methods)})")
-        if payload_name not in allow.payloads:
-            raise Refused(
-                f"{name} sends {payload_name} ({EXCHANGES[payload_name].permission}); nothing leaves it but "
-                f"{', '.join(allow.payloads)}"
-            )
-        if job.method.population != "each":
-            raise Refused(f"{name} needs all rows in one place")
 
     def _welcome(self, name: str, run: SiteRun) -> WelcomeHeader:
         """What it has for the run; with the start model it is ready to train."""
@@ -220,8 +197,8 @@ class SiteService:
             start = folder / "start"
             data = prepare_own(run.job, self.settings.name, self.settings.home)
             server = self._server_parts(run, self._parts(run, start))
-            task = _component(run.hello, "task", None) if "task" in run.hello.components else None
-            codec = _component(run.hello, "codec", {}) if "codec" in run.hello.components else None
+            task = own_component(run.hello, "task", None) if "task" in run.hello.components else None
+            codec = own_component(run.hello, "codec", {}) if "codec" in run.hello.components else None
             run.ready = make_ready(run.job, data, str(start), server, task, codec)
             run.site = Site(
                 name=self.settings.name,
@@ -235,7 +212,7 @@ class SiteService:
                 callback=self.callback,
                 reach=self._reach(run),
             )
-            self._check_limits(run.site)
+            check_limits(self.settings, run.site)
         return run.site
 
     def _data(self, ready: Ready, folder: Path) -> ClientData:
@@ -247,22 +224,6 @@ class SiteService:
 
     def _parts(self, run: SiteRun, start: Path) -> Parts:
         return checkpoints.parts_of(str(start), run.job.task.kind, run.hello.labels, head_of(run.job))
-
-    def _check_limits(self, site: Site) -> None:
-        """Refuse a run that takes more, or has fewer examples, than the site's settings allow.
-
-        Raises:
-            Refused: it does.
-        """
-        limits, count = self.settings.limits, len(site.data.index)
-        if count < limits.min_examples:
-            raise Refused(f"it has fewer examples than the {limits.min_examples} it wants to train on")
-        parts, runtime = site.runtime.working.parts, site.runtime
-        for round in range(site.method.rounds):
-            plan = make_plan(site.method, parts, site.task, round, site.name, runtime.trainer.streams)
-            leaves = sum(runtime.wire.size(parts.shapes[part], runtime.wire.changes) for part in plan.send)
-            if limits.bytes_per_round is not None and leaves > limits.bytes_per_round:
-                raise Refused(f"round {round + 1} sends {leaves} bytes, its limit is {limits.bytes_per_round}")
 
     def _reach(self, run: SiteRun) -> Reach | None:
         reach, stream = self.reach, run.hello.stream
@@ -301,35 +262,11 @@ class SiteService:
             hello = decode_message(path.read_bytes(), "hello").header
             assert isinstance(hello, HelloHeader)
             self.runs = {name: SiteRun(hello, self._job(hello, self._folder(name)))}
-            self._permit(self.runs[name].job)  # its settings may have changed
+            permit(self.settings, self.runs[name].job)  # its settings may have changed
         return self.runs[name]
 
     def _folder(self, name: str) -> Path:
         return self.settings.folder / "runs" / name
-
-
-def _component(
-    hello: HelloHeader, part: Literal["method", "task", "codec"], options: dict[str, Any] | None
-) -> Any:
-    """The run's own method, task or codec, as it is installed here; no code comes from the server.
-
-    Args:
-        hello: names its entry point and its identity.
-        part: which one.
-        options: what it is made with; None for a function, which is taken as it is.
-
-    Raises:
-        Refused: nothing of that name is installed here, or it differs from the server's.
-    """
-    name, announced = hello.components[part]
-    try:
-        kind = load_installed(part, name)
-        component = kind if options is None else kind(**options)
-    except (UserError, ValueError, TypeError) as error:
-        raise Refused(f"the run's own {part} cannot be used: {error}") from None
-    if identity(component) != announced:
-        raise Refused(f"the run's own {part} {name!r} is not the one that is installed here")
-    return component
 
 
 def _failed(reason: str) -> RefusalHeader:

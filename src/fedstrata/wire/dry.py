@@ -8,20 +8,30 @@ from fedstrata.plan.kinds import Tensors
 from fedstrata.wire.codec import Codec, Shapes, SizedTensors, Spec, Wire, spec_bytes
 
 
+class DryMessage(SizedTensors):
+    """A message without content, and the tensors that it stands for."""
+
+    def __init__(self, spec: Spec, shapes: Shapes) -> None:
+        content = empty(spec)
+        super().__init__(content, content.size)
+        self.shapes = shapes  # kept alive: the wire knows them by their address
+        self.decoded = empty({name: (torch.float32, shape) for name, shape in shapes.items()})
+
+
 class DryWire(Wire):
     """A codec in a forecast: it encodes by its specification alone, once for the same shapes."""
 
     def __init__(self, codec: Codec) -> None:
         super().__init__(codec)
-        self._messages: dict[tuple[int, bool], tuple[Shapes, SizedTensors]] = {}
+        self._messages: dict[tuple[int, bool], DryMessage] = {}
         self._shapes: dict[tuple[tuple[str, tuple[int, ...]], ...], Shapes] = {}
 
-    def message(self, shapes: Shapes, change: bool = False) -> SizedTensors:
+    def message(self, shapes: Shapes, change: bool = False) -> DryMessage:
         """A message of tensors of these shapes."""
         key = (id(shapes), change)
         if key not in self._messages:
-            self._messages[key] = shapes, empty(self.codec.wire_spec(shapes, change))
-        return self._messages[key][1]
+            self._messages[key] = DryMessage(self.codec.wire_spec(shapes, change), shapes)
+        return self._messages[key]
 
     def encode(
         self, tensors: Tensors, reference: Tensors | None = None, residual: Tensors | None = None
@@ -32,8 +42,9 @@ class DryWire(Wire):
         return self.message(shapes), {}
 
     def decode(self, message: Tensors, reference: Tensors | None = None) -> Tensors:
-        """The message itself, for its names."""
-        return message
+        """Tensors of the shapes that were encoded."""
+        assert isinstance(message, DryMessage)
+        return message.decoded
 
     def check(self, message: Tensors, shapes: Shapes, change: bool = False) -> None:
         """A message without content is right by construction."""

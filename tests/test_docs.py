@@ -198,7 +198,7 @@ OLD_WORDS = re.compile(r"\b(overlong|optimiser|features_gb|keep_features|central
 
 
 def old_keys(text: str) -> list[str]:
-    """The old keys and values that a text sets or quotes, such as ``split = "iid"`` or ``head.kind = "ordinary"``."""
+    """The old keys and values that a text sets or quotes, such as ``split = "iid"`` or ``kind = "ordinary"``."""
     found = OLD_WORDS.findall(text) + re.findall(r"\bsplit\.json\b", text)
     for table, key in KEYS:
         found += re.findall(rf"^{key} *=|\b{table}\.{key}\b|\[{table}\]`? `?{key}\b", text, re.MULTILINE)

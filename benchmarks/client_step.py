@@ -1,11 +1,11 @@
-"""What one client step costs by every method, against a plain step of BERT-FL.
+"""Time of one client step with every method, compared with a plain step of BERT-FL.
 
     python benchmarks/client_step.py --json step.json
 
-The plain step is Hugging Face's own loss over every position, fp32, AdamW over the whole model. All cases run in
-turn, one step each, over and over; a ratio is the median of the ratios within a turn, so a machine that slows down
-slows both of its sides. Clock time and FLOPs are different things and are named as such. Methods whose clients
-make the same step share one row: they differ at the server, or in whose data they see.
+The plain step is Hugging Face's own loss at every position, fp32, AdamW on the whole model. All cases run in
+turn, one step each, repeatedly; a ratio is the median of the ratios within a turn, so a machine that slows down
+slows both sides. Wall time and FLOPs are reported separately. Methods whose clients take the same step share
+one row: they differ at the server, or in the data they use.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ SIZES = {"base": (12, 768, 12), "small": (12, 256, 4)}
 """Layers, width, heads."""
 CLASSES = 13  # ChemProt's
 EQUAL = "fedavg, full head, fp32"
-"""The row that FedBFPT's rows at the paper's settings are also compared with: the same code, the same settings."""
+"""The row that FedBFPT at the paper's settings is also compared with: same code, same settings."""
 SCHEDULE = ", FedBT 34.31 %"
 PRINTED = {4: 37.49, 6: 46.70, 8: 56.05}
-"""Local layers of 12 -> per cent of BERT-FL's time for an epoch, FedBFPT Tables 2 and 5. FedBT's 34.31 % (Table 1)
+"""Local layers of 12 -> percent of BERT-FL's time for an epoch, FedBFPT Tables 2 and 5. FedBT's 34.31 % (Table 1)
 is the 6-layer figure over a whole schedule, in which the trained layer rises."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row: how to make one step, and its FLOPs."""
+    """One row: how to take one step, and its FLOPs."""
 
     methods: tuple[str, ...]
     name: str
@@ -93,7 +93,7 @@ def tasks(full_head: bool) -> dict[str, Task]:
 
 
 def plain(model: Any, task: Task, examples: Examples) -> Callable[[], float]:
-    """A step as anybody writes it."""
+    """A plain training step."""
     count = len(examples) // 2
     batch = task.batch(examples, np.arange(count), np.random.default_rng(1))
     labels = batch.targets
@@ -119,7 +119,7 @@ def plain(model: Any, task: Task, examples: Examples) -> Callable[[], float]:
 
 
 def ours(worker: Worker, plan: Plan, examples: Examples) -> Callable[[], float]:
-    """A step of the client code; the second of a round."""
+    """A step of the client code: the second step of a round."""
 
     def step() -> float:
         at: list[float] = []
@@ -153,7 +153,7 @@ def cases(size: str, batch: int, tokens: int) -> list[Case]:
         bf16: bool = fast,
         printed: float | None = None,
     ) -> None:
-        """``name`` opens with the methods it stands for, up to the first comma."""
+        """``name`` begins with the methods it stands for, up to the first comma."""
         plan = method.plan(parts[kind], kind, round, "a", Streams(0))
         mu = dict(method.preset.get("train", {})).get("proximal_mu", 0.0)
         local = Train(
@@ -198,7 +198,7 @@ def cases(size: str, batch: int, tokens: int) -> list[Case]:
 
 
 def measure(rows: list[Case], repeat: int) -> dict[str, list[float]]:
-    """Seconds of every case in every turn; one more turn, not counted, goes first."""
+    """Seconds of every case in every turn, after one warmup turn that is not counted."""
     seconds: dict[str, list[float]] = {case.name: [] for case in rows}
     for turn in range(-1, repeat):
         for case in rows:
@@ -209,7 +209,7 @@ def measure(rows: list[Case], repeat: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    """Measure, print a table, write the figures."""
+    """Measure, print a table, write the results."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--json", type=Path, help="write the figures here")
     options.add_argument("--size", choices=SIZES, default="base")

@@ -1,11 +1,11 @@
-"""What an epoch over a frozen encoder costs when its states are kept, and when they are not.
+"""Time of an epoch over a frozen encoder, with and without the feature cache.
 
     python benchmarks/frozen.py --json frozen.json
 
-For each head, in turn and over and over: an epoch on kept states; one that runs the encoder over each batch's
-texts, those of one length together, as
-``feature_cache_gb = 0`` does; and one that runs it over padded batches, as a
-plain loop would. A ratio is the median of the ratios within a turn. The first epoch also fills the disk.
+For each head, in turn and repeatedly: an epoch on cached hidden states; one that runs the encoder over each
+batch's texts, those of equal length together, as ``feature_cache_gb = 0`` does; and one that runs it over
+padded batches, as a plain loop would. A ratio is the median of the ratios within a turn. The first epoch also
+fills the cache.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CLASSES, VOCABULARY = 3, 30_522
 
 
 def texts(count: int, longest: int) -> Examples:
-    """Random texts of 5 to ``longest`` tokens, most of them short, as tweets are."""
+    """Random texts of 5 to ``longest`` tokens, most of them short, like tweets."""
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.gamma(2.0, longest / 6, count), 5, longest).astype(np.int64)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -54,7 +54,7 @@ def texts(count: int, longest: int) -> Examples:
 def cases(
     head: str, size: str, examples: Examples, batch: int, folder: Path
 ) -> tuple[float, dict[str, Callable[[], float]]]:
-    """Seconds to fill the disk, and one epoch each way."""
+    """Seconds to fill the cache, and for one epoch of each kind."""
     layers, width, heads = SIZES[size]
     config = transformers.BertConfig(
         num_hidden_layers=layers,
@@ -92,11 +92,11 @@ def cases(
 
 
 def _quiet(step: int, steps: int, loss: float, seen: int) -> None:
-    """No progress."""
+    """Ignore progress."""
 
 
 def main() -> None:
-    """Measure, print a table, write the figures."""
+    """Measure, print a table, write the results."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--json", type=Path, help="write the figures here")
     options.add_argument("--size", choices=SIZES, default="base")

@@ -1,10 +1,10 @@
-"""What a split step costs against an unsplit one, client and server in one process.
+"""Time of a split-learning step compared with an unsplit one, client and server in one process.
 
-    python benchmarks/split.py --json split.json
+    python benchmarks/split.py --json steps.json
 
-For each model: masked language modeling of random texts, step by step, the whole model and the one that is cut
-above its embeddings in turn, over and over; then with each wire type. A ratio is the median of the ratios within a
-turn. Bytes are those of the four messages of a step.
+For each model: masked language modeling of random texts, the whole model and the model cut above its embeddings
+in turn, step by step, with each wire type. A ratio is the median of the ratios within a turn. Bytes are those
+of the four messages of a step.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def texts(count: int, longest: int) -> Examples:
 
 
 def cases(size: str, examples: Examples, folder: Path) -> tuple[dict[str, Callable[[], float]], dict[str, int]]:
-    """One step each way, by seconds; and the bytes of a split one."""
+    """Seconds of one step of each kind, and the bytes of a split step."""
     layers, width, heads = SIZES[size]
     config = transformers.RobertaConfig(
         vocab_size=VOCABULARY,
@@ -101,11 +101,11 @@ def cases(size: str, examples: Examples, folder: Path) -> tuple[dict[str, Callab
 
 
 def _quiet(step: int, steps: int, loss: float, seen: int) -> None:
-    """No progress."""
+    """Ignore progress."""
 
 
 def main() -> None:
-    """Measure, print a table, write the figures."""
+    """Measure, print a table, write the results."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--json", type=Path, help="write the figures here")
     options.add_argument("--size", choices=SIZES, nargs="+", default=["small", "base"])

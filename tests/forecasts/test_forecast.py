@@ -26,6 +26,7 @@ from fedstrata.forecasts import forecast as forecast_module
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.methods import METHODS
 from fedstrata.methods.fedavg import FedAvg
+from fedstrata.models.checkpoints import auto_class
 from fedstrata.models.memory import saved_bytes, step_memory
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.kinds import LANGUAGE, ClientSchedule, Population

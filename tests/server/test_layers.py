@@ -20,6 +20,7 @@ from fedstrata.client.trainer import drain
 from fedstrata.errors import UserError
 from fedstrata.exchanges.activations import CutPass
 from fedstrata.models.cut import CutLayer, check_cut
+from fedstrata.models.families import SPLITTABLE
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.plan import Plan
 from fedstrata.server import layers as layers_module

@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 
 import fedstrata
 from fedstrata.errors import UserError
-from fedstrata.server import state
-from fedstrata.wire import store
+from fedstrata.wire import files
+from fedstrata.wire.files import append_lines, read_lines
+from fedstrata.wire.store import write_tensors
 
 Jobs = Callable[..., dict[str, Any]]
 
@@ -71,7 +72,7 @@ def test_killed_at_any_write_and_resumed(
             raise KilledError
         replace(source, target)
 
-    monkeypatch.setattr(store.os, "replace", dying)
+    monkeypatch.setattr(files.os, "replace", dying)
     made["output"]["dir"] = str(tmp_path / "broken")
     for survives in (3, 2, 5, 8, 4):
         counts["left"] = survives
@@ -127,7 +128,7 @@ def test_another_start_model_cannot_be_resumed_with(job: Jobs, tmp_path: Path) -
         fedstrata.run(made, progress=dying)
     tensors = load_file(folder / "model.safetensors")
     tensors["bert.embeddings.LayerNorm.bias"] += 1
-    store.write_tensors(folder / "model.safetensors", tensors)
+    write_tensors(folder / "model.safetensors", tensors)
     with pytest.raises(UserError, match="other weights"):
         fedstrata.run(made, resume=True)
 
@@ -145,7 +146,7 @@ def test_only_current_files_are_held_and_in_the_end_none(job: Jobs, tmp_path: Pa
 
 
 def test_records_are_read_back(tmp_path: Path) -> None:
-    state.append(tmp_path / "a.jsonl", [{"word": "Arabic: كلمة"}])
-    state.append(tmp_path / "a.jsonl", [{"n": 2}])
-    assert state.records(tmp_path / "a.jsonl") == [{"word": "Arabic: كلمة"}, {"n": 2}]
-    assert state.records(tmp_path / "none.jsonl") == []
+    append_lines(tmp_path / "a.jsonl", [{"word": "Arabic: كلمة"}])
+    append_lines(tmp_path / "a.jsonl", [{"n": 2}])
+    assert read_lines(tmp_path / "a.jsonl") == [{"word": "Arabic: كلمة"}, {"n": 2}]
+    assert read_lines(tmp_path / "none.jsonl") == []

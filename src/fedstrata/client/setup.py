@@ -26,7 +26,7 @@ from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import SERVER, Streams
 from fedstrata.tasks import Examples, Task, TaskContext, build_task
 from fedstrata.tasks.examples import examples
-from fedstrata.wire.codec import Codec, Wire, make_codec
+from fedstrata.wire.codec import DTYPES, Codec, Wire, make_codec
 
 BuildTask = Callable[[TaskContext], Task]
 
@@ -106,7 +106,7 @@ def make_runtime(job: Job, loaded: checkpoints.Loaded, task: Task, codec: Codec)
         scorer=Scorer(working, task, train, streams),
         caches=FeatureCaches(working, task, train, lambda done, total: None),
         wire=Wire(codec),
-        dtype=job.wire.dtype,
+        dtype=job.wire.dtype if job.wire.dtype in DTYPES else "fp32",
     )
 
 

@@ -21,6 +21,7 @@ from fedstrata.job.tables import Job, method_name
 from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.components import Components
+from fedstrata.runs.notes import check_names
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ def forecast(
     with tempfile.TemporaryDirectory() as outlines:
         for pairs in variants:
             jobs = [resolve_auto(job) for job in load(source, pairs, options.components.method)]
+            for job in jobs:
+                check_names(job)
             start: dict[str, str] = {}
             for job in jobs:
                 place = Path(outlines) / (job.stage or "start")

@@ -143,7 +143,7 @@ class Server(Table):
 
     aggregate: str = "mean"
     """How the replies of a round become one; ``mean`` weights them by their examples."""
-    optimizer: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = "sgd"
+    optimizer: str = "sgd"
     """What is done with the aggregate; ``sgd`` at learning rate 1 takes it as it is (FedAvg)."""
     learning_rate: Annotated[float, Field(gt=0)] | None = None
     """By default 1 for sgd and momentum, 0.01 for the adaptive optimizers."""
@@ -158,7 +158,7 @@ class Server(Table):
 class Wire(Table):
     """``[wire]``: how tensors are encoded between client and server."""
 
-    dtype: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
+    dtype: str = "fp32"
     """Both ways; ``int8`` has a scale per row and error feedback."""
 
 

@@ -10,7 +10,20 @@ from fedstrata.job.tables import Job, method_name
 from fedstrata.models.checkpoints import Loaded
 from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import SERVER, Streams
-from fedstrata.wire.codec import DTYPES
+from fedstrata.server.aggregate import make_aggregate
+from fedstrata.server.optimizer import make_server_optimizer
+from fedstrata.wire.codec import DTYPES, make_codec
+
+
+def check_names(job: Job) -> None:
+    """Look up what a job names in the registries of codecs, aggregates and server optimizers.
+
+    Raises:
+        UserError: one of them has no such name.
+    """
+    make_codec(job.wire.dtype)
+    make_aggregate(job.server.aggregate)
+    make_server_optimizer(job.server)
 
 
 def check_permission(job: Job) -> None:

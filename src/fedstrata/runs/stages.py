@@ -22,7 +22,7 @@ from fedstrata.job.tables import Job
 from fedstrata.models import checkpoints, scratch
 from fedstrata.runs.components import Components
 from fedstrata.runs.folder import same_job, status_on_disk
-from fedstrata.runs.notes import check_permission
+from fedstrata.runs.notes import check_names, check_permission
 from fedstrata.runs.result import Result, combine_stages, read_result, read_status
 from fedstrata.runs.train import ReadyStage, Stage, Tell, train_stage
 from fedstrata.server import state
@@ -46,6 +46,7 @@ def run_stages(
     """
     jobs = [settle_sites(resolve_auto(job)) for job in jobs]
     for job in jobs:
+        check_names(job)
         if not job.between_sites:
             check_permission(job)
     folder = Path(jobs[0].output.dir)

@@ -32,7 +32,7 @@ from fedstrata.runs.notes import notes
 from fedstrata.server import state
 from fedstrata.server.aggregate import make_aggregate
 from fedstrata.server.cohort import RoundSettings
-from fedstrata.server.optimizer import AdaptiveOptimizer
+from fedstrata.server.optimizer import make_server_optimizer
 from fedstrata.server.records import FileRecords
 from fedstrata.server.rounds import Half, Rounds
 from fedstrata.server.server import Server
@@ -133,9 +133,9 @@ def _start_weights(runtime: ClientRuntime) -> Weights:
 
 def _make_server(stage: ReadyStage, weights: Weights) -> Server:
     table, own, runtime = stage.job.server, stage.components, stage.ready.runtime
-    optimizer = AdaptiveOptimizer(table.optimizer, table.learning_rate, table.momentum, table.beta2, table.tau)
     begin = own.aggregate or make_aggregate(table.aggregate)
-    return Server(runtime.working.parts, weights, runtime.wire, begin, own.server_optimizer or optimizer)
+    optimizer = own.server_optimizer or make_server_optimizer(table)
+    return Server(runtime.working.parts, weights, runtime.wire, begin, optimizer)
 
 
 def _server_half(stage: ReadyStage, server: Server, plan: Plan) -> Half:

@@ -6,12 +6,15 @@ al. 2019).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from fedstrata.errors import UserError, did_you_mean
+from fedstrata.job.renamed import renamed
+from fedstrata.job.tables import Server
 from fedstrata.plan.kinds import Tensors
 
 LEARNING_RATES: Mapping[str, float] = {"sgd": 1.0, "momentum": 1.0, "adam": 0.01, "yogi": 0.01, "adagrad": 0.01}
@@ -73,3 +76,24 @@ class AdaptiveOptimizer:
         if self.name == "yogi":
             return second - (1 - self.beta2) * square * torch.sign(second - square)
         return second + square
+
+
+def _adaptive(table: Server) -> ServerOptimizer:
+    return AdaptiveOptimizer(table.optimizer, table.learning_rate, table.momentum, table.beta2, table.tau)
+
+
+OPTIMIZERS: Mapping[str, Callable[[Server], ServerOptimizer]] = dict.fromkeys(LEARNING_RATES, _adaptive)
+"""``[server] optimizer`` -> what makes it of that table. One more is a class and a line here."""
+
+
+def make_server_optimizer(table: Server) -> ServerOptimizer:
+    """The optimizer that a job's ``[server]`` names.
+
+    Raises:
+        UserError: there is none.
+    """
+    name = table.optimizer
+    if name not in OPTIMIZERS:
+        now = renamed("server", "optimizer", name) or f"{name!r} is invalid; {did_you_mean(name, OPTIMIZERS)}"
+        raise UserError(f"[server] optimizer: {now}")
+    return OPTIMIZERS[name](table)

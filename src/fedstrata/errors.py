@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Invalid input, told in one sentence: what is wrong, where, and what is expected.
+    """Invalid input, reported in one sentence: what is wrong, where, and what is expected.
 
     The command line prints the sentence and exits with code 2; no traceback.
     """

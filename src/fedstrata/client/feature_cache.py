@@ -1,8 +1,8 @@
-"""What a head takes of an encoder that stays as it is: computed once, kept on disk, used in every epoch.
+"""The feature cache: a frozen encoder's hidden states as its head takes them, computed once and kept on disk.
 
 FedFreezeBERT, 2024, trains heads over a frozen encoder for many epochs; only the first needs the encoder. Texts of
-the same length go through it together, without padding, and whatever is not kept goes the same way again: so that
-the numbers do not depend on what was kept.
+the same length go through it together, without padding, and so do those that the cache has no room for: the
+numbers do not depend on what is cached.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CHUNK = 8 * ROWS
 
 
 def layout(lengths: Index, branches: int, width: int) -> tuple[Index, Index]:
-    """Positions T kept of each text, and the elements that they are: ``n * T * H``.
+    """Positions T of each text that the head takes, and the elements that they are: ``n * T * H``.
 
     Args:
         lengths: tokens of each text, ``[m]``.
@@ -47,22 +47,22 @@ def layout(lengths: Index, branches: int, width: int) -> tuple[Index, Index]:
 
 
 def fitting(elements: Index, limit: int) -> npt.NDArray[np.bool_]:
-    """Which texts are kept: the first ones, as far as ``limit`` bytes reach."""
-    kept: npt.NDArray[np.bool_] = np.cumsum(4 * elements) <= limit
-    return kept
+    """Which texts are cached: the first ones, as far as ``limit`` bytes reach."""
+    cached: npt.NDArray[np.bool_] = np.cumsum(4 * elements) <= limit
+    return cached
 
 
 class FeatureCache:
-    """What a frozen encoder makes of one client's texts, on its own disk as far as that may go.
+    """One client's hidden states of a frozen encoder, on its disk as far as ``train.feature_cache_gb`` reaches.
 
     Args:
         model: the model; its encoder must not change any more.
         task: makes batches.
-        local: how the client trains; ``features`` is the limit in bytes.
+        train: the job's ``[train]``.
         examples: all examples.
         index: the client's, ``[m]``.
-        folder: where it is kept, or will be.
-        told: called as texts are encoded to be kept: how many are, and of how many.
+        folder: where the cache is, or will be.
+        on_encoded: called as texts are encoded to be cached: how many are, and of how many.
     """
 
     def __init__(
@@ -73,29 +73,29 @@ class FeatureCache:
         examples: Examples,
         index: Index,
         folder: Path,
-        told: Callable[[int, int], None] = lambda done, total: None,
+        on_encoded: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         self.model, self.task, self.train, self.examples = model, task, train, examples
         lengths = examples.tokens.lengths[index]
         count, width = model.branches, model.config.hidden_size
         tokens, sizes = layout(lengths, count, width)
-        kept = fitting(sizes, train.feature_cache_bytes)
+        cached = fitting(sizes, train.feature_cache_bytes)
         self.lengths = dict(zip(index.tolist(), lengths.tolist(), strict=True))
-        self.stored = self._computed(lengths[kept])
+        self.stored = self._computed(lengths[cached])
         starts = np.cumsum(sizes) - sizes
         self.places = {
             int(example): (int(start), (count, int(n), width))
-            for example, start, n in zip(index[kept], starts[kept], tokens[kept], strict=True)
+            for example, start, n in zip(index[cached], starts[cached], tokens[cached], strict=True)
         }
         if self.places:
-            self.disk = self._open(folder, index[kept], int(sizes[kept].sum()), told)
+            self.disk = self._open(folder, index[cached], int(sizes[cached].sum()), on_encoded)
 
     def inputs(self, chosen: Index) -> dict[str, torch.Tensor]:
         """The model's inputs for some examples: ``encoded`` ``[B, n, T, H]`` and their ``attention_mask``."""
         return collate(self.of(chosen), self.train.width)
 
     def missing(self, chosen: Index) -> Index:
-        """Tokens computed for those of the examples that are not kept."""
+        """Tokens computed for those of the examples that are not cached."""
         absent = [self.lengths[i] for i in chosen.tolist() if i not in self.places]
         return self._computed(np.asarray(absent, np.int64))
 
@@ -104,7 +104,7 @@ class FeatureCache:
         return lengths if self.train.width is None else np.full_like(lengths, self.train.width)
 
     def of(self, chosen: Index) -> list[Array]:
-        """What the head takes of each of some examples, ``[n, T, H]``: off the disk, or computed."""
+        """What the head takes of each of some examples, ``[n, T, H]``: from the disk, or computed."""
         absent = np.asarray([i for i in chosen.tolist() if i not in self.places], np.int64)
         found = dict(zip(absent.tolist(), self._compute(absent), strict=True))
         for i in set(chosen.tolist()) - found.keys():
@@ -114,13 +114,13 @@ class FeatureCache:
 
     def _compute(self, chosen: Index) -> list[Array]:
         lengths = np.asarray([self.lengths[i] for i in chosen.tolist()], np.int64)
-        made: list[Array] = [np.empty(0, np.float32)] * len(chosen)
+        states: list[Array] = [np.empty(0, np.float32)] * len(chosen)
         for length in np.unique(lengths):
             places = np.flatnonzero(lengths == length)
             for some in (places[start : start + ROWS] for start in range(0, len(places), ROWS)):
-                for place, one in zip(some, self._encode(chosen[some]), strict=True):
-                    made[place] = one
-        return made
+                for place, state in zip(some, self._encode(chosen[some]), strict=True):
+                    states[place] = state
+        return states
 
     def _encode(self, chosen: Index) -> Array:
         """What the head takes of texts of one length, ``[B, n, T, H]``."""
@@ -130,11 +130,11 @@ class FeatureCache:
         learning = encoder.training
         encoder.eval()
         with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=self.train.precision == "bf16"):
-            made: Array = self.model.encode(**batch.inputs).float().cpu().numpy()
+            states: Array = self.model.encode(**batch.inputs).float().cpu().numpy()
         encoder.train(learning)
-        return made[:, :, : self.lengths[int(chosen[0])]]
+        return states[:, :, : self.lengths[int(chosen[0])]]
 
-    def _open(self, folder: Path, index: Index, total: int, told: Callable[[int, int], None]) -> Any:
+    def _open(self, folder: Path, index: Index, total: int, on_encoded: Callable[[int, int], None]) -> Any:
         path, note = folder / "features.f32", folder / "features.json"
         header = json.dumps({"key": self._key(index), "elements": total})
         if not note.exists() or note.read_text(encoding="utf-8") != header:
@@ -144,16 +144,16 @@ class FeatureCache:
             order = index[np.argsort([self.lengths[i] for i in index.tolist()], kind="stable")]
             for start in range(0, len(order), CHUNK):
                 some = order[start : start + CHUNK]
-                for i, one in zip(some.tolist(), self._compute(some), strict=True):
-                    disk[self.places[i][0] : self.places[i][0] + one.size] = one.ravel()
-                told(start + len(some), len(order))
+                for i, state in zip(some.tolist(), self._compute(some), strict=True):
+                    disk[self.places[i][0] : self.places[i][0] + state.size] = state.ravel()
+                on_encoded(start + len(some), len(order))
             disk.flush()
             del disk
             write_bytes(note, header.encode())  # last: half a file counts as none
         return np.memmap(path, np.float32, "r", shape=(total,))
 
     def _key(self, index: Index) -> str:
-        """A hash of all that the kept numbers depend on."""
+        """A hash of all that the cached numbers depend on."""
         digest = hashlib.sha256(
             repr((self.model.settings, self.train.precision == "bf16", self.train.width)).encode()
         )
@@ -169,11 +169,11 @@ class FeatureCache:
 
 
 class CollectedFeatures:
-    """What clients sent of their texts, on the server's disk.
+    """The hidden states that clients sent, on the server's disk.
 
     Args:
-        files: one message of each client, as :func:`message` makes them, widened to fp32.
-        local: how the server trains.
+        files: one message of each client, as :mod:`fedstrata.exchanges.hidden_states` decodes them.
+        train: the job's ``[train]``.
     """
 
     def __init__(self, files: Sequence[Path], train: Train) -> None:

@@ -1,6 +1,6 @@
 """How a client's batches go through the model: all of it, or its head over cached hidden states.
 
-A third way, through layers that the server holds, is told in :mod:`fedstrata.exchanges.activations`.
+A third way, through layers that the server holds, is in :mod:`fedstrata.exchanges.activations`.
 """
 
 from __future__ import annotations

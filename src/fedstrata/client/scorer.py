@@ -16,7 +16,7 @@ from fedstrata.client.working_model import WorkingModel
 from fedstrata.data.batching import batches
 from fedstrata.job.tables import Train
 from fedstrata.plan.kinds import Index
-from fedstrata.plan.streams import SERVER, Streams
+from fedstrata.plan.streams import EVALUATE, SERVER, Streams
 from fedstrata.tasks import Batch, Examples, Task
 
 MakePass = Callable[[FeatureCache | None], ModelPass]
@@ -53,7 +53,7 @@ class Scorer:
         return scores
 
     def _score(self, examples: Examples, chosen: Index, model_pass: ModelPass) -> dict[str, float]:
-        rng = self.streams.numpy(-1, SERVER, "evaluate")
+        rng = self.streams.numpy(-1, SERVER, EVALUATE)
         order = batches(examples.tokens.lengths[chosen], 2 * self.train.batch_size, None)
         model = self.working.model
         model.eval()

@@ -23,7 +23,7 @@ from fedstrata.models.heads import HeadConfig
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import make_plan
-from fedstrata.plan.streams import SERVER, Streams
+from fedstrata.plan.streams import INIT, SERVER, Streams
 from fedstrata.tasks import Examples, Task, TaskContext, build_task
 from fedstrata.tasks.examples import examples
 from fedstrata.wire.codec import DTYPES, Codec, Wire, make_codec
@@ -112,7 +112,7 @@ def make_runtime(job: Job, loaded: checkpoints.Loaded, task: Task, codec: Codec)
 
 def init_seed(job: Job) -> int:
     """The seed of every tensor that no checkpoint gives."""
-    return Streams(job.train.seed).integer(-1, SERVER, "init")
+    return Streams(job.train.seed).integer(-1, SERVER, INIT)
 
 
 def check_plans(job: Job, parts: Parts, clients: Collection[str]) -> None:
@@ -143,7 +143,7 @@ def resolve_auto(job: Job) -> Job:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("[train] device: 'cuda' is not available here; legal: auto, cpu")
+        raise UserError("[train] device: 'cuda' is not available here; expected one of: auto, cpu")
     precision = resolve_precision(job.train.precision, device)
     train = job.train.model_copy(update={"device": device, "precision": precision})
     return job.model_copy(update={"train": train})

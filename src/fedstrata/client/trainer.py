@@ -22,7 +22,7 @@ from fedstrata.plan.kinds import Index, Tensors
 from fedstrata.plan.messages import Positions, Reply, Request
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.schedule import ScheduleSpan
-from fedstrata.plan.streams import Streams
+from fedstrata.plan.streams import BATCH, DROPOUT, ORDER, Streams
 from fedstrata.tasks import Batch, Examples, Task
 
 Result = TypeVar("Result")
@@ -110,7 +110,7 @@ class Trainer:
         return reply, memory_of(optimizer, trained) if self.train.optimizer_state == "persist" else {}
 
     def _dropout(self, request: Request) -> DropoutRng:
-        seed = self.streams.integer(request.round, request.client, "dropout")
+        seed = self.streams.integer(request.round, request.client, DROPOUT)
         return DropoutRng(seed, self.working.device)
 
     def _anchor(self, plan: Plan, trained: Parameters) -> Anchor:
@@ -124,8 +124,8 @@ class Trainer:
         self, request: Request, examples: Examples, index: Index
     ) -> Iterator[tuple[ScheduleSpan, Index, Batch]]:
         """The batches of one round and their examples, each with the round's place in the schedule."""
-        order = self.streams.numpy(request.round, request.client, "order")
-        draw = self.streams.numpy(request.round, request.client, "batch")
+        order = self.streams.numpy(request.round, request.client, ORDER)
+        draw = self.streams.numpy(request.round, request.client, BATCH)
         epoch = -(-len(index) // self.train.batch_size)
         for total, positions in steps(examples.tokens.lengths[index], self.train, order):
             batch = self.task.batch(examples, index[positions], draw, self.train.width)

@@ -24,7 +24,7 @@ from fedstrata.errors import UserError
 from fedstrata.job.tables import Job
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.plan.kinds import Index
-from fedstrata.plan.streams import SERVER, Streams
+from fedstrata.plan.streams import HOLDOUT, OWN_TEST, PARTITION, SERVER, Streams
 
 NO_DATA = "-"
 """``data.train`` of a job that is forecast without data."""
@@ -101,7 +101,7 @@ def _training_rows(job: Job, base_dir: Path | None) -> Rows:
 
 def _hold_out(job: Job, rows: Rows, streams: Streams) -> tuple[Rows, Rows]:
     """Training and test rows, out of the training rows."""
-    order = streams.numpy(-1, SERVER, "holdout").permutation(len(rows))
+    order = streams.numpy(-1, SERVER, HOLDOUT).permutation(len(rows))
     count = max(1, round(job.data.holdout * len(rows)))
     if count >= len(rows):
         raise UserError(f"[data] holdout: {len(rows)} rows leave nothing to train on")
@@ -121,7 +121,7 @@ def _divide(
         PartitionInput(
             clients=job.clients,
             rows=len(rows),
-            rng=streams.numpy(-1, SERVER, "split"),
+            rng=streams.numpy(-1, SERVER, PARTITION),
             labels=labels,
             classes=order,
             values=values,
@@ -212,7 +212,7 @@ def own_tests(share: float, shards: Mapping[str, Index], streams: Streams) -> di
         count = max(1, round(share * len(rows)))
         if count >= len(rows):
             raise UserError(f"[clients] test: {client} has {len(rows)} rows, too few to train and to test on")
-        tests[client] = np.sort(streams.numpy(-1, client, "test").permutation(rows)[:count])
+        tests[client] = np.sort(streams.numpy(-1, client, OWN_TEST).permutation(rows)[:count])
     return tests
 
 

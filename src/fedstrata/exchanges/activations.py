@@ -31,16 +31,18 @@ from fedstrata.exchanges.exchange import (
     Traffic,
     fits_plan,
 )
+from fedstrata.job.tables import Job
 from fedstrata.models.cut import CutLayer, SplitLink, cut_at
 from fedstrata.plan.kinds import Index, Phase, Weights
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.schedule import ScheduleSpan
-from fedstrata.plan.streams import SERVER
+from fedstrata.plan.streams import ORDER, SERVER
 from fedstrata.server.layers import LayerSettings, ServerLayers
 from fedstrata.tasks import Batch
 from fedstrata.wire.activations import message_bytes
+from fedstrata.wire.codec import DTYPES
 
 # The client's half
 
@@ -190,7 +192,7 @@ def cut_traffic(context: DryContext, lengths: Index) -> dict[str, Any]:
         ``batch_bytes``: of its largest batch; ``epoch_bytes``: of all its examples once; ``fedavg_round_bytes``:
         the whole model up and down, to compare with.
     """
-    order = context.streams.numpy(0, SERVER, "order")
+    order = context.streams.numpy(0, SERVER, ORDER)
     train = context.train.model_copy(update={"epochs": 1, "steps": None})
     parts = context.parts
     sizes = [
@@ -201,9 +203,25 @@ def cut_traffic(context: DryContext, lengths: Index) -> dict[str, Any]:
     return {"batch_bytes": max(sizes), "epoch_bytes": sum(sizes), "fedavg_round_bytes": whole}
 
 
+PERMISSION = "the hidden states of every batch, from which texts can be reconstructed, and their gradients"
+
+
+def notes(job: Job, parts: Parts, clients: int, tokens: int) -> list[str]:
+    """What leaves the clients, and how much of it beside FedAvg."""
+    lines = [f"each client sends the server {PERMISSION}"]
+    if tokens:
+        epoch = 4 * tokens * parts.hidden * DTYPES[job.wire.dtype].itemsize
+        whole = 2 * clients * payload(parts, parts.names, job.wire.dtype)
+        lines.append(
+            f"an epoch moves {epoch / 1e6:.4g} MB through the cut, {epoch / whole:.3g} times the "
+            f"{whole / 1e6:.4g} MB of a round of FedAvg"
+        )
+    return lines
+
+
 ACTIVATIONS = Exchange(
     payload="activations",
-    permission="the hidden states of every batch, from which texts can be reconstructed, and their gradients",
+    permission=PERMISSION,
     handlers={"train": train, "evaluate": evaluate_with(pass_of), "receive": receive},
     sends=lambda plan: bool(plan.server),
     fits=fits_plan,
@@ -211,4 +229,5 @@ ACTIVATIONS = Exchange(
     dry_handlers={"train": dry_train, "evaluate": dry_evaluate, "receive": dry_receive},
     dry_server=DryActivationsHalf,
     forecast=cut_traffic,
+    notes=notes,
 )

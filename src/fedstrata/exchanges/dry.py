@@ -15,6 +15,7 @@ from fedstrata.exchanges.exchange import DryContext
 from fedstrata.job.tables import Train
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.messages import Positions, Reply, Request
+from fedstrata.plan.streams import ORDER
 
 
 def dry_train(context: DryContext, request: Request) -> Reply:
@@ -51,7 +52,7 @@ def dry_receive(context: DryContext, request: Request) -> Reply:
 def batches_of(context: DryContext, request: Request) -> list[Index]:
     """Places in the client's lengths of each batch of the round, as the client itself will draw them."""
     lengths = context.lengths[request.client]
-    order = context.streams.numpy(request.round, request.client, "order")
+    order = context.streams.numpy(request.round, request.client, ORDER)
     return [batch for _, batch in steps(lengths, context.train, order)]
 
 

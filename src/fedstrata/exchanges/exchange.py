@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.client.answer import ClientRuntime, Handlers
-from fedstrata.job.tables import Train
+from fedstrata.job.tables import Job, Train
 from fedstrata.models.cut import SplitLink
 from fedstrata.plan.kinds import Index, Payload, Phase, Weights
 from fedstrata.plan.messages import Reply, Request
@@ -125,7 +125,9 @@ class Exchange:
         server: makes the server's half.
         dry_handlers: the client's half as a forecast plays it.
         dry_server: the server's half as a forecast plays it.
-        forecast: what a forecast tells beside bytes and FLOPs, for one client's lengths; empty for nothing.
+        forecast: figures of a forecast beside bytes and FLOPs, for one client's lengths; empty for none.
+        notes: what a user should know before the first round, a sentence each; of a job, the model's parts, the
+            number of clients and the tokens of all their examples.
     """
 
     payload: Payload
@@ -137,6 +139,7 @@ class Exchange:
     dry_handlers: Mapping[Phase, DryHandler]
     dry_server: Callable[[DryContext], Half]
     forecast: Callable[[DryContext, Index], dict[str, Any]]
+    notes: Callable[[Job, Parts, int, int], list[str]]
 
 
 def fits_plan(request: Request, plan: Plan) -> bool:
@@ -153,3 +156,8 @@ def fits_plan(request: Request, plan: Plan) -> bool:
 def nothing_more(context: DryContext, lengths: Index) -> dict[str, Any]:
     """A forecast of bytes and FLOPs alone."""
     return {}
+
+
+def no_notes(job: Job, parts: Parts, clients: int, tokens: int) -> list[str]:
+    """Nothing that a user of federated learning does not expect."""
+    return []

@@ -267,9 +267,11 @@ def _heads(parts: Parts) -> tuple[str, ...]:
     return tuple(part.name for part in parts.each if part.kind == "head")
 
 
+PERMISSION = "the encoder's hidden states of every text, from which texts can be reconstructed, and the labels"
+
 HIDDEN_STATES = Exchange(
     payload="hidden_states",
-    permission="the encoder's hidden states of every text, from which texts can be reconstructed, and the labels",
+    permission=PERMISSION,
     handlers={"hidden_states": send_hidden_states, "evaluate": evaluate_with(pass_of), "receive": receive},
     sends=lambda plan: True,
     fits=fits,
@@ -277,4 +279,5 @@ HIDDEN_STATES = Exchange(
     dry_handlers={"hidden_states": dry_send, "evaluate": dry_evaluate, "receive": dry_receive},
     dry_server=lambda context: HiddenStatesHalf(DryTraining()),
     forecast=nothing_more,
+    notes=lambda job, parts, clients, tokens: [f"each client sends the server {PERMISSION}"],
 )

@@ -6,7 +6,7 @@ from fedstrata.client.answer import Work, evaluate_with, receive, train_with
 from fedstrata.client.feature_cache import FeatureCache
 from fedstrata.client.model_pass import ModelPass, plain_pass
 from fedstrata.exchanges.dry import dry_evaluate, dry_receive, dry_train
-from fedstrata.exchanges.exchange import Exchange, PlainHalf, fits_plan, nothing_more
+from fedstrata.exchanges.exchange import Exchange, PlainHalf, fits_plan, no_notes, nothing_more
 
 
 def pass_of(work: Work, cache: FeatureCache | None) -> ModelPass:
@@ -24,4 +24,5 @@ WEIGHTS = Exchange(
     dry_handlers={"train": dry_train, "evaluate": dry_evaluate, "receive": dry_receive},
     dry_server=lambda context: PlainHalf(),
     forecast=nothing_more,
+    notes=no_notes,
 )

@@ -1,1 +1,1 @@
-"""What a run will cost, told before it."""
+"""What a run will cost, computed before it."""

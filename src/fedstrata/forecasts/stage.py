@@ -101,7 +101,7 @@ def _plan(context: DryContext, task: str, round: int, client: str) -> Plan:
 
 
 def _whose(client: str | None, shards: Mapping[str, Index], named: Mapping[str, Index]) -> str:
-    """The client whose costs are told.
+    """The client whose costs are reported.
 
     Raises:
         UserError: there is no such client.

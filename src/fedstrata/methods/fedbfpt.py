@@ -31,7 +31,7 @@ from pydantic import PositiveInt
 from fedstrata.errors import UserError
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Method, Plan
-from fedstrata.plan.streams import SERVER, Streams
+from fedstrata.plan.streams import LAYERS, SERVER, Streams
 
 
 def progressive(rounds: int) -> list[int]:
@@ -108,7 +108,7 @@ class FedBFPT(Method):
 
             drawn = np.random.RandomState(24).randint(pool.start, pool.stop, count) if count else ()
         else:
-            rng = streams.numpy(round, SERVER if self.shared_draw else client, "layers")
+            rng = streams.numpy(round, SERVER if self.shared_draw else client, LAYERS)
             drawn = rng.choice(pool, count, replace=self.replacement) if count else ()
         return sorted(map(int, drawn))
 

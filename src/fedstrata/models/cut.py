@@ -83,7 +83,8 @@ def cut_at(model: nn.Module, parts: Parts, plan: Plan, cut: CutLayer) -> Iterato
     stack = holder.get_submodule(name)
     assert isinstance(stack, nn.ModuleList)
     own = [stack[i] for i in plan.layers]
-    away = [j for j, i in enumerate(plan.layers) if f"layer.{i}" in plan.server]
+    server = parts.depths(plan.server)
+    away = [j for j, i in enumerate(plan.layers) if i in server]
     holder.register_module(name, nn.ModuleList([*own[: away[0]], cut, *own[away[-1] + 1 :]]))
     try:
         yield

@@ -49,10 +49,9 @@ def step_memory(auto: Any, config: transformers.PreTrainedConfig) -> Callable[[P
         weights = WEIGHT * parts.elements(part for part in parts.names if part not in plan.server)
         if not trained:
             return weights
-        learns = tuple(
-            f"layer.{i}" in plan.train for i in plan.local(parts)
-        )  # only their places in the local model matter
-        others = tuple(part for part in plan.train if not part.startswith("layer."))
+        depths = parts.depths(plan.train)
+        learns = tuple(i in depths for i in plan.local(parts))  # only their places in the local model matter
+        others = tuple(part for part in plan.train if parts[part].depth is None)
         key = (learns, others, rows, width, predicted, bf16)
         if key not in known:
             known[key] = saved_bytes(model, parts, plan, (rows, width), predicted, bf16)

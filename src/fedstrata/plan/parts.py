@@ -6,7 +6,7 @@
     pooler         the pooler, where the model has one
     head           everything above: final norm, MLM head or classifier
 
-A part is known by its kind and depth; its name is only a name. How parts are found in a model is told in
+A part is known by its kind and depth; its name is only a name. Parts are found in a model by
 :mod:`fedstrata.models.parts`.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedstrata.plan.streams import SERVER, Streams
+from fedstrata.plan.streams import CLIENTS, SERVER, Streams
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class ScheduleSpan:
 def sample_clients(clients: Sequence[str], fraction: float, round: int, streams: Streams) -> list[str]:
     """The clients asked in ``round``, in their own order; at least one."""
     count = max(1, round_half_up(fraction * len(clients)))
-    chosen = streams.numpy(round, SERVER, "clients").choice(len(clients), count, replace=False)
+    chosen = streams.numpy(round, SERVER, CLIENTS).choice(len(clients), count, replace=False)
     return [clients[i] for i in sorted(chosen)]
 
 

@@ -17,6 +17,20 @@ SERVER = "server"
 """The client coordinate of draws that belong to no client."""
 
 
+# Uses of a stream. Their values are hashed into every draw: they never change, whatever the things are called now.
+BATCH = "batch"
+CLIENTS = "clients"
+DROPOUT = "dropout"
+EVALUATE = "evaluate"
+HOLDOUT = "holdout"
+INIT = "init"
+LAYERS = "layers"
+ORDER = "order"
+OWN_TEST = "test"
+PARTITION = "split"
+SERVER_DROPOUT = "dropout of the server"
+
+
 @dataclass(frozen=True)
 class Streams:
     """The random streams of one run."""

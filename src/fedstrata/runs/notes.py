@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from fedstrata.cost.bytes import payload
 from fedstrata.data.prepare import Prepared
-from fedstrata.errors import UserError
+from fedstrata.errors import UserError, plural
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models.checkpoints import Loaded
@@ -12,7 +11,7 @@ from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import SERVER, Streams
 from fedstrata.server.aggregate import make_aggregate
 from fedstrata.server.optimizer import make_server_optimizer
-from fedstrata.wire.codec import DTYPES, make_codec
+from fedstrata.wire.codec import make_codec
 
 
 def check_names(job: Job) -> None:
@@ -42,25 +41,17 @@ def check_permission(job: Job) -> None:
 
 def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int) -> tuple[str, ...]:
     """What the user should know before the first round, a sentence each; ``tokens`` of all training examples."""
-    made = []
+    lines = []
     if data.dropped:
-        made.append(f"{data.dropped} rows without text or label were left out")
+        lines.append(f"{plural(data.dropped, 'row')} without text or label dropped")
     if job.model is not None and job.model.config is not None and job.model.tokenizer is None:
-        made.append("the tokenizer was trained on all clients' training rows")
+        lines.append("the tokenizer was trained on all clients' training rows")
     if loaded.fresh:
-        made.append(f"newly initialized: {', '.join(loaded.fresh)}")
-    if job.method.exchange != "weights":
-        made.append(f"each client sends the server {EXCHANGES[job.method.exchange].permission}")
-    if job.method.exchange == "activations" and tokens:
-        epoch = 4 * tokens * loaded.parts.hidden * DTYPES[job.wire.dtype].itemsize
-        whole = 2 * len(data.shards) * payload(loaded.parts, loaded.parts.names, job.wire.dtype)
-        made.append(
-            f"an epoch moves {epoch / 1e6:.4g} MB through the cut, {epoch / whole:.3g} times the "
-            f"{whole / 1e6:.4g} MB of a round of FedAvg"
-        )
+        lines.append(f"newly initialized: {', '.join(loaded.fresh)}")
+    lines += EXCHANGES[job.method.exchange].notes(job, loaded.parts, len(data.shards), tokens)
     streams = Streams(job.train.seed)
     rounds = range(job.method.rounds)
     plans = [make_plan(job.method, loaded.parts, job.task.kind, round, SERVER, streams) for round in rounds]
     if never := set(loaded.fresh) - {part for plan in plans for part in plan.train}:
-        made.append(f"{', '.join(sorted(never))}: newly initialized, and this method never trains it")
-    return tuple(made)
+        lines.append(f"{', '.join(sorted(never))}: newly initialized, and this method never trains it")
+    return tuple(lines)

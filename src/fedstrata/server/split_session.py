@@ -17,6 +17,7 @@ from fedstrata.models.cut import through
 from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.messages import Request
 from fedstrata.plan.schedule import ScheduleSpan
+from fedstrata.plan.streams import SERVER_DROPOUT
 from fedstrata.wire.activations import (
     decode_gradients,
     decode_lengths,
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 Traffic = Counter[tuple[str, str]]
 """(direction, what) -> bytes of tensors that passed between a client and the server's layers."""
-DROPOUT = "dropout of the server"
-"""Use of the stream that dropout in the server's layers draws from; hashed, so it never changes."""
 
 
 @dataclass(eq=False)
@@ -75,7 +74,7 @@ class SplitSession:
     ) -> None:
         self.layers, self.request, self.replica, self.optimizer = layers, request, replica, optimizer
         self.device = layers.working.device
-        seed = layers.streams.integer(request.round, request.client, DROPOUT)
+        seed = layers.streams.integer(request.round, request.client, SERVER_DROPOUT)
         self.dropout = DropoutRng(seed, self.device)
         self.span = ScheduleSpan(1, 1)
         self.steps = 0

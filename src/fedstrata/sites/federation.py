@@ -205,7 +205,7 @@ def _activation_server(layers: ServerLayers, federation: Federation, deadline: f
 def _remote_run(
     stage: RemoteStage, names: Sequence[str], sent: Weights, tokens: Mapping[str, str], port: int
 ) -> RemoteRun:
-    """What the sites are told of a stage.
+    """What the sites need to know of a stage.
 
     Args:
         stage: the stage.

@@ -52,7 +52,7 @@ def kind_and_parts(request: pytest.FixtureRequest) -> tuple[str, Parts]:
 
 
 def variants() -> list[tuple[str, dict[str, Any]]]:
-    """Every method as it is, and with each word of each of its options; and with a layer at either end of a cut."""
+    """Every method as it is, with each word of each of its options, and with layers at the ends of a cut."""
     made: list[tuple[str, dict[str, Any]]] = []
     for name, method in METHODS.items():
         made.append((name, {}))

@@ -15,6 +15,7 @@ from fedstrata.data.tokens import tokenize
 from fedstrata.models.parts import find_parts, part_tensors
 from fedstrata.plan.kinds import Index, Weights
 from fedstrata.plan.messages import Reply, Request
+from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
 from fedstrata.tasks import Batch, Examples, Task
@@ -22,9 +23,11 @@ from fedstrata.wire.codec import Wire, make_codec
 from tiny import SENTENCES, tokenizer, train_config
 
 
-def make_runtime(model: Any, task: Task, dtype: str = "fp32", **train: Any) -> ClientRuntime:
+def make_runtime(
+    model: Any, task: Task, dtype: str = "fp32", parts: Parts | None = None, **train: Any
+) -> ClientRuntime:
     """The roles over a model; ``train`` are keys of ``[train]``."""
-    working, streams = WorkingModel(model, find_parts(model)), Streams(0)
+    working, streams = WorkingModel(model, parts or find_parts(model)), Streams(0)
     config = train_config(**train)
     return ClientRuntime(
         working=working,
@@ -70,10 +73,9 @@ def train_round(
     index: Index | None = None,
     client: str = "a",
     callback: StepCallback = lambda *_: None,
+    round: int = 0,
 ) -> Reply:
-    """Train round 0 on the sentences with the whole of the plan's local model."""
+    """Train one round on the sentences with the whole of the plan's local model."""
     index = np.arange(len(SENTENCES)) if index is None else index
-    model_pass = WholePass(runtime.working, plan)
-    return drain(
-        runtime.trainer.run(train_request(plan, client=client), sentences(), index, model_pass, {}, callback)
-    )[0]
+    model_pass, request = WholePass(runtime.working, plan), train_request(plan, round, client)
+    return drain(runtime.trainer.run(request, sentences(), index, model_pass, {}, callback))[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,3 +151,29 @@ def test_records_are_read_back(tmp_path: Path) -> None:
     append_lines(tmp_path / "a.jsonl", [{"n": 2}])
     assert read_lines(tmp_path / "a.jsonl") == [{"word": "Arabic: كلمة"}, {"n": 2}]
     assert read_lines(tmp_path / "none.jsonl") == []
+
+
+@pytest.mark.parametrize("lost", ["server", "clients"])
+def test_what_messages_left_out_outlives_a_kill(job: Jobs, tmp_path: Path, lost: str) -> None:
+    """An int8 run, killed and resumed, is the unbroken one; without its residuals it would not be."""
+    made = job("fedavg", method={"rounds": 4}, wire={"dtype": "int8"}, server={"evaluate": "end"})
+
+    def dying(event: Any) -> None:
+        if type(event).__name__ == "Replied" and event.round == 2:
+            raise KilledError
+
+    whole, broken, bare = (str(tmp_path / name) for name in ("whole", "broken", "bare"))
+    fedstrata.run(made, {"output.dir": whole})
+    with pytest.raises(KilledError):
+        fedstrata.run(made, {"output.dir": broken}, progress=dying)
+    shutil.copytree(broken, bare)
+    residuals = {"server": "state/residual-*", "clients": "state/clients/*/residual/round-*"}
+    found = list(Path(bare).glob(residuals[lost]))
+    assert len(found) >= 3, "of every client, of every part"
+    for path in found:
+        path.unlink()
+    fedstrata.run(made, {"output.dir": broken}, resume=True)
+    same(Path(whole), Path(broken))
+    fedstrata.run(made, {"output.dir": bare}, resume=True)
+    one, other = (load_file(Path(folder) / "model" / "model.safetensors") for folder in (whole, bare))
+    assert any(not torch.equal(one[name], other[name]) for name in one), "the residuals matter"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -98,6 +98,11 @@ class Parts:
     @cached_property
     def _adapters(self) -> Mapping[int | None, Part]:
         return {part.depth: part for part in self.each if part.kind == "adapter"}
+
+    @cached_property
+    def without_adapters(self) -> Parts:
+        """The same parts but for the adapters."""
+        return replace(self, each=tuple(part for part in self.each if part.kind != "adapter"))
 
     @cached_property
     def depth(self) -> int:

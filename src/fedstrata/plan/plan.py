@@ -130,8 +130,8 @@ class Method(BaseModel, ABC):
 def make_plan(method: Method, parts: Parts, task: str, round: int, client: str, streams: Streams) -> Plan:
     """A method's plan as the model carries it out: with adapters, what it says of a layer holds for its adapter.
 
-    Args: as :meth:`Method.plan`.
+    Methods plan by the parts without adapters. Args: as :meth:`Method.plan`.
     """
-    plan = method.plan(parts, task, round, client, streams)
+    plan = method.plan(parts.without_adapters, task, round, client, streams)
     train, send, keep = map(parts.adapted, (plan.train, plan.send, plan.keep))
     return replace(plan, train=train, send=send, keep=keep)

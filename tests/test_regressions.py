@@ -23,7 +23,7 @@ from fedstrata.models.parts import find_parts
 from fedstrata.plan.plan import Plan
 from fedstrata.tasks import Examples
 from fedstrata.tasks.mlm import masked_lm
-from fedstrata.wire.codec import WireError, decode
+from fedstrata.wire.codec import WireError, decode_tensors, wire_spec
 from tiny import tiny_model, tokenizer
 
 
@@ -87,7 +87,7 @@ def test_types_that_torch_lacks_are_a_wire_error(dtype: str) -> None:
     size = {"F8_E8M0": 16, "F4": 32}[dtype]
     header = json.dumps({"b": {"dtype": dtype, "shape": [size], "data_offsets": [0, 16]}}).encode()
     with pytest.raises(WireError):
-        decode(struct.pack("<Q", len(header)) + header + bytes(16), {"b": (4,)}, "fp32")
+        decode_tensors(struct.pack("<Q", len(header)) + header + bytes(16), wire_spec({"b": (4,)}, "fp32"))
 
 
 # -- plan

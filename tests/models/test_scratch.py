@@ -261,9 +261,7 @@ def test_stages_pre_train_from_nothing_and_classify(new: Jobs, tmp_path: Path) -
     told: list[Any] = []
     result = fedstrata.run(made, progress=told.append)
     assert forecast["clients"]["up_bytes"] == result.bytes["up"]
-    assert [event.notes for event in told if isinstance(event, StageStarted)][1] == (
-        "new, not in the checkpoint: head",
-    )
+    assert [event.notes for event in told if isinstance(event, StageStarted)][1] == ("newly initialized: head",)
     assert (tmp_path / "run/stages/pretrain/start/model.safetensors").exists()
     assert not (tmp_path / "run/stages/finetune/start").exists()
 

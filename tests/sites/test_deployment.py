@@ -16,7 +16,7 @@ import fedstrata
 from deployment import Deployment
 from fedstrata.engines.local import LocalEngine
 from fedstrata.plan.messages import NoReply, Reply, Request
-from fedstrata.runs import stages
+from fedstrata.runs import train as training
 
 pytestmark = pytest.mark.deploy
 ModelFolder = Callable[..., Path]
@@ -113,7 +113,7 @@ def agrees(config: dict[str, Any], there: Path, monkeypatch: pytest.MonkeyPatch)
                 else:
                     yield from super().exchange([request])
 
-    monkeypatch.setattr(stages, "LocalEngine", Gaps)
+    monkeypatch.setattr(training, "LocalEngine", Gaps)
     here = fedstrata.run(config, {"output.dir": str(there.with_name(f"here-{there.name}"))})
     one, other = (load_file(folder / "model" / "model.safetensors") for folder in (here.folder, there))
     assert all(torch.equal(one[key], other[key]) for key in one)

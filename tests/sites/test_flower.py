@@ -71,7 +71,7 @@ def over_flower(
     here = fedstrata.run(config, {"output.dir": str(deployment.folder / f"here-{name}-{kind}")})
     same(here.folder, there)
     output = deployment.out(f"there-{name}-{kind}")
-    assert "round 1  c  loss" in output
+    assert "round 2/2  c  loss" in output
     assert "score" in output
     assert not (there / "missing.jsonl").exists()
 

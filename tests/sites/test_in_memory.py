@@ -20,6 +20,7 @@ from fedstrata import UserError
 from fedstrata.job.tables import Engine
 from fedstrata.plan.messages import Request
 from fedstrata.runs import stages
+from fedstrata.sites import engine as between
 from fedstrata.sites.activation_client import ActivationClient
 from fedstrata.sites.engine import Presence
 from fedstrata.sites.federation import Federation
@@ -85,6 +86,7 @@ class Village:
             yield Federation(settings, self.post, dict.fromkeys(NAMES, "token"), False)
 
         monkeypatch.setattr(stages, "federation", connected)
+        monkeypatch.setattr(between, "POLL_SECONDS", 0.01)  # an answer is there at once
 
     def write(self, name: str, columns: list[str], rows: list[Any]) -> Path:
         path = self.folder / name
@@ -268,7 +270,7 @@ REFUSALS = [
     (
         "# bytes_per_round = 500_000_000",
         "bytes_per_round = 1000",
-        "refuses: round 0 sends 124812 bytes, its limit is 1000",
+        "refuses: round 1 sends 124812 bytes, its limit is 1000",
     ),
     (
         'train = "train.csv"',
@@ -364,7 +366,8 @@ def test_a_quorum_that_is_lost_stops_the_run_and_resume_goes_on(job: Jobs, villa
             village.post.out = {"c"}
 
     with pytest.raises(
-        UserError, match=r"round 1: c is not connected; fewer clients answer than engine.quorum = 1"
+        UserError,
+        match=r"round 2: c is not connected; fewer clients reply than engine.quorum = 1 of those sampled",
     ):
         fedstrata.run(there, progress=watch)
     village.post.out = set()

@@ -47,7 +47,7 @@ def test_a_site_says_what_is_wrong_with_its_rows_before_it_joins(home: Path) -> 
     site = home / "sites" / "a"
     assert f"{site / 'train.csv'}" in said("join", str(site))
     (site / "train.csv").write_text("sentence,label\nA kidney.,kidney\n")
-    assert "has no column 'text'; legal: sentence, label" in said("join", str(site / "site.toml"))
+    assert "has no column 'text'; expected one of: sentence, label" in said("join", str(site / "site.toml"))
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:

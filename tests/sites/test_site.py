@@ -12,10 +12,9 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from fedstrata.client.trainer import Worker
+from fedstrata.client.answer import ClientData
 from fedstrata.data.tokens import Tokens
 from fedstrata.methods.fedsplitbert import FedSplitBERT
-from fedstrata.models.parts import find_parts
 from fedstrata.plan.messages import Positions, Reply, Request
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
@@ -32,7 +31,9 @@ from fedstrata.sites.site import Site
 from fedstrata.tasks import Examples
 from fedstrata.tasks.classify import Classify
 from fedstrata.wire.codec import WireError
-from tiny import tiny_model, train_config
+from fedstrata.wire.store import Store
+from roles import make_runtime
+from tiny import tiny_model
 
 
 def head(weight: torch.Tensor) -> dict[str, dict[str, torch.Tensor]]:
@@ -199,13 +200,20 @@ class Top(FedSplitBERT):
         return request().plan
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    model = tiny_model("bert", "classify", num_labels=3)
-    worker = Worker(model, find_parts(model), Classify(0, ("x", "y", "z")), train_config(batch_size=2), Streams(0))
+def site_in(folder: Path) -> Site:
+    """A site that finds on its disk what a former program left there."""
+    runtime = make_runtime(
+        tiny_model("bert", "classify", num_labels=3), Classify(0, ("x", "y", "z")), batch_size=2
+    )
     tokens = Tokens(np.full(20, 5, np.int32), np.arange(0, 21, 5), np.arange(4))
     examples = Examples(tokens, np.arange(4) % 3)
-    return Site("a", Top(), "classify", worker, examples, np.arange(4), examples, np.arange(0), tmp_path)
+    data = ClientData(examples, np.arange(4), examples, {"a": np.arange(0)}, Store(folder))
+    return Site("a", Top(), "classify", runtime, data, folder)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return site_in(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -243,16 +251,9 @@ def test_no_more_leaves_a_site_than_its_limit(site: Site) -> None:
         site.answer(request())
 
 
-def again(site: Site) -> Site:
-    """The site after its machine was restarted."""
-    model = tiny_model("bert", "classify", num_labels=3)
-    worker = Worker(model, site.worker.parts, site.worker.task, site.worker.train, site.worker.streams)
-    return Site("a", site.method, "classify", worker, site.train, site.own, site.test, site.tested, site.folder)
-
-
 def test_a_site_that_starts_again_holds_what_it_was_sent(site: Site) -> None:
     site.answer(request())
-    one, other = (each.answer(request(parts={})) for each in (site, again(site)))
+    one, other = (running.answer(request(parts={})) for running in (site, site_in(site.folder)))
     assert all(torch.equal(one.weights["head"][n], other.weights["head"][n]) for n in one.weights["head"])
     [held] = (site.folder / "held").iterdir()
     assert held.name == "head@1.safetensors"
@@ -264,7 +265,7 @@ def test_a_server_that_starts_again_may_go_back_to_what_it_committed(site: Site)
     for version in (1, 2, 3, 4):
         parts = head(torch.full((3, 32), float(version)))
         replies.append(site.answer(request(versions={**versions, "head": version}, parts=parts)))
-    back = again(site).answer(request(versions={**versions, "head": 2}, parts={}))
+    back = site_in(site.folder).answer(request(versions={**versions, "head": 2}, parts={}))
     assert torch.equal(back.weights["head"]["classifier.weight"], replies[1].weights["head"]["classifier.weight"])
     with pytest.raises(WireError, match="head: version 1 was never sent"):
         site.answer(request(versions={**versions, "head": 1}, parts={}))

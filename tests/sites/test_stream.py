@@ -8,8 +8,8 @@ import ipaddress
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -26,28 +26,29 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import fedstrata
-from fedstrata.client.trainer import Worker, finish, handle
+from fedstrata.client.answer import ClientData, ClientRuntime, Connect, Handlers, Work, answer_request
+from fedstrata.client.scorer import FeatureCaches
+from fedstrata.client.trainer import drain
+from fedstrata.client.working_model import WorkingModel
 from fedstrata.errors import UserError
-from fedstrata.models.parts import find_parts, part_tensors
-from fedstrata.plan.kinds import (
-    Index,
-    Tensors,
-)
+from fedstrata.exchanges.activations import ActivationsHalf
+from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.schedule import ScheduleSpan
-from fedstrata.plan.streams import Streams
-from fedstrata.runs import stages
-from fedstrata.server.layers import ServerLayers, SplitSession
+from fedstrata.runs import train as training
+from fedstrata.server.layers import LayerSettings, ServerLayers
 from fedstrata.server.server import Server
+from fedstrata.server.split_session import SplitSession
 from fedstrata.sites.activation_client import ActivationClient
 from fedstrata.sites.activation_server import ActivationServer
 from fedstrata.sites.stream import SessionFailed, StreamHeader, decode_stream_message, encode_stream_message
-from fedstrata.tasks import Examples
 from fedstrata.tasks.classify import Classify
-from fedstrata.wire.codec import WireError, dequantize
+from fedstrata.wire.codec import WireError
 from fedstrata.wire.store import Store
-from tiny import tiny_model, train_config
+from roles import make_runtime
+from roles import weights_of as model_weights
+from tiny import tiny_model
 
 Jobs = Callable[..., dict[str, Any]]
 MODES = ("parallel", "share", "emb-avg", "head-emb-avg")
@@ -116,8 +117,8 @@ class Polite:
     def __init__(self, link: ActivationClient, lock: Any, begun: Callable[[], None]) -> None:
         self.link, self.lock, self.begun = link, lock, begun
 
-    def begin(self, pace: ScheduleSpan) -> None:
-        self._wait(self.link.begin, pace)
+    def begin(self, span: ScheduleSpan) -> None:
+        self._wait(self.link.begin, span)
         self.begun()
 
     def forward(self, message: Tensors) -> Tensors:
@@ -136,43 +137,45 @@ class Polite:
             torch.set_rng_state(place)
 
 
+def runtime_of_its_own(runtime: ClientRuntime) -> ClientRuntime:
+    """The same roles over a copy of the model."""
+    working = WorkingModel(copy.deepcopy(runtime.working.model), runtime.working.parts)
+    trainer, scorer = (replace(role, working=working) for role in (runtime.trainer, runtime.scorer))
+    caches = FeatureCaches(working, trainer.task, trainer.train, lambda done, total: None)
+    return replace(runtime, working=working, trainer=trainer, scorer=scorer, caches=caches)
+
+
 class Threads:
-    """In place of the in-process engine: each client has a worker, a disk, a thread and a stream of its own."""
+    """In place of the local engine: each client has a model, a disk, a thread and a stream of its own."""
 
     def __init__(
         self,
         *,
-        worker: Worker,
-        examples: Examples,
-        shards: Mapping[str, Index],
-        test: Examples,
-        tests: Mapping[str, Mapping[str, Index]],
-        folder: Path,
+        runtimes: Sequence[ClientRuntime],
+        handlers: Handlers,
+        data: Mapping[str, ClientData],
         shared: Mapping[str, tuple[int, Tensors]],
-        layers: ServerLayers,
+        connect: Connect,
         papers: Papers,
         backwards: bool = False,
         **_: Any,
     ) -> None:
-        self.examples, self.shards, self.test, self.tests, self.folder = examples, shards, test, tests, folder
-        self.layers, self.papers, self.backwards = layers, papers, backwards
-        self.workers = {
-            name: Worker(
-                copy.deepcopy(worker.model), worker.parts, worker.task, worker.train, worker.streams, worker.dtype
-            )
-            for name in shards
-        }
+        half = connect.__self__  # type: ignore[attr-defined]
+        assert isinstance(half, ActivationsHalf)
+        self.handlers, self.data = handlers, data
+        self.layers, self.papers, self.backwards = half.layers, papers, backwards
+        self.runtimes = {name: runtime_of_its_own(runtimes[0]) for name in data}
         self.shared = {
             name: {
                 part: (version, {n: t.clone() for n, t in own.items()}) for part, (version, own) in shared.items()
             }
-            for name in shards
+            for name in data
         }
-        self.server = ActivationServer(layers, "127.0.0.1:0", papers.tls, LONG)
-        self.tokens = {name: f"token of {name}" for name in shards}
+        self.server = ActivationServer(self.layers, "127.0.0.1:0", papers.tls, LONG)
+        self.tokens = {name: f"token of {name}" for name in data}
 
     def clients(self) -> list[str]:
-        return list(self.shards)
+        return list(self.data)
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[Reply]:
         asked = list(requests)
@@ -195,25 +198,21 @@ class Threads:
 
     def _answer(self, request: Request, replies: SimpleQueue[Reply | Exception], begun: threading.Event) -> None:
         client, lock = request.client, self.layers.lock
-        shared = self.shared[client]
+        shared, runtime = self.shared[client], self.runtimes[client]
         address = f"127.0.0.1:{self.server.port}"
         try:
             with ActivationClient(address, request, self.tokens[client], self.papers.ca, LONG) as link, lock:
                 for part, sent in request.parts.items():
-                    shared[part] = request.versions[part], dequantize(sent)
-                reply = finish(
-                    handle(
-                        self.workers[client],
-                        request,
-                        shared,
-                        self.test if request.phase == "evaluate" else self.examples,
-                        self.shards[client],
-                        self.tests.get(client),
-                        Store(self.folder / client),
-                        lambda *_: None,
-                        Polite(link, lock, begun.set),
-                    )
+                    shared[part] = request.versions[part], runtime.wire.decode(sent)
+                work = Work(
+                    runtime=runtime,
+                    request=request,
+                    shared=shared,
+                    data=self.data[client],
+                    callback=lambda *_: None,
+                    link=Polite(link, lock, begun.set),
                 )
+                reply = drain(answer_request(work, self.handlers))
             replies.put(reply)
         except Exception as error:
             replies.put(error)
@@ -232,7 +231,7 @@ def net(monkeypatch: pytest.MonkeyPatch, papers: Papers, tmp_path: Path) -> Iter
             return engines[-1]
 
         with monkeypatch.context() as patch:
-            patch.setattr(stages, "LocalEngine", made)
+            patch.setattr(training, "LocalEngine", made)
             return fedstrata.run({**job, "output": {"dir": str(tmp_path / "there")}})
 
     yield run
@@ -316,17 +315,16 @@ def test_who_comes_first_changes_nothing(
 
 
 def layers_in(folder: Path, copies: bool, batch_size: int = 4, kept: bool = True) -> ServerLayers:
-    model = tiny_model("bert", "classify", num_labels=3)
-    parts = find_parts(model)
-    worker = Worker(
-        model,
-        parts,
+    runtime = make_runtime(
+        tiny_model("bert", "classify", num_labels=3),
         Classify(0, ("x", "y", "z")),
-        train_config(batch_size=batch_size, optimizer_state="persist" if kept else "reset"),
-        Streams(0),
+        batch_size=batch_size,
+        optimizer_state="persist" if kept else "reset",
     )
-    weights = {part: {n: t.clone() for n, t in part_tensors(model, parts, [part]).items()} for part in parts.names}
-    layers = ServerLayers(worker, Server(parts, weights), parts.layers(0), copies, 64, folder)
+    working, trainer = runtime.working, runtime.trainer
+    server = Server(working.parts, model_weights(working), runtime.wire)
+    settings = LayerSettings(working.parts.layers(0), copies, 64, runtime.dtype, folder)
+    layers = ServerLayers(working, server, settings, trainer.train, trainer.streams)
     layers.begin(0)
     return layers
 
@@ -441,16 +439,16 @@ def equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) ->
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
-def alone(folder: Path, copies: bool, order: str, paces: Mapping[str, int]) -> ServerLayers:
-    """The layers after batches of these clients in this order, one after another; who makes all steps leaves."""
+def alone(folder: Path, copies: bool, order: str, steps: Mapping[str, int]) -> ServerLayers:
+    """The layers after batches of these clients in this order; a session ends with its last step."""
     layers = layers_in(folder, copies)
-    visits = {client: layers.visit(asked(client)) for client in paces}
-    for client, steps in paces.items():
-        visits[client].begin(ScheduleSpan(steps, steps))
+    sessions = {client: layers.open(asked(client)) for client in steps}
+    for client, count in steps.items():
+        sessions[client].begin(ScheduleSpan(count, count))
     for client in order:
-        batch(visits[client], client, visits[client].steps)
-        if visits[client].steps == paces[client]:
-            layers.leave(visits[client])
+        batch(sessions[client], client, sessions[client].steps)
+        if sessions[client].steps == steps[client]:
+            layers.close(sessions[client])
     return layers
 
 
@@ -466,20 +464,20 @@ def test_copies_visited_at_once_are_those_visited_one_by_one(house: Callable[...
     here.expect(asked("a"), asked("b"), asked("c"))
     meet = threading.Barrier(3)
     together(*(lambda c=c: here.train(c, 2, lambda said: meet.wait(LONG)) for c in "abc"))  # type: ignore[misc]
-    assert len(here.layers.stacks) == 3, "all three were open at once"
+    assert len(here.layers.replicas) == 3, "all three were open at once"
     for client in "abc":
         lone = alone(tmp_path / client, True, client * 2, {client: 2})
-        (made, traffic), (expected, counted) = here.layers.taken(client), lone.taken(client)
+        (made, traffic), (expected, counted) = here.layers.collect(client), lone.collect(client)
         assert all(equal(made[part], expected[part]) for part in expected)
         assert traffic == counted
-        assert len(lone.stacks) == 1
-        kept, remembered = (Store(each.folder / client).load(1) for each in (here.layers, lone))
+        assert len(lone.replicas) == 1
+        kept, remembered = (Store(layers.settings.folder / client).load(1) for layers in (here.layers, lone))
         assert equal(kept, remembered)
         assert kept
     here.expect(asked("a", 1), asked("b", 1))
     for client in "ab":
         here.train(asked(client, 1))
-    assert len(here.layers.stacks) == 3, "they were given back and serve again"
+    assert len(here.layers.replicas) == 3, "they were given back and serve again"
 
 
 @pytest.mark.parametrize(
@@ -512,7 +510,7 @@ def test_a_visit_has_one_stream(house: Callable[..., House]) -> None:
         with pytest.raises(SessionFailed, match="not expected"):
             here.train("a")
         batch(link, "a", 0)
-    assert here.layers.taken("a")[0]
+    assert here.layers.collect("a")[0]
 
 
 def test_nothing_goes_in_plain_text_or_to_a_server_of_unknown_signature(house: Callable[..., House]) -> None:
@@ -541,11 +539,11 @@ def test_who_breaks_off_is_as_if_it_had_not_come_where_each_has_a_copy(
     assert here.server.sessions["a"].released.wait(LONG)
     here.train("b", 2)
     assert here.layers.results.keys() == {"b"}
-    assert len(here.layers.stacks) == 1, "the copy was given back"
+    assert len(here.layers.replicas) == 1, "the copy was given back"
     lone = alone(tmp_path / "lone", True, "bb", {"b": 2})
-    made, expected = here.layers.taken("b")[0], lone.taken("b")[0]
+    made, expected = here.layers.collect("b")[0], lone.collect("b")[0]
     assert all(equal(made[part], expected[part]) for part in expected)
-    assert not Store(here.layers.folder / "a").load(1)
+    assert not Store(here.layers.settings.folder / "a").load(1)
 
 
 @pytest.mark.parametrize("between", [False, True])
@@ -632,7 +630,7 @@ def test_who_is_given_up_while_the_layers_compute_leaves_nothing(
     go_on.set()
     dropping.join(LONG)
     assert here.server.sessions["a"].released.is_set()
-    assert not here.layers.stacks[0].taken
+    assert not here.layers.replicas[0].in_use
     assert not here.layers.results
     thread.join(LONG)
 
@@ -788,7 +786,7 @@ def test_a_failure_of_the_layers_tells_a_client_nothing_else(
     assert "the layers failed" in str(caught.value)
     assert "secret" not in str(caught.value)
     assert "secret" in caplog.text
-    assert not here.layers.stacks[0].taken
+    assert not here.layers.replicas[0].in_use
 
 
 def test_one_message_is_under_way_at_most(house: Callable[..., House], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -846,7 +844,7 @@ def test_scores_need_no_turns_and_leave_no_weights(house: Callable[..., House]) 
             out.append(link.forward(states("a", 0))["activations"])
             link.forward(states(client, 1))
     assert torch.equal(*out)
-    made, traffic = here.layers.taken("a")
+    made, traffic = here.layers.collect("a")
     assert made == {}
     assert set(traffic) == {("up", "activations"), ("down", "activations")}
     here.expect(asked("a", phase="evaluate"))

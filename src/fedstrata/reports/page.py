@@ -13,13 +13,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedstrata.errors import plural
 from fedstrata.reports import plots
 from fedstrata.reports.runs import Run
 from fedstrata.reports.summary import summary
 from fedstrata.reports.tables import NOTE, client_rows, figure, result_rows, score_figure
-
-CURVES = "cumulative communication, and against the work done"
 
 
 def write_page(runs: Sequence[Run], path: Path) -> Path:
@@ -76,7 +73,7 @@ def _comparison(runs: Sequence[Run]) -> list[dict[str, Any]]:
     note = (
         "" if not any(run.stages for run in runs) else " A run with stages starts where its earlier stages ended."
     )
-    caption = f"The score against {CURVES}.{note}"
+    caption = f"The score against {plots.CURVES}.{note}"
     return shown((plots.score_plot(group, "bytes", "flops"), caption, True) for group in alike.values())
 
 
@@ -85,7 +82,7 @@ def _run(run: Run, row: dict[str, Any]) -> dict[str, Any]:
         {
             "name": stage.name if run.stages else "",
             "summary": summary(stage),
-            "pictures": shown(_pictures(stage)),
+            "pictures": shown(plots.run_pictures(stage)),
             "clients": client_rows(stage),
             "headline": stage.result["headline"],
             "scored": any(row["score"] is not None for row in client_rows(stage)),
@@ -95,32 +92,6 @@ def _run(run: Run, row: dict[str, Any]) -> dict[str, Any]:
     ]
     message = run.result["message"] or ""
     return {"row": row, "message": message, "summary": summary(run) if run.stages else "", "stages": stages}
-
-
-def _pictures(run: Run) -> Iterator[tuple[str, str, bool]]:
-    """Picture, caption, and whether it is as wide as the page."""
-    curves = f"The score after each round, against {CURVES}."
-    yield plots.score_plot([run], "round", "bytes", "flops"), curves, True
-    yield plots.loss_plot(run), "Training loss of the clients, each on its own examples.", False
-    if run.work:
-        client = next((line["client"] for line in run.work if line["trained"]), run.work[0]["client"])
-        yield plots.schedule_plot(run, client), f"Parts at {client}, round by round. {_alike(run)}", False
-    setup = figure(result_rows([run])[0]["setup_mb"])
-    communication = "Communication by part: training and evaluation together"
-    yield plots.bytes_plot(run), f"{communication}, without the initial download, {setup} MB per client.", True
-    test, dropped = run.partition.get("test", 0), run.partition.get("left_out", 0)
-    held = f"What each client had. {plural(test, 'test example')}; {plural(dropped, 'row')} dropped."
-    yield plots.partition_plot(run.partition), held, True
-
-
-def _alike(run: Run) -> str:
-    """Whether the picture of one client stands for all."""
-    seen: dict[int, list[list[Any]]] = defaultdict(list)
-    for line in run.work:
-        seen[line["round"]].append([line["layers"], line["trained"]])
-    if all(other == first for first, *others in seen.values() for other in others):
-        return "All clients did the same."
-    return "Other clients built other deeper layers in the same round."
 
 
 def _job(job: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import matplotlib
@@ -17,11 +17,13 @@ from matplotlib.colors import ListedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from fedstrata.errors import plural
 from fedstrata.plan.kinds import LOWER_IS_BETTER
 from fedstrata.reports.parts import STACKED, PartRecord
 from fedstrata.reports.picture import picture, small, whole_numbers
 from fedstrata.reports.runs import Run, curve, model_parts, parts
-from fedstrata.reports.tables import MB, TERA
+from fedstrata.reports.tables import MB, TERA, result_rows
+from fedstrata.reports.tables import figure as amount
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's palette without yellow: told apart by all kinds of color vision."""
@@ -50,10 +52,37 @@ STATES = (
     ("#c7b8d8", "the server's"),
 )
 """Of a part at a client in a round: its color and its name."""
+CURVES = "cumulative communication, and against the work done"
 ROUNDS_SHOWN = 100
 NAMES_SHOWN = 60
 NAME_LENGTH = 24
 CHARACTERS_ACROSS = 120
+
+
+def run_pictures(run: Run) -> Iterator[tuple[str, str, bool]]:
+    """The plots of a run's page, in order: plot, caption, and whether it is as wide as the page."""
+    curves = f"The score after each round, against {CURVES}."
+    yield score_plot([run], "round", "bytes", "flops"), curves, True
+    yield loss_plot(run), "Training loss of the clients, each on its own examples.", False
+    if run.work:
+        client = next((line["client"] for line in run.work if line["trained"]), run.work[0]["client"])
+        yield schedule_plot(run, client), f"Parts at {client}, round by round. {_alike(run)}", False
+    setup = amount(result_rows([run])[0]["setup_mb"])
+    communication = "Communication by part: training and evaluation together"
+    yield bytes_plot(run), f"{communication}, without the initial download, {setup} MB per client.", True
+    test, dropped = run.partition.get("test", 0), run.partition.get("left_out", 0)
+    held = f"What each client had. {plural(test, 'test example')}; {plural(dropped, 'row')} dropped."
+    yield partition_plot(run.partition), held, True
+
+
+def _alike(run: Run) -> str:
+    """Whether the picture of one client stands for all."""
+    seen: dict[int, list[list[Any]]] = defaultdict(list)
+    for line in run.work:
+        seen[line["round"]].append([line["layers"], line["trained"]])
+    if all(other == first for first, *others in seen.values() for other in others):
+        return "All clients did the same."
+    return "Other clients built other deeper layers in the same round."
 
 
 @picture
@@ -70,7 +99,7 @@ def score_plot(runs: Sequence[Run], *against: Literal["round", "bytes", "flops"]
             x = [point.round + 1 if cost == "round" else getattr(point, cost) / unit for point in points]
             y = [point.score for point in points]
             dash = DASHES[i // len(COLORS) % len(DASHES)]
-            axes.plot(x, y, dash, color=COLORS[i % len(COLORS)], marker="o", label=_short(run.name))
+            axes.plot(x, y, dash, color=COLORS[i % len(COLORS)], marker="o", label=short_name(run.name))
         axes.set_xlabel(label)
         if cost == "round":
             whole_numbers(axes)
@@ -78,30 +107,6 @@ def score_plot(runs: Sequence[Run], *against: Literal["round", "bytes", "flops"]
     panels[0].set_ylabel(f"{metric} (lower is better)" if metric in LOWER_IS_BETTER else metric)
     if len(runs) > 1:
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    return figure
-
-
-@picture
-def sweep_plot(metric: str, points: Sequence[tuple[str, float, float, float, float]]) -> Figure | None:
-    """Mean score and its standard deviation against MB sent per client and against TFLOP, a mark per row.
-
-    Args:
-        metric: the score's name.
-        points: of each row its name, mean, standard deviation, MB up per client, TFLOP of all clients.
-    """
-    if not points:
-        return None
-    figure = Figure(figsize=(11, 3.4 + 0.06 * len(points)), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    for place, (axes, label) in enumerate(
-        zip(panels, ("MB up per client\n(without the initial download)", AXES["flops"][0]), strict=True)
-    ):
-        for i, (name, mean, sd, *costs) in enumerate(points):
-            mark, color = MARKS[i // len(COLORS) % len(MARKS)], COLORS[i % len(COLORS)]
-            axes.errorbar(costs[place], mean, sd, fmt=mark, color=color, capsize=3, ms=6, label=_short(name))
-        axes.set_xlabel(label)
-    panels[0].set_ylabel(f"{metric} (lower is better)" if metric in LOWER_IS_BETTER else metric)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
 
 
@@ -147,7 +152,7 @@ def loss_plot(run: Run) -> Figure | None:
     for i, name in enumerate(names):
         x, y = zip(*((line["round"] + 1, line["loss"]) for line in lines if line["client"] == name), strict=True)
         if few:
-            axes.plot(x, y, color=COLORS[i], marker="o", label=_short(name))
+            axes.plot(x, y, color=COLORS[i], marker="o", label=short_name(name))
         else:
             axes.plot(x, y, color="#bbbbbb", linewidth=0.8, label=None if i else f"each of {len(names)} clients")
     if not few:
@@ -201,10 +206,10 @@ def partition_plot(partition: dict[str, Any]) -> Figure | None:
     axes.grid(False, axis="x")
     base = [0] * len(clients)
     for color, (label, step) in zip(COLORS, bars.items(), strict=False):
-        axes.bar(range(len(clients)), step, 0.8, base, color=color, label=_short(label))
+        axes.bar(range(len(clients)), step, 0.8, base, color=color, label=short_name(label))
         base = [below + more for below, more in zip(base, step, strict=True)]
     ticks = range(0, len(clients), math.ceil(len(clients) / NAMES_SHOWN))
-    names = [_short(name) for name in clients]
+    names = [short_name(name) for name in clients]
     upright = len(ticks) * max(map(len, names)) <= CHARACTERS_ACROSS
     axes.set_xticks(ticks, [names[i] for i in ticks], rotation=0 if upright else 90)
     axes.set_ylabel("examples" if list(bars) == ["examples"] else "rows")
@@ -269,7 +274,7 @@ def _label_counts(clients: Sequence[dict[str, Any]]) -> dict[str, list[int]]:
     return counts
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
     """A name as a plot shows it: on one line, of bounded length, and never taken for a hidden one ("_x")."""
     line = " ".join(name.split())
     cut = line if len(line) <= NAME_LENGTH else line[: NAME_LENGTH - 1] + "…"

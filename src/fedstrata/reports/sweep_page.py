@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
+from fedstrata.plan.kinds import LOWER_IS_BETTER
 from fedstrata.reports import plots
 from fedstrata.reports.page import render, shown, write_page
+from fedstrata.reports.picture import picture
 from fedstrata.reports.sweep import SweepRow, finished
 from fedstrata.reports.sweep_files import read_table
 from fedstrata.reports.sweep_text import by_stage, column_heads, note, table_cells
@@ -76,4 +80,33 @@ def _picture(metric: str, rows: Sequence[SweepRow]) -> str:
         for row in rows
         if row.mean is not None and row.metric == metric
     ]
-    return plots.sweep_plot(metric, points)
+    return sweep_plot(metric, points)
+
+
+@picture
+def sweep_plot(metric: str, points: Sequence[tuple[str, float, float, float, float]]) -> Figure | None:
+    """Mean score and its standard deviation against MB sent per client and against TFLOP, a mark per row.
+
+    Args:
+        metric: the score's name.
+        points: of each row its name, mean, standard deviation, MB up per client, TFLOP of all clients.
+    """
+    if not points:
+        return None
+    figure = Figure(figsize=(11, 3.4 + 0.06 * len(points)), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for place, (axes, label) in enumerate(
+        zip(panels, ("MB up per client\n(without the initial download)", plots.AXES["flops"][0]), strict=True)
+    ):
+        for i, (name, mean, sd, *costs) in enumerate(points):
+            mark, color = (
+                plots.MARKS[i // len(plots.COLORS) % len(plots.MARKS)],
+                plots.COLORS[i % len(plots.COLORS)],
+            )
+            axes.errorbar(
+                costs[place], mean, sd, fmt=mark, color=color, capsize=3, ms=6, label=plots.short_name(name)
+            )
+        axes.set_xlabel(label)
+    panels[0].set_ylabel(f"{metric} (lower is better)" if metric in LOWER_IS_BETTER else metric)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure

@@ -25,8 +25,10 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from fedstrata.client.setup import settle_precision
-from fedstrata.client.trainer import Worker, finish
+from fedstrata.client.model_pass import WholePass
+from fedstrata.client.setup import resolve_precision
+from fedstrata.client.trainer import Trainer, drain
+from fedstrata.client.working_model import WorkingModel
 from fedstrata.cost.flops import train_flops
 from fedstrata.data.tokens import Tokens
 from fedstrata.job.tables import Train
@@ -34,7 +36,7 @@ from fedstrata.methods import METHODS
 from fedstrata.methods.fedbfpt import FedBFPT
 from fedstrata.methods.fedbt import FedBT
 from fedstrata.models.parts import find_parts
-from fedstrata.plan.messages import Positions
+from fedstrata.plan.messages import Positions, Request
 from fedstrata.plan.plan import Method, Plan
 from fedstrata.plan.streams import Streams
 from fedstrata.tasks import Examples, Task
@@ -118,13 +120,14 @@ def plain(model: Any, task: Task, examples: Examples) -> Callable[[], float]:
     return step
 
 
-def ours(worker: Worker, plan: Plan, examples: Examples) -> Callable[[], float]:
-    """A step of the client code: the second step of a round."""
+def ours(trainer: Trainer, plan: Plan, examples: Examples) -> Callable[[], float]:
+    """A step of the client code; the second of a round."""
 
     def step() -> float:
         at: list[float] = []
+        model_pass, request = WholePass(trainer.working, plan), Request(0, "a", plan, "train", {}, {})
         index = np.arange(len(examples))
-        finish(worker.training(plan, 0, "a", examples, index, lambda *_: at.append(time.perf_counter())))
+        drain(trainer.run(request, examples, index, model_pass, {}, lambda *_: at.append(time.perf_counter())))
         return at[1] - at[0]
 
     return step
@@ -133,7 +136,7 @@ def ours(worker: Worker, plan: Plan, examples: Examples) -> Callable[[], float]:
 def cases(size: str, batch: int, tokens: int) -> list[Case]:
     """The plain steps, then every method's."""
     examples, made = text(batch, tokens), models(size)
-    fast = settle_precision("auto", "cpu") == "bf16"
+    fast = resolve_precision("auto", "cpu") == "bf16"
     parts = {kind: find_parts(model) for kind, model in made.items()}
     whole = {kind: Plan(tuple(range(p.depth)), p.names, p.names) for kind, p in parts.items()}
     everywhere = Positions(batch * tokens, batch * tokens**2, batch * tokens)
@@ -156,7 +159,7 @@ def cases(size: str, batch: int, tokens: int) -> list[Case]:
         """``name`` begins with the methods it stands for, up to the first comma."""
         plan = method.plan(parts[kind], kind, round, "a", Streams(0))
         mu = dict(method.preset.get("train", {})).get("proximal_mu", 0.0)
-        local = Train(
+        train = Train(
             device="cpu",
             steps=2,
             batch_size=batch,
@@ -164,12 +167,12 @@ def cases(size: str, batch: int, tokens: int) -> list[Case]:
             precision="bf16" if bf16 else "fp32",
             proximal_mu=mu,
         )
-        worker = Worker(made[kind], parts[kind], tasks(full)[kind], local, Streams(0))
+        trainer = Trainer(WorkingModel(made[kind], parts[kind]), tasks(full)[kind], train, Streams(0))
         work = each if kind == "classify" else everywhere if full else masked
         flops = train_flops(parts[kind], plan, work)
         methods = tuple(name.split(",")[0].split())
         equal = EQUAL if printed else None
-        rows.append(Case(methods, name, f"plain {kind}", ours(worker, plan, examples), flops, equal, printed))
+        rows.append(Case(methods, name, f"plain {kind}", ours(trainer, plan, examples), flops, equal, printed))
 
     alike: dict[object, list[str]] = {}
     for name, method in METHODS.items():

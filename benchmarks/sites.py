@@ -47,6 +47,8 @@ from rich.table import Table
 SIZES = {"base": (12, 768, 12), "small": (12, 256, 4), "tiny": (2, 32, 2)}
 """Layers, width, heads: BERT's, RoBERTa's of the FedBERT paper, and a tiny model to test this file with."""
 VOCABULARY = {"base": 30_522, "small": 50_265, "tiny": 30_522}
+DTYPES = ("bf16", "fp32")
+"""Wire types of split steps."""
 SITES = ("a", "b")
 TOKENS = {name: f"token of {name}" for name in SITES}
 ALONE = {
@@ -64,7 +66,7 @@ LONG = 120.0
 SYLLABLES = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
 PROCESSES = multiprocessing.get_context("forkserver")
 """Of those that are no commands; what they need is imported once."""
-PROCESSES.set_forkserver_preload(["transformers", "fedstrata.sites.activation_server", "fedstrata.runs.setup"])
+PROCESSES.set_forkserver_preload(["transformers", "fedstrata.sites.stream", "fedstrata.client.setup"])
 CONSOLE = Console(highlight=False, width=None if sys.stdout.isatty() else 119)
 
 
@@ -541,8 +543,11 @@ class Party:
         import torch
         import transformers
 
-        from fedstrata.client.setup import settle_precision
-        from fedstrata.client.trainer import Worker
+        from fedstrata.client.answer import ClientRuntime
+        from fedstrata.client.scorer import FeatureCaches, Scorer
+        from fedstrata.client.setup import resolve_precision
+        from fedstrata.client.trainer import Trainer
+        from fedstrata.client.working_model import WorkingModel
         from fedstrata.data.tokens import Tokens
         from fedstrata.job.tables import Train
         from fedstrata.methods import METHODS
@@ -550,6 +555,7 @@ class Party:
         from fedstrata.plan.streams import Streams
         from fedstrata.tasks import Examples
         from fedstrata.tasks.mlm import MaskedLM
+        from fedstrata.wire.codec import Wire, make_codec
 
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the benchmark to end this process
         torch.set_num_threads(1)
@@ -569,18 +575,30 @@ class Party:
         task = MaskedLM(mask=4, padding=0, special=np.asarray([0, 1, 2]), vocabulary=vocabulary)
         model = transformers.BertForMaskedLM(config)
         self.parts = find_parts(model)
-        bf16 = settle_precision("auto", "cpu") == "bf16"
-        local = Train(device="cpu", batch_size=batch, learning_rate=1e-6, precision="bf16" if bf16 else "fp32")
-        self.worker = Worker(model, self.parts, task, local, Streams(0))
+        precision = resolve_precision("auto", "cpu")
+        train = Train(device="cpu", batch_size=batch, learning_rate=1e-6, precision=precision)
+        working, streams = WorkingModel(model, self.parts), Streams(0)
+        self.runtimes = {
+            dtype: ClientRuntime(
+                working=working,
+                trainer=Trainer(working, task, train, streams),
+                scorer=Scorer(working, task, train, streams),
+                caches=FeatureCaches(working, task, train, lambda done, total: None),
+                wire=Wire(make_codec(dtype)),
+                dtype=dtype,
+            )
+            for dtype in DTYPES
+        }
+        self.working = working
         method = METHODS["fedbert"](rounds=1)
-        self.plan = method.plan(self.parts, "mlm", 0, SITES[0], self.worker.streams)
+        self.plan = method.plan(self.parts, "mlm", 0, SITES[0], streams)
 
     def weights(self, names: Sequence[str]) -> dict[str, Any]:
         """A copy of parts of the model."""
         from fedstrata.models.parts import part_tensors
 
         return {
-            part: {n: t.clone() for n, t in part_tensors(self.worker.model, self.parts, [part]).items()}
+            part: {n: t.clone() for n, t in part_tensors(self.working.model, self.parts, [part]).items()}
             for part in names
         }
 
@@ -591,69 +609,96 @@ def pace(times: Sequence[float]) -> float:
 
 
 def be_server(pipe: Any, folder: Path, tls: tuple[bytes, bytes], sizes: tuple[str, int, int, int]) -> None:
-    """The process with the server layers; on request it also plays the clients."""
+    """The process with the layers; asked to, it also plays clients itself."""
+    from fedstrata.client.answer import ClientData
     from fedstrata.engines.local import LocalEngine
     from fedstrata.events import Stepped
-    from fedstrata.server.layers import ServerLayers
+    from fedstrata.exchanges.activations import ACTIVATIONS
+    from fedstrata.server.layers import LayerSettings, ServerLayers
     from fedstrata.server.server import Server
-    from fedstrata.sites.activation_server import ActivationServer
+    from fedstrata.sites.stream import ActivationServer
+    from fedstrata.wire.store import Store
 
     party = Party(*sizes)
-    worker, parts, plan = party.worker, party.parts, party.plan
-    server = Server(parts, party.weights(parts.names))
-    layers = ServerLayers(worker, server, plan.server, False, 512, folder / "layers")
-    own = {part: (0, tensors) for part, tensors in server.weights.items() if part not in plan.server}
+    plan, weights = party.plan, party.weights(party.parts.names)
+    own = {part: (0, tensors) for part, tensors in weights.items() if part not in plan.server}
     times: dict[str, list[float]] = {}
 
     def tell(event: Any) -> None:
         if isinstance(event, Stepped):
             times.setdefault(event.client, []).append(time.monotonic())
 
-    with ActivationServer(layers, "127.0.0.1:0", tls, LONG) as crossing:
-        pipe.send(crossing.port)
+    def layers_of(dtype: str) -> ServerLayers:
+        runtime = party.runtimes[dtype]
+        server = Server(party.parts, dict(weights), runtime.wire)
+        settings = LayerSettings(plan.server, False, 512, dtype, folder / "layers" / dtype)
+        return ServerLayers(runtime.working, server, settings, runtime.trainer.train, runtime.trainer.streams)
+
+    with ExitStack() as stack:
+        held = {dtype: layers_of(dtype) for dtype in DTYPES}
+        doors = {
+            dtype: stack.enter_context(ActivationServer(layers, "127.0.0.1:0", tls, LONG))
+            for dtype, layers in held.items()
+        }
+        pipe.send({dtype: door.port for dtype, door in doors.items()})
         while (asked := pipe.recv()) is not None:
-            where, worker.dtype, names = asked
-            server.dtype = worker.dtype
+            where, dtype, names = asked
+            layers = held[dtype]
             layers.begin(0)
-            requests = [server.request(0, name, plan) for name in names]
+            requests = [layers.server.request(0, name, plan) for name in names]
             if where == "between":
-                crossing.expect(requests, TOKENS)
+                doors[dtype].expect(requests, TOKENS)
                 pipe.send(requests)
                 pipe.recv()
             else:
                 times.clear()
                 engine = LocalEngine(
-                    worker, party.examples, party.shards, party.examples, {}, folder / "near", own, tell, layers
+                    runtimes=[party.runtimes[dtype]],
+                    handlers=ACTIVATIONS.handlers,
+                    data={
+                        name: ClientData(
+                            party.examples, party.shards[name], party.examples, {}, Store(folder / "near" / name)
+                        )
+                        for name in names
+                    },
+                    shared=dict(own),
+                    connect=layers.connect,
+                    interleaved=True,
+                    tell=tell,
                 )
                 list(engine.exchange(requests))
-            traffic = sum(sum(layers.taken(name)[1].values()) for name in names)
+            traffic = sum(sum(layers.collect(name)[1].values()) for name in names)
             layers.end(0)
             pipe.send((dict(times), traffic / len(names) / sizes[-1]))
 
 
-def be_site(pipe: Any, name: str, folder: Path, ca: bytes, port: int, sizes: tuple[str, int, int, int]) -> None:
+def be_site(
+    pipe: Any, name: str, folder: Path, ca: bytes, ports: dict[str, int], sizes: tuple[str, int, int, int]
+) -> None:
     """The process of a site."""
-    from fedstrata.client.trainer import finish, handle
-    from fedstrata.sites.activation_client import ActivationClient
+    from fedstrata.client.answer import ClientData, Work, answer_request
+    from fedstrata.client.trainer import drain
+    from fedstrata.exchanges.activations import ACTIVATIONS
+    from fedstrata.sites.stream import ActivationClient
     from fedstrata.wire.store import Store
 
     party = Party(*sizes)
-    worker, plan = party.worker, party.plan
-    own = {
-        part: (0, tensors)
-        for part, tensors in party.weights([p for p in party.parts.names if p not in plan.server]).items()
-    }
-    store, times = Store(folder / name), []
+    names = [part for part in party.parts.names if part not in party.plan.server]
+    own = {part: (0, tensors) for part, tensors in party.weights(names).items()}
+    data = ClientData(party.examples, party.shards[name], party.examples, {}, Store(folder / name))
+    times: list[float] = []
 
     def tell(step: int, steps: int, loss: float, seen: int) -> None:
         times.append(time.monotonic())
 
     pipe.send("ready")
     while (asked := pipe.recv()) is not None:
-        worker.dtype, request = asked
+        dtype, request = asked
         times.clear()
-        with ActivationClient(f"127.0.0.1:{port}", request, TOKENS[name], ca, LONG) as link:
-            finish(handle(worker, request, own, party.examples, party.shards[name], None, store, tell, link))
+        with ActivationClient(f"127.0.0.1:{ports[dtype]}", request, TOKENS[name], ca, LONG) as link:
+            drain(
+                answer_request(Work(party.runtimes[dtype], request, own, data, tell, link), ACTIVATIONS.handlers)
+            )
         pipe.send(times)
 
 
@@ -688,8 +733,8 @@ def measure_split(
                 process.join()
 
         server = start(be_server, folder, (certificate, key))
-        port = server.recv()
-        sites = {name: start(be_site, name, folder, ca, port) for name in SITES}
+        ports = server.recv()
+        sites = {name: start(be_site, name, folder, ca, ports) for name in SITES}
         for pipe in sites.values():
             pipe.recv()
 
@@ -707,7 +752,7 @@ def measure_split(
         for where in ("near", "between"):  # to warm up
             go(where, "bf16", SITES)
         for _ in range(repeat):
-            for dtype in ("bf16", "fp32"):
+            for dtype in DTYPES:
                 for count in range(1, len(SITES) + 1):
                     for where in ("near", "between"):
                         seconds = go(where, dtype, SITES[:count])

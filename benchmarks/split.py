@@ -23,18 +23,23 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from fedstrata.client.setup import settle_precision
-from fedstrata.client.trainer import Worker, finish
+from fedstrata.client.model_pass import WholePass
+from fedstrata.client.setup import resolve_precision
+from fedstrata.client.trainer import Trainer, drain
+from fedstrata.client.working_model import WorkingModel
 from fedstrata.data.tokens import Tokens
+from fedstrata.exchanges.activations import CutPass
 from fedstrata.job.tables import Train
+from fedstrata.models.cut import CutLayer
 from fedstrata.models.parts import find_parts, part_tensors
 from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
-from fedstrata.server.layers import ServerLayers
+from fedstrata.server.layers import LayerSettings, ServerLayers
 from fedstrata.server.server import Server
 from fedstrata.tasks import Examples
 from fedstrata.tasks.mlm import MaskedLM
+from fedstrata.wire.codec import Wire, make_codec
 
 SIZES = {"base": (12, 768, 12), "small": (12, 256, 4), "tiny": (2, 32, 2)}
 """Layers, width, heads; the first two are RoBERTa's of the paper."""
@@ -63,12 +68,11 @@ def cases(size: str, examples: Examples, folder: Path) -> tuple[dict[str, Callab
         max_position_embeddings=514,
         type_vocab_size=1,
     )
-    local = Train(
+    train = Train(
         device="cpu",
         batch_size=len(examples),
         learning_rate=1e-6,
-        bf16=settle_precision("auto", "cpu") == "bf16",
-        width=None,
+        precision=resolve_precision("auto", "cpu"),  # type: ignore[arg-type]
     )
     task = MaskedLM(mask=4, padding=1, special=np.asarray([0, 1, 2]), vocabulary=VOCABULARY)
     model = transformers.RobertaForMaskedLM(config)
@@ -78,26 +82,34 @@ def cases(size: str, examples: Examples, folder: Path) -> tuple[dict[str, Callab
     cut = Plan(whole.layers, own, own, server=parts.layers(0))
     weights = {part: {n: t.clone() for n, t in part_tensors(model, parts, [part]).items()} for part in parts.names}
     sent: dict[str, int] = {}
+    trainer = Trainer(WorkingModel(model, parts), task, train, Streams(0))
 
-    def step(dtype: str | None) -> Callable[[], float]:
-        worker = Worker(model, parts, task, local, Streams(0), dtype or "fp32")
-        held = ServerLayers(worker, Server(parts, weights, dtype=worker.dtype), cut.server, True, 512, folder)
+    def whole_step() -> float:
+        request = Request(0, "a", whole, "train", {}, {})
+        started = time.perf_counter()
+        drain(trainer.run(request, examples, index, WholePass(trainer.working, whole), {}, _quiet))
+        return time.perf_counter() - started
+
+    def cut_step(dtype: str) -> Callable[[], float]:
+        settings = LayerSettings(cut.server, True, 512, dtype, folder)
+        server = Server(parts, weights, Wire(make_codec(dtype)))
+        layers = ServerLayers(trainer.working, server, settings, train, trainer.streams)
 
         def run() -> float:
-            plan = cut if dtype else whole
-            link = held.visit(Request(0, "a", plan, "train", {}, {})) if dtype else None
-            turn = worker.training(plan, 0, "a", examples, np.arange(len(examples)), _quiet, link=link)
+            request = Request(0, "a", cut, "train", {}, {})
+            session = layers.open(request)
+            model_pass = CutPass(trainer.working, cut, session, CutLayer(session, dtype))
             started = time.perf_counter()
-            finish(turn)
-            held.settle()
+            drain(trainer.run(request, examples, index, model_pass, {}, _quiet))
+            layers.wait()
             seconds = time.perf_counter() - started
-            if link and dtype:
-                sent[dtype] = sum(link.traffic.values())
+            sent[dtype] = sum(session.traffic.values())
             return seconds
 
         return run
 
-    return {"whole": step(None), **{dtype: step(dtype) for dtype in DTYPES}}, sent
+    index = np.arange(len(examples))
+    return {"whole": whole_step, **{dtype: cut_step(dtype) for dtype in DTYPES}}, sent
 
 
 def _quiet(step: int, steps: int, loss: float, seen: int) -> None:

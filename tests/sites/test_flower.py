@@ -29,7 +29,7 @@ ModelFolder = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    running = Deployment(tmp_path_factory.mktemp("deployment"))
+    running = Deployment(tmp_path_factory.mktemp("deployment"), ("a", "b"))
     for name in running.names:
         running.set(name, 'payloads = ["weights"]', 'payloads = ["weights", "activations"]')
     running.up()
@@ -80,7 +80,8 @@ def in_both_places(deployment: Deployment, config: dict[str, Any], name: str, *w
     for stage in stages:
         same(here / stage, there / stage)
     output = deployment.out(f"there-{name}")
-    assert output.count("round 2/2  c  loss") == len(stages)
+    for site in deployment.names:
+        assert output.count(f"round 2/2  {site}  loss") == len(stages)
     assert "score" in output
     assert not list(there.rglob("missing.jsonl"))
 

@@ -15,9 +15,11 @@ import httpx
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 import fedstrata
-from deployment import Deployment
+from deployment import RUN, Deployment
+from fedstrata.cli import app
 from fedstrata.sites import flower_processes
 from fedstrata.sites.provision import init
 from tiny import SENTENCES
@@ -27,7 +29,7 @@ ModelFolder = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    running = Deployment(tmp_path_factory.mktemp("deployment"))
+    running = Deployment(tmp_path_factory.mktemp("deployment"), ("a", "b"))
     for name in running.names:
         running.set(name, 'payloads = ["weights"]', 'payloads = ["weights", "activations"]')
     running.up()
@@ -66,27 +68,33 @@ def over_flower(
     deployment: Deployment, model: Path, name: str, kind: str, tables: dict[str, Any], *words: str
 ) -> None:
     """A run between the sites ends in the same bits as one in process."""
-    config = job(deployment, model, name, kind, **tables)
-    there = deployment.finish(config, f"there-{name}-{kind}", *words)
-    here = fedstrata.run(config, {"output.dir": str(deployment.folder / f"here-{name}-{kind}")})
-    same(here.folder, there)
-    output = deployment.out(f"there-{name}-{kind}")
-    assert "round 2/2  c  loss" in output
+    in_both_places(deployment, job(deployment, model, name, kind, **tables), f"{name}-{kind}", *words)
+
+
+def in_both_places(deployment: Deployment, config: dict[str, Any], name: str, *words: str) -> None:
+    """Run a job between the sites, and in process meanwhile; compare them, stage by stage."""
+    process = deployment.run(config, f"there-{name}", *words)
+    here = fedstrata.run(config, {"output.dir": str(deployment.folder / f"here-{name}")}).folder
+    there = deployment.finished(process, f"there-{name}")
+    stages = [f"stages/{stage['name']}" for stage in config.get("stages", [])] or ["."]
+    for stage in stages:
+        same(here / stage, there / stage)
+    output = deployment.out(f"there-{name}")
+    for site in deployment.names:
+        assert output.count(f"round 2/2  {site}  loss") == len(stages)
     assert "score" in output
-    assert not (there / "missing.jsonl").exists()
+    assert not list(there.rglob("missing.jsonl"))
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "tables"),
-    [
-        ("fedbt", "classify", {"wire": {"dtype": "bf16"}}),
-        ("fedbert", "mlm", {"method": {"mode": "share"}}),
-    ],
-)
-def test_over_flower_a_run_ends_in_the_same_bits(
-    deployment: Deployment, model_folder: ModelFolder, name: str, kind: str, tables: dict[str, Any]
-) -> None:
-    over_flower(deployment, model_folder(), name, kind, tables)
+def test_over_flower_a_run_ends_in_the_same_bits(deployment: Deployment, model_folder: ModelFolder) -> None:
+    """Weights, then activations through layers that the server holds."""
+    config = job(deployment, model_folder(), "fedbt", "classify")
+    shared = {"name": "fedbert", "mode": "share", "rounds": 2}
+    config["stages"] = [
+        {"name": "weights", "task": config.pop("task"), "method": config.pop("method"), "wire": {"dtype": "bf16"}},
+        {"name": "activations", "task": {"kind": "mlm"}, "method": shared},
+    ]
+    in_both_places(deployment, config, "stages")
 
 
 def test_strangers_are_refused(deployment: Deployment, tmp_path: Path) -> None:
@@ -96,15 +104,18 @@ def test_strangers_are_refused(deployment: Deployment, tmp_path: Path) -> None:
     deployment.kill("a")
     deployment.join("a", "--insecure")
     foreign = tmp_path / "foreign"
-    init(foreign, ["x"], port=deployment.port)
-    (foreign / "sites" / "x" / "train.csv").write_text("text,label\nA kidney.,kidney\n")
-    theirs, ours = (path.read_bytes() for path in (foreign / "tls" / "ca.pem", deployment.home / "tls" / "ca.pem"))
-    for name, ca, complaint in (
-        ("stranger", ours, "its key is not registered there"),
-        ("suspicious", theirs, "the server's certificate is not signed by this site's ca"),
-    ):
-        (foreign / "sites" / "x" / "ca.pem").write_bytes(ca)
-        deployment.spawn(name, "join", str(foreign / "sites" / "x" / "site.toml"))
+    theirs, ours = foreign / "tls" / "ca.pem", deployment.home / "tls" / "ca.pem"
+    strangers = {
+        "stranger": (ours, "its key is not registered there"),
+        "suspicious": (theirs, "the server's certificate is not signed by this site's ca"),
+    }
+    init(foreign, list(strangers), port=deployment.port)
+    for name, (ca, _) in strangers.items():
+        site = foreign / "sites" / name
+        (site / "train.csv").write_text("text,label\nA kidney.,kidney\n")
+        (site / "ca.pem").write_bytes(ca.read_bytes())
+        deployment.spawn(name, "join", str(site / "site.toml"))
+    for name, (_, complaint) in strangers.items():
         deployment.until(lambda n=name, c=complaint: c in deployment.out(n), 60, f"{name} is not refused")
         assert "connected" not in deployment.out(name).replace("was connected", "")
         deployment.kill(name)
@@ -122,15 +133,19 @@ def test_no_text_and_no_path_of_a_site_is_in_a_file_of_the_server(deployment: De
     assert not any(text.encode() in found for text, _ in SENTENCES)
 
 
-def test_without_a_server_the_run_says_so(model_folder: ModelFolder, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # of what Flower builds its app with
+def test_without_a_server_the_run_says_so(
+    model_folder: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lonely = Deployment(tmp_path)
-    process = lonely.run(job(lonely, model_folder(), "fedavg", "mlm"), "lonely")
-    assert process.wait(60) == 2
-    said = lonely.out("lonely")
-    assert said.splitlines()[-1].startswith(
+    lonely.write_job(job(lonely, model_folder(), "fedavg", "mlm"))
+    monkeypatch.chdir(tmp_path)
+    ended = CliRunner().invoke(app, [*RUN.split()[1:], "output.dir=lonely"])
+    assert ended.exit_code == 2
+    assert ended.output.splitlines()[-1].startswith(
         f"fedstrata: federation: the server at 127.0.0.1:{lonely.port} does not answer"
     )
-    assert "Traceback" not in said
+    assert "Traceback" not in ended.output
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from fedstrata.client.trainer import Trainer, drain
 from fedstrata.client.working_model import WorkingModel
 from fedstrata.data.tokens import Tokens
 from fedstrata.job.tables import Train
-from fedstrata.models.heads import BRANCHES, KEY, HeadedModel
+from fedstrata.models.heads import BRANCHES, KEY, HeadConfig, HeadedModel
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import Plan

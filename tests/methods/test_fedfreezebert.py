@@ -65,8 +65,17 @@ def test_only_the_head_is_trained_and_sent(head: str, size: int) -> None:
         FedFreezeBERT(pooler="train").plan(parts, "classify", 0, "a", Streams(0))
 
 
-@pytest.mark.parametrize("tables", [{}, {"train": {"padding": "max"}}, {"train": {"precision": "bf16"}}])
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(
+    ("head", "tables"),
+    [  # heads over one vector of a text, and over every token's states
+        ("cls", {}),
+        ("mean", {"train": {"padding": "max"}}),
+        ("mean", {"train": {"precision": "bf16"}}),
+        ("psum", {}),
+        ("hsum", {"train": {"padding": "max"}}),
+        ("psum", {"train": {"precision": "bf16"}}),
+    ],
+)
 def test_what_is_kept_changes_no_bit(frozen: Jobs, tmp_path: Path, head: str, tables: dict[str, Any]) -> None:
     """All kept, nothing kept, some kept: the same weights, scores and bytes; only the work differs."""
     made = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,16 @@ from safetensors.torch import save
 
 from fedstrata.client.answer import ClientData
 from fedstrata.data.tokens import Tokens
+from fedstrata.exchanges import EXCHANGES
+from fedstrata.methods.fedbert import FedBERT
+from fedstrata.methods.fedfreezebert import FedFreezeBERT
 from fedstrata.methods.fedsplitbert import FedSplitBERT
+from fedstrata.models.parts import find_parts
+from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.messages import Positions, Reply, Request
 from fedstrata.plan.parts import Parts
-from fedstrata.plan.plan import Plan
+from fedstrata.plan.plan import Plan, make_plan
+from fedstrata.plan.schedule import ScheduleSpan
 from fedstrata.plan.streams import Streams
 from fedstrata.sites.messages import (
     KINDS,
@@ -30,7 +38,7 @@ from fedstrata.sites.messages import (
 from fedstrata.sites.site import Site
 from fedstrata.tasks import Examples
 from fedstrata.tasks.classify import Classify
-from fedstrata.wire.codec import WireError
+from fedstrata.wire.codec import WireError, payload_bytes
 from fedstrata.wire.store import Store
 from roles import make_runtime
 from tiny import tiny_model
@@ -225,12 +233,18 @@ def site(tmp_path: Path) -> Site:
         ({"versions": {}}, "head: comes without its version"),
         ({"plan": Plan((0, 9), ("head",))}, r"plan.layers: \[9\]"),
         ({"plan": Plan((0, 2), ("layer.2", "head"), ("layer.2", "head"))}, "not that of its method to train"),
+        (
+            {"plan": Plan((0, 2), ("layer.2", "head"), ("head", "layer.0"), ("layer.2",))},
+            "not that of its method to train",
+        ),
         ({"plan": Plan((0, 1, 2), (), ("layer.1",)), "phase": "evaluate"}, "not that of its method to evaluate"),
         ({"plan": Plan((0, 1, 2), (), ("layer.1",)), "phase": "receive"}, "not that of its method to receive"),
         ({"phase": "hidden_states"}, "not that of its method to hidden_states"),
         ({"parts": {"head": {"classifier.weight": torch.ones(3, 32)}}}, "names differ"),
         ({"parts": head(torch.ones(3, 31))}, "must be"),
         ({"parts": head(torch.full((3, 32), torch.inf))}, "not finite"),
+        ({"versions": {"head": 0}, "parts": head(torch.ones(3, 31))}, "must be"),
+        ({"phase": "evaluate", "plan": Plan((0, 1, 2), ())}, "not that of its method to evaluate"),
         (
             {"phase": "evaluate", "plan": Plan((0, 1, 2), (), (), ("layer.2",))},
             "has no test rows of its own",
@@ -249,6 +263,50 @@ def test_no_more_leaves_a_site_than_its_limit(site: Site) -> None:
     site.limit = sent - 1
     with pytest.raises(WireError, match=f"its limit is {sent - 1} bytes a round, this one takes {sent} or more"):
         site.answer(request())
+
+
+class Echo:
+    """Layers of a server that change nothing; it has all messages."""
+
+    def __init__(self) -> None:
+        self.messages: list[Tensors] = []
+
+    def begin(self, pace: ScheduleSpan) -> None:
+        pass
+
+    def forward(self, message: Tensors) -> Tensors:
+        self.messages.append(message)
+        return {"activations": message["activations"]}
+
+    def backward(self, message: Tensors) -> Tensors:
+        self.messages.append(message)
+        return message
+
+
+def test_no_more_than_the_limit_goes_to_the_servers_layers(tmp_path: Path) -> None:
+    """The message that would exceed it does not leave, not only the reply at the round's end."""
+    site = site_in(tmp_path)
+    site.method = FedBERT()
+    plan = make_plan(site.method, site.runtime.working.parts, "classify", 0, "a", Streams(0))
+    asked = Request(0, "a", plan, "train", dict.fromkeys(plan.send, 0), {})
+    links = [Echo(), Echo(), Echo()]
+    site.reach = lambda request: nullcontext(links[0])
+    site.answer(asked)
+    assert len(links[0].messages) == 4, "two batches, there and back"
+    two = sum(map(payload_bytes, links[0].messages[:2]))
+    for link, site.limit, left in zip(links[1:], (two, two - 1), (2, 1), strict=True):
+        site.reach = lambda request, link=link: nullcontext(link)
+        with pytest.raises(WireError, match=f"its limit is {site.limit} bytes a round"):
+            site.answer(asked)
+        assert len(link.messages) == left
+
+
+def test_who_sends_hidden_states_neither_trains_nor_sends_parts() -> None:
+    method, fits = FedFreezeBERT(variant="centralized"), EXCHANGES["hidden_states"].fits
+    plan = method.plan(find_parts(tiny_model("bert", "classify")), "classify", 0, "a", Streams(0))
+    assert fits(request(plan=replace(plan, train=()), phase="hidden_states"), plan)
+    assert not fits(request(plan=replace(plan, send=("head",)), phase="hidden_states"), plan)
+    assert not fits(request(plan=plan, phase="train"), plan)
 
 
 def test_a_site_that_starts_again_holds_what_it_was_sent(site: Site) -> None:

@@ -162,6 +162,12 @@ def test_int8_is_off_by_half_a_step_at_most() -> None:
     assert (error > 0.45 * step).any()
 
 
+def test_int8_of_the_smallest_numbers_keeps_their_sign() -> None:
+    """A scale below bf16's normal numbers is rounded so far down that the largest value takes over 127."""
+    rows = torch.tensor([[1.0, -1.0]]) * (1.4 * 127 * 2.0**-133)
+    assert quantize({"w": rows}, "int8")["w"].tolist() == [[127, -127]]
+
+
 def test_what_a_message_leaves_out_comes_with_the_next() -> None:
     """A value far below a step is lost for ever without error feedback; with it the sum arrives."""
     tensors = {"w": torch.tensor([[1.0, 1e-3], [0.5, -0.3]]), "b": torch.tensor([1.0 + 2**-13])}

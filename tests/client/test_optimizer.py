@@ -79,6 +79,25 @@ def test_an_optimizer_goes_on_from_its_memory() -> None:
     assert memory_of(fresh, dict(model.named_parameters())) == {}
 
 
+def test_sgd_is_torchs_and_has_no_memory() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    whole = copy.deepcopy(model)
+    groups = [{"params": [whole.weight], "weight_decay": 0.3}, {"params": [whole.bias]}]
+    plain = torch.optim.SGD(groups, lr=0.1)
+    trained = dict(model.named_parameters())
+    optimizer = make_optimizer(trained, train_config(optimizer="sgd", learning_rate=0.1, weight_decay=0.3), {})
+    for batch in torch.randn(6, 4, 3):
+        plain.zero_grad()
+        whole(batch).square().mean().backward()
+        plain.step()
+        model(batch).square().mean().backward()
+        step(optimizer, 0.1)
+    for name, weight in whole.named_parameters():
+        assert torch.equal(trained[name], weight)
+    assert not any(torch.is_tensor(value) for value in memory_of(optimizer, trained).values())
+
+
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_clients_optimizer_is_kept_or_begins_anew(kept: bool, tmp_path: Path) -> None:
     """Two rounds against one of two epochs: the same only where the optimizer goes on."""

@@ -32,7 +32,7 @@ from fedstrata.tasks import Task, TaskContext, build_task
 from fedstrata.wire.codec import make_codec
 from fedstrata.wire.dry import DryWire
 
-Step = Callable[[Plan, int, int, int, bool], int]
+Step = Callable[[Plan, int, int, int, bool, str], int]
 """Bytes of a training step, see :func:`fedstrata.models.memory.step_memory`."""
 
 
@@ -164,7 +164,7 @@ def _memory(job: Job, task: Task, step: Step) -> Callable[[Plan, Index], int]:
         rows = min(train.batch_size, len(lengths))
         width = train.max_tokens if train.padding == "max" else int(lengths.max())
         predicted = task.head_positions(np.full(rows, width), width) if task.gathers else 0
-        return step(plan, rows, width, predicted, train.precision == "bf16")
+        return step(plan, rows, width, predicted, train.precision == "bf16", train.optimizer)
 
     return memory
 

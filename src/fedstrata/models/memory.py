@@ -16,11 +16,15 @@ from fedstrata.models.parts import find_parts
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
 
-WEIGHT, GRADIENT, MOMENTS = 4, 4, 8
-"""Bytes per element: of every weight; and of every trained one its gradient and AdamW's two moments."""
+WEIGHT, GRADIENT = 4, 4
+"""Bytes per element: of every weight, and of the gradient of every trained one."""
+MOMENTS = {"adamw": 8, "sgd": 0}
+"""Client optimizer -> bytes of its state per trained element."""
 
 
-def step_memory(auto: Any, config: transformers.PreTrainedConfig) -> Callable[[Plan, int, int, int, bool], int]:
+def step_memory(
+    auto: Any, config: transformers.PreTrainedConfig
+) -> Callable[[Plan, int, int, int, bool, str], int]:
     """A function that gives the peak memory of a client's training step, for a model with this config.
 
     Args:
@@ -28,8 +32,8 @@ def step_memory(auto: Any, config: transformers.PreTrainedConfig) -> Callable[[P
         config: the model's.
 
     Returns:
-        (plan, rows, width, predicted, bf16) -> bytes: all weights but those of the server's layers, fp32;
-        gradients and optimizer state of what the plan trains; and what autograd keeps of a batch of ``rows``
+        (plan, rows, width, predicted, bf16, optimizer) -> bytes: all weights but those of the server's layers,
+        fp32; gradients and optimizer state of what the plan trains; and what autograd keeps of a batch of ``rows``
         examples of ``width`` tokens with ``predicted`` positions through a language model's head (0: every output
         of the head). Without what the libraries themselves take.
     """
@@ -44,7 +48,7 @@ def step_memory(auto: Any, config: transformers.PreTrainedConfig) -> Callable[[P
     parts = find_parts(model)
     known: dict[object, int] = {}
 
-    def memory(plan: Plan, rows: int, width: int, predicted: int, bf16: bool) -> int:
+    def memory(plan: Plan, rows: int, width: int, predicted: int, bf16: bool, optimizer: str = "adamw") -> int:
         trained = parts.elements(plan.train)
         weights = WEIGHT * parts.elements(part for part in parts.names if part not in plan.server)
         if not trained:
@@ -55,7 +59,7 @@ def step_memory(auto: Any, config: transformers.PreTrainedConfig) -> Callable[[P
         key = (learns, others, rows, width, predicted, bf16)
         if key not in known:
             known[key] = saved_bytes(model, parts, plan, (rows, width), predicted, bf16)
-        return weights + (GRADIENT + MOMENTS) * trained + known[key]
+        return weights + (GRADIENT + MOMENTS[optimizer]) * trained + known[key]
 
     return memory
 

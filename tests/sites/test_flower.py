@@ -116,7 +116,7 @@ def test_strangers_are_refused(deployment: Deployment, tmp_path: Path) -> None:
         (site / "ca.pem").write_bytes(ca.read_bytes())
         deployment.spawn(name, "join", str(site / "site.toml"))
     for name, (_, complaint) in strangers.items():
-        deployment.until(lambda n=name, c=complaint: c in deployment.out(n), 60, f"{name} is not refused")
+        deployment.until(lambda n=name, c=complaint: c in deployment.out(n), 120, f"{name} is not refused")
         assert "connected" not in deployment.out(name).replace("was connected", "")
         deployment.kill(name)
     log = deployment.site("a") / "state" / "logs" / "supernode.log"

@@ -616,7 +616,7 @@ def be_server(pipe: Any, folder: Path, tls: tuple[bytes, bytes], sizes: tuple[st
     from fedstrata.exchanges.activations import ACTIVATIONS
     from fedstrata.server.layers import LayerSettings, ServerLayers
     from fedstrata.server.server import Server
-    from fedstrata.sites.stream import ActivationServer
+    from fedstrata.sites.activation_server import ActivationServer
     from fedstrata.wire.store import Store
 
     party = Party(*sizes)
@@ -679,7 +679,7 @@ def be_site(
     from fedstrata.client.answer import ClientData, Work, answer_request
     from fedstrata.client.trainer import drain
     from fedstrata.exchanges.activations import ACTIVATIONS
-    from fedstrata.sites.stream import ActivationClient
+    from fedstrata.sites.activation_client import ActivationClient
     from fedstrata.wire.store import Store
 
     party = Party(*sizes)

@@ -22,7 +22,7 @@ from fedstrata.cli import app
 from fedstrata.engines.dry import dry_run
 from fedstrata.errors import UserError
 from fedstrata.exchanges import EXCHANGES
-from fedstrata.forecasts import forecast as forecast_module
+from fedstrata.forecasts import stage as forecast_module
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.methods import METHODS
 from fedstrata.methods.fedavg import FedAvg
@@ -260,7 +260,7 @@ def test_tables_fit_a_terminal(bare: Path, monkeypatch: pytest.MonkeyPatch) -> N
         done = CliRunner().invoke(app, ["forecast", "--model", str(bare), "--task", "mlm", *words])
         assert done.exit_code == 0
         assert max(map(len, done.output.splitlines())) <= 80
-        assert "438.1 MB of start models" in " ".join(done.output.split())
+        assert "438.1 MB of initial download" in " ".join(done.output.split())
     assert "layer 0, head" in done.output
     assert "hours" in done.output
 

@@ -157,7 +157,7 @@ def test_states_of_other_weights_or_texts_are_not_used(frozen: Jobs, tmp_path: P
 
     def states() -> torch.Tensor:
         """Of a process that begins anew."""
-        return FeatureCaches(*opened).open(ready.train, index, tmp_path / "kept").inputs(index)["features"]
+        return FeatureCaches(*opened).open(ready.train, index, tmp_path / "kept").inputs(index)["encoded"]
 
     opened = working, ready.runtime.trainer.task, ready.runtime.trainer.train, lambda done, total: None
     first = states()

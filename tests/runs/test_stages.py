@@ -133,6 +133,10 @@ def test_another_job_cannot_take_over_a_run(job: Jobs) -> None:
         ("task.metric=f1", r"positive: metric 'f1' needs the classes"),
         ("task.positive=['hart']", r"positive: 'hart' is not a class; did you mean 'heart'"),
         ("train.device=cuda", r"device: 'cuda' is not available"),
+        ("wire.dtype=fp8", r"\[wire\] dtype: 'fp8' is invalid; .*fp16"),
+        ("server.optimizer=fedsgd", r"\[server\] optimizer: 'fedsgd' is invalid; .*sgd"),
+        ("server.optimizer=fedadam", r"\[server\] optimizer: 'fedadam' is now 'adam'"),
+        ("server.aggregate=median", r"\[server\] aggregate: 'median' is invalid; .*mean"),
     ],
 )
 def test_bad_input_is_one_sentence_and_nothing_is_written(

@@ -342,7 +342,7 @@ def test_the_layers_step_while_the_client_goes_on_and_nothing_overtakes_them(
 
 
 def test_other_architectures_are_refused_in_a_sentence() -> None:
-    with pytest.raises(UserError, match="'modernbert' cannot be split; legal: bert, roberta"):
+    with pytest.raises(UserError, match="'modernbert' cannot be split; expected one of: bert, roberta"):
         check_cut(find_parts(tiny_model("modernbert")))
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedstrata.client.model_pass import WholePass
+from fedstrata.data.batching import batches
 from fedstrata.models.cut import through
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
@@ -29,13 +31,13 @@ def test_masks_come_from_the_stream_of_round_and_client() -> None:
     drawn = []
     for round, client in PLACES:
         rng = Streams(0).numpy(round, client, "batch")
-        batches = drawn_batches(runtime.trainer, ALONE, round=round, client=client)
-        assert len(batches) == 8
-        for batch in batches:
+        own = drawn_batches(runtime.trainer, ALONE, round=round, client=client)
+        assert len(own) == 8
+        for batch in own:
             expected = task.batch(sentences(), ALONE, rng, None)
             assert torch.equal(batch.inputs["input_ids"], expected.inputs["input_ids"])
             assert torch.equal(batch.targets, expected.targets)
-        drawn.append(torch.cat([batch.inputs["input_ids"] for batch in batches]).tolist())
+        drawn.append(torch.cat([batch.inputs["input_ids"] for batch in own]).tolist())
     assert all(drawn.count(ids) == 1 for ids in drawn), "no two of them alike"
 
 
@@ -50,6 +52,28 @@ def test_a_round_trains_on_the_masks_of_its_own_stream() -> None:
         assert reply.loss == task.loss(tiny_model(**QUIET).train(), batch).item()
         losses.add(reply.loss)
     assert len(losses) == len(PLACES)
+
+
+def test_the_order_comes_from_the_stream_of_round_and_client() -> None:
+    runtime = make_runtime(tiny_model(), masked_lm(tokenizer(), len(tokenizer()), 0.15, False), batch_size=2)
+    examples, orders = sentences(), []
+    for round, client in PLACES:
+        request = train_request(Plan((), ()), round, client)
+        drawn = runtime.trainer._batches(request, examples, np.arange(12))
+        order = [chosen.tolist() for _, chosen, _ in drawn]
+        rng = Streams(0).numpy(round, client, "order")
+        assert order == [chosen.tolist() for chosen in batches(examples.tokens.lengths, 2, rng)]
+        orders.append(order)
+    assert all(orders.count(order) == 1 for order in orders)
+
+
+def test_a_score_draws_the_same_masks_every_time_and_no_dropout() -> None:
+    runtime = make_runtime(tiny_model(), masked_lm(tokenizer(), len(tokenizer()), 0.15, False), batch_size=2)
+    model_pass, scores = WholePass(runtime.working, Plan((0, 1, 2), ())), []
+    for _ in range(2):
+        runtime.working.model.train()
+        scores.append(runtime.scorer.run(sentences(), None, model_pass))
+    assert scores[0] == scores[1]
 
 
 def test_dropout_comes_from_the_stream_of_round_and_client() -> None:

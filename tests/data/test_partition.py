@@ -238,6 +238,14 @@ def test_the_papers_tables_give_the_largest_equal_shards(name: str, counts: dict
     assert any((found + 25) * share > n for share, n in zip(wanted, counts.values(), strict=True)), "the largest"
 
 
+def test_shards_shrink_where_rounding_takes_a_row_too_many() -> None:
+    """Two clients want half of each label: shards of three would take two rows of "0" each, of three."""
+    half = {"0": 50, "1": 50}
+    shards = dealt(6, labels=list("000111"), partition="label_table", table=[half, half])
+    assert sizes(shards) == [2, 2]
+    assert mixes(shards, list("000111")) == [{"0": 1, "1": 1}] * 2
+
+
 @given(
     counts=st.lists(st.integers(0, 60), min_size=2, max_size=4),
     shares=st.lists(st.lists(st.integers(0, 9), min_size=4, max_size=4), min_size=1, max_size=4),

@@ -13,6 +13,9 @@ from safetensors.torch import load_file
 
 import fedstrata
 from fedstrata.errors import UserError
+from fedstrata.job.file import load
+from fedstrata.plan.kinds import FORMAT
+from fedstrata.runs.folder import same_job
 
 Jobs = Callable[..., dict[str, Any]]
 
@@ -117,6 +120,17 @@ def test_another_job_cannot_take_over_a_run(job: Jobs) -> None:
     fedstrata.run(made)
     with pytest.raises(UserError, match=r"train.learning_rate = 5e-05.*0.001.*must be the same"):
         fedstrata.run(made, ["train.learning_rate=0.001"], resume=True)
+
+
+@pytest.mark.parametrize(("line", "words"), [("format = 1", "has format 1"), ("", "has no format number")])
+def test_a_run_of_another_format_is_not_resumed(job: Jobs, tmp_path: Path, line: str, words: str) -> None:
+    [made] = load(job("fedavg"))
+    same_job(made, tmp_path)
+    same_job(made, tmp_path)
+    path = tmp_path / "job.toml"
+    path.write_text(path.read_text("utf-8").replace(f"format = {FORMAT}", line), "utf-8")
+    with pytest.raises(UserError, match=f"cannot be resumed: it {words}"):
+        same_job(made, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 import fedstrata
 from fedstrata.data.batching import batches
 from fedstrata.data.tokens import tokenize
+from fedstrata.engines.dry import DryEngine
 from fedstrata.engines.local import LocalEngine
 from fedstrata.errors import UserError
 from fedstrata.methods import METHODS
@@ -187,6 +188,28 @@ def test_a_client_first_met_in_an_evaluation_is_sent_the_start_model_once(job: J
     setup = [entry for entry in lines(tmp_path / "run" / "ledger.jsonl") if entry["phase"] == "setup"]
     assert len(setup) == len({(entry["client"], entry["part"]) for entry in setup})
     assert {entry["client"] for entry in setup} == {"client-0", "client-1", "client-2"}
+
+
+@pytest.mark.parametrize(("mode", "turns"), [("parallel", 1), ("share", 3)])
+def test_each_turn_has_its_share_of_the_runs_schedule(
+    job: Jobs, monkeypatch: pytest.MonkeyPatch, mode: str, turns: int
+) -> None:
+    """Clients side by side train in the same part of the run, clients in sequence one after another."""
+    asked: list[Request] = []
+    answer = DryEngine.exchange
+
+    def note(request: Request) -> Request:
+        asked.append(request)
+        return request
+
+    def noting(self: DryEngine, requests: Iterable[Request]) -> Iterator[Reply]:
+        return answer(self, map(note, requests))
+
+    monkeypatch.setattr(DryEngine, "exchange", noting)
+    fedstrata.forecast(job("fedbert", method={"mode": mode}))
+    spans = [request.span for request in asked if request.phase == "train"]
+    every = [(i / (2 * turns), (i + 1) / (2 * turns)) for i in range(2 * turns)]
+    assert spans == [pytest.approx(span) for span in every for _ in range(3 // turns)]
 
 
 def test_a_diverging_client_ends_the_run_with_a_sentence(job: Jobs, tmp_path: Path) -> None:

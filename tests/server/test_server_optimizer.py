@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
+from fedstrata.job.tables import Server as Table
 from fedstrata.models.parts import find_parts, part_tensors
-from fedstrata.server.optimizer import LEARNING_RATES, AdaptiveOptimizer
+from fedstrata.server.optimizer import LEARNING_RATES, AdaptiveOptimizer, make_server_optimizer
 from fedstrata.server.server import Server
 from tiny import tiny_model
 
@@ -49,6 +50,11 @@ def test_optimizers_follow_their_papers(name: str) -> None:
     b1 = 0.0 if name == "adagrad" else 0.9
     expected = reference(name, 0.5, deltas, 0.1, b1, 0.99, 1e-3)
     assert stepped(AdaptiveOptimizer(name, 0.1, 0.9, 0.99, 1e-3), deltas) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_tables_numbers_are_the_optimizers() -> None:
+    table = Table(optimizer="yogi", learning_rate=0.5, momentum=0.8, beta2=0.7, tau=0.1)
+    assert make_server_optimizer(table) == AdaptiveOptimizer("yogi", 0.5, 0.8, 0.7, 0.1)
 
 
 @pytest.mark.parametrize("name", LEARNING_RATES)

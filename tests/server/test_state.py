@@ -87,10 +87,16 @@ def test_killed_at_any_write_and_resumed(
     same(tmp_path / "whole", tmp_path / "broken")
 
 
+def spending(event: Any) -> list[int]:
+    """The bytes that an event tells."""
+    return [event.bytes] if type(event).__name__ == "Replied" else []
+
+
 def test_killed_in_the_middle_of_a_round(job: Jobs, tmp_path: Path) -> None:
     made = job("fedbfpt", method={"rounds": 3})
     made["output"]["dir"] = str(tmp_path / "whole")
-    fedstrata.run(made)
+    spent: dict[str, list[int]] = {"whole": [], "broken": []}
+    whole = fedstrata.run(made, progress=lambda event: spent["whole"].extend(spending(event)))
     made["output"]["dir"] = str(tmp_path / "broken")
     steps = 0
 
@@ -104,8 +110,11 @@ def test_killed_in_the_middle_of_a_round(job: Jobs, tmp_path: Path) -> None:
         fedstrata.run(made, progress=dying)
     with (tmp_path / "broken" / "ledger.jsonl").open("a") as file:
         file.write('{"round": 1, "cli')
-    fedstrata.run(made, resume=True)
+    fedstrata.run(made, resume=True, progress=lambda event: spent["broken"].extend(spending(event)))
     same(tmp_path / "whole", tmp_path / "broken")
+    assert spent["whole"][-1] == whole.bytes["up"] + whole.bytes["down"]
+    assert 0 < len(spent["broken"]) < 9
+    assert spent["broken"] == spent["whole"][-len(spent["broken"]) :], "the bytes told go on too"
 
 
 def test_a_finished_run_is_not_run_again(job: Jobs) -> None:

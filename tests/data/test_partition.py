@@ -267,13 +267,6 @@ def test_a_table_of_any_kind_ends_in_equal_disjoint_shards(counts: list[int], sh
     assert len(rows) == len(set(rows)) <= len(labels)
 
 
-def test_a_table_never_deals_a_row_that_is_not_there() -> None:
-    """Of five rows a label, halves for two clients: shards of five would round to three and three of one label."""
-    labels = ["0", "1"] * 5
-    shards = dealt(10, labels=labels, partition="label_table", table=[{"0": 50, "1": 50}] * 2)
-    assert mixes(shards, labels) == [{"0": 2, "1": 2}] * 2
-
-
 @pytest.mark.parametrize(
     ("keys", "words"),
     [

@@ -245,30 +245,3 @@ def test_an_option_by_client_names_real_clients(job: Jobs, tmp_path: Path) -> No
     with pytest.raises(UserError, match=r"\[method\] local_layers: no client 'klient-2'; did you mean 'client-2'"):
         fedstrata.run(made, {"output.dir": str(tmp_path / "other")})
     assert not (tmp_path / "other").exists()
-
-
-@pytest.mark.parametrize("found", [None, 1, 3])
-def test_a_folder_of_another_format_is_refused(job: Jobs, found: int | None) -> None:
-    small = job("fedavg", method={"rounds": 1})
-    folder = fedstrata.run(small).folder
-    path = folder / "job.toml"
-    text = path.read_text("utf-8").replace("format = 2\n", "" if found is None else f"format = {found}\n")
-    path.write_text(text, "utf-8")
-    has = "no format number" if found is None else f"format {found}"
-    with pytest.raises(UserError, match=f"cannot be resumed: it has {has}, .* writes format 2; .*Renamed keys"):
-        fedstrata.run(small, resume=True)
-
-
-def test_a_resumed_run_goes_on_counting_bytes(job: Jobs) -> None:
-    small = job("fedavg", method={"rounds": 2})
-    seen: list[Any] = []
-
-    def stop(event: Any) -> None:
-        if type(event).__name__ == "Scored" and event.round == 0:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fedstrata.run(small, {"method.rounds": 2}, progress=lambda event: (seen.append(event), stop(event)))
-    result = fedstrata.run(small, resume=True, progress=seen.append)
-    last = [event.bytes for event in seen if type(event).__name__ == "Replied"][-1]
-    assert last == result.bytes["up"] + result.bytes["down"]

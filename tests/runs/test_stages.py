@@ -245,3 +245,17 @@ def test_an_option_by_client_names_real_clients(job: Jobs, tmp_path: Path) -> No
     with pytest.raises(UserError, match=r"\[method\] local_layers: no client 'klient-2'; did you mean 'client-2'"):
         fedstrata.run(made, {"output.dir": str(tmp_path / "other")})
     assert not (tmp_path / "other").exists()
+
+
+def test_a_resumed_run_counts_the_frozen_encoder_once(job: Jobs, tmp_path: Path) -> None:
+    small = job("fedfreezebert", "classify", head={"kind": "cls"})
+
+    def stop(event: Any) -> None:
+        if type(event).__name__ == "Stepped" and event.round == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedstrata.run(small, progress=stop)
+    resumed = fedstrata.run(small, resume=True)
+    whole = fedstrata.run(small, {"output.dir": str(tmp_path / "whole")})
+    assert resumed.flops == whole.flops

@@ -259,3 +259,18 @@ def test_a_resumed_run_counts_the_frozen_encoder_once(job: Jobs, tmp_path: Path)
     resumed = fedstrata.run(small, resume=True)
     whole = fedstrata.run(small, {"output.dir": str(tmp_path / "whole")})
     assert resumed.flops == whole.flops
+
+
+def test_a_run_that_fails_says_so_on_disk(job: Jobs) -> None:
+    small = job("fedavg", train={"learning_rate": 1e30})
+    with pytest.raises(UserError, match=r"diverged|not finite"):
+        fedstrata.run(small)
+    result = json.loads((Path(small["output"]["dir"]) / "result.json").read_text("utf-8"))
+    assert result["status"] == "failed"
+    assert "round" in result["message"]
+
+
+def test_the_servers_layers_are_no_part_of_the_initial_download(job: Jobs) -> None:
+    result = fedstrata.run(job("fedbert", method={"rounds": 1}, train={"steps": 1}))
+    shipped = {line["part"] for line in result.ledger if line["phase"] == "setup"}
+    assert shipped == {"embeddings", "head"}

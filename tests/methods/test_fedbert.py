@@ -218,6 +218,12 @@ def test_the_plan_is_the_papers() -> None:
     assert plan.send == ("embeddings", "layer.0", "layer.2", "layer.3", "head")
 
 
+def test_the_servers_layers_are_not_in_the_initial_download(job: Jobs) -> None:
+    forecast = fedstrata.forecast(job("fedbert"))["fedbert"]
+    sizes = {part["name"]: part["bytes"] for part in forecast["parts"]}
+    assert forecast["setup"]["down_bytes"] == sizes["embeddings"] + sizes["head"]
+
+
 def test_golden_bytes_of_a_batch() -> None:
     """The paper's RoBERTa-base, 16 texts of 512 tokens; the lengths come on top."""
     assert sum(message_bytes(16 * 512, 16, 768, "fp32").values()) == 100_663_296 + 16 * 4

@@ -69,6 +69,14 @@ def test_a_trained_layer_stands_once(parts: Parts) -> None:
         Plan((0, 2, 2, 3, 3), ("layer.2", "head")).check(parts)
 
 
+def test_a_frozen_encoder_is_not_trained() -> None:
+    parts = find_parts(tiny_model("bert", "classify"))
+    Plan((0, 1, 2), ("pooler", "head"), freeze_encoder=True).check(parts)
+    for part in ("embeddings", "layer.2"):
+        with pytest.raises(ValueError, match="of the encoder are trained"):
+            Plan((0, 1, 2), (part, "head"), freeze_encoder=True).check(parts)
+
+
 def test_sent_and_kept_exclude_each_other(parts: Parts) -> None:
     with pytest.raises(ValueError, match=r"\['head'\] both sent and kept"):
         Plan((0,), ("head",), ("head", "layer.0"), ("head",)).check(parts)

@@ -52,6 +52,7 @@ CASES = {
     "fedavg": {"wire": {"dtype": "bf16"}},
     "fedbt": {"wire": {"dtype": "int8"}, "clients": {"fraction": 0.67}, "server": {"evaluate": "end"}},
     "fedsplitbert": {"wire": {"dtype": "int8"}},
+    "fedfreezebert": {"head": {"kind": "cls"}},
 }
 
 
@@ -60,9 +61,8 @@ def test_killed_at_any_write_and_resumed(
     job: Jobs, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The n-th file that is about to get its name is lost, and the process with it; then it is started again."""
-    made = job(
-        method, "classify" if method in ("fedbt", "fedsplitbert") else "mlm", method={"rounds": 3}, **CASES[method]
-    )
+    kind = "classify" if method in ("fedbt", "fedsplitbert", "fedfreezebert") else "mlm"
+    made = job(method, kind, method={"rounds": 3}, **CASES[method])
     made["output"]["dir"] = str(tmp_path / "whole")
     fedstrata.run(made)
     replace, counts = os.replace, {"left": 0}
@@ -75,15 +75,21 @@ def test_killed_at_any_write_and_resumed(
 
     monkeypatch.setattr(files.os, "replace", dying)
     made["output"]["dir"] = str(tmp_path / "broken")
-    for survives in (3, 2, 5, 15, 8, 4):  # the fourth time a round has been committed, whatever its files
+    done: list[int] = []
+
+    def note(event: Any) -> None:
+        done.extend([event.done] if type(event).__name__ == "StageStarted" else [])
+
+    for survives in (3, 2, 5, 7, 14, 8, 4):
         counts["left"] = survives
         try:
-            fedstrata.run(made, resume=True)
+            fedstrata.run(made, resume=True, progress=note)
             break
         except KilledError:
             continue
     counts["left"] = 0
-    fedstrata.run(made, resume=True)
+    fedstrata.run(made, resume=True, progress=note)
+    assert done[0] == 0 < max(done), "what a round left behind was read back"
     same(tmp_path / "whole", tmp_path / "broken")
 
 

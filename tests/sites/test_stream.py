@@ -866,5 +866,7 @@ def test_a_late_visit_is_not_taken_for_the_next(house: Callable[..., House]) -> 
     with pytest.raises(SessionFailed, match="canceled the session"):
         late.forward(states("a", 0))
     late.cancel()
+    with pytest.raises(SessionFailed, match="this session is not expected"), here.connect(asked("a")) as former:
+        former.begin(ScheduleSpan(1, 1))
     here.train(asked("a", 1))
     assert here.layers.results.keys() == {"a"}

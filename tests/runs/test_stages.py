@@ -268,9 +268,3 @@ def test_a_run_that_fails_says_so_on_disk(job: Jobs) -> None:
     result = json.loads((Path(small["output"]["dir"]) / "result.json").read_text("utf-8"))
     assert result["status"] == "failed"
     assert "round" in result["message"]
-
-
-def test_the_servers_layers_are_no_part_of_the_initial_download(job: Jobs) -> None:
-    result = fedstrata.run(job("fedbert", method={"rounds": 1}, train={"steps": 1}))
-    shipped = {line["part"] for line in result.ledger if line["phase"] == "setup"}
-    assert shipped == {"embeddings", "head"}

@@ -7,7 +7,7 @@ INSTALLED := .venv/installed
 export HF_HUB_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help install demo test deploy-test lint format types bench clean
+.PHONY: help install demo check test deploy-test lint format types bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -17,15 +17,19 @@ install: $(INSTALLED) ## make .venv with FedStrata and everything it needs, at p
 demo: $(INSTALLED) ## six hospitals train one model on one machine
 	$(BIN)/python examples/demo.py
 
-test: lint types ## lint, types and all tests
-	$(BIN)/pytest
+check: lint types ## the loop of a minute: lint, layers, types and unit tests
+	$(BIN)/pytest -n auto -m 'not deploy and not run'
+
+test: lint types ## lint, layers, types and all tests, as CI runs them
+	$(BIN)/pytest -n auto --dist worksteal
 
 deploy-test: $(INSTALLED) ## three sites with TLS and keys: killed, refused, resumed; six minutes
-	$(BIN)/pytest -m '' tests/federation/test_flower.py tests/federation/test_deployment.py
+	$(BIN)/pytest -m '' tests/sites/test_flower.py tests/sites/test_deployment.py
 
-lint: $(INSTALLED) ## check style and format
+lint: $(INSTALLED) ## check style, format and layers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
 
 format: $(INSTALLED) ## put the code into its format
 	$(BIN)/ruff check --fix

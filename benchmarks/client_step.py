@@ -1,11 +1,11 @@
-"""What one client step costs by every method, against a plain step of BERT-FL.
+"""Time of one client step with every method, compared with a plain step of BERT-FL.
 
     python benchmarks/client_step.py --json step.json
 
-The plain step is Hugging Face's own loss over every position, fp32, AdamW over the whole model. All cases run in
-turn, one step each, over and over; a ratio is the median of the ratios within a turn, so a machine that slows down
-slows both of its sides. Clock time and FLOPs are different things and are named as such. Methods whose clients
-make the same step share one row: they differ at the server, or in whose data they see.
+The plain step is Hugging Face's own loss at every position, fp32, AdamW on the whole model. All cases run in
+turn, one step each, repeatedly; a ratio is the median of the ratios within a turn, so a machine that slows down
+slows both sides. Wall time and FLOPs are reported separately. Methods whose clients take the same step share
+one row: they differ at the server, or in the data they use.
 """
 
 from __future__ import annotations
@@ -25,17 +25,20 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from fedstrata.core.client import Worker, finish
-from fedstrata.core.parts import find
-from fedstrata.core.plan import Method, Plan
-from fedstrata.core.rng import Streams
-from fedstrata.core.settings import Local
-from fedstrata.cost.flops import Positions, train_flops
+from fedstrata.client.model_pass import WholePass
+from fedstrata.client.setup import resolve_precision
+from fedstrata.client.trainer import Trainer, drain
+from fedstrata.client.working_model import WorkingModel
+from fedstrata.cost.flops import train_flops
 from fedstrata.data.tokens import Tokens
+from fedstrata.job.tables import Train
 from fedstrata.methods import METHODS
 from fedstrata.methods.fedbfpt import FedBFPT
 from fedstrata.methods.fedbt import FedBT
-from fedstrata.ready import settle_precision
+from fedstrata.models.parts import find_parts
+from fedstrata.plan.messages import Positions, Request
+from fedstrata.plan.plan import Method, Plan
+from fedstrata.plan.streams import Streams
 from fedstrata.tasks import Examples, Task
 from fedstrata.tasks.classify import Classify
 from fedstrata.tasks.mlm import MaskedLM
@@ -44,16 +47,16 @@ SIZES = {"base": (12, 768, 12), "small": (12, 256, 4)}
 """Layers, width, heads."""
 CLASSES = 13  # ChemProt's
 EQUAL = "fedavg, full head, fp32"
-"""The row that FedBFPT's rows at the paper's settings are also compared with: the same code, the same settings."""
+"""The row that FedBFPT at the paper's settings is also compared with: same code, same settings."""
 SCHEDULE = ", FedBT 34.31 %"
 PRINTED = {4: 37.49, 6: 46.70, 8: 56.05}
-"""Local layers of 12 -> per cent of BERT-FL's time for an epoch, FedBFPT Tables 2 and 5. FedBT's 34.31 % (Table 1)
+"""Local layers of 12 -> percent of BERT-FL's time for an epoch, FedBFPT Tables 2 and 5. FedBT's 34.31 % (Table 1)
 is the 6-layer figure over a whole schedule, in which the trained layer rises."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row: how to make one step, and its FLOPs."""
+    """One row: how to take one step, and its FLOPs."""
 
     methods: tuple[str, ...]
     name: str
@@ -92,7 +95,7 @@ def tasks(full_head: bool) -> dict[str, Task]:
 
 
 def plain(model: Any, task: Task, examples: Examples) -> Callable[[], float]:
-    """A step as anybody writes it."""
+    """A plain training step."""
     count = len(examples) // 2
     batch = task.batch(examples, np.arange(count), np.random.default_rng(1))
     labels = batch.targets
@@ -103,27 +106,28 @@ def plain(model: Any, task: Task, examples: Examples) -> Callable[[], float]:
     def step() -> float:
         for parameter in model.parameters():
             parameter.requires_grad_(True)
-        optimiser = torch.optim.AdamW(model.parameters(), lr=1e-6)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
         model.train()
         seconds = 0.0
-        for _ in range(2):  # the first one makes the optimiser's state
+        for _ in range(2):  # the first one makes the optimizer's state
             started = time.perf_counter()
             model(**batch.inputs, labels=labels).loss.backward()
-            optimiser.step()
-            optimiser.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
             seconds = time.perf_counter() - started
         return seconds
 
     return step
 
 
-def ours(worker: Worker, plan: Plan, examples: Examples) -> Callable[[], float]:
+def ours(trainer: Trainer, plan: Plan, examples: Examples) -> Callable[[], float]:
     """A step of the client code; the second of a round."""
 
     def step() -> float:
         at: list[float] = []
+        model_pass, request = WholePass(trainer.working, plan), Request(0, "a", plan, "train", {}, {})
         index = np.arange(len(examples))
-        finish(worker.training(plan, 0, "a", examples, index, lambda *_: at.append(time.perf_counter())))
+        drain(trainer.run(request, examples, index, model_pass, {}, lambda *_: at.append(time.perf_counter())))
         return at[1] - at[0]
 
     return step
@@ -132,8 +136,8 @@ def ours(worker: Worker, plan: Plan, examples: Examples) -> Callable[[], float]:
 def cases(size: str, batch: int, tokens: int) -> list[Case]:
     """The plain steps, then every method's."""
     examples, made = text(batch, tokens), models(size)
-    fast = settle_precision("auto", "cpu") == "bf16"
-    parts = {kind: find(model) for kind, model in made.items()}
+    fast = resolve_precision("auto", "cpu") == "bf16"
+    parts = {kind: find_parts(model) for kind, model in made.items()}
     whole = {kind: Plan(tuple(range(p.depth)), p.names, p.names) for kind, p in parts.items()}
     everywhere = Positions(batch * tokens, batch * tokens**2, batch * tokens)
     masked = Positions(batch * tokens, batch * tokens**2, int(0.15 * batch * tokens))
@@ -152,21 +156,28 @@ def cases(size: str, batch: int, tokens: int) -> list[Case]:
         bf16: bool = fast,
         printed: float | None = None,
     ) -> None:
-        """``name`` opens with the methods it stands for, up to the first comma."""
+        """``name`` begins with the methods it stands for, up to the first comma."""
         plan = method.plan(parts[kind], kind, round, "a", Streams(0))
         mu = dict(method.preset.get("train", {})).get("proximal_mu", 0.0)
-        local = Local(steps=2, batch_size=batch, learning_rate=1e-6, bf16=bf16, proximal_mu=mu)
-        worker = Worker(made[kind], parts[kind], tasks(full)[kind], local, Streams(0))
+        train = Train(
+            device="cpu",
+            steps=2,
+            batch_size=batch,
+            learning_rate=1e-6,
+            precision="bf16" if bf16 else "fp32",
+            proximal_mu=mu,
+        )
+        trainer = Trainer(WorkingModel(made[kind], parts[kind]), tasks(full)[kind], train, Streams(0))
         work = each if kind == "classify" else everywhere if full else masked
         flops = train_flops(parts[kind], plan, work)
         methods = tuple(name.split(",")[0].split())
         equal = EQUAL if printed else None
-        rows.append(Case(methods, name, f"plain {kind}", ours(worker, plan, examples), flops, equal, printed))
+        rows.append(Case(methods, name, f"plain {kind}", ours(trainer, plan, examples), flops, equal, printed))
 
     alike: dict[object, list[str]] = {}
     for name, method in METHODS.items():
         plan = method().plan(parts["mlm"], "mlm", 0, "a", Streams(0))
-        if not plan.train or plan.features or plan.server:
+        if not plan.train or plan.freeze_encoder or plan.server:
             continue  # no step, or one that benchmarks/frozen.py or split.py times
         alike.setdefault((plan.layers, plan.train, str(method.preset.get("train"))), []).append(name)
     for names in alike.values():
@@ -190,7 +201,7 @@ def cases(size: str, batch: int, tokens: int) -> list[Case]:
 
 
 def measure(rows: list[Case], repeat: int) -> dict[str, list[float]]:
-    """Seconds of every case in every turn; one more turn, not counted, goes first."""
+    """Seconds of every case in every turn, after one warmup turn that is not counted."""
     seconds: dict[str, list[float]] = {case.name: [] for case in rows}
     for turn in range(-1, repeat):
         for case in rows:
@@ -201,7 +212,7 @@ def measure(rows: list[Case], repeat: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    """Measure, print a table, write the figures."""
+    """Measure, print a table, write the results."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--json", type=Path, help="write the figures here")
     options.add_argument("--size", choices=SIZES, default="base")

@@ -1,10 +1,10 @@
-"""What an epoch over a frozen encoder costs when its states are kept, and when they are not.
+"""Time of an epoch over a frozen encoder, with and without the feature cache.
 
     python benchmarks/frozen.py --json frozen.json
 
 For each head, in turn and over and over: an epoch on kept states; one that runs the encoder over each batch's
-texts, those of one length together, as ``features_gb = 0`` does; and one that runs it over padded batches, as a
-plain loop would. A ratio is the median of the ratios within a turn. The first epoch also fills the disk.
+texts, those of one length together, as ``feature_cache_gb = 0`` does; and one that runs it over padded batches, as
+a plain loop would. A ratio is the median of the ratios within a turn. The first epoch also fills the disk.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -24,15 +24,18 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from fedstrata.core.client import Worker, finish
-from fedstrata.core.parts import find
-from fedstrata.core.plan import Plan
-from fedstrata.core.rng import Streams
-from fedstrata.core.settings import Local
+from fedstrata.client.feature_cache import FeatureCache
+from fedstrata.client.model_pass import plain_pass
+from fedstrata.client.setup import resolve_precision
+from fedstrata.client.trainer import Trainer, drain
+from fedstrata.client.working_model import WorkingModel
 from fedstrata.data.tokens import Tokens
-from fedstrata.nn.features import Kept
-from fedstrata.nn.heads import BRANCHES, KEY, HeadedModel, Settings
-from fedstrata.ready import settle_precision
+from fedstrata.job.tables import Train
+from fedstrata.models.heads import BRANCHES, KEY, HeadConfig, HeadedModel
+from fedstrata.models.parts import find_parts
+from fedstrata.plan.messages import Request
+from fedstrata.plan.plan import Plan
+from fedstrata.plan.streams import Streams
 from fedstrata.tasks import Examples
 from fedstrata.tasks.classify import Classify
 
@@ -42,7 +45,7 @@ CLASSES, VOCABULARY = 3, 30_522
 
 
 def texts(count: int, longest: int) -> Examples:
-    """Random texts of 5 to ``longest`` tokens, most of them short, as tweets are."""
+    """Random texts of 5 to ``longest`` tokens, most of them short, like tweets."""
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.gamma(2.0, longest / 6, count), 5, longest).astype(np.int64)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -53,7 +56,7 @@ def texts(count: int, longest: int) -> Examples:
 def cases(
     head: str, size: str, examples: Examples, batch: int, folder: Path
 ) -> tuple[float, dict[str, Callable[[], float]]]:
-    """Seconds to fill the disk, and one epoch each way."""
+    """Seconds to fill the cache, and for one epoch of each kind."""
     layers, width, heads = SIZES[size]
     config = transformers.BertConfig(
         num_hidden_layers=layers,
@@ -62,36 +65,41 @@ def cases(
         intermediate_size=4 * width,
         num_labels=CLASSES,
     )
-    setattr(config, KEY, asdict(Settings(head)))
-    local = Local(
-        batch_size=batch, learning_rate=1e-6, bf16=settle_precision("auto", "cpu") == "bf16", features=10**12
+    setattr(config, KEY, asdict(HeadConfig(head)))
+    train = Train(
+        device="cpu",
+        batch_size=batch,
+        learning_rate=1e-6,
+        precision=resolve_precision("auto", "cpu"),  # type: ignore[arg-type]
+        feature_cache_gb=1000,
     )
-    model = HeadedModel.from_config(config)
-    worker = Worker(model, find(model), Classify(0, tuple("abc")), local, Streams(0))
-    plan, index = Plan(tuple(range(layers)), ("head",), ("head",), features=True), np.arange(len(examples))
+    model, task = HeadedModel.from_config(config), Classify(0, tuple("abc"))
+    trainer = Trainer(WorkingModel(model, find_parts(model)), task, train, Streams(0))
+    plan, index = Plan(tuple(range(layers)), ("head",), ("head",), freeze_encoder=True), np.arange(len(examples))
     started = time.perf_counter()
-    kept = Kept(model, worker.task, local, examples, index, folder / head)
+    cached = FeatureCache(model, task, train, examples, index, folder / head)
     filled = time.perf_counter() - started
-    bare = Kept(model, worker.task, replace(local, features=0), examples, index, folder / head)
+    nowhere = train.model_copy(update={"feature_cache_gb": 0.0})
+    uncached = FeatureCache(model, task, nowhere, examples, index, folder / head)
 
-    def epoch(source: Kept | None) -> Callable[[], float]:
+    def epoch(cache: FeatureCache | None) -> Callable[[], float]:
         def run() -> float:
             started = time.perf_counter()
-            way = replace(plan, features=source is not None)
-            finish(worker.training(way, 0, "a", examples, index, _quiet, kept=source))
+            model_pass, request = plain_pass(trainer.working, plan, cache), Request(0, "a", plan, "train", {}, {})
+            drain(trainer.run(request, examples, index, model_pass, {}, _quiet))
             return time.perf_counter() - started
 
         return run
 
-    return filled, {"kept": epoch(kept), "computed": epoch(bare), "padded": epoch(None)}
+    return filled, {"kept": epoch(cached), "computed": epoch(uncached), "padded": epoch(None)}
 
 
 def _quiet(step: int, steps: int, loss: float, seen: int) -> None:
-    """No progress."""
+    """Ignore progress."""
 
 
 def main() -> None:
-    """Measure, print a table, write the figures."""
+    """Measure, print a table, write the results."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--json", type=Path, help="write the figures here")
     options.add_argument("--size", choices=SIZES, default="base")

@@ -1,17 +1,17 @@
-"""What a run between sites costs beside the same run in one process: seconds, bytes, memory.
+"""Cost of a run between sites compared with the same run in one process: seconds, bytes, memory.
 
     python benchmarks/sites.py --json sites.json
 
-A federation of two sites on this machine, over loopback, with TLS and keys. Every process has one thread to
-compute with, that of a run in one process as well. Models have random weights, texts are made of made-up words.
+A federation of two sites on this machine, over loopback, with TLS and keys. Every process computes with one
+thread, also that of a run in one process. Models have random weights, texts consist of made-up words.
 
-Rounds: a masked language model of BERT-base's size, few steps on short texts, so that what is not training shows.
-A round lasts from the last reply of the one before to its own last reply; the first is told apart. Bytes on the
-wire are counted by a relay between the sites and the server. Cold start: what a process of its own for every
-message would cost, by its parts. Split steps: FedBERT, in one process and between processes in turn, over and
-over; a ratio is the median of the ratios within a turn.
+Rounds: a masked language model of BERT-base's size, few steps on short texts, so that the overhead shows. A
+round lasts from the last reply of the round before to its own last reply; the first is reported separately.
+Network bytes are counted by a relay between the sites and the server. Cold start: what a new process for every
+message would cost, estimated from its parts. Split steps: FedBERT, in one process and between processes in
+turn, repeatedly; a ratio is the median of the ratios within a turn.
 
-Linux, for memory is read from /proc. Needs the extra 'flower'.
+Only Linux, because memory is read from /proc. Needs the extra 'flower'.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ from rich.table import Table
 # What computes is imported by the processes that do: this one only starts them, counts and waits.
 
 SIZES = {"base": (12, 768, 12), "small": (12, 256, 4), "tiny": (2, 32, 2)}
-"""Layers, width, heads: BERT's, RoBERTa's of the FedBERT paper, and one to try this file with."""
+"""Layers, width, heads: BERT's, RoBERTa's of the FedBERT paper, and a tiny model to test this file with."""
 VOCABULARY = {"base": 30_522, "small": 50_265, "tiny": 30_522}
+DTYPES = ("bf16", "fp32")
+"""Wire types of split steps."""
 SITES = ("a", "b")
 TOKENS = {name: f"token of {name}" for name in SITES}
 ALONE = {
@@ -58,13 +60,13 @@ ALONE = {
     "no_proxy": "127.0.0.1",
     "no_grpc_proxy": "127.0.0.1",
 }
-"""The environment of every process: one thread, no hub, no way around."""
+"""The environment of every process: one thread, no model hub."""
 LONG = 120.0
-"""Seconds for a process to come up."""
+"""Seconds for a process to start."""
 SYLLABLES = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
 PROCESSES = multiprocessing.get_context("forkserver")
 """Of those that are no commands; what they need is imported once."""
-PROCESSES.set_forkserver_preload(["transformers", "fedstrata.engines.stream", "fedstrata.ready"])
+PROCESSES.set_forkserver_preload(["transformers", "fedstrata.sites.stream", "fedstrata.client.setup"])
 CONSOLE = Console(highlight=False, width=None if sys.stdout.isatty() else 119)
 
 
@@ -72,7 +74,7 @@ CONSOLE = Console(highlight=False, width=None if sys.stdout.isatty() else 119)
 
 
 def parents() -> dict[int, int]:
-    """Process -> the one that started it, of all there are."""
+    """Process -> its parent, for all processes."""
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -86,7 +88,7 @@ def children(pid: int) -> list[int]:
 
 
 def memory(pid: int, what: str = "VmHWM") -> int:
-    """Bytes: the peak so far, or with ``VmRSS`` what it is now; 0 for a process that has ended."""
+    """Memory in bytes: the peak so far, or with ``VmRSS`` the current value; 0 for a process that has ended."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith(what):
@@ -129,12 +131,12 @@ class Peaks:
 
 @contextmanager
 def started(command: Sequence[str], log: Path, read: bool = False) -> Iterator[subprocess.Popen[str]]:
-    """A process as long as the context lasts; it and what it has started is gone afterwards.
+    """A process for the duration of the context; it and its children are ended afterwards.
 
     Args:
-        command: it.
-        log: where it writes; if its output is ``read``, its errors alone.
-        read: its output comes through a pipe.
+        command: the command to start.
+        log: the file for its output; with ``read`` for its errors alone.
+        read: its output is read through a pipe.
     """
     with log.open("w") as out:
         given = subprocess.PIPE if read else out
@@ -160,7 +162,7 @@ def started(command: Sequence[str], log: Path, read: bool = False) -> Iterator[s
 
 
 def await_word(word: str, process: subprocess.Popen[str], log: Path) -> None:
-    """Wait until a process has come so far as to say so."""
+    """Wait until a process reports that it is ready."""
     began = time.monotonic()
     while word not in log.read_text():
         if process.poll() is not None or time.monotonic() - began > LONG:
@@ -169,7 +171,7 @@ def await_word(word: str, process: subprocess.Popen[str], log: Path) -> None:
 
 
 class Relay:
-    """Passes what comes to a port of its own on to another, and counts the bytes of both directions."""
+    """Forwards connections from its own port to another, and counts the bytes in both directions."""
 
     def __init__(self, port: int) -> None:
         self.to = port
@@ -213,7 +215,7 @@ class Relay:
             self.bytes[what] += count
 
     def total(self) -> int:
-        """Bytes of both directions."""
+        """Bytes in both directions."""
         return self.bytes["up"] + self.bytes["down"]
 
 
@@ -260,7 +262,7 @@ def texts(seed: int, count: int) -> list[str]:
 
 
 def make_job(folder: Path, method: str, rounds: int) -> Path:
-    """A job over the model in ``folder``, and its rows: of each site and of all."""
+    """A job over the model in ``folder``, and its rows: each site's, and all together."""
     rows = [(text, name) for seed, name in enumerate(SITES) for text in texts(seed, 32)]
     files = {"all": rows, "test": rows[:8], **{site: [row for row in rows if row[1] == site] for site in SITES}}
     for name, own in files.items():
@@ -298,7 +300,7 @@ dir = "{folder / "out"}"
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports on which nobody listens."""
+    """Unused ports."""
     with ExitStack() as stack:
         tried = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [one.getsockname()[1] for one in tried]
@@ -307,7 +309,7 @@ def free_ports(count: int) -> list[int]:
 @contextmanager
 def federation(folder: Path) -> Iterator[tuple[Path, Relay, dict[str, int]]]:
     """A federation whose sites are connected: its folder, the relay, its processes by name."""
-    from fedstrata.federation.init import init
+    from fedstrata.sites.provision import init
 
     command = [sys.executable, "-c", "from fedstrata.cli import main; main()"]
     made = folder / "federation"
@@ -343,7 +345,7 @@ def federation(folder: Path) -> Iterator[tuple[Path, Relay, dict[str, int]]]:
 
 
 def run_job(job: str, *words: str) -> None:
-    """What a run's process does: the job, and a line for every reply, with the clock that all processes share."""
+    """The process of a run: the job, and a line for every reply, timed by the clock that all processes share."""
     import fedstrata
     from fedstrata.events import Replied
 
@@ -355,7 +357,7 @@ def run_job(job: str, *words: str) -> None:
 
 
 def run(job: Path, words: Sequence[str], pids: dict[str, int], count: Callable[[], int]) -> dict[str, Any]:
-    """One run: when each round's last reply came, what ``count`` said then, peaks of memory, the records."""
+    """One run: the time of each round's last reply, the value of ``count`` then, peak memory, the records."""
     log, began = job.with_suffix(".log"), time.monotonic()
     before = {name: memory(pid, "VmRSS") for name, pid in pids.items()}
     ends: list[float] = []
@@ -397,11 +399,11 @@ def run(job: Path, words: Sequence[str], pids: dict[str, int], count: Callable[[
 
 
 def told(made: dict[str, Any], at_once: bool) -> dict[str, Any]:
-    """Of a run: seconds and bytes of a round, medians over all rounds but the first.
+    """Seconds and bytes per round of a run, medians over all rounds but the first.
 
     Args:
         made: what :func:`run` returned.
-        at_once: the clients train side by side, so that the longest of them counts and not their sum.
+        at_once: the clients train in parallel, so that the slowest counts and not their sum.
     """
     rounds = range(1, len(made["ends"]))
     figures: dict[str, list[float]] = {}
@@ -434,7 +436,7 @@ def told(made: dict[str, Any], at_once: bool) -> dict[str, Any]:
 
 
 def measure_rounds(size: str, methods: Sequence[str], rounds: int, idle: float, folder: Path) -> dict[str, Any]:
-    """Runs between sites and in one process, method by method; and what a federation does with nothing to do."""
+    """Runs between sites and in one process, method by method; and the cost of an idle federation."""
     process = PROCESSES.Process(target=make_model, args=(size, folder / "model"))
     process.start()
     process.join()
@@ -455,7 +457,7 @@ def measure_rounds(size: str, methods: Sequence[str], rounds: int, idle: float, 
 
 
 def at_rest(relay: Relay, pids: dict[str, int], seconds: float) -> dict[str, Any]:
-    """What connected sites cost while nothing is asked of them: of each, bytes per second; processor time."""
+    """Cost of idle connected sites: bytes per second of each, and processor time."""
     time.sleep(1)
     began, bytes_, used = time.monotonic(), relay.total(), {name: processor(pid) for name, pid in pids.items()}
     time.sleep(seconds)
@@ -534,22 +536,26 @@ def measure_cold(folder: Path, repeat: int) -> dict[str, float]:
 
 
 class Party:
-    """What both ends of a split have: a model, its parts, a plan, texts of one length."""
+    """What both ends of split learning have: a model, its parts, a plan, texts of equal length."""
 
     def __init__(self, size: str, batch: int, tokens: int, steps: int) -> None:
         import numpy as np
         import torch
         import transformers
 
-        from fedstrata.core.client import Worker
-        from fedstrata.core.parts import find
-        from fedstrata.core.rng import Streams
-        from fedstrata.core.settings import Local
+        from fedstrata.client.answer import ClientRuntime
+        from fedstrata.client.scorer import FeatureCaches, Scorer
+        from fedstrata.client.setup import resolve_precision
+        from fedstrata.client.trainer import Trainer
+        from fedstrata.client.working_model import WorkingModel
         from fedstrata.data.tokens import Tokens
+        from fedstrata.job.tables import Train
         from fedstrata.methods import METHODS
-        from fedstrata.ready import settle_precision
+        from fedstrata.models.parts import find_parts
+        from fedstrata.plan.streams import Streams
         from fedstrata.tasks import Examples
         from fedstrata.tasks.mlm import MaskedLM
+        from fedstrata.wire.codec import Wire, make_codec
 
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the benchmark to end this process
         torch.set_num_threads(1)
@@ -568,100 +574,139 @@ class Party:
         self.shards = {name: np.arange(count) + i * count for i, name in enumerate(SITES)}
         task = MaskedLM(mask=4, padding=0, special=np.asarray([0, 1, 2]), vocabulary=vocabulary)
         model = transformers.BertForMaskedLM(config)
-        self.parts = find(model)
-        bf16 = settle_precision("auto", "cpu") == "bf16"
-        local = Local(batch_size=batch, learning_rate=1e-6, bf16=bf16)
-        self.worker = Worker(model, self.parts, task, local, Streams(0))
+        self.parts = find_parts(model)
+        precision = resolve_precision("auto", "cpu")
+        train = Train(device="cpu", batch_size=batch, learning_rate=1e-6, precision=precision)
+        working, streams = WorkingModel(model, self.parts), Streams(0)
+        self.runtimes = {
+            dtype: ClientRuntime(
+                working=working,
+                trainer=Trainer(working, task, train, streams),
+                scorer=Scorer(working, task, train, streams),
+                caches=FeatureCaches(working, task, train, lambda done, total: None),
+                wire=Wire(make_codec(dtype)),
+                dtype=dtype,
+            )
+            for dtype in DTYPES
+        }
+        self.working = working
         method = METHODS["fedbert"](rounds=1)
-        self.plan = method.plan(self.parts, "mlm", 0, SITES[0], self.worker.streams)
+        self.plan = method.plan(self.parts, "mlm", 0, SITES[0], streams)
 
     def weights(self, names: Sequence[str]) -> dict[str, Any]:
         """A copy of parts of the model."""
-        from fedstrata.core.parts import tensors
+        from fedstrata.models.parts import part_tensors
 
         return {
-            part: {n: t.clone() for n, t in tensors(self.worker.model, self.parts, [part]).items()}
+            part: {n: t.clone() for n, t in part_tensors(self.working.model, self.parts, [part]).items()}
             for part in names
         }
 
 
 def pace(times: Sequence[float]) -> float:
-    """Seconds of a step, of the moments at which steps were done."""
+    """Seconds per step, from the times at which steps ended."""
     return (times[-1] - times[0]) / (len(times) - 1)
 
 
 def be_server(pipe: Any, folder: Path, tls: tuple[bytes, bytes], sizes: tuple[str, int, int, int]) -> None:
     """The process with the layers; asked to, it also plays clients itself."""
-    from fedstrata.core.server import Server
-    from fedstrata.core.split import Layers
-    from fedstrata.engines.inprocess import InProcess
-    from fedstrata.engines.stream import Crossing
+    from fedstrata.client.answer import ClientData
+    from fedstrata.engines.local import LocalEngine
     from fedstrata.events import Stepped
+    from fedstrata.exchanges.activations import ACTIVATIONS
+    from fedstrata.server.layers import LayerSettings, ServerLayers
+    from fedstrata.server.server import Server
+    from fedstrata.sites.activation_server import ActivationServer
+    from fedstrata.wire.store import Store
 
     party = Party(*sizes)
-    worker, parts, plan = party.worker, party.parts, party.plan
-    server = Server(parts, party.weights(parts.names))
-    layers = Layers(worker, server, plan.server, False, 512, folder / "layers")
-    own = {part: (0, tensors) for part, tensors in server.weights.items() if part not in plan.server}
+    plan, weights = party.plan, party.weights(party.parts.names)
+    own = {part: (0, tensors) for part, tensors in weights.items() if part not in plan.server}
     times: dict[str, list[float]] = {}
 
     def tell(event: Any) -> None:
         if isinstance(event, Stepped):
             times.setdefault(event.client, []).append(time.monotonic())
 
-    with Crossing(layers, "127.0.0.1:0", tls, LONG) as crossing:
-        pipe.send(crossing.port)
+    def layers_of(dtype: str) -> ServerLayers:
+        runtime = party.runtimes[dtype]
+        server = Server(party.parts, dict(weights), runtime.wire)
+        settings = LayerSettings(plan.server, False, 512, dtype, folder / "layers" / dtype)
+        return ServerLayers(runtime.working, server, settings, runtime.trainer.train, runtime.trainer.streams)
+
+    with ExitStack() as stack:
+        held = {dtype: layers_of(dtype) for dtype in DTYPES}
+        doors = {
+            dtype: stack.enter_context(ActivationServer(layers, "127.0.0.1:0", tls, LONG))
+            for dtype, layers in held.items()
+        }
+        pipe.send({dtype: door.port for dtype, door in doors.items()})
         while (asked := pipe.recv()) is not None:
-            where, worker.dtype, names = asked
-            server.dtype = worker.dtype
+            where, dtype, names = asked
+            layers = held[dtype]
             layers.begin(0)
-            requests = [server.request(0, name, plan) for name in names]
+            requests = [layers.server.request(0, name, plan) for name in names]
             if where == "between":
-                crossing.expect(requests, TOKENS)
+                doors[dtype].expect(requests, TOKENS)
                 pipe.send(requests)
                 pipe.recv()
             else:
                 times.clear()
-                engine = InProcess(
-                    worker, party.examples, party.shards, party.examples, {}, folder / "near", own, tell, layers
+                engine = LocalEngine(
+                    runtimes=[party.runtimes[dtype]],
+                    handlers=ACTIVATIONS.handlers,
+                    data={
+                        name: ClientData(
+                            party.examples, party.shards[name], party.examples, {}, Store(folder / "near" / name)
+                        )
+                        for name in names
+                    },
+                    shared=dict(own),
+                    connect=layers.connect,
+                    interleaved=True,
+                    tell=tell,
                 )
                 list(engine.exchange(requests))
-            traffic = sum(sum(layers.taken(name)[1].values()) for name in names)
+            traffic = sum(sum(layers.collect(name)[1].values()) for name in names)
             layers.end(0)
             pipe.send((dict(times), traffic / len(names) / sizes[-1]))
 
 
-def be_site(pipe: Any, name: str, folder: Path, ca: bytes, port: int, sizes: tuple[str, int, int, int]) -> None:
+def be_site(
+    pipe: Any, name: str, folder: Path, ca: bytes, ports: dict[str, int], sizes: tuple[str, int, int, int]
+) -> None:
     """The process of a site."""
-    from fedstrata.core.client import finish, handle
-    from fedstrata.core.store import Store
-    from fedstrata.engines.stream import Far
+    from fedstrata.client.answer import ClientData, Work, answer_request
+    from fedstrata.client.trainer import drain
+    from fedstrata.exchanges.activations import ACTIVATIONS
+    from fedstrata.sites.activation_client import ActivationClient
+    from fedstrata.wire.store import Store
 
     party = Party(*sizes)
-    worker, plan = party.worker, party.plan
-    own = {
-        part: (0, tensors)
-        for part, tensors in party.weights([p for p in party.parts.names if p not in plan.server]).items()
-    }
-    store, times = Store(folder / name), []
+    names = [part for part in party.parts.names if part not in party.plan.server]
+    own = {part: (0, tensors) for part, tensors in party.weights(names).items()}
+    data = ClientData(party.examples, party.shards[name], party.examples, {}, Store(folder / name))
+    times: list[float] = []
 
     def tell(step: int, steps: int, loss: float, seen: int) -> None:
         times.append(time.monotonic())
 
     pipe.send("ready")
     while (asked := pipe.recv()) is not None:
-        worker.dtype, request = asked
+        dtype, request = asked
         times.clear()
-        with Far(f"127.0.0.1:{port}", request, TOKENS[name], ca, LONG) as link:
-            finish(handle(worker, request, own, party.examples, party.shards[name], None, store, tell, link))
+        with ActivationClient(f"127.0.0.1:{ports[dtype]}", request, TOKENS[name], ca, LONG) as link:
+            drain(
+                answer_request(Work(party.runtimes[dtype], request, own, data, tell, link), ACTIVATIONS.handlers)
+            )
         pipe.send(times)
 
 
 def measure_split(
     size: str, batch: int, tokens: int, steps: int, repeat: int, folder: Path
 ) -> list[dict[str, Any]]:
-    """Steps in one process and between processes in turn: of one client, and of two who visit the same layers."""
-    from fedstrata.federation.init import init
+    """Steps in one process and between processes in turn: one client, and two that share the server layers."""
+    from fedstrata.sites.provision import init
 
     init(folder / "keys", SITES)
     tls = folder / "keys" / "tls"
@@ -688,8 +733,8 @@ def measure_split(
                 process.join()
 
         server = start(be_server, folder, (certificate, key))
-        port = server.recv()
-        sites = {name: start(be_site, name, folder, ca, port) for name in SITES}
+        ports = server.recv()
+        sites = {name: start(be_site, name, folder, ca, ports) for name in SITES}
         for pipe in sites.values():
             pipe.recv()
 
@@ -707,7 +752,7 @@ def measure_split(
         for where in ("near", "between"):  # to warm up
             go(where, "bf16", SITES)
         for _ in range(repeat):
-            for dtype in ("bf16", "fp32"):
+            for dtype in DTYPES:
                 for count in range(1, len(SITES) + 1):
                     for where in ("near", "between"):
                         seconds = go(where, dtype, SITES[:count])

@@ -1,10 +1,10 @@
-"""What a split step costs against an unsplit one, client and server in one process.
+"""Time of a split-learning step compared with an unsplit one, client and server in one process.
 
-    python benchmarks/split.py --json split.json
+    python benchmarks/split.py --json steps.json
 
-For each model: masked language modelling of random texts, step by step, the whole model and the one that is cut
-above its embeddings in turn, over and over; then with each wire type. A ratio is the median of the ratios within a
-turn. Bytes are those of the four messages of a step.
+For each model: masked language modeling of random texts, the whole model and the model cut above its embeddings
+in turn, step by step, with each wire type. A ratio is the median of the ratios within a turn. Bytes are those
+of the four messages of a step.
 """
 
 from __future__ import annotations
@@ -23,17 +23,23 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from fedstrata.core.client import Request, Worker, finish
-from fedstrata.core.parts import find, tensors
-from fedstrata.core.plan import Plan
-from fedstrata.core.rng import Streams
-from fedstrata.core.server import Server
-from fedstrata.core.settings import Local
-from fedstrata.core.split import Layers
+from fedstrata.client.model_pass import WholePass
+from fedstrata.client.setup import resolve_precision
+from fedstrata.client.trainer import Trainer, drain
+from fedstrata.client.working_model import WorkingModel
 from fedstrata.data.tokens import Tokens
-from fedstrata.ready import settle_precision
+from fedstrata.exchanges.activations import CutPass
+from fedstrata.job.tables import Train
+from fedstrata.models.cut import CutLayer
+from fedstrata.models.parts import find_parts, part_tensors
+from fedstrata.plan.messages import Request
+from fedstrata.plan.plan import Plan
+from fedstrata.plan.streams import Streams
+from fedstrata.server.layers import LayerSettings, ServerLayers
+from fedstrata.server.server import Server
 from fedstrata.tasks import Examples
 from fedstrata.tasks.mlm import MaskedLM
+from fedstrata.wire.codec import Wire, make_codec
 
 SIZES = {"base": (12, 768, 12), "small": (12, 256, 4), "tiny": (2, 32, 2)}
 """Layers, width, heads; the first two are RoBERTa's of the paper."""
@@ -51,7 +57,7 @@ def texts(count: int, longest: int) -> Examples:
 
 
 def cases(size: str, examples: Examples, folder: Path) -> tuple[dict[str, Callable[[], float]], dict[str, int]]:
-    """One step each way, by seconds; and the bytes of a split one."""
+    """Seconds of one step of each kind, and the bytes of a split step."""
     layers, width, heads = SIZES[size]
     config = transformers.RobertaConfig(
         vocab_size=VOCABULARY,
@@ -62,45 +68,56 @@ def cases(size: str, examples: Examples, folder: Path) -> tuple[dict[str, Callab
         max_position_embeddings=514,
         type_vocab_size=1,
     )
-    local = Local(
-        batch_size=len(examples), learning_rate=1e-6, bf16=settle_precision("auto", "cpu") == "bf16", width=None
+    train = Train(
+        device="cpu",
+        batch_size=len(examples),
+        learning_rate=1e-6,
+        precision=resolve_precision("auto", "cpu"),  # type: ignore[arg-type]
     )
     task = MaskedLM(mask=4, padding=1, special=np.asarray([0, 1, 2]), vocabulary=VOCABULARY)
     model = transformers.RobertaForMaskedLM(config)
-    parts = find(model)
+    parts = find_parts(model)
     whole = Plan(tuple(range(layers)), parts.names, parts.names)
     own = ("embeddings", "head")
     cut = Plan(whole.layers, own, own, server=parts.layers(0))
-    weights = {part: {n: t.clone() for n, t in tensors(model, parts, [part]).items()} for part in parts.names}
+    weights = {part: {n: t.clone() for n, t in part_tensors(model, parts, [part]).items()} for part in parts.names}
     sent: dict[str, int] = {}
+    trainer = Trainer(WorkingModel(model, parts), task, train, Streams(0))
 
-    def step(dtype: str | None) -> Callable[[], float]:
-        worker = Worker(model, parts, task, local, Streams(0), dtype or "fp32")
-        held = Layers(worker, Server(parts, weights, dtype=worker.dtype), cut.server, True, 512, folder)
+    def whole_step() -> float:
+        request = Request(0, "a", whole, "train", {}, {})
+        started = time.perf_counter()
+        drain(trainer.run(request, examples, index, WholePass(trainer.working, whole), {}, _quiet))
+        return time.perf_counter() - started
+
+    def cut_step(dtype: str) -> Callable[[], float]:
+        settings = LayerSettings(cut.server, True, 512, dtype, folder)
+        server = Server(parts, weights, Wire(make_codec(dtype)))
+        layers = ServerLayers(trainer.working, server, settings, train, trainer.streams)
 
         def run() -> float:
-            plan = cut if dtype else whole
-            link = held.visit(Request(0, "a", plan, "train", {}, {})) if dtype else None
-            turn = worker.training(plan, 0, "a", examples, np.arange(len(examples)), _quiet, link=link)
+            request = Request(0, "a", cut, "train", {}, {})
+            session = layers.open(request)
+            model_pass = CutPass(trainer.working, cut, session, CutLayer(session, dtype))
             started = time.perf_counter()
-            finish(turn)
-            held.settle()
+            drain(trainer.run(request, examples, index, model_pass, {}, _quiet))
+            layers.wait()
             seconds = time.perf_counter() - started
-            if link and dtype:
-                sent[dtype] = sum(link.traffic.values())
+            sent[dtype] = sum(session.traffic.values())
             return seconds
 
         return run
 
-    return {"whole": step(None), **{dtype: step(dtype) for dtype in DTYPES}}, sent
+    index = np.arange(len(examples))
+    return {"whole": whole_step, **{dtype: cut_step(dtype) for dtype in DTYPES}}, sent
 
 
 def _quiet(step: int, steps: int, loss: float, seen: int) -> None:
-    """No progress."""
+    """Ignore progress."""
 
 
 def main() -> None:
-    """Measure, print a table, write the figures."""
+    """Measure, print a table, write the results."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--json", type=Path, help="write the figures here")
     options.add_argument("--size", choices=SIZES, nargs="+", default=["small", "base"])

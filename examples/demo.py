@@ -1,4 +1,4 @@
-"""Three ways to the same classifier over six hospitals, compared in one table and one page.
+"""Trains the same classifier over six hospitals in three ways, compared in one table and one page.
 
     python examples/demo.py [FOLDER] [KEY=VALUE ...]
 
@@ -17,15 +17,15 @@ from rich.console import Console
 
 import fedstrata
 from fedstrata.cli.progress import Display
-from fedstrata.report.page import write_page
-from fedstrata.report.runs import load_run
-from fedstrata.report.tables import result_table
+from fedstrata.reports.page import write_page
+from fedstrata.reports.runs import load_run
+from fedstrata.reports.tables import result_table
 
 JOB = Path(__file__).parent.parent / "configs" / "demo.toml"
 FEDAVG = {
     "pretrain.method.name": "fedavg",
     "finetune.method.name": "fedavg",
-    "finetune.train.learning_rate": 5e-4,  # at FedBT's 1e-3 a whole model falls back to guessing
+    "finetune.train.learning_rate": 5e-4,  # at FedBT's 1e-3 a whole model predicts at chance level
 }
 
 
@@ -35,18 +35,18 @@ def alone(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(folder: Path = Path("runs/demo"), *overrides: str) -> None:
-    """Run the three, compare them."""
+    """Run all three and compare them."""
     console = Console(highlight=False)
     job = tomllib.loads(JOB.read_text(encoding="utf-8"))
-    ways = {"fedbfpt-fedbt": (job, {}), "fedavg-fedavg": (job, FEDAVG), "fedbt-alone": (alone(job), {})}
-    for name in ways:
-        shutil.rmtree(folder / name, ignore_errors=True)  # of the demo before
+    variants = {"fedbfpt-fedbt": (job, {}), "fedavg-fedavg": (job, FEDAVG), "fedbt-alone": (alone(job), {})}
+    for name in variants:
+        shutil.rmtree(folder / name, ignore_errors=True)  # left by an earlier demo
     with Display(console) as display:
-        for name, (each, changes) in ways.items():
+        for name, (content, changes) in variants.items():
             console.print(f"\n{name}", style="bold")
-            words = [f"{key}={value}" for key, value in changes.items()]
-            fedstrata.run(each, [*words, *overrides, f"output.dir={folder / name}"], progress=display)
-    runs = [load_run(folder / name) for name in ways]
+            pairs = [f"{key}={value}" for key, value in changes.items()]
+            fedstrata.run(content, [*pairs, *overrides, f"output.dir={folder / name}"], progress=display)
+    runs = [load_run(folder / name) for name in variants]
     console.print(result_table(runs))
     console.print(f"report  {write_page(runs, folder / 'report.html')}", soft_wrap=True)
 

@@ -11,27 +11,29 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from fedstrata.core.parts import Parts
-from fedstrata.core.plan import Method, Plan
-from fedstrata.core.rng import Streams
 from fedstrata.methods.fedavg import FedAvg
 from fedstrata.methods.fedbfpt import FedBFPT
 from fedstrata.methods.fedbt import FedBT
+from fedstrata.plan.parts import Part, Parts
+from fedstrata.plan.plan import Method, Plan
+from fedstrata.plan.streams import Streams
 
 BERT = Parts(
-    shapes={name: {} for name in ("embeddings", *(f"layer.{i}" for i in range(12)), "head")},
+    each=(
+        Part("embeddings", "embeddings", None, {}),
+        *(Part(f"layer.{i}", "layer", i, {}) for i in range(12)),
+        Part("head", "head", None, {}),
+    ),
     stack="bert.encoder.layer",
-    linear={},
     tied=0,
-    norm_first=frozenset(),
     hidden=768,
 )
 COLUMNS: list[tuple[str, Method, str, list[int]]] = [
     ("FedAvg", FedAvg(), "mlm", [0]),
-    ("FedBFPT, rounds 0 – 9", FedBFPT(rounds=10), "mlm", list(range(10))),
-    ("FedBT fine-tuning, rounds 0 – 9", FedBT(), "classify", list(range(10))),
+    ("FedBFPT, rounds 1 – 10", FedBFPT(rounds=10), "mlm", list(range(10))),
+    ("FedBT fine-tuning, rounds 1 – 10", FedBT(), "classify", list(range(10))),
 ]
-LOOK = {"trained and sent": "#0b6e99", "built, frozen": "#bcd3dd", "not built": "#ffffff"}
+COLORS = {"trained and sent": "#0b6e99", "built, frozen": "#bcd3dd", "not built": "#ffffff"}
 EDGE = "#8a9aa3"
 
 
@@ -52,10 +54,8 @@ def main(path: str) -> None:
         for i, round in enumerate(rounds):
             plan = method.plan(BERT, task, round, "client-0", Streams(0))
             for y, part in enumerate(BERT.names):
-                colour = LOOK[state(plan, part)]
-                axes.add_patch(
-                    Rectangle((x + i, y), 0.92, 0.9, facecolor=colour, edgecolor="#8a9aa3", linewidth=0.5)
-                )
+                color = COLORS[state(plan, part)]
+                axes.add_patch(Rectangle((x + i, y), 0.92, 0.9, facecolor=color, edgecolor=EDGE, linewidth=0.5))
         axes.text(x + len(rounds) / 2, len(BERT.names) + 0.25, title, ha="center", fontsize=9)
         x += len(rounds) + 1.2
     axes.set(xlim=(-0.2, x - 1), ylim=(-0.2, len(BERT.names) + 1))
@@ -63,7 +63,7 @@ def main(path: str) -> None:
     axes.set_xticks([])
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    handles = [Patch(facecolor=colour, edgecolor=EDGE, label=word) for word, colour in LOOK.items()]
+    handles = [Patch(facecolor=color, edgecolor=EDGE, label=label) for label, color in COLORS.items()]
     figure.legend(handles=handles, loc="lower center", ncols=3, fontsize=8, frameon=False)
     figure.savefig(path, metadata={"Date": None})
 

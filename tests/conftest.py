@@ -18,6 +18,18 @@ from tiny import SENTENCES, gpt2_tokenizer, tiny_model, tokenizer
 torch.set_num_threads(1)  # tiny tensors gain nothing from more, and waiting threads cost a busy machine dearly
 
 
+RUNS = ("cli", "components", "runs", "sites", "sweeps", "test_benchmarks.py", "test_docs.py")
+"""Folders and files whose tests play whole runs or start processes."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as ``run`` what takes seconds, so that ``make check`` can leave it out: a test with a job runs it."""
+    root = Path(__file__).parent
+    for item in items:
+        if "job" in getattr(item, "fixturenames", ()) or item.path.relative_to(root).parts[0] in RUNS:
+            item.add_marker("run")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["FEDSTRATA_CACHE"] = str(tmp_path_factory.mktemp("cache"))

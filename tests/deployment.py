@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import tomli_w
+import tomlkit
 
-from fedstrata.federation.init import init
+from fedstrata.sites.provision import init
 from tiny import SENTENCES
 
 SERVE, JOIN = "fedstrata serve federation", "fedstrata join federation/sites/{}/site.toml"
@@ -102,14 +102,20 @@ class Deployment:
             assert time.monotonic() < end, f"{complaint}\n{outputs}"
             time.sleep(0.1)
 
+    def write_job(self, job: Mapping[str, Any]) -> None:
+        (self.folder / "job.toml").write_text(tomlkit.dumps(dict(job)), "utf-8")
+
     def run(self, job: Mapping[str, Any], out: str, *words: str) -> subprocess.Popen[bytes]:
         """Start a run between the sites."""
-        (self.folder / "job.toml").write_text(tomli_w.dumps(dict(job)), "utf-8")
+        self.write_job(job)
         return self.spawn(out, *RUN.split()[1:], f"output.dir={out}", *words)
 
     def finish(self, job: Mapping[str, Any], out: str, *words: str) -> Path:
         """A run between the sites, to its end."""
-        process = self.run(job, out, *words)
+        return self.finished(self.run(job, out, *words), out)
+
+    def finished(self, process: subprocess.Popen[bytes], out: str) -> Path:
+        """The folder of a run that has begun, once it has ended."""
         assert process.wait(240) == 0, self.out(out)
         return self.folder / out
 

@@ -39,14 +39,14 @@ def test_frozen_has_both_ratios_for_every_head(tmp_path: Path) -> None:
     words = ["--size", "tiny", "--examples", "20", "--batch", "4", "--tokens", "16", "--repeat", "1"]
     subprocess.run([sys.executable, FOLDER / "frozen.py", *words, "--json", made], check=True, capture_output=True)
     heads = json.loads(made.read_text("utf-8"))["heads"]
-    assert [head["head"] for head in heads] == ["ordinary", "average", "psum", "hsum"]
+    assert [head["head"] for head in heads] == ["cls", "mean", "psum", "hsum"]
     for head in heads:
         assert head["computed_ratio"] == head["computed"] / head["kept"] > 0
         assert head["padded_ratio"] == head["padded"] / head["kept"] > 0
 
 
 def test_split_has_a_ratio_for_every_wire_type(tmp_path: Path) -> None:
-    made = tmp_path / "split.json"
+    made = tmp_path / "partition.json"
     words = ["--size", "tiny", "--batch", "4", "--tokens", "16", "--repeat", "1", "--json", made]
     subprocess.run([sys.executable, FOLDER / "split.py", *words], check=True, capture_output=True)
     steps = {step["wire"]: step for step in json.loads(made.read_text("utf-8"))["steps"]}

@@ -12,22 +12,29 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import tomli_w
 import torch
 import transformers
+from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from deployment import TRIED
 from fedstrata.cli import app
-from fedstrata.core.parts import Parts, find
-from fedstrata.job import Job
-from fedstrata.jobfile import load
-from fedstrata.nn.models import AUTO
-from fedstrata.ready import check_plans
+from fedstrata.client.setup import check_plans
+from fedstrata.data.partition import PARTITIONS
+from fedstrata.job.file import load
+from fedstrata.job.renamed import KEYS, VALUES
+from fedstrata.job.tables import Job
+from fedstrata.job.task_kinds import TASK_KINDS
+from fedstrata.models.checkpoints import auto_class
+from fedstrata.models.parts import find_parts
+from fedstrata.plan.parts import Parts
+from fedstrata.server.aggregate import AGGREGATES
 from fedstrata.sweeps.cells import cells
+from fedstrata.wire.codec import CODECS
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -57,7 +64,7 @@ def test_make_targets_exist(page: Path) -> None:
 
 
 def test_readme_commands_run(job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In their order, in a folder with a small job.toml; the report compares two runs made the same way."""
+    """In their order, in a folder with a small job.toml; the report compares two runs of the same kind."""
     monkeypatch.chdir(tmp_path)
     made = job("fedavg", "classify", output={"dir": "runs/try"})
     (tmp_path / "job.toml").write_text(tomli_w.dumps(made), "utf-8")
@@ -79,7 +86,7 @@ def test_readme_commands_run(job: Jobs, tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_commands_between_sites_are_those_that_are_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Federations are made here; what stays running is run by :class:`deployment.Deployment`, word for word."""
+    """Federations are created here; the daemons are run by :class:`deployment.Deployment`, word for word."""
     monkeypatch.chdir(tmp_path)
     for name in ("ca.pem", "server.pem", "server.key"):
         (tmp_path / name).touch()
@@ -97,38 +104,169 @@ def test_the_commands_between_sites_are_those_that_are_tried(
                 assert line in TRIED, f"{page.name}: {line}"
 
 
-def test_readme_job_is_legal() -> None:
+def test_readme_job_is_valid() -> None:
     [text] = blocks(ROOT / "README.md", "toml")
     [job] = load(tomllib.loads(text))
     assert job.output.dir == "runs/try"
 
 
-def test_the_job_page_names_every_key_and_only_legal_ones() -> None:
-    """Each value of the long example is legal by itself, and each key of each table stands there."""
-    example = tomllib.loads(blocks(ROOT / "docs" / "job.md", "toml")[0])
+def job_page() -> dict[str, Any]:
+    """The long example of docs/job.md."""
+    return tomllib.loads(blocks(ROOT / "docs" / "job.md", "toml")[0])
+
+
+def tables() -> dict[str, type[BaseModel]]:
+    """The tables of the job file with keys of their own, ``[method]`` apart."""
+    found = {}
+    for name, field in Job.model_fields.items():
+        kinds = (field.annotation, *getattr(field.annotation, "__args__", ()))
+        kind = next((kind for kind in kinds if hasattr(kind, "model_fields")), None)
+        if kind is not None and name != "method":
+            found[name] = kind
+    return found
+
+
+def test_the_job_page_has_every_table_and_every_key() -> None:
+    example = job_page()
+    assert set(example) == {*tables(), "method"}
+    for name, kind in tables().items():
+        assert set(example[name]) == set(kind.model_fields), name
+
+
+def test_the_job_page_has_every_value_of_every_key() -> None:
+    """Each literal of the tables, each partition, aggregate and codec is named in its line or the one after."""
+    lines = blocks(ROOT / "docs" / "job.md", "toml")[0].splitlines()
+    named = {("clients", "partition"): tuple(PARTITIONS), ("server", "aggregate"): tuple(AGGREGATES)}
+    named |= {("wire", "dtype"): tuple(CODECS), ("task", "kind"): tuple(TASK_KINDS)}
+    for name, kind in tables().items():
+        start = next(i for i, line in enumerate(lines) if re.match(rf"\[{name}\]", line))
+        for key, field in kind.model_fields.items():
+            values = named.get((name, key), literals(field.annotation))
+            found = next((i for i in range(start, len(lines)) if re.match(rf"{key} = ", lines[i])), None)
+            text = "" if found is None else "\n".join(lines[found : found + 3])
+            for value in values:
+                assert re.search(rf"\b{value}\b", text), f"[{name}] {key}: {value}"
+
+
+def literals(annotation: Any) -> tuple[str, ...]:
+    """The words of every ``Literal`` within an annotation."""
+    if get_origin(annotation) is Literal:
+        return tuple(word for word in get_args(annotation) if isinstance(word, str))
+    return tuple(word for inner in get_args(annotation) for word in literals(inner))
+
+
+def test_the_defaults_on_the_job_page_are_those_of_the_tables() -> None:
+    """Of ``[train]``, ``[server]``, ``[wire]``, ``[client]`` and ``[engine]``, where a key has a default."""
+    example = job_page()
+    shown = {
+        ("train", "steps"),
+        ("server", "learning_rate"),
+        ("engine", "federation"),
+    }  # None: the comment says so
+    for name in ("train", "server", "wire", "client", "engine"):
+        defaults = tables()[name]()
+        for key, value in example[name].items():
+            assert getattr(defaults, key) == (None if (name, key) in shown else value), f"[{name}] {key}"
+
+
+def test_the_job_page_has_only_valid_keys_and_values() -> None:
+    """Each value of the long example is valid by itself."""
+    example = job_page()
     base = {"model": {"name": "x"}, "task": {"kind": "mlm"}, "data": {"train": "x"}, "method": {"name": "fedavg"}}
     for table, values in example.items():
-        if table != "method":
-            annotation = Job.model_fields[table].annotation
-            kind = next(
-                t for t in (annotation, *getattr(annotation, "__args__", ())) if hasattr(t, "model_fields")
-            )
-            assert set(values) == set(kind.model_fields), table
         for key, value in values.items():
             changed = {**base, table: {**base.get(table, {}), key: value}}
             if table == "model" and key != "name":
                 changed[table] = {"config": example["model"]["config"], key: value}
             if (table, key) == ("data", "test"):
                 changed.pop("clients", None)
-            if key in ("sizes", "table", "column"):
-                changed["clients"]["split"] = key
+            if partition := {"sizes": "sizes", "table": "label_table", "column": "column"}.get(key):
+                changed["clients"]["partition"] = partition
             if key in ("metric", "labels", "positive") or table == "head":
-                changed["task"]["kind"] = "classify"
+                changed["task"] = {**changed["task"], "kind": "classify"}
             if table == "head":
                 changed["head"].setdefault("kind", "psum")
             if (table, key) == ("engine", "federation"):
                 changed["engine"]["name"] = "flower"
             load(changed)
+
+
+RENAMED = ROOT / "src" / "fedstrata" / "job" / "renamed.py"
+"""The one file in which the old keys and values may stand, beside the table of docs/job.md."""
+OLD_WORDS = re.compile(r"\b(overlong|optimiser|features_gb|keep_features|centralised|fedstrata split)\b")
+"""Old words that nothing needs."""
+
+
+def old_keys(text: str) -> list[str]:
+    """The old keys and values that a text sets or quotes, such as ``split = "iid"`` or ``kind = "ordinary"``."""
+    found = OLD_WORDS.findall(text) + re.findall(r"\bsplit\.json\b", text)
+    for table, key in KEYS:
+        found += re.findall(rf"^{key} *=|\b{table}\.{key}\b|\[{table}\]`? `?{key}\b", text, re.MULTILINE)
+    for (_, key), values in VALUES.items():
+        for value in filter(lambda value: isinstance(value, str), values):
+            found += re.findall(rf"\b{key}`? *= *(?:\[[^\]\n]*)?\"{value}\"", text)
+    return found
+
+
+def old_settings(data: Any, path: tuple[str, ...] = ()) -> list[str]:
+    """The old keys and values in the content of a TOML file, wherever their table is: in a stage, row or grid."""
+    found = []
+    for key, value in data.items() if isinstance(data, dict) else ():
+        at = (*path, *key.split("."))
+        for content in value if isinstance(value, list) else [value]:
+            if isinstance(content, dict):
+                found += old_settings(content, at)
+            elif len(at) > 1:
+                renamed_key = at[-2:] in KEYS
+                renamed_value = isinstance(content, str) and content in VALUES.get(at[-2:], {})
+                found += [f"{'.'.join(at)} = {content!r}"] if renamed_key or renamed_value else []
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_have_no_old_key(page: Path) -> None:
+    """But for the table "Renamed keys" of docs/job.md and what the changelog says of it."""
+    text = page.read_text("utf-8")
+    if page == ROOT / "docs" / "job.md":
+        before, renamed, after = re.split(
+            r"(?=^## Renamed keys$)|(?<=\n)(?=## Methods and)", text, flags=re.MULTILINE
+        )
+        for key in {key for _, key in KEYS}:
+            assert key in renamed, key
+        assert {word for values in VALUES.values() for word in values} <= set(re.findall(r"\w+", renamed))
+        text = before + after
+    if page == ROOT / "CHANGELOG.md":
+        text = re.sub(r"^### Changed$.*?^### ", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert not old_keys(text)
+    for block in blocks(page, "toml"):
+        assert not old_settings(tomllib.loads(block))
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("configs/**/*.toml")), ids=lambda path: path.name)
+def test_configs_have_no_old_key(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert not old_keys(text)
+    assert not old_settings(tomllib.loads(text))
+
+
+@pytest.mark.parametrize("folder", ["src", "examples", "benchmarks"])
+def test_old_words_stand_only_in_the_table_that_refuses_them(folder: str) -> None:
+    for path in sorted((ROOT / folder).glob("**/*.py")):
+        if path != RENAMED:
+            assert not OLD_WORDS.findall(path.read_text("utf-8")), path
+
+
+def test_the_search_for_old_keys_finds_them() -> None:
+    """Otherwise the tests above would prove nothing."""
+    for table, key in KEYS:
+        assert old_keys(f"[{table}]\n{key} = 1\n"), key
+        assert old_settings({"stages": [{table: {key: 1}}]}), key
+    for (table, key), values in VALUES.items():
+        for value in values:
+            assert not isinstance(value, str) or old_keys(f'{table}.{key} = "{value}"'), value
+            assert not isinstance(value, str) or old_settings({"sweep": {"grid": {f"{table}.{key}": [value]}}}), (
+                value
+            )
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("configs/**/*.toml")), ids=lambda path: path.name)
@@ -148,7 +286,7 @@ def test_configs_resolve_and_open_with_their_command(path: Path) -> None:
 @functools.cache
 def bert_base(kind: str) -> Parts:
     with torch.device("meta"):
-        return find(AUTO[kind].from_config(transformers.BertConfig()))
+        return find_parts(auto_class(kind).from_config(transformers.BertConfig()))
 
 
 def test_the_papers_tables_are_there() -> None:
@@ -162,6 +300,21 @@ def test_the_papers_tables_are_there() -> None:
         "fedbert": (6, 7, 8),
     }
     assert there == {f"{name}/table{i}.toml" for name, numbers in tables.items() for i in numbers}
+
+
+def test_files_named_in_contributing_exist() -> None:
+    """Those of the table "Where to change what" and of the text, below the package or the clone."""
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    for name in set(re.findall(r"`([\w/]+\.(?:py|md|toml))`", text)):
+        assert "NAME" in name or any((base / name).exists() for base in (ROOT / "src" / "fedstrata", ROOT)), name
+    assert len([line for line in text.splitlines() if line.startswith("| ")]) > 30
+
+
+def test_the_layers_in_contributing_are_the_contract() -> None:
+    text = blocks(ROOT / "CONTRIBUTING.md", "text")[0]
+    drawn = [re.split(r"  +", line.strip())[0] for line in text.splitlines()]
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"][0]
+    assert drawn[1:] == [layer for layer in contract["layers"] if layer != "__main__"]
 
 
 def test_the_picture_is_what_the_plans_say(tmp_path: Path) -> None:

@@ -13,17 +13,17 @@ import pytest
 import torch
 import transformers
 
-from fedstrata.core.parts import find
-from fedstrata.core.plan import Plan
 from fedstrata.cost.flops import train_flops
 from fedstrata.data import tokens as module
-from fedstrata.data.tokens import Tokens, tokenise
+from fedstrata.data.tokens import Tokens, tokenize
 from fedstrata.errors import UserError
-from fedstrata.nn import models
+from fedstrata.job.metrics import CLASSIFICATION, Predictions, scores
+from fedstrata.models import checkpoints
+from fedstrata.models.parts import find_parts
+from fedstrata.plan.plan import Plan
 from fedstrata.tasks import Examples
-from fedstrata.tasks.classify import scores
 from fedstrata.tasks.mlm import masked_lm
-from fedstrata.wire.tensors import WireError, decode
+from fedstrata.wire.codec import WireError, decode_tensors, wire_spec
 from tiny import tiny_model, tokenizer
 
 
@@ -43,24 +43,24 @@ def folder(path: Path, kind: str = "bert", words: bool = True, **changes: Any) -
 def test_the_same_tokenizer_object_hits_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first call leaves its truncation in the backend, whose to_str() is part of the digest."""
     calls: list[int] = []
-    original = module._tokenise
-    monkeypatch.setattr(module, "_tokenise", lambda *a: (calls.append(1), original(*a))[1])
+    original = module._tokenize
+    monkeypatch.setattr(module, "_tokenize", lambda *a: (calls.append(1), original(*a))[1])
     one = tokenizer()
-    tokenise(["the heart"], one, 8, "split")
-    tokenise(["the heart"], one, 8, "split")
+    tokenize(["the heart"], one, 8, "chunk")
+    tokenize(["the heart"], one, 8, "chunk")
     assert len(calls) == 1
 
 
 def test_texts_with_nul_are_not_taken_for_others() -> None:
-    two = tokenise(["the", "heart"], tokenizer(), 8, "split")
-    one = tokenise(["the\0heart"], tokenizer(), 8, "split")
+    two = tokenize(["the", "heart"], tokenizer(), 8, "chunk")
+    one = tokenize(["the\0heart"], tokenizer(), 8, "chunk")
     assert (two.rows.tolist(), one.rows.tolist()) == ([0, 1], [0])
 
 
-@pytest.mark.parametrize("overlong", ["split", "truncate"])
-def test_a_lone_surrogate_is_an_unknown_word(overlong: Any) -> None:
+@pytest.mark.parametrize("long_text", ["chunk", "truncate"])
+def test_a_lone_surrogate_is_an_unknown_word(long_text: Any) -> None:
     """A JSON file may hold one ("\\ud800"); tokenizers refuse it."""
-    assert len(tokenise(["the heart", "\ud800 heart"], tokenizer(), 8, overlong)) == 2
+    assert len(tokenize(["the heart", "\ud800 heart"], tokenizer(), 8, long_text)) == 2
 
 
 # -- tasks
@@ -76,7 +76,8 @@ def test_a_batch_without_a_word_has_a_finite_loss(full: bool) -> None:
 
 def test_one_class_alone_is_scored_without_a_warning() -> None:
     """sklearn's matthews_corrcoef warns (UserWarning to the user's terminal; an error in tests)."""
-    assert scores(np.asarray([1, 1]), np.asarray([1, 1]), ("a", "b"))["accuracy"] == 1.0
+    made = Predictions(np.asarray([1, 1]), np.asarray([1, 1]), labels=("a", "b"))
+    assert scores(CLASSIFICATION, made)["accuracy"] == 1.0
 
 
 # -- wire
@@ -86,7 +87,7 @@ def test_types_that_torch_lacks_are_a_wire_error(dtype: str) -> None:
     size = {"F8_E8M0": 16, "F4": 32}[dtype]
     header = json.dumps({"b": {"dtype": dtype, "shape": [size], "data_offsets": [0, 16]}}).encode()
     with pytest.raises(WireError):
-        decode(struct.pack("<Q", len(header)) + header + bytes(16), {"b": (4,)}, "fp32")
+        decode_tensors(struct.pack("<Q", len(header)) + header + bytes(16), wire_spec({"b": (4,)}, "fp32"))
 
 
 # -- plan
@@ -94,14 +95,14 @@ def test_types_that_torch_lacks_are_a_wire_error(dtype: str) -> None:
 def test_a_layer_that_the_model_lacks_is_refused(layers: tuple[int, ...]) -> None:
     """The docstring of Plan.check promises it for "an unknown part or layer"."""
     with pytest.raises(ValueError, match="layer"):
-        Plan(layers, ("layer.0",)).check(find(tiny_model()))
+        Plan(layers, ("layer.0",)).check(find_parts(tiny_model()))
 
 
 # -- models
 def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
     """transformers 5 then makes an empty BertTokenizer (5 words): every word is [UNK], and the run goes on."""
     with pytest.raises(UserError, match="tokenizer"):
-        models.load(str(folder(tmp_path, words=False)), "mlm", None, 0)
+        checkpoints.load(str(folder(tmp_path, words=False)), "mlm", None, 0)
 
 
 @pytest.mark.parametrize("keep", [0, 7, 2000])
@@ -110,7 +111,7 @@ def test_damaged_weights_are_refused(tmp_path: Path, keep: int) -> None:
     path = folder(tmp_path) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(UserError):
-        models.load(str(tmp_path), "mlm", None, 0)
+        checkpoints.load(str(tmp_path), "mlm", None, 0)
 
 
 def test_damaged_bin_weights_are_refused(tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_damaged_bin_weights_are_refused(tmp_path: Path) -> None:
     (folder(tmp_path) / "model.safetensors").unlink()
     (tmp_path / "pytorch_model.bin").write_bytes(b"garbage")
     with pytest.raises(UserError):
-        models.load(str(tmp_path), "mlm", None, 0)
+        checkpoints.load(str(tmp_path), "mlm", None, 0)
 
 
 @pytest.mark.parametrize("config", [{"hidden_size": "x"}, {"num_attention_heads": 5}])
@@ -127,7 +128,7 @@ def test_impossible_configs_are_refused(tmp_path: Path, config: dict[str, Any], 
     """StrictDataclassFieldValidationError for a wrong type; ValueError out of parts_of, which catches nothing."""
     path = folder(tmp_path) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | config))
-    call: Callable[..., Any] = getattr(models, function)
+    call: Callable[..., Any] = getattr(checkpoints, function)
     with pytest.raises(UserError):
         call(str(tmp_path), "mlm", None, *([0] if function == "load" else []))
 
@@ -136,7 +137,7 @@ def test_a_model_that_has_no_such_head_is_refused(tmp_path: Path) -> None:
     """`fedstrata run` on GPT-2 with kind "mlm": ValueError, 100 lines of class names, a traceback."""
     transformers.GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=50).save_pretrained(tmp_path)
     with pytest.raises(UserError):
-        models.parts_of(str(tmp_path), "mlm")
+        checkpoints.parts_of(str(tmp_path), "mlm")
 
 
 def test_loading_leaves_the_global_generator_alone(tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_loading_leaves_the_global_generator_alone(tmp_path: Path) -> None:
     name = str(folder(tmp_path, "roberta"))
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
-    models.load(name, "classify", ("a", "b"), 0)
+    checkpoints.load(name, "classify", ("a", "b"), 0)
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -165,7 +166,7 @@ def test_loading_leaves_the_global_generator_alone(tmp_path: Path) -> None:
 def test_the_head_holds_nothing_that_the_layers_use(config: Any) -> None:
     """Relative position tables beside the stack are not the head's: it would be sent with them."""
     model = transformers.AutoModelForMaskedLM.from_config(config)
-    parts = find(model)
+    parts = find_parts(model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in parts.shapes["head"])
     seen: list[bool] = []
@@ -180,7 +181,7 @@ def test_the_head_holds_nothing_that_the_layers_use(config: Any) -> None:
 def test_the_sentence_about_a_bare_model_is_not_a_riddle() -> None:
     """Says: found 1 stacks of 3 layers in its base model, need exactly one."""
     with pytest.raises(UserError) as error:
-        find(tiny_model(head="none"))
+        find_parts(tiny_model(head="none"))
     assert "found 1 stacks" not in str(error.value)
 
 
@@ -197,7 +198,7 @@ def test_modernberts_flops(name: str, kind: str) -> None:
     import test_flops as flops
 
     model = flops.eager("modernbert", kind)
-    parts = find(model)
+    parts = find_parts(model)
     made = flops.batch(kind)
     plan = flops.PLANS[name]
     _, step = flops.counted(model, parts, plan, kind, made)

@@ -8,6 +8,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
+from fedstrata.job.tables import Train
+
 SENTENCES = [
     ("The kidney filters the blood and keeps salt in balance.", "kidney"),
     ("A stone in the kidney can block the flow of urine.", "kidney"),
@@ -104,3 +106,8 @@ def tiny_model(kind: str = "bert", head: str = "mlm", layers: int = 3, **changes
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return auto.from_config(tiny_config(kind, layers, **changes))
+
+
+def train_config(**keys: Any) -> Train:
+    """A job's ``[train]`` as it is once "auto" is resolved on a processor without bf16."""
+    return Train(**{"device": "cpu", "precision": "fp32", **keys})

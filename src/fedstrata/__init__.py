@@ -1,7 +1,12 @@
-"""FedStrata: federated training of BERT-class models, part by part."""
+"""FedStrata: federated training of BERT-class models, part by part.
+
+The Python face: :func:`run`, :func:`sweep`, :func:`forecast`, :func:`report`, and the classes that a caller needs.
+Heavy libraries are imported when a function first needs them.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,15 +15,34 @@ from typing import TYPE_CHECKING, Any
 from fedstrata.errors import UserError
 
 if TYPE_CHECKING:
-    from fedstrata.report.sweep import Entry
-    from fedstrata.result import Result
+    from fedstrata.job.tables import Job
+    from fedstrata.plan.plan import Method, Plan
+    from fedstrata.reports.sweep import SweepRow
+    from fedstrata.runs.result import Result
 
-# Before the first import of the libraries that read them. Threads that wait for each other sleep and do not spin:
-# with another process on the same cores a training step is then up to ten times as fast.
+# Before the first import of the libraries that read them. OMP threads that wait for each other sleep instead of
+# spinning: with another process on the same cores a training step is then up to ten times as fast.
 for _name, _value in (("HF_HUB_DISABLE_TELEMETRY", "1"), ("DO_NOT_TRACK", "1"), ("OMP_WAIT_POLICY", "PASSIVE")):
     os.environ.setdefault(_name, _value)
 
-__all__ = ["UserError", "forecast", "run", "sweep"]
+__all__ = ["Job", "Method", "Plan", "Result", "UserError", "forecast", "report", "run", "sweep"]
+
+_MODULES = {
+    "Job": "fedstrata.job.tables",
+    "Method": "fedstrata.plan.plan",
+    "Plan": "fedstrata.plan.plan",
+    "Result": "fedstrata.runs.result",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def run(
@@ -27,25 +51,30 @@ def run(
     *,
     resume: bool = False,
     progress: Callable[[Any], None] | None = None,
+    **components: Any,
 ) -> Result:
-    """Run a job: every stage of it, into its output folder.
+    """Run a job: every stage of it, into its output folder. :func:`report` makes a page of it.
 
     Args:
         job: path of a job file, or its content as a mapping.
         overrides: ``key=value`` words or a mapping, laid over the file.
-        resume: continue what an earlier, stopped call has begun in the output folder.
+        resume: continue what an earlier, stopped call began in the output folder.
         progress: called with every :mod:`fedstrata.events` event.
+        components: objects of the caller's own: ``method``, ``task``, ``codec``, ``aggregate`` and
+            ``server_optimizer``, see :class:`fedstrata.runs.components.Components`.
 
     Raises:
         UserError: the job, its data or its model is not usable; the sentence says what to change.
+        TypeError: a component has another name.
     """
-    from fedstrata.jobfile import sweep_table
-    from fedstrata.stages import run_job
+    from fedstrata.job.file import sweep_table
+    from fedstrata.runs.components import Components
+    from fedstrata.runs.job import run_job
 
     where, table = sweep_table(job)
     if table:
         raise UserError(f"{where}: holds a [sweep], which is many runs; fedstrata.sweep runs them")
-    return run_job(job, overrides, resume=resume, progress=progress)
+    return run_job(job, overrides, resume=resume, progress=progress, components=Components(**components))
 
 
 def sweep(
@@ -54,30 +83,55 @@ def sweep(
     *,
     resume: bool = False,
     progress: Callable[[Any], None] | None = None,
-) -> list[Entry]:
+) -> list[SweepRow]:
     """Run every cell of a job's ``[sweep]``, each in a folder under the output folder, and write the table.
 
-    A cell that fails is survived and named in the table. Finished cells are not run again with ``resume``; failed
-    ones are.
+    A cell that fails does not stop the others; the table names it. With ``resume`` finished cells are not run
+    again, failed ones are.
 
     Args:
         job: path of a job file with a table ``[sweep]``, or its content as a mapping.
         overrides: laid over the file and under the sweep's rows; ``sweep.…`` keys set the sweep's own table.
-        resume: continue what an earlier call has begun in the output folder.
+        resume: continue what an earlier call began in the output folder.
         progress: called with every :mod:`fedstrata.events` event.
 
     Returns:
-        The table's lines, stage by stage; also in ``table.json``, ``.csv``, ``.md`` and ``.tex``.
+        The table's rows, stage by stage; also in ``table.json``, ``.csv``, ``.md`` and ``.tex``.
 
     Raises:
-        UserError: the sweep, or the job of one of its cells, is not legal.
+        UserError: the sweep, or the job of one of its cells, is invalid.
     """
+    from fedstrata.sweeps.cells import cells
+
+    cells(job, overrides)  # a mistake in the job file is reported before torch is imported
     from fedstrata.sweeps.run import run_sweep
 
     return run_sweep(job, overrides, resume=resume, progress=progress)
 
 
-def forecast(
+def report(
+    folders: str | Path | Sequence[str | Path],
+    out: str | Path | None = None,
+) -> Path:
+    """Write an offline HTML page of one run, of several runs compared, or of a sweep and each finished cell of it.
+
+    Args:
+        folders: output folder of a run or of a sweep, or output folders of several runs.
+        out: the page to write; by default ``report.html`` in the folder, for several in the working directory.
+
+    Returns:
+        Path of the page.
+
+    Raises:
+        UserError: a folder holds no run that this version can read, or the page cannot be written.
+    """
+    from fedstrata.reports.report import write_report
+
+    paths = [folders] if isinstance(folders, str | Path) else folders
+    return write_report(list(map(Path, paths)), None if out is None else Path(out))
+
+
+def forecast(  # noqa: PLR0913  # what a caller may ask, each by its name
     job: str | Path | Mapping[str, Any],
     overrides: Sequence[str] | Mapping[str, Any] = (),
     *,
@@ -88,43 +142,44 @@ def forecast(
     bandwidth: float | None = None,
     gflops: float | None = None,
     units: str | None = None,
+    **components: Any,
 ) -> dict[str, dict[str, Any]]:
-    """Tell what a job will cost one client, before anything runs.
+    """Compute what a job will cost one client, without running it.
 
-    Only the model's ``config.json`` is needed. Bytes equal those that the run's ledger will count. So do FLOPs on
-    the job's own data, but for the number of masked positions, which is the expected one.
+    Only the model's ``config.json`` is needed. Bytes equal those that the run's ledger will count. So do FLOPs
+    on the job's own data, except that the number of masked positions is the expected one.
 
     Args:
         job: path of a job file, or its content as a mapping.
         overrides: laid over the file.
         methods: methods to compare; the job's own when empty.
-        count: examples of each client, in place of the job's data.
+        count: examples of each client, instead of the job's data.
         tokens: length of each example; ``train.max_tokens`` when absent.
         client: whose costs; the first client's when absent.
-        bandwidth: of a client's line in Mbit/s (10^6 bits), the same both ways.
+        bandwidth: a client's bandwidth in Mbit/s (10^6 bits), the same both ways.
         gflops: what a client computes per second, in 10^9 FLOPs.
-        units: also tell the figures as a paper prints them: ``fedbfpt``, ``fedbt``, ``fedsplitbert`` or
+        units: also return the figures as a paper prints them: ``fedbfpt``, ``fedbt``, ``fedsplitbert`` or
             ``fedfreezebert`` (:mod:`fedstrata.cost.papers`).
+        components: objects of the caller's own, as of :func:`run`.
 
     Returns:
-        Method -> ``setup`` (``down_bytes``: the start model), ``rounds`` (of each what the client sends and
+        Method -> ``setup`` (``down_bytes``: the initial download), ``rounds`` (of each what the client sends and
         receives in bytes, its training FLOPs, its memory in bytes and the layers it trains), ``total`` (sums over
         the rounds), ``clients`` (sums over all clients) and ``holdings`` (what examples were counted on); with
         ``bandwidth`` or ``gflops`` also ``seconds``, with ``units`` also ``units``, a line per stage.
 
     Raises:
-        UserError: the job is not legal, or the model's config cannot be had.
+        UserError: the job is invalid, or the model's config cannot be read.
     """
-    from fedstrata import forecasting
+    from fedstrata.job.file import load, pairs_of
 
-    return forecasting.forecast(
-        job,
-        overrides,
-        methods=methods,
-        count=count,
-        tokens=tokens,
-        client=client,
-        bandwidth=bandwidth,
-        gflops=gflops,
-        units=units,
+    for method in [[("method.name", name)] for name in methods] or [[]]:
+        # a mistake in the job file is reported before torch is imported
+        load(job, [*pairs_of(overrides), *method], components.get("method"))
+    from fedstrata.forecasts import forecast as forecasting
+    from fedstrata.runs.components import Components
+
+    options = forecasting.ForecastOptions(
+        methods, count, tokens, client, bandwidth, gflops, units, Components(**components)
     )
+    return forecasting.forecast(job, overrides, options)

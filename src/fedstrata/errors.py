@@ -1,4 +1,4 @@
-"""The one exception for what a user can put right."""
+"""The one exception for what a user can put right, and words for its sentences."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Bad input, told in one sentence: what is wrong, where, and what is legal.
+    """Invalid input, reported in one sentence: what is wrong, where, and what is expected.
 
     The command line prints the sentence and exits with code 2; no traceback.
     """
 
 
-def did_you_mean(found: str, legal: Iterable[str]) -> str:
-    """The tail of a sentence that names the legal words and the nearest one to what was found."""
-    words = [str(word) for word in legal]
+def did_you_mean(found: str, expected: Iterable[str]) -> str:
+    """The tail of a sentence that lists the expected words and names the one nearest to what was found."""
+    words = [str(word) for word in expected]
     near = difflib.get_close_matches(found, words, n=1)
-    listed = ", ".join(words)
-    return f"did you mean {near[0]!r}? (legal: {listed})" if near else f"legal: {listed}"
+    listed = f"expected one of: {', '.join(words)}"
+    return f"did you mean {near[0]!r}? ({listed})" if near else listed
+
+
+def plural(number: int, noun: str) -> str:
+    """A number and what it counts: ``1 row``, ``1,200 rows``."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

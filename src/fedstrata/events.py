@@ -1,4 +1,4 @@
-"""What a run tells while it goes: plain data for a progress display or a log."""
+"""What a run reports while it goes: plain data for a progress display or a log."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StageStarted:
 
 @dataclass(frozen=True)
 class Stepped:
-    """A client made a step of its round."""
+    """A client finished training step ``step`` of ``steps`` of its round."""
 
     round: int
     client: str
@@ -40,7 +40,7 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Texts that have gone through a frozen encoder, of those that will, before the next step or score."""
+    """Of ``total`` texts, ``done`` have been encoded by a frozen encoder, before the next step or score."""
 
     done: int
     total: int
@@ -48,7 +48,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Replied:
-    """A client answered. ``bytes`` is all payload of the stage so far, both ways, without setup."""
+    """A client replied. ``bytes`` is the stage's payload up to then, all clients, both ways, without setup."""
 
     round: int
     client: str
@@ -60,7 +60,7 @@ class Replied:
 
 @dataclass(frozen=True)
 class Missed:
-    """A client did not answer; ``reason`` is a sentence without its subject. Round -1 is before the first."""
+    """A client did not reply; ``reason`` is a sentence without its subject. Round -1 is before the first."""
 
     round: int
     client: str
@@ -93,16 +93,16 @@ class StageEnded:
 
 @dataclass(frozen=True)
 class CellStarted:
-    """A cell of a sweep begins; it is number ``number`` (from 0) of ``of``."""
+    """A cell of a sweep begins; it is number ``number`` (from 0) of ``count``."""
 
     cell: str
     number: int
-    of: int
+    count: int
 
 
 @dataclass(frozen=True)
-class CellTold:
-    """What the run of a cell tells."""
+class CellEvent:
+    """An event of the run of a cell."""
 
     cell: str
     event: StageStarted | Stepped | Replied | Scored | StageEnded
@@ -128,6 +128,6 @@ Event = (
     | Scored
     | StageEnded
     | CellStarted
-    | CellTold
+    | CellEvent
     | CellEnded
 )

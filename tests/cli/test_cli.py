@@ -61,7 +61,8 @@ def test_run_trains_and_ends_in_a_table(path: Path, tmp_path: Path) -> None:
         (["run", "job.toml", "train.epoch=1"], "did you mean 'epochs'?"),
         (["run", "nowhere.toml"], "nowhere.toml: cannot be read"),
         (["run", "job.toml", "data.text=txt"], "did you mean 'text'?"),
-        (["split", "job.toml", "--picture", "split.doc"], "split.doc cannot be written"),
+        (["partition", "job.toml", "--picture", "rows.doc"], "rows.doc cannot be written"),
+        (["split", "job.toml", "--picture", "rows.png"], "split: this command is now called fedstrata partition"),
         (["report", "nowhere"], "nowhere"),
     ],
 )
@@ -76,12 +77,12 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     assert not (tmp_path / "out").exists()
 
 
-def test_split_shows_who_holds_what(path: Path, tmp_path: Path) -> None:
-    done = fedstrata("split", path, "clients.split=dirichlet", folder=tmp_path)
+def test_partition_shows_which_client_gets_which_rows(path: Path, tmp_path: Path) -> None:
+    done = fedstrata("partition", path, "clients.partition=dirichlet", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    for word in ("client-0", "client-2", "kidney", "heart", "eye", "job.split.png"):
+    for word in ("client-0", "client-2", "kidney", "heart", "eye", "job.partition.png", "12 test rows"):
         assert word in done.stdout
-    assert (tmp_path / "job.split.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "job.partition.png").read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "out").exists()
 
 
@@ -121,8 +122,9 @@ def test_a_stopped_run_is_resumed_to_the_same_weights(path: Path, tmp_path: Path
 def test_help_names_the_commands(tmp_path: Path) -> None:
     done = fedstrata("--help", folder=tmp_path)
     assert done.returncode == 0
-    for word in ("run", "split", "report"):
+    for word in ("run", "partition", "report"):
         assert word in done.stdout
+    assert "split" not in done.stdout.replace("split learning", "")
 
 
 def test_a_sweep_ends_in_a_table_and_names_what_failed(job: Jobs, tmp_path: Path) -> None:
@@ -132,9 +134,9 @@ def test_a_sweep_ends_in_a_table_and_names_what_failed(job: Jobs, tmp_path: Path
     (tmp_path / "sweep.toml").write_text(tomli_w.dumps(made), "utf-8")
     done = fedstrata("run", "sweep.toml", "sweep.seeds=[0,1]", folder=tmp_path)
     assert done.returncode == 2
-    assert "good, seed 0: begins, cell 1 of 6" in done.stdout
+    assert "good, seed 0: started, cell 1 of 6" in done.stdout
     assert "bad, seed 1: failed after" in done.stdout
-    assert "2 cells failed; --resume tries them again" in done.stderr
+    assert "2 cells failed; --resume tries again" in done.stderr
     assert "nowhere.csv" in done.stderr
     assert "Traceback" not in done.stderr
     table = done.stdout.split("accuracy")[-1]

@@ -16,13 +16,16 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedstrata.core.parts import Parts, find
-from fedstrata.core.plan import Plan
-from fedstrata.cost.flops import Positions, forward_flops, train_flops
+from fedstrata.cost.flops import forward_flops, train_flops
 from fedstrata.data.tokens import Tokens
-from fedstrata.nn.depth import local_depth
-from fedstrata.nn.heads import KEY, HeadedModel, Settings
-from fedstrata.tasks import LANGUAGE, Batch, Examples, Task
+from fedstrata.models.depth import local_depth
+from fedstrata.models.heads import KEY, HeadConfig, HeadedModel
+from fedstrata.models.parts import find_parts
+from fedstrata.plan.kinds import LANGUAGE
+from fedstrata.plan.messages import Positions
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Plan
+from fedstrata.tasks import Batch, Examples, Task
 from fedstrata.tasks.classify import Classify
 from fedstrata.tasks.clm import CausalLM
 from fedstrata.tasks.mlm import MaskedLM
@@ -95,7 +98,7 @@ def eager(architecture: str, kind: str) -> Any:
 )
 def test_flops_are_those_that_torch_counts(architecture: str, kind: str) -> None:
     model = eager(architecture, kind)
-    parts = find(model)
+    parts = find_parts(model)
     made = batch(kind)
     for name, plan in PLANS.items():
         forward, step = counted(model, parts, plan, kind, made)
@@ -106,7 +109,7 @@ def test_flops_are_those_that_torch_counts(architecture: str, kind: str) -> None
 def test_flops_of_a_classifier_over_gpt2() -> None:
     """Hugging Face's classifies every token and takes the last one's class; the few FLOPs of that are not ours."""
     model = eager("gpt2", "classify")
-    parts, made = find(model), batch("classify")
+    parts, made = find_parts(model), batch("classify")
     others = 2 * 32 * 3 * (ROWS * WIDTH - ROWS)
     for name, plan in PLANS.items():
         forward, step = counted(model, parts, plan, "classify", made)
@@ -119,29 +122,29 @@ def test_flops_of_a_classifier_over_gpt2() -> None:
 )
 def test_flops_with_a_pooler(train: tuple[str, ...]) -> None:
     model = eager("bert", "classify")
-    parts = find(model)
+    parts = find_parts(model)
     made = batch("classify")
     plan = Plan((0, 1, 2), train)
     assert train_flops(parts, plan, made.work) == counted(model, parts, plan, "classify", made)[1]
 
 
 HEADS = [
-    Settings("ordinary"),
-    Settings("average"),
-    Settings("psum"),
-    Settings("hsum"),
-    Settings("psum", classifier="shared", pooler=True),
-    Settings("hsum", pooler=True),
-    Settings("ordinary", pooler=True),
+    HeadConfig("cls"),
+    HeadConfig("mean"),
+    HeadConfig("psum"),
+    HeadConfig("hsum"),
+    HeadConfig("psum", classifier="shared", pooler=True),
+    HeadConfig("hsum", pooler=True),
+    HeadConfig("cls", pooler=True),
 ]
 
 
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: f"{head.kind}-{head.pooler}")
-def test_flops_of_our_own_heads(head: Settings) -> None:
+def test_flops_of_our_own_heads(head: HeadConfig) -> None:
     config = tiny_config("bert", 4, num_labels=3, attn_implementation="eager")
     setattr(config, KEY, vars(head))
     model = HeadedModel.from_config(config).eval()
-    parts, made = find(model), batch("classify")
+    parts, made = find_parts(model), batch("classify")
     every = ("embeddings", "layer.0", "layer.1", "layer.2", "layer.3", "head")
     trained = [every, ("head",), ("layer.3", "head"), ("layer.1",), ()]
     trained += [(*every, "pooler"), ("pooler", "head")] if head.pooler else []
@@ -176,7 +179,7 @@ def test_flops_are_additive_over_batches() -> None:
 
 def bert_base() -> Parts:
     with torch.device("meta"):
-        return find(transformers.BertForMaskedLM(transformers.BertConfig()))
+        return find_parts(transformers.BertForMaskedLM(transformers.BertConfig()))
 
 
 def test_a_full_step_is_three_times_the_formula() -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 
-import torch
-
-from fedstrata.cost.ledger import SETUP, Entry, size, totals
+from fedstrata.cost.ledger import SETUP, Entry, totals
 
 ENTRIES = [
     Entry(SETUP, "a", "setup", "down", "embeddings", 1_000_000),
@@ -15,13 +13,6 @@ ENTRIES = [
     Entry(0, "b", "train", "up", "layer.0", 3_000),
     Entry(1, "b", "evaluate", "down", "head", 40_000),
 ]
-
-
-def test_size_is_elements_times_their_width() -> None:
-    made = {"a": torch.zeros(3, 5), "b": torch.zeros(7, dtype=torch.float16), "c": torch.tensor(1.0)}
-    assert size(made) == 4 * 15 + 2 * 7 + 4
-    assert size({}) == 0
-    assert size({"turned": torch.zeros(6, 4)[::2].T}) == 48
 
 
 def test_totals_keep_up_down_and_setup_apart() -> None:

@@ -14,12 +14,13 @@ import transformers
 from typer.testing import CliRunner
 
 from fedstrata.cli import app
-from fedstrata.core.parts import Parts, find, tensors
-from fedstrata.core.rng import Streams
 from fedstrata.cost.bytes import payload
 from fedstrata.cost.papers import compute, features, saved, upload
 from fedstrata.methods import METHODS
-from fedstrata.nn.models import AUTO
+from fedstrata.models.checkpoints import auto_class
+from fedstrata.models.parts import find_parts, part_tensors
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.streams import Streams
 from tiny import tiny_model
 
 TINY4 = {"hidden_size": 312, "intermediate_size": 1200, "num_hidden_layers": 4}
@@ -37,7 +38,7 @@ def parts(shape: str, kind: str, labels: int = 2) -> Parts:
     config = SHAPES[shape]()
     config.num_labels = labels
     with torch.device("meta"):
-        return find(AUTO[kind].from_config(config))
+        return find_parts(auto_class(kind).from_config(config))
 
 
 def sent(name: str, model: Parts, kind: str, rounds: int, **options: Any) -> list[tuple[str, ...]]:
@@ -173,9 +174,9 @@ def test_compute_by_the_papers_model_corrected(depth: int, layer: int, percent: 
 
 def test_the_container_is_what_torch_adds() -> None:
     model = tiny_model()
-    found = find(model)
+    found = find_parts(model)
     file = io.BytesIO()
-    torch.save({name: t.clone() for name, t in tensors(model, found, found.names).items()}, file)
+    torch.save({name: t.clone() for name, t in part_tensors(model, found, found.names).items()}, file)
     count = sum(map(len, found.shapes.values()))
     assert len(file.getvalue()) - payload(found, found.names) == pytest.approx(count * 290, rel=0.2)
 

@@ -9,14 +9,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedstrata.data.partition import in_order, normal_shares, partition
-from fedstrata.data.tables import TABLES
+from fedstrata.data.dealing import normal_shares
+from fedstrata.data.partition import PARTITIONS, PartitionInput, client_names, partition
 from fedstrata.errors import UserError
-from fedstrata.job import Clients
+from fedstrata.job.data_tables import Clients
+from fedstrata.job.label_tables import TABLES
+from fedstrata.plan.labels import sort_labels
 
 
-def dealt(rows: int, seed: int = 0, labels: Any = None, values: Any = None, **keys: Any) -> dict[str, list[int]]:
-    shards = partition(Clients(**keys), rows, labels, values, np.random.default_rng(seed))
+def dealt(
+    rows: int,
+    seed: int = 0,
+    labels: Any = None,
+    values: Any = None,
+    sources: Any = (),
+    source_names: Any = (),
+    **keys: Any,
+) -> dict[str, list[int]]:
+    rng = np.random.default_rng(seed)
+    shards = partition(
+        PartitionInput(
+            Clients(**keys), rows, rng, labels, values=values, sources=sources, source_names=source_names
+        )
+    )
     return {name: shard.tolist() for name, shard in shards.items()}
 
 
@@ -27,7 +42,7 @@ def sizes(shards: dict[str, list[int]]) -> list[int]:
 def test_skewed_shares_of_six_are_the_papers() -> None:
     golden = [0.04779, 0.15454, 0.29767, 0.29767, 0.15454, 0.04779]
     assert normal_shares(6) == pytest.approx(golden, abs=5e-6)
-    assert sizes(dealt(100_000, split="skewed")) == [4779, 15454, 29767, 29767, 15454, 4779]
+    assert sizes(dealt(100_000, partition="quantity_skew")) == [4779, 15454, 29767, 29767, 15454, 4779]
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 50])
@@ -70,18 +85,18 @@ def test_iid_deals_at_random() -> None:
 
 
 def test_sizes_are_rows_or_shares() -> None:
-    assert sizes(dealt(10, split="sizes", sizes=[1, 2, 3])) == [1, 2, 3]
-    assert sizes(dealt(10, split="sizes", sizes=[0.25, 0.25])) == [3, 2], "half of the rows stay undealt"
-    assert sizes(dealt(10, split="sizes", sizes=[1 / 3] * 3)) == [4, 3, 3]
-    assert sizes(dealt(10, split="sizes", sizes=[1.0])) == [10]
-    assert sizes(dealt(10, split="sizes", sizes=[5, 0], min_examples=0)) == [5, 0]
+    assert sizes(dealt(10, partition="sizes", sizes=[1, 2, 3])) == [1, 2, 3]
+    assert sizes(dealt(10, partition="sizes", sizes=[0.25, 0.25])) == [3, 2], "half of the rows stay undealt"
+    assert sizes(dealt(10, partition="sizes", sizes=[1 / 3] * 3)) == [4, 3, 3]
+    assert sizes(dealt(10, partition="sizes", sizes=[1.0])) == [10]
+    assert sizes(dealt(10, partition="sizes", sizes=[5, 0], min_examples=0)) == [5, 0]
 
 
 @pytest.mark.parametrize(
     ("found", "words"),
     [
         ([], "numbers of rows, or shares above 0"),
-        ([0.5, 0.6], r"\[0.5, 0.6\]; legal: numbers of rows"),
+        ([0.5, 0.6], r"\[0.5, 0.6\]; expected numbers of rows"),
         ([2, 0.5], "numbers of rows"),
         ([-1, 2], "numbers of rows"),
         ([float("nan"), 2], "numbers of rows"),
@@ -91,20 +106,20 @@ def test_sizes_are_rows_or_shares() -> None:
 )
 def test_sizes_that_cannot_be_dealt_are_told(found: list[float], words: str) -> None:
     with pytest.raises(UserError, match=r"^\[clients\] sizes: .*" + words):
-        dealt(10, split="sizes", sizes=found)
+        dealt(10, partition="sizes", sizes=found)
 
 
 def test_dirichlet_follows_alpha() -> None:
     labels = ["a", "b"] * 500
-    even = dealt(1000, labels=labels, split="dirichlet", count=4, alpha=1e9)
+    even = dealt(1000, labels=labels, partition="dirichlet", count=4, alpha=1e9)
     for shard in even.values():
         assert Counter(labels[i] for i in shard) == {"a": 125, "b": 125}
-    uneven = dealt(1000, labels=labels, split="dirichlet", count=4, alpha=1e-9)
+    uneven = dealt(1000, labels=labels, partition="dirichlet", count=4, alpha=1e-9)
     assert sorted(sizes(uneven)) in ([1, 1, 1, 997], [1, 1, 499, 499]), "each label to one client"
 
 
 def test_dirichlet_without_labels_varies_the_sizes() -> None:
-    found = sizes(dealt(1000, split="dirichlet", count=4, alpha=0.5))
+    found = sizes(dealt(1000, partition="dirichlet", count=4, alpha=0.5))
     assert sum(found) == 1000
     assert max(found) - min(found) > 50
 
@@ -113,22 +128,22 @@ def test_too_few_rows_are_told() -> None:
     with pytest.raises(UserError, match=r"min_examples: is 1, but client-5 gets 0 of 5 rows"):
         dealt(5)
     with pytest.raises(UserError, match=r"min_examples: is 4, but client-0 gets 3 of 60 rows"):
-        dealt(60, split="skewed", min_examples=4)
+        dealt(60, partition="quantity_skew", min_examples=4)
     with pytest.raises(UserError, match=r"min_examples: is 4, but 11 rows are too few for 3 clients"):
-        dealt(11, split="dirichlet", count=3, min_examples=4)
+        dealt(11, partition="dirichlet", count=3, min_examples=4)
     with pytest.raises(UserError, match=r"min_examples: is 2, but oslo gets 1 of 3 rows"):
-        dealt(3, values=["bern", "oslo", "bern"], split="column", column="town", min_examples=2)
+        dealt(3, values=["bern", "oslo", "bern"], partition="column", column="town", min_examples=2)
 
 
 def test_a_column_names_the_clients() -> None:
-    found = dealt(5, values=["oslo", "bern", "oslo", "rom", "bern"], split="column", column="town")
+    found = dealt(5, values=["oslo", "bern", "oslo", "rom", "bern"], partition="column", column="town")
     assert found == {"bern": [1, 4], "oslo": [0, 2], "rom": [3]}
     assert list(found) == ["bern", "oslo", "rom"]
 
 
 def test_names_from_a_column_are_safe_and_different() -> None:
     values = ["a b", "a/b", "../x", "Oslo", "oslo", "server", "***", "x" * 90, "x" * 91, "عربي"]
-    found = dealt(10, values=values, split="column", column="town")
+    found = dealt(10, values=values, partition="column", column="town")
     names = {rows[0]: name for name, rows in found.items()}
     assert [names[i] for i in range(10)] == [
         *("a_b", "a_b-2", "_x", "Oslo", "oslo-2", "server-2", "_", "x" * 50, "x" * 50 + "-2", "عربي")
@@ -138,42 +153,42 @@ def test_names_from_a_column_are_safe_and_different() -> None:
 
 def test_a_column_must_have_as_many_values_as_clients() -> None:
     values = ["a", "b", "a"]
-    assert sizes(dealt(3, values=values, split="column", column="town", count=2)) == [2, 1]
+    assert sizes(dealt(3, values=values, partition="column", column="town", count=2)) == [2, 1]
     with pytest.raises(UserError, match=r"\[clients\] count: is 3, but 'town' has 2 different values"):
-        dealt(3, values=values, split="column", column="town", count=3)
+        dealt(3, values=values, partition="column", column="town", count=3)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(
-    split=st.sampled_from(["iid", "skewed", "dirichlet", "sizes", "column"]),
+    kind=st.sampled_from(["iid", "quantity_skew", "dirichlet", "sizes", "column"]),
     labels=st.lists(st.sampled_from("abcde"), min_size=1, max_size=60),
     count=st.integers(1, 12),
     least=st.integers(0, 3),
     alpha=st.floats(-9, 9).map(lambda exponent: 10**exponent),
-    labelled=st.booleans(),
+    labeled=st.booleans(),
     seed=st.integers(0, 9),
 )
-def test_every_split_is_disjoint_complete_ordered_and_repeatable(
-    split: str, labels: list[str], count: int, least: int, alpha: float, labelled: bool, seed: int
+def test_every_partition_is_disjoint_complete_ordered_and_repeatable(
+    kind: str, labels: list[str], count: int, least: int, alpha: float, labeled: bool, seed: int
 ) -> None:
     rows = len(labels)
-    keys: dict[str, Any] = {"split": split, "min_examples": least}
-    if split == "column":
+    keys: dict[str, Any] = {"partition": kind, "min_examples": least}
+    if kind == "column":
         keys |= {"column": "town", "values": labels}
-    elif split == "sizes":
+    elif kind == "sizes":
         keys["sizes"] = [rows // count] * count
     else:
-        keys |= {"count": count, "alpha": alpha, "labels": labels if labelled else None}
+        keys |= {"count": count, "alpha": alpha, "labels": labels if labeled else None}
     try:
         shards = dealt(rows, seed, **keys)
     except UserError:
         assert least, "nothing is refused where empty clients are allowed"
-        assert split != "dirichlet" or rows < count * least, "rows are moved as long as there are enough"
+        assert kind != "dirichlet" or rows < count * least, "rows are moved as long as there are enough"
         return
     held = [row for shard in shards.values() for row in shard]
     assert len(set(held)) == len(held)
     assert set(held) <= set(range(rows))
-    assert len(held) == (sum(keys["sizes"]) if split == "sizes" else rows)
+    assert len(held) == (sum(keys["sizes"]) if kind == "sizes" else rows)
     assert min(sizes(shards)) >= least
     assert list(shards) == sorted(shards)
     assert all(shard == sorted(shard) for shard in shards.values())
@@ -187,17 +202,17 @@ def mixes(shards: dict[str, list[int]], labels: list[str]) -> list[Counter[str]]
 def test_sorted_cuts_numbers_by_value() -> None:
     """STS-B: consecutive parts of equal size; "10" is more than "9"."""
     labels = [str(value) for value in np.random.default_rng(0).integers(0, 51, 1000) / 5]
-    shards = dealt(1000, labels=labels, split="sorted", count=3)
+    shards = dealt(1000, labels=labels, partition="label_sorted", count=3)
     assert sizes(shards) == [334, 333, 333]
     values = [[float(labels[i]) for i in shard] for shard in shards.values()]
     assert max(values[0]) <= min(values[1]) <= max(values[1]) <= min(values[2])
-    other = dealt(1000, seed=1, labels=labels, split="sorted", count=3)
+    other = dealt(1000, seed=1, labels=labels, partition="label_sorted", count=3)
     assert other != shards, "equal values are shuffled"
 
 
 def test_sorted_cuts_classes_too() -> None:
     labels = ["no", "yes"] * 30
-    assert mixes(dealt(60, labels=labels, split="sorted", count=2), labels) == [{"no": 30}, {"yes": 30}]
+    assert mixes(dealt(60, labels=labels, partition="label_sorted", count=2), labels) == [{"no": 30}, {"yes": 30}]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +228,7 @@ def test_sorted_cuts_classes_too() -> None:
 def test_the_papers_tables_give_the_largest_equal_shards(name: str, counts: dict[str, int], size: int) -> None:
     """With GLUE's counts of training and development rows together, within a few rows of rounding."""
     labels = [label for label, n in counts.items() for _ in range(n)]
-    shards = dealt(len(labels), labels=labels, split="table", table=name)
+    shards = dealt(len(labels), labels=labels, partition="label_table", table=name)
     [found] = set(sizes(shards))
     assert size - 20 <= found <= size + 1
     for mix, row in zip(mixes(shards, labels), TABLES[name], strict=True):
@@ -221,6 +236,14 @@ def test_the_papers_tables_give_the_largest_equal_shards(name: str, counts: dict
             assert mix[label] == pytest.approx(found * share / 100, abs=1)
     wanted = [sum(row[i] for row in TABLES[name]) / 100 for i in range(len(counts))]
     assert any((found + 25) * share > n for share, n in zip(wanted, counts.values(), strict=True)), "the largest"
+
+
+def test_shards_shrink_where_rounding_takes_a_row_too_many() -> None:
+    """Two clients want half of each label: shards of three would take two rows of "0" each, of three."""
+    half = {"0": 50, "1": 50}
+    shards = dealt(6, labels=list("000111"), partition="label_table", table=[half, half])
+    assert sizes(shards) == [2, 2]
+    assert mixes(shards, list("000111")) == [{"0": 1, "1": 1}] * 2
 
 
 @given(
@@ -236,7 +259,7 @@ def test_a_table_of_any_kind_ends_in_equal_disjoint_shards(counts: list[int], sh
         total = sum(row[: len(present)]) or 1
         table.append({label: share / total for label, share in zip(present, row, strict=False)})
     try:
-        shards = dealt(len(labels), labels=labels, split="table", table=table)
+        shards = dealt(len(labels), labels=labels, partition="label_table", table=table)
     except UserError:
         return  # too few rows, or a client without any share
     assert len(set(sizes(shards))) == 1
@@ -254,24 +277,66 @@ def test_a_table_of_any_kind_ends_in_equal_disjoint_shards(counts: list[int], sh
 )
 def test_a_table_that_does_not_fit_is_told(keys: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError) as error:
-        dealt(10, labels=["0", "1"] * 5, split="table", **keys)
+        dealt(10, labels=["0", "1"] * 5, partition="label_table", **keys)
     assert words in str(error.value)
 
 
 @pytest.mark.parametrize("keys", [{"table": "mrpc3"}, {"table": "mrpc-3", "count": 4}, {}])
 def test_a_table_must_be_there(keys: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="table"):
-        Clients(split="table", **keys)
+        Clients(partition="label_table", **keys)
 
 
 def test_labels_have_one_order() -> None:
-    assert in_order(["10", "9", "-1", "2.5"]) == ["-1", "2.5", "9", "10"]
-    assert in_order(["b", "a", "10"]) == ["10", "a", "b"]
-    assert in_order(["1.0", "1", "0"]) == in_order(["0", "1", "1.0"])
-    assert in_order(["nan", "b", "a"]) == in_order(["b", "nan", "a"]) == ["a", "b", "nan"]
-    assert in_order(["nan", "2", "1"]) == ["1", "2", "nan"]
+    assert sort_labels(["10", "9", "-1", "2.5"]) == ["-1", "2.5", "9", "10"]
+    assert sort_labels(["b", "a", "10"]) == ["10", "a", "b"]
+    assert sort_labels(["1.0", "1", "0"]) == sort_labels(["0", "1", "1.0"])
+    assert sort_labels(["nan", "b", "a"]) == sort_labels(["b", "nan", "a"]) == ["a", "b", "nan"]
+    assert sort_labels(["nan", "2", "1"]) == ["1", "2", "nan"]
 
 
 def test_labels_are_needed() -> None:
-    with pytest.raises(UserError, match="'sorted' needs a label"):
-        dealt(10, split="sorted")
+    with pytest.raises(UserError, match="'label_sorted' needs a label"):
+        dealt(10, partition="label_sorted")
+
+
+def test_every_named_source_is_a_client() -> None:
+    found = dealt(5, sources=["s", "n", "s", "n", "n"], source_names=["s", "n"], partition="files")
+    assert found == {"n": [1, 3, 4], "s": [0, 2]}
+    assert list(found) == client_names(Clients(partition="files"), ["s", "n"]) == ["n", "s"]
+    assert sizes(dealt(2, sources=["s", "n"], source_names=["s", "n"], partition="files", count=2)) == [1, 1]
+
+
+def test_names_of_sources_are_those_of_other_clients() -> None:
+    """None is called as the server is, and none like another where file names make no difference."""
+    names = ["server", "Oslo", "oslo"]
+    found = dealt(3, sources=names, source_names=names, partition="files")
+    assert found == {"Oslo": [1], "oslo-2": [2], "server-2": [0]}
+
+
+def test_sources_that_cannot_be_clients_are_told() -> None:
+    with pytest.raises(UserError, match=r"\[clients\] partition: 'files' needs named sources"):
+        dealt(5, partition="files")
+    with pytest.raises(UserError, match=r"\[clients\] count: is 3, but \[data\] train names 2 sources"):
+        dealt(2, sources=["s", "n"], source_names=["s", "n"], partition="files", count=3)
+    with pytest.raises(UserError, match=r"min_examples: is 1, but n gets 0 of 2 rows"):
+        dealt(2, sources=["s", "s"], source_names=["s", "n"], partition="files")
+
+
+def test_a_partition_that_does_not_exist_is_told() -> None:
+    with pytest.raises(UserError, match=r"\[clients\] partition: 'colum' is invalid; did you mean 'column'"):
+        dealt(5, partition="colum")
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_clients_are_known_without_rows(name: str) -> None:
+    options: dict[str, Any] = {
+        "sizes": {"sizes": [4, 2]},
+        "label_table": {"table": [{"a": 1, "b": 0}, {"b": 1}]},
+    }
+    if name == "column":
+        return  # whose clients are known from its rows alone
+    keys = {"partition": name, **options.get(name, {})}
+    named = {"sources": ["s", "n"] * 30, "source_names": ["s", "n"]} if name == "files" else {}
+    found = dealt(60, labels=["a", "b"] * 30, **keys, **named)
+    assert list(found) == client_names(Clients(**keys), named.get("source_names", ()))

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import fedstrata
-from fedstrata.data.prepare import examples, population, prepare
+from fedstrata.data.prepare import population, prepare
 from fedstrata.errors import UserError
-from fedstrata.jobfile import load
+from fedstrata.job.file import load
+from fedstrata.tasks.examples import examples
 from tiny import SENTENCES, tokenizer
 
 Jobs = Callable[..., dict[str, Any]]
@@ -51,9 +52,9 @@ def test_a_holdout_that_leaves_nothing_is_refused(job: Jobs, tmp_path: Path) -> 
         prepare(load(made)[0], tmp_path)
 
 
-def test_the_same_rows_are_split_in_the_same_way_for_every_task(job: Jobs) -> None:
+def test_the_same_rows_are_dealt_in_the_same_way_for_every_task(job: Jobs) -> None:
     shards = [
-        prepare(load(job("fedavg", kind, clients={"split": "dirichlet", "alpha": 0.3}))[0]).shards
+        prepare(load(job("fedavg", kind, clients={"partition": "dirichlet", "alpha": 0.3}))[0]).shards
         for kind in ("mlm", "classify")
     ]
     assert all(np.array_equal(shards[0][name], shards[1][name]) for name in shards[0])
@@ -62,11 +63,11 @@ def test_the_same_rows_are_split_in_the_same_way_for_every_task(job: Jobs) -> No
 def test_clients_by_column_and_empty_ones(job: Jobs, tmp_path: Path) -> None:
     (tmp_path / "wards.csv").write_text("text,label,ward\na,x,north\nb,y,south\nc,x,north\n")
     made = job("fedavg", "classify", data={"train": "wards.csv", "test": "wards.csv"})
-    made["clients"] = {"split": "column", "column": "ward"}
+    made["clients"] = {"partition": "column", "column": "ward"}
     data = prepare(load(made)[0], tmp_path)
     assert {name: rows.tolist() for name, rows in data.shards.items()} == {"north": [0, 2], "south": [1]}
     made["clients"] = {"count": 5, "min_examples": 0}
-    assert len(prepare(load(made)[0], tmp_path).shards) == 3, "clients without rows are left out"
+    assert len(prepare(load(made)[0], tmp_path).shards) == 3, "clients without rows are dropped"
 
 
 def test_populations() -> None:
@@ -103,7 +104,7 @@ def test_long_texts_become_more_examples_in_mlm_only(job: Jobs, tmp_path: Path) 
 def test_dirichlet_over_plain_text_deals_sizes(job: Jobs, tmp_path: Path) -> None:
     (tmp_path / "plain.txt").write_text("".join(f"the heart {i}\n" for i in range(60)))
     made = job("fedavg", "mlm", data={"train": "plain.txt", "test": "plain.txt"})
-    made["clients"] = {"count": 3, "split": "dirichlet", "alpha": 0.5}
+    made["clients"] = {"count": 3, "partition": "dirichlet", "alpha": 0.5}
     data = prepare(load(made)[0], tmp_path)
     assert sum(map(len, data.shards.values())) == 60
     assert data.by is None
@@ -127,8 +128,8 @@ def test_numbers_are_split_like_classes(job: Jobs, tmp_path: Path) -> None:
     del made["data"]["test"]
     made["data"]["holdout"] = 0.01
     held = []
-    for split in ("sorted", "dirichlet"):
-        made["clients"] = {"split": split, "count": 3, "alpha": 0.1}
+    for partition in ("label_sorted", "dirichlet"):
+        made["clients"] = {"partition": partition, "count": 3, "alpha": 0.1}
         data = prepare(load(made)[0], tmp_path)
         every = np.concatenate(list(data.shards.values()))
         assert len(np.unique(every)) == len(every)
@@ -144,7 +145,7 @@ def test_numbers_are_split_like_classes(job: Jobs, tmp_path: Path) -> None:
 def test_numbers_of_a_table_are_told_by_value(job: Jobs, tmp_path: Path) -> None:
     (tmp_path / "n.csv").write_text("text,label\n" + "the heart,5.000\n" * 6 + "the eye,0.0\n" * 6)
     made = job("fedavg", "regress", data={"train": "n.csv", "test": "n.csv"})
-    made["clients"] = {"split": "table", "table": [{"5": 100}, {"0": 50, "5": 50}]}
+    made["clients"] = {"partition": "label_table", "table": [{"5": 100}, {"0": 50, "5": 50}]}
     shards = prepare(load(made)[0], tmp_path).shards
     assert {name: len(rows) for name, rows in shards.items()} == {"client-0": 4, "client-1": 4}
 
@@ -161,7 +162,7 @@ def test_the_order_of_the_classes_is_the_job_s_or_the_data_set_s(
     data = datasets.Dataset.from_dict(rows, datasets.Features(features))
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: data)
     made = job("fedavg", "classify", data={"train": "glue:mrpc", "test": "glue:mrpc"})
-    made["clients"] = {"split": "table", "table": "mrpc-3"}
+    made["clients"] = {"partition": "label_table", "table": "mrpc-3"}
     prepared = prepare(load(made)[0])
     assert prepared.labels == tuple(names)
     first = [prepared.train.columns["label"][i] for i in prepared.shards["client-0"]]
@@ -181,7 +182,7 @@ def test_named_sources_are_pools(job: Jobs, tmp_path: Path) -> None:
     data = prepare(load(made)[0], tmp_path)
     assert data.test.columns["text"] == ["a", "b", "c", "e", "a", "b"]
     assert data.test.pools == ["matched"] * 2 + ["mismatched"] * 4
-    assert data.left_out == 1
+    assert data.dropped == 1
     pools = examples(load(made)[0], data.test, data.labels, tokenizer()).pools
     assert {name: index.tolist() for name, index in pools.items()} == {
         "matched": [0, 1],
@@ -193,6 +194,54 @@ def test_named_sources_are_pools(job: Jobs, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("own", [False, True])
+def test_every_source_of_the_training_rows_is_a_client(job: Jobs, tmp_path: Path, own: bool) -> None:
+    for name, count in (("north", 9), ("south", 6)):
+        rows = "".join(f"the heart,{'xy'[i % 2]}\n" for i in range(count))
+        (tmp_path / f"{name}.csv").write_text(f"text,label\n{rows},x\n")
+    made = job("fedavg", "classify", data={"train": {"south": "south.csv", "north": "north.csv"}})
+    made["clients"] = {"partition": "files"}
+    if own:
+        made["clients"]["test"] = 0.3
+    del made["data"]["test"]
+    made["data"]["holdout"] = 0.2
+    data = prepare(load(made)[0], tmp_path)
+    assert list(data.shards) == ["north", "south"]
+    tests = data.tests or {}
+    for name, count in (("north", 9), ("south", 6)):
+        rows_of = np.concatenate([data.shards[name], tests.get(name, np.empty(0, np.int64))]).astype(int)
+        assert {data.train.pools[i] for i in rows_of} == {name}
+        assert len(rows_of) == count - (0 if own else data.test.pools.count(name))
+    assert data.dropped == 2
+    assert (
+        sum(map(len, data.shards.values())) + len(data.test if not own else np.concatenate([*tests.values()]))
+        == 15
+    )
+    limited = prepare(load(made, {"data.limit": 4})[0], tmp_path)
+    assert limited.train.pools.count("north") + (0 if own else limited.test.pools.count("north")) == 4
+    made["data"]["train"] = ["north.csv", "south.csv"]
+    with pytest.raises(UserError, match=r"\[clients\] partition: 'files' needs named sources, one"):
+        prepare(load(made)[0], tmp_path)
+
+
+def test_plain_text_by_file_is_told_apart_by_the_files(job: Jobs, tmp_path: Path) -> None:
+    for name, count in (("a", 3), ("b", 5)):
+        (tmp_path / f"{name}.txt").write_text("the heart\n" * count)
+    sources = {name: str(tmp_path / f"{name}.txt") for name in "ab"}
+    made = job("fedavg", "mlm", data={"train": sources, "test": sources["a"]}, clients={"partition": "files"})
+    del made["clients"]["count"]
+    data = prepare(load(made)[0])
+    assert (data.by, data.labels) == (["a"] * 3 + ["b"] * 5, None)
+    [forecast] = fedstrata.forecast(made).values()
+    result = fedstrata.run(made)
+    assert forecast["clients"]["up_bytes"] == result.bytes["up"]
+    clients = json.loads((tmp_path / "run" / "partition.json").read_text())["clients"]
+    assert {name: client["rows"] for name, client in clients.items()} == {"a": 3, "b": 5}
+    [without_data] = fedstrata.forecast(made, count=10).values()
+    assert without_data["clients"]["count"] == 2
+    assert without_data["client"] == "a"
+
+
+@pytest.mark.parametrize("own", [False, True])
 def test_packing_joins_nobodys_texts_with_anothers(job: Jobs, tmp_path: Path, own: bool) -> None:
     """Every client's words are its own: 40 rows of one word each; test rows are joined apart, source by source."""
     words = ["kidney", "heart", "eye", "blood"]
@@ -200,9 +249,9 @@ def test_packing_joins_nobodys_texts_with_anothers(job: Jobs, tmp_path: Path, ow
         rows = "".join(f"{word} {word},{word}\n" for word in words * 10)
         (tmp_path / f"{name}.csv").write_text("text,ward\n" + rows)
     named = {"a": "train.csv", "b": "more.csv"}
-    made = job("centralised", "mlm", data={"train": named, "overlong": "pack"}, train={"max_tokens": 16})
+    made = job("centralized", "mlm", data={"train": named, "long_text": "pack"}, train={"max_tokens": 16})
     made["data"]["test"] = named
-    made["clients"] = {"split": "column", "column": "ward"}
+    made["clients"] = {"partition": "column", "column": "ward"}
     if own:
         del made["data"]["test"]
         made["clients"]["test"] = 0.3
@@ -229,15 +278,15 @@ def test_packing_joins_nobodys_texts_with_anothers(job: Jobs, tmp_path: Path, ow
 
 
 def test_packing_is_of_plain_text(job: Jobs) -> None:
-    with pytest.raises(UserError, match=r"\[data\] overlong: 'pack' goes with mlm and clm, not with 'tag'"):
-        load(job("fedavg", "tag", data={"overlong": "pack"}))
+    with pytest.raises(UserError, match=r"\[data\] long_text: 'pack' goes with mlm and clm, not with 'tag'"):
+        load(job("fedavg", "tag", data={"long_text": "pack"}))
 
 
 def test_a_packed_job_counts_rows_and_blocks(job: Jobs, tmp_path: Path) -> None:
-    made = job("fedavg", "mlm", data={"overlong": "pack"}, train={"max_tokens": 60}, clients={"count": 2})
+    made = job("fedavg", "mlm", data={"long_text": "pack"}, train={"max_tokens": 60}, clients={"count": 2})
     [forecast] = fedstrata.forecast(made).values()
     result = fedstrata.run(made)
-    clients = json.loads((tmp_path / "run" / "split.json").read_text())["clients"]
+    clients = json.loads((tmp_path / "run" / "partition.json").read_text())["clients"]
     assert [client["rows"] for client in clients.values()] == [6, 6]
     assert all(client["examples"] < 6 for client in clients.values())
     assert f"{sum(client['examples'] for client in clients.values())} training" in forecast["holdings"][0]

@@ -194,7 +194,7 @@ def test_a_folder_of_text_files_has_one_row_per_file() -> None:
         ("cheap\nmore\n", "spam/b.txt", "spam"),
         ("hello", "ham/deep/a.txt", "ham"),
     ]
-    assert found.left_out == 1, "a file at the top has no folder"
+    assert found.dropped == 1, "a file at the top has no folder"
     assert read("mail", ["file"]).columns == {"file": ["ham/deep/a.txt", "spam/b.txt", "top.txt"]}
 
 
@@ -207,16 +207,20 @@ def test_a_folder_of_data_files_is_read_in_the_order_of_names() -> None:
 
 def test_the_working_directory_comes_before_the_folder_nearby(tmp_path: Path) -> None:
     write("job/a.txt", "near")
-    assert read("a.txt", ["text"], near=Path("job")).columns == {"text": ["near"]}
+    assert read("a.txt", ["text"], base_dir=Path("job")).columns == {"text": ["near"]}
     write("a.txt", "here")
-    assert read("a.txt", ["text"], near=Path("job")).columns == {"text": ["here"]}
-    assert read(str(tmp_path / "job" / "a.txt"), ["text"], near=Path("x")).columns == {"text": ["near"]}
+    assert read("a.txt", ["text"], base_dir=Path("job")).columns == {"text": ["here"]}
+    assert read(str(tmp_path / "job" / "a.txt"), ["text"], base_dir=Path("x")).columns == {"text": ["near"]}
 
 
 @pytest.mark.parametrize(
     ("name", "content", "parts"),
     [
-        ("a.jsonl", '{"text": "a"}\n{"text": \n', ["a.jsonl, line 2: is not JSON", "legal: one object per line"]),
+        (
+            "a.jsonl",
+            '{"text": "a"}\n{"text": \n',
+            ["a.jsonl, line 2: is not JSON", "expected one object per line"],
+        ),
         ("a.json", '[{"text": "a"},\n {"text" "b"}]', ["a.json, line 2: is not JSON", "character 10"]),
         ("a.jsonl", '{"text": "a"}\n"b"', ['a.jsonl, line 2: found "b", expected a JSON object']),
         ("a.json", '[{"text": "a"}, 3]', ["a.json, entry 2: found 3, expected a JSON object"]),
@@ -239,7 +243,7 @@ def test_the_working_directory_comes_before_the_folder_nearby(tmp_path: Path) ->
         ("a.txt", "", ["a.txt: is empty, expected rows"]),
         ("a.csv", "text,b\n,1\n ,2\n", ["a.csv: found 2 rows, none with a value in each column of text"]),
         ("a.parquet", "PAR1 but no more", ["a.parquet: is not a readable Parquet file"]),
-        ("a.docx", "text", ["a.docx: the extension '.docx' is not known; legal: .csv, .tsv"]),
+        ("a.docx", "text", ["a.docx: the extension '.docx' is not known; expected one of: .csv, .tsv"]),
         ("a.josnl", "text", ["'.josnl' is not known; did you mean '.jsonl'?"]),
         ("a", "text", ["a: the extension '' is not known"]),
         ("###.txt", "###1\nA\ttext\nno tab\n", ["###.txt, line 3: found no tab, expected a label"]),
@@ -252,27 +256,27 @@ def test_a_malformed_file_is_told_with_its_place(name: str, content: str | bytes
 
 
 def test_a_missing_column_is_told_in_every_form() -> None:
-    with refused("a.txt: has no column 'label'; legal: text; plain lines"):
+    with refused("a.txt: has no column 'label'; expected one of: text; plain lines"):
         read(write("a.txt", "one\n"), ["text", "label"])
-    with refused("b.txt: has no column 'lable'; did you mean 'label'? (legal: text, label, document)"):
+    with refused("b.txt: has no column 'lable'; did you mean 'label'? (expected one of: text, label, document)"):
         read(write("b.txt", "###1\nA\tone\n"), ["lable"])
     with refused("c.txt: has no column 'Qualty'; did you mean 'Quality'?"):
         read(write("c.txt", "Quality\tText\n1\tone\n"), ["Text", "Qualty"])
-    with refused("d.parquet: has no column 'label'; legal: text"):
+    with refused("d.parquet: has no column 'label'; expected one of: text"):
         read(write_parquet("d.parquet", {"text": ["one"]}), ["text", "label"])
-    with refused("has no column 'label'; legal: text, file, folder; a txt file in a folder is one row"):
+    with refused("has no column 'label'; expected one of: text, file, folder; a txt file in a folder is one row"):
         read(str(Path(write("e/a.txt", "one")).parent), ["text", "label"])
-    with refused("f.csv: has no column 'label'; legal: one, two"):
+    with refused("f.csv: has no column 'label'; expected one of: one, two"):
         read(write("f.csv", "1,2"), ["label"], names=["one", "two"])
 
 
-def test_a_missing_file_names_its_places_and_its_neighbour(tmp_path: Path) -> None:
+def test_a_missing_file_names_its_places_and_its_neighbor(tmp_path: Path) -> None:
     write("data/train.csv", "text\na\n")
     write("job/train.csv", "text\na\n")
     with refused("data/trian.csv: there is no such file", str(tmp_path / "data"), "did you mean 'train.csv'?"):
         read("data/trian.csv", ["text"])
     with refused(f"{tmp_path} or {tmp_path / 'job'}", "did you mean 'train.csv'?"):
-        read("trein.csv", ["text"], near=Path("job"))
+        read("trein.csv", ["text"], base_dir=Path("job"))
     with refused("data/train.csv/x.csv: there is no such file"):
         read("data/train.csv/x.csv", ["text"])
 
@@ -283,7 +287,7 @@ def test_a_folder_must_hold_one_kind() -> None:
     with refused("both: the folder holds files of several kinds (a.csv, b.txt)"):
         read("both", ["text"])
     write("none/a.pdf", "")
-    with refused("none: the folder holds no file of a known kind (legal: .csv"):
+    with refused("none: the folder holds no file of a known kind (expected one of: .csv"):
         read("none", ["text"])
 
 
@@ -308,11 +312,11 @@ def test_a_forbidden_file_or_folder_is_told() -> None:
 
 
 def test_glue_s_own_files_hold_lines_that_are_short_or_long() -> None:
-    """QQP's has a few without all their columns; STS-B's has a licence at the end of some."""
+    """QQP's has a few without all their columns; STS-B's has a license at the end of some."""
     write("short.tsv", "text\tother\tlabel\na\tb\t1\nc\td\ne\tf\t0\n")
     assert read("short.tsv", ["text", "label"]) == Rows({"text": ["a", "e"], "label": ["1", "0"]}, 1)
     assert read("short.tsv", ["text"]).columns["text"] == ["a", "c", "e"], "what is wanted is there"
-    write("long.tsv", "4\ta\tb\n5\tc\td\thttp://licence\n")
+    write("long.tsv", "4\ta\tb\n5\tc\td\thttp://license\n")
     names = ["score", "one", "two"]
     assert read("long.tsv", ["two", "score"], names=names) == Rows({"two": ["b", "d"], "score": ["4", "5"]}, 0)
 

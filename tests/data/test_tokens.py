@@ -1,4 +1,4 @@
-"""Tokenised text: what becomes an example, and that it is made once."""
+"""Tokenized text: what becomes an example, and that it is made once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedstrata.data import tokens as module
-from fedstrata.data.tokens import Tokens, cache_folder, pack, tokenise
+from fedstrata.data.tokens import Tokens, cache_folder, pack, tokenize
 from tiny import SENTENCES, SPECIAL, gpt2_tokenizer, tokenizer, words
 
 CLS, SEP, END = 2, 3, len(SPECIAL) + len(words())
@@ -32,7 +32,7 @@ def plain(text: str) -> list[int]:
 
 
 def test_texts_become_ids_with_special_tokens() -> None:
-    made = tokenise(["The heart.", "the eye"], tokenizer(), 32, "split")
+    made = tokenize(["The heart.", "the eye"], tokenizer(), 32, "chunk")
     assert examples(made) == [[CLS, *plain("the heart ."), SEP], [CLS, *plain("the eye"), SEP]]
     assert made.rows.tolist() == [0, 1]
     assert made.lengths.tolist() == [5, 4]
@@ -43,7 +43,7 @@ def test_texts_become_ids_with_special_tokens() -> None:
 def test_split_cuts_into_examples_each_with_special_tokens(most: int) -> None:
     ids = plain(LONG)
     assert len(ids) == 11
-    made = tokenise(["the eye", LONG, "the heart"], tokenizer(), most, "split")
+    made = tokenize(["the eye", LONG, "the heart"], tokenizer(), most, "chunk")
     pieces = [ids[i : i + most - 2] for i in range(0, 11, most - 2)]
     own = made.of_rows(np.asarray([1]))
     assert [made[i].tolist() for i in own] == [[CLS, *piece, SEP] for piece in pieces]
@@ -54,13 +54,13 @@ def test_split_cuts_into_examples_each_with_special_tokens(most: int) -> None:
 
 @pytest.mark.parametrize("most", [4, 8, 13, 14])
 def test_truncate_keeps_the_beginning(most: int) -> None:
-    made = tokenise([LONG, "the eye"], tokenizer(), most, "truncate")
+    made = tokenize([LONG, "the eye"], tokenizer(), most, "truncate")
     assert examples(made) == [[CLS, *plain(LONG)[: most - 2], SEP], [CLS, *plain("the eye")[: most - 2], SEP]]
     assert made.rows.tolist() == [0, 1]
 
 
 def test_of_rows_is_ascending_and_complete() -> None:
-    made = tokenise(["the eye", LONG, "", LONG], tokenizer(), 8, "split")
+    made = tokenize(["the eye", LONG, "", LONG], tokenizer(), 8, "chunk")
     assert made.rows.tolist() == [0, 1, 1, 2, 3, 3]
     assert made.of_rows(np.asarray([3, 0])).tolist() == [0, 4, 5]
     assert made.of_rows(np.asarray([], dtype=np.int64)).tolist() == []
@@ -69,9 +69,9 @@ def test_of_rows_is_ascending_and_complete() -> None:
 
 def test_text_longer_than_a_chunk_of_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [text for text, _ in SENTENCES]
-    whole = tokenise(texts, tokenizer(), 8, "split")
+    whole = tokenize(texts, tokenizer(), 8, "chunk")
     monkeypatch.setattr(module, "CHUNK", 5)
-    chunked = module._tokenise(texts, tokenizer(), 8, "split")
+    chunked = module._tokenize(texts, tokenizer(), 8, "chunk")
     assert examples(chunked) == examples(whole)
     assert chunked.rows.tolist() == whole.rows.tolist()
     assert chunked.rows.max() == 11
@@ -80,40 +80,40 @@ def test_text_longer_than_a_chunk_of_texts(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     "text", ["", " \t\n", "القلب يضخ الدم", "心臓", "e\u0301 🫀 \u200d", "\ufeffheart", "a\x01b", "[MASK] [SEP]"]
 )
-@pytest.mark.parametrize("overlong", ["split", "truncate"])
-def test_any_text_is_one_example_like_the_tokenizers_own(text: str, overlong: Any) -> None:
-    made = tokenise(["the eye", text, "the heart"], tokenizer(), 16, overlong)
+@pytest.mark.parametrize("long_text", ["chunk", "truncate"])
+def test_any_text_is_one_example_like_the_tokenizers_own(text: str, long_text: Any) -> None:
+    made = tokenize(["the eye", text, "the heart"], tokenizer(), 16, long_text)
     assert made.rows.tolist() == [0, 1, 2]
     assert made[1].tolist() == tokenizer()(text)["input_ids"]
     assert made[2].tolist() == [CLS, *plain("the heart"), SEP]
 
 
 def test_an_empty_text_is_its_special_tokens() -> None:
-    assert examples(tokenise([""], tokenizer(), 8, "split")) == [[CLS, SEP]]
+    assert examples(tokenize([""], tokenizer(), 8, "chunk")) == [[CLS, SEP]]
 
 
 def test_no_text_is_no_example() -> None:
-    made = tokenise([], tokenizer(), 8, "split")
+    made = tokenize([], tokenizer(), 8, "chunk")
     assert (len(made), made.ids.shape, made.lengths.tolist()) == (0, (0,), [])
 
 
 def count(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Notes every time that text is really tokenised."""
+    """Notes every time that text is really tokenized."""
     calls: list[int] = []
-    original = module._tokenise
+    original = module._tokenize
 
     def spy(*args: Any) -> Tokens:
         calls.append(len(args[0]))
         return original(*args)
 
-    monkeypatch.setattr(module, "_tokenise", spy)
+    monkeypatch.setattr(module, "_tokenize", spy)
     return calls
 
 
-def test_the_same_text_is_tokenised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_text_is_tokenized_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = count(monkeypatch)
-    first = tokenise(["the heart", LONG], tokenizer(), 8, "split")
-    second = tokenise(["the heart", LONG], tokenizer(), 8, "split")
+    first = tokenize(["the heart", LONG], tokenizer(), 8, "chunk")
+    second = tokenize(["the heart", LONG], tokenizer(), 8, "chunk")
     assert calls == [2]
     assert examples(first) == examples(second)
     assert second.rows.tolist() == first.rows.tolist() == [0, 1, 1]
@@ -122,18 +122,18 @@ def test_the_same_text_is_tokenised_once(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     "other",
     [
-        (["the heart", "the eye."], 8, "split"),
-        (["the eye", "the heart"], 8, "split"),
-        (["the heartthe eye"], 8, "split"),
-        (["the heart", "the eye"], 9, "split"),
+        (["the heart", "the eye."], 8, "chunk"),
+        (["the eye", "the heart"], 8, "chunk"),
+        (["the heartthe eye"], 8, "chunk"),
+        (["the heart", "the eye"], 9, "chunk"),
         (["the heart", "the eye"], 8, "truncate"),
     ],
 )
-def test_anything_else_is_tokenised_anew(monkeypatch: pytest.MonkeyPatch, other: tuple[Any, ...]) -> None:
+def test_anything_else_is_tokenized_anew(monkeypatch: pytest.MonkeyPatch, other: tuple[Any, ...]) -> None:
     calls = count(monkeypatch)
-    texts, most, overlong = other
-    tokenise(["the heart", "the eye"], tokenizer(), 8, "split")
-    tokenise(texts, tokenizer(), most, overlong)
+    texts, most, long_text = other
+    tokenize(["the heart", "the eye"], tokenizer(), 8, "chunk")
+    tokenize(texts, tokenizer(), most, long_text)
     assert len(calls) == 2
 
 
@@ -141,8 +141,8 @@ def test_another_tokenizer_is_another_entry(monkeypatch: pytest.MonkeyPatch) -> 
     calls = count(monkeypatch)
     other = tokenizer()
     other.add_tokens(["aorta"])
-    assert examples(tokenise(["aorta"], tokenizer(), 8, "split")) == [[CLS, 1, SEP]]
-    assert examples(tokenise(["aorta"], other, 8, "split")) == [[CLS, 68, SEP]]
+    assert examples(tokenize(["aorta"], tokenizer(), 8, "chunk")) == [[CLS, 1, SEP]]
+    assert examples(tokenize(["aorta"], other, 8, "chunk")) == [[CLS, 68, SEP]]
     assert len(calls) == 2
 
 
@@ -158,9 +158,9 @@ def test_a_crash_leaves_no_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(np, "save", crash)
         with pytest.raises(KeyboardInterrupt):
-            tokenise(["the heart"], tokenizer(), 8, "split")
+            tokenize(["the heart"], tokenizer(), 8, "chunk")
     assert list(cache_folder().iterdir()) == []
-    assert examples(tokenise(["the heart"], tokenizer(), 8, "split")) == [[CLS, *plain("the heart"), SEP]]
+    assert examples(tokenize(["the heart"], tokenizer(), 8, "chunk")) == [[CLS, *plain("the heart"), SEP]]
     assert [sorted(path.name for path in entry.iterdir()) for entry in cache_folder().iterdir()] == [
         ["ids.npy", "offsets.npy", "rows.npy", "types.npy", "words.npy"]
     ]
@@ -168,21 +168,21 @@ def test_a_crash_leaves_no_entry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_two_runs_at_once_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another run finishes the same entry while this one is at work."""
-    original = module._tokenise
+    original = module._tokenize
 
     def slow(*args: Any) -> Tokens:
         made = original(*args)
-        monkeypatch.setattr(module, "_tokenise", original)
-        tokenise(["the heart"], tokenizer(), 8, "split")
+        monkeypatch.setattr(module, "_tokenize", original)
+        tokenize(["the heart"], tokenizer(), 8, "chunk")
         return made
 
-    monkeypatch.setattr(module, "_tokenise", slow)
-    assert examples(tokenise(["the heart"], tokenizer(), 8, "split")) == [[CLS, *plain("the heart"), SEP]]
+    monkeypatch.setattr(module, "_tokenize", slow)
+    assert examples(tokenize(["the heart"], tokenizer(), 8, "chunk")) == [[CLS, *plain("the heart"), SEP]]
     assert len(list(cache_folder().iterdir())) == 1
 
 
 def test_the_cache_is_mapped_and_not_read() -> None:
-    assert isinstance(tokenise(["the heart"], tokenizer(), 8, "split").ids, np.memmap)
+    assert isinstance(tokenize(["the heart"], tokenizer(), 8, "chunk").ids, np.memmap)
 
 
 def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ def packed(
     texts: list[str], most: int, groups: list[list[int]], causal: bool, made: Any
 ) -> tuple[Tokens, list[list[int]]]:
     """The blocks, and by plain Python those that there would be if none went."""
-    whole = tokenise(texts, made, most, "pack")
+    whole = tokenize(texts, made, most, "pack")
     end = made.eos_token_id if made.sep_token_id is None else made.sep_token_id
     around = 0 if made.cls_token_id is None else 2
     expected = []
@@ -252,5 +252,5 @@ def test_texts_are_joined_whole_however_long(monkeypatch: pytest.MonkeyPatch) ->
     made = tokenizer()
     made.model_max_length = 8
     text = " ".join(["the heart"] * 50)
-    assert len(tokenise([text], made, 8, "pack")) == 1
-    assert len(tokenise([text], made, 8, "pack")[0]) == 100
+    assert len(tokenize([text], made, 8, "pack")) == 1
+    assert len(tokenize([text], made, 8, "pack")[0]) == 100

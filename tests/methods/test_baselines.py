@@ -10,17 +10,18 @@ import pytest
 import transformers
 
 import fedstrata
-from fedstrata.core.parts import Parts, find
-from fedstrata.core.plan import Method, Plan
-from fedstrata.core.rng import Streams
 from fedstrata.cost.bytes import payload
 from fedstrata.errors import UserError
-from fedstrata.job import Job as ResolvedJob
-from fedstrata.job import method_name
-from fedstrata.jobfile import load
+from fedstrata.job.file import load
+from fedstrata.job.tables import Job as ResolvedJob
+from fedstrata.job.tables import method_name
 from fedstrata.methods import METHODS
 from fedstrata.methods.fedavg import FedAvg
-from fedstrata.nn.models import parts_of
+from fedstrata.models.checkpoints import parts_of
+from fedstrata.models.parts import find_parts
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Method, Plan
+from fedstrata.plan.streams import Streams
 from tiny import tiny_model
 
 Job = Callable[..., dict[str, Any]]
@@ -31,7 +32,7 @@ NAMES = [
     "fedadam",
     "fedyogi",
     "fedadagrad",
-    "centralised",
+    "centralized",
     "single",
     "local",
     "none",
@@ -39,8 +40,8 @@ NAMES = [
     "fedbt",
     "fedsplitbert",
 ]
-POPULATION = {"centralised": "pooled", "single": "one"}
-RULES = {"fedavgm", "fedadam", "fedyogi", "fedadagrad"}
+POPULATION = {"centralized": "pooled", "single": "one"}
+RULES = {"fedavgm": "momentum", "fedadam": "adam", "fedyogi": "yogi", "fedadagrad": "adagrad"}
 
 
 def resolved(source: dict[str, Any], overrides: Any = ()) -> ResolvedJob:
@@ -64,16 +65,16 @@ def test_whom_a_method_asks(name: str) -> None:
 @pytest.mark.parametrize("name", ["fedprox", *sorted(RULES)])
 @pytest.mark.parametrize("kind", ["mlm", "classify"])
 def test_presets_of_fedavg_plan_as_fedavg(name: str, kind: str) -> None:
-    parts = find(tiny_model(head=kind))
+    parts = find_parts(tiny_model(head=kind))
     for round in range(2):
         made = METHODS[name]().plan(parts, kind, round, "a", Streams(0))
         assert made == METHODS["fedavg"]().plan(parts, kind, round, "a", Streams(0))
 
 
-@pytest.mark.parametrize("name", ["centralised", "single", "local"])
+@pytest.mark.parametrize("name", ["centralized", "single", "local"])
 @pytest.mark.parametrize("kind", ["mlm", "classify"])
 def test_without_a_wire_everything_is_kept_and_nothing_sent(name: str, kind: str) -> None:
-    parts = find(tiny_model(head=kind))
+    parts = find_parts(tiny_model(head=kind))
     for round, client in ((0, "a"), (4, "b")):
         made = METHODS[name]().plan(parts, kind, round, client, Streams(0))
         made.check(parts)
@@ -83,7 +84,7 @@ def test_without_a_wire_everything_is_kept_and_nothing_sent(name: str, kind: str
 @pytest.mark.parametrize("name", NAMES)
 def test_presets(job: Job, name: str) -> None:
     made = resolved(job(name))
-    assert made.server.rule == (name if name in RULES else "fedavg")
+    assert made.server.optimizer == RULES.get(name, "sgd")
     assert made.train.proximal_mu == (0.01 if name == "fedprox" else 0.0)
     assert type(made.method) is METHODS[name]
     assert made.method.rounds == (0 if name == "none" else 2)
@@ -99,8 +100,8 @@ def test_a_preset_leaves_the_users_other_keys_alone(job: Job) -> None:
 def test_the_users_value_wins_over_a_preset(job: Job, mu: float) -> None:
     assert resolved(job("fedprox", train={"proximal_mu": mu})).train.proximal_mu == mu
     assert resolved(job("fedprox"), [f"train.proximal_mu={mu}"]).train.proximal_mu == mu
-    assert resolved(job("fedadam", server={"rule": "fedyogi"})).server.rule == "fedyogi"
-    assert resolved(job("fedadam"), {"server.rule": "fedavg"}).server.rule == "fedavg"
+    assert resolved(job("fedadam", server={"optimizer": "yogi"})).server.optimizer == "yogi"
+    assert resolved(job("fedadam"), {"server.optimizer": "sgd"}).server.optimizer == "sgd"
 
 
 def test_a_method_chosen_on_the_command_line_brings_its_preset(job: Job) -> None:
@@ -109,9 +110,9 @@ def test_a_method_chosen_on_the_command_line_brings_its_preset(job: Job) -> None
     assert made.method == METHODS["fedprox"](rounds=2)
 
 
-def test_any_method_takes_any_rule(job: Job) -> None:
-    made = resolved(job("fedbfpt", server={"rule": "fedadam"}, train={"proximal_mu": 0.1}))
-    assert (made.server.rule, made.train.proximal_mu) == ("fedadam", 0.1)
+def test_any_method_takes_any_server_optimizer(job: Job) -> None:
+    made = resolved(job("fedbfpt", server={"optimizer": "adam"}, train={"proximal_mu": 0.1}))
+    assert (made.server.optimizer, made.train.proximal_mu) == ("adam", 0.1)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_any_method_takes_any_rule(job: Job) -> None:
         ("fedavg", {"local_layers": 2}, r"\[method\].*local_layers.*no such key.*rounds"),
         ("fedbfpt", {"local_layers": 0}, r"\[method\].*local_layers.*greater than 0"),
         ("fedbfpt", {"local_layer": 3}, r"\[method\].*local_layer: no such key; did you mean 'local_layers'\?"),
-        ("fedbt", {"pooler": "trian"}, r"\[method\].*pooler: 'trian' is not legal; did you mean 'train'\?"),
+        ("fedbt", {"pooler": "trian"}, r"\[method\].*pooler: 'trian' is invalid; did you mean 'train'\?"),
         ("fedbt", {"rounds": 0}, r"\[method\].*rounds.*greater than 0"),
     ],
 )
@@ -152,7 +153,7 @@ def test_a_method_is_one_class_and_one_line(job: Job, monkeypatch: pytest.Monkey
     assert dumped["method"] == {"name": "toy", "rounds": 2, "layer": 2, "way": "up"}
     again = {key: value for key, value in dumped.items() if key != "stage"}
     assert resolved(again).method == made.method
-    parts = find(tiny_model())
+    parts = find_parts(tiny_model())
     assert made.method.plan(parts, "mlm", 0, "a", Streams(0)).send == ("layer.2",)
     with pytest.raises(UserError, match=r"\[method\].*layr: no such key; did you mean 'layer'"):
         load(job("toy", method={"layr": 1}))

@@ -11,12 +11,13 @@ import pytest
 import torch
 import transformers
 
-from fedstrata.core.parts import Parts, find
-from fedstrata.core.plan import Plan
-from fedstrata.core.rng import Streams
 from fedstrata.cost.bytes import payload
 from fedstrata.errors import UserError
 from fedstrata.methods.fedbfpt import FedBFPT, progressive
+from fedstrata.models.parts import find_parts
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Plan
+from fedstrata.plan.streams import Streams
 from tiny import tiny_model
 
 CLIENTS = [f"client-{i}" for i in range(1, 7)]
@@ -25,7 +26,7 @@ CLIENTS = [f"client-{i}" for i in range(1, 7)]
 @pytest.fixture(scope="module")
 def bert() -> Parts:
     with torch.device("meta"):
-        return find(transformers.BertForMaskedLM(transformers.BertConfig()))
+        return find_parts(transformers.BertForMaskedLM(transformers.BertConfig()))
 
 
 def plan(parts: Parts, method: FedBFPT, round: int, client: str = "client-1", seed: int = 0) -> Plan:
@@ -114,7 +115,7 @@ def test_half_the_layers_by_default(bert: Parts) -> None:
     assert len(plan(bert, FedBFPT(), 0).layers) == 6
     assert FedBFPT().rounds == 5
     for depth, local in ((1, 1), (2, 1), (3, 2), (4, 2)):
-        assert len(plan(find(tiny_model(layers=depth)), FedBFPT(), 0).layers) == local
+        assert len(plan(find_parts(tiny_model(layers=depth)), FedBFPT(), 0).layers) == local
 
 
 def test_layers_are_drawn_with_replacement_and_uniformly(bert: Parts) -> None:
@@ -159,13 +160,13 @@ def test_the_whole_model_may_be_local(bert: Parts) -> None:
 
 def test_more_local_layers_than_the_model_has_are_refused(bert: Parts) -> None:
     with pytest.raises(
-        UserError, match=r"\[method\] local_layers: is 13, but the model has 12 layers; legal: 1 to 12"
+        UserError, match=r"\[method\] local_layers: is 13, but the model has 12 layers; expected 1 to 12"
     ):
         FedBFPT(local_layers=13).plan(bert, "mlm", 0, "a", Streams(0))
 
 
 def test_any_task_has_a_head() -> None:
-    parts = find(tiny_model(head="classify"))
+    parts = find_parts(tiny_model(head="classify"))
     assert FedBFPT().plan(parts, "classify", 0, "a", Streams(0)).train == ("layer.0", "head")
 
 

@@ -9,14 +9,15 @@ import torch
 import transformers
 from pydantic import ValidationError
 
-from fedstrata.core.parts import Parts, find
-from fedstrata.core.plan import Plan
-from fedstrata.core.rng import Streams
 from fedstrata.cost.bytes import payload
 from fedstrata.errors import UserError
 from fedstrata.methods.fedavg import FedAvg
 from fedstrata.methods.fedbfpt import FedBFPT
 from fedstrata.methods.fedbt import FedBT, cyclic
+from fedstrata.models.parts import find_parts
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Plan
+from fedstrata.plan.streams import Streams
 from tiny import tiny_model
 
 LAYER, CLASSIFIER = 28_351_488, 4 * (13 * 768 + 13)
@@ -26,7 +27,7 @@ Variant = Literal["full", "all", "half", "map", "circle", "add"]
 def bert_base(kind: str, **changes: int) -> Parts:
     auto = {"mlm": transformers.BertForMaskedLM, "classify": transformers.BertForSequenceClassification}
     with torch.device("meta"):
-        return find(auto[kind](transformers.BertConfig(**changes)))
+        return find_parts(auto[kind](transformers.BertConfig(**changes)))
 
 
 @pytest.fixture(scope="module")
@@ -144,14 +145,14 @@ def test_the_pooler_is_frozen_or_trained_with_the_head(bert: Parts) -> None:
 
 
 def test_a_model_without_pooler_has_none_to_train() -> None:
-    parts = find(tiny_model("roberta", "classify"))
+    parts = find_parts(tiny_model("roberta", "classify"))
     assert plan(parts, FedBT(pooler="train"), 0).train == ("layer.2", "head")
 
 
 @pytest.mark.parametrize(("cycle", "local"), [(7, 6), (13, None), (2, 1), (12, 11)])
 def test_a_cycle_longer_than_the_local_model_is_refused(bert: Parts, cycle: int, local: int | None) -> None:
     with pytest.raises(
-        UserError, match=rf"cycle = {cycle}, local_layers = {local or 12} on a model of 12 layers; legal: "
+        UserError, match=rf"cycle = {cycle}, local_layers = {local or 12} on a model of 12 layers; expected "
     ):
         plan(bert, FedBT(cycle=cycle, local_layers=local), 0)
 
@@ -165,7 +166,7 @@ def test_more_local_layers_than_the_model_has_are_refused(bert: Parts) -> None:
 def test_half_the_layers_make_a_cycle_by_default(bert: Parts, local: int | None, cycle: int) -> None:
     seen = [lowest(plan(bert, FedBT(local_layers=local), round)) for round in range(12)]
     assert seen == [cyclic(12, cycle, round) for round in range(12)]
-    tiny = find(tiny_model(head="classify", layers=3))
+    tiny = find_parts(tiny_model(head="classify", layers=3))
     assert [lowest(plan(tiny, FedBT(), round)) for round in range(3)] == [2, 1, 2]
 
 
@@ -248,7 +249,7 @@ def test_the_variants_of_pre_training_are_fedbfpts(variant: Literal["pl", "m", "
 )
 def test_a_variant_of_the_other_task_is_refused(bert: Parts, task: str, variant: Variant) -> None:
     with pytest.raises(
-        UserError, match=rf"\[method\] variant: '{variant}' is none of task '{task}'; .*legal: full"
+        UserError, match=rf"\[method\] variant: '{variant}' is none of task '{task}'; .*expected one of: full"
     ):
         plan(bert, FedBT(variant=variant), 0, task=task)
 

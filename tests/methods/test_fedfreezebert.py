@@ -15,21 +15,24 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 import fedstrata
-from fedstrata.core.central import Central
-from fedstrata.core.parts import Parts, find
-from fedstrata.core.rng import Streams
+from fedstrata.client import feature_cache as features
+from fedstrata.client.feature_cache import FeatureCache
+from fedstrata.client.scorer import FeatureCaches
+from fedstrata.client.setup import make_ready, resolve_auto
 from fedstrata.cost.bytes import payload
 from fedstrata.data.prepare import prepare
 from fedstrata.errors import UserError
-from fedstrata.jobfile import load
+from fedstrata.exchanges.hidden_states import ServerTraining
+from fedstrata.job.file import load
 from fedstrata.methods.fedfreezebert import FedFreezeBERT
-from fedstrata.nn import features
-from fedstrata.nn.features import Kept
-from fedstrata.nn.heads import KEY, HeadedModel, Settings
-from fedstrata.ready import make_ready, settle
+from fedstrata.models.heads import KEY, HeadConfig, HeadedModel
+from fedstrata.models.parts import find_parts
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.streams import Streams
+from roles import drawn_batches
 
 Jobs = Callable[..., dict[str, Any]]
-HEADS = ("ordinary", "average", "psum", "hsum")
+HEADS = ("cls", "mean", "psum", "hsum")
 
 
 @pytest.fixture
@@ -46,29 +49,38 @@ def weights(result: fedstrata.Result) -> dict[str, torch.Tensor]:
     return load_file(result.model / "model.safetensors")
 
 
-@pytest.mark.parametrize(("head", "size"), [("ordinary", 9_228), ("average", 9_228), ("psum", 113_442_864)])
+@pytest.mark.parametrize(("head", "size"), [("cls", 9_228), ("mean", 9_228), ("psum", 113_442_864)])
 def test_only_the_head_is_trained_and_sent(head: str, size: int) -> None:
     config = transformers.BertConfig(num_labels=3)
-    setattr(config, KEY, vars(Settings(head)))
+    setattr(config, KEY, vars(HeadConfig(head)))
     with torch.device("meta"):
-        parts: Parts = find(HeadedModel.from_config(config))
+        parts: Parts = find_parts(HeadedModel.from_config(config))
     plan = FedFreezeBERT().plan(parts, "classify", 3, "a", Streams(0))
     plan.check(parts)
     assert plan.train == plan.send == ("head",)
-    assert plan.features
+    assert plan.freeze_encoder
     assert payload(parts, plan.send) == size
     assert 2 * 5 * 5 * payload(parts, plan.send) == 50 * size, "equation 1: both ways, 5 clients, 5 rounds"
     with pytest.raises(UserError, match=r"\[head\] pooler = true"):
         FedFreezeBERT(pooler="train").plan(parts, "classify", 0, "a", Streams(0))
 
 
-@pytest.mark.parametrize("tables", [{}, {"train": {"padding": "max"}}, {"train": {"precision": "bf16"}}])
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(
+    ("head", "tables"),
+    [  # heads over one vector of a text, and over every token's states
+        ("cls", {}),
+        ("mean", {"train": {"padding": "max"}}),
+        ("mean", {"train": {"precision": "bf16"}}),
+        ("psum", {}),
+        ("hsum", {"train": {"padding": "max"}}),
+        ("psum", {"train": {"precision": "bf16"}}),
+    ],
+)
 def test_what_is_kept_changes_no_bit(frozen: Jobs, tmp_path: Path, head: str, tables: dict[str, Any]) -> None:
     """All kept, nothing kept, some kept: the same weights, scores and bytes; only the work differs."""
     made = []
     for name, room in (("all", 1.0), ("none", 0.0), ("some", 2e-5 if head in ("psum", "hsum") else 3e-7)):
-        train = {**tables.get("train", {}), "features_gb": room}
+        train = {**tables.get("train", {}), "feature_cache_gb": room}
         made.append(fedstrata.run(frozen(head, train=train), {"output.dir": str(tmp_path / name)}))
     whole, bare, some = made
     for other in (bare, some):
@@ -92,22 +104,22 @@ def test_a_client_against_plain_torch(frozen: Jobs, head: str) -> None:
     """One client, one epoch, no dropout: AdamW on the head alone, over an encoder in eval mode."""
     made = frozen(head, clients={"count": 1}, method={"rounds": 1}, train={"epochs": 1, "dropout": False})
     result = fedstrata.run(made)
-    job = settle(load(made)[0])
+    job = resolve_auto(load(made)[0])
     ready = make_ready(job, prepare(job), made["model"]["name"])
-    worker, [(client, index)] = ready.worker, list(ready.shards.items())
-    model = worker.model.eval()
+    [(client, index)] = ready.shards.items()
+    model = ready.runtime.working.model.eval()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith("head."))
     matrices = [p for p in model.head.parameters() if p.ndim > 1]
     vectors = [p for p in model.head.parameters() if p.ndim == 1]
-    optimiser = torch.optim.AdamW(
+    optimizer = torch.optim.AdamW(
         [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}], lr=0.01
     )
-    for _, _, batch in worker._batches(0, client, ready.train, index):
+    for batch in drawn_batches(ready.runtime.trainer, index, ready.train, client=client):
         logits = model(**batch.inputs).branches
         sum(functional.cross_entropy(each, batch.targets) for each in logits).backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
     for name, parameter in model.named_parameters():
         if not name.endswith(
             "key.bias"
@@ -118,39 +130,42 @@ def test_a_client_against_plain_torch(frozen: Jobs, head: str) -> None:
 def test_the_encoder_runs_once(frozen: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over each training and each test text once, however many epochs, rounds and scores there are."""
     seen: list[int] = []
-    original = Kept._encode
+    original = FeatureCache._encode
 
-    def counting(self: Kept, chosen: Any) -> Any:
+    def counting(self: FeatureCache, chosen: Any) -> Any:
         seen.append(len(chosen))
         return original(self, chosen)
 
-    monkeypatch.setattr(features.Kept, "_encode", counting)
-    fedstrata.run(frozen("average"))
+    monkeypatch.setattr(features.FeatureCache, "_encode", counting)
+    fedstrata.run(frozen("mean"))
     assert sum(seen) == 12 + 12
 
 
 def test_kept_states_go_with_the_end_or_stay_on_request(frozen: Jobs, tmp_path: Path) -> None:
-    fedstrata.run(frozen("ordinary"))
+    fedstrata.run(frozen("cls"))
     assert not list((tmp_path / "run").rglob("features*"))
-    made = frozen("ordinary", train={"keep_features": True}, output={"dir": str(tmp_path / "kept")})
+    made = frozen("cls", train={"keep_feature_cache": True}, output={"dir": str(tmp_path / "kept")})
     fedstrata.run(made)
     sizes = {path.parent.parent.name: path.stat().st_size for path in (tmp_path / "kept").rglob("features.f32")}
     assert sizes == {"client-0": 4 * 128, "client-1": 4 * 128, "client-2": 4 * 128, "state": 12 * 128}
 
 
 def test_states_of_other_weights_or_texts_are_not_used(frozen: Jobs, tmp_path: Path) -> None:
-    job = settle(load(frozen("average"))[0])
-    ready = make_ready(job, prepare(job), frozen("average")["model"]["name"])
-    worker, index = ready.worker, np.arange(5)
-    first = worker.kept(ready.train, index, tmp_path / "kept").inputs(index)["features"]
+    job = resolve_auto(load(frozen("mean"))[0])
+    ready = make_ready(job, prepare(job), frozen("mean")["model"]["name"])
+    working, index = ready.runtime.working, np.arange(5)
+
+    def states() -> torch.Tensor:
+        """Of a process that begins anew."""
+        return FeatureCaches(*opened).open(ready.train, index, tmp_path / "kept").inputs(index)["encoded"]
+
+    opened = working, ready.runtime.trainer.task, ready.runtime.trainer.train, lambda done, total: None
+    first = states()
     header = (tmp_path / "kept" / "features.json").read_text()
-    worker.frozen.clear()
-    assert worker.kept(ready.train, index, tmp_path / "kept").inputs(index)["features"].equal(first)
-    worker.frozen.clear()
+    assert states().equal(first)
     with torch.no_grad():
-        worker.model.bert.encoder.layer[0].output.dense.bias.add_(1.0)
-    other = worker.kept(ready.train, index, tmp_path / "kept").inputs(index)["features"]
-    assert not other.equal(first)
+        working.model.bert.encoder.layer[0].output.dense.bias.add_(1.0)
+    assert not states().equal(first)
     assert (tmp_path / "kept" / "features.json").read_text() != header
 
 
@@ -165,7 +180,7 @@ def test_the_head_is_said_once(frozen: Jobs, job: Jobs) -> None:
 
 def test_it_goes_with_a_pooler_a_server_rule_and_own_test_rows(frozen: Jobs, tmp_path: Path) -> None:
     """And with FedProx's term."""
-    made = frozen("hsum", head={"pooler": True, "classifier": "shared"}, server={"rule": "fedadam"})
+    made = frozen("hsum", head={"pooler": True, "classifier": "shared"}, server={"optimizer": "adam"})
     made["method"]["pooler"] = "train"
     made["train"]["proximal_mu"] = 0.1
     made["clients"]["test"] = 0.5
@@ -174,23 +189,26 @@ def test_it_goes_with_a_pooler_a_server_rule_and_own_test_rows(frozen: Jobs, tmp
     assert {line["part"] for line in result.ledger if line["phase"] == "train"} == {"pooler", "head"}
     assert all(client["score"] for client in result.clients.values())
     again = HeadedModel.from_pretrained(result.model)
-    assert again.settings == Settings("hsum", classifier="shared", pooler=True)
+    assert again.settings == HeadConfig("hsum", classifier="shared", pooler=True)
 
 
 @pytest.fixture
 def central(frozen: Jobs) -> Callable[..., dict[str, Any]]:
     def make(head: str = "psum", /, **tables: Any) -> dict[str, Any]:
-        tables["method"] = {"variant": "centralised", **tables.get("method", {})}
-        return frozen(head, client={"allow": ["weights", "features"]}, **tables)
+        tables["method"] = {"variant": "centralized", **tables.get("method", {})}
+        return frozen(head, client={"may_send": ["weights", "hidden_states"]}, **tables)
 
     return make
 
 
 @pytest.mark.parametrize(
     ("head", "train"),
-    [*((head, {}) for head in HEADS), ("psum", {"optimiser": "kept", "schedule": "polynomial", "warmup": 0.2})],
+    [
+        *((head, {}) for head in HEADS),
+        ("psum", {"optimizer_state": "persist", "lr_schedule": "polynomial", "warmup_ratio": 0.2}),
+    ],
 )
-def test_the_centralised_variant_is_the_distributed_one_with_a_single_client(
+def test_the_centralized_variant_is_the_distributed_one_with_a_single_client(
     frozen: Jobs,
     central: Jobs,
     tmp_path: Path,
@@ -199,8 +217,8 @@ def test_the_centralised_variant_is_the_distributed_one_with_a_single_client(
     train: dict[str, Any],
 ) -> None:
     """The server trains on what the client sent as the client would have: the same batches, the same bits."""
-    monkeypatch.setattr("fedstrata.core.central.NAME", "client-0")  # its streams
-    one = {"clients": {"count": 1}, "train": {"batching": "random", **train}}
+    monkeypatch.setattr("fedstrata.server.trainer.NAME", "client-0")  # its streams
+    one = {"clients": {"count": 1}, "train": {"group_by_length": False, **train}}
     apart = fedstrata.run(frozen(head, **one), {"output.dir": str(tmp_path / "d")})
     here = fedstrata.run(central(head, **one), {"output.dir": str(tmp_path / "c")})
     assert apart.score == here.score
@@ -208,7 +226,7 @@ def test_the_centralised_variant_is_the_distributed_one_with_a_single_client(
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "int8"])
-@pytest.mark.parametrize("head", ["average", "hsum"])
+@pytest.mark.parametrize("head", ["mean", "hsum"])
 def test_states_go_up_once_and_the_head_comes_down_once(
     central: Jobs, tmp_path: Path, head: str, dtype: str
 ) -> None:
@@ -217,13 +235,13 @@ def test_states_go_up_once_and_the_head_comes_down_once(
     result = fedstrata.run(made)
     up = [line for line in result.ledger if line["direction"] == "up"]
     assert [(line["client"], line["phase"], line["part"]) for line in up] == [
-        (f"client-{i}", "features", "features") for i in range(3)
+        (f"client-{i}", "hidden_states", "hidden_states") for i in range(3)
     ]
-    job = settle(load(made)[0])
+    job = resolve_auto(load(made)[0])
     ready = make_ready(job, prepare(job), made["model"]["name"])
     for line in up:
         lengths = ready.train.tokens.lengths[ready.shards[line["client"]]]
-        rows, states = (len(lengths), 1) if head == "average" else (int(lengths.sum()), 4)
+        rows, states = (len(lengths), 1) if head == "mean" else (int(lengths.sum()), 4)
         item, scales = {"fp32": (4, 0), "fp16": (2, 0), "int8": (1, 2 * rows)}[dtype]
         assert line["bytes"] == item * rows * states * 32 + scales + 8 * len(lengths)
     down = [line for line in result.ledger if line["direction"] == "down" and line["phase"] != "setup"]
@@ -247,25 +265,25 @@ def test_states_go_up_once_and_the_head_comes_down_once(
 def test_no_token_leaves_a_client(central: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every message of a run is looked into: states, their number for each text, and labels."""
     seen: list[dict[str, Any]] = []
-    original = Central.take
+    original = ServerTraining.take
 
-    def watched(self: Central, client: str, message: Any) -> None:
+    def watched(self: ServerTraining, client: str, message: Any) -> None:
         seen.append(message)
         original(self, client, message)
 
-    monkeypatch.setattr(Central, "take", watched)
-    fedstrata.run(central("ordinary"))
+    monkeypatch.setattr(ServerTraining, "take", watched)
+    fedstrata.run(central("cls"))
     assert [set(message) for message in seen] == [{"features", "tokens", "labels"}] * 3
     assert all(message["features"].shape == (4, 1, 32) for message in seen)
     assert all(message["tokens"].tolist() == [1] * 4 for message in seen)
 
 
 def test_a_client_that_allows_weights_alone_refuses(frozen: Jobs, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"\[client\] allow: is .*, but .* hidden states of every text"):
-        fedstrata.run(frozen("psum", method={"variant": "centralised"}))
+    with pytest.raises(UserError, match=r"\[client\] may_send: is .*, but .* hidden states of every text"):
+        fedstrata.run(frozen("psum", method={"variant": "centralized"}))
     assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
-    with pytest.raises(UserError, match=r"\[client\] allow"):
-        fedstrata.run(frozen("psum", client={"allow": ["features"]}))
+    with pytest.raises(UserError, match=r"\[client\] may_send"):
+        fedstrata.run(frozen("psum", client={"may_send": ["hidden_states"]}))
 
 
 @pytest.mark.parametrize(
@@ -281,23 +299,23 @@ def test_a_client_that_allows_weights_alone_refuses(frozen: Jobs, tmp_path: Path
         (lambda m: m.update(text=torch.ones(1)), "names differ"),
     ],
 )
-def test_features_that_cannot_be_are_refused(
+def test_hidden_states_that_cannot_be_are_refused(
     central: Jobs, monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], Any], words: str
 ) -> None:
-    original = Central.take
+    original = ServerTraining.take
 
-    def spoilt(self: Central, client: str, message: Any) -> None:
+    def spoilt(self: ServerTraining, client: str, message: Any) -> None:
         change(message)
         original(self, client, message)
 
-    monkeypatch.setattr(Central, "take", spoilt)
-    with pytest.raises(UserError, match=f"client client-0: its features cannot be used: .*{words}"):
+    monkeypatch.setattr(ServerTraining, "take", spoilt)
+    with pytest.raises(UserError, match=f"client client-0: its hidden states cannot be used: .*{words}"):
         fedstrata.run(central("hsum"))
 
 
-@pytest.mark.parametrize("optimiser", ["fresh", "kept"])
-def test_the_centralised_variant_is_resumed(central: Jobs, tmp_path: Path, optimiser: str) -> None:
-    train = {"optimiser": optimiser}
+@pytest.mark.parametrize("state", ["reset", "persist"])
+def test_the_centralized_variant_is_resumed(central: Jobs, tmp_path: Path, state: str) -> None:
+    train = {"optimizer_state": state}
     whole = fedstrata.run(central("psum", train=train), {"output.dir": str(tmp_path / "whole")})
 
     class KilledError(BaseException):
@@ -319,8 +337,8 @@ def test_the_centralised_variant_is_resumed(central: Jobs, tmp_path: Path, optim
     assert all(tensor.equal(weights(again)[name]) for name, tensor in weights(whole).items())
 
 
-def test_the_centralised_variant_scored_on_the_clients_own_rows(central: Jobs) -> None:
-    made = central("average", clients={"test": 0.5})
+def test_the_centralized_variant_scored_on_the_clients_own_rows(central: Jobs) -> None:
+    made = central("mean", clients={"test": 0.5})
     del made["data"]["test"]
     [forecast] = fedstrata.forecast(made).values()
     result = fedstrata.run(made)
@@ -341,7 +359,7 @@ def test_the_forecast_of_a_client_that_sends_states(central: Jobs, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("variant", "printed", "also"),
-    [("distributed", 5.54, "1024"), ("centralised", 5.15, "; 18.94 with the 4 that this head takes")],
+    [("distributed", 5.54, "1024"), ("centralized", 5.15, "; 18.94 with the 4 that this head takes")],
 )
 def test_the_forecast_in_the_papers_units_is_its_table_4(
     tmp_path: Path, variant: str, printed: float, also: str
@@ -354,7 +372,7 @@ def test_the_forecast_in_the_papers_units_is_its_table_4(
             "task": {"kind": "classify", "labels": ["NEG", "NEU", "POS"]},
             "data": {"train": "-"},
             "clients": {"count": 5},
-            "client": {"allow": ["weights", "features"]},
+            "client": {"may_send": ["weights", "hidden_states"]},
             "method": {"name": "fedfreezebert", "head": "psum", "variant": variant, "rounds": 5},
         },
         count=2510,

@@ -12,17 +12,18 @@ import transformers
 from safetensors.torch import load_file
 
 import fedstrata
-from fedstrata.core.client import Reply, Request
-from fedstrata.core.parts import Parts, find
-from fedstrata.core.plan import Plan
-from fedstrata.core.rng import Streams
 from fedstrata.cost.bytes import payload
-from fedstrata.engines.inprocess import InProcess
+from fedstrata.engines.local import LocalEngine
 from fedstrata.errors import UserError
 from fedstrata.events import Replied
 from fedstrata.methods.fedavg import FedAvg
 from fedstrata.methods.fedsplitbert import FedSplitBERT
 from fedstrata.methods.local import Local
+from fedstrata.models.parts import find_parts
+from fedstrata.plan.messages import Reply, Request
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Plan
+from fedstrata.plan.streams import Streams
 from tiny import tiny_model
 
 Jobs = Callable[..., dict[str, Any]]
@@ -32,7 +33,7 @@ EMBEDDINGS, LAYER = 95_348_736, 28_351_488
 @pytest.fixture(scope="module")
 def bert() -> Parts:
     with torch.device("meta"):
-        return find(transformers.BertForSequenceClassification(transformers.BertConfig()))
+        return find_parts(transformers.BertForSequenceClassification(transformers.BertConfig()))
 
 
 def plan(parts: Parts, method: FedSplitBERT) -> Plan:
@@ -80,7 +81,7 @@ def test_bytes_of_the_paper(bert: Parts) -> None:
 
 
 def test_more_layers_than_there_are_is_refused(bert: Parts) -> None:
-    with pytest.raises(UserError, match=r"\[method\] critical_layer: is 13, but .* legal: 0 to 12"):
+    with pytest.raises(UserError, match=r"\[method\] critical_layer: is 13, but .* expected 0 to 12"):
         plan(bert, FedSplitBERT(critical_layer=13))
 
 
@@ -88,7 +89,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model" / "model.safetensors")
 
 
-@pytest.mark.parametrize("server", [{}, {"rule": "fedadam"}])
+@pytest.mark.parametrize("server", [{}, {"optimizer": "adam"}])
 def test_at_the_top_it_is_fedavg_bit_for_bit(job: Jobs, tmp_path: Path, server: dict[str, Any]) -> None:
     split = fedstrata.run(
         job("fedsplitbert", "classify", 3, method={"critical_layer": 3}, server=server),
@@ -113,15 +114,15 @@ def test_at_the_bottom_clients_are_alone(job: Jobs, tmp_path: Path) -> None:
         assert all(one[name].equal(other[name]) for name in other)
 
 
-@pytest.mark.parametrize("tables", [{}, {"wire": {"dtype": "fp16"}}, {"server": {"rule": "fedadam"}}])
+@pytest.mark.parametrize("tables", [{}, {"wire": {"dtype": "fp16"}}, {"server": {"optimizer": "adam"}}])
 def test_private_parts_are_in_no_message(
     job: Jobs, monkeypatch: pytest.MonkeyPatch, tables: dict[str, Any]
 ) -> None:
     """Every request and every reply of a run is looked into."""
     seen: dict[str, set[str]] = {"down": set(), "up": set()}
-    original = InProcess.exchange
+    original = LocalEngine.exchange
 
-    def watched(self: InProcess, requests: Iterable[Request]) -> Iterator[Reply]:
+    def watched(self: LocalEngine, requests: Iterable[Request]) -> Iterator[Reply]:
         def pass_on() -> Iterator[Request]:
             for request in requests:
                 seen["down"].update(name for tensors in request.parts.values() for name in tensors)
@@ -131,9 +132,9 @@ def test_private_parts_are_in_no_message(
             seen["up"].update(name for tensors in reply.weights.values() for name in tensors)
             yield reply
 
-    monkeypatch.setattr(InProcess, "exchange", watched)
+    monkeypatch.setattr(LocalEngine, "exchange", watched)
     fedstrata.run(job("fedsplitbert", "classify", 3, method={"critical_layer": 1}, **tables))
-    parts = find(tiny_model(head="classify", num_labels=3))
+    parts = find_parts(tiny_model(head="classify", num_labels=3))
     shared = {name for part in ("embeddings", "layer.0") for name in parts.shapes[part]}
     assert seen == {"down": shared, "up": shared}
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedstrata.errors import UserError
-from fedstrata.jobfile import load
+from fedstrata.job.file import load
 from fedstrata.sweeps.cells import Cell, cells
 
 JOB = """

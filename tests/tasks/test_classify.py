@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedstrata.cost.flops import Positions
-from fedstrata.data.tokens import tokenise
+from fedstrata.data.tokens import tokenize
 from fedstrata.errors import UserError
+from fedstrata.job.metrics import CLASSIFICATION, Predictions
+from fedstrata.job.metrics import scores as scores_of
+from fedstrata.plan.messages import Positions
 from fedstrata.tasks import Batch, Examples
-from fedstrata.tasks.classify import Classify, positive_classes, scores
+from fedstrata.tasks.classify import Classify, positive_classes
 from tiny import CONFIGS, SENTENCES, tiny_model, tokenizer
 
 LABELS = ("eye", "heart", "kidney")
@@ -21,12 +23,16 @@ SENTIMENT = ("NEG", "NEU", "POS")
 
 
 def examples() -> Examples:
-    tokens = tokenise([text for text, _ in SENTENCES], tokenizer(), 32, "truncate")
+    tokens = tokenize([text for text, _ in SENTENCES], tokenizer(), 32, "truncate")
     return Examples(tokens, np.asarray([LABELS.index(label) for _, label in SENTENCES]))
 
 
 def batch(index: list[int], width: int | None = None) -> Batch:
     return Classify(0, LABELS).batch(examples(), np.asarray(index), np.random.default_rng(0), width)
+
+
+def scores(truth: Any, guess: Any, labels: tuple[str, ...], positive: tuple[str, ...] = ()) -> dict[str, float]:
+    return scores_of(CLASSIFICATION, Predictions(truth, guess, labels=labels, positive=positive))
 
 
 def ints(*values: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -50,7 +56,7 @@ def test_a_batch_is_padded_and_masked() -> None:
 
 def test_padding_is_not_read_off_the_ids() -> None:
     """A text may hold the padding token; it is attended to all the same."""
-    made = Examples(tokenise(["the [PAD] heart"], tokenizer(), 32, "truncate"), ints(0))
+    made = Examples(tokenize(["the [PAD] heart"], tokenizer(), 32, "truncate"), ints(0))
     assert 0 in made.tokens[0]
     one = Classify(0, LABELS).batch(made, ints(0), np.random.default_rng(0))
     assert one.inputs["attention_mask"].all()
@@ -176,5 +182,5 @@ def test_a_positive_class_that_is_none_is_refused() -> None:
 
 
 def test_f1_of_many_classes_needs_a_choice() -> None:
-    with pytest.raises(UserError, match=r"\[task\] positive: metric 'f1' needs.*legal: NEG, NEU, POS"):
+    with pytest.raises(UserError, match=r"\[task\] positive: metric 'f1' needs.*expected one of: NEG, NEU, POS"):
         positive_classes(SENTIMENT, None, True)

@@ -1,4 +1,4 @@
-"""Causal language modelling: what is predicted, from what, and the loss against Hugging Face's own."""
+"""Causal language modeling: what is predicted, from what, and the loss against Hugging Face's own."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ import torch
 from torch.nn import functional
 
 import fedstrata
-from fedstrata.cost.flops import Positions
-from fedstrata.cost.forecast import head_positions
 from fedstrata.data.tokens import Tokens
 from fedstrata.errors import UserError
-from fedstrata.nn import models
+from fedstrata.models import checkpoints
+from fedstrata.plan.messages import Positions
 from fedstrata.tasks import Batch, Examples
 from fedstrata.tasks.clm import CausalLM
 from tiny import gpt2_tokenizer, tiny_config, tiny_model
@@ -45,7 +44,7 @@ def test_every_token_with_one_before_it_is_predicted() -> None:
     assert [row.nonzero().flatten().tolist() for row in made.positions] == [list(range(n - 1)) for n in LENGTHS]
     assert made.inputs["attention_mask"].sum(1).tolist() == list(LENGTHS)
     assert made.work == Positions(80, 4 * 400, sum(LENGTHS) - 4)
-    assert head_positions("clm", False, 0.15)(np.array(LENGTHS), 20) == made.work.predicted
+    assert TASK.head_positions(np.array(LENGTHS), 20) == made.work.predicted
 
 
 def test_the_loss_is_hugging_faces() -> None:
@@ -90,7 +89,7 @@ def decoder() -> Any:
 @pytest.mark.parametrize("make", [lambda: tiny_model("gpt2", "clm"), decoder], ids=["gpt2", "bert as a decoder"])
 def test_a_later_token_changes_nothing_before_it(make: Callable[[], Any]) -> None:
     model = make().eval()
-    assert models.causal(model.config)
+    assert checkpoints.causal(model.config)
     ids = batch((12, 12)).inputs["input_ids"]
     other = ids.clone()
     other[:, 7] = (other[:, 7] + 1) % 60 + 5
@@ -102,19 +101,19 @@ def test_a_later_token_changes_nothing_before_it(make: Callable[[], Any]) -> Non
 @pytest.mark.parametrize("architecture", ["bert", "roberta", "electra", "distilbert", "modernbert"])
 def test_models_that_read_both_ways_are_refused(model_folder: Callable[..., Path], architecture: str) -> None:
     folder = str(model_folder(architecture))
-    for refuse in (lambda: models.load(folder, "clm", None, 0), lambda: models.parts_of(folder, "clm")):
+    for refuse in (lambda: checkpoints.load(folder, "clm", None, 0), lambda: checkpoints.parts_of(folder, "clm")):
         with pytest.raises(UserError, match=f"{architecture} reads a text both ways, and 'clm' needs"):
             refuse()
 
 
 def test_gpt2_is_refused_where_tokens_are_masked(model_folder: Callable[..., Path]) -> None:
-    with pytest.raises(UserError, match="gpt2 is not made to predict hidden tokens"):
-        models.load(str(model_folder("gpt2", head="clm")), "mlm", None, 0)
+    with pytest.raises(UserError, match="gpt2 is not made to predict masked tokens"):
+        checkpoints.load(str(model_folder("gpt2", head="clm")), "mlm", None, 0)
 
 
 def test_gpt2_pads_with_its_end_and_keeps_no_past(model_folder: Callable[..., Path], tmp_path: Path) -> None:
     folder = model_folder("gpt2", head="clm")
-    loaded = models.load(str(folder), "clm", None, 0, dropout=False)
+    loaded = checkpoints.load(str(folder), "clm", None, 0, dropout=False)
     end = gpt2_tokenizer().eos_token_id
     assert (loaded.tokenizer.pad_token_id, loaded.model.config.pad_token_id) == (end, end)
     assert loaded.model(input_ids=torch.tensor([[5, 6]])).past_key_values is None
@@ -123,7 +122,7 @@ def test_gpt2_pads_with_its_end_and_keeps_no_past(model_folder: Callable[..., Pa
         loaded.model.eval()(input_ids=torch.full((2, 9), 7)).logits
     )
     weights = {name: tensor.detach() for name, tensor in loaded.model.named_parameters()}
-    models.save(loaded, weights, tmp_path / "model")
+    checkpoints.save(loaded, weights, tmp_path / "model")
     saved, given = (json.loads((place / "config.json").read_text()) for place in (tmp_path / "model", folder))
     assert saved["use_cache"] is given["use_cache"] is True
     assert "transformer.wte.weight" in weights
@@ -132,7 +131,7 @@ def test_gpt2_pads_with_its_end_and_keeps_no_past(model_folder: Callable[..., Pa
 
 def test_a_classifier_over_gpt2_reads_the_last_token(model_folder: Callable[..., Path]) -> None:
     """Of each text, whatever is padded behind it."""
-    loaded = models.load(str(model_folder("gpt2", head="clm")), "classify", ("a", "b"), 0)
+    loaded = checkpoints.load(str(model_folder("gpt2", head="clm")), "classify", ("a", "b"), 0)
     assert loaded.fresh == ("head",)
     short, long = (loaded.tokenizer(text)["input_ids"] for text in ("the heart", "the kidney filters the blood"))
     pad = loaded.tokenizer.pad_token_id
@@ -146,7 +145,7 @@ def test_a_classifier_over_gpt2_reads_the_last_token(model_folder: Callable[...,
     torch.testing.assert_close(together[1], model.score(hidden))
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedbfpt", "fedbt", "fedsplitbert", "centralised"])
+@pytest.mark.parametrize("method", ["fedavg", "fedbfpt", "fedbt", "fedsplitbert", "centralized"])
 def test_a_job_and_its_forecast(job: Jobs, model_folder: Callable[..., Path], tmp_path: Path, method: str) -> None:
     """To the FLOP: nothing is drawn at random but the order."""
     made = job(method, "clm", train={"learning_rate": 1e-2, "epochs": 2})
@@ -160,7 +159,8 @@ def test_a_job_and_its_forecast(job: Jobs, model_folder: Callable[..., Path], tm
     assert forecast["clients"]["train_flops"] == result.flops
     assert forecast["clients"]["up_bytes"] == result.bytes["up"]
     tensors = tiny_model("gpt2", "clm").num_parameters()
-    assert sum(p.numel() for p in models.AUTO["clm"].from_pretrained(result.model).parameters()) == tensors
+    saved = checkpoints.auto_class("clm").from_pretrained(result.model)
+    assert sum(p.numel() for p in saved.parameters()) == tensors
 
 
 @pytest.mark.parametrize("kind", ["classify", "pair", "regress", "tag"])
@@ -188,5 +188,5 @@ def test_fedbt_takes_it_for_pre_training(job: Jobs, model_folder: Callable[..., 
 
 
 def test_the_tiny_gpt2_is_causal_by_its_kind() -> None:
-    assert models.causal(tiny_config("gpt2"))
-    assert not models.causal(tiny_config("bert"))
+    assert checkpoints.causal(tiny_config("gpt2"))
+    assert not checkpoints.causal(tiny_config("bert"))

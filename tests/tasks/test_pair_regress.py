@@ -13,18 +13,24 @@ import torch
 import transformers
 
 import fedstrata
-from fedstrata.data.tokens import tokenise
+from fedstrata.data.tokens import tokenize
 from fedstrata.errors import UserError
-from fedstrata.nn.models import parts_of
+from fedstrata.job.metrics import REGRESSION, Predictions
+from fedstrata.job.metrics import scores as scores_of
+from fedstrata.models.checkpoints import parts_of
 from fedstrata.tasks import Examples
 from fedstrata.tasks.classify import Classify
-from fedstrata.tasks.regress import Regress, scores
+from fedstrata.tasks.regress import Regress
 from tiny import SENTENCES, tiny_model, tokenizer
 
 CLS, SEP = 2, 3
 FIRST = ["the kidney", "the heart pumps blood", "the eye"]
 SECOND = ["a stone in the kidney", "the eye", "the lens of the eye"]
 Jobs = Callable[..., dict[str, Any]]
+
+
+def scores(truth: Any, guess: Any) -> dict[str, float]:
+    return scores_of(REGRESSION, Predictions(truth, guess))
 
 
 def bert_tokenizer() -> Any:
@@ -46,7 +52,7 @@ def ids(text: str) -> list[int]:
 
 
 def pairs(most: int = 32, made: Any = None) -> Any:
-    return tokenise(FIRST, made or bert_tokenizer(), most, "truncate", seconds=SECOND)
+    return tokenize(FIRST, made or bert_tokenizer(), most, "truncate", seconds=SECOND)
 
 
 def test_a_pair_is_one_example_with_two_types() -> None:
@@ -56,7 +62,7 @@ def test_a_pair_is_one_example_with_two_types() -> None:
     assert made.types[: made.offsets[1]].tolist() == [0] * (len(one) + 2) + [1] * (len(two) + 1)
     assert made.rows.tolist() == [0, 1, 2]
     assert pairs()[1].tolist() == made[1].tolist(), "again, from the cache"
-    other = tokenise(FIRST, bert_tokenizer(), 32, "truncate", seconds=SECOND[::-1])
+    other = tokenize(FIRST, bert_tokenizer(), 32, "truncate", seconds=SECOND[::-1])
     assert other[0].tolist() != made[0].tolist()
 
 
@@ -128,7 +134,7 @@ def test_whole_runs(job: Jobs, sheet: Path, tmp_path: Path, kind: str, method: s
     assert forecast["clients"]["train_flops"] == result.flops
     model = transformers.AutoModelForSequenceClassification.from_pretrained(result.model)
     assert model.config.num_labels == (2 if kind == "pair" else 1)
-    split = json.loads((tmp_path / "run" / "split.json").read_text())
+    split = json.loads((tmp_path / "run" / "partition.json").read_text())
     labels = {label for client in split["clients"].values() for label in client["labels"]}
     assert labels == ({"same", "not"} if kind == "pair" else {"0.5", "5"})
 
@@ -145,7 +151,7 @@ def test_models_take_pairs_with_or_without_types(
 
 def test_numbers_are_learnt(job: Jobs, sheet: Path) -> None:
     data = {"train": str(sheet), "test": str(sheet), "text": "one", "label": "score"}
-    made = job("centralised", "regress", 3, data=data)
+    made = job("centralized", "regress", 3, data=data)
     made["train"] |= {"learning_rate": 3e-3, "epochs": 30, "dropout": False}
     assert fedstrata.run(made).score["loss"] < 3, "4.5 is what the mean alone reaches"
 

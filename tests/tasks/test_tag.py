@@ -18,13 +18,16 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 
 import fedstrata
-from fedstrata.cost.flops import Positions
 from fedstrata.data.read import WORD_END, read
-from fedstrata.data.tokens import Tokens, tokenise
+from fedstrata.data.tokens import Tokens, tokenize
 from fedstrata.errors import UserError
-from fedstrata.nn import models
+from fedstrata.job.metrics import TAGGING, Predictions
+from fedstrata.job.metrics import scores as scores_of
+from fedstrata.models import checkpoints
+from fedstrata.plan.messages import Positions
 from fedstrata.tasks import Examples
-from fedstrata.tasks.tag import UNLABELLED, Tag, scores
+from fedstrata.tasks.batches import IGNORE_INDEX
+from fedstrata.tasks.tag import Tag
 from tiny import SENTENCES, tiny_model, tokenizer
 
 LABELS = ("B-organ", "I-organ", "O")
@@ -39,6 +42,10 @@ The\tO
 eye\tB-organ
 """
 Jobs = Callable[..., dict[str, Any]]
+
+
+def scores(truth: list[list[str]], guess: list[list[str]]) -> dict[str, float]:
+    return scores_of(TAGGING, Predictions(truth, guess))
 
 
 def sentence(*words: str) -> str:
@@ -104,8 +111,8 @@ def letters() -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]")
 
 
-def pieces(texts: list[str], most: int, overlong: Any = "split") -> list[list[int]]:
-    made = tokenise(texts, letters(), most, overlong, WORD_END)
+def pieces(texts: list[str], most: int, long_text: Any = "chunk") -> list[list[int]]:
+    made = tokenize(texts, letters(), most, long_text, WORD_END)
     return [made.words[a:b].tolist() for a, b in zip(made.offsets[:-1], made.offsets[1:], strict=True)]
 
 
@@ -123,8 +130,8 @@ def test_a_cut_long_sentence_has_every_word_once() -> None:
 
 def examples() -> Examples:
     texts = [sentence(*text.lower().rstrip(".").split(), ".") for text, _ in SENTENCES]
-    tokens = tokenise(texts, tokenizer(), 32, "split", WORD_END)
-    return Examples(tokens, np.where(tokens.words < 0, UNLABELLED, tokens.words % 3))
+    tokens = tokenize(texts, tokenizer(), 32, "chunk", WORD_END)
+    return Examples(tokens, np.where(tokens.words < 0, IGNORE_INDEX, tokens.words % 3))
 
 
 def test_a_batch_has_a_class_for_every_word() -> None:
@@ -134,7 +141,7 @@ def test_a_batch_has_a_class_for_every_word() -> None:
     first = examples().labels
     assert first is not None
     assert made.targets[1].tolist() == first[: examples().tokens.offsets[1]].tolist()
-    assert (made.targets[0][made.inputs["attention_mask"][0] == 0] == UNLABELLED).all()
+    assert (made.targets[0][made.inputs["attention_mask"][0] == 0] == IGNORE_INDEX).all()
     assert made.work == Positions(2 * width, 2 * width**2, 2 * width)
 
 
@@ -148,7 +155,7 @@ def test_loss_is_the_mean_over_words() -> None:
         -float(logits[row, column, made.targets[row, column]])
         for row in range(3)
         for column in range(made.targets.shape[1])
-        if made.targets[row, column] != UNLABELLED
+        if made.targets[row, column] != IGNORE_INDEX
     ]
     assert float(loss) == pytest.approx(math.fsum(picked) / len(picked), rel=1e-5)
 
@@ -187,8 +194,8 @@ def test_score_is_over_all_words_whatever_the_batches() -> None:
 def test_a_byte_level_tokenizer_takes_words(model_folder: Callable[..., Path], kind: str) -> None:
     """Words of a list stand alone, as after a blank."""
     folder = model_folder(kind)
-    loaded = models.load(str(folder), "tag", LABELS, 0)
-    made = tokenise([sentence("the", "eye")], loaded.tokenizer, 16, "split", WORD_END)
+    loaded = checkpoints.load(str(folder), "tag", LABELS, 0)
+    made = tokenize([sentence("the", "eye")], loaded.tokenizer, 16, "chunk", WORD_END)
     assert made.words.tolist() == [-1, 0, 1, -1]
     assert loaded.parts.names[-1] == "head"
     assert loaded.fresh == ("head",)
@@ -203,17 +210,17 @@ def test_a_whole_run(job: Jobs, tmp_path: Path, method: str) -> None:
     path.write_text("\n".join(lines) + "\n", "utf-8")
     made = job(method, "tag", 3, data={"train": str(path), "test": str(path)})
     made["train"] |= {"learning_rate": 0.01, "epochs": 10}
-    made["clients"] |= {"split": "dirichlet"}
+    made["clients"] |= {"partition": "dirichlet"}
     result = fedstrata.run(made)
     assert result.score["loss"] < 0.5
     assert result.score["accuracy"] > 0.8
-    split = json.loads((tmp_path / "run" / "split.json").read_text())
+    split = json.loads((tmp_path / "run" / "partition.json").read_text())
     assert {client["labels"] for client in split["clients"].values()} == {None}
     model = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path / "run" / "model")
     assert model.config.label2id == {"B-organ": 0, "O": 1}
 
 
 def test_tokens_without_words_have_none() -> None:
-    made = tokenise(["the eye"], tokenizer(), 8, "split")
+    made = tokenize(["the eye"], tokenizer(), 8, "chunk")
     assert isinstance(made, Tokens)
     assert len(made.words) == 0

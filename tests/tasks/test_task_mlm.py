@@ -1,4 +1,4 @@
-"""Masked language modelling: what is hidden, what it is replaced by, and the loss against Hugging Face's own."""
+"""Masked language modeling: what is hidden, what it is replaced by, and the loss against Hugging Face's own."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fedstrata.cost.flops import Positions
-from fedstrata.data.tokens import Tokens, tokenise
+from fedstrata.data.tokens import Tokens, tokenize
 from fedstrata.errors import UserError
+from fedstrata.plan.messages import Positions
 from fedstrata.tasks import Batch, Examples
 from fedstrata.tasks.mlm import MaskedLM, masked_lm
 from tiny import CONFIGS, SENTENCES, SPECIAL, tiny_model, tokenizer, words
@@ -33,7 +33,7 @@ def made_of(*rows: list[int]) -> Examples:
 
 
 def sentences() -> Examples:
-    return Examples(tokenise([text for text, _ in SENTENCES], tokenizer(), 32, "split"))
+    return Examples(tokenize([text for text, _ in SENTENCES], tokenizer(), 32, "chunk"))
 
 
 def many(rows: int = 400, width: int = 128) -> Examples:

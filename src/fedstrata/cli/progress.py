@@ -1,4 +1,4 @@
-"""Live progress of a run: a bar on a terminal, a line per answer in a log."""
+"""Live progress of a run: a bar on a terminal, a line per reply in a log. Rounds count from 1."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from fedstrata.errors import plural
 from fedstrata.events import (
     CellEnded,
+    CellEvent,
     CellStarted,
-    CellTold,
     Encoded,
     Event,
     Missed,
@@ -59,68 +60,71 @@ class Display(_Live):
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
+        self.rounds = 0
+        self.replies = 0
         self.bytes = 0
-        self.seen = 0
+        self.examples = 0
         self.since = time.monotonic()
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
         if not isinstance(event, Stepped):
-            self.since = time.monotonic()  # whatever was told before, the next client starts now
+            self.since = time.monotonic()  # the next client starts now
         match event:
             case StageStarted():
                 self._started(event)
             case Stepped():
                 self._stepped(event)
             case Encoded(done, total):
-                self.bar.update(self.line, description=f"encoded {done} of {total} texts")
+                self.bar.update(self.line, description=f"encoded {done} of {plural(total, 'text')}")
             case Replied():
-                self.bytes = event.bytes
-                self.answered += 1
-                rate = f"{self.seen / max(event.seconds, 1e-9):.0f} examples/s" if self.seen else ""
-                told = f"{event.seconds:.1f} s"  # from afar nothing is heard of single steps
-                self._log(
-                    f"round {event.round}  {event.client}  loss {event.loss:.4f}  {rate or told}  "
-                    f"{event.bytes / 1e6:.1f} MB so far"
-                )
-                self.bar.update(self.line, completed=self.answered)
+                self._replied(event)
             case Missed(round, client, reason):
-                self._log(f"{f'round {round}' if round >= 0 else 'start'}  {client}  {reason}")
+                self._log(f"{round_words(round, self.rounds)}  {client}  {reason}")
             case Waiting(clients, seconds):
                 until = time.strftime("%H:%M", time.localtime(time.time() + seconds))
-                self._log(f"waiting for {', '.join(clients)} to connect, until {until} at most")
-            case Scored():
-                scores = "  ".join(f"{name} {value:.4f}" for name, value in event.score.items())
-                place = f"round {event.round}" if event.round >= 0 else "start"
-                self._log(f"{place}  score  {scores}")
+                self._log(f"waiting until {until} at most for {', '.join(clients)} to connect")
+            case Scored(round, score):
+                self._log(f"{round_words(round, self.rounds)}  {_score_words(score)}")
             case StageEnded(stage, reused):
-                if reused:
-                    self._log(f"{stage or 'this job'}: finished before, not run again")
-                self.bar.reset(self.line, description="preparing", total=None)
+                self._ended(stage, reused)
 
     def _started(self, event: StageStarted) -> None:
-        self.event = event
-        self.answered = 0
-        self.bytes = 0
+        self.rounds = event.rounds
+        self.replies = self.bytes = 0
         name = f"{event.stage}: " if event.stage else ""
-        examples = sum(event.clients.values())
-        self._log(
-            f"{name}{event.method}, {event.rounds} rounds, {len(event.clients)} clients, {examples} examples"
-        )
+        amounts = {"round": event.rounds, "client": len(event.clients), "example": sum(event.clients.values())}
+        self._log(f"{name}{event.method}, {', '.join(plural(number, noun) for noun, number in amounts.items())}")
         for note in event.notes:
             self._log(f"note: {note}")
         if event.done:
-            self._log(f"going on after {event.done} finished rounds")
+            self._log(f"continuing after {plural(event.done, 'finished round')}")
         self.bar.reset(self.line, total=float((event.rounds - event.done) * len(event.clients)))
 
+    def _ended(self, stage: str, reused: bool) -> None:
+        if reused:
+            self._log(f"{stage or 'this job'}: finished before, not run again")
+        self.bar.reset(self.line, description="preparing", total=None)
+
     def _stepped(self, event: Stepped) -> None:
-        self.seen = event.examples
+        self.examples = event.examples
         rate = event.examples / max(time.monotonic() - self.since, 1e-9)
         text = (
-            f"round {event.round} of {self.event.rounds}  {event.client} loss {event.loss:.3f} "
+            f"{round_words(event.round, self.rounds)}  {event.client} loss {event.loss:.3f} "
             f"{rate:.0f}/s {self.bytes / 1e6:.1f} MB"
         )
-        self.bar.update(self.line, description=text, completed=self.answered + event.step / event.steps)
+        self.bar.update(self.line, description=text, completed=self.replies + event.step / event.steps)
+
+    def _replied(self, event: Replied) -> None:
+        self.bytes = event.bytes
+        self.replies += 1
+        # A site reports no single steps, so of its examples per second nothing is known.
+        speed = f"{self.examples / max(event.seconds, 1e-9):.0f} examples/s" if self.examples else ""
+        self._log(
+            f"{round_words(event.round, self.rounds)}  {event.client}  loss {event.loss:.4f}  "
+            f"{speed or f'{event.seconds:.1f} s'}  {event.bytes / 1e6:.1f} MB in total, all clients"
+        )
+        self.bar.update(self.line, completed=self.replies)
 
 
 class SweepDisplay(_Live):
@@ -134,32 +138,40 @@ class SweepDisplay(_Live):
     def __call__(self, event: Event) -> None:
         """Show one event."""
         match event:
-            case CellStarted(cell, number, of):
-                self.bar.update(self.line, description="cells", total=of)
+            case CellStarted(cell, number, count):
+                self.bar.update(self.line, description="cells", total=count)
                 self.running[cell] = (self.bar.add_task(cell, total=None), None)
-                self._log(f"{cell}: begins, cell {number + 1} of {of}")
-            case CellTold(cell, told):
-                self._told(cell, told)
+                self._log(f"{cell}: started, cell {number + 1} of {count}")
+            case CellEvent(cell, inner):
+                self._cell_event(cell, inner)
             case CellEnded(cell, status, message, seconds):
                 self.ended += 1
                 self.bar.remove_task(self.running.pop(cell)[0])
                 self.bar.update(self.line, completed=self.ended)
                 self._log(f"{cell}: {status} after {seconds:.0f} s" + (f": {message}" if message else ""))
 
-    def _told(self, cell: str, event: Event) -> None:
+    def _cell_event(self, cell: str, event: Event) -> None:
         task, stage = self.running[cell]
         match event:
             case StageStarted():
                 self.running[cell] = task, event
                 self.bar.update(task, total=event.rounds * len(event.clients), completed=event.done)
-            case Stepped() if stage:
-                text = f"{cell}  {stage.stage} round {event.round} of {stage.rounds}  loss {event.loss:.3f}"
-                self.bar.update(task, description=text)
+            case Stepped(round) if stage:
+                place = round_words(round, stage.rounds)
+                self.bar.update(task, description=f"{cell}  {stage.stage} {place}  loss {event.loss:.3f}")
             case Replied():
                 self.bar.advance(task)
-            case Scored() if stage:
-                scores = "  ".join(f"{name} {value:.4f}" for name, value in event.score.items())
-                place = f"round {event.round}" if event.round >= 0 else "start"
-                self._log(": ".join(filter(None, [cell, stage.stage, f"{place}  {scores}"])))
+            case Scored(round, score) if stage:
+                line = f"{round_words(round, stage.rounds)}  {_score_words(score)}"
+                self._log(": ".join(filter(None, [cell, stage.stage, line])))
             case StageEnded(name, True):
-                self._log(f"{cell}: {name} was made by another cell or before")
+                self._log(f"{cell}: {name} was finished by another cell or before")
+
+
+def round_words(round: int, rounds: int) -> str:
+    """A 0-based round for a reader: ``round 1/5``, or ``before training`` for -1."""
+    return f"round {round + 1}/{rounds}" if round >= 0 else "before training"
+
+
+def _score_words(score: dict[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4f}" for name, value in score.items())

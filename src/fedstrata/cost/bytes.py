@@ -1,15 +1,13 @@
-"""Bytes of tensors on the wire: payload alone, from shapes."""
+"""Bytes of parts as they travel: payload alone, from shapes."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
-from fedstrata.core.parts import Parts
-from fedstrata.wire.tensors import form
+from fedstrata.plan.parts import Parts
+from fedstrata.wire.codec import spec_bytes, wire_spec
 
 
 def payload(parts: Parts, names: Iterable[str], dtype: str = "fp32") -> int:
     """Bytes of the tensors of the named parts in the given wire type, scales included."""
-    held = (form(parts.shapes[name], dtype).values() for name in names)
-    return sum(kind.itemsize * math.prod(shape) for each in held for kind, shape in each)
+    return sum(spec_bytes(wire_spec(parts.shapes[name], dtype)) for name in names)

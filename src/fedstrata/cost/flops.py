@@ -3,60 +3,39 @@
 Per layer and forward pass, with T = positions (B*S), P = B*S^2 and 12 H^2 linear elements: 24 T H^2 + 4 P H.
 Going back, a linear module costs as much again for the gradient of its input and, if it is trained, as much for
 the gradient of its weight; the products of attention cost twice their forward pass. Below the lowest trained part
-nothing is computed. Embedding look-ups, norms, activations and the optimiser are left out (under 1 %).
+nothing is computed. Embedding look-ups, norms, activations and the optimizer are left out (under 1 %).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-import numpy as np
-import numpy.typing as npt
+from fedstrata.plan.kinds import Index
+from fedstrata.plan.messages import Positions
+from fedstrata.plan.parts import Part, Parts
+from fedstrata.plan.plan import Plan
 
-from fedstrata.core.parts import Parts
-from fedstrata.core.plan import Plan
-
-
-@dataclass(frozen=True)
-class Positions:
-    """What went through the model, padding included; additive over batches.
-
-    Attributes:
-        tokens: positions through the layers, B * S.
-        pairs: positions attended to, B * S * S.
-        predicted: positions through pooler and head: masked ones, all, or one per example.
-    """
-
-    tokens: int = 0
-    pairs: int = 0
-    predicted: int = 0
-
-    def __add__(self, other: Positions) -> Positions:
-        return Positions(self.tokens + other.tokens, self.pairs + other.pairs, self.predicted + other.predicted)
+ABOVE = ("pooler", "head")
+"""Kinds of parts that see only the predicted positions."""
 
 
 def forward_flops(parts: Parts, plan: Plan, work: Positions) -> int:
-    """FLOPs of the forward pass of the plan's local model over ``work``; of its head alone with ``features``."""
-    head = _own(parts, work) + len(parts.own) * _attention(parts, work)
-    head += _linear(parts, "pooler", work) + _linear(parts, "head", work)
-    return head if plan.features else head + _encoder(parts, plan.layers, work)
+    """FLOPs of the forward pass of the plan's local model over ``work``; frozen encoder: of its head."""
+    head = _head_layers(parts, work) + len(parts.head_layers) * _attention(parts, work)
+    head += sum(_linear(part, work) for part in parts.each if part.kind in ABOVE)
+    return head if plan.freeze_encoder else head + _encoder(parts, plan.layers, work)
 
 
-def encoder_flops(parts: Parts, lengths: npt.NDArray[np.int64]) -> int:
+def encoder_flops(parts: Parts, lengths: Index) -> int:
     """FLOPs of one forward pass of the encoder over texts of these many tokens, without padding."""
     work = Positions(int(lengths.sum()), int((lengths**2).sum()))
     return _encoder(parts, range(parts.depth), work)
 
 
-def _encoder(parts: Parts, layers: Iterable[int], work: Positions) -> int:
-    stack = sum(_linear(parts, f"layer.{i}", work) + _attention(parts, work) for i in layers)
-    return stack + _linear(parts, "embeddings", work)
-
-
 def train_flops(parts: Parts, plan: Plan, work: Positions) -> int:
     """FLOPs of forward and backward passes of the plan's local model over ``work``."""
-    plan = replace(plan, layers=plan.local, server=())
+    plan = replace(plan, layers=plan.local(parts), server=())
     return forward_flops(parts, plan, work) + _backward_flops(parts, plan, work)
 
 
@@ -68,53 +47,75 @@ def server_flops(parts: Parts, plan: Plan, work: Positions) -> int:
     return train_flops(parts, whole, work) - train_flops(parts, plan, work)
 
 
-def _linear(parts: Parts, part: str, work: Positions) -> int:
-    positions = work.predicted if part in ("pooler", "head") else work.tokens
-    return 2 * positions * sum(parts.linear.get(part, ()))
+def _linear(part: Part, work: Positions) -> int:
+    positions = work.predicted if part.kind in ABOVE else work.tokens
+    return 2 * positions * sum(part.linear)
 
 
-def _own(parts: Parts, work: Positions) -> int:
+def _encoder(parts: Parts, layers: Iterable[int], work: Positions) -> int:
+    stack = sum(_linear(parts[parts.layer(i)], work) + _attention(parts, work) for i in layers)
+    return stack + sum(_linear(part, work) for part in parts.each if part.kind == "embeddings")
+
+
+def _head_layers(parts: Parts, work: Positions) -> int:
     """Forward pass of the linear modules of the head's own layers."""
-    return 2 * work.tokens * sum(parts.own)
+    return 2 * work.tokens * sum(parts.head_layers)
 
 
 def _attention(parts: Parts, work: Positions) -> int:
     return 4 * work.pairs * parts.hidden
 
 
+def _local_stack(parts: Parts, layers: Sequence[int]) -> list[Part]:
+    """The parts of a local model from the embeddings up, a layer as often as it stands there."""
+    below = [part for part in parts.each if part.kind == "embeddings"]
+    return [*below, *(parts[parts.layer(i)] for i in layers), *(p for p in parts.each if p.kind in ABOVE)]
+
+
 def _backward_flops(parts: Parts, plan: Plan, work: Positions) -> int:
     """Walks from the head down to the lowest trained part."""
-    stack = ["embeddings", *(f"layer.{i}" for i in plan.layers), "pooler", "head"]
-    stack = [name for name in stack if name in parts.names]
-    trained = [name in plan.train for name in stack]
-    if not any(trained):
+    stack = _local_stack(parts, plan.layers)
+    learning = [part.name in plan.train for part in stack]
+    if not any(learning):
         return 0
-    lowest = trained.index(True)
-    total = 0
-    for name, learns in list(zip(stack, trained, strict=True))[lowest:]:
-        if name == "embeddings":
-            total += 2 * _linear(parts, name, work)  # only ELECTRA's projection
-            continue
-        total += _linear(parts, name, work)
-        if learns:
-            total += _linear(parts, name, work)
-        if name.startswith("layer."):
-            total += 2 * _attention(parts, work)
-    below = stack[lowest] not in ("pooler", "head")  # something in the encoder learns
-    if below or "head" in plan.train:
-        total += (1 + ("head" in plan.train)) * _own(parts, work) + 2 * len(parts.own) * _attention(parts, work)
-    if "head" in stack and ("embeddings" in plan.train) != ("head" in plan.train):
-        sign = 1 if "embeddings" in plan.train else -1
-        total += sign * 2 * work.predicted * parts.tied
-    if stack[lowest] in parts.norm_first:
-        return total
-    if parts.own and not below and "head" in plan.train:
-        if stack[lowest] == "head":
-            total += _linear(parts, "pooler", work)  # the gradient passes through it, frozen or not
-        bottom = 1 if parts.chained else len(parts.own)
-        return total - 2 * work.tokens * bottom * 3 * parts.hidden**2  # Q, K and V of what stands on frozen states
-    if stack[lowest].startswith("layer."):
-        total -= 2 * work.tokens * 3 * parts.hidden**2  # no gradient for the input of its Q, K and V
-    elif stack[lowest] in ("pooler", "head"):
-        total -= 2 * work.predicted * parts.linear[stack[lowest]][0]
-    return total
+    place = learning.index(True)
+    lowest = stack[place]
+    trained_kinds = {part.kind for part in parts.each if part.name in plan.train}
+    total = sum(
+        _part_backward(parts, part, learns, work)
+        for part, learns in zip(stack[place:], learning[place:], strict=True)
+    )
+    head = "head" in trained_kinds
+    encoder = lowest.kind not in ABOVE  # something in the encoder learns
+    if encoder or head:
+        total += (1 + head) * _head_layers(parts, work) + 2 * len(parts.head_layers) * _attention(parts, work)
+    if (
+        "embeddings" in trained_kinds
+    ) != head:  # a tied decoder multiplies in the head, learns with the embeddings
+        total += (1 if "embeddings" in trained_kinds else -1) * 2 * work.predicted * parts.tied
+    return total - _input_gradient(parts, lowest, head and not encoder, work)
+
+
+def _part_backward(parts: Parts, part: Part, learns: bool, work: Positions) -> int:
+    """Gradients of one part: by its input, and by its weights where it learns."""
+    if part.kind == "embeddings":
+        return 2 * _linear(part, work)  # only ELECTRA's projection
+    attention = 2 * _attention(parts, work) if part.kind == "layer" else 0
+    return (1 + learns) * _linear(part, work) + attention
+
+
+def _input_gradient(parts: Parts, lowest: Part, frozen: bool, work: Positions) -> int:
+    """What the walk counted of a gradient that nobody needs: by the input of the lowest trained part.
+
+    ``frozen``: nothing in the encoder learns, but the head does.
+    """
+    qkv = 2 * work.tokens * 3 * parts.hidden**2
+    if lowest.norm_first:
+        return 0
+    if parts.head_layers and frozen:
+        bottom = 1 if parts.chained else len(parts.head_layers)  # those that stand on frozen states
+        pooler = sum(_linear(part, work) for part in parts.each if part.kind == "pooler")
+        return bottom * qkv - (pooler if lowest.kind == "head" else 0)  # the gradient passes through the pooler
+    if lowest.kind == "layer":
+        return qkv
+    return 2 * work.predicted * lowest.linear[0] if lowest.kind in ABOVE else 0

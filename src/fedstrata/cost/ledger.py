@@ -1,18 +1,17 @@
-"""The ledger: every byte of tensor payload that crosses the wire, by round, client, phase, direction and part."""
+"""The ledger: every byte of tensor payload that is communicated, by round, client, phase, direction and part."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from fedstrata.core.parts import Tensors
-
 SETUP = -1
-"""The round of what is shipped before the first one."""
+"""The round of the initial download, which comes before the first one."""
+Direction = Literal["up", "down"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One part on its way to or from one client.
 
@@ -27,24 +26,26 @@ class Entry:
 
     round: int
     client: str
-    phase: Literal["setup", "features", "train", "evaluate"]
-    direction: Literal["up", "down"]
+    phase: Literal["setup", "hidden_states", "train", "evaluate"]
+    direction: Direction
     part: str
     bytes: int
 
     def record(self) -> dict[str, Any]:
         """The entry as a line of ``ledger.jsonl``."""
-        return asdict(self)
-
-
-def size(tensors: Tensors) -> int:
-    """Bytes of tensors as they travel."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        return {
+            "round": self.round,
+            "client": self.client,
+            "phase": self.phase,
+            "direction": self.direction,
+            "part": self.part,
+            "bytes": self.bytes,
+        }
 
 
 def totals(records: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Bytes ``up`` and ``down`` over all rounds, clients and parts, and ``setup`` apart."""
-    made = {"up": 0, "down": 0, "setup": 0}
+    total = {"up": 0, "down": 0, "setup": 0}
     for record in records:
-        made["setup" if record["phase"] == "setup" else record["direction"]] += record["bytes"]
-    return made
+        total["setup" if record["phase"] == "setup" else record["direction"]] += record["bytes"]
+    return total

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from fedstrata.core.parts import Parts
 from fedstrata.cost.bytes import payload
-from fedstrata.tasks import LANGUAGE
+from fedstrata.plan.kinds import LANGUAGE
+from fedstrata.plan.parts import Parts
 
 UNITS = ("fedbfpt", "fedbt", "fedsplitbert", "fedfreezebert")
 COMPUTE = ("fedbfpt", "fedbt")
@@ -57,7 +57,7 @@ def upload(
 
 
 def features(examples: int, tokens: int, hidden: int, clients: int, head_bytes: int, layers: int = 1) -> float:
-    """FedFreezeBERT's equation 2 for its centralised variant, in the mixed unit of its Table 4.
+    """FedFreezeBERT's equation 2 for its centralized variant, in the mixed unit of its Table 4.
 
     One hidden state of ``hidden`` fp32 numbers for every token, in GiB, and the head once to every client, in
     MB / 1024. P-SUM and H-SUM take the states of four ``layers``, which the paper leaves out.

@@ -6,11 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedstrata.core.rng import SERVER
 from fedstrata.cost.ledger import totals
-
-FALLING = ("loss", "perplexity")
-"""Metrics that are better when smaller."""
+from fedstrata.plan.kinds import LOWER_IS_BETTER
+from fedstrata.plan.streams import SERVER
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ def reached(
     """
     for line in rounds:
         score = line["score"].get(metric) if line["client"] == SERVER else None
-        if score is not None and (score <= target if metric in FALLING else score >= target):
+        if score is not None and (score <= target if metric in LOWER_IS_BETTER else score >= target):
             spent = totals(entry for entry in ledger if entry["round"] <= line["round"])
             return Reached(line["round"] + 1, {way: spent[way] for way in ("up", "down")})
     return None

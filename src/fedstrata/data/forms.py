@@ -1,4 +1,4 @@
-"""The forms a file of rows may have: each becomes records, one at a time."""
+"""File formats: each is read as records, one at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from fedstrata.errors import UserError, did_you_mean
 
 Records = Iterator[tuple[str, Mapping[str, Any]]]
-"""Where a row stands, for an error's sake, and its values by column."""
+"""Where a row stands, for error messages, and its values by column."""
 Fields = Iterator[tuple[int, list[str]]]
 """Number of a line, and its fields."""
 HEADING = re.compile(r"= (?!=).*(?<!=) =")
@@ -25,7 +25,7 @@ HEADING = re.compile(r"= (?!=).*(?<!=) =")
 def records(
     path: Path, wanted: Sequence[str], names: list[str] | None, words: bool = False, documents: str = "lines"
 ) -> Records:
-    """The records of a file, in the form that its extension says; read as they are asked for.
+    """The records of a file, in the format of its extension, read lazily.
 
     Args:
         path: csv, tsv, jsonl, json, parquet or txt.
@@ -67,7 +67,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def check(where: Path | str, there: Sequence[str], wanted: Sequence[str], hint: str = "") -> None:
-    """Each wanted column must be there exactly once.
+    """Check that every wanted column occurs exactly once.
 
     Raises:
         UserError: it is not.
@@ -107,7 +107,7 @@ def _table(
     """Records from lines split into fields; without names the first line is the header.
 
     A ``ragged`` line may be short, as a few are in GLUE's files: what it lacks is missing. Where the user names
-    the columns, it may be long: STS-B's own files end some lines with a licence.
+    the columns, it may be long: STS-B's own files end some lines with a license.
     """
     header = names or next(rows, (0, []))[1]
     if not header:
@@ -152,7 +152,7 @@ def _parse(path: Path, number: int, text: str) -> Any:
         line = number + error.lineno - 1
         raise UserError(
             f"{path}, line {line}: is not JSON ({error.msg} at character {error.colno}); "
-            "legal: one object per line, or one array of objects"
+            "expected one object per line, or one array of objects"
         ) from None
 
 
@@ -259,12 +259,12 @@ def _conll(path: Path, wanted: Sequence[str], names: list[str] | None) -> Record
 
 
 def _full_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Every line that is not blank, with its number and without its end."""
+    """Every line that is not blank, with its number and without its line break."""
     return ((number, line.rstrip("\r\n")) for number, line in lines(path) if line.strip())
 
 
 FORMS = {".csv": _csv, ".tsv": _tsv, ".jsonl": _json, ".json": _json, ".parquet": _parquet, ".txt": _txt}
-"""File extension -> what makes records of a path, the wanted columns, and column names where they are given."""
+"""File extension -> function of a path, the wanted columns and column names (or None) that yields records."""
 WORD_FORMS = {
     **{suffix: FORMS[suffix] for suffix in (".jsonl", ".json", ".parquet")},
     **dict.fromkeys((".conll", ".iob", ".iob2", ".bio", ".tsv", ".txt"), _conll),

@@ -1,171 +1,192 @@
-"""Who holds which rows: the splits of a data set among clients."""
+"""Partitions: which client holds which rows of a data set.
+
+A new partition is one function here and its line in :data:`PARTITIONS`. Its name is then a value of
+``[clients] partition``.
+"""
 
 from __future__ import annotations
 
-import heapq
-import itertools
-import math
-import re
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from statistics import NormalDist
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from fedstrata.core.rng import SERVER
-from fedstrata.data.tables import TABLES
+from fedstrata.data.dealing import Shares, deal, fill, groups, named_after, normal_shares, whole
 from fedstrata.errors import UserError, did_you_mean
-from fedstrata.job import Clients
-
-Index = npt.NDArray[np.int64]
-Shares = npt.NDArray[np.float64]
+from fedstrata.job.data_tables import Clients
+from fedstrata.job.label_tables import TABLES
+from fedstrata.plan.kinds import Index
+from fedstrata.plan.labels import sort_labels
 
 COUNT = 6
 """Clients, where the job names no number."""
 
 
-def partition(
-    clients: Clients,
-    rows: int,
-    labels: Sequence[str] | None,
-    values: Sequence[str] | None,
-    rng: np.random.Generator,
-    classes: Sequence[str] = (),
-) -> dict[str, Index]:
+@dataclass(frozen=True)
+class PartitionInput:
+    """What a partition may look at.
+
+    Attributes:
+        clients: the job's ``[clients]``.
+        rows: number of rows.
+        rng: the only source of chance.
+        labels: label of every row; None where rows have none.
+        classes: the labels in their order; empty for the order of :func:`sort_labels`.
+        values: value of every row in the column ``clients.column``.
+        sources: name of every row's source, where ``data.train`` names its sources.
+        source_names: the names of all sources, also of those without rows.
+    """
+
+    clients: Clients
+    rows: int
+    rng: np.random.Generator
+    labels: Sequence[str] | None = None
+    classes: Sequence[str] = ()
+    values: Sequence[str] | None = None
+    sources: Sequence[str] = ()
+    source_names: Sequence[str] = ()
+
+
+def partition(data: PartitionInput) -> dict[str, Index]:
     """Deal rows to clients: client -> its rows, ascending; no row twice.
 
     The clients stand in the order of their names, which is the order they have everywhere. With ``min_examples``
     0 a client may come out empty.
 
-    Args:
-        clients: kind of split and its options.
-        rows: number of rows.
-        labels: label of every row, for ``dirichlet`` (without labels it is the sizes that vary), ``sorted`` and
-            ``table``.
-        values: value of every row in the column that names the client, for ``column``.
-        rng: the only source of chance.
-        classes: the labels in their order, for ``sorted`` and ``table``; by default that of :func:`in_order`.
-
     Raises:
-        UserError: there are too few rows, or sizes or values do not go with the other settings.
+        UserError: there is no such partition, there are too few rows, or the rows do not have what it needs.
     """
-    if clients.split == "column":
-        if values is None:
-            raise ValueError("split 'column' needs the values of the column")
-        shards = _by_value(clients, values)
-    else:
-        count = clients.count or number_of_clients(clients)
-        names = [f"client-{i:0{len(str(count - 1))}}" for i in range(count)]
-        if clients.split == "dirichlet":
-            dealt = _dirichlet(clients, count, rows, labels, rng)
-        elif clients.split in ("sorted", "table"):
-            if labels is None:
-                raise UserError(f"[clients] split: {clients.split!r} needs a label for every row")
-            order = list(classes) or in_order(set(labels))
-            if clients.split == "sorted":
-                dealt = _sorted(count, labels, order, rng)
-            else:
-                dealt = _table(clients, labels, order, rng)
-        else:
-            dealt = _deal(rng.permutation(rows), _sizes(clients, count, rows))
-        shards = dict(zip(names, dealt, strict=True))
+    least = data.clients.min_examples
+    check_partition(data.clients)
+    shards = PARTITIONS[data.clients.partition](data)
     for name, shard in shards.items():
-        if len(shard) < clients.min_examples:
+        if len(shard) < least:
             raise UserError(
-                f"[clients] min_examples: is {clients.min_examples}, but {name} gets {len(shard)} of {rows} rows"
+                f"[clients] min_examples: is {least}, but {name} gets {len(shard)} of {data.rows} rows"
             )
     return {name: np.sort(shard) for name, shard in shards.items()}
 
 
-def normal_shares(n: int) -> Shares:
-    """Shares of n clients under a normal curve: n equal bins over ±2.5 sigma, the tails in the end bins."""
-    edges = np.linspace(-2.5, 2.5, n + 1)[1:-1]
-    below = [0.0, *(NormalDist().cdf(edge) for edge in edges), 1.0]
-    return np.diff(below)
+def check_partition(clients: Clients) -> None:
+    """Refuse a job whose partition does not exist.
+
+    Raises:
+        UserError: it does not.
+    """
+    if (found := clients.partition) not in PARTITIONS:
+        raise UserError(f"[clients] partition: {found!r} is invalid; {did_you_mean(found, PARTITIONS)}")
 
 
-def _whole(shares: Shares, rows: int) -> Index:
-    """Whole rows from shares, by largest remainder: the sum of the shares is kept to the nearest row."""
-    exact = shares * rows
-    sizes = np.floor(exact).astype(np.int64)
-    short = min(rows, round(exact.sum())) - sizes.sum()
-    sizes[np.argsort(sizes - exact, kind="stable")[:short]] += 1
-    return sizes
+def client_names(clients: Clients, source_names: Sequence[str] = ()) -> list[str]:
+    """The clients of a job, where its rows cannot be read.
+
+    Args:
+        clients: the job's ``[clients]``.
+        source_names: the names of the sources of ``data.train``.
+    """
+    if clients.partition == "files" and source_names:
+        return list(named_after({name: np.empty(0, np.int64) for name in sorted(source_names)}))
+    count = clients.count or _default_count(clients)
+    return [f"client-{i:0{len(str(count - 1))}}" for i in range(count)]
 
 
-def _deal(order: Index, sizes: Index) -> list[Index]:
-    """The first rows of an order to the first client, and so on; what the sizes leave stays undealt."""
-    return np.split(order, np.cumsum(sizes))[:-1]
-
-
-def _sizes(clients: Clients, count: int, rows: int) -> Index:
-    """Rows per client of a split that looks at nothing but their number."""
-    sizes = clients.sizes
-    if sizes is None:
-        return _whole(normal_shares(count) if clients.split == "skewed" else np.full(count, 1 / count), rows)
-    if all(0 < size <= 1 for size in sizes) and 0 < sum(sizes) <= 1 + 1e-9:
-        return _whole(np.asarray(sizes), rows)
-    if not sizes or not all(size >= 0 and float(size).is_integer() for size in sizes):
-        raise UserError(
-            f"[clients] sizes: found {sizes}; legal: numbers of rows, or shares above 0 that add up to at most 1"
-        )
-    if sum(sizes) > rows:
-        raise UserError(f"[clients] sizes: add up to {sum(sizes):.0f} rows, but there are {rows}")
-    return np.asarray(sizes, dtype=np.int64)
-
-
-def _dirichlet(
-    clients: Clients, count: int, rows: int, labels: Sequence[str] | None, rng: np.random.Generator
-) -> list[Index]:
-    """Each label's rows dealt by shares drawn for it; then rows moved until no client is below the least."""
-    if rows < count * clients.min_examples:
-        raise UserError(
-            f"[clients] min_examples: is {clients.min_examples}, but {rows} rows are too few for {count} clients"
-        )
-    # Beyond these bounds every share is 0, 1 or 1 / count to the last digit, and the draw would overflow.
-    alpha = np.full(count, np.clip(clients.alpha, 1e-9, 1e9))
-    shards: list[list[int]] = [[] for _ in range(count)]
-    for members in _groups([""] * rows if labels is None else labels).values():
-        sizes = _whole(rng.dirichlet(alpha), len(members))
-        for shard, more in zip(shards, _deal(rng.permutation(members), sizes), strict=True):
-            shard.extend(more.tolist())
-    _fill(shards, clients.min_examples, rng)
-    return [np.asarray(shard, dtype=np.int64) for shard in shards]
-
-
-def number_of_clients(clients: Clients) -> int:
-    """How many clients a split makes whose job names no number."""
+def _default_count(clients: Clients) -> int:
+    """Number of clients of a partition whose job names no number."""
     if clients.table is not None:
         return len(TABLES[clients.table] if isinstance(clients.table, str) else clients.table)
     return COUNT if clients.sizes is None else len(clients.sizes)
 
 
-def _sorted(count: int, labels: Sequence[str], classes: Sequence[str], rng: np.random.Generator) -> list[Index]:
-    """The rows in the order of their labels, equal ones shuffled, cut into parts of equal size."""
+def _numbered(data: PartitionInput, shards: Sequence[Index]) -> dict[str, Index]:
+    return dict(zip(client_names(data.clients), shards, strict=True))
+
+
+def _count(data: PartitionInput) -> int:
+    return data.clients.count or _default_count(data.clients)
+
+
+def iid(data: PartitionInput) -> dict[str, Index]:
+    """Random rows, as many for every client."""
+    count = _count(data)
+    return _random(data, whole(np.full(count, 1 / count), data.rows))
+
+
+def quantity_skew(data: PartitionInput) -> dict[str, Index]:
+    """Random rows, as many as a normal curve gives: see :func:`normal_shares`."""
+    return _random(data, whole(normal_shares(_count(data)), data.rows))
+
+
+def by_sizes(data: PartitionInput) -> dict[str, Index]:
+    """Random rows, as many as ``clients.sizes`` says: numbers of rows or shares of all."""
+    sizes = data.clients.sizes
+    assert sizes is not None
+    if all(0 < size <= 1 for size in sizes) and 0 < sum(sizes) <= 1 + 1e-9:
+        return _random(data, whole(np.asarray(sizes), data.rows))
+    if not sizes or not all(size >= 0 and float(size).is_integer() for size in sizes):
+        raise UserError(
+            f"[clients] sizes: found {sizes}; expected numbers of rows, or shares above 0 that add up to at most 1"
+        )
+    if sum(sizes) > data.rows:
+        raise UserError(f"[clients] sizes: add up to {sum(sizes):.0f} rows, but there are {data.rows}")
+    return _random(data, np.asarray(sizes, dtype=np.int64))
+
+
+def _random(data: PartitionInput, sizes: Index) -> dict[str, Index]:
+    return _numbered(data, deal(data.rng.permutation(data.rows), sizes))
+
+
+def dirichlet(data: PartitionInput) -> dict[str, Index]:
+    """Each label's rows dealt by shares drawn for it; then rows moved until no client is below the least.
+
+    Rows without labels count as of one label: the sizes vary.
+    """
+    count, rows, rng, least = _count(data), data.rows, data.rng, data.clients.min_examples
+    if rows < count * least:
+        raise UserError(f"[clients] min_examples: is {least}, but {rows} rows are too few for {count} clients")
+    # Beyond these bounds every share is 0, 1 or 1 / count to the last digit, and the draw would overflow.
+    alpha = np.full(count, np.clip(data.clients.alpha, 1e-9, 1e9))
+    shards: list[list[int]] = [[] for _ in range(count)]
+    for members in groups([""] * rows if data.labels is None else data.labels).values():
+        sizes = whole(rng.dirichlet(alpha), len(members))
+        for shard, more in zip(shards, deal(rng.permutation(members), sizes), strict=True):
+            shard.extend(more.tolist())
+    fill(shards, least, rng)
+    return _numbered(data, [np.asarray(shard, dtype=np.int64) for shard in shards])
+
+
+def _labels(data: PartitionInput) -> tuple[Sequence[str], Sequence[str]]:
+    """The label of every row, and the classes in their order."""
+    if data.labels is None:
+        raise UserError(f"[clients] partition: {data.clients.partition!r} needs a label for every row")
+    return data.labels, list(data.classes) or sort_labels(set(data.labels))
+
+
+def label_sorted(data: PartitionInput) -> dict[str, Index]:
+    """The rows in the order of their labels, equal ones shuffled, cut into shards of equal size."""
+    labels, classes = _labels(data)
+    count = _count(data)
     place = {label: i for i, label in enumerate(classes)}
-    shuffled = rng.permutation(len(labels))
+    shuffled = data.rng.permutation(len(labels))
     ranks = np.asarray([place[label] for label in labels])
     order = shuffled[np.argsort(ranks[shuffled], kind="stable")]
-    return _deal(order, _whole(np.full(count, 1 / count), len(labels)))
+    return _numbered(data, deal(order, whole(np.full(count, 1 / count), len(labels))))
 
 
-def _table(
-    clients: Clients, labels: Sequence[str], classes: Sequence[str], rng: np.random.Generator
-) -> list[Index]:
+def label_table(data: PartitionInput) -> dict[str, Index]:
     """Shards of one size, the largest with which every client gets its mix; the rows beyond that stay undealt."""
-    groups = _groups(labels)
-    shares = _shares(clients, classes)
-    there = np.asarray([len(groups.get(label, ())) for label in classes])
+    labels, classes = _labels(data)
+    members = groups(labels)
+    shares = _shares(data.clients, classes)
+    available = np.asarray([len(members.get(label, ())) for label in classes])
     wanted = shares.sum(axis=0)
-    size = int(min(there[wanted > 0] / wanted[wanted > 0]))
-    while size and (np.sum([_whole(share, size) for share in shares], axis=0) > there).any():
-        size -= 1  # rounding to whole rows asked for one too many
+    size = int(min(available[wanted > 0] / wanted[wanted > 0]))
+    while size and (np.sum([whole(share, size) for share in shares], axis=0) > available).any():
+        size -= 1  # rounding to whole rows took one too many
     if not size:
         raise UserError("[clients] table: there are too few rows of a label to give every client its share")
-    sizes = np.asarray([_whole(share, size) for share in shares])
-    dealt = [_deal(rng.permutation(groups.get(label, ())), sizes[:, i]) for i, label in enumerate(classes)]
-    return [np.concatenate(own) for own in zip(*dealt, strict=True)]
+    sizes = np.asarray([whole(share, size) for share in shares])
+    dealt = [deal(data.rng.permutation(members.get(label, ())), sizes[:, i]) for i, label in enumerate(classes)]
+    return _numbered(data, [np.concatenate(own) for own in zip(*dealt, strict=True)])
 
 
 def _shares(clients: Clients, classes: Sequence[str]) -> Shares:
@@ -184,61 +205,52 @@ def _shares(clients: Clients, classes: Sequence[str]) -> Shares:
                 if label not in classes:
                     raise UserError(f"[clients] table: no label {label!r}; {did_you_mean(label, classes)}")
         rows = [[row.get(label, 0.0) for label in classes] for row in table or ()]
-    made = np.asarray(rows, dtype=np.float64)
-    sums = made.sum(axis=1)
+    numbers = np.asarray(rows, dtype=np.float64)
+    sums = numbers.sum(axis=1)
     if not (np.isclose(sums, 100).all() or np.isclose(sums, 1).all()):
         raise UserError(
             f"[clients] table: the shares of a client must add up to 100 or to 1, found {sums.round(3).tolist()}"
         )
-    shares: Shares = made / sums[:, None]
+    shares: Shares = numbers / sums[:, None]
     return shares
 
 
-def in_order(labels: Iterable[str]) -> list[str]:
-    """Labels in their order: numbers by value, words by the alphabet."""
-    found = sorted(labels)
-    try:
-        numbers = [float(label) for label in found]
-    except ValueError:
-        return found
-    return sorted(found, key=float) if all(map(math.isfinite, numbers)) else found
-
-
-def _fill(shards: list[list[int]], least: int, rng: np.random.Generator) -> None:
-    """Move random rows, each from the client that is then the largest, until every client has the least."""
-    largest = [(-len(shard), i) for i, shard in enumerate(shards)]
-    heapq.heapify(largest)
-    for shard in shards:
-        while len(shard) < least:
-            i = largest[0][1]
-            giver = shards[i]
-            place = rng.integers(len(giver))
-            giver[place], giver[-1] = giver[-1], giver[place]
-            shard.append(giver.pop())
-            heapq.heapreplace(largest, (-len(giver), i))
-
-
-def _by_value(clients: Clients, values: Sequence[str]) -> dict[str, Index]:
-    """One client per value, named after it as far as a file name can be, in the order of the names."""
-    groups = _groups(values)
-    if clients.count not in (None, len(groups)):
+def by_column(data: PartitionInput) -> dict[str, Index]:
+    """One client per value of ``clients.column``."""
+    if data.values is None:
+        raise ValueError("partition 'column' needs the values of the column")
+    members = groups(data.values)
+    if data.clients.count not in (None, len(members)):
         raise UserError(
-            f"[clients] count: is {clients.count}, but {clients.column!r} has {len(groups)} different values"
+            f"[clients] count: is {data.clients.count}, but {data.clients.column!r} has {len(members)} "
+            "different values"
         )
-    shards: dict[str, Index] = {}
-    taken = {SERVER}
-    for value, members in groups.items():
-        plain = re.sub(r"[^\w.-]+", "_", value).lstrip(".-")[:50] or "_"
-        tries = (plain if n == 1 else f"{plain}-{n}" for n in itertools.count(1))
-        name = next(name for name in tries if name.casefold() not in taken)  # as file systems may compare names
-        taken.add(name.casefold())
-        shards[name] = members
-    return dict(sorted(shards.items()))
+    return named_after(members)
 
 
-def _groups(values: Sequence[str]) -> dict[str, Index]:
-    """Value -> its places, ascending, the values in order."""
-    places = defaultdict(list)
-    for i, value in enumerate(values):
-        places[value].append(i)
-    return {value: np.asarray(places[value]) for value in sorted(places)}
+def by_file(data: PartitionInput) -> dict[str, Index]:
+    """One client per named source of ``data.train``."""
+    if not data.source_names:
+        raise UserError(
+            "[clients] partition: 'files' needs named sources, one for each client: "
+            "[data] train = {north = 'north.csv', south = 'south.csv'}"
+        )
+    if data.clients.count not in (None, len(data.source_names)):
+        raise UserError(
+            f"[clients] count: is {data.clients.count}, but [data] train names {len(data.source_names)} sources"
+        )
+    members = groups(data.sources)
+    return named_after({name: members.get(name, np.empty(0, np.int64)) for name in sorted(data.source_names)})
+
+
+PARTITIONS: dict[str, Callable[[PartitionInput], dict[str, Index]]] = {
+    "iid": iid,
+    "dirichlet": dirichlet,
+    "sizes": by_sizes,
+    "quantity_skew": quantity_skew,
+    "label_sorted": label_sorted,
+    "label_table": label_table,
+    "column": by_column,
+    "files": by_file,
+}
+"""Value of ``[clients] partition`` -> what deals the rows."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,13 @@ class Rows:
 
     Attributes:
         columns: name of every wanted column -> its values; all columns have the same length.
-        left_out: number of rows dropped because a wanted value was missing or blank.
+        dropped: number of rows dropped because a wanted value was missing or blank.
         pools: the name of each row's source; empty where sources have no names.
         classes: column -> its class names in the order that a data set gives them.
     """
 
     columns: dict[str, list[str]]
-    left_out: int
+    dropped: int
     pools: list[str] = field(default_factory=list)
     classes: dict[str, list[str]] = field(default_factory=dict)
 
@@ -48,59 +48,75 @@ def read(
     *,
     names: list[str] | None = None,
     limit: int | None = None,
-    near: Path | None = None,
+    base_dir: Path | None = None,
     words: bool = False,
     documents: str = "lines",
 ) -> Rows:
     """Read the wanted columns of a source, every value as text.
 
-    A row in which a wanted value is missing, null, NaN or blank is dropped and counted. Other values stand as
-    they are: blanks at the ends are kept, numbers and truth values take Python's spelling.
+    A row in which a wanted value is missing, null, NaN or blank is dropped and counted. Other values are not
+    changed; numbers and truth values take Python's spelling.
 
     Args:
         source: a csv, tsv, jsonl, json, parquet or txt file, a folder of one kind of them, a data set id
-            (``name:config#split``; the split is ``train`` by default), or a list of any of these. In a folder
-            of txt files each file is one row, with the columns ``text``, ``file`` and ``folder``.
+            (``name:config#split``, by default the split ``train``), or a list of these. In a folder of txt files
+            each file is one row, with the columns ``text``, ``file`` and ``folder``.
         columns: names of the wanted columns.
         names: column names of csv, tsv and txt files that have no header line.
         limit: stop reading after so many rows that have every wanted value.
-        near: folder to look in for a path that the working directory does not have.
-        words: the values are lists of words, equally many in each column of a row; each stands as its words with
-            ``WORD_END`` between them. Files of words and tags line by line (CoNLL's form) are read too.
+        base_dir: folder to look in for a path that the working directory does not have.
+        words: the values are lists of words, equally many in each column of a row, and become texts with
+            ``WORD_END`` between the words; CoNLL's form, a word and its tags per line, is read too.
         documents: what is a row of a plain txt file: ``lines``, or texts with ``blank`` lines between them or
             ``headings`` over them.
 
     Raises:
         UserError: a source is missing, unreadable or malformed, or lacks a wanted column or any full row.
     """
+    sources = _sources(source)
+    wanted = tuple(dict.fromkeys(columns))
+    rows = Rows({column: [] for column in wanted}, 0)
+    how = _How(wanted, names, base_dir, words, documents, rows.classes)
+    opened = [_open(name, how) for name in sources]
+    for name, found in zip(sources, opened, strict=True):
+        if limit is None or len(rows) < limit:
+            rows = _append(rows, name, _texts(found, wanted, words), limit)
+    return rows
+
+
+def _sources(source: str | list[str]) -> list[str]:
     sources = [source] if isinstance(source, str) else source
     if not sources or "" in sources:
         raise UserError(
-            f"[data]: {source!r} names no source; legal: a file, a folder, a data set id, a list of them"
+            f"[data]: {source!r} names no source; expected a file, a folder, a data set id or a list of them"
         )
-    kept: dict[str, list[str]] = {column: [] for column in columns}
-    classes: dict[str, list[str]] = {}
-    rows, left_out = 0, 0
-    opened = [_open(name, tuple(kept), names, near, words, classes, documents) for name in sources]
-    for name, its_records in zip(sources, opened, strict=True):
-        rows_before, left_before = rows, left_out
-        for where, row in its_records:
-            texts = [(_words if words else _text)(row.get(column), where, column) for column in kept]
-            if words and len({text.count(WORD_END) for text in texts if text}) > 1:
-                raise UserError(f"{where}: columns {', '.join(kept)} hold different numbers of words")
-            if not all(text.strip() for text in texts):
-                left_out += 1
-                continue
-            for values, text in zip(kept.values(), texts, strict=True):
-                values.append(text)
-            rows += 1
-            if rows == limit:
-                return Rows(kept, left_out, classes=classes)
-        if rows == rows_before:
-            blank = left_out - left_before
-            found = f"found {blank} rows, none" if blank else "is empty, expected rows"
-            raise UserError(f"{name}: {found} with a value in each column of {', '.join(kept)}")
-    return Rows(kept, left_out, classes=classes)
+    return sources
+
+
+def _append(rows: Rows, name: str, found: Iterator[list[str]], limit: int | None) -> Rows:
+    """``rows`` with those of the source called ``name``, which must have one."""
+    before, dropped = len(rows), 0
+    for texts in found:
+        if not all(text.strip() for text in texts):
+            dropped += 1
+            continue
+        for values, text in zip(rows.columns.values(), texts, strict=True):
+            values.append(text)
+        if len(rows) == limit:
+            break
+    if len(rows) == before:
+        what = f"found {dropped} rows, none" if dropped else "is empty, expected rows"
+        raise UserError(f"{name}: {what} with a value in each column of {', '.join(rows.columns)}")
+    return replace(rows, dropped=rows.dropped + dropped)
+
+
+def _texts(source: Records, wanted: Sequence[str], words: bool) -> Iterator[list[str]]:
+    """The wanted values of each record as texts; "" for one that is missing."""
+    for where, row in source:
+        texts = [(_words if words else _text)(row.get(column), where, column) for column in wanted]
+        if words and len({text.count(WORD_END) for text in texts if text}) > 1:
+            raise UserError(f"{where}: columns {', '.join(wanted)} hold different numbers of words")
+        yield texts
 
 
 def _text(value: Any, where: str, column: str) -> str:
@@ -128,29 +144,24 @@ def _words(value: Any, where: str, column: str) -> str:
     return WORD_END.join(texts)
 
 
-def _open(
-    source: str,
-    wanted: Sequence[str],
-    names: list[str] | None,
-    near: Path | None,
-    words: bool,
-    classes: dict[str, list[str]],
-    documents: str,
-) -> Records:
-    """The records of one source; whether it exists is settled at once, before any source is read.
+@dataclass(frozen=True)
+class _How:
+    """How sources are read: see :func:`read`; ``classes`` takes a data set's class names as it is read."""
 
-    ``classes`` takes the class names of a data set's columns as its records are read.
-    """
-    bases = [Path()] if near is None else [Path(), near]
+    wanted: tuple[str, ...]
+    names: list[str] | None
+    base_dir: Path | None
+    words: bool
+    documents: str
+    classes: dict[str, list[str]]
+
+
+def _open(source: str, how: _How) -> Records:
+    """The records of one source; whether it exists is settled at once, before any source is read."""
+    bases = [Path()] if how.base_dir is None else [Path(), how.base_dir]
     for path in (base / source for base in bases):
         if os.path.exists(path):
-            if not path.is_dir():
-                return records(path, wanted, names, words, documents)
-            if documents != "lines":
-                raise UserError(
-                    f"{path}: [data] documents: {documents!r} goes with files that are named one by one"
-                )
-            return _folder(path, wanted, names, words)
+            return _local(path, how)
     folders = dict.fromkeys((base / source).parent.resolve() for base in bases)
     beside = sorted({path.name for folder in folders for path in folder.glob("*")})
     close = difflib.get_close_matches(Path(source).name, beside)
@@ -159,12 +170,20 @@ def _open(
     identity = HUB_ID.fullmatch(source)
     if identity is None or Path(source).suffix.lower() in {**FORMS, **WORD_FORMS}:
         raise UserError(f"{source}: there is no such file or folder in {places}{hint}")
-    if documents != "lines":
+    if how.documents != "lines":
         raise UserError(
-            f"{source}: [data] documents: {documents!r} goes with txt files; there is none in {places}{hint}"
+            f"{source}: [data] documents: {how.documents!r} goes with txt files; there is none in {places}{hint}"
         )
     missing = f"{source}: is neither a file nor a folder in {places}"
-    return _hub(source, identity, wanted, missing, hint, classes)
+    return _hub(source, identity, how.wanted, missing, hint, how.classes)
+
+
+def _local(path: Path, how: _How) -> Records:
+    if not path.is_dir():
+        return records(path, how.wanted, how.names, how.words, how.documents)
+    if how.documents != "lines":
+        raise UserError(f"{path}: [data] documents: {how.documents!r} goes with files that are named one by one")
+    return _folder(path, how.wanted, how.names, how.words)
 
 
 def _folder(path: Path, wanted: Sequence[str], names: list[str] | None, words: bool) -> Records:
@@ -172,7 +191,7 @@ def _folder(path: Path, wanted: Sequence[str], names: list[str] | None, words: b
     files = _files(path, forms)
     kinds = {forms[file.suffix.lower()]: file.relative_to(path).as_posix() for file in files}
     if not files:
-        raise UserError(f"{path}: the folder holds no file of a known kind (legal: {', '.join(forms)})")
+        raise UserError(f"{path}: the folder holds no file of a known kind (expected one of: {', '.join(forms)})")
     if len(kinds) > 1:
         found = ", ".join(sorted(kinds.values()))
         raise UserError(f"{path}: the folder holds files of several kinds ({found}); name those to read in a list")
@@ -209,9 +228,9 @@ def _hub(
     hint: str,
     classes: dict[str, list[str]],
 ) -> Records:
-    import datasets  # here, as it is slow to load and seldom needed
+    import datasets  # slow to load and seldom needed
 
-    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # what is read here is nobody else's business
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # do not report downloads
     name, config, split = identity.groups()
     try:
         data = datasets.load_dataset(name, config, split=split or "train")

@@ -1,4 +1,4 @@
-"""Tokenised text: flat arrays on disk, made once per text and tokenizer, memory-mapped ever after."""
+"""Tokenized text: flat arrays on disk, computed once per text and tokenizer, then memory-mapped."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstrata.errors import UserError
+from fedstrata.plan.kinds import Index
 
 FIELDS = ("ids", "offsets", "rows", "words", "types")
 CHUNK = 4096
@@ -30,10 +31,10 @@ class Tokens:
         offsets: example ``i`` is ``ids[offsets[i]:offsets[i + 1]]``, ``[n + 1]`` int64.
         rows: the row each example comes from, ``[n]`` int64, ascending; of a block of packed texts the row of its
             first token, in the order of the blocks.
-        words: for each id the place in its row of the word whose first piece it is, else -1, ``[sum of lengths]``
-            int64; made for texts that are lists of words.
-        types: for each id 0 in a pair's first text and 1 in its second, ``[sum of lengths]`` int8; made for pairs
-            where the tokenizer's model tells them apart.
+        words: for each id the index in its row of the word whose first piece it is, else -1,
+            ``[sum of lengths]`` int64; for texts that are lists of words only.
+        types: for each id 0 in a pair's first text and 1 in its second, ``[sum of lengths]`` int8; for pairs
+            only, and if the tokenizer's model has token types.
     """
 
     ids: npt.NDArray[np.int32]
@@ -59,87 +60,101 @@ class Tokens:
 
 
 def cache_folder() -> Path:
-    """Where tokenised text is kept: ``$FEDSTRATA_CACHE``, else ``~/.cache/fedstrata``."""
+    """Where tokenized text is kept: ``$FEDSTRATA_CACHE``, else ``~/.cache/fedstrata``."""
     default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fedstrata"
     return Path(os.environ.get("FEDSTRATA_CACHE", default))
 
 
-def tokenise(
+def tokenize(
     texts: Sequence[str],
     tokenizer: Any,
     max_tokens: int,
-    overlong: Literal["split", "truncate", "pack"],
+    long_text: Literal["chunk", "truncate", "pack"],
     word_end: str | None = None,
     seconds: Sequence[str] | None = None,
 ) -> Tokens:
-    """Token ids of every text, from the cache where the same was asked before.
+    """Token ids of every text, from the cache where they are in it.
 
     Args:
         texts: one per row.
         tokenizer: a fast Hugging Face tokenizer.
         max_tokens: longest example, special tokens included.
-        overlong: ``split`` makes further examples of what exceeds ``max_tokens``, ``truncate`` drops it,
+        long_text: ``chunk`` makes further examples of what exceeds ``max_tokens``, ``truncate`` drops it,
             ``pack`` leaves every text whole and without special tokens, for :func:`pack`.
         word_end: what stands between the words of texts that are lists of words.
-        seconds: the second texts of pairs; ``overlong`` is then ``truncate``, which cuts the longer of the two.
+        seconds: the second texts of pairs; ``long_text`` is then ``truncate``, which cuts the longer of the two.
     """
-    texts = [text.encode("utf-8", "replace").decode() for text in texts]  # a lone surrogate is no text
+    texts = [text.encode("utf-8", "replace").decode() for text in texts]  # a lone surrogate cannot be encoded
     seconds = None if seconds is None else [text.encode("utf-8", "replace").decode() for text in seconds]
     pair = None if seconds is None else "token_type_ids" in tokenizer.model_input_names
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     rules = {key: value for key, value in backend.items() if key not in ("truncation", "padding")}  # set per call
-    digest = hashlib.sha256(json.dumps([3, max_tokens, overlong, word_end, pair, rules]).encode())
+    digest = hashlib.sha256(json.dumps([3, max_tokens, long_text, word_end, pair, rules]).encode())
     for text in [*texts, *(seconds or ())]:
         digest.update(f"{len(text)}\0{text}".encode())
     folder = cache_folder() / digest.hexdigest()
     if not folder.exists():
-        _store(folder, _tokenise(texts, tokenizer, max_tokens, overlong, word_end, seconds))
+        _store(folder, _tokenize(texts, tokenizer, max_tokens, long_text, word_end, seconds))
     return Tokens(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in FIELDS))
 
 
-def _tokenise(
+def _tokenize(
     texts: Sequence[str],
     tokenizer: Any,
     max_tokens: int,
-    overlong: str,
+    long_text: str,
     word_end: str | None = None,
     seconds: Sequence[str] | None = None,
 ) -> Tokens:
-    ids: list[npt.NDArray[np.int32]] = []
     lengths: list[int] = []
     rows: list[int] = []
-    words: list[npt.NDArray[np.int64]] = []
-    types: list[npt.NDArray[np.int8]] = []
-    told_apart = seconds is not None and "token_type_ids" in tokenizer.model_input_names
+    ids, words, types = (list[npt.NDArray[Any]]() for _ in range(3))
+    typed = seconds is not None and "token_type_ids" in tokenizer.model_input_names
     for start in range(0, len(texts), CHUNK):
         chunk = list(texts[start : start + CHUNK])
-        made = tokenizer(
+        encoded = tokenizer(
             chunk if word_end is None else [text.split(word_end) for text in chunk],
             text_pair=None if seconds is None else list(seconds[start : start + CHUNK]),
             is_split_into_words=word_end is not None,
-            add_special_tokens=overlong != "pack",
-            truncation=overlong != "pack",
-            max_length=None if overlong == "pack" else max_tokens,
-            return_overflowing_tokens=overlong == "split",
+            add_special_tokens=long_text != "pack",
+            truncation=long_text != "pack",
+            max_length=None if long_text == "pack" else max_tokens,
+            return_overflowing_tokens=long_text == "chunk",
             return_attention_mask=False,
-            return_token_type_ids=told_apart,
+            return_token_type_ids=typed,
         )
-        lengths += map(len, made["input_ids"])
-        ids += [np.asarray(example, dtype=np.int32) for example in made["input_ids"]]
-        sources = made.get("overflow_to_sample_mapping", range(len(made["input_ids"])))
+        lengths += map(len, encoded["input_ids"])
+        ids += _arrays(encoded["input_ids"], np.int32)
+        sources = encoded.get("overflow_to_sample_mapping", range(len(encoded["input_ids"])))
         rows += [start + source for source in sources]
-        types += [np.asarray(example, dtype=np.int8) for example in made["token_type_ids"]] if told_apart else []
-        begun = dict.fromkeys(sources, -1)  # row -> its last word that an earlier example has begun
-        for example, source in enumerate(sources if word_end is not None else ()):
-            words.append(_first_pieces(made.word_ids(example), begun[source]))
-            begun[source] = max(begun[source], words[-1].max(initial=-1))
+        types += _arrays(encoded["token_type_ids"] if typed else [], np.int8)
+        words += [] if word_end is None else _word_starts(encoded, sources)
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     return Tokens(
-        np.concatenate([*ids, np.empty(0, np.int32)]),
-        np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
+        _flat(ids, np.int32),
+        offsets,
         np.asarray(rows, dtype=np.int64),
-        np.concatenate([*words, np.empty(0, np.int64)]),
-        np.concatenate([*types, np.empty(0, np.int8)]),
+        _flat(words, np.int64),
+        _flat(types, np.int8),
     )
+
+
+def _arrays(sequences: Iterable[Any], dtype: type[np.integer[Any]]) -> list[npt.NDArray[Any]]:
+    return [np.asarray(sequence, dtype=dtype) for sequence in sequences]
+
+
+def _flat(arrays: Iterable[npt.NDArray[Any]], dtype: type[np.integer[Any]]) -> npt.NDArray[Any]:
+    """All arrays as one; of none an empty one."""
+    return np.concatenate([*arrays, np.empty(0, dtype)])
+
+
+def _word_starts(encoded: Any, sources: Sequence[int]) -> Iterator[npt.NDArray[np.int64]]:
+    """Of each example the ``words`` of :class:`Tokens`; ``sources`` says which text an example is from."""
+    last = dict.fromkeys(sources, -1)  # text -> its last word that an earlier example has begun
+    for example, source in enumerate(sources):
+        words = _first_pieces(encoded.word_ids(example), last[source])
+        last[source] = max(last[source], words.max(initial=-1))
+        yield words
 
 
 def pack(
@@ -148,7 +163,7 @@ def pack(
     """Blocks of exactly ``max_tokens`` tokens out of whole texts, joined in their order group by group.
 
     The separator (sep, else eos) follows every text; around each block stands what the tokenizer puts around a
-    text. The last block of a group may be shorter; it goes where nothing in it can be predicted.
+    text. The last block of a group may be shorter; it is dropped if nothing in it can be predicted.
 
     Args:
         tokens: one example per row, without special tokens.
@@ -162,48 +177,46 @@ def pack(
     """
     separator = tokenizer.eos_token_id if tokenizer.sep_token_id is None else tokenizer.sep_token_id
     if separator is None:
-        raise UserError("[data] overlong: 'pack' needs a tokenizer with a separator or an end-of-text token")
+        raise UserError("[data] long_text: 'pack' needs a tokenizer with a separator or an end-of-text token")
     around = np.asarray(tokenizer("")["input_ids"], dtype=np.int32)
     opening = np.isin(around, [i for i in (tokenizer.cls_token_id, tokenizer.bos_token_id) if i is not None])
-    inside = max_tokens - len(around)
-    blocks: list[npt.NDArray[np.int32]] = []
-    rows: list[int] = []
+    room = max_tokens - len(around)
+    blocks, rows = list[npt.NDArray[np.int32]](), list[int]()
     for group in groups:
-        texts = [np.append(tokens[row], np.int32(separator)) for row in np.sort(group)]
-        joined = np.concatenate([*texts, np.empty(0, np.int32)])
-        source = np.repeat(np.sort(group), [len(text) for text in texts])
-        for start in range(0, len(joined), inside):
-            content = joined[start : start + inside]
+        joined, source = _joined(tokens, np.sort(group), separator)
+        for start in range(0, len(joined), room):
+            content = joined[start : start + room]
             block = np.concatenate([around[opening], content, around[~opening]])
-            idle = len(block) < 2 if causal else bool(np.isin(content, tokenizer.all_special_ids).all())
-            if start and idle and len(content) < inside:
+            empty = len(block) < 2 if causal else bool(np.isin(content, tokenizer.all_special_ids).all())
+            if start and empty and len(content) < room:
                 continue
             blocks.append(block)
             rows.append(int(source[start]))
-    return Tokens(
-        np.concatenate([*blocks, np.empty(0, np.int32)]),
-        np.concatenate([[0], np.cumsum([len(block) for block in blocks], dtype=np.int64)]),
-        np.asarray(rows, dtype=np.int64),
-    )
+    offsets = np.concatenate([[0], np.cumsum([len(block) for block in blocks], dtype=np.int64)])
+    return Tokens(_flat(blocks, np.int32), offsets, np.asarray(rows, dtype=np.int64))
 
 
-def _first_pieces(places: Sequence[int | None], begun: int) -> npt.NDArray[np.int64]:
-    """Each token's word where it is the word's first piece, else -1; words up to ``begun`` have had theirs."""
-    made = np.asarray([-1 if place is None else place for place in places], dtype=np.int64)
-    first = np.concatenate([[True], made[1:] != made[:-1]]) & (made > begun)
-    return np.where(first, made, -1)
+def _joined(tokens: Tokens, rows: Index, separator: int) -> tuple[npt.NDArray[np.int32], Index]:
+    """The tokens of rows one after the other, a separator after each; and the row of every token."""
+    texts = [np.append(tokens[row], np.int32(separator)) for row in rows]
+    return _flat(texts, np.int32), np.repeat(rows, [len(text) for text in texts])
+
+
+def _first_pieces(words: Sequence[int | None], last: int) -> npt.NDArray[np.int64]:
+    """Each token's word where it is the word's first piece, else -1; words up to ``last`` have had theirs."""
+    word = np.asarray([-1 if place is None else place for place in words], dtype=np.int64)
+    first = np.concatenate([[True], word[1:] != word[:-1]]) & (word > last)
+    return np.where(first, word, -1)
 
 
 def _store(folder: Path, tokens: Tokens) -> None:
     """Write to a folder of its own and rename it: another run sees all of it or nothing."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as made:
-        for name in FIELDS:
-            np.save(Path(made) / f"{name}.npy", getattr(tokens, name))
-        target = Path(made) / "done"
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        target = Path(temporary) / "done"
         target.mkdir()
         for name in FIELDS:
-            os.replace(Path(made) / f"{name}.npy", target / f"{name}.npy")
+            np.save(target / f"{name}.npy", getattr(tokens, name))
         try:
             os.rename(target, folder)
         except OSError:

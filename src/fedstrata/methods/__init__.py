@@ -1,9 +1,8 @@
-"""The menu: every method by the name a job file gives it."""
+"""The methods, by their names in a job file."""
 
 from __future__ import annotations
 
-from fedstrata.core.plan import Method
-from fedstrata.methods.centralised import Centralised
+from fedstrata.methods.centralized import Centralized
 from fedstrata.methods.fedavg import FedAvg
 from fedstrata.methods.fedavgm import FedAvgM
 from fedstrata.methods.fedbert import FedBERT
@@ -16,6 +15,7 @@ from fedstrata.methods.fedsplitbert import FedSplitBERT
 from fedstrata.methods.local import Local
 from fedstrata.methods.none import NoTraining
 from fedstrata.methods.single import Single
+from fedstrata.plan.plan import Method
 
 METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
@@ -25,7 +25,7 @@ METHODS: dict[str, type[Method]] = {
     "fedyogi": FedYogi,
     "fedadagrad": FedAdagrad,
     "none": NoTraining,
-    "centralised": Centralised,
+    "centralized": Centralized,
     "single": Single,
     "local": Local,
     "fedbfpt": FedBFPT,

@@ -4,10 +4,10 @@ Hsu, Qi, Brown. Measuring the Effects of Non-Identical Data Distribution for Fed
 https://arxiv.org/abs/1909.06335
 
     paper                     here
-    v <- beta v + dw          [server] rule = "fedavgm", momentum = beta
+    v <- beta v + dw          [server] optimizer = "momentum", momentum = beta
 
-Requirements, relations, cost: as FedAvg; the momentum never leaves the server. Any method takes the rule; this
-name only presets it.
+Requirements, relations, cost: as FedAvg; the momentum never leaves the server. Any method works with this server
+optimizer; this name only presets it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,6 @@ from fedstrata.methods.fedavg import FedAvg
 
 
 class FedAvgM(FedAvg):
-    """FedAvg under the server rule ``fedavgm``."""
+    """FedAvg with the server optimizer ``momentum``."""
 
-    preset: ClassVar[Mapping[str, Mapping[str, Any]]] = {"server": {"rule": "fedavgm"}}
+    preset: ClassVar[Mapping[str, Mapping[str, Any]]] = {"server": {"optimizer": "momentum"}}

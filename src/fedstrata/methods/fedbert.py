@@ -1,4 +1,4 @@
-"""FedBERT: split learning. Embeddings and head are the client's, the layers between the server's, batch by batch.
+"""FedBERT: split learning. Clients hold embeddings and head, the server the layers between, batch by batch.
 
 Tian, Wan, Lyu, Yao, Jin, Sun. FedBERT: When Federated Learning Meets Pre-training. ACM TIST 13(4), 2022.
 https://doi.org/10.1145/3510033
@@ -9,18 +9,18 @@ https://doi.org/10.1145/3510033
     H, the head                             part "head", at the client
     P_ef, P_tf, their gradients             four messages per batch, without padding; no token id, no label
     parallel FSL (Algorithm 2)              mode "parallel": a copy of T for each client; E, T, H averaged
-    sequential FSL, Head-Emd Share          mode "share": clients in turn, one T; E and H handed on
-    EmdAvg                                  mode "emb-avg": one T, visited batch by batch; E averaged, H kept
+    sequential FSL, Head-Emd Share          mode "share": clients in sequence, one T; E and H passed on
+    EmdAvg                                  mode "emb-avg": one T, batch by batch; E averaged, H personal
     Head-Emd Avg                            mode "head-emb-avg": the same with E and H averaged
     averaging period                        one round: train.epochs, or train.steps updates
 
-The paper's Algorithm 3 copies and averages T against its text; one T is meant. Its code never splits the model and
-averages only what is left of E under a tied decoder. The optimisers stay where their weights are and go on from
-round to round (train.optimiser = "kept").
+The paper's Algorithm 3 copies and averages T, which contradicts its text; one T is meant. Its code never splits
+the model and averages only what is left of E under a tied decoder. Optimizers stay where their weights are and
+persist from round to round (train.optimizer_state = "persist").
 
-Requirements: BERT, RoBERTa, DistilBERT, ELECTRA or GPT-2; made for pre-training, runs with any head that takes the
-last hidden state.
-Relations: "parallel" is FedAvg with kept optimisers; "share" with one client is ``centralised``.
+Requirements: BERT, RoBERTa, DistilBERT, ELECTRA or GPT-2; made for pre-training, works with any head on the last
+hidden state.
+Relations: "parallel" is FedAvg with persistent optimizers; "share" with one client is ``centralized``.
 Cost: 4 B S H numbers per batch; for RoBERTa-base and 16 texts of 512 tokens 100,663,296 bytes and their lengths.
 """
 
@@ -31,16 +31,17 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeInt
 
-from fedstrata.core.parts import Parts
-from fedstrata.core.plan import Exchange, Method, Plan, Turns
-from fedstrata.core.rng import Streams
 from fedstrata.errors import UserError
+from fedstrata.plan.kinds import ClientSchedule, Payload
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Method, Plan
+from fedstrata.plan.streams import Streams
 
 
 class FedBERT(Method):
-    """Split between client and server, batch by batch."""
+    """A model that is split between client and server."""
 
-    preset: ClassVar[Mapping[str, Mapping[str, Any]]] = {"train": {"optimiser": "kept"}}
+    preset: ClassVar[Mapping[str, Mapping[str, Any]]] = {"train": {"optimizer_state": "persist"}}
 
     mode: Literal["parallel", "share", "emb-avg", "head-emb-avg"] = "share"
     lower: NonNegativeInt = 0
@@ -49,15 +50,15 @@ class FedBERT(Method):
     """Layers at the client between the server's and the head."""
 
     @property
-    def exchange(self) -> Exchange:
+    def exchange(self) -> Payload:
         """Hidden states and gradients."""
         return "activations"
 
     @property
-    def turns(self) -> Turns:
+    def client_schedule(self) -> ClientSchedule:
         """By mode."""
-        modes: dict[str, Turns] = {"parallel": "apart", "share": "in turn"}
-        return modes.get(self.mode, "by batch")
+        modes: dict[str, ClientSchedule] = {"parallel": "parallel", "share": "sequential"}
+        return modes.get(self.mode, "interleaved")
 
     def plan(self, parts: Parts, task: str, round: int, client: str, streams: Streams) -> Plan:
         """The same plan for every client and round.
@@ -69,10 +70,10 @@ class FedBERT(Method):
         if self.lower + self.upper >= depth:
             raise UserError(
                 f"[method] lower, upper: are {self.lower} and {self.upper}, but the model has {depth} layers, "
-                "and at least one of them is the server's"
+                "at least one of which must be the server's"
             )
         server = parts.layers(self.lower, depth - self.upper)
         own = tuple(part for part in parts.names if part not in server)
-        kept = tuple(part for part in own if part in ("pooler", "head")) if self.mode == "emb-avg" else ()
-        sent = tuple(part for part in own if part not in kept)
-        return Plan(layers=tuple(range(depth)), train=own, send=sent, keep=kept, server=server)
+        personal = tuple(part for part in own if part in ("pooler", "head")) if self.mode == "emb-avg" else ()
+        sent = tuple(part for part in own if part not in personal)
+        return Plan(layers=tuple(range(depth)), train=own, send=sent, keep=personal, server=server)

@@ -5,18 +5,18 @@ IJCAI 2023. https://doi.org/10.24963/ijcai.2023/483
 
     paper                                   here
     l, the layer trained in this round      part "layer.l", l = progressive(rounds)[round]
-    output layer                            part "head": for MLM the 5 tensors beside the tied decoder
+    output layer                            part "head": for MLM the 5 tensors besides the tied decoder
     m_L, layers of the local model          local_layers
     layers 0..l stand for themselves        plan.layers begins 0, 1, .. l
-    layers above l, sampled from the rest   drawn with replacement, ascending, anew per round and client
+    layers above l, sampled from the rest   drawn with replacement, ascending, for each round and client
     ALL                                     variant "all": layers 0..m_L-1, every tensor trained and sent
     \PL, no progressive learning            variant "pl": layer 0 in every round
     \M, no mapping                          variant "m": the local model is layers 0..m_L-1
-    \S, no sampling anew                    variant "s": a client's layers are redrawn only when l moves
+    \S, no sampling anew                    variant "s": a client's layers are redrawn only when l changes
     \SP, equal rounds per layer             variant "sp": layer i in round i, the deepest one from then on
     clients of different m_L                local_layers = {default = 6, small-hospital = 3}; l stays below all
 
-Requirements: made for tasks "mlm" and "clm"; runs with any head.
+Requirements: made for tasks "mlm" and "clm"; works with any head.
 Relations: FedBT pre-trains in the same way and adds fine-tuning; FedAvg is every layer built, trained and sent.
 Cost: one layer and the head up and down per round (BERT-base: 30,842,088 bytes, 7.04 % of the model). The
 gradient still passes through the frozen layers above l, so compute falls less than bytes do.
@@ -26,13 +26,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-import numpy as np
 from pydantic import PositiveInt
 
-from fedstrata.core.parts import Parts
-from fedstrata.core.plan import Method, Plan
-from fedstrata.core.rng import SERVER, Streams
 from fedstrata.errors import UserError
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Method, Plan
+from fedstrata.plan.streams import LAYERS, SERVER, Streams
 
 
 def progressive(rounds: int) -> list[int]:
@@ -55,16 +54,16 @@ class FedBFPT(Method):
     variant: Literal["full", "all", "pl", "m", "s", "sp"] = "full"
     """The method in full, or one of the paper's ablations."""
     local_layers: PositiveInt | dict[str, PositiveInt] | None = None
-    """Layers of the local model, for all or by client name beside ``default``; half the model's when absent, as
-    the paper's 6 of 12."""
+    """Layers of the local model, for all clients or by client name and ``default``; half the model's when absent,
+    as in the paper (6 of 12)."""
     layers_per_round: PositiveInt = 1
     """Layers l, l+1, .. trained together."""
     replacement: bool = True
     """False: no layer is drawn twice for one local model."""
     shared_draw: bool = False
-    """True: all clients of a round get the same draw."""
+    """True: all clients of a round get the same layers."""
     legacy_rng: bool = False
-    """True: the draws of the released code, which come out the same for every client and round of one l."""
+    """True: the draws of the released code, which are the same for every client and round with the same l."""
 
     def plan(self, parts: Parts, task: str, round: int, client: str, streams: Streams) -> Plan:
         """Layers 0..l, then sampled ones; layer l and the head are trained and sent.
@@ -81,7 +80,7 @@ class FedBFPT(Method):
             raise UserError(
                 f"[method] layers_per_round: is {self.layers_per_round}, but a local model has {shallowest} layers"
             )
-        schedule = self.schedule(shallowest - self.layers_per_round)
+        schedule = self.trained_layers(shallowest - self.layers_per_round)
         layer = schedule[round]
         above = layer + self.layers_per_round
         drawn_in = schedule.index(layer) if self.variant == "s" else round
@@ -93,7 +92,7 @@ class FedBFPT(Method):
         own = (*parts.layers(layer, above), "head")
         return Plan(layers=(*range(above), *deeper), train=own, send=own)
 
-    def schedule(self, deepest: int) -> list[int]:
+    def trained_layers(self, deepest: int) -> list[int]:
         """The (lowest) layer trained in each round, none beyond ``deepest``."""
         layers = progressive(self.rounds)
         if self.variant == "pl":
@@ -105,9 +104,11 @@ class FedBFPT(Method):
     def sampled(self, pool: range, count: int, round: int, client: str, streams: Streams) -> list[int]:
         """``count`` layers drawn uniformly from ``pool``, ascending."""
         if self.legacy_rng:
+            import numpy as np  # here: a job file is read without it
+
             drawn = np.random.RandomState(24).randint(pool.start, pool.stop, count) if count else ()
         else:
-            rng = streams.numpy(round, SERVER if self.shared_draw else client, "layers")
+            rng = streams.numpy(round, SERVER if self.shared_draw else client, LAYERS)
             drawn = rng.choice(pool, count, replace=self.replacement) if count else ()
         return sorted(map(int, drawn))
 
@@ -117,13 +118,14 @@ class FedBFPT(Method):
         Raises:
             UserError: more layers than the model's ``depth``.
         """
-        asked = self.local_layers
-        each = {"default": default, **(asked if isinstance(asked, dict) else {"default": asked or default})}
-        for name, local in each.items():
+        option = self.local_layers
+        by_client = option if isinstance(option, dict) else {"default": option or default}
+        by_client = {"default": default, **by_client}
+        for name, local in by_client.items():
             if local > depth:
-                whose = f" of {name!r}" if isinstance(asked, dict) else ""
+                whose = f" of {name!r}" if isinstance(option, dict) else ""
                 raise UserError(
                     f"[method] local_layers{whose}: is {local}, but the model has {depth} layers; "
-                    f"legal: 1 to {depth}"
+                    f"expected 1 to {depth}"
                 )
-        return each.get(client, each["default"]), min(each.values())
+        return by_client.get(client, by_client["default"]), min(by_client.values())

@@ -8,7 +8,7 @@ Wang, Li, Chen, Shou. Journal of Software (软件学报) 36(9), 2025, pp. 4110-4
     c                                       cycle, at most local_layers
     trained: layers [l, L_G) and output     parts "layer.l" .. "layer.11", "head"
     L_k                                     local_layers (pre-training half, fine-tuning all)
-    l_k = l - (L_G - L_k)                   layers l_k .. l-1 are left out of the local model
+    l_k = l - (L_G - L_k)                   layers l_k .. l-1 are dropped from the local model
     FedBT-All                               variant "all": every tensor in every round
     FedBT-Half                              variant "half": the upper half of the layers in every round
     FedBT-Map                               variant "map": the frozen layers are sampled from 0 .. l-1
@@ -30,12 +30,12 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
-from fedstrata.core.parts import Parts
-from fedstrata.core.plan import Plan
-from fedstrata.core.rng import Streams
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.methods.fedbfpt import FedBFPT
-from fedstrata.tasks import LANGUAGE
+from fedstrata.plan.kinds import LANGUAGE
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Plan
+from fedstrata.plan.streams import Streams
 
 Variant = Literal["full", "all", "pl", "m", "s", "sp", "half", "map", "circle", "add"]
 PRE_TRAINING = ("full", "all", "pl", "m", "s", "sp")
@@ -57,11 +57,11 @@ class FedBT(FedBFPT):
     variant: Variant = "full"  # type: ignore[assignment]  # FedBFPT's and fine-tuning's
     rounds: PositiveInt = 10
     cycle: PositiveInt | None = None
-    """Rounds of one cycle of fine-tuning; half the model's layers when absent, as the paper's 6 of 12."""
+    """Rounds of one cycle of fine-tuning; half the model's layers when absent, as in the paper (6 of 12)."""
     pooler: Literal["frozen", "train"] = "frozen"
 
     def plan(self, parts: Parts, task: str, round: int, client: str, streams: Streams) -> Plan:
-        """FedBFPT's plan for ``mlm``; else the layers from l up and the head, trained and sent.
+        """FedBFPT's plan for ``mlm`` and ``clm``; else the layers from l up and the head, trained and sent.
 
         In fine-tuning, local layers [l_k, L_k) are global [l, L_G) and those below are frozen; when absent,
         ``local_layers`` is all the model's.
@@ -69,10 +69,11 @@ class FedBT(FedBFPT):
         Raises:
             UserError: a variant of the other task, or options that do not fit the model.
         """
-        legal = PRE_TRAINING if task in LANGUAGE else FINE_TUNING
-        if self.variant not in legal:
+        variants = PRE_TRAINING if task in LANGUAGE else FINE_TUNING
+        if self.variant not in variants:
             raise UserError(
-                f"[method] variant: {self.variant!r} is none of task {task!r}; {did_you_mean(self.variant, legal)}"
+                f"[method] variant: {self.variant!r} is none of task {task!r}; "
+                f"{did_you_mean(self.variant, variants)}"
             )
         if task in LANGUAGE:
             return super().plan(parts, task, round, client, streams)
@@ -102,7 +103,7 @@ class FedBT(FedBFPT):
         if cycle > shallowest:
             raise UserError(
                 f"[method] cycle = {cycle}, local_layers = {shallowest} on a model of {depth} layers; "
-                "legal: cycle <= local_layers <= the model's layers (variant 'all' is a cycle of all layers, "
+                "expected cycle <= local_layers <= the model's layers (variant 'all' is a cycle of all layers, "
                 "'half' of half of them)"
             )
         return cyclic(depth, cycle, round)

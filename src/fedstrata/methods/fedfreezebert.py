@@ -1,23 +1,23 @@
-"""FedFreezeBERT: the encoder stays as it is, a head over it is learnt.
+"""FedFreezeBERT: the encoder is frozen, a head over it is trained.
 
 FedFreezeBERT. 2024.
 
     paper                                   here
     W_s, the aggregation architecture       part ``head``: [head] kind, classifier, ...
-    Ordinary, Average, P-SUM, H-SUM         head = "ordinary", "average", "psum", "hsum"
+    Ordinary, Average, P-SUM, H-SUM         head = "cls", "mean", "psum", "hsum"
     D-FedFreezeBERT                         variant = "distributed": the head is trained and sent in every round
-    C-FedFreezeBERT                         variant = "centralised": hidden states and labels go up once, the
+    C-FedFreezeBERT                         variant = "centralized": hidden states and labels go up once, the
                                             server trains the head, it goes down once; E epochs are rounds
-    Emb_i, [n_i, 128, 768]                  the states the head takes, of the tokens there are: one vector per text
-                                            for Ordinary and Average, for P-SUM and H-SUM four layers (the paper
-                                            counts one)
-    frozen BERT, shipped once               ``plan.features``: no dropout in it, what it gives is computed once
-    FedProx on top                          train.proximal_mu, or any server rule
+    Emb_i, [n_i, 128, 768]                  the hidden states that the head takes, without padding: one vector per
+                                            text for Ordinary and Average, for P-SUM and H-SUM four layers (the
+                                            paper counts one)
+    frozen BERT, downloaded once            ``plan.freeze_encoder``: no dropout, computed once
+    FedProx on top                          train.proximal_mu, or any server optimizer
 
 The paper writes the mean over the clients after its loop; it is taken in every round, as its text says.
 
-Requirements: a text classifier or regressor; an encoder that knows the language.
-Relations: FedAvg of the head alone. With ``head = "ordinary"`` it is what is known as a linear probe.
+Requirements: a text classifier or regressor; an encoder pre-trained on the language.
+Relations: FedAvg of the head alone. With ``head = "cls"`` it is a linear probe.
 Cost: BERT-base: 9,228 bytes per client, round and direction for Ordinary and Average with three classes,
 113,442,864 for P-SUM and H-SUM; the encoder runs once over each text, without a backward pass.
 """
@@ -27,28 +27,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from fedstrata.core.parts import Parts
-from fedstrata.core.plan import Exchange, Method, Plan
-from fedstrata.core.rng import Streams
 from fedstrata.errors import UserError
+from fedstrata.plan.kinds import Payload
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Method, Plan
+from fedstrata.plan.streams import Streams
 
 
 class FedFreezeBERT(Method):
-    """The head is trained and sent; the encoder is shipped once."""
+    """The head is trained and sent; the encoder is downloaded once."""
 
-    head: Literal["ordinary", "average", "psum", "hsum"] | None = None
-    """The head; ``[head] kind`` says the same. P-SUM where neither does."""
-    variant: Literal["distributed", "centralised"] = "distributed"
+    head: Literal["cls", "mean", "psum", "hsum"] | None = None
+    """The head, as ``[head] kind`` sets it too. P-SUM when both are absent."""
+    variant: Literal["distributed", "centralized"] = "distributed"
     pooler: Literal["frozen", "train"] = "frozen"
-    """With ``[head] pooler = true``: as it is in the checkpoint, or trained and sent with the head."""
+    """With ``[head] pooler = true``: frozen as in the checkpoint, or trained and sent with the head."""
 
     @property
-    def exchange(self) -> Exchange:
-        """Clients of the centralised variant hand over hidden states."""
-        return "features" if self.variant == "centralised" else "weights"
+    def exchange(self) -> Payload:
+        """Clients of the centralized variant send hidden states."""
+        return "hidden_states" if self.variant == "centralized" else "weights"
 
     def presets(self) -> Mapping[str, Mapping[str, Any]]:
-        """A head of our own: without one there is nothing to stand on frozen states."""
+        """One of our own heads, which can be trained on cached hidden states."""
         return {"head": {"kind": self.head or "psum"}}
 
     def plan(self, parts: Parts, task: str, round: int, client: str, streams: Streams) -> Plan:
@@ -59,6 +60,6 @@ class FedFreezeBERT(Method):
         """
         if self.pooler == "train" and "pooler" not in parts.names:
             raise UserError("[method] pooler: there is none to train; [head] pooler = true puts it into the model")
-        learnt = ("pooler", "head") if self.pooler == "train" else ("head",)
-        sent = learnt if self.exchange == "weights" else ()
-        return Plan(layers=tuple(range(parts.depth)), train=learnt, send=sent, features=True)
+        trained = ("pooler", "head") if self.pooler == "train" else ("head",)
+        sent = trained if self.exchange == "weights" else ()
+        return Plan(layers=tuple(range(parts.depth)), train=trained, send=sent, freeze_encoder=True)

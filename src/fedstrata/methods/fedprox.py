@@ -1,4 +1,4 @@
-"""FedProx: FedAvg with clients held near the weights they received.
+"""FedProx: FedAvg with a proximal term that keeps clients close to the weights they received.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. Federated Optimization in Heterogeneous Networks. MLSys 2020.
 https://arxiv.org/abs/1812.06127
@@ -6,7 +6,7 @@ https://arxiv.org/abs/1812.06127
     paper                          here
     h_k(w) = F_k(w) + mu/2 |w - w_t|^2   [train] proximal_mu = mu, over the parts both trained and sent
 
-Requirements, relations, cost: as FedAvg. The term belongs to the local loss, so any method takes it by setting
+Requirements, relations, cost: as FedAvg. The term is part of the local loss, so any method can use it by setting
 ``train.proximal_mu``; this name only presets it.
 """
 

@@ -1,4 +1,4 @@
-"""FedSplitBERT: the lower layers are shared, the upper ones stay each client's own.
+"""FedSplitBERT: the lower layers are shared, the upper ones are personal to each client.
 
 FedSplitBERT. IJCNN 2022.
 
@@ -8,13 +8,13 @@ FedSplitBERT. IJCNN 2022.
     W_i^l, the local part of client i       parts trained and kept: layers c and up, pooler, head
     c = L, "equivalent to FedAvg"           everything is sent
     c = 0                                   nothing is sent, each client is alone
-    qat: 16-bit floats on the wire          [wire] dtype = "fp16", for any method; sums stay wider
+    qat: 16-bit floats when sent            [wire] dtype = "fp16", for any method; sums keep full precision
 
-The paper's bytes leave the embeddings out, a later comparison by others counts them in; they are trained and
-sent here (``embeddings = "global"``), or trained and kept (``"local"``), or left as they are (``"frozen"``).
+The paper's bytes exclude the embeddings, a later comparison by others includes them; here they are trained and
+sent (``embeddings = "global"``), or trained and kept (``"local"``), or left as they are (``"frozen"``).
 
-Requirements: a task with a head of its own per client; clients whose labels are dealt unevenly gain most.
-Relations: FedAvg is c = L, ``local`` is c = 0. Server rules and the proximal term act on the shared part alone.
+Requirements: a task with a personal head per client; clients with skewed labels gain most.
+Relations: FedAvg is c = L, ``local`` is c = 0. Server optimizer and proximal term act on the shared part alone.
 Cost: BERT-base, c = 6: 170,108,928 bytes of layers and 95,348,736 of embeddings per client, round and direction;
 the compute of FedAvg.
 """
@@ -25,17 +25,17 @@ from typing import Literal
 
 from pydantic import NonNegativeInt
 
-from fedstrata.core.parts import Parts
-from fedstrata.core.plan import Method, Plan
-from fedstrata.core.rng import Streams
 from fedstrata.errors import UserError
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Method, Plan
+from fedstrata.plan.streams import Streams
 
 
 class FedSplitBERT(Method):
-    """Everything is trained; the lower part is sent, the upper part is kept."""
+    """Everything is trained; the lower part is sent, the upper part is personal."""
 
     critical_layer: NonNegativeInt | None = None
-    """Number of shared layers, from the embeddings up; half the model's when absent, as the paper's 6 of 12."""
+    """Number of shared layers, from the bottom up; half the model's when absent, as in the paper (6 of 12)."""
     embeddings: Literal["global", "local", "frozen"] = "global"
 
     def plan(self, parts: Parts, task: str, round: int, client: str, streams: Streams) -> Plan:
@@ -48,7 +48,7 @@ class FedSplitBERT(Method):
         if critical > parts.depth:
             raise UserError(
                 f"[method] critical_layer: is {critical}, but the model has {parts.depth} layers; "
-                f"legal: 0 to {parts.depth}"
+                f"expected 0 to {parts.depth}"
             )
         trained = [part for part in parts.names if part != "embeddings" or self.embeddings != "frozen"]
         shared = {*parts.layers(0, critical), *(("pooler", "head") if critical == parts.depth else ())}

@@ -1,8 +1,8 @@
 """Local only: every client trains its own model on its own rows; nothing is ever sent.
 
-The bound that federation has to beat to be worth a client's while. The score is the mean over clients.
+The lower bound: a federated model should beat it for every client. The score is the mean over clients.
 
-    usual words               here
+    usual term                here
     local only                every client, everything kept, nothing sent
 
 Requirements: none. Relations: ``single`` for every client. Cost: no bytes.
@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedstrata.core.plan import Population
-from fedstrata.methods.centralised import Centralised
+from fedstrata.methods.centralized import Centralized
+from fedstrata.plan.kinds import Population
 
 
-class Local(Centralised):
+class Local(Centralized):
     """Everything is trained and kept, by each client for itself."""
 
     population: ClassVar[Population] = "each"

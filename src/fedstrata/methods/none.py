@@ -1,9 +1,9 @@
-"""No training: the start model as it is. The row "BERT" of the papers' tables of further pre-training.
+"""No training: the initial model as it is. The row "BERT" in the papers' tables of further pre-training.
 
-    usual words                 here
-    no further training         no rounds; the stage scores the model it was given and hands it on
+    usual term                  here
+    no further training         no rounds; the stage scores its initial model and passes it on
 
-Requirements: none. Relations: the other end of the scale from ``centralised``. Cost: nothing.
+Requirements: none. Relations: the opposite of ``centralized``. Cost: nothing.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, NonNegativeInt
 
-from fedstrata.core.parts import Parts
-from fedstrata.core.plan import Method, Plan
-from fedstrata.core.rng import Streams
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Method, Plan
+from fedstrata.plan.streams import Streams
 
 
 class NoTraining(Method):
-    """Nobody trains anything."""
+    """No client trains anything."""
 
-    rounds: Annotated[NonNegativeInt, BeforeValidator(lambda asked: 0)] = 0
-    """Always 0, also where another method's number of rounds lies under this one's name."""
+    rounds: Annotated[NonNegativeInt, BeforeValidator(lambda rounds: 0)] = 0
+    """Always 0, also where the job sets a number of rounds."""
 
     def plan(self, parts: Parts, task: str, round: int, client: str, streams: Streams) -> Plan:
-        """The whole model, untouched; for the scoring alone."""
+        """The whole model, unchanged, to be scored."""
         return Plan(layers=tuple(range(parts.depth)), train=())

@@ -1,22 +1,22 @@
-"""Single client: the first client trains on its own rows, the others do not exist.
+"""Single client: the first client trains on its own rows, without the others.
 
-What one institution reaches alone, on the common test rows. ``local`` asks it of every client.
+The score of one institution alone, on the shared test rows. ``local`` does the same for every client.
 
-    usual words               here
-    single client             the first client of the split; everything is kept, nothing is sent
+    usual term                here
+    single client             the first client of the partition; everything is kept, nothing is sent
 
-Requirements: none. Relations: ``centralised`` with one client's rows. Cost: no bytes.
+Requirements: none. Relations: ``centralized`` with one client's rows. Cost: no bytes.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from fedstrata.core.plan import Population
-from fedstrata.methods.centralised import Centralised
+from fedstrata.methods.centralized import Centralized
+from fedstrata.plan.kinds import Population
 
 
-class Single(Centralised):
+class Single(Centralized):
     """Everything is trained and kept, by the first client."""
 
     population: ClassVar[Population] = "one"

@@ -30,6 +30,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,9 +38,9 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from fedstrata.errors import UserError, did_you_mean
-from fedstrata.job import Job, Positive, Table
-from fedstrata.jobfile import Overrides, load, pairs_of, sentence, sweep_table
-from fedstrata.ready import settle
+from fedstrata.job.base import Positive, Table
+from fedstrata.job.file import Overrides, load, pairs_of, sentence, sweep_table
+from fedstrata.job.tables import Job
 
 
 class Sweep(Table):
@@ -49,11 +50,11 @@ class Sweep(Table):
     seed: str = "train.seed"
     """The key that the seeds set; ``finetune.train.seed`` varies one stage alone."""
     parallel: Positive = 1
-    """Cells run side by side, the processor's cores divided among them."""
+    """Cells that run at the same time, the processor's cores divided among them."""
     against: str | None = None
     """The row with which a paired t-test compares every other, at the same point of ``across`` and ``grid``."""
     keep_models: bool = False
-    """Keep the cells' models; else each goes when no cell needs it any more."""
+    """Keep the cells' models; otherwise each is removed when no cell needs it any more."""
     rows: list[dict[str, Any]] = Field([])
     """Named settings of any keys: ``name``, and the keys as tables or dotted."""
     across: list[dict[str, Any]] = Field([])
@@ -97,7 +98,7 @@ def cells(source: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> 
             the sweep's own table.
 
     Raises:
-        UserError: the table is not legal, or a cell's job is not.
+        UserError: the table or a cell's job is invalid.
     """
     where, table = sweep_table(source)
     given = list(pairs_of(overrides))
@@ -110,19 +111,19 @@ def cells(source: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> 
     except ValidationError as error:
         raise UserError(f"{where}: [sweep] {sentence(error, Sweep)}") from None
     rows = _rows(where, sweep)
-    if strange := next((row.base for row in rows.values() if row.base not in (None, *rows)), None):
-        raise UserError(f"{where}: [sweep] against: no row {strange!r}; {did_you_mean(strange, rows)}")
+    if unknown := next((row.base for row in rows.values() if row.base not in (None, *rows)), None):
+        raise UserError(f"{where}: [sweep] against: no row {unknown!r}; {did_you_mean(unknown, rows)}")
     name, first = next(iter(rows.items()))
     base = _jobs(source, name, [*given, *first.pairs])[0]
     if base.between_sites:
-        raise UserError(f"{where}: [sweep]: is for one machine; between sites its runs go one by one")
+        raise UserError(f"{where}: [sweep]: is for one machine; between sites, start its runs one by one")
     folder = Path(base.output.dir)
-    made = [
-        _cell(source, name, row.base, seed, (*given, *row.pairs, (sweep.seed, seed)), folder)
+    drafts = [
+        _draft(source, name, row.base, seed, (*given, *row.pairs, (sweep.seed, seed)), folder)
         for name, row in rows.items()
         for seed in dict.fromkeys(sweep.seeds)
     ]
-    return sweep, folder, made
+    return sweep, folder, [_cell(draft) for draft in drafts]
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class _Row:
 
 
 def _rows(where: str, sweep: Sweep) -> dict[str, _Row]:
-    """Row name -> the keys it sets and its base: each named row, at each point of ``across`` and of the grid."""
+    """Row name -> the keys it sets and the row it is compared with, for each point of ``across`` and the grid."""
     axes = dict(_leaves(sweep.grid))
     for key, values in axes.items():
         if not isinstance(values, list) or not values:
@@ -146,7 +147,7 @@ def _rows(where: str, sweep: Sweep) -> dict[str, _Row]:
         suffix = [_name(across), _words({short[key]: value for key, value in at.items()})]
         name = ", ".join(filter(None, [_name(row), *suffix])) or "all"
         if name in rows:
-            raise UserError(f"{where}: [sweep] two rows are called {name!r}; give each a name of its own")
+            raise UserError(f"{where}: [sweep] two rows are called {name!r}; every row needs a different name")
         base = sweep.against
         if base is not None and sweep.rows:
             base = ", ".join(filter(None, [base, *suffix]))
@@ -176,33 +177,61 @@ def _leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, An
             yield above + key, value
 
 
-def _cell(
+@dataclass(frozen=True)
+class _Draft:
+    """A cell whose jobs are checked, but not yet resolved for this machine, which imports torch."""
+
+    row: str
+    base: str | None
+    seed: int
+    pairs: tuple[tuple[str, Any], ...]
+    folder: Path
+    jobs: Sequence[Job]
+
+
+def _draft(
     source: str | Path | Mapping[str, Any],
     row: str,
     base: str | None,
     seed: int,
     pairs: Sequence[tuple[str, Any]],
     folder: Path,
-) -> Cell:
+) -> _Draft:
     name = re.sub(r"[^\w.=-]+", "-", row).strip("-.") or "row"
     tag = "" if name == row else "-" + hashlib.sha256(row.encode()).hexdigest()[:6]
     place = folder / "cells" / f"{name[:80]}{tag}" / f"seed-{seed}"
     pairs = (*pairs, ("output.dir", str(place)))
-    jobs = _jobs(source, row, pairs)
-    return Cell(row, base, seed, pairs, place, jobs[-1].output.target, _digests(jobs))
+    return _Draft(row, base, seed, pairs, place, _jobs(source, row, pairs))
+
+
+def _cell(draft: _Draft) -> Cell:
+    from fedstrata.client.setup import resolve_auto  # torch, which a mistyped key need not wait for
+
+    with _named(draft.row):
+        jobs = [resolve_auto(job) for job in draft.jobs]
+    target = jobs[-1].output.target
+    return Cell(draft.row, draft.base, draft.seed, draft.pairs, draft.folder, target, _digests(jobs))
 
 
 def _jobs(source: str | Path | Mapping[str, Any], row: str, pairs: Sequence[tuple[str, Any]]) -> list[Job]:
+    with _named(row):
+        return load(source, pairs)
+
+
+@contextmanager
+def _named(row: str) -> Iterator[None]:
+    """Errors of a row's job name the row."""
     try:
-        return [settle(job) for job in load(source, pairs)]
+        yield
     except UserError as error:
         raise UserError(f"row {row!r}: {error}") from None
 
 
 def _digests(jobs: Sequence[Job]) -> dict[str, str]:
-    made: dict[str, str] = {}
+    """Stage -> a hash of its job and of the stage that it starts from."""
+    digests: dict[str, str] = {}
     for job in jobs:
-        decides = {key: value for key, value in job.dump().items() if key != "output"}
-        text = json.dumps([decides, made.get(job.start)], sort_keys=True)
-        made[job.stage] = hashlib.sha256(text.encode()).hexdigest()
-    return made
+        tables = {key: value for key, value in job.dump().items() if key != "output"}
+        text = json.dumps([tables, digests.get(job.start)], sort_keys=True)
+        digests[job.stage] = hashlib.sha256(text.encode()).hexdigest()
+    return digests

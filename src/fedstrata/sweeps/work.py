@@ -1,10 +1,11 @@
-"""A process that runs cells: one JSON line asks for a cell, JSON lines tell how it goes.
+"""A process that runs cells: one JSON line asks for a cell, JSON lines report how it goes.
 
-    asked     {"source": …, "pairs": [[key, value], …]}
-    told      {"event": "StageStarted", …}   each of :mod:`fedstrata.events`, steps at most twice a second
-              {"ended": "finished" | "failed", "message": …}
+    in     {"source": …, "pairs": [[key, value], …]}
+    out    {"event": "StageStarted", …}   each of :mod:`fedstrata.events`, steps at most twice a second
+           {"ended": "finished" | "failed", "message": …}
 
-A process of its own, so that a cell that the system kills takes no other with it. It stops when nobody listens.
+A process of its own, so that a cell that the system kills takes no other with it. It holds a lock as long as it
+lives, and stops when nobody listens: of a killed sweep it may be the last to write.
 """
 
 from __future__ import annotations
@@ -16,36 +17,51 @@ import signal
 import sys
 import time
 import traceback
+from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
+from filelock import FileLock
+
 from fedstrata.errors import UserError
 from fedstrata.events import Event, Stepped
-from fedstrata.stages import run_job
 
 
-def main() -> None:
-    """Run the cells asked for on standard input until it ends."""
+def main(lock: Path, parent: int) -> None:
+    """Run the cells asked for on standard input until it ends.
+
+    Args:
+        lock: file to lock while this process lives.
+        parent: id of the process that started this one; nothing is run once that has ended.
+    """
     signal.signal(signal.SIGTERM, _stop)
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints goes to the log
-    for line in sys.stdin:
-        asked = json.loads(line)
-        pairs = [(key, value) for key, value in asked["pairs"]]
-        try:
-            run_job(asked["source"], pairs, resume=True, progress=_Teller(out))
-            _say(out, {"ended": "finished", "message": None})
-        except UserError as error:
-            _say(out, {"ended": "failed", "message": str(error)})
-        except BrokenPipeError:
-            raise
-        except Exception as error:
-            traceback.print_exc()
-            first = (str(error).strip().splitlines() or [""])[0]
-            _say(out, {"ended": "failed", "message": f"{type(error).__name__}: {first}".rstrip(": ")})
+    with FileLock(lock, timeout=60):
+        if os.getppid() != parent:  # ended before the lock was held, so another may be at the sweep already
+            return
+        out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)  # whatever a library prints goes to the log
+        for line in sys.stdin:
+            _run(json.loads(line), out)
 
 
-class _Teller:
+def _run(request: dict[str, Any], out: TextIO) -> None:
+    try:
+        from fedstrata.runs.job import run_job  # torch: after the lock is held
+
+        pairs = [(key, value) for key, value in request["pairs"]]
+        run_job(request["source"], pairs, resume=True, progress=_Reporter(out))
+        _send(out, {"ended": "finished", "message": None})
+    except UserError as error:
+        _send(out, {"ended": "failed", "message": str(error)})
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        first = (str(error).strip().splitlines() or [""])[0]
+        _send(out, {"ended": "failed", "message": f"{type(error).__name__}: {first}".rstrip(": ")})
+
+
+class _Reporter:
     def __init__(self, out: TextIO) -> None:
         self.out = out
         self.last = 0.0
@@ -55,10 +71,10 @@ class _Teller:
             if time.monotonic() - self.last < 0.5:
                 return
             self.last = time.monotonic()
-        _say(self.out, {"event": type(event).__name__, **dataclasses.asdict(event)})
+        _send(self.out, {"event": type(event).__name__, **dataclasses.asdict(event)})
 
 
-def _say(out: TextIO, record: dict[str, Any]) -> None:
+def _send(out: TextIO, record: dict[str, Any]) -> None:
     out.write(json.dumps(record) + "\n")
     out.flush()
 
@@ -69,6 +85,6 @@ def _stop(_signal: int, _frame: FrameType | None) -> None:
 
 if __name__ == "__main__":
     try:
-        main()
+        main(Path(sys.argv[1]), int(sys.argv[2]))
     except (KeyboardInterrupt, BrokenPipeError):
         sys.exit(130)

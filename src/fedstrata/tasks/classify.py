@@ -6,13 +6,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn import functional
 
 from fedstrata.errors import UserError, did_you_mean
-from fedstrata.tasks import Batch, Examples, branches, per_example
+from fedstrata.job.metrics import Predictions, scores
+from fedstrata.job.task_kinds import TASK_KINDS
+from fedstrata.plan.kinds import Index
+from fedstrata.tasks.batches import Batch, Examples, branches, per_example
+from fedstrata.tasks.task import TaskContext
 
 
 @dataclass(frozen=True)
@@ -30,16 +33,15 @@ class Classify:
     labels: tuple[str, ...]
     positive: tuple[str, ...] = ()
     kind: str = "classify"
+    gathers = False
 
-    def batch(
-        self,
-        examples: Examples,
-        index: npt.NDArray[np.int64],
-        rng: np.random.Generator,
-        width: int | None = None,
-    ) -> Batch:
+    def batch(self, examples: Examples, index: Index, rng: np.random.Generator, width: int | None = None) -> Batch:
         """Pad the examples; ``rng`` is not used."""
         return per_example(examples, index, self.padding, width)
+
+    def head_positions(self, lengths: Index, width: int) -> int:
+        """One per example."""
+        return len(lengths)
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """Mean cross-entropy over the examples, in nats; of a head with branches the sum over them."""
@@ -47,37 +49,16 @@ class Classify:
         return torch.stack(losses).sum()
 
     def score(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
-        """``accuracy``, ``macro_f1`` over all classes, ``matthews``, ``loss``, and ``f1`` of the positive ones."""
+        """The metrics of classification over all batches, and the mean ``loss``."""
         loss, truth, guess = 0.0, [], []
         for batch in batches:
             logits = model(**batch.inputs).logits.float()
             loss += float(functional.cross_entropy(logits, batch.targets, reduction="sum"))
             truth.append(batch.targets.cpu().numpy())
             guess.append(logits.argmax(-1).cpu().numpy())
-        return {
-            **scores(np.concatenate(truth), np.concatenate(guess), self.labels, self.positive),
-            "loss": loss / sum(map(len, truth)),
-        }
-
-
-def scores(
-    truth: npt.NDArray[np.int64],
-    guess: npt.NDArray[np.int64],
-    labels: Sequence[str],
-    positive: Sequence[str] = (),
-) -> dict[str, float]:
-    """Scores of predicted class indices ``[n]``; a class nobody predicts or has counts as F1 = 0."""
-    from sklearn import metrics  # here, as it is slow to load and a forecast has no need of it
-
-    f1 = metrics.f1_score(truth, guess, labels=range(len(labels)), average=None, zero_division=0.0)
-    made = {
-        "accuracy": float(np.mean(truth == guess)),
-        "macro_f1": float(np.mean(f1)),
-        "matthews": float(metrics.matthews_corrcoef(truth, guess)) if len({*truth, *guess}) > 1 else 0.0,
-    }
-    if positive:
-        made["f1"] = float(np.mean([f1[labels.index(name)] for name in positive]))
-    return made
+        loss /= sum(map(len, truth))
+        predictions = Predictions(np.concatenate(truth), np.concatenate(guess), loss, self.labels, self.positive)
+        return {**scores(TASK_KINDS[self.kind].metrics, predictions), "loss": loss}
 
 
 def positive_classes(labels: Sequence[str], chosen: Sequence[str] | None, wanted: bool) -> tuple[str, ...]:
@@ -97,6 +78,13 @@ def positive_classes(labels: Sequence[str], chosen: Sequence[str] | None, wanted
             raise UserError(f"[task] positive: {name!r} is not a class; {did_you_mean(name, labels)}")
     if chosen is None and wanted and len(labels) != 2:
         raise UserError(
-            f"[task] positive: metric 'f1' needs the classes to average over; legal: {', '.join(labels)}"
+            f"[task] positive: metric 'f1' needs the classes to average over; expected one of: {', '.join(labels)}"
         )
     return tuple(chosen or (labels[1:] if len(labels) == 2 else ()))
+
+
+def build(context: TaskContext) -> Classify:
+    """The task of a job: see :func:`positive_classes`."""
+    task, labels = context.job.task, context.labels or ()
+    positive = positive_classes(labels, task.positive, task.headline == "f1") if labels else ()
+    return Classify(context.padding, labels, positive, task.kind)

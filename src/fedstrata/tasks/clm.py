@@ -1,15 +1,17 @@
-"""Causal language modelling: predict every token from those before it, as GPT does."""
+"""Causal language modeling: predict every token from those before it, as GPT does."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from fedstrata.cost.flops import Positions
-from fedstrata.tasks import Batch, Examples, padded
+from fedstrata.plan.kinds import Index
+from fedstrata.plan.messages import Positions
+from fedstrata.tasks.batches import Batch, Examples, padded
+from fedstrata.tasks.task import TaskContext
 from fedstrata.tasks.tokens import TokenTask
 
 
@@ -22,15 +24,9 @@ class CausalLM(TokenTask):
     """
 
     padding: int
-    kind = "clm"
+    kind: ClassVar[str] = "clm"
 
-    def batch(
-        self,
-        examples: Examples,
-        index: npt.NDArray[np.int64],
-        rng: np.random.Generator,
-        width: int | None = None,
-    ) -> Batch:
+    def batch(self, examples: Examples, index: Index, rng: np.random.Generator, width: int | None = None) -> Batch:
         """Pad the examples; each token but an example's first is predicted; ``rng`` is not used."""
         inputs = padded(examples.tokens, index, self.padding, width)
         ids = inputs["input_ids"]
@@ -40,3 +36,12 @@ class CausalLM(TokenTask):
         rows, columns = ids.shape
         work = Positions(ids.numel(), rows * columns**2, len(targets))
         return Batch(inputs, targets, positions, work)
+
+    def head_positions(self, lengths: Index, width: int) -> int:
+        """One per token but each example's first."""
+        return int((lengths - 1).sum())
+
+
+def build(context: TaskContext) -> CausalLM:
+    """The task of a job."""
+    return CausalLM(context.padding)

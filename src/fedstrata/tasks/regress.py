@@ -6,12 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn import functional
 
-from fedstrata.tasks import Batch, Examples, branches, per_example
+from fedstrata.job.metrics import Predictions, scores
+from fedstrata.job.task_kinds import TASK_KINDS
+from fedstrata.plan.kinds import Index
+from fedstrata.tasks.batches import Batch, Examples, branches, per_example
+from fedstrata.tasks.task import TaskContext
 
 
 @dataclass(frozen=True)
@@ -20,20 +23,20 @@ class Regress:
 
     Attributes:
         padding: id of the padding token.
+        kind: the task's name in a job file.
     """
 
     padding: int
-    kind = "regress"
+    kind: str = "regress"
+    gathers = False
 
-    def batch(
-        self,
-        examples: Examples,
-        index: npt.NDArray[np.int64],
-        rng: np.random.Generator,
-        width: int | None = None,
-    ) -> Batch:
+    def batch(self, examples: Examples, index: Index, rng: np.random.Generator, width: int | None = None) -> Batch:
         """Pad the examples; ``rng`` is not used."""
         return per_example(examples, index, self.padding, width)
+
+    def head_positions(self, lengths: Index, width: int) -> int:
+        """One per example."""
+        return len(lengths)
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """Mean squared error over the examples; of a head with branches the sum over them."""
@@ -42,21 +45,15 @@ class Regress:
         return torch.stack(losses).sum()
 
     def score(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
-        """``pearson``, ``spearman`` and ``loss``, the mean squared error."""
+        """The metrics of regression over all batches."""
         truth, guess = [], []
         for batch in batches:
             truth.append(batch.targets.cpu().numpy())
             guess.append(model(**batch.inputs).logits.float().squeeze(-1).cpu().numpy())
-        return scores(np.concatenate(truth), np.concatenate(guess))
+        predictions = Predictions(np.concatenate(truth), np.concatenate(guess))
+        return scores(TASK_KINDS[self.kind].metrics, predictions)
 
 
-def scores(truth: npt.NDArray[np.floating], guess: npt.NDArray[np.floating]) -> dict[str, float]:
-    """Scores of predicted numbers ``[n]``; a correlation is 0 where one side does not vary."""
-    from scipy import stats  # here, as it is slow to load and a forecast has no need of it
-
-    vary = len(truth) > 1 and np.ptp(truth) > 0 and np.ptp(guess) > 0
-    return {
-        "pearson": float(stats.pearsonr(truth, guess).statistic) if vary else 0.0,
-        "spearman": float(stats.spearmanr(truth, guess).statistic) if vary else 0.0,
-        "loss": float(np.mean((truth - guess) ** 2)),
-    }
+def build(context: TaskContext) -> Regress:
+    """The task of a job."""
+    return Regress(context.padding, context.job.task.kind)

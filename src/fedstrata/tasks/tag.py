@@ -6,17 +6,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn import functional
 
-from fedstrata.cost.flops import Positions
-from fedstrata.nn.batching import pad
-from fedstrata.tasks import Batch, Examples, padded
-
-UNLABELLED = -100
-"""The class of a token that is not the first piece of a word; cross-entropy leaves it out."""
+from fedstrata.job.metrics import Predictions, scores
+from fedstrata.job.task_kinds import TASK_KINDS
+from fedstrata.plan.kinds import Index
+from fedstrata.plan.messages import Positions
+from fedstrata.tasks.batches import IGNORE_INDEX, Batch, Examples, pad, padded
+from fedstrata.tasks.task import TaskContext
 
 
 @dataclass(frozen=True)
@@ -26,19 +25,15 @@ class Tag:
     Attributes:
         padding: id of the padding token.
         labels: tags in their order; entities are written ``B-…`` and ``I-…``, everything else ``O``.
+        kind: the task's name in a job file.
     """
 
     padding: int
     labels: tuple[str, ...]
-    kind = "tag"
+    kind: str = "tag"
+    gathers = False
 
-    def batch(
-        self,
-        examples: Examples,
-        index: npt.NDArray[np.int64],
-        rng: np.random.Generator,
-        width: int | None = None,
-    ) -> Batch:
+    def batch(self, examples: Examples, index: Index, rng: np.random.Generator, width: int | None = None) -> Batch:
         """Pad the examples and their tags; ``rng`` is not used."""
         assert examples.labels is not None
         inputs = padded(examples.tokens, index, self.padding, width)
@@ -47,42 +42,37 @@ class Tag:
         rows, columns = inputs["input_ids"].shape
         return Batch(
             inputs=inputs,
-            targets=pad(tags, UNLABELLED, columns),
+            targets=pad(tags, IGNORE_INDEX, columns),
             work=Positions(rows * columns, rows * columns**2, rows * columns),
         )
+
+    def head_positions(self, lengths: Index, width: int) -> int:
+        """Every position."""
+        return len(lengths) * width
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """Mean cross-entropy over the words, in nats."""
         logits = model(**batch.inputs).logits.float()
-        return functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=UNLABELLED)
+        return functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORE_INDEX)
 
     def score(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
-        """``f1``, ``precision`` and ``recall`` of whole entities, ``accuracy`` of words, and ``loss``."""
+        """The metrics of tagging over all batches, and the mean ``loss`` of the words."""
         loss, truth, guess = 0.0, [], []
         for batch in batches:
             logits = model(**batch.inputs).logits.float()
             loss += float(
                 functional.cross_entropy(
-                    logits.flatten(0, 1), batch.targets.flatten(), ignore_index=UNLABELLED, reduction="sum"
+                    logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
                 )
             )
-            for wanted, made in zip(batch.targets.cpu().numpy(), logits.argmax(-1).cpu().numpy(), strict=True):
-                words = wanted != UNLABELLED
-                truth.append([self.labels[i] for i in wanted[words]])
-                guess.append([self.labels[i] for i in made[words]])
-        return {**scores(truth, guess), "loss": loss / max(1, sum(map(len, truth)))}
+            for target, guessed in zip(batch.targets.cpu().numpy(), logits.argmax(-1).cpu().numpy(), strict=True):
+                words = target != IGNORE_INDEX
+                truth.append([self.labels[i] for i in target[words]])
+                guess.append([self.labels[i] for i in guessed[words]])
+        loss /= max(1, sum(map(len, truth)))
+        return {**scores(TASK_KINDS[self.kind].metrics, Predictions(truth, guess, loss)), "loss": loss}
 
 
-def scores(truth: list[list[str]], guess: list[list[str]]) -> dict[str, float]:
-    """Scores of predicted tags, sentence by sentence, as conlleval counts: an entity is right as a whole or not.
-
-    Precision, recall and F1 are over all entities together (micro); 0 where there is none.
-    """
-    from seqeval import metrics  # here, as it is slow to load and a forecast has no need of it
-
-    return {
-        "f1": float(metrics.f1_score(truth, guess, zero_division=0)),
-        "precision": float(metrics.precision_score(truth, guess, zero_division=0)),
-        "recall": float(metrics.recall_score(truth, guess, zero_division=0)),
-        "accuracy": float(metrics.accuracy_score(truth, guess)),
-    }
+def build(context: TaskContext) -> Tag:
+    """The task of a job."""
+    return Tag(context.padding, context.labels or (), context.job.task.kind)

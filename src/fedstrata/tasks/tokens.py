@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
-from fedstrata.nn.mlm import head_at
-from fedstrata.tasks import Batch
+from fedstrata.job.metrics import Predictions, scores
+from fedstrata.job.task_kinds import TASK_KINDS
+from fedstrata.models.masked_head import head_at
+from fedstrata.tasks.batches import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +25,13 @@ class TokenTask:
         full_head: compute the head at every position, as the papers do, and not at the predicted ones alone.
     """
 
+    kind: ClassVar[str]
     full_head: bool = False
+
+    @property
+    def gathers(self) -> bool:
+        """The head is computed at the predicted positions alone."""
+        return not self.full_head
 
     def logits(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """Scores over the vocabulary at the predicted positions, ``[n, V]``."""
@@ -38,12 +47,13 @@ class TokenTask:
         return total / max(len(batch.targets), 1)  # a batch of unknown tokens alone has nothing to predict
 
     def score(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
-        """``loss`` (nats per predicted token), ``perplexity`` (its exponential), ``accuracy`` of those tokens."""
-        loss = right = count = 0.0
+        """The metrics of language modeling over the predicted tokens of all batches; the loss is in nats."""
+        loss, truth, guess = 0.0, [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for batch in batches:
             logits = self.logits(model, batch).float()
             loss += float(functional.cross_entropy(logits, batch.targets, reduction="sum"))
-            right += float((logits.argmax(-1) == batch.targets).sum())
-            count += len(batch.targets)
-        loss /= max(count, 1)
-        return {"loss": loss, "perplexity": math.exp(min(loss, 700)), "accuracy": right / max(count, 1)}
+            truth.append(batch.targets.cpu().numpy())
+            guess.append(logits.argmax(-1).cpu().numpy())
+        count = sum(map(len, truth))
+        predictions = Predictions(np.concatenate(truth), np.concatenate(guess), loss / max(count, 1))
+        return scores(TASK_KINDS[self.kind].metrics, predictions)

@@ -1,9 +1,9 @@
-"""What crosses the cut of a split model, batch by batch: hidden states, and gradients of the loss by them.
+"""What passes between a client and the server's layers, batch by batch: hidden states, and the loss's gradients.
 
     up      activations [n, H], lengths [B] int32     down    activations [n, H]
     up      gradients   [n, H]                        down    gradients   [n, H]
 
-``n`` is the number of tokens of the ``B`` texts together: padding does not travel. Gradients in fp16 are scaled
+``n`` is the number of tokens of the ``B`` texts together: padding is not sent. Gradients in fp16 are scaled
 by a power of two, which travels with them (fp32), since most would vanish otherwise.
 """
 
@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import torch
 
-from fedstrata.core.parts import Tensors
-from fedstrata.wire.tensors import DTYPES, WireError, check
+from fedstrata.plan.kinds import Tensors
+from fedstrata.wire.codec import DTYPES, WireError, check, wire_spec
 
 HIGH = 2.0**10
-"""To about this the largest gradient of an fp16 message is scaled: far below fp16's 65504."""
+"""The largest gradient of an fp16 message is scaled to about this: far below fp16's 65504."""
 
 
 def pack(states: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -30,17 +30,17 @@ def unpack(rows: torch.Tensor, lengths: torch.Tensor, width: int | None = None) 
     width = width or int(lengths.max())
     if int(lengths.min()) == width:
         return rows.reshape(len(lengths), width, -1)
-    made = rows.new_zeros(len(lengths), width, rows.shape[1])
-    made[_inside(lengths, width)] = rows
-    return made
+    states = rows.new_zeros(len(lengths), width, rows.shape[1])
+    states[_inside(lengths, width)] = rows
+    return states
 
 
-def of_states(states: torch.Tensor, lengths: torch.Tensor, dtype: str) -> Tensors:
+def encode_states(states: torch.Tensor, lengths: torch.Tensor, dtype: str) -> Tensors:
     """Hidden states ``[B, S, H]`` as they travel."""
     return {"activations": pack(states, lengths).to(DTYPES[dtype])}
 
 
-def of_gradients(gradients: torch.Tensor, lengths: torch.Tensor, dtype: str) -> Tensors:
+def encode_gradients(gradients: torch.Tensor, lengths: torch.Tensor, dtype: str) -> Tensors:
     """Gradients ``[B, S, H]`` as they travel."""
     packed = pack(gradients, lengths)
     if dtype != "fp16":
@@ -50,30 +50,27 @@ def of_gradients(gradients: torch.Tensor, lengths: torch.Tensor, dtype: str) -> 
     return {"gradients": (packed.float() * scale).to(torch.float16), "scale": scale.reshape(1).cpu()}
 
 
-def states_in(message: Tensors, tokens: int, hidden: int, dtype: str) -> torch.Tensor:
+def decode_states(message: Tensors, tokens: int, hidden: int, dtype: str) -> torch.Tensor:
     """The states ``[n, H]`` of a message, checked, fp32.
 
     Raises:
-        WireError: it does not hold what :func:`of_states` makes of so many tokens, or a value is not finite.
+        WireError: it does not hold what :func:`encode_states` makes of so many tokens, or is not finite.
     """
-    check(message, {"activations": (tokens, hidden)}, dtype)
+    check(message, wire_spec({"activations": (tokens, hidden)}, dtype))
     return message["activations"].float()
 
 
-def gradients_in(message: Tensors, tokens: int, hidden: int, dtype: str) -> torch.Tensor:
+def decode_gradients(message: Tensors, tokens: int, hidden: int, dtype: str) -> torch.Tensor:
     """The gradients ``[n, H]`` of a message, checked, fp32.
 
     Raises:
-        WireError: it does not hold what :func:`of_gradients` makes of so many tokens, or a value is not finite.
+        WireError: it does not hold what :func:`encode_gradients` makes of so many tokens, or is not finite.
     """
     scale = message.get("scale")
     if (scale is None) == (dtype == "fp16"):
         raise WireError(f"scale: goes with gradients in fp16, these are {dtype}")
-    check(
-        {"gradients": message["gradients"]} if "gradients" in message else {},
-        {"gradients": (tokens, hidden)},
-        dtype,
-    )
+    gradients = {name: tensor for name, tensor in message.items() if name == "gradients"}
+    check(gradients, wire_spec({"gradients": (tokens, hidden)}, dtype))
     if scale is None:
         return message["gradients"].float()
     if scale.dtype != torch.float32 or scale.shape != (1,) or not 0 < float(scale) < float("inf"):
@@ -81,7 +78,7 @@ def gradients_in(message: Tensors, tokens: int, hidden: int, dtype: str) -> torc
     return message["gradients"].float() / scale.to(message["gradients"].device)
 
 
-def lengths_in(message: Tensors, longest: int) -> torch.Tensor:
+def decode_lengths(message: Tensors, longest: int) -> torch.Tensor:
     """The lengths ``[B]`` of a message's texts, checked.
 
     Raises:

@@ -1,0 +1,53 @@
+"""What the commands share: arguments, errors as sentences, how a run is stopped."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedstrata.errors import UserError
+
+JobFile = Annotated[Path, typer.Argument(help="Job file (TOML).", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the job file to set, such as method.rounds=10."),
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Without TLS and keys: for local tests, on one machine.")
+]
+
+
+@contextmanager
+def sentences() -> Iterator[Console]:
+    """Errors as one sentence and an exit code: 2 for the user's, 130 if stopped, 1 for the machine's."""
+    console = Console(highlight=False)
+    try:
+        yield console
+    except UserError as error:
+        _fail(str(error), 2)
+    except KeyboardInterrupt:
+        _fail("stopped; the same command with --resume continues after the last finished round", 130)
+    except OSError as error:
+        _fail(f"{error.filename or 'system error'}: {error.strerror or error}", 1)
+
+
+def stop_on_terminate() -> None:
+    """Let a termination signal end a run as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def _fail(sentence: str, code: int) -> None:
+    print(f"fedstrata: {sentence}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,163 @@
+"""Commands that run jobs and show what came of them: ``run``, ``partition``, ``report``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from fedstrata.cli.common import Insecure, JobFile, Overrides, sentences, stop_on_terminate
+from fedstrata.errors import UserError, plural
+
+if TYPE_CHECKING:
+    from fedstrata.data.prepare import Prepared
+    from fedstrata.job.tables import Job
+
+
+def run(
+    job: JobFile,
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue what the output folder holds.")] = False,
+    engine: Annotated[str | None, typer.Option(help="What carries the exchanges: inprocess or flower.")] = None,
+    federation: Annotated[
+        Path | None, typer.Option(help="Folder of a federation, for --engine flower.", show_default=False)
+    ] = None,
+    insecure: Insecure = False,
+) -> None:
+    """Run a job: train over its clients, score, save the model and a report; or a sweep of many jobs."""
+    with sentences() as console:
+        from fedstrata.job.file import load, sweep_table
+
+        stop_on_terminate()
+        keys = {"name": engine, "federation": federation and str(federation), "insecure": insecure or None}
+        chosen = [(f"engine.{key}", value) for key, value in keys.items() if value is not None]
+        pairs = [*(overrides or ()), *chosen]
+        if sweep_table(job)[1]:
+            _sweep(console, job, pairs, resume)
+            return
+        load(job, pairs)  # a mistake in the job file is reported before torch is imported
+        _run(console, job, pairs, resume)
+
+
+def partition(
+    job: JobFile,
+    overrides: Overrides = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(help="File for the picture (png, svg or pdf).", show_default="JOB.partition.png"),
+    ] = None,
+) -> None:
+    """Show which client would have which rows, as a table and a picture, without training."""
+    with sentences() as console:
+        from fedstrata.job.file import load
+
+        stages = load(job, overrides or ())
+        if any(stage.between_sites for stage in stages):
+            raise UserError("partition: between sites every site has its own rows; there is nothing to partition")
+        from fedstrata.data.prepare import prepare
+
+        for stage in stages:
+            data = prepare(stage, job.resolve().parent)
+            suffix = f".{stage.stage}" if stage.stage else ""
+            _show_partition(console, stage, data, picture or Path(f"{job.stem}{suffix}.partition.png"))
+
+
+def split() -> None:
+    """The former name of ``partition``."""
+    with sentences():
+        raise UserError("split: this command is now called fedstrata partition")
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Output folders of runs, or of a sweep.", show_default=False)],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="File for the page.", show_default="report.html in the folder; of several runs, in this one"
+        ),
+    ] = None,
+) -> None:
+    """Compare runs, or show a sweep: a table here, an offline HTML page."""
+    with sentences() as console:
+        from fedstrata.reports.report import write_report
+        from fedstrata.reports.runs import load_runs
+        from fedstrata.reports.sweep_files import is_sweep
+        from fedstrata.reports.tables import result_table
+
+        sweeps = [folder for folder in runs if is_sweep(folder)]
+        for folder in sweeps:
+            _show_sweep(console, folder)
+        if len(sweeps) < len(runs):
+            console.print(result_table(load_runs([folder for folder in runs if folder not in sweeps])))
+        console.print(f"report  {write_report(runs, out)}", soft_wrap=True)
+
+
+def _run(console: Console, job: Path, pairs: Sequence[str | tuple[str, object]], resume: bool) -> None:
+    from fedstrata.cli.progress import Display
+    from fedstrata.runs.job import run_job
+
+    with Display(console) as display:
+        result = run_job(job, pairs, resume=resume, progress=display)
+    from fedstrata.reports.report import write_report
+    from fedstrata.reports.runs import load_run
+    from fedstrata.reports.tables import result_table
+
+    page = write_report([result.folder])
+    console.print(result_table([load_run(result.folder)]))
+    console.print(f"model   {result.model}\nreport  {page}", soft_wrap=True)
+
+
+def _sweep(console: Console, job: Path, pairs: Sequence[str | tuple[str, object]], resume: bool) -> None:
+    from fedstrata.sweeps.cells import cells
+
+    folder = cells(job, pairs)[1]  # a mistake in the job file is reported before torch is imported
+    from fedstrata.cli.progress import SweepDisplay
+    from fedstrata.sweeps.run import run_sweep
+
+    with SweepDisplay(console) as display:
+        rows = run_sweep(job, pairs, resume=resume, progress=display)
+    from fedstrata.reports.report import write_report
+
+    page = write_report([folder])
+    _show_sweep(console, folder)
+    console.print(f"tables  {folder / 'table'}.md, .csv, .json, .tex; {folder / 'cells.csv'}", soft_wrap=True)
+    console.print(f"report  {page}", soft_wrap=True)
+    if failed := sorted({f"{row.row}, seed {seed}: {why}" for row in rows for seed, why in row.failed.items()}):
+        more = "; …" if len(failed) > 3 else ""
+        listed = "; ".join(failed[:3])
+        raise UserError(f"{plural(len(failed), 'cell')} failed; --resume tries again: {listed}{more}")
+
+
+def _show_sweep(console: Console, folder: Path) -> None:
+    from fedstrata.reports.sweep_files import read_table
+    from fedstrata.reports.sweep_text import note, terminal
+
+    sweep = read_table(folder)
+    for table in terminal(sweep.rows):
+        console.print(table)
+    console.print(note(sweep.rows, sweep.against))
+
+
+def _show_partition(console: Console, job: Job, data: Prepared, picture: Path) -> None:
+    from fedstrata.reports.partition import partition_picture, partition_table
+
+    if job.stage:
+        console.print(f"stage {job.stage}")
+    console.print(partition_table(data.shards, data.by))
+    if job.task.kind == "regress" and len(set(data.by or ())) > 1:
+        console.print("columns: quintiles of the values, by their median")
+    own_tests = sum(map(len, data.tests.values())) if data.tests else 0
+    unassigned = len(data.train) - sum(map(len, data.shards.values())) - own_tests
+    if unassigned:
+        console.print(f"{plural(unassigned, 'training row')} assigned to no client")
+    test = plural(len(data.test) if data.tests is None else own_tests, "test row")
+    source = "" if job.data.test else ", held out of training"
+    console.print(f"{test}{source}; {plural(data.dropped, 'row')} without text or label dropped")
+    try:
+        partition_picture(data.shards, data.by).savefig(picture, dpi=150)
+    except (ValueError, OSError) as error:
+        raise UserError(f"--picture: {picture} cannot be written ({error})") from None
+    console.print(f"picture {picture}", soft_wrap=True)

@@ -1,0 +1,1 @@
+"""Clients: how one trains, is scored and answers."""

@@ -1,0 +1,187 @@
+"""A client's answer to a request: load, train or score, keep, send. The same on every engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedstrata.client.feature_cache import FeatureCache
+from fedstrata.client.model_pass import ModelPass
+from fedstrata.client.scorer import FeatureCaches, Scorer
+from fedstrata.client.trainer import StepCallback, Trainer
+from fedstrata.client.working_model import WorkingModel
+from fedstrata.models.cut import SplitLink
+from fedstrata.models.parts import part_tensors
+from fedstrata.plan.kinds import Index, Phase, Tensors
+from fedstrata.plan.messages import Reply, Request, Tagged
+from fedstrata.tasks import Examples
+from fedstrata.wire.codec import Wire
+from fedstrata.wire.store import Store
+
+
+@dataclass(frozen=True)
+class ClientRuntime:
+    """The roles that play a client, over one model.
+
+    Attributes:
+        working: the model.
+        trainer: trains it.
+        scorer: scores it.
+        caches: of a frozen encoder's hidden states.
+        wire: how parts travel.
+        dtype: how hidden states and gradients travel.
+    """
+
+    working: WorkingModel
+    trainer: Trainer
+    scorer: Scorer
+    caches: FeatureCaches
+    wire: Wire
+    dtype: str
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """What one client has.
+
+    Attributes:
+        train: training examples, of which
+        index: these are the client's own.
+        test: test examples.
+        tests: whose test examples it is scored on -> those; empty where all of ``test`` serves everyone.
+        store: its own disk.
+    """
+
+    train: Examples
+    index: Index
+    test: Examples
+    tests: Mapping[str, Index]
+    store: Store
+
+
+@dataclass(frozen=True)
+class Work:
+    """One request at the client that it is for.
+
+    Attributes:
+        runtime: plays the client.
+        request: what is asked.
+        shared: the shared parts that the client holds, the request's own included, fp32.
+        data: what the client has.
+        callback: called after every step.
+        link: the way to the layers that the server holds, where the plan says so.
+    """
+
+    runtime: ClientRuntime
+    request: Request
+    shared: Tagged
+    data: ClientData
+    callback: StepCallback
+    link: SplitLink | None = None
+
+
+Handler = Callable[[Work], Generator[None, None, Reply]]
+Handlers = Mapping[Phase, Handler]
+"""Phase -> what a client does in it. A handler yields after every training step."""
+PassOf = Callable[[Work, FeatureCache | None], ModelPass]
+"""Makes the way of a client's batches through the model."""
+Connect = Callable[[Request], AbstractContextManager[SplitLink | None]]
+"""Opens the way to the server's layers for a request; None where there are none."""
+
+
+def answer_request(work: Work, handlers: Handlers) -> Generator[None, None, Reply]:
+    """Answer a request by the handler of its phase; it yields after every training step."""
+    started = time.perf_counter()
+    reply = yield from handlers[work.request.phase](work)
+    if reply.seconds:
+        return reply
+    return replace(reply, seconds=time.perf_counter() - started)
+
+
+def load_parts(work: Work) -> None:
+    """Put the parts that the request needs into the model: shared ones, and the client's personal ones."""
+    request, parts = work.request, work.runtime.working.parts
+    before = request.round + (request.phase == "evaluate")
+    kept = work.data.store.load(before) if request.plan.keep else {}
+    personal = {
+        part: (None, {name: kept[name] for name in parts.shapes[part]}) if kept else work.shared[part]
+        for part in request.plan.keep
+    }
+    work.runtime.working.load({**{part: work.shared[part] for part in request.versions}, **personal})
+
+
+def feature_cache(work: Work) -> FeatureCache | None:
+    """The client's cache where its plan freezes the encoder; the model must be loaded."""
+    if not work.request.plan.freeze_encoder:
+        return None
+    data = work.data
+    return work.runtime.caches.open(data.train, data.index, data.store.folder / "features")
+
+
+def train_with(pass_of: PassOf) -> Handler:
+    """The phase ``train``: what the plan trains is trained, kept and sent."""
+
+    def handler(work: Work) -> Generator[None, None, Reply]:
+        request, runtime, store = work.request, work.runtime, work.data.store
+        plan, working = request.plan, runtime.working
+        load_parts(work)
+        persist = runtime.trainer.train.optimizer_state == "persist"
+        memory = store.optimizer.load(request.round) if persist else {}
+        model_pass = pass_of(work, feature_cache(work))
+        reply, memory = yield from runtime.trainer.run(
+            request, work.data.train, work.data.index, model_pass, memory, work.callback
+        )
+        if memory:
+            store.optimizer.save(request.round, memory)
+        if plan.keep:
+            store.save(request.round, part_tensors(working.model, working.parts, plan.keep))
+        return replace(reply, weights=_encoded_parts(work))
+
+    return handler
+
+
+def evaluate_with(pass_of: PassOf) -> Handler:
+    """The phase ``evaluate``: the model is scored on the client's test examples."""
+
+    def handler(work: Work) -> Generator[None, None, Reply]:
+        request, data, runtime = work.request, work.data, work.runtime
+        load_parts(work)
+        scores = {}
+        on: Mapping[str, Index | None] = data.tests or {request.client: None}
+        for name, index in on.items():
+            cache = None
+            if request.plan.freeze_encoder:
+                folder = data.store.folder / f"test-features-{name}"
+                every = np.arange(len(data.test)) if index is None else index
+                cache = runtime.caches.open(data.test, every, folder)
+            scores[name] = runtime.scorer.run(data.test, index, pass_of(work, cache))
+        yield from ()
+        return Reply(request.client, len(data.index), scores=scores)
+
+    return handler
+
+
+def receive(work: Work) -> Generator[None, None, Reply]:
+    """The phase ``receive``: the parts that came with the request have been taken, and that is all."""
+    yield from ()
+    return Reply(work.request.client, len(work.data.index))
+
+
+def _encoded_parts(work: Work) -> dict[str, Tensors]:
+    """The sent parts as they travel; what they leave out is kept for the next message."""
+    runtime, request, store = work.runtime, work.request, work.data.store
+    working, parts = runtime.working, runtime.working.parts
+    residual, message = store.residual.load(request.round), {}
+    for part in request.plan.send:
+        tensors = part_tensors(working.model, parts, [part])
+        reference = work.shared[part][1] if runtime.wire.changes else None
+        encoded, left = runtime.wire.encode(tensors, reference, residual)
+        message[part] = {name: tensor.to("cpu", copy=True) for name, tensor in encoded.items()}
+        residual.update(left)
+    if residual:
+        store.residual.save(request.round, residual)
+    return message

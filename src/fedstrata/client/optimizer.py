@@ -1,0 +1,72 @@
+"""The optimizer, its learning rate over the run, and its memory between rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from fedstrata.job.tables import Train
+from fedstrata.plan.kinds import Tensors
+from fedstrata.plan.schedule import ScheduleSpan
+
+Parameters = Mapping[str, torch.nn.Parameter]
+"""Trained parameters by the names they have in the model."""
+
+
+def learning_rate(train: Train, span: ScheduleSpan, step: int) -> float:
+    """The learning rate of a 0-based step of a client's round.
+
+    It rises linearly from 0 over the first ``warmup_ratio`` of the run; then it stays, or falls to 0 as a
+    polynomial. A step stands for its middle, so that neither the first nor the last one moves nothing.
+    """
+    done = span.begin + (step + 0.5) / span.steps * (span.end - span.begin)
+    if done < train.warmup_ratio:
+        factor = done / train.warmup_ratio
+    elif train.lr_schedule == "constant":
+        factor = 1.0
+    else:
+        factor = ((1 - done) / (1 - train.warmup_ratio)) ** train.lr_power
+    return float(train.learning_rate * train.lr_decay ** (step // span.epoch) * factor)
+
+
+def make_optimizer(trained: Parameters, train: Train, memory: Mapping[str, torch.Tensor]) -> torch.optim.Optimizer:
+    """The job's optimizer over what is trained; biases and norms do not decay.
+
+    Args:
+        trained: the parameters.
+        train: kind, rates and betas.
+        memory: what :func:`memory_of` gave; parameters that it lacks start anew.
+    """
+    groups = [
+        {"params": [p for p in trained.values() if p.ndim > 1], "weight_decay": train.weight_decay},
+        {"params": [p for p in trained.values() if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    optimizer: torch.optim.Optimizer
+    if train.optimizer == "sgd":
+        optimizer = torch.optim.SGD(groups, lr=train.learning_rate)
+    else:
+        betas = (train.betas[0], train.betas[1])
+        optimizer = torch.optim.AdamW(groups, lr=train.learning_rate, betas=betas, eps=train.epsilon, fused=True)
+    for key, tensor in memory.items():
+        kind, name = key.split("|", 1)
+        if name in trained:
+            optimizer.state[trained[name]][kind] = tensor.to(trained[name].device, copy=True)
+    return optimizer
+
+
+def memory_of(optimizer: torch.optim.Optimizer, trained: Parameters) -> Tensors:
+    """What the optimizer remembers of every parameter: ``KIND|NAME`` -> its moments and number of steps."""
+    return {
+        f"{kind}|{name}": value.to("cpu", copy=True)
+        for name, parameter in trained.items()
+        for kind, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def step(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """One step at a learning rate; the gradients are used up."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,92 @@
+"""Scores the loaded model on test examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedstrata.client.feature_cache import FeatureCache
+from fedstrata.client.model_pass import ModelPass
+from fedstrata.client.trainer import autocast
+from fedstrata.client.working_model import WorkingModel
+from fedstrata.data.batching import batches
+from fedstrata.job.tables import Train
+from fedstrata.plan.kinds import Index
+from fedstrata.plan.streams import EVALUATE, SERVER, Streams
+from fedstrata.tasks import Batch, Examples, Task
+
+MakePass = Callable[[FeatureCache | None], ModelPass]
+"""Makes the way through the model, over the cache of a frozen encoder's hidden states where there is one."""
+
+
+@dataclass
+class Scorer:
+    """Scores a model.
+
+    Attributes:
+        working: the model, loaded.
+        task: makes batches and scores.
+        train: the job's ``[train]``: batch size, width, precision.
+        streams: all randomness; the masks are the same in every round.
+    """
+
+    working: WorkingModel
+    task: Task
+    train: Train
+    streams: Streams
+
+    def run(self, examples: Examples, chosen: Index | None, model_pass: ModelPass) -> dict[str, float]:
+        """The loaded model on all ``examples`` or the chosen ones, by the task's metrics.
+
+        Of each pool of the examples the same again, as ``METRIC.POOL``.
+        """
+        chosen = np.arange(len(examples)) if chosen is None else chosen
+        scores = self._score(examples, chosen, model_pass)
+        for pool, members in examples.pools.items():
+            if len(inside := np.intersect1d(chosen, members)):
+                pooled = self._score(examples, inside, model_pass)
+                scores |= {f"{metric}.{pool}": value for metric, value in pooled.items()}
+        return scores
+
+    def _score(self, examples: Examples, chosen: Index, model_pass: ModelPass) -> dict[str, float]:
+        rng = self.streams.numpy(-1, SERVER, EVALUATE)
+        order = batches(examples.tokens.lengths[chosen], 2 * self.train.batch_size, None)
+        model = self.working.model
+        model.eval()
+
+        def inputs() -> Iterator[Batch]:
+            for positions in order:
+                index = chosen[positions]
+                yield model_pass.inputs(index, self.task.batch(examples, index, rng)).to(self.working.device)
+
+        with torch.inference_mode(), model_pass.local_model(), autocast(self.working.device, self.train):
+            return self.task.score(model, inputs())
+
+
+class FeatureCaches:
+    """The feature caches of a process, by folder; each is opened once.
+
+    Args:
+        working: the model, whose encoder is frozen.
+        task: makes batches.
+        train: the job's ``[train]``.
+        on_encoded: called as texts are encoded to be cached: how many are, and of how many.
+    """
+
+    def __init__(
+        self, working: WorkingModel, task: Task, train: Train, on_encoded: Callable[[int, int], None]
+    ) -> None:
+        self.working, self.task, self.train, self.on_encoded = working, task, train, on_encoded
+        self._open: dict[Path, FeatureCache] = {}
+
+    def open(self, examples: Examples, index: Index, folder: Path) -> FeatureCache:
+        """The cache in a folder, of the hidden states of some examples; made if it is not there."""
+        if folder not in self._open:
+            self._open[folder] = FeatureCache(
+                self.working.model, self.task, self.train, examples, index, folder, self.on_encoded
+            )
+        return self._open[folder]

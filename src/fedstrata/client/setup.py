@@ -1,0 +1,221 @@
+"""Everything one stage needs, made ready and checked before anything is written or trained."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fedstrata.client.answer import ClientRuntime
+from fedstrata.client.scorer import FeatureCaches, Scorer
+from fedstrata.client.trainer import Trainer
+from fedstrata.client.working_model import WorkingModel
+from fedstrata.data import demo
+from fedstrata.data.prepare import Prepared, population, tested, training_texts
+from fedstrata.errors import UserError, did_you_mean
+from fedstrata.job.tables import Job
+from fedstrata.models import checkpoints, scratch
+from fedstrata.models.cut import check_cut
+from fedstrata.models.heads import HeadConfig
+from fedstrata.plan.kinds import Index
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import make_plan
+from fedstrata.plan.streams import INIT, SERVER, Streams
+from fedstrata.tasks import Examples, Task, TaskContext, build_task
+from fedstrata.tasks.examples import examples
+from fedstrata.wire.codec import DTYPES, Codec, Wire, make_codec
+
+BuildTask = Callable[[TaskContext], Task]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A stage that can start.
+
+    Attributes:
+        runtime: the model with its trainer and scorer.
+        loaded: the model with its tokenizer, parts and what was new in it.
+        train: all training examples.
+        test: the test examples.
+        shards: client -> its training examples.
+        tests: client -> whose test examples it is scored on -> those; empty where all of ``test`` serves everyone.
+    """
+
+    runtime: ClientRuntime
+    loaded: checkpoints.Loaded
+    train: Examples
+    test: Examples
+    shards: dict[str, Index]
+    tests: dict[str, dict[str, Index]]
+
+
+def make_ready(
+    job: Job,
+    data: Prepared,
+    start: str,
+    away: Sequence[str] = (),
+    task: BuildTask | None = None,
+    codec: Codec | None = None,
+) -> Ready:
+    """Load the model, tokenize the rows.
+
+    Args:
+        job: the stage's job, settled.
+        data: its rows.
+        start: folder or hub id of the model to start from.
+        away: layers that the server holds.
+        task: builds the task, in place of the one that the job names.
+        codec: in place of the one that the job names.
+
+    Raises:
+        UserError: the model is not usable, or does not fit the job.
+    """
+    loaded = checkpoints.load(
+        start, job.task.kind, data.labels, init_seed(job), job.train.dropout, head_of(job), away
+    )
+    job = _fit(job, checkpoints.max_positions(loaded.model))
+    own = None if data.tests is None else data.tests.values()
+    train = examples(job, data.train, data.labels, loaded.tokenizer, data.shards.values())
+    test = examples(job, data.test, data.labels, loaded.tokenizer, own)
+    shards = population(job.method.population, data.shards)
+    context = TaskContext(job, data.labels, loaded.tokenizer, loaded.model.config.vocab_size)
+    tests = tested(job.method.population, data.tests) if data.tests else {}
+    return Ready(
+        runtime=make_runtime(job, loaded, (task or build_task)(context), codec or make_codec(job.wire.dtype)),
+        loaded=loaded,
+        train=train,
+        test=test,
+        shards={client: train.tokens.of_rows(rows) for client, rows in shards.items()},
+        tests={
+            client: {name: test.tokens.of_rows(rows) for name, rows in each.items()}
+            for client, each in tests.items()
+        },
+    )
+
+
+def make_runtime(job: Job, loaded: checkpoints.Loaded, task: Task, codec: Codec) -> ClientRuntime:
+    """The roles over a loaded model."""
+    train, streams = job.train, Streams(job.train.seed)
+    working = WorkingModel(loaded.model, loaded.parts, train.device)
+    return ClientRuntime(
+        working=working,
+        trainer=Trainer(working, task, train, streams),
+        scorer=Scorer(working, task, train, streams),
+        caches=FeatureCaches(working, task, train, lambda done, total: None),
+        wire=Wire(codec),
+        dtype=job.wire.dtype if job.wire.dtype in DTYPES else "fp32",
+    )
+
+
+def init_seed(job: Job) -> int:
+    """The seed of every tensor that no checkpoint gives."""
+    return Streams(job.train.seed).integer(-1, SERVER, INIT)
+
+
+def check_plans(job: Job, parts: Parts, clients: Collection[str]) -> None:
+    """Make every client's plan of every round once, so that a method's objection comes before any training.
+
+    Raises:
+        UserError: the method's options do not fit the model, or name a client that is none.
+    """
+    for option, value in job.method:
+        for client in value if isinstance(value, dict) else ():  # an option by client
+            if client != "default" and client not in clients:
+                raise UserError(f"[method] {option}: no client {client!r}; {did_you_mean(client, clients)}")
+    streams = Streams(job.train.seed)
+    for round, client in itertools.product(range(job.method.rounds), clients):
+        plan = make_plan(job.method, parts, job.task.kind, round, client, streams)
+        plan.check(parts)
+        if plan.server:
+            check_cut(parts)
+
+
+def resolve_auto(job: Job) -> Job:
+    """Every "auto" replaced by what it is on this machine.
+
+    Raises:
+        UserError: the device is not there.
+    """
+    device = job.train.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("[train] device: 'cuda' is not available here; expected one of: auto, cpu")
+    precision = resolve_precision(job.train.precision, device)
+    train = job.train.model_copy(update={"device": device, "precision": precision})
+    return job.model_copy(update={"train": train})
+
+
+def model_path(job: Job, base_dir: Path | None) -> str:
+    """The job's model: a folder (looked up here, then beside the job file), the demo's, or a hub id as it is.
+
+    Raises:
+        UserError: the name is a path and nothing is there.
+    """
+    assert job.model is not None
+    assert job.model.name is not None
+    name = job.model.name
+    if name.startswith("demo:"):
+        return str(demo.resolve_model(name))
+    return _found(name, "name", base_dir)
+
+
+def write_outline(job: Job, data: Prepared | None, base_dir: Path | None, folder: Path) -> str:
+    """The config and tokenizer of a job's new model, written into a folder.
+
+    Args:
+        job: a job with ``[model.config]``.
+        data: its rows, on which a tokenizer may have to be trained; None leaves that one out.
+        base_dir: folder in which relative paths are looked up after the working directory.
+        folder: where to write.
+
+    Raises:
+        UserError: the config or the tokenizer is not usable.
+    """
+    assert job.model is not None
+    assert job.model.config is not None
+    tokenizer = job.model.tokenizer and _found(job.model.tokenizer, "tokenizer", base_dir)
+    texts = None if data is None else training_texts(job, data)
+    labels = None if data is None else data.labels
+    scratch.init_from_config(job.model.config, tokenizer, texts, folder, job.task.kind, labels, head_of(job))
+    return str(folder)
+
+
+def _found(name: str, key: str, base_dir: Path | None) -> str:
+    folders = [Path(name).expanduser(), *([base_dir / name] if base_dir else [])]
+    for folder in folders:
+        if folder.is_dir():
+            return str(folder)
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise UserError(f"[model] {key}: there is no folder {' nor '.join(map(str, dict.fromkeys(folders)))}")
+    return name
+
+
+def resolve_precision(precision: str, device: str) -> str:
+    """For ``auto``: ``bf16`` where the processor multiplies bf16 matrices itself, else ``fp32``."""
+    if precision != "auto":
+        return precision
+    if device == "cuda":
+        capable = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        found = torch.cpu.get_capabilities()
+        capable = any(found.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16"))
+    return "bf16" if capable else "fp32"
+
+
+def _fit(job: Job, longest: int) -> Job:
+    """The default ``max_tokens`` made to fit a model that reads less; the user's own must fit by itself."""
+    if job.train.max_tokens <= longest:
+        return job
+    if "max_tokens" in job.train.model_fields_set:
+        raise UserError(f"[train] max_tokens: is {job.train.max_tokens}, but the model reads at most {longest}")
+    return job.model_copy(update={"train": job.train.model_copy(update={"max_tokens": longest})})
+
+
+def head_of(job: Job) -> HeadConfig | None:
+    """The head the job asks for; None where it leaves that to the checkpoint."""
+    made = job.head.model_dump()
+    return HeadConfig(**made) if job.head.kind else None

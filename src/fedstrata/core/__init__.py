@@ -1,1 +1,0 @@
-"""The engine: parts, plans, rounds, clients, the server. It never names a method."""

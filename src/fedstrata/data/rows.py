@@ -1,0 +1,143 @@
+"""A job's rows as they are read: which columns, from which sources, and what their labels are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fedstrata.data import demo
+from fedstrata.data.read import WORD_END, Rows, read
+from fedstrata.errors import UserError, did_you_mean
+from fedstrata.job.data_tables import Source
+from fedstrata.job.tables import Job
+from fedstrata.job.task_kinds import TASK_KINDS
+from fedstrata.plan.kinds import Index
+from fedstrata.plan.labels import sort_labels
+
+
+def text_columns(job: Job) -> list[str]:
+    """The columns that hold the text.
+
+    Raises:
+        UserError: the task does not read so many.
+    """
+    text = [job.data.text] if isinstance(job.data.text, str) else list(job.data.text)
+    counts = TASK_KINDS[job.task.kind].texts
+    if counts and len(text) not in counts:
+        expected = " or ".join(("one column", "two columns")[n - 1] for n in counts)
+        raise UserError(f"[data] text: {job.task.kind!r} reads {expected}, found {len(text)}")
+    return text
+
+
+def wanted_columns(job: Job) -> list[str]:
+    """The columns of the text and, where the task has labels, of the label."""
+    return [*text_columns(job), *([job.data.label] if TASK_KINDS[job.task.kind].labeled else [])]
+
+
+def read_rows(job: Job, source: Source, columns: list[str], base_dir: Path | None) -> Rows:
+    """The rows of a source as the job's ``[data]`` has them read.
+
+    Args:
+        job: the job.
+        source: its ``data.train`` or ``data.test``; the names of named sources become the rows' ``pools``.
+        columns: the wanted columns.
+        base_dir: folder in which relative paths are looked up after the working directory.
+
+    Raises:
+        UserError: a source or a column is not usable.
+    """
+    if isinstance(source, dict):
+        pools = {name: read_rows(job, files, columns, base_dir) for name, files in source.items()}
+        return Rows(
+            {column: [value for rows in pools.values() for value in rows.columns[column]] for column in columns},
+            sum(rows.dropped for rows in pools.values()),
+            [name for name, rows in pools.items() for _ in range(len(rows))],
+            {column: names for rows in pools.values() for column, names in rows.classes.items()},
+        )
+    if isinstance(source, str) and source.startswith("demo:"):
+        return _demo_rows(job, source, columns)
+    return read(
+        source,
+        list(dict.fromkeys(columns)),
+        names=job.data.columns,
+        limit=job.data.limit,
+        base_dir=base_dir,
+        words=TASK_KINDS[job.task.kind].words,
+        documents=job.data.documents,
+    )
+
+
+def _demo_rows(job: Job, source: str, columns: list[str]) -> Rows:
+    if job.data.documents != "lines":
+        raise UserError(f"{source}: [data] documents: {job.data.documents!r} goes with plain txt files alone")
+    found = demo.rows(source.removeprefix("demo:"))
+    for name in columns:
+        if name not in found:
+            raise UserError(f"{source}: has no column {name!r}; {did_you_mean(name, found)}")
+    return Rows({name: found[name][: job.data.limit] for name in columns}, 0)
+
+
+def no_rows(columns: Sequence[str]) -> Rows:
+    """No rows, with the given columns."""
+    return Rows({name: [] for name in columns}, 0)
+
+
+def take(rows: Rows, index: Index) -> Rows:
+    """The rows at ``index``, in its order; none of them counts as dropped."""
+    columns = {name: [values[i] for i in index] for name, values in rows.columns.items()}
+    return Rows(columns, 0, [rows.pools[i] for i in index] if rows.pools else [], rows.classes)
+
+
+def class_names(job: Job, train: Rows, test: Rows) -> tuple[str, ...]:
+    """The job's labels, else the data set's, else those of all rows: numbers by value, words by the alphabet.
+
+    Raises:
+        UserError: the rows hold a label that the job does not name, or all the same one.
+    """
+    column = job.data.label
+    in_train, in_test = (_classes(rows.columns[column], TASK_KINDS[job.task.kind].words) for rows in (train, test))
+    found = in_train | in_test
+    named = train.classes.get(column, [])
+    labels = tuple(job.task.labels or (named if found <= set(named) else sort_labels(found)))
+    if unknown := sorted(found - set(labels)):
+        which = "train" if unknown[0] in in_train else "test"
+        raise UserError(
+            f"[task] labels: the {which} rows also hold {unknown[0]!r} in column {column!r}; "
+            f"{did_you_mean(unknown[0], labels)}"
+        )
+    if len(labels) < 2:
+        raise UserError(f"[data] label: column {column!r} holds only {labels[0]!r}; needs two or more classes")
+    return labels
+
+
+def _classes(values: Sequence[str], words: bool) -> set[str]:
+    return {tag for value in set(values) for tag in value.split(WORD_END)} if words else set(values)
+
+
+def label_numbers(job: Job, rows: Rows) -> npt.NDArray[np.float64]:
+    """The labels of rows as numbers, ``[n]``.
+
+    Raises:
+        UserError: one of them is no number, or not a finite one.
+    """
+    column = job.data.label
+    try:
+        numbers = np.asarray([float(value) for value in rows.columns[column]], dtype=np.float64)
+    except ValueError as error:
+        raise UserError(f"[data] label: column {column!r}: {error}; {job.task.kind!r} needs numbers") from None
+    if not np.isfinite(numbers).all():
+        raise UserError(f"[data] label: column {column!r} holds a number that is not finite")
+    return numbers
+
+
+def bands(numbers: npt.NDArray[np.float64]) -> list[str]:
+    """The fifth that each number is in, named by its median; of five values or fewer each is its own."""
+    found = np.unique(numbers)
+    if len(found) <= 5:
+        return [f"{number:g}" for number in numbers]
+    place = np.searchsorted(np.quantile(numbers, [0.2, 0.4, 0.6, 0.8]), numbers, side="right")
+    names = {i: f"{np.median(numbers[place == i]):.4g}" for i in np.unique(place)}
+    return [names[i] for i in place]

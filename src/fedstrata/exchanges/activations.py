@@ -1,0 +1,233 @@
+"""The exchange of activations: split learning. A client's batches pass through layers that the server holds.
+
+Hidden states go up and come back, gradients likewise, for every batch: messages in
+:mod:`fedstrata.wire.activations`, the cut model in :mod:`fedstrata.models.cut`, the server's layers in
+:mod:`fedstrata.server.layers`. The client's own parts are sent as under ``weights``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from fedstrata.client.answer import Work, evaluate_with, receive, train_with
+from fedstrata.client.feature_cache import FeatureCache
+from fedstrata.client.model_pass import ModelPass, Update
+from fedstrata.client.trainer import steps
+from fedstrata.client.working_model import Parameters, WorkingModel
+from fedstrata.cost.bytes import payload
+from fedstrata.exchanges.dry import batches_of, dry_evaluate, dry_receive, dry_train
+from fedstrata.exchanges.exchange import (
+    DryContext,
+    Exchange,
+    PlainHalf,
+    ServerContext,
+    Traffic,
+    fits_plan,
+)
+from fedstrata.job.tables import Job
+from fedstrata.models.cut import CutLayer, SplitLink, cut_at
+from fedstrata.plan.kinds import Index, Phase, Weights
+from fedstrata.plan.messages import Reply, Request
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Plan
+from fedstrata.plan.schedule import ScheduleSpan
+from fedstrata.plan.streams import ORDER, SERVER
+from fedstrata.server.layers import LayerSettings, ServerLayers
+from fedstrata.tasks import Batch
+from fedstrata.wire.activations import message_bytes
+from fedstrata.wire.codec import DTYPES
+
+# The client's half
+
+
+@cache
+def _background() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "client")
+
+
+@dataclass
+class CutPass:
+    """A client's lower and upper layers, with the server's between them.
+
+    The rest of a step, backward through the lower layers and the optimizer's step, is the client's own alone: it
+    runs in a thread beside the other clients' steps.
+    """
+
+    working: WorkingModel
+    plan: Plan
+    link: SplitLink
+    cut: CutLayer
+    trained: Parameters = field(default_factory=dict)
+    finishing: Future[None] | None = None
+
+    def begin(self, span: ScheduleSpan, trained: Parameters) -> None:
+        """Tell the server how the client's steps go."""
+        self.trained = trained
+        self.link.begin(span)
+
+    def inputs(self, chosen: Index, batch: Batch) -> Batch:
+        """The batch as it is; the cut needs its texts' lengths."""
+        self.cut.lengths = batch.inputs["attention_mask"].sum(1).to(self.working.device)
+        return batch
+
+    def local_model(self) -> AbstractContextManager[None]:
+        """The client's layers, with the cut in place of the server's."""
+        return cut_at(self.working.model, self.working.parts, self.plan, self.cut)
+
+    def step(self, update: Update) -> None:
+        """Get the gradient by the states sent, and finish the step beside whatever others do."""
+        boundary = self.cut.fetch()
+        self.finishing = _background().submit(update, boundary)
+
+    def wait(self) -> None:
+        """Wait for the last step; then the model has this client's parameters again."""
+        if self.finishing:
+            self.finishing.result()
+            self.working.set_parameters(self.trained)
+
+    def encoder_flops(self, parts: Parts) -> int:
+        """None beside the steps' own."""
+        return 0
+
+
+def pass_of(work: Work, cached: FeatureCache | None) -> ModelPass:
+    """The client's way through its own and the server's layers."""
+    assert work.link is not None
+    working = work.runtime.working
+    return CutPass(working, work.request.plan, work.link, CutLayer(work.link, work.runtime.dtype))
+
+
+def train(work: Work) -> Generator[None, None, Reply]:
+    """The phase ``train``: others may use the model between this client's steps, so its parameters are its own."""
+    work.runtime.working.swap_parameters(work.request.plan.train)
+    return (yield from train_with(pass_of)(work))
+
+
+# The server's half
+
+
+class ActivationsHalf(PlainHalf):
+    """The loop of weights, around layers that the server holds."""
+
+    def __init__(self, layers: ServerLayers) -> None:
+        self.layers = self._layers = layers
+        self.interleaved = not layers.settings.copies
+
+    def connect(self, request: Request) -> AbstractContextManager[SplitLink | None]:
+        """A session on the server's layers."""
+        return self._layers.connect(request) if request.plan.server else nullcontext()
+
+    def begin_group(self, round: int) -> None:
+        """Load the layers."""
+        self._layers.begin(round)
+
+    def end_group(self, round: int) -> Weights:
+        """What the one set of layers has become; nothing where there are copies."""
+        return self._layers.end(round)
+
+    def collect(self, round: int, client: str, phase: Phase, plan: Plan) -> tuple[Weights, Traffic]:
+        """The client's copy of the layers, and the bytes of its messages."""
+        if not plan.server:
+            return {}, ()
+        copies, traffic = self._layers.collect(client)
+        return copies, [(way, what, size) for (way, what), size in traffic.items()]
+
+
+def server_half(context: ServerContext) -> PlainHalf:
+    """The half that holds the plan's layers, of the server's own model."""
+    runtime = context.runtime
+    settings = LayerSettings(
+        names=context.plan.server,
+        copies=context.method.client_schedule == "parallel",
+        max_positions=context.max_positions,
+        dtype=runtime.dtype,
+        folder=context.folder / "layers",
+    )
+    layers = ServerLayers(
+        runtime.working, context.server, settings, runtime.trainer.train, runtime.trainer.streams
+    )
+    return ActivationsHalf(layers)
+
+
+# Without tensors
+
+
+@dataclass
+class DryActivationsHalf(PlainHalf):
+    """The server's layers by their traffic alone."""
+
+    context: DryContext
+
+    def collect(self, round: int, client: str, phase: Phase, plan: Plan) -> tuple[Weights, Traffic]:
+        """The bytes of a client's batches."""
+        context = self.context
+        if phase == "train":
+            lengths = context.lengths[client]
+            request = Request(round, client, plan, phase, {}, {})
+            batches = [lengths[batch] for batch in batches_of(context, request)]
+        else:
+            batches = [context.tests()[client]]
+        through = np.concatenate(batches)
+        sizes = message_bytes(int(through.sum()), len(through), context.parts.hidden, context.dtype, len(batches))
+        return {}, [
+            (way, what, size) for (way, what), size in sizes.items() if phase == "train" or what == "activations"
+        ]
+
+
+def cut_traffic(context: DryContext, lengths: Index) -> dict[str, Any]:
+    """What a client sends to the server's layers and gets back, in bytes.
+
+    Args:
+        context: how it trains.
+        lengths: tokens of each of its examples, ``[n]``.
+
+    Returns:
+        ``batch_bytes``: of its largest batch; ``epoch_bytes``: of all its examples once; ``fedavg_round_bytes``:
+        the whole model up and down, to compare with.
+    """
+    order = context.streams.numpy(0, SERVER, ORDER)
+    train = context.train.model_copy(update={"epochs": 1, "steps": None})
+    parts = context.parts
+    sizes = [
+        sum(message_bytes(int(lengths[batch].sum()), len(batch), parts.hidden, context.dtype).values())
+        for _, batch in steps(lengths, train, order)
+    ]
+    whole = 2 * payload(parts, parts.names, context.dtype)
+    return {"batch_bytes": max(sizes), "epoch_bytes": sum(sizes), "fedavg_round_bytes": whole}
+
+
+PERMISSION = "the hidden states of every batch, from which texts can be reconstructed, and their gradients"
+
+
+def notes(job: Job, parts: Parts, clients: int, tokens: int) -> list[str]:
+    """What leaves the clients, and how much of it beside FedAvg."""
+    lines = [f"each client sends the server {PERMISSION}"]
+    if tokens:
+        epoch = 4 * tokens * parts.hidden * DTYPES[job.wire.dtype].itemsize
+        whole = 2 * clients * payload(parts, parts.names, job.wire.dtype)
+        lines.append(
+            f"an epoch moves {epoch / 1e6:.4g} MB through the cut, {epoch / whole:.3g} times the "
+            f"{whole / 1e6:.4g} MB of a round of FedAvg"
+        )
+    return lines
+
+
+ACTIVATIONS = Exchange(
+    payload="activations",
+    permission=PERMISSION,
+    handlers={"train": train, "evaluate": evaluate_with(pass_of), "receive": receive},
+    sends=lambda plan: bool(plan.server),
+    fits=fits_plan,
+    server=server_half,
+    dry_handlers={"train": dry_train, "evaluate": dry_evaluate, "receive": dry_receive},
+    dry_server=DryActivationsHalf,
+    forecast=cut_traffic,
+    notes=notes,
+)

@@ -1,0 +1,95 @@
+"""A client's replies by costs alone: bytes from the wire's specification, FLOPs from lengths and shapes.
+
+Nothing here reads a weight or a text: a method's plans, the model's shapes and the lengths of the examples decide
+every byte and, but for the number of masked positions, every FLOP.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedstrata.client.feature_cache import fitting, layout
+from fedstrata.client.trainer import steps
+from fedstrata.cost.flops import encoder_flops, train_flops
+from fedstrata.exchanges.exchange import DryContext
+from fedstrata.job.tables import Train
+from fedstrata.plan.kinds import Index
+from fedstrata.plan.messages import Positions, Reply, Request
+from fedstrata.plan.streams import ORDER
+
+
+def dry_train(context: DryContext, request: Request) -> Reply:
+    """A round of training: the parts that the plan sends, and the FLOPs of its steps."""
+    plan, parts, wire = request.plan, context.parts, context.wire
+    done, work = round_work(context, request)
+    key = (plan, work)
+    if key not in context.memory:
+        context.memory[key] = train_flops(parts, plan, work)
+    flops = context.memory[key]
+    if plan.freeze_encoder:
+        flops += frozen_flops(context, request)
+    return Reply(
+        client=request.client,
+        examples=len(context.lengths[request.client]),
+        weights={part: wire.message(parts.shapes[part], wire.changes) for part in plan.send},
+        loss=0.0,
+        steps=done,
+        work=work,
+        flops=flops,
+    )
+
+
+def dry_evaluate(context: DryContext, request: Request) -> Reply:
+    """A score: nothing is known of it."""
+    return Reply(request.client, len(context.lengths[request.client]))
+
+
+def dry_receive(context: DryContext, request: Request) -> Reply:
+    """The parts that came with the request have been taken, and that is all."""
+    return Reply(request.client, len(context.lengths[request.client]))
+
+
+def batches_of(context: DryContext, request: Request) -> list[Index]:
+    """Places in the client's lengths of each batch of the round, as the client itself will draw them."""
+    lengths = context.lengths[request.client]
+    order = context.streams.numpy(request.round, request.client, ORDER)
+    return [batch for _, batch in steps(lengths, context.train, order)]
+
+
+def round_work(context: DryContext, request: Request) -> tuple[int, Positions]:
+    """Steps of the client's round, and the positions that it will compute with."""
+    lengths, train = context.lengths[request.client], context.train
+    key = (len(lengths), int(lengths[0]) if len(lengths) else 0, "work")
+    alike = len(lengths) > 0 and int(lengths.min()) == int(lengths.max()) and _every_example(len(lengths), train)
+    if alike and key in context.memory:  # the same whatever the order: texts of one length, all of them used
+        return context.memory[key]  # type: ignore[no-any-return]
+    total = Positions()
+    batches = batches_of(context, request)
+    for batch in batches:
+        inside = lengths[batch]
+        width = train.width or int(inside.max())
+        total += Positions(len(batch) * width, len(batch) * width**2, context.predicted(inside, width))
+    if alike:
+        context.memory[key] = len(batches), total
+    return len(batches), total
+
+
+def frozen_flops(context: DryContext, request: Request) -> int:
+    """FLOPs of a frozen encoder: once for what the cache can hold, at every step for the rest."""
+    parts, train, lengths = context.parts, context.train, context.lengths[request.client]
+    cached = fitting(layout(lengths, max(1, len(parts.head_layers)), parts.hidden)[1], train.feature_cache_bytes)
+    passes = [lengths[cached]] if request.first else []
+    if not cached.all():
+        passes += [lengths[batch][~cached[batch]] for batch in batches_of(context, request)]
+    return sum(encoder_flops(parts, encoded_lengths(some, train)) for some in passes)
+
+
+def encoded_lengths(lengths: Index, train: Train) -> Index:
+    """Tokens that a frozen encoder reads of texts of these many."""
+    return lengths if train.width is None else np.full_like(lengths, train.width)
+
+
+def _every_example(count: int, train: Train) -> bool:
+    """Every pass is over full batches or over all examples, so that the order cannot change the work."""
+    whole = train.epochs * -(-count // train.batch_size)
+    return count % train.batch_size == 0 or train.steps is None or train.steps >= whole

@@ -1,0 +1,163 @@
+"""What an exchange is: the two halves of a payload's protocol, their dry forms, and the words for permission."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedstrata.client.answer import ClientRuntime, Handlers
+from fedstrata.job.tables import Job, Train
+from fedstrata.models.cut import SplitLink
+from fedstrata.plan.kinds import Index, Payload, Phase, Weights
+from fedstrata.plan.messages import Reply, Request
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Method, Plan
+from fedstrata.plan.streams import Streams
+from fedstrata.server.layers import ServerLayers
+from fedstrata.server.rounds import Half, Rounds
+from fedstrata.server.server import Server
+from fedstrata.wire.dry import DryWire
+
+Traffic = Iterable[tuple[str, str, int]]
+"""(direction, what, bytes) of what passed beside the parts."""
+
+
+@dataclass(frozen=True)
+class ServerContext:
+    """What the server's half of an exchange is made of.
+
+    Attributes:
+        method: the method.
+        server: the server.
+        runtime: the server's own model and trainer.
+        clients: the clients' names, in their order.
+        plan: of the first client in the first round.
+        classes: number of classes; None where the labels are numbers.
+        max_positions: most tokens of a text.
+        folder: the server's own disk.
+    """
+
+    method: Method
+    server: Server
+    runtime: ClientRuntime
+    clients: tuple[str, ...]
+    plan: Plan
+    classes: int | None
+    max_positions: int
+    folder: Path
+
+
+@dataclass(frozen=True)
+class DryContext:
+    """What a forecast knows: shapes and lengths, no tensors.
+
+    Attributes:
+        method: the method.
+        parts: the model's parts.
+        streams: all randomness.
+        train: the job's ``[train]``.
+        wire: how parts travel.
+        dtype: how hidden states and gradients travel.
+        lengths: client -> tokens of each of its examples.
+        tests: makes client -> tokens of each example that it is scored on.
+        predicted: lengths of a batch and its width -> positions through the head.
+        memory: what was computed once and holds for many clients and rounds.
+    """
+
+    method: Method
+    parts: Parts
+    streams: Streams
+    train: Train
+    wire: DryWire
+    dtype: str
+    lengths: Mapping[str, Index]
+    tests: Callable[[], Mapping[str, Index]]
+    predicted: Callable[[Index, int], int]
+    memory: dict[Any, Any] = field(default_factory=dict)
+
+
+DryHandler = Callable[[DryContext, Request], Reply]
+"""A client's reply by costs alone: bytes and FLOPs as they will be, tensors on the meta device."""
+
+
+class PlainHalf:
+    """The server's half where the clients train and send parts of the model."""
+
+    interleaved = False
+    layers: ServerLayers | None = None
+
+    def connect(self, request: Request) -> AbstractContextManager[SplitLink | None]:
+        """Nothing to connect to: the clients hold the whole model."""
+        return nullcontext()
+
+    def train(self, loop: Rounds, round: int) -> list[str]:
+        """The sampled clients train."""
+        return loop.train_clients(round)
+
+    def begin_group(self, round: int) -> None:
+        """Nothing to prepare."""
+
+    def end_group(self, round: int) -> Weights:
+        """Nothing of the server's own has changed."""
+        return {}
+
+    def collect(self, round: int, client: str, phase: Phase, plan: Plan) -> tuple[Weights, Traffic]:
+        """Nothing passed beside the parts."""
+        return {}, ()
+
+    def finish(self, loop: Rounds, round: int) -> None:
+        """Nothing is left to hand out."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A payload's protocol.
+
+    Attributes:
+        payload: its name.
+        permission: what leaves a client, in words for whoever has to permit it.
+        handlers: the client's half: phase -> what a client does in it.
+        sends: whether a plan leads to anything leaving the client.
+        fits: whether a request is one that its method's own plan for the round makes; a site refuses others.
+        server: makes the server's half.
+        dry_handlers: the client's half as a forecast plays it.
+        dry_server: the server's half as a forecast plays it.
+        forecast: figures of a forecast beside bytes and FLOPs, for one client's lengths; empty for none.
+        notes: what a user should know before the first round, a sentence each; of a job, the model's parts, the
+            number of clients and the tokens of all their examples.
+    """
+
+    payload: Payload
+    permission: str
+    handlers: Handlers
+    sends: Callable[[Plan], bool]
+    fits: Callable[[Request, Plan], bool]
+    server: Callable[[ServerContext], Half]
+    dry_handlers: Mapping[Phase, DryHandler]
+    dry_server: Callable[[DryContext], Half]
+    forecast: Callable[[DryContext, Index], dict[str, Any]]
+    notes: Callable[[Job, Parts, int, int], list[str]]
+
+
+def fits_plan(request: Request, plan: Plan) -> bool:
+    """Whether a request trains by exactly this plan, or trains and sends nothing."""
+    asked = request.plan
+    idle = not (asked.train or asked.send)
+    return {
+        "train": asked == plan,
+        "evaluate": idle and (asked.keep, asked.server) == (plan.keep, plan.server),
+        "receive": idle,
+    }.get(request.phase, False)
+
+
+def nothing_more(context: DryContext, lengths: Index) -> dict[str, Any]:
+    """A forecast of bytes and FLOPs alone."""
+    return {}
+
+
+def no_notes(job: Job, parts: Parts, clients: int, tokens: int) -> list[str]:
+    """Nothing that a user of federated learning does not expect."""
+    return []

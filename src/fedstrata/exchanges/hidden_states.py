@@ -1,0 +1,283 @@
+"""The exchange of hidden states: clients send a frozen encoder's output for their texts once, with the labels; the
+server trains the head on them, and hands it out at the end.
+
+    up      features [sum of T, n, H], tokens [m] int32, labels [m] int32 or fp32     once, before the first round
+
+``T`` of a text is 1 where the head takes one vector of it, else its number of tokens; ``n`` is the number of the
+head's branches, ``m`` of texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from fedstrata.client.answer import Work, evaluate_with, feature_cache, load_parts, receive
+from fedstrata.client.feature_cache import FeatureCache, layout
+from fedstrata.cost.flops import encoder_flops
+from fedstrata.cost.ledger import Entry
+from fedstrata.errors import UserError
+from fedstrata.events import Stepped
+from fedstrata.exchanges.dry import dry_evaluate, dry_receive, encoded_lengths
+from fedstrata.exchanges.exchange import (
+    DryContext,
+    Exchange,
+    PlainHalf,
+    ServerContext,
+    fits_plan,
+    nothing_more,
+)
+from fedstrata.exchanges.weights import pass_of
+from fedstrata.models.parts import part_tensors
+from fedstrata.plan.kinds import Index, Tensors, Weights
+from fedstrata.plan.messages import Reply, Request
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Plan
+from fedstrata.server.rounds import Rounds
+from fedstrata.server.trainer import NAME, ServerTrainer
+from fedstrata.wire.codec import (
+    SizedTensors,
+    Spec,
+    WireError,
+    check,
+    dequantize,
+    payload_bytes,
+    quantize,
+    spec_bytes,
+    wire_spec,
+)
+
+PART = "hidden_states"
+"""Under which they stand in messages and in the ledger."""
+
+
+# The wire form
+
+
+def encode_hidden_states(cache: FeatureCache, index: Index, dtype: str) -> Tensors:
+    """What a client sends of its texts at ``index``."""
+    states = cache.of(index)
+    labels = cache.examples.labels
+    assert labels is not None
+    flat = torch.from_numpy(np.concatenate([state.transpose(1, 0, 2) for state in states]))
+    return {
+        **quantize({"features": flat}, dtype),
+        "tokens": torch.tensor([state.shape[1] for state in states], dtype=torch.int32),
+        "labels": torch.from_numpy(labels[index]).to(_label_dtype(labels.dtype.kind == "f")),
+    }
+
+
+def hidden_states_spec(lengths: Index, branches: int, width: int, dtype: str) -> Spec:
+    """What a message holds for texts of these lengths: name -> dtype and shape."""
+    tokens, _ = layout(lengths, branches, width)
+    states = wire_spec({"features": (int(tokens.sum()), branches, width)}, dtype)
+    return {**states, **{name: (torch.int32, (len(lengths),)) for name in ("tokens", "labels")}}
+
+
+def decode_hidden_states(message: Tensors, branches: int, width: int, classes: int | None, dtype: str) -> Tensors:
+    """What a client sent, checked, its ``features`` fp32.
+
+    Args:
+        message: the tensors received.
+        branches: n.
+        width: H.
+        classes: number of classes; None where the labels are numbers.
+        dtype: the wire type.
+
+    Raises:
+        WireError: it is not what :func:`encode_hidden_states` makes for this model and task.
+    """
+    tokens, labels = message.get("tokens"), message.get("labels")
+    if tokens is None or labels is None or tokens.ndim != 1 or labels.shape != tokens.shape:
+        raise WireError("tokens and labels: must be one number for each text")
+    if tokens.dtype != torch.int32 or len(tokens) == 0 or int(tokens.min()) < 1:
+        raise WireError("tokens: must be whole numbers above 0 (int32)")
+    states = {name: tensor for name, tensor in message.items() if name not in ("tokens", "labels")}
+    check(states, wire_spec({"features": (int(tokens.sum()), branches, width)}, dtype))
+    if classes is None and (labels.dtype != torch.float32 or not torch.isfinite(labels).all()):
+        raise WireError("labels: must be finite numbers (fp32)")
+    if classes is not None and (
+        labels.dtype != torch.int32 or int(labels.min()) < 0 or int(labels.max()) >= classes
+    ):
+        raise WireError(f"labels: must be classes from 0 to {classes - 1} (int32)")
+    return {**dequantize(states), "tokens": tokens, "labels": labels}
+
+
+def _label_dtype(numbers: bool) -> torch.dtype:
+    return torch.float32 if numbers else torch.int32
+
+
+# The client's half
+
+
+def send_hidden_states(work: Work) -> Generator[None, None, Reply]:
+    """The phase ``hidden_states``: the frozen encoder's output for every training text of the client."""
+    load_parts(work)
+    runtime, index = work.runtime, work.data.index
+    cache = feature_cache(work)
+    assert cache is not None
+    parts = runtime.working.parts
+    yield from ()
+    return Reply(
+        work.request.client,
+        len(index),
+        weights={PART: encode_hidden_states(cache, index, runtime.dtype)},
+        flops=encoder_flops(parts, cache.stored) + encoder_flops(parts, cache.missing(index)),
+    )
+
+
+def fits(request: Request, plan: Plan) -> bool:
+    """Clients never train; what they send is no part of the model."""
+    if request.phase == "hidden_states":
+        return not request.plan.send
+    return request.phase != "train" and fits_plan(request, plan)
+
+
+# The server's half
+
+
+class Training(Protocol):
+    """Trains on what the clients sent."""
+
+    def take(self, client: str, message: Tensors) -> None:
+        """Check what a client sent and keep it."""
+
+    def train(self, loop: Rounds, plan: Plan, round: int) -> tuple[Reply, Weights]:
+        """One round; its record, and the new tensors of the parts that the plan trains."""
+
+
+@dataclass
+class HiddenStatesHalf(PlainHalf):
+    """Collects every client's hidden states before the first round, then trains."""
+
+    training: Training
+
+    def train(self, loop: Rounds, round: int) -> list[str]:
+        """One round of training at the server."""
+        if round == 0:
+            self._collect(loop)
+        plan = loop.plan(round, NAME)
+        reply, weights = self.training.train(loop, plan, round)
+        loop.record(round, plan, reply)
+        loop.replied(round, reply)
+        for part, new in weights.items():
+            loop.server.replace(part, new)
+        return list(plan.train)
+
+    def _collect(self, loop: Rounds) -> None:
+        """Collect every client's hidden states once; the head is trained later, on the server."""
+        clients = loop.engine.clients()
+        loop.expect(clients)
+        plan = Plan(_whole(loop.server.parts), train=(), keep=_heads(loop.server.parts), freeze_encoder=True)
+        requests = (loop.request(0, client, plan, "hidden_states") for client in clients)
+        for reply in loop.replies(0, requests, clients):
+            message = reply.weights.get(PART, {})
+            loop.ledger([Entry(0, reply.client, "hidden_states", "up", PART, payload_bytes(message))])
+            try:
+                self.training.take(reply.client, message)
+            except WireError as error:
+                raise UserError(f"client {reply.client}: its hidden states cannot be used: {error}") from None
+            loop.record_collected(0, plan, reply)
+
+    def finish(self, loop: Rounds, round: int) -> None:
+        """Every client gets the parts it lacks: what the server has learnt."""
+        plan = Plan(_whole(loop.server.parts), train=(), freeze_encoder=True)
+        clients = loop.engine.clients()
+        loop.expect(clients)
+        requests = (loop.request(round, client, plan, "receive") for client in clients)
+        list(loop.replies(round, requests, clients))
+
+
+@dataclass
+class ServerTraining:
+    """Trains the model in memory."""
+
+    context: ServerContext
+    trainer: ServerTrainer
+
+    def take(self, client: str, message: Tensors) -> None:
+        """See :class:`Training`.
+
+        Raises:
+            WireError: the message is not usable.
+        """
+        model, context = self.trainer.trainer.working.model, self.context
+        width, dtype = model.config.hidden_size, context.runtime.dtype
+        self.trainer.take(client, decode_hidden_states(message, model.branches, width, context.classes, dtype))
+
+    def train(self, loop: Rounds, plan: Plan, round: int) -> tuple[Reply, Weights]:
+        """See :class:`Training`."""
+        server, working, rounds = loop.server, self.trainer.trainer.working, loop.method.rounds
+        working.load(
+            {part: (("server", server.versions[part]), server.weights[part]) for part in server.parts.names}
+        )
+
+        def stepped(step: int, steps: int, loss: float, seen: int) -> None:
+            loop.tell(Stepped(round, NAME, step, steps, loss, seen))
+
+        reply = self.trainer.train(plan, round, stepped, (round / rounds, (round + 1) / rounds))
+        tensors = {part: part_tensors(working.model, working.parts, [part]) for part in plan.train}
+        return reply, {
+            part: {name: t.to("cpu", copy=True) for name, t in own.items()} for part, own in tensors.items()
+        }
+
+
+@dataclass
+class DryTraining:
+    """Trains nothing; the head's FLOPs at the server are not counted."""
+
+    def take(self, client: str, message: Tensors) -> None:
+        """Nothing to keep."""
+
+    def train(self, loop: Rounds, plan: Plan, round: int) -> tuple[Reply, Weights]:
+        """The parts become new versions of themselves."""
+        return Reply(NAME, 0, loss=0.0), {part: loop.server.weights[part] for part in plan.train}
+
+
+def server_half(context: ServerContext) -> HiddenStatesHalf:
+    """The half that trains on the server's own model."""
+    trainer = ServerTrainer(context.runtime.trainer, context.clients, context.folder / "received")
+    return HiddenStatesHalf(ServerTraining(context, trainer))
+
+
+# Without tensors
+
+
+def dry_send(context: DryContext, request: Request) -> Reply:
+    """The bytes of a client's hidden states, and the FLOPs of computing them."""
+    lengths, parts = context.lengths[request.client], context.parts
+    size = spec_bytes(hidden_states_spec(lengths, max(1, len(parts.head_layers)), parts.hidden, context.dtype))
+    return Reply(
+        request.client,
+        len(lengths),
+        weights={PART: SizedTensors({}, size)},
+        flops=encoder_flops(parts, encoded_lengths(lengths, context.train)),
+    )
+
+
+def _whole(parts: Parts) -> tuple[int, ...]:
+    return tuple(range(parts.depth))
+
+
+def _heads(parts: Parts) -> tuple[str, ...]:
+    return tuple(part.name for part in parts.each if part.kind == "head")
+
+
+PERMISSION = "the encoder's hidden states of every text, from which texts can be reconstructed, and the labels"
+
+HIDDEN_STATES = Exchange(
+    payload="hidden_states",
+    permission=PERMISSION,
+    handlers={"hidden_states": send_hidden_states, "evaluate": evaluate_with(pass_of), "receive": receive},
+    sends=lambda plan: True,
+    fits=fits,
+    server=server_half,
+    dry_handlers={"hidden_states": dry_send, "evaluate": dry_evaluate, "receive": dry_receive},
+    dry_server=lambda context: HiddenStatesHalf(DryTraining()),
+    forecast=nothing_more,
+    notes=lambda job, parts, clients, tokens: [f"each client sends the server {PERMISSION}"],
+)

@@ -1,0 +1,28 @@
+"""The exchange of weights: clients train parts of the model and send them; their aggregate is the next model."""
+
+from __future__ import annotations
+
+from fedstrata.client.answer import Work, evaluate_with, receive, train_with
+from fedstrata.client.feature_cache import FeatureCache
+from fedstrata.client.model_pass import ModelPass, plain_pass
+from fedstrata.exchanges.dry import dry_evaluate, dry_receive, dry_train
+from fedstrata.exchanges.exchange import Exchange, PlainHalf, fits_plan, no_notes, nothing_more
+
+
+def pass_of(work: Work, cache: FeatureCache | None) -> ModelPass:
+    """The client holds the whole of its local model."""
+    return plain_pass(work.runtime.working, work.request.plan, cache, work.request.first)
+
+
+WEIGHTS = Exchange(
+    payload="weights",
+    permission="trained parts of the model",
+    handlers={"train": train_with(pass_of), "evaluate": evaluate_with(pass_of), "receive": receive},
+    sends=lambda plan: bool(plan.send),
+    fits=fits_plan,
+    server=lambda context: PlainHalf(),
+    dry_handlers={"train": dry_train, "evaluate": dry_evaluate, "receive": dry_receive},
+    dry_server=lambda context: PlainHalf(),
+    forecast=nothing_more,
+    notes=no_notes,
+)

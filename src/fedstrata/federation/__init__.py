@@ -1,1 +1,0 @@
-"""Training between sites: what each of them is told, permits and reads."""

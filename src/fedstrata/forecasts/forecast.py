@@ -1,0 +1,143 @@
+"""From a job to what it will cost one client, and all of them, before anything runs."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedstrata.client.setup import head_of, model_path, resolve_auto, write_outline
+from fedstrata.cost import papers
+from fedstrata.cost.bytes import payload
+from fedstrata.data.prepare import NO_DATA, prepare
+from fedstrata.errors import UserError, did_you_mean
+from fedstrata.forecasts.profile import DataProfile, data_profile
+from fedstrata.forecasts.stage import Known, nothing_known, stage_costs
+from fedstrata.job.file import Overrides, load, pairs_of
+from fedstrata.job.tables import Job, method_name
+from fedstrata.plan.plan import make_plan
+from fedstrata.plan.streams import Streams
+from fedstrata.runs.components import Components
+from fedstrata.runs.notes import check_names
+
+
+@dataclass(frozen=True)
+class ForecastOptions:
+    """What is asked of a forecast beside the job; see :func:`fedstrata.forecast`."""
+
+    methods: Sequence[str] = ()
+    count: int | None = None
+    tokens: int | None = None
+    client: str | None = None
+    bandwidth: float | None = None
+    gflops: float | None = None
+    units: str | None = None
+    components: Components = field(default_factory=Components)
+
+
+def forecast(
+    source: str | Path | Mapping[str, Any], overrides: Overrides, options: ForecastOptions
+) -> dict[str, dict[str, Any]]:
+    """See :func:`fedstrata.forecast`."""
+    if options.units is not None and options.units not in papers.UNITS:
+        raise UserError(f"--units: no paper {options.units!r}; {did_you_mean(options.units, papers.UNITS)}")
+    base_dir = Path(source).resolve().parent if isinstance(source, str | Path) else None
+    given = list(pairs_of(overrides))
+    variants = [[*given, ("method.name", name)] for name in options.methods] or [given]
+    profiles: list[DataProfile] = []  # by stage; no method changes it
+    known = nothing_known()
+    costs: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as outlines:
+        for pairs in variants:
+            jobs = [resolve_auto(job) for job in load(source, pairs, options.components.method)]
+            for job in jobs:
+                check_names(job)
+            start: dict[str, str] = {}
+            for job in jobs:
+                place = Path(outlines) / (job.stage or "start")
+                start[job.stage] = _start(job, base_dir, place) if job.model else start[job.start]
+            profiles = profiles or [
+                data_profile(job, base_dir, start[job.stage], options.count, options.tokens) for job in jobs
+            ]
+            stages = [
+                stage_costs(job, start[job.stage], profile, options.client, known, options.components)
+                for job, profile in zip(jobs, profiles, strict=True)
+            ]
+            name = " → ".join(dict.fromkeys(method_name(job.method) for job in jobs))
+            costs[name] = _together(stages, options.bandwidth, options.gflops)
+            if options.units is not None:
+                costs[name]["units"] = [
+                    _in_units(options.units, job, start[job.stage], stage, known)
+                    for job, stage in zip(jobs, stages, strict=True)
+                ]
+    return costs
+
+
+def _start(job: Job, base_dir: Path | None, place: Path) -> str:
+    """Folder or hub id of a job's model; of a new one its outline, made in ``place`` once for all methods.
+
+    Where its tokenizer is to be trained and the job's data cannot be read, the vocabulary is the config's.
+    """
+    assert job.model is not None
+    if job.model.config is None:
+        return model_path(job, base_dir)
+    if place.exists():
+        return str(place)
+    data = None
+    if job.data.train not in ("", NO_DATA):
+        with suppress(UserError):
+            data = prepare(job, base_dir)
+    return write_outline(job, data, base_dir, place)
+
+
+def _in_units(unit: str, job: Job, model: str, stage: Mapping[str, Any], known: Known) -> dict[str, Any]:
+    """A stage's figures as a paper would print them: what goes up, beside that of FedAvg, and what is computed."""
+    parts = known.parts(model, job.task.kind, stage["labels"], head_of(job))
+    sent = [round["sent"] for round in stage["rounds"]]
+    count = stage["clients"]["count"]
+    figure, what = papers.upload(unit, parts, job.task.kind, sent or [()], count, job.wire.dtype)
+    if unit == "fedfreezebert" and stage["collects"]:
+        taken = max(1, len(parts.head_layers))
+        figure, true = (
+            papers.features(
+                stage["examples"], job.train.max_tokens, parts.hidden, count, payload(parts, ["head"]), layers
+            )
+            for layers in (1, taken)
+        )
+        what = "GiB of one hidden state per token up, MB / 1024 of heads down, all clients"
+        what += f"; {true:.2f} with the {taken} that this head takes" if taken > 1 else ""
+    whole, _ = papers.upload(unit, parts, job.task.kind, [parts.names] * max(1, len(sent)), count)
+    figures = {"stage": job.stage, "upload": figure, "what": what, "of_fedavg": figure / whole}
+    trained = stage["rounds"][0]["layers"] if stage["rounds"] else []
+    if job.task.kind == "mlm" and len(trained) == 1 and unit in papers.COMPUTE:
+        embeddings = next(iter(parts.shapes["embeddings"].values()))
+        depth = len(make_plan(job.method, parts, "mlm", 0, stage["client"], Streams(job.train.seed)).layers)
+        figures["compute_of_fedavg"] = papers.compute(
+            depth, job.train.max_tokens, parts.hidden, embeddings[0], trained[0], parts.depth
+        )
+    return figures
+
+
+def _together(stages: Sequence[dict[str, Any]], bandwidth: float | None, gflops: float | None) -> dict[str, Any]:
+    rounds = [round for stage in stages for round in stage["rounds"]]
+    for round in rounds if bandwidth or gflops else ():
+        wire = 8 * (round["up_bytes"] + round["down_bytes"]) / (bandwidth * 1e6) if bandwidth else 0.0
+        round["seconds"] = wire + (round["train_flops"] / (gflops * 1e9) if gflops else 0.0)
+    kinds = ("up_bytes", "down_bytes", "train_flops", *(("seconds",) if bandwidth or gflops else ()))
+    total: dict[str, Any] = {kind: sum(round[kind] for round in rounds) for kind in kinds}
+    total["peak_memory_bytes"] = max((round["peak_memory_bytes"] for round in rounds), default=0)
+    everyone = [stage["clients"] for stage in stages]
+    summed = {key: sum(one[key] for one in everyone) for key in everyone[0]}
+    return {
+        "client": stages[0]["client"],
+        "parts": list({part["name"]: part for stage in stages for part in stage["parts"]}.values()),
+        "setup": {"down_bytes": sum(stage["setup"]["down_bytes"] for stage in stages)},
+        "rounds": rounds,
+        "total": total,
+        "clients": {**summed, "count": everyone[0]["count"]},
+        "holdings": [stage["holdings"] for stage in stages],
+        "split": next((stage["split"] for stage in stages if stage["split"]), None),
+    }

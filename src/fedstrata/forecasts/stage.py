@@ -1,0 +1,174 @@
+"""What one stage will cost: the real round loop over the dry engine, and the memory of a step."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedstrata.client.setup import check_plans, head_of
+from fedstrata.cost.ledger import SETUP
+from fedstrata.data.prepare import population
+from fedstrata.engines.dry import dry_run
+from fedstrata.errors import UserError, did_you_mean
+from fedstrata.exchanges import EXCHANGES
+from fedstrata.exchanges.exchange import DryContext
+from fedstrata.forecasts.profile import DataProfile
+from fedstrata.job.tables import Job
+from fedstrata.models import checkpoints
+from fedstrata.models.heads import HeadConfig
+from fedstrata.models.memory import step_memory
+from fedstrata.plan.kinds import Index
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Plan, make_plan
+from fedstrata.plan.streams import Streams
+from fedstrata.runs.components import Components
+from fedstrata.runs.train import round_settings
+from fedstrata.tasks import Task, TaskContext, build_task
+from fedstrata.wire.codec import make_codec
+from fedstrata.wire.dry import DryWire
+
+Step = Callable[[Plan, int, int, int, bool, str], int]
+"""Bytes of a training step, see :func:`fedstrata.models.memory.step_memory`."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is computed once per model, task, classes and head, however many methods are forecast."""
+
+    parts: Callable[[str, str, tuple[str, ...] | None, HeadConfig | None], Parts]
+    step: Callable[[str, str, tuple[str, ...] | None, HeadConfig | None], Step]
+
+
+def nothing_known() -> Known:
+    """At the beginning of a forecast."""
+    return Known(functools.cache(checkpoints.parts_of), functools.cache(_step_of))
+
+
+def stage_costs(
+    job: Job, model: str, profile: DataProfile, client: str | None, known: Known, components: Components
+) -> dict[str, Any]:
+    """One stage's costs: of each round of one client, and of all clients together."""
+    of_model = (model, job.task.kind, profile.labels, head_of(job))
+    parts = known.parts(*of_model)
+    shards = population(job.method.population, profile.shards)
+    check_plans(job, parts, profile.shards)
+    name = _whose(client, shards, profile.shards)
+    task = (components.task or build_task)(TaskContext(job, profile.labels))
+    context = _dry_context(job, parts, profile, shards, task, components)
+    records = dry_run(context, job.task.kind, round_settings(job))
+    memory = _memory(job, task, known.step(*of_model))
+    sums, work = _bytes(records.lines("ledger")), records.lines("rounds")
+    own = {line["round"]: line for line in work if line["client"] == name}
+
+    def costs(round: int) -> dict[str, Any]:
+        line = own.get(round, {})
+        plan = _plan(context, job.task.kind, round, name) if line.get("trained") else Plan((), ())
+        return {
+            "round": round,
+            "stage": job.stage,
+            "up_bytes": sums[round, name, "up"],
+            "down_bytes": sums[round, name, "down"],
+            "train_flops": line.get("flops", 0),
+            "peak_memory_bytes": memory(plan, context.lengths[name]) if line else 0,
+            **_of_plan(parts, plan),
+        }
+
+    return {
+        "split": EXCHANGES[job.method.exchange].forecast(context, context.lengths[name]),
+        "client": name,
+        "labels": profile.labels,
+        "setup": {"down_bytes": sums[SETUP, name, "down"]},
+        "rounds": [costs(round) for round in range(job.method.rounds)],
+        "clients": _everyone(len(shards), sums, work),
+        "holdings": profile.source,
+        "examples": sum(map(len, shards.values())),
+        "collects": any(line["phase"] == "hidden_states" for line in records.lines("ledger")),
+        "parts": parts.records(),
+    }
+
+
+def _of_plan(parts: Parts, plan: Plan) -> dict[str, list[Any]]:
+    return {"layers": list(parts.depths(plan.train)), "trained": list(plan.train), "sent": list(plan.send)}
+
+
+def _plan(context: DryContext, task: str, round: int, client: str) -> Plan:
+    return make_plan(context.method, context.parts, task, round, client, context.streams)
+
+
+def _whose(client: str | None, shards: Mapping[str, Index], named: Mapping[str, Index]) -> str:
+    """The client whose costs are reported.
+
+    Raises:
+        UserError: there is no such client.
+    """
+    first = next(iter(shards))
+    if client is not None and client not in shards and client not in named:
+        raise UserError(f"--client: no client {client!r}; {did_you_mean(client, shards)}")
+    return client if client is not None and client in shards else first
+
+
+def _dry_context(
+    job: Job,
+    parts: Parts,
+    profile: DataProfile,
+    shards: Mapping[str, Index],
+    task: Task,
+    components: Components,
+) -> DryContext:
+    return DryContext(
+        method=job.method,
+        parts=parts,
+        streams=Streams(job.train.seed),
+        train=job.train,
+        wire=DryWire(components.codec or make_codec(job.wire.dtype)),
+        dtype=job.wire.dtype,
+        lengths={name: profile.lengths[index] for name, index in shards.items()},
+        tests=profile.tests,
+        predicted=task.head_positions,
+    )
+
+
+def _bytes(ledger: Iterable[Mapping[str, Any]]) -> Counter[tuple[int, str, str]]:
+    """(round, client, direction) -> bytes; the score before training goes with the first round."""
+    sums = Counter[tuple[int, str, str]]()
+    for line in ledger:
+        round = SETUP if line["phase"] == "setup" else max(0, line["round"])
+        sums[round, line["client"], line["direction"]] += line["bytes"]
+    return sums
+
+
+def _everyone(
+    count: int, sums: Mapping[tuple[int, str, str], int], work: Sequence[Mapping[str, Any]]
+) -> dict[str, int]:
+    """All clients' costs together."""
+    at_server = sum(line.get("server_flops", 0) for line in work)
+    return {
+        "count": count,
+        "setup_bytes": sum(n for (round, _, _), n in sums.items() if round < 0),
+        "up_bytes": sum(n for (round, _, way), n in sums.items() if round >= 0 and way == "up"),
+        "down_bytes": sum(n for (round, _, way), n in sums.items() if round >= 0 and way == "down"),
+        "train_flops": sum(line.get("flops", 0) for line in work) + at_server,
+        "server_flops": at_server,
+    }
+
+
+def _memory(job: Job, task: Task, step: Step) -> Callable[[Plan, Index], int]:
+    train = job.train
+
+    def memory(plan: Plan, lengths: Index) -> int:
+        rows = min(train.batch_size, len(lengths))
+        width = train.max_tokens if train.padding == "max" else int(lengths.max())
+        predicted = task.head_positions(np.full(rows, width), width) if task.gathers else 0
+        return step(plan, rows, width, predicted, train.precision == "bf16", train.optimizer)
+
+    return memory
+
+
+def _step_of(model: str, kind: str, labels: tuple[str, ...] | None, head: HeadConfig | None) -> Step:
+    config = checkpoints.config_of(model, kind, labels, head)
+    return step_memory(checkpoints.class_of(kind, config), config)

@@ -1,0 +1,1 @@
+"""The job file: its tables, checked without torch."""

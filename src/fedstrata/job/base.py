@@ -1,0 +1,26 @@
+"""What the job's tables have in common: unknown keys and wrong types are errors."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+Positive = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+def _words(names: Any) -> Any:
+    if not isinstance(names, list):
+        return names
+    return [str(name) if isinstance(name, int) and not isinstance(name, bool) else name for name in names]
+
+
+Names = Annotated[list[str], BeforeValidator(_words)]
+"""Names that may also be written as whole numbers, as class labels often are."""
+
+
+class Table(BaseModel):
+    """A table of the job file: unknown keys and wrong types are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

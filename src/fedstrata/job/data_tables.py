@@ -1,0 +1,84 @@
+"""The tables ``[data]`` and ``[clients]``: whose rows, from where, and who holds which."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedstrata.errors import did_you_mean
+from fedstrata.job.base import Positive, Share, Table
+from fedstrata.job.label_tables import TABLES
+from fedstrata.job.renamed import renamed
+
+Source = str | list[str] | dict[Annotated[str, Field(pattern=r"^[\w-]+$")], str | list[str]]
+"""A file, folder or data set id; several; or several by name, whose test rows are scored apart as well."""
+
+
+class Data(Table):
+    """``[data]``: whose rows, from where."""
+
+    train: Source = ""
+    """May be absent between sites, which have rows of their own."""
+    test: Source | None = None
+    holdout: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Share of the training rows held out as test rows where ``test`` is absent."""
+    text: str | list[str] = "text"
+    """Column of the text, for ``tag`` of the words; two columns for ``pair``, one or two for ``regress``."""
+    label: str = "label"
+    columns: list[str] | None = None
+    """Names of the columns of files that have no header line."""
+    limit: Positive | None = None
+    """Read at most so many rows of each of train and test (of each named source of them): a quick try."""
+    long_text: Literal["chunk", "truncate", "pack"] | None = None
+    """Text beyond ``train.max_tokens``: ``chunk`` makes further examples of it (default of ``mlm``, ``clm`` and
+    ``tag``), ``truncate`` drops it; ``pack``, of ``mlm`` and ``clm``, joins a client's texts and cuts them into
+    blocks of that many tokens."""
+    documents: Literal["lines", "blank", "headings"] = "lines"
+    """A row of a plain txt file: a line, lines up to a blank one, or an article under a heading ``= Title =``."""
+
+
+class Clients(Table):
+    """``[clients]``: who holds which rows, and who takes part in a round."""
+
+    count: Positive | None = None
+    """Number of clients; by default what ``sizes``, ``table``, ``column`` or the named sources of ``data.train``
+    give, else 6."""
+    partition: str = "iid"
+    """How rows are dealt to clients: a name in :data:`fedstrata.data.partition.PARTITIONS`."""
+    alpha: Annotated[float, Field(gt=0)] = 1.0
+    """Concentration of ``dirichlet``: small is uneven."""
+    min_examples: Annotated[int, Field(ge=0)] = 1
+    """No client gets fewer rows; 0 allows empty ones, which are dropped from the run."""
+    sizes: list[float] | None = None
+    """For ``sizes``: rows per client (integers) or shares of all rows (adding up to at most 1)."""
+    table: str | list[dict[str, Annotated[float, Field(ge=0)]]] | None = None
+    """For ``label_table``: per client the share of each label, or the name of a built-in table."""
+    column: str | None = None
+    """For ``column``: the column whose values are the clients."""
+    test: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of its own rows that each client holds out for testing; models are then scored client by client."""
+    fraction: Share = 1.0
+    """Share of the clients sampled in each round, at least one."""
+
+    @model_validator(mode="after")
+    def _partition_has_its_key(self) -> Self:
+        if now := renamed("clients", "partition", self.partition):
+            raise ValueError(f"partition: {now}")
+        companions = {"sizes": "sizes", "table": "label_table", "column": "column"}
+        for key, partition in companions.items():
+            if (self.partition == partition) != (getattr(self, key) is not None):
+                raise ValueError(f"{key}: goes with partition = {partition!r} and only with it")
+        if isinstance(self.table, str) and self.table not in TABLES:
+            raise ValueError(f"table: {self.table!r} is no built-in table; {did_you_mean(self.table, TABLES)}")
+        return self
+
+    @model_validator(mode="after")
+    def _count_fits(self) -> Self:
+        if self.sizes is not None and self.count not in (None, len(self.sizes)):
+            raise ValueError(f"count: is {self.count}, but sizes names {len(self.sizes)} clients")
+        if self.table is not None:
+            rows = len(TABLES[self.table] if isinstance(self.table, str) else self.table)
+            if self.count not in (None, rows) or not rows:
+                raise ValueError(f"count: is {self.count}, but table has {rows} clients")
+        return self

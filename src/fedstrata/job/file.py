@@ -1,0 +1,232 @@
+"""The job file: one TOML file, checked before anything else happens.
+
+:func:`load` turns a file and ``key=value`` overrides into one :class:`fedstrata.job.tables.Job` per stage. A file
+without ``[[stages]]`` is one stage. A stage's tables lie over the file's common ones, overrides lie over both;
+``[model]`` is the first stage's, each later stage starts from the model of the one before or of its ``start``::
+
+    method.rounds=10              every stage
+    pretrain.method.rounds=10     the stage named "pretrain" alone
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from fedstrata.errors import UserError, did_you_mean
+from fedstrata.job.renamed import renamed
+from fedstrata.job.tables import Job
+from fedstrata.methods import METHODS
+from fedstrata.plan.plan import Method
+
+Overrides = Sequence[str | tuple[str, Any]] | Mapping[str, Any]
+"""``key=value`` words, (key, value) pairs, or a mapping; later ones win."""
+
+
+def load(
+    source: str | Path | Mapping[str, Any], overrides: Overrides = (), method: Method | None = None
+) -> list[Job]:
+    """Read and check a job: one :class:`Job` per stage, in order.
+
+    Args:
+        source: path of a TOML file, or its content as a mapping.
+        overrides: keys laid over the file; in a word ``key=value`` the value is in TOML form, or a bare string.
+        method: an object of the caller's own, in place of every stage's ``[method]``.
+
+    Raises:
+        UserError: the file cannot be read, or a key or value in it is invalid.
+    """
+    where, data = _read(source)
+    data.pop("sweep", None)
+    stages = data.pop("stages", [{}])
+    if not isinstance(stages, list) or not stages or not all(isinstance(stage, dict) for stage in stages):
+        raise UserError(f"{where}: stages must be an array of tables ([[stages]])")
+    names = _stage_names(where, stages)
+    later = {key: value for key, value in data.items() if key != "model"}  # these start from the stage before
+    merged = [_merge(later if i else data, stage) for i, stage in enumerate(stages)]
+    over = _by_stage(overrides, names)
+    merged = [_merge(stage, tree) for stage, tree in zip(merged, over, strict=True)]
+    _link_stages(where, names, merged)
+    return [_job(where, name, stage, method) for name, stage in zip(names, merged, strict=True)]
+
+
+def _stage_names(where: str, stages: list[dict[str, Any]]) -> list[str]:
+    """The names of the stages, taken out of their tables; "" for that of a file without ``[[stages]]``."""
+    names = [
+        str(stage.pop("name", f"stage-{i + 1}")) if len(stages) > 1 or stage else ""
+        for i, stage in enumerate(stages)
+    ]
+    for name in names:
+        if name and (not re.fullmatch(r"[\w-]+", name) or names.count(name) > 1 or name in Job.model_fields):
+            raise UserError(
+                f"{where}: stage name {name!r}: must be unique, no table's name, and of letters, digits, - and _"
+            )
+    return names
+
+
+def _by_stage(overrides: Overrides, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Each stage's overrides, as nested tables."""
+    over: list[dict[str, Any]] = [{} for _ in names]
+    for key, value in pairs_of(overrides):
+        first, _, tail = key.partition(".")
+        if first in names and tail:
+            stages, key = [names.index(first)], tail
+        else:
+            stages = [0] if first == "model" else list(range(len(names)))
+        for i in stages:
+            over[i] = _merge(over[i], _tree(key, value))
+    return over
+
+
+def _link_stages(where: str, names: Sequence[str], stages: list[dict[str, Any]]) -> None:
+    """Set ``start`` where a stage does not say with which stage's model it starts: that of the stage before."""
+    if "model" not in stages[0]:
+        raise UserError(f"{where}: the table [model] is missing")
+    for i, stage in enumerate(stages[1:], 1):
+        if "model" not in stage:
+            stage.setdefault("start", names[i - 1])
+        if stage.get("start", names[0]) not in names[:i] or {"model", "start"} <= stage.keys():
+            raise UserError(
+                f"{where}: stage {names[i]!r}: start: must name an earlier stage ({', '.join(names[:i])}), "
+                f"and only where the stage has no [model] of its own; found {stage['start']!r}"
+            )
+
+
+def _read(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    if isinstance(source, Mapping):
+        return "job", copy.deepcopy(dict(source))
+    try:
+        return str(source), tomllib.loads(Path(source).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{source}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{source}: is not UTF-8 (byte {error.start}); a job file is a TOML text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{source}: is not TOML: {error}") from None
+
+
+def sweep_table(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """How error messages name a job, and its table ``[sweep]``; empty where it has none."""
+    where, data = _read(source)
+    table = data.get("sweep", {})
+    if not isinstance(table, dict):
+        raise UserError(f"{where}: sweep must be a table ([sweep])")
+    return where, table
+
+
+def pairs_of(overrides: Overrides) -> Iterator[tuple[str, Any]]:
+    """Overrides in any of their forms as (key, value) pairs.
+
+    Raises:
+        UserError: a word is not of the form ``key=value``.
+    """
+    for item in overrides.items() if isinstance(overrides, Mapping) else overrides:
+        yield _pair(item) if isinstance(item, str) else item
+
+
+def _pair(word: str) -> tuple[str, Any]:
+    key, equals, text = word.partition("=")
+    if not equals or not re.fullmatch(r"[\w-]+(\.[\w-]+)+", key):
+        raise UserError(f"{word!r}: an override has the form table.key=value, such as method.rounds=10")
+    try:
+        return key, tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, text
+
+
+def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``over`` laid over ``under``, table by table. A table of another method replaces, it does not mix."""
+    merged = copy.deepcopy(dict(under))
+    for key, value in over.items():
+        below = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(below, Mapping):
+            if key == "method" and "name" in below and value.get("name", below["name"]) != below["name"]:
+                below = {"rounds": below["rounds"]} if "rounds" in below else {}
+            value = _merge(below, value)
+        merged[key] = copy.deepcopy(value)
+    return merged
+
+
+def _tree(key: str, value: Any) -> dict[str, Any]:
+    """``a.b = value`` as nested tables."""
+    for word in reversed(key.split(".")[1:]):
+        value = {word: value}
+    return {key.split(".")[0]: value}
+
+
+def _job(where: str, stage: str, data: dict[str, Any], method: Method | None = None) -> Job:
+    place = f"{where}: stage {stage!r}" if stage else where
+    for table in ("task", "data", *(("method",) if method is None else ())):
+        if not isinstance(data.get(table), Mapping):
+            raise UserError(f"{place}: the table [{table}] is missing")
+    method = method or _method(place, data["method"])
+    data = _merge(method.presets(), {**data, "method": {}})
+    try:
+        return Job.model_validate({**data, "stage": stage, "method": method})
+    except ValidationError as error:
+        raise UserError(f"{place}: {sentence(error, Job)}") from None
+
+
+def _method(place: str, table: Mapping[str, Any]) -> Method:
+    """The method that a table ``[method]`` names, with its options."""
+    options = dict(table)
+    name = options.pop("name", None)
+    if name not in METHODS:
+        if now := renamed("method", "name", name):
+            raise UserError(f"{place}: [method] name: {now}")
+        found = "is missing" if name is None else f"{name!r} is not a method"
+        raise UserError(f"{place}: [method] name: {found}; {did_you_mean(str(name), METHODS)}")
+    kind = METHODS[name]
+    try:
+        return kind(**options)
+    except ValidationError as error:
+        raise UserError(f"{place}: [method] {sentence(error, kind, 'method')}") from None
+
+
+def sentence(error: ValidationError, kind: type[BaseModel], within: str = "") -> str:
+    """The first of pydantic's errors about a table as: [table] key: what was found, what is expected.
+
+    Args:
+        error: pydantic's error.
+        kind: the table's class, or :class:`Job` for all of them.
+        within: name of the table where ``kind`` is one.
+    """
+    errors = error.errors(include_url=False)  # a mistyped key is also a missing one: say the former
+    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
+    path = [str(word) for word in first["loc"] if not re.match(r"list\[|dict\[|str$|constrained", str(word))]
+    table = f"[{path[0]}] " if len(path) > 1 and kind is Job else ""
+    key = ".".join(path[1:] if table else path)
+    if now := _renamed(first, [within, *path] if within else path):
+        return f"{table}{key}: {now}"
+    if first["type"] == "extra_forbidden":
+        names = [name for name in _table_at(kind, path).model_fields if name != "stage"]
+        return f"{table}{key}: no such key; {did_you_mean(path[-1], names)}"
+    if first["type"] == "missing":
+        return f"{table}{key}: is missing"
+    if first["type"] == "value_error":
+        return f"[{path[0]}] {first['ctx']['error']}" if path and kind is Job else str(first["ctx"]["error"])
+    if first["type"] == "literal_error" and isinstance(first["input"], str):
+        names = re.findall(r"'([^']*)'", first["ctx"]["expected"])
+        return f"{table}{key}: {first['input']!r} is invalid; {did_you_mean(first['input'], names)}"
+    return f"{table}{key}: {first['msg'][0].lower()}{first['msg'][1:]}, found {first['input']!r}"
+
+
+def _renamed(error: Any, path: Sequence[str]) -> str | None:
+    """What an old key or value is called now; None if pydantic's error is about neither."""
+    old = len(path) > 1 and error["type"] in ("extra_forbidden", "literal_error", "bool_type")
+    return renamed(path[0], path[1], error["input"]) if old else None
+
+
+def _table_at(kind: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
+    """The class of the table in which the last word of a path is a key."""
+    for word in path[:-1]:
+        field = kind.model_fields[word].annotation if word in kind.model_fields else None
+        if isinstance(field, type) and issubclass(field, BaseModel):
+            kind = field
+    return kind

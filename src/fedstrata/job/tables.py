@@ -1,0 +1,293 @@
+"""A job: what to train, on what, by which method. Its tables are those of the job file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, SerializeAsAny, model_validator
+
+from fedstrata.errors import did_you_mean
+from fedstrata.job.base import Names, Positive, Share, Table
+from fedstrata.job.data_tables import Clients, Data
+from fedstrata.job.task_kinds import TASK_KINDS, named
+from fedstrata.methods import METHODS
+from fedstrata.plan.kinds import Payload
+from fedstrata.plan.plan import Method
+
+
+class Model(Table):
+    """``[model]``: what the clients start from."""
+
+    name: Annotated[str, Field(min_length=1)] | None = None
+    """Hub id, folder, or ``demo:minilm``."""
+    config: dict[str, Any] | None = None
+    """In place of ``name``: a new model of this Hugging Face config, the keys over those of its ``preset``."""
+    tokenizer: Annotated[str, Field(min_length=1)] | None = None
+    """Of a model from ``config``: folder or hub id; trained on the training rows when absent."""
+
+    @model_validator(mode="after")
+    def _one_start(self) -> Self:
+        if (self.name is None) == (self.config is None):
+            found = "neither" if self.name is None else "both"
+            raise ValueError(f"name: found {found} of name and [model.config]; expected one of them")
+        if self.tokenizer is not None and self.config is None:
+            raise ValueError("tokenizer: goes with [model.config] and only with it; a model by name has its own")
+        return self
+
+
+class Task(Table):
+    """``[task]``: what is learned."""
+
+    kind: str
+    """``mlm``, ``clm``, ``classify``, ``pair``, ``regress`` or ``tag``."""
+    labels: Names | None = None
+    """Class names in their order; read from the training rows (sorted) when absent."""
+    metric: str | None = None
+    """The headline metric; by default the first of the task's."""
+    positive: Annotated[Names, Field(min_length=1)] | None = None
+    """``f1`` is the mean F1 of these classes; for two classes the second one is the default."""
+    mask_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
+
+    @model_validator(mode="after")
+    def _metric_fits(self) -> Self:
+        if self.kind not in TASK_KINDS:
+            raise ValueError(f"kind: {self.kind!r} is invalid; {did_you_mean(self.kind, TASK_KINDS)}")
+        metrics = TASK_KINDS[self.kind].metrics
+        if self.metric is not None and self.metric not in metrics:
+            raise ValueError(
+                f"metric: {self.metric!r} is not a metric of {self.kind!r}; {did_you_mean(self.metric, metrics)}"
+            )
+        if self.labels is not None and len(set(self.labels)) < max(2, len(self.labels)):
+            raise ValueError(f"labels: needs two or more different names, found {self.labels}")
+        return self
+
+    @property
+    def headline(self) -> str:
+        """The metric that stands for the run in tables and plots."""
+        return self.metric or next(iter(TASK_KINDS[self.kind].metrics))
+
+
+class Train(Table):
+    """``[train]``: how a client trains in a round."""
+
+    epochs: Positive = 1
+    steps: Positive | None = None
+    """Stop a client's round after so many steps."""
+    batch_size: Positive = 32
+    learning_rate: Annotated[float, Field(gt=0)] = 5e-5
+    lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The learning rate is multiplied by it after every local epoch; each round starts anew."""
+    lr_schedule: Literal["constant", "polynomial"] = "constant"
+    """Over the whole run: after the warm-up the learning rate stays, or falls to 0."""
+    lr_power: Annotated[float, Field(gt=0)] = 1.0
+    """Exponent of the polynomial; 1 is a straight line."""
+    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the run over which the learning rate rises from 0."""
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    optimizer_state: Literal["reset", "persist"] = "reset"
+    """The optimizer's state is reset in every round, or persists from the client's last one."""
+    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = Field(
+        default_factory=lambda: [0.9, 0.999]
+    )
+    epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """AdamW's, on everything but biases and norms."""
+    max_tokens: Annotated[int, Field(ge=8)] = 128
+    dropout: bool = True
+    """False sets every dropout of the model to 0."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    proximal_mu: Annotated[float, Field(ge=0)] = 0.0
+    """FedProx: adds mu/2 times the squared distance to the received weights to the loss."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Of the forward and backward pass; weights stay fp32. ``auto`` is bf16 where the processor supports it."""
+    mlm_head: Literal["masked", "full"] = "masked"
+    """Compute the MLM head at masked positions only, or everywhere as the papers do."""
+    group_by_length: bool = True
+    """Batch texts of similar length, which pads less; else batches are drawn at random."""
+    padding: Literal["batch", "max"] = "batch"
+    """Pad to the longest text of a batch, or to ``max_tokens``."""
+    feature_cache_gb: Annotated[float, Field(ge=0)] = 8.0
+    """Disk space per client, in GB, for caching a frozen encoder's hidden states; 0 turns the cache off."""
+    keep_feature_cache: bool = False
+    """Keep the cache when the run has ended."""
+
+    @property
+    def width(self) -> int | None:
+        """Tokens that every batch is padded to; None pads to the longest text of a batch."""
+        return self.max_tokens if self.padding == "max" else None
+
+    @property
+    def feature_cache_bytes(self) -> int:
+        """Bytes of disk for a client's feature cache."""
+        return int(self.feature_cache_gb * 1e9)
+
+
+class Head(Table):
+    """``[head]``: the head over the encoder in classification and regression, with any method."""
+
+    kind: Literal["cls", "mean", "psum", "hsum"] | None = None
+    """Absent: what the checkpoint has, or the architecture's own."""
+    classifier: Literal["branch", "shared"] = "branch"
+    """Of psum and hsum: one for each of the four branches, or one for all."""
+    pooler: bool = False
+    """The encoder's pooler stands between token 0 and the classifier."""
+    average: Literal["logits", "probabilities"] = "logits"
+    """What is averaged over the branches to predict."""
+    tokens: Literal["text", "inner", "all"] = "text"
+    """Of ``mean``: the tokens of the text, those without the first and the last, or all with the padding."""
+
+
+class Server(Table):
+    """``[server]``: how the clients' replies become the next model."""
+
+    aggregate: str = "mean"
+    """How the replies of a round become one; ``mean`` weights them by their examples."""
+    optimizer: str = "sgd"
+    """What is done with the aggregate; ``sgd`` at learning rate 1 takes it as it is (FedAvg)."""
+    learning_rate: Annotated[float, Field(gt=0)] | None = None
+    """By default 1 for sgd and momentum, 0.01 for the adaptive optimizers."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Of ``momentum``; beta 1 of the adaptive optimizers (adagrad: 0, as in its paper)."""
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    tau: Annotated[float, Field(gt=0)] = 1e-3
+    evaluate: Literal["rounds", "end"] = "rounds"
+    """Score the model after every round, or once at the end."""
+
+
+class Wire(Table):
+    """``[wire]``: how tensors are encoded between client and server."""
+
+    dtype: str = "fp32"
+    """Both ways; ``int8`` has a scale per row and error feedback."""
+
+
+def _sendable() -> list[Payload]:
+    return ["weights", "activations"]
+
+
+class Client(Table):
+    """``[client]``: payloads that clients allow to leave (simulation only; real sites say so in site.toml)."""
+
+    may_send: list[Payload] = Field(default_factory=_sendable)
+    """``weights``: parts of the model; ``hidden_states``: the encoder's output for every text, with the labels;
+    ``activations``: hidden states of every batch and their gradients (split learning)."""
+
+
+class Engine(Table):
+    """``[engine]``: where the clients run."""
+
+    name: Literal["inprocess", "flower"] = "inprocess"
+    federation: str | None = None
+    """Of flower: the folder that ``fedstrata federation init`` made, or its server.toml."""
+    deadline: Annotated[float, Field(gt=0)] = 3600.0
+    """Of flower: seconds to wait for a site to connect, and for its reply to a request."""
+    quorum: Share = 0.5
+    """Of flower: share of the sampled sites that must reply; with fewer the run stops."""
+    insecure: bool = False
+    """Of flower: without TLS and keys, on this machine alone."""
+
+    @model_validator(mode="after")
+    def _federation_fits(self) -> Self:
+        if (self.name == "flower") != (self.federation is not None):
+            raise ValueError("federation: goes with name = 'flower' and only with it")
+        return self
+
+
+class Output(Table):
+    """``[output]``: where the run is written, and what is reported."""
+
+    dir: str = "runs/try"
+    client_models: bool = False
+    """Also save each client's own model where clients keep parts."""
+    target: float | None = None
+    """A value of the headline metric: rounds and bytes until it is first reached are reported."""
+
+
+class Job(Table):
+    """All tables of one stage, checked."""
+
+    stage: str = ""
+    start: str = ""
+    """The stage whose model this one starts from."""
+    model: Model | None = None
+    """None: the model of stage ``start``."""
+    task: Task
+    data: Data
+    clients: Clients = Clients()
+    method: SerializeAsAny[Method]
+    train: Train = Train()
+    head: Head = Head()
+    server: Server = Server()
+    wire: Wire = Wire()
+    client: Client = Client()
+    engine: Engine = Engine()
+    output: Output = Output()
+
+    @model_validator(mode="after")
+    def _rows_are_somewhere(self) -> Self:
+        if not self.data.train and not self.between_sites:
+            raise ValueError("[data] train: is missing")
+        return self
+
+    @model_validator(mode="after")
+    def _one_test(self) -> Self:
+        if self.clients.test is not None and self.data.test is not None:
+            raise ValueError("[clients] test: the clients' own rows are the test rows, so [data] test must go")
+        return self
+
+    @model_validator(mode="after")
+    def _wire_fits(self) -> Self:
+        if self.method.exchange == "activations" and self.wire.dtype == "int8":
+            raise ValueError(
+                "[wire] dtype: 'int8' is for weights; hidden states and gradients travel in fp32, fp16 or bf16"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _packing_fits(self) -> Self:
+        if self.data.long_text == "pack" and TASK_KINDS[self.task.kind].labeled:
+            unlabeled = named(lambda kind: not kind.labeled)
+            raise ValueError(f"[data] long_text: 'pack' goes with {unlabeled}, not with {self.task.kind!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _head_fits(self) -> Self:
+        if self.head.kind is None:
+            if self.head != Head():
+                raise ValueError("[head] kind: is missing; expected one of: cls, mean, psum, hsum")
+        elif not TASK_KINDS[self.task.kind].heads:
+            headed = named(lambda kind: kind.heads)
+            raise ValueError(f"[head] kind: goes with {headed}, not with {self.task.kind!r}")
+        wanted = getattr(self.method, "head", None)
+        if wanted not in (None, self.head.kind):
+            raise ValueError(f"[method] head: is {wanted!r}, but [head] kind is {self.head.kind!r}; say it once")
+        return self
+
+    @model_validator(mode="after")
+    def _head_options_fit(self) -> Self:
+        if self.head.average == "probabilities" and TASK_KINDS[self.task.kind].target == "number":
+            raise ValueError(f"[head] average: {self.task.kind!r} has no probabilities; expected one of: logits")
+        if self.head.tokens == "all" and self.train.padding != "max":
+            raise ValueError(
+                "[head] tokens: 'all' needs train.padding = 'max', else the mean depends on the batch"
+            )
+        if self.head.pooler and self.head.kind == "mean":
+            raise ValueError("[head] pooler: takes token 0, so it does not go with 'mean'")
+        return self
+
+    def dump(self) -> dict[str, Any]:
+        """The resolved job as plain data, with the method's name."""
+        data = self.model_dump(mode="json")
+        data["method"] = {"name": method_name(self.method), **data["method"]}
+        return data
+
+    @property
+    def between_sites(self) -> bool:
+        """Whether the clients are sites, with rows of their own."""
+        return self.engine.name == "flower"
+
+
+def method_name(method: Method) -> str:
+    """The name of a method in a job file; of one that is not registered the name of its class."""
+    return next((name for name, kind in METHODS.items() if kind is type(method)), type(method).__name__)

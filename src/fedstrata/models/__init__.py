@@ -1,0 +1,1 @@
+"""Models: their parts, checkpoints, heads, cuts."""

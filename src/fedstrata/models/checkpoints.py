@@ -1,0 +1,292 @@
+"""Models and tokenizers: loaded from Hugging Face folders and hub ids, saved as folders."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from torch import nn
+
+from fedstrata.errors import UserError
+from fedstrata.job.task_kinds import TASK_KINDS
+from fedstrata.models.heads import KEY, HeadConfig, HeadedModel
+from fedstrata.models.parts import find_parts
+from fedstrata.plan.kinds import Tensors
+from fedstrata.plan.parts import Parts
+from fedstrata.wire.store import write_tensors
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
+"""Files one of which a tokenizer needs; without any, transformers silently makes an empty one."""
+HF_LOAD_ERRORS = (
+    AttributeError, KeyError, OSError, RuntimeError, TypeError, ValueError,
+    SafetensorError, StrictDataclassError, pickle.UnpicklingError,
+)  # fmt: skip
+"""What transformers raises on folders without a model, with half of one, or with another one."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to train.
+
+    Attributes:
+        model: the model, fp32.
+        tokenizer: its fast tokenizer.
+        parts: the model's parts.
+        fresh: newly initialized parts: with tensors that the checkpoint lacks.
+        carried: the checkpoint's pooler where this task's model has none; saved again with the model, so that a
+            later stage finds it.
+        use_cache: what the checkpoint's config says; training itself keeps no past keys and values.
+    """
+
+    model: Any
+    tokenizer: Any
+    parts: Parts
+    fresh: tuple[str, ...]
+    carried: Tensors
+    use_cache: bool | None = None
+
+
+def load(
+    name: str,
+    kind: str,
+    labels: Sequence[str] | None,
+    seed: int,
+    dropout: bool = True,
+    head: HeadConfig | None = None,
+    remote: Sequence[str] = (),
+) -> Loaded:
+    """Load a checkpoint for a task.
+
+    Args:
+        name: folder or hub id.
+        kind: the task's kind.
+        labels: class names, for a task with classes.
+        seed: of the tensors that the checkpoint lacks.
+        dropout: False sets every dropout of the model to 0.
+        head: one of our own heads; None for what the checkpoint has or the architecture's own.
+        remote: layers that the server holds; the model is made without them.
+
+    Raises:
+        UserError: nothing usable is found there, or the checkpoint lacks encoder tensors.
+    """
+    config = config_of(name, kind, labels, head)
+    if not dropout:
+        _disable_dropout(config)
+    use_cache, config.use_cache = getattr(config, "use_cache", None), False
+    tokenizer = tokenizer_of(name, kind)
+    if config.pad_token_id is None:
+        config.pad_token_id = tokenizer.pad_token_id
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model, info = _pretrained(class_of(kind, config), name, config)
+        parts = find_parts(model)
+        carried = {} if "pooler" in parts.names else _pooler(name, config)
+    fresh = _fresh(name, config, parts, info, remote)
+    _check_vocabulary(name, tokenizer, config)
+    stack = model.get_submodule(parts.stack)
+    for part in remote:
+        stack[parts[part].depth] = nn.Identity()
+    return Loaded(model, tokenizer, parts, fresh, carried, use_cache)
+
+
+def _check_vocabulary(name: str, tokenizer: Any, config: Any) -> None:
+    if len(tokenizer) > config.vocab_size:
+        raise UserError(
+            f"model {name}: its tokenizer knows {len(tokenizer)} words, its embeddings {config.vocab_size}; "
+            "they must belong together"
+        )
+
+
+def _disable_dropout(config: Any) -> None:
+    for key, value in config.to_dict().items():
+        if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, float):
+            setattr(config, key, 0.0)
+
+
+def _fresh(name: str, config: Any, parts: Parts, info: Any, remote: Sequence[str]) -> tuple[str, ...]:
+    """The parts with tensors that a checkpoint lacks, by transformers' ``info``: pooler and head at most."""
+    missing = set(info["missing_keys"]) | {key[0] for key in info["mismatched_keys"]}
+    fresh = tuple(part for part in parts.names if missing & parts.shapes[part].keys())
+    if lacking := [part for part in fresh if part not in ("pooler", "head", *remote)]:
+        raise UserError(
+            f"model {name}: its weights lack tensors of {', '.join(lacking[:3])} that its config.json "
+            f"({config.model_type}) asks for; weights and config must belong together"
+        )
+    return fresh
+
+
+def max_positions(model: Any) -> int:
+    """Most tokens that a model reads at once: the rows of its position table, if it has one."""
+    limit: int = model.config.max_position_embeddings
+    table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
+    offset = getattr(table, "padding_idx", None)
+    return limit if offset is None else limit - offset - 1  # RoBERTa counts positions from the padding id on
+
+
+def class_of(kind: str, config: Any) -> Any:
+    """The class of a task's models; with one of our own heads where the config names one."""
+    return HeadedModel if getattr(config, KEY, None) else auto_class(kind)
+
+
+def auto_class(kind: str) -> Any:
+    """The Hugging Face class of a task's models."""
+    return getattr(transformers, TASK_KINDS[kind].model)
+
+
+def parts_of(name: str, kind: str, labels: Sequence[str] | None = None, head: HeadConfig | None = None) -> Parts:
+    """The parts of the model a task makes of a ``config.json``; no weights are read.
+
+    Raises:
+        UserError: there is no config.
+    """
+    try:
+        with torch.device("meta"):
+            config = config_of(name, kind, labels, head)
+            model = class_of(kind, config).from_config(config)
+    except HF_LOAD_ERRORS as error:
+        raise _unusable(name, error) from None
+    return find_parts(model)
+
+
+def save(loaded: Loaded, weights: Tensors, folder: Path) -> None:
+    """Write a model with the given weights, and its tokenizer, as a Hugging Face folder: whole or not at all."""
+    partial = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(partial, ignore_errors=True)
+    config = copy.deepcopy(loaded.model.config)
+    if loaded.use_cache is None:
+        del config.use_cache
+    else:
+        config.use_cache = loaded.use_cache
+    config.architectures, config.dtype = [type(loaded.model).__name__], torch.float32
+    config.save_pretrained(partial)
+    write_tensors(partial / "model.safetensors", {**weights, **loaded.carried})
+    loaded.tokenizer.save_pretrained(partial)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(partial, folder)
+
+
+def config_of(
+    name: str, kind: str = "", labels: Sequence[str] | None = None, head: HeadConfig | None = None
+) -> Any:
+    """The config of a folder or hub id, made to fit a task, its classes and its head.
+
+    Raises:
+        UserError: there is none.
+    """
+    try:
+        config = transformers.AutoConfig.from_pretrained(name)
+    except HF_LOAD_ERRORS as error:
+        raise _unusable(name, error) from None
+    return fit_config(name, config, kind, labels, head)
+
+
+def fit_config(name: str, config: Any, kind: str, labels: Sequence[str] | None, head: HeadConfig | None) -> Any:
+    """A config made to fit a task, its classes and its head; ``name`` is what to call the model.
+
+    Raises:
+        UserError: the model does not have the attention that the task needs, bidirectional or causal.
+    """
+    task = TASK_KINDS[kind] if kind else None
+    if task and task.attention == "bidirectional" and type(config) not in transformers.MODEL_FOR_MASKED_LM_MAPPING:
+        raise UserError(
+            f"model {name}: {config.model_type} is not made to predict masked tokens, and {kind!r} needs a model "
+            "that reads a text both ways, such as roberta"
+        )
+    if task and task.attention == "causal" and not causal(config):
+        raise UserError(
+            f"model {name}: {config.model_type} reads a text both ways, and {kind!r} needs a model that sees only "
+            "what came before, such as gpt2"
+        )
+    if head is not None:
+        setattr(config, KEY, asdict(head))
+    elif not (task and task.heads) and hasattr(config, KEY):
+        delattr(config, KEY)
+    if task and task.target == "number":
+        config.num_labels, config.problem_type = 1, "regression"
+    if labels is not None:
+        config.id2label = dict(enumerate(labels))
+        config.label2id = {label: i for i, label in enumerate(labels)}
+    return config
+
+
+def causal(config: Any) -> bool:
+    """Whether a model of this config predicts a token from those before it alone."""
+    known = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    both = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING  # BERT and its kin; decoders where told to be
+    return known and (not both or getattr(config, "is_decoder", False))
+
+
+def _pretrained(auto: Any, name: str, config: Any) -> tuple[Any, Any]:
+    try:
+        return auto.from_pretrained(  # type: ignore[no-any-return]
+            name, config=config, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    except HF_LOAD_ERRORS as error:
+        raise _unusable(name, error) from None
+
+
+def tokenizer_of(name: str, kind: str) -> Any:
+    """The fast tokenizer of a model in a folder or of a hub id, for a task.
+
+    Raises:
+        UserError: there is none.
+    """
+    tokenizer = fast_tokenizer(name, kind)
+    types = getattr(config_of(name), "type_vocab_size", 0) > 1  # what the model takes, whatever the tokenizer says
+    tokenizer.model_input_names = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
+    return tokenizer
+
+
+def fast_tokenizer(name: str, kind: str) -> Any:
+    """The fast tokenizer of a folder or hub id; no config is needed. Without a padding token it pads with its eos.
+
+    Raises:
+        UserError: there is none.
+    """
+    options = {"add_prefix_space": True} if TASK_KINDS[kind].words else {}  # words of a list stand alone
+    if Path(name).is_dir() and not any((Path(name) / file).exists() for file in VOCABULARIES):
+        raise UserError(f"model {name}: the folder holds no tokenizer; expected one of: {', '.join(VOCABULARIES)}")
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **options)
+    except HF_LOAD_ERRORS as error:
+        raise _unusable(name, error) from None
+    if not tokenizer.is_fast:
+        raise UserError(f"model {name}: has no fast tokenizer (tokenizer.json)")
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            raise UserError(f"model {name}: its tokenizer has neither a padding token nor an end-of-text token")
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _unusable(name: str, error: Exception) -> UserError:
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    if Path(name).is_dir():
+        return UserError(f"model {name}: the folder holds no usable model: {first}")
+    return UserError(f"model {name}: is no folder, and as a hub id it cannot be had: {first}")
+
+
+def _pooler(name: str, config: Any) -> Tensors:
+    """The pooler of a checkpoint, by the names it has there; empty where it has none."""
+    with torch.device("meta"):
+        bare: nn.Module = transformers.AutoModel.from_config(config)
+    names = [key for key, _ in bare.named_parameters() if key.startswith("pooler.")]
+    if not names:
+        return {}
+    whole, info = _pretrained(transformers.AutoModel, name, config)
+    if set(names) & set(info["missing_keys"]):
+        return {}
+    return {f"{whole.base_model_prefix}.{key}": whole.get_parameter(key).detach() for key in names}

@@ -1,0 +1,119 @@
+"""Split learning: a model some of whose layers the server holds; hidden states go there and come back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+import transformers
+from torch import nn
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+
+from fedstrata.errors import UserError
+from fedstrata.models.families import SPLITTABLE
+from fedstrata.plan.kinds import Tensors
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Plan
+from fedstrata.plan.schedule import ScheduleSpan
+from fedstrata.wire.activations import (
+    decode_gradients,
+    decode_states,
+    encode_gradients,
+    encode_states,
+    pack,
+    unpack,
+)
+
+
+class SplitLink(Protocol):
+    """A client's connection to the server's layers, for one round.
+
+    Messages are those of :mod:`fedstrata.wire.activations`.
+    """
+
+    def begin(self, pace: ScheduleSpan) -> None:
+        """Open the session with the client's place in the learning-rate schedule; before the first step."""
+
+    def forward(self, message: Tensors) -> Tensors:
+        """The server's forward pass: the layers' output for a batch of hidden states."""
+
+    def backward(self, message: Tensors) -> Tensors:
+        """The server's backward pass and step: the gradient by its input, given that by its output."""
+
+
+class CutLayer(nn.Module):
+    """Takes the place of the server's layers in a client's stack.
+
+    Attributes:
+        link: the connection to them.
+        dtype: the wire type.
+        lengths: tokens of each text of the current batch, ``[B]``; set before each forward pass.
+    """
+
+    def __init__(self, link: SplitLink, dtype: str) -> None:
+        super().__init__()
+        self.link, self.dtype = link, dtype
+        self.lengths = torch.empty(0)
+
+    def forward(self, hidden: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        """Send ``[B, S, H]``, return the server's output; autograd stops here, see :meth:`fetch`."""
+        sent = {**encode_states(hidden.detach(), self.lengths, self.dtype), "lengths": self.lengths.int().cpu()}
+        reply = self.link.forward(sent)
+        states = decode_states(reply, len(sent["activations"]), hidden.shape[-1], self.dtype).to(hidden.device)
+        received = unpack(states, self.lengths, hidden.shape[1])
+        self.sent, self.received = hidden, received.requires_grad_(torch.is_grad_enabled())
+        return self.received
+
+    def fetch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The hidden states that were sent, and the loss's gradient by them, which the server computes."""
+        assert self.received.grad is not None
+        rows = len(pack(self.received, self.lengths))
+        reply = self.link.backward(encode_gradients(self.received.grad, self.lengths, self.dtype))
+        gradients = decode_gradients(reply, rows, self.sent.shape[-1], self.dtype).to(self.sent.device)
+        return self.sent, unpack(gradients, self.lengths, self.sent.shape[1]).to(self.sent.dtype)
+
+
+@contextmanager
+def cut_at(model: nn.Module, parts: Parts, plan: Plan, cut: CutLayer) -> Iterator[None]:
+    """Inside the context, ``cut`` takes the place of the plan's server layers in the model's stack."""
+    above, name = parts.stack.rsplit(".", 1)
+    holder = model.get_submodule(above)
+    stack = holder.get_submodule(name)
+    assert isinstance(stack, nn.ModuleList)
+    own = [stack[i] for i in plan.layers]
+    server = parts.depths(plan.server)
+    away = [j for j, i in enumerate(plan.layers) if i in server]
+    holder.register_module(name, nn.ModuleList([*own[: away[0]], cut, *own[away[-1] + 1 :]]))
+    try:
+        yield
+    finally:
+        holder.register_module(name, stack)
+
+
+def through(
+    config: transformers.PreTrainedConfig, layers: list[nn.Module], hidden: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """The output of a model's layers for hidden states ``[B, S, H]``; ``mask`` ``[B, S]`` is 1 at tokens."""
+    causal = config.model_type == "gpt2" or getattr(config, "is_decoder", False)
+    make: Any = create_causal_mask if causal else create_bidirectional_mask
+    options = {"past_key_values": None} if causal else {}
+    seen = make(config=config, inputs_embeds=hidden, attention_mask=mask, **options)
+    for layer in layers:
+        hidden = layer(hidden, attention_mask=seen)
+    return hidden
+
+
+def check_cut(parts: Parts) -> None:
+    """Refuse a model that cannot be split.
+
+    Raises:
+        UserError: its architecture is not splittable, or its head takes more than the last hidden state.
+    """
+    if parts.architecture not in SPLITTABLE:
+        raise UserError(f"model: {parts.architecture!r} cannot be split; expected one of: {', '.join(SPLITTABLE)}")
+    if parts.head_layers:
+        raise UserError(
+            "[head] kind: takes the hidden states of four layers; in split learning the client has only the last"
+        )

@@ -1,0 +1,62 @@
+"""Model families: what is known of an architecture beyond what its config and its modules say.
+
+A new family is its entry in :data:`FAMILIES`. Any other model that is built like one of these works too, but it
+cannot be split, and no message proposes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family of models.
+
+    Attributes:
+        splittable: its layers take hidden states and a mask, and nothing else that the embeddings know, so that
+            some of them can be the server's.
+        presets: name -> the keys of a config, for ``[model.config] preset``.
+    """
+
+    splittable: bool = True
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+_ROBERTA = {
+    "vocab_size": 50265,
+    "max_position_embeddings": 514,
+    "type_vocab_size": 1,
+    "pad_token_id": 1,
+    "layer_norm_eps": 1e-5,
+    "num_hidden_layers": 12,
+}
+_ROBERTA_SMALL = {**_ROBERTA, "hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4}
+_ROBERTA_BASE = {**_ROBERTA, "hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
+_GPT2_SMALL = {
+    "vocab_size": 50257,
+    "max_position_embeddings": 1024,
+    "num_hidden_layers": 12,
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+}
+
+FAMILIES: dict[str, Family] = {
+    "bert": Family(),
+    "roberta": Family(presets={"roberta-small": _ROBERTA_SMALL, "roberta-base": _ROBERTA_BASE}),
+    "distilbert": Family(),
+    "electra": Family(),
+    "modernbert": Family(splittable=False),
+    "gpt2": Family(presets={"gpt2-small": _GPT2_SMALL}),
+}
+"""``model_type`` in Hugging Face's configs -> family."""
+PRESETS: dict[str, dict[str, Any]] = {
+    name: {"model_type": model_type, **keys}
+    for model_type, family in FAMILIES.items()
+    for name, keys in family.presets.items()
+}
+"""Name -> the keys of its config, with ``model_type``."""
+SPLITTABLE = tuple(model_type for model_type, family in FAMILIES.items() if family.splittable)
+"""The ``model_type`` of every family whose layers may be divided between client and server."""

@@ -1,0 +1,103 @@
+"""Peak memory of a training step, measured by running one step on tensors that have shapes but no data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import transformers
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+
+from fedstrata.models.depth import local_depth
+from fedstrata.models.masked_head import head_at
+from fedstrata.models.parts import find_parts
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Plan
+
+WEIGHT, GRADIENT = 4, 4
+"""Bytes per element: of every weight, and of the gradient of every trained one."""
+MOMENTS = {"adamw": 8, "sgd": 0}
+"""Client optimizer -> bytes of its state per trained element."""
+
+
+def step_memory(
+    auto: Any, config: transformers.PreTrainedConfig
+) -> Callable[[Plan, int, int, int, bool, str], int]:
+    """A function that gives the peak memory of a client's training step, for a model with this config.
+
+    Args:
+        auto: the Hugging Face class of the task.
+        config: the model's.
+
+    Returns:
+        (plan, rows, width, predicted, bf16, optimizer) -> bytes: all weights but those of the server's layers,
+        fp32; gradients and optimizer state of what the plan trains; and what autograd keeps of a batch of ``rows``
+        examples of ``width`` tokens with ``predicted`` positions through a language model's head (0: every output
+        of the head). Without what the libraries themselves take.
+    """
+    config.use_cache = False
+    if config.pad_token_id is None:
+        config.pad_token_id = 0  # a classifier over GPT-2 asks for one
+    with torch.device("meta"):
+        model = auto.from_config(config)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model.to_empty(device="cpu")
+        model.tie_weights()
+    parts = find_parts(model)
+    known: dict[object, int] = {}
+
+    def memory(plan: Plan, rows: int, width: int, predicted: int, bf16: bool, optimizer: str = "adamw") -> int:
+        trained = parts.elements(plan.train)
+        weights = WEIGHT * parts.elements(part for part in parts.names if part not in plan.server)
+        if not trained:
+            return weights
+        depths = parts.depths(plan.train)
+        learns = tuple(i in depths for i in plan.local(parts))  # only their places in the local model matter
+        others = tuple(part for part in plan.train if parts[part].depth is None)
+        key = (learns, others, rows, width, predicted, bf16)
+        if key not in known:
+            known[key] = saved_bytes(model, parts, plan, (rows, width), predicted, bf16)
+        return weights + (GRADIENT + MOMENTS[optimizer]) * trained + known[key]
+
+    return memory
+
+
+def saved_bytes(
+    model: Any, parts: Parts, plan: Plan, shape: Sequence[int], predicted: int, bf16: bool, device: str = "cpu"
+) -> int:
+    """Bytes that autograd keeps of one forward pass with a batch of ``shape`` ``[B, S]``, weights not counted."""
+    names = {name for part in plan.train for name in parts.shapes[part]}
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in names)
+    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    saved: dict[int, torch.UntypedStorage] = {}  # storages, not sizes: the address of a freed one may be reused
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            saved[storage._cdata] = storage
+        return tensor
+
+    model.train()
+    first = next(model.parameters())
+    with (
+        first.fake_mode if isinstance(first, torch._subclasses.FakeTensor) else torch.enable_grad(),
+        local_depth(model, parts, plan.local(parts)),
+        torch.random.fork_rng(devices=[]),
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast(device, torch.bfloat16, enabled=bf16),
+    ):
+        ids = torch.zeros(*shape, dtype=torch.long)
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if predicted:
+            places = torch.zeros(predicted, dtype=torch.long)
+            with head_at(model, (places, places)):
+                logits = model(**inputs).logits[0]
+        else:
+            logits = model(**inputs).logits.flatten(0, -2)
+        loss = functional.cross_entropy(logits.float(), torch.zeros(len(logits), dtype=torch.long))
+        total = sum(storage.nbytes() for storage in saved.values())
+        del loss
+    return int(total)

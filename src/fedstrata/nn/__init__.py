@@ -1,1 +1,0 @@
-"""What BERT needs: models, local depth, the masked-only MLM head, batching."""

@@ -1,0 +1,1 @@
+"""The ground: parts, plans, methods, streams, requests and replies."""

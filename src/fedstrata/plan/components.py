@@ -1,0 +1,93 @@
+"""Classes of a caller's own: how a resumed run and a site know that they are still the same. No code is ever sent.
+
+A class that is installed with a package may be registered under one of the :data:`GROUPS` of entry points; only
+then can it be used between sites, where every site must have the same source installed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from fedstrata.errors import UserError
+
+GROUPS: Mapping[str, str] = {
+    "method": "fedstrata.methods",
+    "task": "fedstrata.tasks",
+    "codec": "fedstrata.codecs",
+    "aggregate": "fedstrata.aggregates",
+    "server_optimizer": "fedstrata.server_optimizers",
+}
+"""Component -> its group of entry points."""
+AT_SITES = ("method", "task", "codec")
+"""Components that a site needs too."""
+
+
+def identity(component: Any) -> str:
+    """What a run writes down of a component: its name, and a digest of its source and of its settings.
+
+    Args:
+        component: an object or a class.
+    """
+    kind = component if inspect.isclass(component) or inspect.isfunction(component) else type(component)
+    digest = hashlib.sha256(_source(kind).encode())
+    if kind is not component:
+        digest.update(repr(sorted(_settings(component).items())).encode())
+    return f"{kind.__module__}.{kind.__qualname__} {digest.hexdigest()[:16]}"
+
+
+def installed_name(part: str, component: Any) -> str:
+    """The name under which a component's class is registered as an entry point.
+
+    Args:
+        part: a key of :data:`GROUPS`.
+        component: an object, a class or a function.
+
+    Raises:
+        UserError: it is registered under none.
+    """
+    kind = component if inspect.isclass(component) or inspect.isfunction(component) else type(component)
+    for entry in entry_points(group=GROUPS[part]):
+        if entry.value == f"{kind.__module__}:{kind.__qualname__}":
+            return entry.name
+    raise UserError(
+        f"{part}: {kind.__qualname__} is not installed; between sites no code is sent, so a class of one's own "
+        f"has to be installed at every site and registered as an entry point of the group {GROUPS[part]!r}"
+    )
+
+
+def load_installed(part: str, name: str) -> Any:
+    """The class or function that is registered under a name.
+
+    Raises:
+        UserError: none is.
+    """
+    for entry in entry_points(group=GROUPS[part]):
+        if entry.name == name:
+            return entry.load()
+    raise UserError(f"{part}: {name!r} is not installed here (entry points {GROUPS[part]!r})")
+
+
+def _settings(component: Any) -> dict[str, Any]:
+    """The plain values that an object holds."""
+    values = vars(component) if hasattr(component, "__dict__") else {}
+    return {name: value for name, value in values.items() if isinstance(value, str | int | float | bool | tuple)}
+
+
+def _source(kind: Any) -> str:
+    """The source of a class with its bases outside FedStrata, or of a function."""
+    bases = kind.__mro__[:-1] if inspect.isclass(kind) else (kind,)
+    sources = []
+    for base in bases:
+        if base is kind or not base.__module__.startswith(("fedstrata.", "pydantic.", "abc")):
+            try:
+                sources.append(inspect.getsource(base))
+            except (OSError, TypeError):
+                raise UserError(
+                    f"{base.__qualname__}: its source cannot be read, so a resumed run could not tell whether it "
+                    "is still the same; define it in a file"
+                ) from None
+    return "".join(sources)

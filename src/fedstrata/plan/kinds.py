@@ -1,0 +1,38 @@
+"""The closed sets of words that a job and its records use, and the types that every layer shares. No torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import torch
+
+Tensors = dict[str, "torch.Tensor"]
+"""Tensors by the names they have in the model."""
+Weights = dict[str, Tensors]
+"""Part -> its tensors."""
+Index: TypeAlias = "npt.NDArray[np.int64]"
+"""Places of rows or examples, or their lengths in tokens, ``[n]``."""
+
+PartKind = Literal["embeddings", "layer", "adapter", "pooler", "head"]
+Payload = Literal["weights", "hidden_states", "activations"]
+"""What leaves a client: parts of the model; a frozen encoder's hidden states of its texts, with the labels; or the
+hidden states of every batch and their gradients, to and from layers that the server holds."""
+ClientSchedule = Literal["parallel", "sequential", "interleaved"]
+"""Client schedule within a round: independent copies; each continues from the previous client; or all share one
+set of server layers, batch by batch."""
+Population = Literal["each", "pooled", "one"]
+"""Whom a method asks: every client, one that holds all the data, or the first alone."""
+Phase = Literal["train", "evaluate", "hidden_states", "receive"]
+"""What a request is for: to train; to score the model; to send the hidden states of all texts; or to take the
+parts that come with it, and no more."""
+
+FORMAT = 2
+"""Version of the files in a run's folder; a folder of another version is refused."""
+
+LANGUAGE = ("mlm", "clm")
+"""Task kinds that learn from plain text: pre-training."""
+LOWER_IS_BETTER = ("loss", "perplexity")
+"""Metrics that are better when smaller."""

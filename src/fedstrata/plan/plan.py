@@ -1,0 +1,137 @@
+"""What one client does in one round, as data; and the form of a method.
+
+A method states its paper in one function, ``plan``; the engine does the rest and never asks which method it runs.
+To add a method: one file that subclasses :class:`Method`, and one line in ``fedstrata.methods.METHODS``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, PositiveInt
+
+from fedstrata.plan.kinds import ClientSchedule, Payload, Population
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.streams import Streams
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one client does in one round.
+
+    Parts are named as in the *global* model. ``layers[j]`` is the global layer that stands at position ``j`` of
+    the client's local model: ``(0, 1, 2)`` is the three lowest; ``(0, 5, 5)`` has layer 5 twice. A trained layer
+    stands in it exactly once.
+
+    Attributes:
+        layers: global layer index of every local layer, from the embeddings up.
+        train: parts whose tensors get gradients; everything else is frozen.
+        send: parts that are communicated: up after training, and down, merged, whenever they have changed.
+        keep: personal parts: they stay on the client's own disk from round to round and are never sent.
+        freeze_encoder: the encoder is frozen in every round and runs without dropout, so that the hidden
+            states that the head takes are computed once and cached.
+        server: layers that the server holds and trains: adjacent parts. The client's batches pass through them and
+            they are never sent.
+    """
+
+    layers: tuple[int, ...]
+    train: tuple[str, ...]
+    send: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    freeze_encoder: bool = False
+    server: tuple[str, ...] = ()
+
+    def local(self, parts: Parts) -> tuple[int, ...]:
+        """The layers that the client itself computes with."""
+        away = set(parts.depths(self.server))
+        return tuple(i for i in self.layers if i not in away)
+
+    def builds(self, parts: Parts) -> tuple[str, ...]:
+        """The parts the local model consists of, in the model's order."""
+        local = {None, *self.local(parts)}
+        return tuple(part.name for part in parts.each if part.depth in local)
+
+    def check(self, parts: Parts) -> None:
+        """Refuse a plan that the model cannot carry out.
+
+        Raises:
+            ValueError: an unknown part or layer, a trained layer that is not built exactly once, a part both
+                sent and kept, a sent or kept part that is not built, a part of the encoder trained that is to
+                be frozen, or layers of the server that are not adjacent.
+        """
+        if unknown := [i for i in self.layers if not 0 <= i < parts.depth]:
+            raise ValueError(f"plan.layers: {unknown} of a model with {parts.depth} layers")
+        if strangers := [name for name in self.server if name not in parts]:
+            raise ValueError(f"plan.server: {strangers[0]!r} is no part of the model")
+        built = self.builds(parts)
+        for field in ("train", "send", "keep"):
+            for name in getattr(self, field):
+                if name not in built:
+                    raise ValueError(f"plan.{field}: {name!r} is not built by layers {self.layers}")
+        if twice := [i for i in parts.depths(self.train) if self.layers.count(i) > 1]:
+            raise ValueError(f"plan.train: layers {twice} stand in the local model more than once")
+        away = set(parts.depths(self.server))
+        places = [j for j, i in enumerate(self.layers) if i in away]
+        if len(places) != len(self.server) or places != list(range(places[0], places[-1] + 1) if places else []):
+            raise ValueError(f"plan.server: {self.server} are not adjacent in layers {self.layers}")
+        frozen = {part.name for part in parts.each if part.kind not in ("pooler", "head")}
+        if self.freeze_encoder and (trained := frozen & set(self.train)):
+            raise ValueError(f"plan.freeze_encoder: {sorted(trained)} of the encoder are trained")
+        if both := set(self.send) & set(self.keep):
+            raise ValueError(f"plan: {sorted(both)} both sent and kept")
+
+
+class Method(BaseModel, ABC):
+    """A method: its options as fields, and the plan it makes of them.
+
+    Attributes:
+        rounds: number of rounds.
+        population: whom the engine asks.
+        preset: settings of other tables of the job that this method's name stands for; the user's own win.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    population: ClassVar[Population] = "each"
+    preset: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+
+    rounds: PositiveInt = 5
+
+    @property
+    def exchange(self) -> Payload:
+        """What leaves the clients. With ``hidden_states`` they send them once and the server trains."""
+        return "weights"
+
+    @property
+    def client_schedule(self) -> ClientSchedule:
+        """Client schedule within a round."""
+        return "parallel"
+
+    def presets(self) -> Mapping[str, Mapping[str, Any]]:
+        """Settings of other tables that the method with these options stands for; the user's own win."""
+        return self.preset
+
+    @abstractmethod
+    def plan(self, parts: Parts, task: str, round: int, client: str, streams: Streams) -> Plan:
+        """The plan of ``client`` for ``round`` (0-based).
+
+        Args:
+            parts: the model's parts.
+            task: the task's kind, such as ``mlm`` or ``classify``.
+            round: 0-based round.
+            client: the client's name.
+            streams: random streams; draw only from ``streams.numpy(round, client, use)``.
+        """
+
+
+def make_plan(method: Method, parts: Parts, task: str, round: int, client: str, streams: Streams) -> Plan:
+    """A method's plan as the model carries it out: with adapters, what it says of a layer holds for its adapter.
+
+    Methods plan by the parts without adapters. Args: as :meth:`Method.plan`.
+    """
+    plan = method.plan(parts.without_adapters, task, round, client, streams)
+    train, send, keep = map(parts.adapted, (plan.train, plan.send, plan.keep))
+    return replace(plan, train=train, send=send, keep=keep)

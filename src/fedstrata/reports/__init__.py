@@ -1,0 +1,1 @@
+"""Runs as tables, pictures and pages, from their records alone."""

@@ -1,0 +1,65 @@
+"""What all plots share: their style, and how a figure becomes an SVG that is the same bytes every time."""
+
+from __future__ import annotations
+
+import functools
+import io
+import re
+import warnings
+from collections.abc import Callable
+from typing import ParamSpec
+
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+P = ParamSpec("P")
+
+STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedstrata",
+    "text.parse_math": False,
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.edgecolor": "#888888",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": "#e4e4e4",
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 4,
+}
+
+
+def picture(draw: Callable[P, Figure | None]) -> Callable[P, str]:
+    """Make a drawing function return its figure as SVG, whatever the user's own matplotlib settings are."""
+
+    @functools.wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> str:
+        with style.context(STYLE, after_reset=True), warnings.catch_warnings():
+            # The browser's fonts draw the text; what matplotlib's own font lacks does not matter.
+            warnings.filterwarnings("ignore", r"Glyph \d+")
+            figure = draw(*args, **kwargs)
+            if figure is None:
+                return ""
+            out = io.StringIO()
+            figure.savefig(out, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+        svg = out.getvalue()
+        # Group ids ("axes_1") would clash between the pictures of a page; nothing refers to them.
+        return re.sub(r'<g id="[^"]*"', "<g", svg[svg.index("<svg") :])
+
+    return drawn
+
+
+def small() -> tuple[Figure, Axes]:
+    """A figure of half the page's width with one panel."""
+    figure = Figure(figsize=(5.4, 3.6), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def whole_numbers(axes: Axes) -> None:
+    """Rounds are whole: no tick between two of them."""
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

@@ -1,0 +1,29 @@
+"""The page of whatever folders a user names: runs, or a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedstrata.errors import UserError
+from fedstrata.reports.page import write_page
+from fedstrata.reports.runs import load_runs
+from fedstrata.reports.sweep_files import is_sweep
+from fedstrata.reports.sweep_page import PAGE, write_sweep_page
+
+
+def write_report(folders: Sequence[Path], path: Path | None = None) -> Path:
+    """See :func:`fedstrata.report`."""
+    if not folders:
+        raise UserError("report: names no folder; expected the output folders of runs, or of one sweep")
+    if path is None:
+        path = folders[0] / PAGE if len(folders) == 1 else Path(PAGE)
+    if len(folders) > 1 and (sweeps := [folder for folder in folders if is_sweep(folder)]):
+        raise UserError(
+            f"report: {sweeps[0]} is a sweep's folder, which has a page of its own; expected runs' folders"
+        )
+    runs = [] if is_sweep(folders[0]) else load_runs(folders)
+    try:
+        return write_page(runs, path) if runs else write_sweep_page(folders[0], path)
+    except OSError as error:
+        raise UserError(f"report: {error.filename or path} cannot be written ({error.strerror})") from None

@@ -1,0 +1,286 @@
+"""Run folders, read back: finished, failed, or killed at any moment."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+from fedstrata.errors import UserError
+from fedstrata.plan.kinds import FORMAT
+from fedstrata.plan.streams import SERVER
+from fedstrata.reports.parts import PartRecord, read_parts
+
+SETUP = "setup"
+"""The phase of the initial download, the start model; no total of a run counts it."""
+FILES = ("result.json", "job.toml", "partition.json", "rounds.jsonl", "ledger.jsonl", "stages")
+"""What a run folder may hold; at least one of them makes it one."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder, or a stage of one.
+
+    Attributes:
+        name: the folder's name.
+        result: ``result.json``; of a run that wrote none, the same keys from what it had recorded.
+        job: the resolved job, table by table.
+        partition: how many rows, examples and labels each client had.
+        parts: the model's parts by name, in the model's order.
+        rounds: one line per round and client, and one per scored round with client ``server``.
+        ledger: one line per transfer, in bytes.
+        stages: the stages of a job that has several; they have the rounds, ledger, partition and parts.
+    """
+
+    name: str
+    result: dict[str, Any]
+    job: dict[str, Any]
+    partition: dict[str, Any]
+    parts: Mapping[str, PartRecord]
+    rounds: tuple[dict[str, Any], ...]
+    ledger: tuple[dict[str, Any], ...]
+    stages: tuple[Run, ...] = ()
+
+    @property
+    def stage_runs(self) -> tuple[Run, ...]:
+        """The stages, or the run itself where it has only one."""
+        return self.stages or (self,)
+
+    @property
+    def clients(self) -> list[str]:
+        """The clients' names: those of the result, else those of the partition."""
+        return list(self.result["clients"] or self.partition.get("clients", {}))
+
+    @property
+    def work(self) -> list[dict[str, Any]]:
+        """The lines of ``rounds`` that are clients'."""
+        return [line for line in self.rounds if line["client"] != SERVER]
+
+    @property
+    def transfers(self) -> list[dict[str, Any]]:
+        """The lines of ``ledger`` after setup."""
+        return [line for line in self.ledger if line["phase"] != SETUP]
+
+
+class Point(NamedTuple):
+    """The headline score after ``round`` and what all clients together had spent by then."""
+
+    round: int
+    score: float
+    bytes: int
+    flops: int
+
+
+def load_run(folder: Path) -> Run:
+    """Read a run folder; of a run that was killed, what it had written.
+
+    Raises:
+        UserError: the folder is no run folder, another version wrote it, or one of its files cannot be read.
+    """
+    if not any((folder / name).exists() for name in FILES):
+        raise UserError(f"{folder}: is not a run folder; it holds none of {', '.join(FILES)}")
+    result, job = _object(folder / "result.json"), _toml(folder / "job.toml")
+    check_format(folder, result if (folder / "result.json").exists() else {"format": FORMAT, **job})
+    names = result.get("stages") or _stages_on_disk(folder / "stages")
+    stages = tuple(load_run(folder / "stages" / n) for n in names if (folder / "stages" / n).is_dir())
+    rounds, ledger = _lines(folder / "rounds.jsonl"), _lines(folder / "ledger.jsonl")
+    recorded = _summed(stages) if stages else _recorded(job, rounds, ledger)
+    return Run(
+        name=folder.resolve().name,
+        result={**recorded, **result},
+        job=job,
+        partition=_object(folder / "partition.json"),
+        parts=read_parts(_json(folder / "parts.json", "[]")),
+        rounds=rounds,
+        ledger=ledger,
+        stages=stages,
+    )
+
+
+def check_format(folder: Path, content: Mapping[str, Any]) -> None:
+    """Refuse files that another version of FedStrata wrote.
+
+    Raises:
+        UserError: the content of one of them has no format or another one.
+    """
+    found = content.get("format", 1)
+    if found != FORMAT:
+        age = "a newer" if isinstance(found, int) and found > FORMAT else "an older"
+        raise UserError(f"{folder}: was written by {age} version of FedStrata and cannot be read by this one")
+
+
+def load_runs(folders: Sequence[Path]) -> list[Run]:
+    """Read several run folders; equal folder names are told apart by the folders above them.
+
+    Raises:
+        UserError: as :func:`load_run`.
+    """
+    paths = [folder.resolve().parts for folder in folders]
+    deep = max(map(len, paths), default=1)
+    tails = (["/".join(path[-n:]) for path in paths] for n in range(1, deep + 1))
+    names = next(tail for tail in tails if len(set(tail)) == len(set(paths)))
+    return [replace(load_run(folder), name=name) for folder, name in zip(folders, names, strict=True)]
+
+
+def upto(run: Run, stage: str) -> Run | None:
+    """A stage together with those that its model comes from, as one run; None where there is no such stage."""
+    stages = {stage_run.result["stage"]: stage_run for stage_run in run.stage_runs}
+    chain: list[Run] = []
+    while stage in stages:
+        chain.insert(0, stages.pop(stage))
+        stage = chain[0].job.get("start", "")
+    if len(chain) < 2:
+        return chain[0] if chain else None
+    return replace(run, stages=tuple(chain), result={**_summed(chain), "status": chain[-1].result["status"]})
+
+
+def parts(run: Run) -> list[str]:
+    """The parts a run (or stage) names anywhere, in the model's order; what else was communicated comes last."""
+    names = {line["part"] for line in run.ledger}
+    for line in run.work:
+        names.update(line.get("trained", ()), line.get("sent", ()))
+        names.update(part.name for part in run.parts.values() if part.depth in line.get("layers", ()))
+    return [name for name in run.parts if name in names] + sorted(names - set(run.parts))
+
+
+def model_parts(run: Run) -> list[str]:
+    """The parts of the model alone, of those that :func:`parts` has."""
+    return [name for name in parts(run) if name in run.parts]
+
+
+def headline(run: Run, score: dict[str, float] | None) -> float | None:
+    """The run's headline metric among measured ones, None where it is not."""
+    return (score or {}).get(run.result["headline"])
+
+
+def score(run: Run) -> tuple[float | None, float | None]:
+    """The run's headline score, and its standard deviation where it is a mean over clients' own models."""
+    value = headline(run, run.result["score"])
+    own = [headline(run, client.get("score")) for client in run.result["clients"].values()]
+    known = [own_score for own_score in own if own_score is not None]
+    if not known:
+        return value, None
+    return fmean(known) if value is None else value, stdev(known) if len(known) > 1 else None
+
+
+def curve(run: Run) -> list[Point]:
+    """The scored rounds of a run, round -1 (the start model) included, in order.
+
+    Of a run with stages, those of the last stage; what the earlier stages cost is counted in. Of a run that scored
+    its clients' own models only, one point, its end.
+    """
+    *earlier, last = run.stage_runs
+    spent = sum(stage.result["bytes"]["up"] + stage.result["bytes"]["down"] for stage in earlier)
+    worked = sum(stage.result["flops"] for stage in earlier)
+    moved = _per_round(last.transfers, "bytes")
+    done = _per_round(last.work, "flops", "server_flops")
+    scores = {line["round"]: headline(last, line["score"]) for line in last.rounds if line["client"] == SERVER}
+    if all(value is None for value in scores.values()):
+        scores = {last.result["rounds"] - 1: score(last)[0]}
+    points = []
+    for at, value in sorted(scores.items()):
+        if value is not None and math.isfinite(value):
+            bytes_ = spent + sum(n for r, n in moved.items() if r <= at)
+            points.append(Point(at, value, bytes_, worked + sum(n for r, n in done.items() if r <= at)))
+    return points
+
+
+def _per_round(lines: Iterable[dict[str, Any]], *fields: str) -> Counter[int]:
+    total: Counter[int] = Counter()
+    for line in lines:
+        total[line["round"]] += sum(line.get(field, 0) for field in fields)
+    return total
+
+
+def _recorded(
+    job: dict[str, Any], rounds: Sequence[dict[str, Any]], ledger: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """The result of a run that did not live to write one."""
+    scores = [line["score"] for line in rounds if line["client"] == SERVER and line.get("score")]
+    score = scores[-1] if scores else {}
+    total: Counter[str] = Counter()
+    for line in ledger:
+        total[SETUP if line["phase"] == SETUP else line["direction"]] += line["bytes"]
+    return {
+        "status": "stopped",
+        "message": None,
+        "stage": job.get("stage", ""),
+        "method": job.get("method", {}).get("name", ""),
+        "task": job.get("task", {}).get("kind", ""),
+        "headline": job.get("task", {}).get("metric") or next(iter(score), ""),
+        "score": score,
+        "rounds": 1 + max((line["round"] for line in rounds), default=-1),
+        "bytes": {key: total[key] for key in ("up", "down", SETUP)},
+        "flops": sum(line.get("flops", 0) + line.get("server_flops", 0) for line in rounds),
+        "seconds": sum(line.get("seconds", 0.0) for line in rounds),
+        "clients": {
+            line["client"]: {"examples": line["examples"], "score": None}
+            for line in rounds
+            if line["client"] != SERVER
+        },
+    }
+
+
+def _summed(stages: Sequence[Run]) -> dict[str, Any]:
+    """The result of a run with stages that did not live to write one."""
+    results = [stage.result for stage in stages]
+    return {
+        **results[-1],
+        "status": "stopped",
+        "bytes": {key: sum(r["bytes"][key] for r in results) for key in ("up", "down", SETUP)},
+        "flops": sum(r["flops"] for r in results),
+        "seconds": sum(r["seconds"] for r in results),
+    }
+
+
+def _stages_on_disk(folder: Path) -> list[str]:
+    """Names of the stages begun, oldest first."""
+    jobs = folder.glob("*/job.toml")
+    return [job.parent.name for job in sorted(jobs, key=lambda job: (job.stat().st_mtime_ns, job))]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+
+
+def _json(path: Path, empty: str) -> Any:
+    try:
+        return json.loads(_text(path) or empty)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: is not JSON: {error}") from None
+
+
+def _object(path: Path) -> dict[str, Any]:
+    content = _json(path, "{}")
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: must hold one JSON object, found {type(content).__name__}")
+    return content
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path}: is not TOML: {error}") from None
+
+
+def _lines(path: Path) -> tuple[dict[str, Any], ...]:
+    """The objects of a jsonl file; a last line that a kill cut short is dropped."""
+    texts = path.read_bytes().splitlines() if path.exists() else []
+    lines = []
+    for number, text in enumerate(texts, 1):
+        try:
+            lines.append(json.loads(text))
+        except ValueError as error:
+            if number < len(texts):
+                raise UserError(f"{path}, line {number}: is not JSON: {error}") from None
+    return tuple(lines)

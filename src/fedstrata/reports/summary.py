@@ -1,0 +1,109 @@
+"""What a run did, what came of it and what it cost, in plain sentences."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from fedstrata.errors import plural
+from fedstrata.reports.parts import part_words
+from fedstrata.reports.runs import Run, curve, parts
+from fedstrata.reports.tables import client_rows, figure, result_rows, score_figure
+
+STATUS = {
+    "finished": "The run finished",
+    "stopped": "The run stopped before its end",
+    "failed": "The run failed",
+}
+
+
+def summary(run: Run) -> str:
+    """What was trained, by whom, what came of it and what it cost; of a run or a stage."""
+    row = result_rows([run])[0]
+    work = _stages(run) if run.stages else _work(run)
+    return " ".join(filter(None, [work, _outcome(run, row), _cost(run, row), _missed(run)]))
+
+
+def _work(run: Run) -> str:
+    rounds = len({line["round"] for line in run.work})
+    planned = run.job.get("method", {}).get("rounds", rounds)
+    method = f"by {run.result['method']} ({run.result['task']})"
+    if planned == 0:
+        return f"Nothing was trained ({run.result['task']}): the start model is scored and saved as it is."
+    if not rounds:
+        return f"No client finished a round {method}."
+    clients = plural(len(run.clients), "client")
+    examples = plural(sum(row["examples"] for row in client_rows(run)), "example")
+    span = f"{rounds} of {plural(planned, 'round')}" if rounds < planned else plural(rounds, "round")
+    return f"{clients} with {examples} {_trained(run)} {method} in {span}."
+
+
+def _trained(run: Run) -> str:
+    """Which parts were trained, which were sent, and which were the server's."""
+    trained, sent, served = (_named(run, key) for key in ("trained", "sent", "server"))
+    did = f"trained {part_words(trained, run.parts) or 'nothing'}"
+    if sent == trained:
+        did = f"trained and sent {part_words(trained, run.parts)}"
+    elif sent:
+        did += f" and sent {part_words(sent, run.parts)},"
+    if served:
+        did += f"{'' if did.endswith(',') else ','} the server {part_words(served, run.parts)},"
+    return did
+
+
+def _named(run: Run, key: str) -> list[str]:
+    """The parts that any client's line names under ``key``, in the model's order."""
+    names = {name for line in run.work for name in line.get(key, ())}
+    return [name for name in parts(run) if name in names]
+
+
+def _stages(run: Run) -> str:
+    names = ", then ".join(stage.name for stage in run.stages)
+    return f"A job of {plural(len(run.stages), 'stage')}: {names}. Scores are the last stage's, costs are sums."
+
+
+def _outcome(run: Run, row: dict[str, Any]) -> str:
+    status = STATUS.get(row["status"], f"The run is {row['status']}")
+    if row["score"] is None:
+        return f"{status}; no score was recorded."
+    score = f"{row['headline']} {score_figure(row['score'])}"
+    if row["spread"] is not None:
+        score += f" ± {score_figure(row['spread'])} (mean and standard deviation of the clients' own models)"
+    before = [point.score for point in curve(run) if point.round == -1]
+    return f"{status} with {score}" + (f"; before training it was {score_figure(before[0])}." if before else ".")
+
+
+def _cost(run: Run, row: dict[str, Any]) -> str:
+    download = f"{figure(row['setup_mb'])} MB"
+    communication = (
+        f"Each client sent {figure(row['up_mb'])} MB and received {figure(row['down_mb'])} MB on average, "
+        f"plus {download} of initial download."
+    )
+    if not row["total_mb"]:
+        communication = f"There was no communication but the initial download, {download} per client."
+    if not row["total_mb"] and not row["setup_mb"]:
+        communication = "There was no communication."
+    served = any(line.get("server") for stage in run.stage_runs for line in stage.work)
+    workers = "Clients and server" if served else "All clients"
+    work = f"{workers} together computed {figure(row['tflops'])} TFLOP"
+    return f"{communication} {work}; wall time {_duration(row['seconds'])}."
+
+
+def _missed(run: Run) -> str:
+    """Which clients did not reply, when and why."""
+    rounds: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
+    for line in run.result.get("missing") or ():
+        rounds[line["client"], line["reason"]].add(line["round"])
+    sentences = []
+    for (client, reason), missed in rounds.items():
+        listed = ", ".join(str(at + 1) for at in sorted(missed))
+        sentences.append(f"Without {client} in {'round' if len(missed) == 1 else 'rounds'} {listed}: it {reason}.")
+    return " ".join(sentences)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, left = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {left} s"

@@ -1,0 +1,192 @@
+"""The rows of a sweep's table: what its runs came to, over the seeds."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Protocol
+
+from scipy.stats import ttest_rel
+
+from fedstrata.cost.target import reached
+from fedstrata.reports.runs import Run, load_run, upto
+from fedstrata.reports.tables import MB, result_rows
+
+FAILED = "failed.txt"
+"""In the folder of a cell that failed: why."""
+
+
+class SweepCell(Protocol):
+    """One run of a sweep, as far as its table is concerned."""
+
+    @property
+    def row(self) -> str:
+        """The row that it belongs to."""
+
+    @property
+    def base(self) -> str | None:
+        """The row that this one is compared with."""
+
+    @property
+    def seed(self) -> int:
+        """Its seed."""
+
+    @property
+    def folder(self) -> Path:
+        """Its output folder."""
+
+    @property
+    def target(self) -> float | None:
+        """The score to which rounds and bytes are counted."""
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """One row of a sweep's table, in one stage.
+
+    Attributes:
+        row: the row's name.
+        stage: the stage's name; empty for a job of one stage.
+        method: its method, after those of the stages it starts from.
+        metric: the headline.
+        seeds: those that finished.
+        scores: the headline score of each of them.
+        mean: of the scores; None where nothing finished.
+        sd: sample standard deviation of the scores; None with fewer than two.
+        p: of a paired t-test of the scores with those of the row compared against; None where there is none.
+        up_mb: MB sent per client; this and the costs below are means over the seeds, of the stage and of those it
+            starts from.
+        down_mb: MB received per client, without the initial download.
+        setup_mb: MB of initial download per client.
+        tflops: 10^12 FLOPs of all clients' training.
+        seconds: wall time.
+        metrics: every metric -> its value for each seed.
+        failed: seed -> why it has no score.
+        target: the score to which the following are counted; None where none is set.
+        reached: number of seeds that reached it.
+        rounds_to_target: mean rounds until they first did, of the stage alone.
+        mb_to_target: mean MB per client, sent and received, until then.
+    """
+
+    row: str
+    stage: str
+    method: str
+    metric: str
+    seeds: tuple[int, ...]
+    scores: tuple[float, ...]
+    mean: float | None
+    sd: float | None
+    p: float | None
+    up_mb: float | None
+    down_mb: float | None
+    setup_mb: float | None
+    tflops: float | None
+    seconds: float | None
+    metrics: Mapping[str, tuple[float, ...]]
+    failed: Mapping[int, str]
+    target: float | None = None
+    reached: int = 0
+    rounds_to_target: float | None = None
+    mb_to_target: float | None = None
+
+
+def sweep_rows(cells: Sequence[SweepCell]) -> list[SweepRow]:
+    """The table's rows from what the cells have on disk, stage by stage."""
+    runs = {(cell.row, cell.seed): finished(cell.folder) for cell in cells}
+    failed = {(cell.row, cell.seed): _why(cell.folder) for cell in cells if runs[cell.row, cell.seed] is None}
+    targets = {cell.row: cell.target for cell in cells}
+    names = dict.fromkeys(stage.result["stage"] for run in runs.values() if run for stage in run.stage_runs)
+    stages = list(names) or [""]
+    table = []
+    for stage in stages:
+        by_row: dict[str, dict[int, Run]] = {cell.row: {} for cell in cells}
+        for (name, seed), run in runs.items():
+            if run and (part := upto(run, stage)):
+                by_row[name][seed] = part
+        for name, base in {cell.row: cell.base for cell in cells}.items():
+            why = {seed: reason for (other, seed), reason in failed.items() if other == name}
+            row = _row(name, stage, by_row[name], why, _scores(by_row[base]) if base else {})
+            target = targets[name] if stage == stages[-1] else None
+            table.append(row if target is None else replace(row, **_to_target(target, by_row[name])))
+    return table
+
+
+def finished(folder: Path) -> Run | None:
+    """The run in a cell's folder; None while it is not finished."""
+    run = load_run(folder) if (folder / "result.json").exists() else None
+    return run if run and run.result["status"] == "finished" else None
+
+
+def paired(scores: Sequence[float], base: Sequence[float]) -> float | None:
+    """p of a two-sided paired t-test; None with fewer than two pairs or where all differences are the same."""
+    if len({score - other for score, other in zip(scores, base, strict=True)}) < 2:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # nearly equal differences: still a p
+        return float(ttest_rel(scores, base).pvalue)
+
+
+def _row(
+    name: str, stage: str, runs: Mapping[int, Run], failed: Mapping[int, str], base: Mapping[int, float]
+) -> SweepRow:
+    scores = _scores(runs)
+    empty: dict[str, Any] = {"headline": "", "score": {}}
+    first = next((run.result for run in runs.values()), empty)
+    costs = result_rows(list(runs.values()))
+    both = [seed for seed in scores if seed in base]
+    values = list(scores.values())
+    return SweepRow(
+        row=name,
+        stage=stage,
+        method=next((line["method"] for line in costs), ""),
+        metric=first["headline"],
+        seeds=tuple(scores),
+        scores=tuple(values),
+        mean=fmean(values) if values else None,
+        sd=stdev(values) if len(values) > 1 else None,
+        p=paired([scores[seed] for seed in both], [base[seed] for seed in both]),
+        up_mb=_mean(line["up_mb"] for line in costs),
+        down_mb=_mean(line["down_mb"] for line in costs),
+        setup_mb=_mean(line["setup_mb"] for line in costs),
+        tflops=_mean(line["tflops"] for line in costs),
+        seconds=_mean(line["seconds"] for line in costs),
+        metrics={
+            metric: tuple(run.result["score"][metric] for run in runs.values())
+            for metric in first["score"]
+            if all(metric in run.result["score"] for run in runs.values())
+        },
+        failed=dict(failed),
+    )
+
+
+def _to_target(target: float, runs: Mapping[int, Run]) -> dict[str, Any]:
+    """The last fields of a :class:`SweepRow`."""
+    costs = []
+    for run in runs.values():
+        last = run.stage_runs[-1]
+        if first := reached(target, last.result["headline"], last.rounds, last.ledger):
+            costs.append((first.rounds, sum(first.bytes.values()) / len(last.clients) / MB))
+    return {
+        "target": target,
+        "reached": len(costs),
+        "rounds_to_target": _mean(rounds for rounds, _ in costs),
+        "mb_to_target": _mean(mb for _, mb in costs),
+    }
+
+
+def _scores(runs: Mapping[int, Run]) -> dict[int, float]:
+    scores = {seed: result_rows([run])[0]["score"] for seed, run in runs.items()}
+    return {seed: score for seed, score in scores.items() if score is not None}
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _why(folder: Path) -> str:
+    path = folder / FAILED
+    return path.read_text(encoding="utf-8").strip() if path.exists() else "not run"

@@ -1,0 +1,85 @@
+"""The files of a sweep's table: ``table.json``, ``.csv``, ``.md`` and ``.tex``, and ``cells.csv``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedstrata.errors import UserError
+from fedstrata.plan.kinds import FORMAT
+from fedstrata.reports.runs import check_format
+from fedstrata.reports.sweep import SweepCell, SweepRow, sweep_rows
+from fedstrata.reports.sweep_text import cells_csv, latex, markdown, rows_csv
+from fedstrata.wire.files import write_bytes
+
+TABLE = "table.json"
+"""What makes a folder that of a sweep."""
+
+
+@dataclass(frozen=True)
+class SweepTable:
+    """A sweep's table, read back.
+
+    Attributes:
+        against: the row with which the others are compared; None where there is none.
+        rows: its rows, stage by stage.
+        cells: cell -> its output folder.
+    """
+
+    against: str | None
+    rows: list[SweepRow]
+    cells: dict[str, Path]
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether this is the output folder of a sweep."""
+    return (folder / TABLE).exists()
+
+
+def write_table(folder: Path, cells: Sequence[SweepCell], against: str | None) -> list[SweepRow]:
+    """Sum up the cells on disk, write the table in all its forms, and return its rows, stage by stage."""
+    rows = sweep_rows(cells)
+    table = {
+        "format": FORMAT,
+        "against": against,
+        "entries": [asdict(row) for row in rows],
+        "cells": {str(cell): cell.folder.relative_to(folder).as_posix() for cell in cells},
+    }
+    write_bytes(folder / TABLE, json.dumps(table, indent=1, ensure_ascii=False).encode())
+    write_bytes(folder / "table.csv", rows_csv(rows).encode())
+    write_bytes(folder / "cells.csv", cells_csv(rows).encode())
+    write_bytes(folder / "table.md", markdown(rows, against).encode())
+    write_bytes(folder / "table.tex", latex(rows, against).encode())
+    return rows
+
+
+def read_table(folder: Path) -> SweepTable:
+    """A sweep's table, as :func:`write_table` wrote it.
+
+    Raises:
+        UserError: the folder holds none, or another version wrote it.
+    """
+    try:
+        data = json.loads((folder / TABLE).read_text(encoding="utf-8"))
+        rows = data["entries"]
+        check_format(folder, data)
+        cells = {cell: folder / path for cell, path in data["cells"].items()}
+        return SweepTable(data["against"], list(map(_row, rows)), cells)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder}: holds no sweep's table ({type(error).__name__}: {error})") from None
+
+
+def _row(record: Mapping[str, Any]) -> SweepRow:
+    """A row off JSON, which knows neither tuples nor numbers as keys."""
+    return SweepRow(
+        **{
+            **record,
+            "seeds": tuple(record["seeds"]),
+            "scores": tuple(record["scores"]),
+            "metrics": {name: tuple(values) for name, values in record["metrics"].items()},
+            "failed": {int(seed): why for seed, why in record["failed"].items()},
+        }
+    )

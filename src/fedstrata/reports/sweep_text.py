@@ -1,0 +1,162 @@
+"""The table of a sweep for the terminal, in Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from fedstrata.reports.sweep import SweepRow
+from fedstrata.reports.tables import figure
+
+NOTE = (
+    "Score: mean ± standard deviation over the seeds; p: paired t-test over the seeds{against}. "
+    "MB = 1 000 000 bytes per client over all rounds, without the initial download; TFLOP: training work of all "
+    "clients, counted; seconds: wall time. Costs are means over the seeds, including the stages a stage builds on."
+)
+TARGETS = (
+    " To target: rounds, and MB per client both ways, until the score of output.target was first reached, of the "
+    "stage alone; means over the seeds that reached it."
+)
+COSTS = {"up_mb": "MB up", "down_mb": "MB down", "tflops": "TFLOP", "seconds": "seconds"}
+"""Field of a row -> the head of its column."""
+
+
+def note(rows: Sequence[SweepRow], against: str | None) -> str:
+    """What the table's columns say."""
+    targets = TARGETS if any(row.target is not None for row in rows) else ""
+    return NOTE.format(against=f" with {against!r}" if against else "") + targets
+
+
+def terminal(rows: Sequence[SweepRow]) -> Iterable[Table]:
+    """A table per stage for a terminal of 80 columns: beside targets there is no room for work and time."""
+    for stage, lines in by_stage(rows):
+        metric = _metric(lines)
+        title = f"{stage}: {metric}" if stage else metric
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
+        table.add_column("row", overflow="fold")
+        heads = ["row", "score", *column_heads(lines)[2:]]
+        targets = heads[len(COSTS) + 3 :]
+        hidden = (COSTS["tflops"], COSTS["seconds"]) if targets else ()
+        shown = [i for i, head in enumerate(heads) if head not in hidden]
+        for i in shown[1:]:
+            table.add_column(heads[i].replace(" to ", "\nto "), justify="right", no_wrap=True)
+        for cells in table_cells(lines):
+            cells[1] = re.sub(r"^([a-z]\w*) ", r"\1\n", cells[1])
+            cells[len(COSTS) + 3 :] = [cell.replace(" (", "\n(") for cell in cells[len(COSTS) + 3 :]]
+            table.add_row(*(Text(cells[i]) for i in shown))
+        yield table
+
+
+def markdown(rows: Sequence[SweepRow], against: str | None) -> str:
+    """The table in Markdown, a section per stage."""
+    blocks = []
+    for stage, lines in by_stage(rows):
+        heads = column_heads(lines)
+        blocks.append(f"### {stage}\n" if stage else "")
+        blocks.append("| " + " | ".join(heads) + " |\n|---|" + "---:|" * (len(heads) - 1))
+        for cells in table_cells(lines):
+            blocks.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        blocks.append("")
+    return "\n".join([*blocks, note(rows, against), ""]).lstrip()
+
+
+def latex(rows: Sequence[SweepRow], against: str | None) -> str:
+    """The table in LaTeX (package booktabs), a tabular per stage."""
+    blocks = []
+    for stage, lines in by_stage(rows):
+        heads = column_heads(lines)
+        body = [" & ".join(map(_tex, cells)) + r" \\" for cells in (heads, *table_cells(lines))]
+        blocks += [f"% stage {stage}"] if stage else []
+        blocks += [r"\begin{tabular}{l" + "r" * (len(heads) - 1) + "}", r"\toprule", body[0], r"\midrule"]
+        blocks += [*body[1:], r"\bottomrule", r"\end{tabular}", ""]
+    return "\n".join([*blocks, f"% {note(rows, against)}", ""])
+
+
+def rows_csv(rows: Sequence[SweepRow]) -> str:
+    """A line per row and stage, without the values of each seed, which :func:`cells_csv` has."""
+    lines = []
+    for row in rows:
+        fields = {key: value for key, value in asdict(row).items() if key not in ("metrics", "failed", "scores")}
+        lines.append({**fields, "seeds": len(row.seeds), "failed": len(row.failed)})
+    return _csv(lines)
+
+
+def cells_csv(rows: Sequence[SweepRow]) -> str:
+    """A line per row, stage, seed and metric."""
+    return _csv(
+        [
+            {"row": row.row, "stage": row.stage, "seed": seed, "metric": name, "value": value}
+            for row in rows
+            for name, values in row.metrics.items()
+            for seed, value in zip(row.seeds, values, strict=True)
+        ]
+    )
+
+
+def by_stage(rows: Sequence[SweepRow]) -> Iterable[tuple[str, list[SweepRow]]]:
+    """Each stage with its rows."""
+    for stage in dict.fromkeys(row.stage for row in rows):
+        yield stage, [row for row in rows if row.stage == stage]
+
+
+def column_heads(rows: Sequence[SweepRow]) -> list[str]:
+    """The heads of one stage's table."""
+    targets = ["rounds to target", "MB to target"] if any(row.target is not None for row in rows) else []
+    return ["row", _metric(rows), "p", *COSTS.values(), *targets]
+
+
+def table_cells(rows: Sequence[SweepRow]) -> list[list[str]]:
+    """The cells of each row, as many as :func:`column_heads`."""
+    columns = len(column_heads(rows))
+    mixed = _metric(rows) == "score"
+    lines = []
+    for row in rows:
+        p = "" if row.p is None else "<0.001" if row.p < 0.001 else f"{row.p:.3f}"
+        cells = [row.row, _score(row, mixed), p, *(figure(getattr(row, key)) for key in COSTS)]
+        if row.target is not None:
+            some = f" ({row.reached} of {len(row.seeds)})" if 0 < row.reached < len(row.seeds) else ""
+            cells += [f"{figure(row.rounds_to_target)}{some}", figure(row.mb_to_target)]
+        lines.append(cells + [""] * (columns - len(cells)))
+    return lines
+
+
+def _score(row: SweepRow, mixed: bool) -> str:
+    """Mean and deviation; the metric before them where rows differ in it; how many seeds if some failed."""
+    score = "–" if row.mean is None else f"{row.mean:.4f}"
+    score += "" if row.sd is None else f" ± {row.sd:.4f}"
+    score = f"{row.metric} {score}" if mixed and row.mean is not None else score
+    if row.failed:
+        score += f" ({len(row.seeds)} of {len(row.seeds) + len(row.failed)})"
+    return score
+
+
+def _metric(rows: Sequence[SweepRow]) -> str:
+    """The metric of all rows; where they differ each score has its own before it."""
+    metrics = {row.metric for row in rows if row.metric}
+    return metrics.pop() if len(metrics) == 1 else "score"
+
+
+def _csv(lines: Sequence[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    if lines:
+        writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+    return text.getvalue()
+
+
+def _tex(word: str) -> str:
+    special = {"\\": r"\textbackslash{}", "±": r"$\pm$", "<": "$<$", "–": "--", "→": r"$\to$"}
+    special |= {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+    }
+    return "".join(special.get(letter, letter) for letter in word)

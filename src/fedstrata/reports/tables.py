@@ -1,0 +1,139 @@
+"""The numbers of a report, in one place, and the table of them for the terminal."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from fedstrata.reports.runs import Run, headline, score
+
+MB = 10**6
+"""Bytes in an MB; the report knows no MiB."""
+TERA = 10**12
+"""FLOPs in a TFLOP."""
+NOTE = (
+    "MB = 1 000 000 bytes: mean per client over all rounds, without the initial download. "
+    "TFLOP: work counted over all clients, not wall time."
+)
+
+
+def result_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """One row per run: what it gave and what it cost.
+
+    Of a run with stages the score is the last stage's and the costs are sums over the stages. A run without a
+    server model has as score the mean over its clients, and beside it ``spread``, their standard deviation.
+    ``up_mb``, ``down_mb`` and ``setup_mb`` (the initial download) are MB per client, ``total_mb`` is up and down
+    of all clients, ``tflops`` is 10^12 FLOPs of all clients, ``seconds`` is wall time. What is not known is None.
+    """
+    return [_row(run) for run in runs]
+
+
+def client_rows(run: Run) -> list[dict[str, Any]]:
+    """One row per client of a run or stage, from its own lines.
+
+    ``rounds`` counts those in which the client answered; ``up_mb`` and ``down_mb`` are MB after setup, ``tflops``
+    10^12 FLOPs, ``seconds`` wall time, ``loss`` the last one; ``score`` is the headline's, None if not measured.
+    """
+    rows = []
+    work_of, moved_of = _by_client(run.work), _by_client(run.transfers)
+    for client in run.clients:
+        work, moved = work_of[client], moved_of[client]
+        record = run.result["clients"].get(client) or run.partition["clients"][client]
+        rows.append(
+            {
+                "client": client,
+                "examples": record["examples"],
+                "rounds": len(work),
+                "up_mb": sum(line["bytes"] for line in moved if line["direction"] == "up") / MB,
+                "down_mb": sum(line["bytes"] for line in moved if line["direction"] == "down") / MB,
+                "tflops": sum(line["flops"] for line in work) / TERA,
+                "seconds": sum(line["seconds"] for line in work),
+                "loss": work[-1]["loss"] if work else None,
+                "score": headline(run, record.get("score")),
+            }
+        )
+    return rows
+
+
+def result_table(runs: Sequence[Run]) -> Table:
+    """The rows of ``result_rows`` as a table that fits a terminal of 80 columns."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=NOTE, caption_justify="left")
+    for header in ("run", "method"):
+        table.add_column(header, overflow="fold")
+    for header in ("score", "MB up\n/client", "MB down\n/client", "TFLOP", "seconds"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for row in result_rows(runs):
+        costs = [figure(row[key]) for key in ("up_mb", "down_mb", "tflops")]
+        cells = [row["run"], row["method"], _score_lines(row), *costs, f"{row['seconds']:,.1f}"]
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
+def score_figure(value: float | None) -> str:
+    """A score or loss to three decimals; one for values above 100, a dash for None."""
+    if value is None:
+        return "–"
+    return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3f}"
+
+
+def figure(value: float | None) -> str:
+    """An amount to three significant digits, one decimal from 100 on, at most three below 1; a dash for None."""
+    if value is None:
+        return "–"
+    if 0 < value < 0.001:
+        return "<0.001"
+    decimals = 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:,.{decimals}f}" if value else "0"
+
+
+def _by_client(lines: Sequence[dict[str, Any]]) -> defaultdict[str, list[dict[str, Any]]]:
+    grouped = defaultdict(list)
+    for line in lines:
+        grouped[line["client"]].append(line)
+    return grouped
+
+
+def _row(run: Run) -> dict[str, Any]:
+    result = run.result
+    value, spread = score(run)
+    methods = [stage.result["method"] for stage in run.stage_runs]
+    return {
+        "run": run.name,
+        "method": " → ".join(methods),
+        "task": result["task"],
+        "status": result["status"],
+        "headline": result["headline"],
+        "score": value,
+        "spread": spread,
+        "clients": len(run.clients),
+        "rounds": sum(stage.result["rounds"] for stage in run.stage_runs),
+        "up_mb": _per_client(run, "up"),
+        "down_mb": _per_client(run, "down"),
+        "setup_mb": _per_client(run, "setup"),
+        "total_mb": (result["bytes"]["up"] + result["bytes"]["down"]) / MB,
+        "tflops": result["flops"] / TERA,
+        "seconds": result["seconds"],
+    }
+
+
+def _score_lines(row: dict[str, Any]) -> str:
+    """The metric above its value, or the status of a run that has none."""
+    if row["score"] is None:
+        return "no score" if row["status"] == "finished" else str(row["status"])
+    tail = "" if row["spread"] is None else f" ± {score_figure(row['spread'])}"
+    if row["status"] != "finished":
+        tail += f" ({row['status']})"
+    return f"{row['headline']}\n{score_figure(row['score'])}{tail}"
+
+
+def _per_client(run: Run, key: str) -> float | None:
+    """MB per client, summed over the stages, whose clients may differ in number."""
+    if not all(stage.clients for stage in run.stage_runs):
+        return None
+    total: float = sum(stage.result["bytes"][key] / len(stage.clients) for stage in run.stage_runs)
+    return total / MB

@@ -1,0 +1,1 @@
+"""One run: its stages, output folder and result."""

@@ -1,0 +1,63 @@
+"""What of a run a caller may bring in place of what the job names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from fedstrata.job.tables import Job
+from fedstrata.plan.components import AT_SITES, identity, installed_name
+
+if TYPE_CHECKING:
+    from fedstrata.plan.plan import Method
+    from fedstrata.server.aggregate import Aggregate
+    from fedstrata.server.optimizer import ServerOptimizer
+    from fedstrata.tasks import Task, TaskContext
+    from fedstrata.wire.codec import Codec
+
+
+@dataclass(frozen=True)
+class Components:
+    """Objects of a caller's own; None for what the job names.
+
+    Attributes:
+        method: in place of ``[method]``, in every stage.
+        task: builds the task of every stage, in place of what ``[task] kind`` names.
+        codec: in place of ``[wire] dtype`` for parts of the model.
+        aggregate: begins a round's aggregate, in place of ``[server] aggregate``.
+        server_optimizer: in place of ``[server] optimizer``.
+    """
+
+    method: Method | None = None
+    task: Callable[[TaskContext], Task] | None = None
+    codec: Codec | None = None
+    aggregate: Callable[[], Aggregate] | None = None
+    server_optimizer: ServerOptimizer | None = None
+
+    def identities(self) -> dict[str, str]:
+        """Component -> what a resumed run compares: name and digest of its source and settings."""
+        return {
+            field.name: identity(getattr(self, field.name))
+            for field in fields(self)
+            if getattr(self, field.name) is not None
+        }
+
+    def installed(self) -> dict[str, tuple[str, str]]:
+        """Component -> (entry point, identity) of those that sites must have too.
+
+        Raises:
+            UserError: one of them is not installed as an entry point.
+        """
+        brought = {part: getattr(self, part) for part in AT_SITES if getattr(self, part) is not None}
+        return {part: (installed_name(part, own), identity(own)) for part, own in brought.items()}
+
+
+def check_between_sites(job: Job, components: Components) -> None:
+    """Refuse what sites cannot have.
+
+    Raises:
+        UserError: a class of the caller's own is not installed as an entry point.
+    """
+    if job.between_sites:
+        components.installed()

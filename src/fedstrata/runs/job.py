@@ -1,0 +1,39 @@
+"""A job from its file to checked rows; torch is imported only after that, as a mistake should not cost seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedstrata.data.prepare import prepare, prepare_test
+from fedstrata.errors import UserError
+from fedstrata.events import Event
+from fedstrata.job.file import Overrides, load
+from fedstrata.runs.components import Components, check_between_sites
+from fedstrata.runs.folder import check_output_dir
+
+if TYPE_CHECKING:
+    from fedstrata.runs.result import Result
+
+
+def run_job(
+    source: str | Path | Mapping[str, Any],
+    overrides: Overrides = (),
+    *,
+    resume: bool = False,
+    progress: Callable[[Event], None] | None = None,
+    components: Components = Components(),  # noqa: B008
+) -> Result:
+    """See :func:`fedstrata.run`."""
+    jobs = load(source, overrides, components.method)
+    if len({job.between_sites for job in jobs}) > 1:
+        raise UserError("[engine] name: must be the same in all stages")
+    base_dir = Path(source).resolve().parent if isinstance(source, str | Path) else None
+    check_output_dir(Path(jobs[0].output.dir), resume)
+    for job in jobs:
+        check_between_sites(job, components)
+    data = [prepare_test(job, base_dir) if job.between_sites else prepare(job, base_dir) for job in jobs]
+    from fedstrata.runs.stages import run_stages  # here, as it loads torch
+
+    return run_stages(jobs, data, base_dir, progress or (lambda event: None), components)

@@ -1,0 +1,57 @@
+"""What a user should know, or permit, before the first round."""
+
+from __future__ import annotations
+
+from fedstrata.data.prepare import Prepared
+from fedstrata.errors import UserError, plural
+from fedstrata.exchanges import EXCHANGES
+from fedstrata.job.tables import Job, method_name
+from fedstrata.models.checkpoints import Loaded
+from fedstrata.plan.plan import make_plan
+from fedstrata.plan.streams import SERVER, Streams
+from fedstrata.server.aggregate import make_aggregate
+from fedstrata.server.optimizer import make_server_optimizer
+from fedstrata.wire.codec import make_codec
+
+
+def check_names(job: Job) -> None:
+    """Look up what a job names in the registries of codecs, aggregates and server optimizers.
+
+    Raises:
+        UserError: one of them has no such name.
+    """
+    make_codec(job.wire.dtype)
+    make_aggregate(job.server.aggregate)
+    make_server_optimizer(job.server)
+
+
+def check_permission(job: Job) -> None:
+    """Nothing leaves a client that it does not allow.
+
+    Raises:
+        UserError: the method sends something else.
+    """
+    if job.method.exchange not in job.client.may_send:
+        raise UserError(
+            f"[client] may_send: is {job.client.may_send}, but {method_name(job.method)} as set here sends "
+            f"{EXCHANGES[job.method.exchange].permission}; "
+            f"may_send = {[*job.client.may_send, job.method.exchange]} permits it"
+        )
+
+
+def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int) -> tuple[str, ...]:
+    """What the user should know before the first round, a sentence each; ``tokens`` of all training examples."""
+    lines = []
+    if data.dropped:
+        lines.append(f"{plural(data.dropped, 'row')} without text or label dropped")
+    if job.model is not None and job.model.config is not None and job.model.tokenizer is None:
+        lines.append("the tokenizer was trained on all clients' training rows")
+    if loaded.fresh:
+        lines.append(f"newly initialized: {', '.join(loaded.fresh)}")
+    lines += EXCHANGES[job.method.exchange].notes(job, loaded.parts, len(data.shards), tokens)
+    streams = Streams(job.train.seed)
+    rounds = range(job.method.rounds)
+    plans = [make_plan(job.method, loaded.parts, job.task.kind, round, SERVER, streams) for round in rounds]
+    if never := set(loaded.fresh) - {part for plan in plans for part in plan.train}:
+        lines.append(f"{', '.join(sorted(never))}: newly initialized, and this method never trains it")
+    return tuple(lines)

@@ -1,0 +1,238 @@
+"""The training of one stage: server, exchange, engine and clients put together, and the loop run over them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedstrata.client.answer import ClientData, ClientRuntime
+from fedstrata.client.model_pass import plain_pass
+from fedstrata.client.setup import Ready
+from fedstrata.data.prepare import Prepared, population
+from fedstrata.engines.local import LocalEngine
+from fedstrata.events import Encoded, Event, StageStarted
+from fedstrata.exchanges import EXCHANGES
+from fedstrata.exchanges.exchange import ServerContext
+from fedstrata.job.tables import Job, method_name
+from fedstrata.models import checkpoints
+from fedstrata.models.parts import part_tensors
+from fedstrata.plan.kinds import Weights
+from fedstrata.plan.messages import Engine
+from fedstrata.plan.plan import Plan, make_plan
+from fedstrata.runs.components import Components
+from fedstrata.runs.notes import notes
+from fedstrata.server import state
+from fedstrata.server.aggregate import make_aggregate
+from fedstrata.server.cohort import RoundSettings
+from fedstrata.server.optimizer import make_server_optimizer
+from fedstrata.server.records import FileRecords
+from fedstrata.server.rounds import Half, Rounds
+from fedstrata.server.server import Server
+from fedstrata.sites.federation import Federation, RemoteStage, names_of, remote_engine
+from fedstrata.wire.files import write_bytes
+from fedstrata.wire.store import Store
+
+Tell = Callable[[Event], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One stage.
+
+    Attributes:
+        job: its job, every "auto" resolved.
+        data: its rows.
+        folder: its output folder.
+        tell: receives events.
+        components: objects of the caller's own.
+        federation: the sites; None where the clients are in this process.
+    """
+
+    job: Job
+    data: Prepared
+    folder: Path
+    tell: Tell
+    components: Components = field(default_factory=Components)
+    federation: Federation | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadyStage(Stage):
+    """A stage whose model and examples are loaded."""
+
+    ready: Ready
+
+    @property
+    def clients(self) -> list[str]:
+        """The clients' names, in canonical order."""
+        return list(self.ready.shards) if self.federation is None else names_of(self.job)
+
+
+def train_stage(stage: ReadyStage) -> None:
+    """Train a stage, or go on with it from its last committed round, and save its models."""
+    job, runtime, folder = stage.job, stage.ready.runtime, stage.folder
+    weights = _start_weights(runtime)
+    start = state.fingerprint(weights)
+    runtime.caches.on_encoded = lambda done, total: stage.tell(Encoded(done, total))
+    server = _make_server(stage, weights)
+    done, seconds = state.restore(folder, server, start)
+    began = time.monotonic() - seconds
+    streams = runtime.trainer.streams
+    plan = make_plan(job.method, server.parts, job.task.kind, 0, stage.clients[0], streams)
+    half = _server_half(stage, server, plan)
+    with _engine(stage, weights, server, half) as (engine, sizes):
+        _write_partition(stage, sizes)
+        write_bytes(folder / "parts.json", json.dumps(server.parts.records(), indent=1).encode())
+        rounds = Rounds(
+            method=job.method,
+            task=job.task.kind,
+            server=server,
+            engine=engine,
+            half=half,
+            streams=streams,
+            settings=round_settings(job),
+            score=_score(stage, plan),
+            records=FileRecords(folder),
+            commit=lambda changed, finished: state.commit(
+                folder, server, changed, finished, start, time.monotonic() - began
+            ),
+            tell=stage.tell,
+        )
+        tokens = int(stage.ready.train.tokens.lengths.sum())
+        said = notes(job, stage.ready.loaded, stage.data, tokens)
+        stage.tell(StageStarted(job.stage, method_name(job.method), job.method.rounds, done, sizes, said))
+        rounds.run(done)
+    _save_models(stage, server)
+
+
+def round_settings(job: Job) -> RoundSettings:
+    """How many clients take part, and how often the model is scored."""
+    return RoundSettings(
+        fraction=job.clients.fraction,
+        quorum=job.engine.quorum,
+        each_round=job.server.evaluate == "rounds",
+        own_tests=job.clients.test is not None,
+    )
+
+
+def _start_weights(runtime: ClientRuntime) -> Weights:
+    model, parts = runtime.working.model, runtime.working.parts
+    return {
+        part: {name: t.to("cpu", copy=True) for name, t in part_tensors(model, parts, [part]).items()}
+        for part in parts.names
+    }
+
+
+def _make_server(stage: ReadyStage, weights: Weights) -> Server:
+    table, own, runtime = stage.job.server, stage.components, stage.ready.runtime
+    begin = own.aggregate or make_aggregate(table.aggregate)
+    optimizer = own.server_optimizer or make_server_optimizer(table)
+    return Server(runtime.working.parts, weights, runtime.wire, begin, optimizer)
+
+
+def _server_half(stage: ReadyStage, server: Server, plan: Plan) -> Half:
+    labels = stage.data.labels
+    context = ServerContext(
+        method=stage.job.method,
+        server=server,
+        runtime=stage.ready.runtime,
+        clients=tuple(stage.clients),
+        plan=plan,
+        classes=None if labels is None else len(labels),
+        max_positions=checkpoints.max_positions(stage.ready.loaded.model),
+        folder=stage.folder / "state",
+    )
+    return EXCHANGES[stage.job.method.exchange].server(context)
+
+
+def _score(stage: ReadyStage, plan: Plan) -> Callable[[Server], dict[str, float]]:
+    """Scores the server's model on the common test rows."""
+    runtime, test, folder = stage.ready.runtime, stage.ready.test, stage.folder / "state" / "test"
+    working = runtime.working
+    whole = replace(plan, layers=tuple(range(working.parts.depth)), server=())
+
+    def score(server: Server) -> dict[str, float]:
+        working.load({part: (_tag(server, part), server.weights[part]) for part in working.parts.names})
+        cache = None
+        if plan.freeze_encoder:
+            cache = runtime.caches.open(test, np.arange(len(test)), folder)
+        return runtime.scorer.run(test, None, plain_pass(working, whole, cache))
+
+    return score
+
+
+@contextmanager
+def _engine(
+    stage: ReadyStage, start: Weights, server: Server, half: Half
+) -> Iterator[tuple[Engine, dict[str, int]]]:
+    """What reaches the clients, and how many examples each has."""
+    if stage.federation is not None:
+        remote = RemoteStage(
+            job=stage.job,
+            labels=stage.data.labels,
+            loaded=stage.ready.loaded,
+            server=server,
+            start=start,
+            layers=half.layers,
+            folder=stage.folder,
+            installed=stage.components.installed(),
+        )
+        with remote_engine(remote, stage.federation, stage.tell) as reached:
+            yield reached
+        return
+    ready, stores = stage.ready, stage.folder / "state" / "clients"
+    engine = LocalEngine(
+        runtimes=[ready.runtime],
+        handlers=EXCHANGES[stage.job.method.exchange].handlers,
+        data={
+            client: ClientData(ready.train, index, ready.test, ready.tests.get(client, {}), Store(stores / client))
+            for client, index in ready.shards.items()
+        },
+        shared={part: (server.versions[part], server.received(part)) for part in server.parts.names},
+        connect=half.connect,
+        interleaved=half.interleaved,
+        tell=stage.tell,
+    )
+    yield engine, {client: len(index) for client, index in ready.shards.items()}
+
+
+def _tag(server: Server, part: str) -> object:
+    """Cache tag: server weights and client weights are identical only for lossless wire types."""
+    version = server.versions[part]
+    return version if server.wire.codec.name == "fp32" or not version else ("server", version)
+
+
+def _write_partition(stage: ReadyStage, sizes: Mapping[str, int]) -> None:
+    """Who holds how many rows, examples and labels."""
+    ready, data = stage.ready, stage.data
+    clients: dict[str, Any] = {name: {"rows": n, "examples": n, "labels": None} for name, n in sizes.items()}
+    shards = population(stage.job.method.population, data.shards)
+    for client, index in ready.shards.items():
+        rows = shards[client]
+        labels = None if data.by is None else dict(sorted(Counter(data.by[i] for i in rows).items()))
+        clients[client] = {"rows": len(rows), "examples": len(index), "labels": labels}
+    tests = {name: len(index) for own in ready.tests.values() for name, index in own.items()}
+    test = sum(tests.values()) if tests else len(ready.test)
+    partition = {"clients": clients, "test": test, "tests": tests, "left_out": data.dropped}
+    write_bytes(stage.folder / "partition.json", json.dumps(partition, indent=1, ensure_ascii=False).encode())
+
+
+def _save_models(stage: ReadyStage, server: Server) -> None:
+    """The server's model; with one client that keeps parts, that client's. Others' on request."""
+    folder, loaded, clients = stage.folder, stage.ready.loaded, stage.clients
+    rounds = stage.job.method.rounds
+    personal = {client: Store(folder / "state" / "clients" / client).load(rounds) for client in clients}
+    whole = {name: tensor for weights in server.weights.values() for name, tensor in weights.items()}
+    own = {client: {**whole, **parts} for client, parts in personal.items() if parts}
+    for client, weights in own.items() if stage.job.output.client_models else ():
+        checkpoints.save(loaded, weights, folder / "clients" / client / "model")
+    alone = own.get(clients[0], whole) if len(clients) == 1 else whole
+    checkpoints.save(loaded, alone, folder / "model")

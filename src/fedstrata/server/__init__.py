@@ -1,0 +1,1 @@
+"""The server: the round loop, the merge, its state."""

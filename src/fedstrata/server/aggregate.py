@@ -1,0 +1,67 @@
+"""Aggregates: how the clients' replies become the round's result, which the server's optimizer then takes up.
+
+To add one: a class like :class:`WeightedMean` and a line in :data:`AGGREGATES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+
+from fedstrata.errors import UserError, did_you_mean
+from fedstrata.plan.kinds import Tensors
+
+
+class Aggregate(Protocol):
+    """Takes one round's replies, one after the other, in canonical order of the clients."""
+
+    def add(self, tensors: Mapping[str, torch.Tensor], weight: int, client: str) -> None:
+        """Take in one client's tensors, fp32, by the names they have in the model.
+
+        Args:
+            tensors: the tensors.
+            weight: the client's number of examples, as the server knows it.
+            client: its name.
+        """
+
+    def result(self) -> Tensors:
+        """The round's result for every tensor that anybody sent, fp32."""
+
+
+class WeightedMean:
+    """A running mean of tensors, weighted by examples; memory does not grow with the number of clients."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, torch.Tensor] = {}
+        self.weights: dict[str, int] = {}
+
+    def add(self, tensors: Mapping[str, torch.Tensor], weight: int, client: str) -> None:
+        """See :class:`Aggregate`. Sums are fp64: a weight times a count is exact in it."""
+        for name, tensor in tensors.items():
+            if name not in self.sums:
+                self.sums[name] = torch.zeros(tensor.shape, dtype=torch.float64)
+            self.sums[name].add_(tensor, alpha=weight)
+            self.weights[name] = self.weights.get(name, 0) + weight
+
+    def result(self) -> Tensors:
+        """The mean over those that sent each tensor."""
+        return {name: (total / self.weights[name]).float() for name, total in self.sums.items()}
+
+
+MakeAggregate = Callable[[], Aggregate]
+
+AGGREGATES: Mapping[str, MakeAggregate] = {"mean": WeightedMean}
+"""``[server] aggregate`` -> what begins a round with it."""
+
+
+def make_aggregate(name: str) -> MakeAggregate:
+    """What begins a round with the aggregate of a name.
+
+    Raises:
+        UserError: there is none.
+    """
+    if name not in AGGREGATES:
+        raise UserError(f"[server] aggregate: {name!r} is invalid; {did_you_mean(name, AGGREGATES)}")
+    return AGGREGATES[name]

@@ -1,0 +1,196 @@
+"""The server's side of split learning: layers that the clients' batches pass through."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from fedstrata.client.optimizer import make_optimizer, memory_of, step
+from fedstrata.client.working_model import WorkingModel
+from fedstrata.job.tables import Train
+from fedstrata.plan.kinds import Weights
+from fedstrata.plan.messages import Request
+from fedstrata.plan.streams import Streams
+from fedstrata.server.server import Server
+from fedstrata.server.split_session import LayerReplica, SplitSession, Traffic
+from fedstrata.wire.store import Store
+
+
+@dataclass(frozen=True)
+class LayerSettings:
+    """How the server's layers are held.
+
+    Attributes:
+        names: the parts, such as the layers 0 and 1.
+        copies: each client has a copy of its own, to be averaged; else there is one, which all share.
+        max_positions: most tokens of a text.
+        dtype: how hidden states and gradients travel.
+        folder: the server's own disk, for the optimizers' memory.
+    """
+
+    names: tuple[str, ...]
+    copies: bool
+    max_positions: int
+    dtype: str
+    folder: Path
+
+
+@dataclass
+class ServerLayers:
+    """The layers that the server holds and trains.
+
+    Sessions may be open at once, each in a thread of its own: one computes at a time, under ``lock``. Whose turn
+    it is on one set of layers is for the engine to say; with copies a session takes a free replica, the working
+    model's own before others, which are made only where several sessions are open.
+
+    Attributes:
+        working: a model that has them.
+        server: whose weights they start from.
+        settings: which, and how.
+        train: the job's ``[train]``.
+        streams: all randomness.
+    """
+
+    working: WorkingModel
+    server: Server
+    settings: LayerSettings
+    train: Train
+    streams: Streams
+    results: dict[str, tuple[Weights, Traffic]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        model, parts = self.working.model, self.working.parts
+        names = self.settings.names
+        own = LayerReplica(
+            modules=[model.get_submodule(f"{parts.stack}.{i}") for i in parts.depths(names)],
+            trained={name: model.get_parameter(name) for part in names for name in parts.shapes[part]},
+        )
+        self.replicas = [own]
+        self.lock = threading.RLock()
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.round = -1
+        self.thread = ThreadPoolExecutor(1, "layers")
+
+    @property
+    def persist(self) -> bool:
+        """The optimizers' memory goes on from round to round."""
+        return self.train.optimizer_state == "persist"
+
+    def begin(self, round: int) -> None:
+        """Make ready for the clients that train interleaved, or for the next in sequence."""
+        if self.settings.copies:
+            return
+        with self.lock:
+            [replica] = self.replicas
+            self._load(replica)
+            if self.optimizer is None or self.round != round or not self.persist:
+                self.optimizer = self._optimizer(replica, round, "all")
+            self.round = round
+
+    @contextmanager
+    def connect(self, request: Request) -> Iterator[SplitSession]:
+        """A session for one request; left by an exception it is abandoned."""
+        session = self.open(request)
+        try:
+            yield session
+        except BaseException:
+            self.abandon(session)
+            raise
+        self.close(session)
+
+    def open(self, request: Request) -> SplitSession:
+        """A session for one request; :meth:`close` or :meth:`abandon` ends it."""
+        trains = request.phase == "train"
+        with self.lock:
+            replica = self._free() if self.settings.copies else self.replicas[0]
+            replica.in_use = True
+            if self.settings.copies or not trains:
+                self._load(replica)
+            optimizer = None
+            if trains:
+                optimizer = self.optimizer
+                if self.settings.copies:
+                    optimizer = self._optimizer(replica, request.round, request.client)
+            return SplitSession(self, request, replica, optimizer)
+
+    def step(self, replica: LayerReplica, optimizer: torch.optim.Optimizer, rate: float) -> None:
+        """Begin one step of the layers; meanwhile the client goes on with its own layers."""
+        replica.stepping = self.thread.submit(step, optimizer, rate)
+
+    def wait(self) -> None:
+        """Wait for every step that was begun."""
+        for replica in self.replicas:
+            replica.wait()
+
+    def close(self, session: SplitSession) -> None:
+        """A client has trained, or been scored: the result waits for :meth:`collect`."""
+        with self.lock:
+            session.replica.wait()
+            request = session.request
+            weights: Weights = {}
+            if self.settings.copies and session.optimizer:
+                weights = self._copy(session.replica)
+                self._remember(session.replica, request.round, request.client, session.optimizer)
+            self.results[request.client] = weights, session.traffic
+            session.replica.in_use = False
+
+    def abandon(self, session: SplitSession) -> None:
+        """A client has broken off: its copy is forgotten; steps of the one shared set of layers stay made."""
+        with self.lock:
+            session.replica.in_use = False
+            session.replica.wait()
+
+    def collect(self, client: str) -> tuple[Weights, Traffic]:
+        """The client's copy of the layers, if it had one, and the bytes of its messages; once."""
+        return self.results.pop(client)
+
+    def end(self, round: int) -> Weights:
+        """What the one set of layers has become; nothing where there are copies."""
+        if self.settings.copies:
+            return {}
+        assert self.optimizer is not None
+        with self.lock:
+            self.wait()
+            self._remember(self.replicas[0], round, "all", self.optimizer)
+            return self._copy(self.replicas[0])
+
+    def _free(self) -> LayerReplica:
+        for replica in self.replicas:
+            if not replica.in_use:
+                return replica
+        self.replicas.append(self.replicas[0].another())
+        return self.replicas[-1]
+
+    def _load(self, replica: LayerReplica) -> None:
+        server, names = self.server, self.settings.names
+        if replica is self.replicas[0]:
+            self.working.load({part: (("server", server.versions[part]), server.weights[part]) for part in names})
+        else:
+            for part in names:
+                for name, tensor in server.weights[part].items():
+                    replica.trained[name].detach().copy_(tensor)
+        for parameter in replica.trained.values():
+            parameter.requires_grad_(True)
+
+    def _optimizer(self, replica: LayerReplica, round: int, whose: str) -> torch.optim.Optimizer:
+        if replica is self.replicas[0]:
+            self.working.changed(self.settings.names)
+        memory = Store(self.settings.folder / whose).load(round) if self.persist else {}
+        return make_optimizer(replica.trained, self.train, memory)
+
+    def _remember(self, replica: LayerReplica, round: int, whose: str, optimizer: torch.optim.Optimizer) -> None:
+        if self.persist:
+            Store(self.settings.folder / whose).save(round, memory_of(optimizer, replica.trained))
+
+    def _copy(self, replica: LayerReplica) -> Weights:
+        shapes = self.working.parts.shapes
+        return {
+            part: {name: replica.trained[name].detach().to("cpu", copy=True) for name in shapes[part]}
+            for part in self.settings.names
+        }

@@ -1,0 +1,142 @@
+"""The server: what it holds, what it sends to whom, and how the replies become the next model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from fedstrata.plan.kinds import Phase, Tensors, Weights
+from fedstrata.plan.messages import Reply, Request
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Plan
+from fedstrata.server.aggregate import MakeAggregate, WeightedMean
+from fedstrata.server.optimizer import AdaptiveOptimizer, ServerOptimizer
+from fedstrata.wire.codec import StateCodec, Wire, WireError
+
+
+@dataclass
+class Server:
+    """What the server knows.
+
+    Attributes:
+        parts: the model's parts.
+        weights: part -> its current tensors, fp32. A part is replaced, never changed in place.
+        wire: how parts travel.
+        begin_aggregate: makes a round's aggregate.
+        optimizer: what is done with the aggregate.
+        versions: part -> how often it has been replaced.
+        client_versions: client -> part -> the version that the client has.
+        moments: tensor name -> the optimizer's memory.
+        residual: part -> what its messages have left out so far, added to the next.
+    """
+
+    parts: Parts
+    weights: Weights
+    wire: Wire = field(default_factory=lambda: Wire(StateCodec("fp32")))
+    begin_aggregate: MakeAggregate = WeightedMean
+    optimizer: ServerOptimizer = field(default_factory=AdaptiveOptimizer)
+    versions: dict[str, int] = field(default_factory=dict)
+    client_versions: dict[str, dict[str, int]] = field(default_factory=dict)
+    moments: dict[str, Tensors] = field(default_factory=dict)
+    residual: Weights = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.versions = self.versions or dict.fromkeys(self.parts.names, 0)
+        self.aggregate = self.begin_aggregate()
+        self._messages: dict[str, tuple[int, tuple[Tensors, Tensors]]] = {}
+        self._checked: set[Plan] = set()
+
+    def request(self, round: int, client: str, plan: Plan, phase: Phase = "train") -> Request:
+        """What ``client`` is asked, with the parts it lacks; from now on it counts as holding them."""
+        if plan not in self._checked:
+            plan.check(self.parts)
+            self._checked.add(plan)
+        needed = shared_parts(self.parts, plan)
+        held = self.client_versions.setdefault(client, dict.fromkeys(self.parts.names, 0))
+        stale = [part for part in needed if held[part] != self.versions[part]]
+        held.update({part: self.versions[part] for part in stale})
+        versions = {part: self.versions[part] for part in needed}
+        return Request(round, client, plan, phase, versions, {part: self.outgoing(part) for part in stale})
+
+    def forget(self, client: str) -> None:
+        """A client did not answer: of what it was ever sent it may hold the start model alone."""
+        self.client_versions[client] = dict.fromkeys(self.parts.names, 0)
+
+    def outgoing(self, part: str) -> Tensors:
+        """A part as it travels; encoded once per version, whatever the number of clients."""
+        return self._message(part)[0]
+
+    def _message(self, part: str) -> tuple[Tensors, Tensors]:
+        """A part as it travels, and what that leaves out."""
+        version, message = self._messages.get(part, (-1, ({}, {})))
+        if version != self.versions[part]:
+            message = self.wire.encode(self.weights[part], residual=self.residual.get(part, {}))
+            self._messages[part] = self.versions[part], message
+        return message
+
+    def received(self, part: str) -> Tensors:
+        """The part as clients see it: version 0 exact, later versions after encoding and decoding."""
+        return self.wire.decode(self.outgoing(part)) if self.versions[part] else self.weights[part]
+
+    def check(self, plan: Plan, reply: Reply) -> None:
+        """Refuse a reply that does not hold what the plan sends.
+
+        Raises:
+            WireError: names, shapes or types differ, or a value is not finite.
+        """
+        for part in plan.send:
+            try:
+                self.wire.check(reply.weights.get(part, {}), self.parts.shapes[part], self.wire.changes)
+            except WireError as error:
+                raise WireError(f"{part}: {error}") from None
+
+    def accumulate(self, plan: Plan, reply: Reply, copies: Mapping[str, Tensors]) -> None:
+        """Check a reply and take it into the round's aggregate.
+
+        Args:
+            plan: the client's.
+            reply: what it sent.
+            copies: its copies of the server's layers, where it had some.
+
+        Raises:
+            WireError: the reply does not hold what the plan sends.
+        """
+        self.check(plan, reply)
+        for part in plan.send:
+            reference = self.received(part) if self.wire.changes else None
+            tensors = self.wire.decode(reply.weights[part], reference)
+            self.aggregate.add(tensors, reply.examples, reply.client)
+        for copy in copies.values():
+            self.aggregate.add(copy, reply.examples, reply.client)
+
+    def merge(self) -> list[str]:
+        """End a round: move every part that was sent. Returns the parts that changed."""
+        result, self.aggregate = self.aggregate.result(), self.begin_aggregate()
+        changed = [part for part in self.parts.names if self.parts.shapes[part].keys() & result.keys()]
+        for part in changed:
+            old = self.weights[part]
+            self.replace(part, {name: self._step(name, old[name], result[name]) for name in old})
+        return changed
+
+    def replace(self, part: str, new: Tensors) -> None:
+        """Make ``new`` the part's next version."""
+        version = self.versions[part]
+        sent = version and any(held[part] == version for held in self.client_versions.values())
+        if sent and (left := self._message(part)[1]):  # version 0 is shipped whole
+            self.residual[part] = left
+        self.weights[part] = new
+        self.versions[part] += 1
+
+    def _step(self, name: str, old: Tensor, aggregate: Tensor) -> Tensor:
+        moments = self.moments.get(name, {})
+        new = self.optimizer.step(old, aggregate, moments)
+        if moments:
+            self.moments[name] = moments
+        return new
+
+
+def shared_parts(parts: Parts, plan: Plan) -> list[str]:
+    """The parts of the plan's local model that come from the server."""
+    return [part for part in plan.builds(parts) if part not in plan.keep]

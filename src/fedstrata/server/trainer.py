@@ -1,0 +1,66 @@
+"""The server as the one that trains: on hidden states that clients sent of their texts, in place of the texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedstrata.client.feature_cache import CollectedFeatures
+from fedstrata.client.model_pass import CachedPass
+from fedstrata.client.trainer import StepCallback, Trainer, drain
+from fedstrata.plan.kinds import Tensors
+from fedstrata.plan.messages import Reply, Request
+from fedstrata.plan.plan import Plan
+from fedstrata.wire.store import Store, write_tensors
+
+NAME = "all"
+"""Client name used in records for server-side training."""
+
+
+@dataclass
+class ServerTrainer:
+    """Trains on the hidden states of all clients.
+
+    Attributes:
+        trainer: trains the model.
+        clients: the clients' names, in their order.
+        folder: where the hidden states are, and the optimizer's memory.
+    """
+
+    trainer: Trainer
+    clients: Sequence[str]
+    folder: Path
+    collected: CollectedFeatures | None = field(default=None, init=False)
+
+    def take(self, client: str, tensors: Tensors) -> None:
+        """Keep what a client sent: its checked ``features``, fp32, with ``tokens`` and ``labels``."""
+        write_tensors(self._path(client), tensors)
+
+    def train(self, plan: Plan, round: int, callback: StepCallback, span: tuple[float, float]) -> Reply:
+        """One round of training on everything that has come, from the weights that the model was loaded with.
+
+        ``span`` are the shares of the run's training that are done before and after.
+        """
+        if self.collected is None:
+            paths = [self._path(client) for client in self.clients]
+            self.collected = CollectedFeatures([path for path in paths if path.exists()], self.trainer.train)
+        store = Store(self.folder / "optimizer")
+        persist = self.trainer.train.optimizer_state == "persist"
+        request = Request(round, NAME, plan, "train", {}, {}, span=span)
+        model_pass = CachedPass(self.trainer.working, plan, self.collected)
+        steps = self.trainer.run(
+            request,
+            self.collected.examples(),
+            self.collected.index,
+            model_pass,
+            store.load(round) if persist else {},
+            callback,
+        )
+        reply, memory = drain(steps)
+        if memory:
+            store.save(round, memory)
+        return reply
+
+    def _path(self, client: str) -> Path:
+        return self.folder / f"{client}.safetensors"

@@ -1,0 +1,297 @@
+"""The server's end of split learning between machines: clients come to its layers, one stream each."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import math
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedstrata.errors import UserError
+from fedstrata.plan.kinds import Tensors
+from fedstrata.plan.messages import Request
+from fedstrata.server.layers import ServerLayers
+from fedstrata.server.split_session import SplitSession
+from fedstrata.sites.stream import (
+    KEEPALIVE_SECONDS,
+    METHOD,
+    OPTIONS,
+    SERVICE,
+    StreamHeader,
+    decode_stream_message,
+    encode_stream_message,
+    session_name,
+)
+from fedstrata.wire.codec import WireError
+
+import grpc  # isort: skip  (stream says first what is needed for it)
+
+MAX_STREAMS = 1000
+"""Streams that are open at once."""
+
+
+class SessionCanceled(Exception):
+    """The session was canceled by the server."""
+
+
+@dataclass(eq=False)
+class Session:
+    """A session that is expected or open.
+
+    Attributes:
+        request: what the client has been asked.
+        queue: the sessions that take turns with this one, in order, itself among them.
+        stream: the server's end of the stream, once the client has connected.
+        steps: of the client's round, once it has begun.
+        taken: steps taken.
+        mid_batch: a batch has gone forward and not yet backward.
+        waiting_since: monotonic time since which the server has waited for the client; inf when it is the server's
+            move.
+        ended: the client has ended the session.
+        closed: the session is over or canceled.
+        released: set when nothing of the session uses the layers any more.
+    """
+
+    request: Request
+    queue: list[Session] = field(default_factory=list)
+    stream: Any = None
+    steps: int | None = None
+    taken: int = 0
+    mid_batch: bool = False
+    waiting_since: float = math.inf
+    ended: bool = False
+    closed: bool = False
+    released: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def trains(self) -> bool:
+        """The client trains; else it is scored."""
+        return self.request.phase == "train"
+
+    def expected(self) -> tuple[str, ...]:
+        """The kinds that the client's next message may be of."""
+        if not self.trains:
+            return "forward", "end"
+        if self.steps is None:
+            return ("begin",)
+        if self.mid_batch:
+            return ("backward",)
+        return ("forward",) if self.taken < self.steps else ("end",)
+
+    def has_turn(self) -> bool:
+        """Round-robin: this client has taken the fewest steps of those not done, ties broken by client order."""
+        active = [s for s in self.queue if not s.closed and (s.steps is None or s.taken < s.steps)]
+        return min(active, key=lambda session: session.taken) is self
+
+
+class ActivationServer:
+    """The server's end: clients' batches pass through its layers.
+
+    Clients that train one set of layers take turns batch by batch, in the order of their requests and not of their
+    arrival; so do they in :class:`fedstrata.engines.local.LocalEngine`, with the same bits. A client that has
+    taken all its steps, disconnects or is dropped is no longer waited for. Where each client has its own copy of
+    the layers, or one client trains at a time, nobody waits.
+
+    Args:
+        layers: the server's layers.
+        address: "HOST:PORT" to listen on; port 0 takes an unused one.
+        tls: certificate chain and key (PEM); None: plain text, for tests on one machine.
+        deadline: seconds for which a client may keep the server waiting within its session before it is canceled;
+            the time for which the client waits for its turn or for the layers does not count.
+
+    Attributes:
+        port: the port that it listens on.
+
+    Raises:
+        UserError: the address cannot be listened on.
+    """
+
+    def __init__(
+        self, layers: ServerLayers, address: str, tls: tuple[bytes, bytes] | None, deadline: float
+    ) -> None:
+        self.layers, self.deadline = layers, deadline
+        self.sessions: dict[str, Session] = {}
+        self.tokens: dict[str, bytes] = {}
+        self.unknown_token = secrets.token_bytes(32)
+        self.changed = threading.Condition()
+        self.closing = threading.Event()
+        self.threads = ThreadPoolExecutor(MAX_STREAMS, "activation server")
+        options = list(_server_options(layers).items())
+        self.server = grpc.server(self.threads, options=options, maximum_concurrent_rpcs=MAX_STREAMS)
+        handler = grpc.stream_stream_rpc_method_handler(self._serve)
+        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+        self.port = self._listen(address, tls)
+        self.server.start()
+        self.watchdog = threading.Thread(target=self._watch, name="activation watchdog", daemon=True)
+        self.watchdog.start()
+
+    def __enter__(self) -> ActivationServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def expect(self, requests: Sequence[Request], tokens: Mapping[str, str]) -> None:
+        """Expect the sessions of these requests and no others; clients take turns in their order.
+
+        Args:
+            requests: of clients that train at once, or are scored; those without layers of the server are ignored.
+            tokens: client -> the token by which it is known, for the whole run.
+        """
+        for former in list(self.sessions.values()):
+            self._end(former)
+        sessions = [Session(request) for request in requests if request.plan.server]
+        for session in sessions:
+            takes_turns = session.trains and not self.layers.settings.copies
+            session.queue = [other for other in sessions if other.trains] if takes_turns else [session]
+        with self.changed:
+            self.tokens.update({client: token.encode() for client, token in tokens.items()})
+            self.sessions = {session.request.client: session for session in sessions}
+
+    def drop(self, client: str) -> None:
+        """Cancel a client's session and wait until nothing of it is left.
+
+        A client that has not answered must be dropped before the layers are used for anything else.
+        """
+        if session := self.sessions.get(client):
+            self._end(session)
+        self.layers.results.pop(client, None)
+
+    def close(self) -> None:
+        """Cancel all sessions and stop listening."""
+        self.closing.set()
+        for session in list(self.sessions.values()):
+            self._end(session)
+        self.server.stop(None).wait()
+        self.threads.shutdown()
+        self.watchdog.join()
+
+    def _listen(self, address: str, tls: tuple[bytes, bytes] | None) -> int:
+        try:
+            if tls:
+                chain, key = tls
+                return int(self.server.add_secure_port(address, grpc.ssl_server_credentials([(key, chain)])))
+            return int(self.server.add_insecure_port(address))
+        except RuntimeError:
+            raise UserError(f"cannot listen on {address} for the activations of clients") from None
+
+    def _end(self, session: Session) -> None:
+        """Cancel a session, and wait until nothing of it uses the layers."""
+        self._cancel(session)
+        if session.stream:
+            session.released.wait()
+
+    def _cancel(self, session: Session) -> None:
+        self._close(session)
+        if session.stream and not session.released.is_set():
+            session.stream.cancel()
+
+    def _close(self, session: Session) -> None:
+        with self.changed:
+            session.closed = True
+            self.changed.notify_all()
+
+    def _watch(self) -> None:
+        """Cancel sessions whose client exceeded the deadline, even in the middle of a write to it."""
+        while not self.closing.wait(min(1.0, self.deadline / 10)):
+            for session in list(self.sessions.values()):
+                if not session.closed and time.monotonic() - session.waiting_since > self.deadline:
+                    self._cancel(session)
+
+    def _serve(self, messages: Iterator[bytes], stream: Any) -> Iterator[bytes]:
+        """One stream; a message is read when the answer to the one before has been sent."""
+        session = self._authenticate(stream)
+        split: SplitSession | None = None
+        try:
+            split = self.layers.open(session.request)
+            session.waiting_since = time.monotonic()
+            for message in messages:
+                session.waiting_since = math.inf
+                answer = self._answer(session, split, message)
+                session.waiting_since = time.monotonic()
+                yield answer
+                if session.ended:
+                    break
+        except grpc.RpcError:
+            return
+        except SessionCanceled:
+            stream.abort(grpc.StatusCode.CANCELLED, "")
+        except WireError as error:
+            stream.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except Exception:
+            logging.getLogger(__name__).exception("the session of %s failed", session.request.client)
+            stream.abort(grpc.StatusCode.INTERNAL, "the layers failed; the server's log tells why")
+        finally:
+            try:
+                if split and not session.ended:
+                    self.layers.abandon(split)
+            finally:
+                self._close(session)
+                session.released.set()
+
+    def _authenticate(self, stream: Any) -> Session:
+        """The expected session of a stream; tokens are compared in constant time, failures are uninformative."""
+        metadata = dict(stream.invocation_metadata())
+        client = metadata.get("client-bin", b"").decode(errors="replace")
+        token = self.tokens.get(client, self.unknown_token)
+        if not hmac.compare_digest(metadata.get("token-bin", b""), token):
+            stream.abort(grpc.StatusCode.UNAUTHENTICATED, "client or token is not known")
+        with self.changed:
+            session = self.sessions.get(client)
+            expected = session is not None and not session.closed and session.stream is None
+            if session and expected and metadata.get("session") == session_name(session.request):
+                session.stream = stream
+                if not stream.add_callback(lambda: self._close(session)):
+                    session.closed = True
+                return session
+        stream.abort(grpc.StatusCode.FAILED_PRECONDITION, "this session is not expected")
+        raise AssertionError  # abort has raised
+
+    def _answer(self, session: Session, split: SplitSession, message: bytes) -> bytes:
+        header, tensors = decode_stream_message(message)
+        if header.kind not in session.expected():
+            raise WireError(f"{header.kind}: cannot come now; expected {' or '.join(session.expected())}")
+        result: Tensors = {}
+        if header.span:
+            if (header.span.begin, header.span.end) != session.request.span:
+                raise WireError("begin: another share of the run than the client was asked for")
+            split.begin(header.span)
+            session.steps = header.span.steps
+        elif header.kind == "forward":
+            self._await_turn(session)
+            result = split.forward(tensors)
+        elif header.kind == "backward":
+            result = split.backward(tensors)
+        elif session.closed:
+            raise SessionCanceled
+        else:
+            self.layers.close(split)
+            session.ended = True
+        with self.changed:
+            session.mid_batch = session.trains and header.kind == "forward"
+            session.taken += header.kind == "backward"
+            self.changed.notify_all()
+        return encode_stream_message(StreamHeader(header.kind, header.span), result)
+
+    def _await_turn(self, session: Session) -> None:
+        with self.changed:
+            self.changed.wait_for(lambda: session.closed or session.has_turn())
+            if session.closed:
+                raise SessionCanceled
+
+
+def _server_options(layers: ServerLayers) -> dict[str, int]:
+    """gRPC options; no message may be larger than twice a batch's hidden states in fp32 (scoring batches)."""
+    batch = layers.train.batch_size * layers.settings.max_positions * layers.working.parts.hidden * 4
+    return {
+        **OPTIONS,
+        "grpc.http2.min_recv_ping_interval_without_data_ms": KEEPALIVE_SECONDS * 500,
+        "grpc.max_receive_message_length": 2 * batch + 2**16,
+        "grpc.so_reuseport": 0,
+    }

@@ -1,0 +1,112 @@
+"""TLS certificates of a federation's server: new ones for local tests, and checks of the user's own."""
+
+from __future__ import annotations
+
+import ssl
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from fedstrata.errors import UserError
+
+YEAR = timedelta(days=365)
+CLOCK_SKEW = timedelta(days=1)
+"""How far a site's clock may be behind the server's."""
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """Content of PEM files.
+
+    Attributes:
+        ca: certificate of the CA.
+        certificate: the server's.
+        key: the server's private key.
+        ca_key: the CA's private key; None where it is somebody else's.
+        end: when a new certificate ends; None for the user's own.
+    """
+
+    ca: bytes
+    certificate: bytes
+    key: bytes
+    ca_key: bytes | None = None
+    end: datetime | None = None
+
+
+def make_certificates(host: str) -> Certificates:
+    """A new CA, and a certificate that it has signed: for a year, for ``host`` and for this machine.
+
+    Raises:
+        UserError: the name of the host cannot be written in a certificate.
+    """
+    import trustme
+
+    now = datetime.now(UTC)
+    ca = trustme.CA(path_length=0, organization_name="FedStrata", organization_unit_name="CA for local tests")
+    try:
+        server = ca.issue_cert(
+            *dict.fromkeys((host, "localhost", "127.0.0.1", "::1")),
+            organization_name="FedStrata",
+            organization_unit_name="server",
+            not_before=now - CLOCK_SKEW,
+            not_after=now + YEAR,
+        )
+    except UnicodeError as error:  # of which the errors of internationalized names are
+        raise UserError(f"federation: host: {host!r} cannot be named in a certificate ({error})") from None
+    return Certificates(
+        ca=ca.cert_pem.bytes(),
+        certificate=server.cert_chain_pems[0].bytes(),
+        key=server.private_key_pem.bytes(),
+        ca_key=ca.private_key_pem.bytes(),
+        end=now + YEAR,
+    )
+
+
+def read_certificates(ca: Path, certificate: Path, key: Path, host: str) -> Certificates:
+    """The user's own certificate files, tried in a handshake with a client that trusts ``ca`` and wants ``host``.
+
+    Raises:
+        UserError: a file cannot be read or is of another kind, or the handshake fails.
+    """
+    contents = [_read(which, path) for which, path in (("ca", ca), ("certificate", certificate), ("key", key))]
+    for which, path in (("ca", ca), ("certificate", certificate)):
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+        except ssl.SSLError:
+            raise UserError(f"tls: {which}: {path} holds no certificate in PEM form") from None
+    client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    client.hostname_checks_common_name = False
+    client.load_verify_locations(ca)
+    try:
+        server.load_cert_chain(certificate, key, password="")
+    except ssl.SSLError as error:
+        if "MISMATCH" in (error.reason or ""):
+            raise UserError(f"tls: key: {key} is not the key of {certificate}") from None
+        raise UserError(f"tls: key: {key} holds no private key in PEM form without passphrase") from None
+    try:
+        _handshake(client, server, host)
+    except ssl.SSLError as error:
+        reason = getattr(error, "verify_message", error.reason).rstrip(".")
+        raise UserError(
+            f"tls: certificate: {certificate} does not prove to a site that trusts {ca} that it reaches {host!r} "
+            f"({reason})"
+        ) from None
+    return Certificates(contents[0], contents[1], contents[2])
+
+
+def _handshake(client: ssl.SSLContext, server: ssl.SSLContext, host: str) -> None:
+    """A TLS handshake in memory."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client_side = client.wrap_bio(to_client, to_server, server_hostname=host)
+    server_side = server.wrap_bio(to_server, to_client, server_side=True)
+    for side in (client_side, server_side, client_side):
+        with suppress(ssl.SSLWantReadError):
+            side.do_handshake()
+
+
+def _read(which: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"tls: {which}: {path} cannot be read ({error.strerror})") from None

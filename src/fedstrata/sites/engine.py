@@ -1,0 +1,267 @@
+"""The engine over sites: requests go out as messages; a site may take until the deadline, whatever happens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from fedstrata.events import Event, Waiting
+from fedstrata.plan.messages import NoReply, Reply, Request
+from fedstrata.sites.messages import (
+    Envelope,
+    FarewellHeader,
+    RefusalHeader,
+    ReplyHeader,
+    WelcomeHeader,
+    decode_message,
+    decode_reply,
+    encode_message,
+    encode_request,
+)
+from fedstrata.wire.codec import WireError
+from fedstrata.wire.files import append_lines
+
+if TYPE_CHECKING:
+    from fedstrata.sites.activation_server import ActivationServer
+
+POLL_SECONDS = 0.1
+"""Between two polls for answers, at first; later a fiftieth of the time that has passed, up to a second."""
+RETRY_SECONDS = 5.0
+"""Before a lost message is sent again."""
+FAREWELL_SECONDS = 60.0
+"""Deadline of the last message of a stage."""
+REPORT_SECONDS = 5.0
+"""After which the sites that are not connected are reported."""
+
+Presence = tuple[int, str]
+"""A connected site: its number, and since when it has been connected."""
+Conversation = Generator[Callable[[], bytes], Envelope, Reply | WelcomeHeader]
+"""A conversation as a generator: yields a factory for the next message, receives the answer to it."""
+
+
+class Transport(Protocol):
+    """Carries messages to sites; see :class:`fedstrata.sites.flower.FlowerTransport`."""
+
+    def online(self) -> dict[str, Presence]:
+        """The sites that are connected now."""
+
+    def send(self, to: Presence, message: bytes, seconds: float) -> str:
+        """Send a message that expires after so many seconds; returns its id, empty if it cannot be sent."""
+
+    def receive(self, ids: Iterable[str]) -> Iterator[tuple[str, bytes | None]]:
+        """The answers to these messages that have arrived; None in place of an answer that will not come."""
+
+
+@dataclass
+class PendingReply:
+    """A conversation that has not ended.
+
+    Attributes:
+        conversation: the generator.
+        make_message: makes the next message, and makes it again if it was lost.
+        send_after: monotonic time from which the message may be sent.
+        message_id: of the message that was sent; empty while there is none.
+        presence: of the site when the message was sent.
+        sent_at: monotonic time at which it was sent.
+    """
+
+    conversation: Conversation
+    make_message: Callable[[], bytes]
+    send_after: float = 0.0
+    message_id: str = ""
+    presence: Presence | None = None
+    sent_at: float = 0.0
+
+
+@dataclass(frozen=True)
+class RemoteRun:
+    """One stage as its sites know it.
+
+    Attributes:
+        id: names the stage in every message.
+        names: the sites' names, in canonical order.
+        hello: makes a site's first message.
+        start: makes the message with the start model.
+        check: raises WireError for a reply that does not answer its request.
+        tokens: site -> its token for the activation stream.
+    """
+
+    id: str
+    names: Sequence[str]
+    hello: Callable[[str], bytes]
+    start: Callable[[], bytes]
+    check: Callable[[Request, Reply], None]
+    tokens: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class RemoteEngine:
+    """One stage's sites.
+
+    Attributes:
+        run: the stage.
+        transport: carries the messages.
+        deadline: seconds that a site has for its answer.
+        folder: the run's output folder, where every message's bytes are recorded.
+        on_event: receives events.
+        activation_server: where batches pass through the server's layers; None where the method has none.
+        welcomes: site that takes part -> its welcome.
+        refusals: site that will not take part -> the reason.
+        absent: sites that missed a deadline: they get requests, but are waited for only once they answer again.
+    """
+
+    run: RemoteRun
+    transport: Transport
+    deadline: float
+    folder: Path
+    on_event: Callable[[Event], None]
+    activation_server: ActivationServer | None = None
+    welcomes: dict[str, WelcomeHeader] = field(default_factory=dict, init=False)
+    refusals: dict[str, str] = field(default_factory=dict, init=False)
+    absent: set[str] = field(default_factory=set, init=False)
+
+    def clients(self) -> Sequence[str]:
+        """The sites' names."""
+        return self.run.names
+
+    def gather(self) -> list[NoReply]:
+        """Greet all sites and send them the start model; returns those that do not take part."""
+        conversations = {name: self._greet(name) for name in self.run.names}
+        replies = self._converse(conversations, -1, self.deadline)
+        return [reply for reply in replies if isinstance(reply, NoReply)]
+
+    def exchange(self, requests: Iterable[Request]) -> Iterator[Reply | NoReply]:
+        """One reply per request; a site that comes late to the run is greeted first."""
+        batch = list(requests)
+        if self.activation_server and batch[0].plan.server and batch[0].phase != "receive":
+            self.activation_server.expect(batch, self.run.tokens)
+        conversations = {request.client: self._request(request) for request in batch}
+        for reply in self._converse(conversations, batch[0].round, self.deadline):
+            if isinstance(reply, NoReply) and self.activation_server:
+                self.activation_server.drop(reply.client)
+            yield reply
+
+    def farewell(self, save: bool) -> None:
+        """Tell every site that the stage is over; a site that is offline or busy is not waited for."""
+        self.absent |= set(self.run.names)
+        conversations = {name: self._farewell(save) for name in self.welcomes}
+        list(self._converse(conversations, -1, FAREWELL_SECONDS))
+
+    def _greet(self, name: str) -> Conversation:
+        welcome = (yield partial(self.run.hello, name)).header
+        if isinstance(welcome, WelcomeHeader) and not welcome.holds:
+            welcome = (yield self.run.start).header
+        if not isinstance(welcome, WelcomeHeader):
+            raise WireError("does not greet back")
+        self.welcomes[name] = welcome
+        return welcome
+
+    def _request(self, request: Request) -> Conversation:
+        if request.client not in self.welcomes:
+            yield from self._greet(request.client)
+        envelope = yield partial(encode_request, self.run.id, request)
+        if not isinstance(envelope.header, ReplyHeader):
+            raise WireError("does not reply")
+        reply = decode_reply(envelope)
+        if reply.client != request.client:
+            raise WireError(f"answers as {reply.client!r}")
+        self.run.check(request, reply)
+        return reply
+
+    def _farewell(self, save: bool) -> Conversation:
+        welcome = (yield partial(encode_message, self.run.id, FarewellHeader(save=save))).header
+        if not isinstance(welcome, WelcomeHeader):
+            raise WireError("does not say farewell")
+        return welcome
+
+    def _converse(
+        self, conversations: Mapping[str, Conversation], round: int, deadline: float
+    ) -> Iterator[Reply | NoReply]:
+        """Hold several sites' conversations at once: the replies, and who gave none. A welcome yields nothing."""
+        start = time.monotonic()
+        pending: dict[str, PendingReply] = {}
+        for name, conversation in conversations.items():
+            if name in self.refusals:
+                yield NoReply(name, self.refusals[name])
+            else:
+                pending[name] = PendingReply(conversation, next(conversation))
+        reported: set[str] = set()
+        while pending:
+            now, online = time.monotonic(), self.transport.online()
+            self._send(round, pending, online, start + deadline)
+            yield from self._receive(round, pending, now)
+            if now > start + REPORT_SECONDS:
+                self._report_offline(pending.keys() - online.keys(), reported, start + deadline - now)
+            waits = any(reply.message_id or name not in self.absent for name, reply in pending.items())
+            if now > start + deadline or not waits:
+                for name in pending:
+                    self.absent.add(name)
+                    yield NoReply(name, "did not answer in time" if name in online else "is not connected")
+                return
+            time.sleep(min(1.0, max(POLL_SECONDS, (now - start) / 50)))
+
+    def _send(
+        self, round: int, pending: Mapping[str, PendingReply], online: Mapping[str, Presence], until: float
+    ) -> None:
+        """Send what is due to the sites that are online."""
+        for name, reply in pending.items():
+            if reply.message_id and online.get(name, reply.presence) != reply.presence:
+                reply.message_id = ""  # the site has restarted since, and has lost the message
+            if reply.message_id or name not in online or time.monotonic() < reply.send_after:
+                continue
+            message = reply.make_message()
+            reply.sent_at, reply.presence = time.monotonic(), online[name]
+            reply.message_id = self.transport.send(online[name], message, until - reply.sent_at)
+            reply.send_after = reply.sent_at + RETRY_SECONDS
+            self._record(round, name, "down", len(message), None)
+
+    def _receive(self, round: int, pending: dict[str, PendingReply], now: float) -> Iterator[Reply | NoReply]:
+        """Go on with the conversations that have an answer; those that end leave ``pending``."""
+        sent = {reply.message_id: name for name, reply in pending.items() if reply.message_id}
+        for message_id, answer in self.transport.receive(sent):
+            if (name := sent.pop(message_id, "")) == "":
+                continue  # a duplicate
+            pending[name].message_id, pending[name].send_after = "", now + RETRY_SECONDS
+            if answer is None:
+                continue
+            try:
+                self._continue(round, name, pending[name], answer)
+            except StopIteration as end:
+                del pending[name]
+                if isinstance(end.value, Reply):
+                    yield end.value
+            except WireError as error:
+                del pending[name]
+                self.welcomes.pop(name, None)  # the site may have lost the run's state: redo the handshake
+                yield NoReply(name, str(error))
+
+    def _continue(self, round: int, name: str, reply: PendingReply, answer: bytes) -> None:
+        self.absent.discard(name)
+        self._record(round, name, "up", len(answer), time.monotonic() - reply.sent_at)
+        reply.make_message, reply.send_after = reply.conversation.send(self._open(name, answer)), 0.0
+
+    def _open(self, name: str, answer: bytes) -> Envelope:
+        envelope = decode_message(answer, "welcome", "reply", "refusal")
+        header = envelope.header
+        if envelope.run != self.run.id:
+            raise WireError("answers for another run")
+        if isinstance(header, RefusalHeader):
+            if header.final:
+                self.refusals[name] = header.reason
+            raise WireError(header.reason)
+        return envelope
+
+    def _report_offline(self, offline: set[str], reported: set[str], seconds: float) -> None:
+        """Report sites that are waited for and not connected, each of them once."""
+        new = offline - reported
+        if new - self.absent:
+            reported |= new
+            self.on_event(Waiting(tuple(sorted(new)), seconds))
+
+    def _record(self, round: int, name: str, way: str, size: int, seconds: float | None) -> None:
+        record = {"round": round, "client": name, "direction": way, "bytes": size, "seconds": seconds}
+        append_lines(self.folder / "transport.jsonl", [record])

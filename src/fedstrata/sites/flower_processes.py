@@ -1,0 +1,169 @@
+"""Flower's processes: the commands that start them, what their logs mean, and the code that runs inside them.
+
+Flower 1.41 answers sites, users and its own helpers on one port. Other machines reach only what is for sites, see
+:class:`LoopbackOnlyMiddleware`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedstrata.errors import UserError
+from fedstrata.sites.checks import loopback
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "GRPC_VERBOSITY": "ERROR",
+}
+"""Environment of every process that imports Flower: no telemetry, nothing is installed."""
+
+
+def prepare_flower() -> None:
+    """Set the environment for Flower; to be called before it is imported.
+
+    Raises:
+        UserError: Flower is not installed.
+    """
+    os.environ.update(QUIET)
+    if importlib.util.find_spec("flwr") is None:
+        raise UserError("engine flower: needs the extra 'flower': pip install 'fedstrata[flower]'")
+
+
+def superlink(bind: str, port: int, tls: tuple[Path, Path, Path] | None, secret: Path) -> list[str]:
+    """The command that starts a SuperLink.
+
+    Args:
+        bind: address to listen on.
+        port: for sites, and on this machine for runs.
+        tls: CA, certificate and key; None for plain text and sites without keys.
+        secret: file with the secret by which a run identifies itself.
+    """
+    options = ["--insecure"]
+    if tls:
+        ca, certificate, key = map(str, tls)
+        options = ["--ssl-ca-certfile", ca, "--ssl-certfile", certificate, "--ssl-keyfile", key]
+        options += ["--enable-supernode-auth"]
+    options += ["--isolation", "process", "--host", bind, "--port", str(port)]
+    return _command("superlink", [*options, "--superexec-auth-secret-file", str(secret)])
+
+
+def supernode(server: str, port: int, tls: tuple[Path, Path] | None, secret: Path) -> list[str]:
+    """The command that starts a SuperNode.
+
+    Args:
+        server: ``host:port`` of the SuperLink.
+        port: on this machine, for the site's own process.
+        tls: CA of the server, private key of the site; None for plain text.
+        secret: file with the secret by which the site's own process identifies itself.
+    """
+    options = ["--insecure"]
+    if tls:
+        options = ["--root-certificates", str(tls[0]), "--auth-supernode-private-key", str(tls[1])]
+    options += ["--superlink", server, "--isolation", "process", "--host", "127.0.0.1", "--port", str(port)]
+    return _command("supernode", [*options, "--superexec-auth-secret-file", str(secret)])
+
+
+def failure_reason(log: str) -> str:
+    """Why a process ended, according to its log."""
+    for sign, reason in REASONS.items():
+        if sign in log:
+            return reason
+    lines = [line.strip() for line in log.splitlines() if "ERROR" in line]
+    return re.sub(r"\x1b\[\d+m", "", lines[-1]) if lines else "the connection was lost"
+
+
+REASONS = {
+    "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not signed by this site's ca, or is another host's",
+    "[code: 2004]": "the server does not accept this site: its key is not registered there, or the site was "
+    "connected within the last minute",
+    "WRONG_VERSION_NUMBER": "the server speaks plain text, this site TLS",
+    "address already in use": "its port is taken",
+}
+"""Text in Flower's logs -> what it means."""
+CONNECTED = "SuperNode ID:"
+"""Appears in the log of a SuperNode that the server has accepted."""
+
+
+def _command(program: str, options: list[str]) -> list[str]:
+    return [sys.executable, "-m", "fedstrata.sites.flower_processes", str(os.getpid()), program, *options]
+
+
+FLEET = re.compile(r"/v1/fleet/[\w-]+")
+"""Paths for sites; Flower requires the signature of a registered key for each call."""
+
+
+class LoopbackOnlyMiddleware:
+    """Lets other machines reach only what is for sites, and this one everything.
+
+    Flower's control API has no authentication: whoever reaches it may register a site or start a run.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer 403, or pass the call on."""
+        if scope["type"] == "http" and not FLEET.fullmatch(scope["path"]) and not _is_local(scope):
+            await send({"type": "http.response.start", "status": 403, "headers": []})
+            await send({"type": "http.response.body", "body": b"only from the server's own machine"})
+        else:
+            await self.app(scope, receive, send)
+
+
+def _is_local(scope: Mapping[str, Any]) -> bool:
+    """Whether the client is on this machine: its address is loopback, or the one that it connected to."""
+    client = (scope.get("client") or ("",))[0]
+    return loopback(client) or client == (scope.get("server") or (None,))[0]
+
+
+class AdaptivePoll:
+    """Takes the place of ``time`` in a SuperNode, which polls every 3 seconds: more often while messages come."""
+
+    def __init__(self) -> None:
+        self.last = time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep for a twentieth of the time since the last message: at least 0.2 s, at most ``seconds``."""
+        if seconds != IDLE_SECONDS:
+            self.last = time.monotonic()
+        time.sleep(min(seconds, max(0.2, (time.monotonic() - self.last) / 20)))
+
+
+IDLE_SECONDS = 3
+"""For which a SuperNode sleeps between two polls; its other sleeps are shorter."""
+
+
+def _main(parent: str, program: str, *options: str) -> None:
+    """Run a SuperLink or a SuperNode for as long as the parent process lives."""
+    prepare_flower()
+    from flwr.supercore.app_utils import start_parent_process_monitor
+
+    start_parent_process_monitor(int(parent))
+    sys.argv = [f"flower-{program}", *options]
+    if program == "superlink":
+        from flwr.superlink import extensions
+        from flwr.superlink.cli import flower_superlink
+        from starlette.middleware import Middleware
+
+        extensions.get_middleware = lambda: (Middleware(LoopbackOnlyMiddleware),)
+        flower_superlink()
+    else:
+        from flwr.supernode import start_client_internal
+        from flwr.supernode.cli import flower_supernode
+
+        start_client_internal.time = AdaptivePoll()
+        flower_supernode()
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

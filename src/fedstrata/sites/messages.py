@@ -1,0 +1,210 @@
+"""What the server and a site send each other: every message is one safetensors file with a small checked header.
+
+    the server                                    a site
+    Hello    the job, and what its model is       Welcome   how many examples; whether it has the start model
+    Start    the start model                      Welcome
+    Request  one round's work                     Reply
+    Farewell the stage is over                    Welcome
+
+and in place of any answer a ``Refusal``. Tensors are named ``PART|NAME``. Nothing is taken from a message before
+it is checked: the header field by field here, the tensors by the caller, who knows what they must be
+(:func:`fedstrata.wire.codec.check`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import safetensors.torch
+from pydantic import Field, ValidationError
+from safetensors import SafetensorError
+
+from fedstrata.plan.kinds import Weights
+from fedstrata.plan.messages import Reply, Request
+from fedstrata.sites.headers import Count, Header, from_header, header_model, to_header
+from fedstrata.wire.codec import WireError
+
+RequestHeader = header_model(Request)
+ReplyHeader = header_model(Reply)
+
+
+class HelloHeader(Header):
+    """What a site must know to decide whether it takes part in a run.
+
+    Attributes:
+        version: of FedStrata; both ends must have the same.
+        stage: name of the job's stage.
+        job: the job's tables ``task``, ``method``, ``train``, ``head`` and ``wire``.
+        long_text: the job's ``data.long_text``.
+        share: share of the site's own rows to hold out for testing where it names no test rows; 0 for none.
+        labels: class names in order.
+        start: fingerprint of the start model, see :func:`fedstrata.server.state.fingerprint`.
+        stream: (port, session token, timeout in seconds) of the activation stream.
+        components: own ``method``, ``task`` or ``codec`` of the run -> (entry point, identity), see
+            :mod:`fedstrata.plan.components`.
+    """
+
+    version: str
+    stage: str
+    job: dict[str, Any]
+    long_text: Literal["chunk", "truncate", "pack"] | None
+    share: Annotated[float, Field(ge=0, lt=1)]
+    labels: tuple[str, ...] | None
+    start: str
+    stream: tuple[int, str, float] | None = None
+    components: dict[str, tuple[str, str]] = Field(default_factory=dict, max_length=3)
+
+
+class StartHeader(Header):
+    """The start model; its tensors come with this header."""
+
+
+class FarewellHeader(Header):
+    """The stage is over.
+
+    Attributes:
+        save: the site has personal parts, so it saves its own model.
+    """
+
+    save: bool
+
+
+class WelcomeHeader(Header):
+    """The site takes part.
+
+    Attributes:
+        examples: number of its training examples.
+        holds: it has the start model.
+    """
+
+    examples: Count
+    holds: bool
+
+
+class RefusalHeader(Header):
+    """The site does not do what the message asks for.
+
+    Attributes:
+        reason: a sentence without its subject.
+        final: the answer will be the same for the rest of the run.
+    """
+
+    reason: Annotated[str, Field(max_length=1000)]
+    final: bool
+
+
+BLOCK = 4096
+"""Headers are padded to a multiple of this many bytes: equal tensors then have equal offsets in the messages for
+different sites, so that a transport that sends messages in chunks can recognize equal chunks."""
+KINDS: dict[str, type[Header]] = {
+    "hello": HelloHeader,
+    "start": StartHeader,
+    "request": RequestHeader,
+    "farewell": FarewellHeader,
+    "welcome": WelcomeHeader,
+    "reply": ReplyHeader,
+    "refusal": RefusalHeader,
+}
+"""Kind of message -> its header."""
+DECODE_ERRORS = (
+    SafetensorError,
+    ValidationError,
+    json.JSONDecodeError,
+    UnicodeDecodeError,
+    KeyError,
+    TypeError,
+    RuntimeError,
+)
+"""Raised by the libraries for bytes that are no message."""
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """A decoded message.
+
+    Attributes:
+        run: the run it belongs to.
+        header: checked.
+        weights: its tensors by part, still to be checked.
+    """
+
+    run: str
+    header: Header
+    weights: Weights
+
+
+def encode_message(run: str, header: Header, weights: Weights = {}) -> bytes:  # noqa: B006
+    """The bytes of a message."""
+    kind = next(kind for kind, model in KINDS.items() if type(header) is model)
+    flat = {f"{part}|{name}": t.contiguous() for part, tensors in weights.items() for name, t in tensors.items()}
+    metadata = {
+        "kind": kind,
+        "run": run,
+        "header": json.dumps(header.model_dump()),
+        "parts": json.dumps(list(weights)),
+    }
+    metadata["pad"] = " " * (-len(json.dumps(metadata, ensure_ascii=False).encode()) % BLOCK)
+    return bytes(safetensors.torch.save(flat, metadata))
+
+
+def decode_message(message: bytes, *kinds: str) -> Envelope:
+    """The content of a message, which must be of one of these kinds; its tensors are still to be checked.
+
+    Raises:
+        WireError: it is of none of these kinds, or its header is invalid.
+    """
+    expected = " or ".join(kinds)
+    try:
+        tensors = safetensors.torch.load(message)
+        metadata = read_metadata(message)
+        if metadata["kind"] not in kinds:
+            raise WireError(f"not a {expected}: is a {metadata['kind']}")
+        header = KINDS[metadata["kind"]].model_validate_json(metadata["header"])
+        parts = json.loads(metadata["parts"])  # in the sender's order; safetensors sorts by its own
+        weights: Weights = {str(part): {} for part in parts}
+    except DECODE_ERRORS as error:
+        raise WireError(f"not a {expected}: {first_line(error)}") from None
+    for key, tensor in tensors.items():
+        part, _, name = key.partition("|")
+        if part not in weights:
+            raise WireError(f"tensor {key!r}: belongs to no part")
+        weights[part][name] = tensor
+    return Envelope(str(metadata["run"]), header, weights)
+
+
+def read_metadata(message: bytes) -> dict[str, str]:
+    """The metadata of a safetensors file."""
+    size = int.from_bytes(message[:8], "little")
+    metadata: dict[str, str] = json.loads(message[8 : 8 + size])["__metadata__"]
+    return metadata
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an exception's text."""
+    return (str(error).strip().splitlines() or [""])[0]
+
+
+def encode_request(run: str, request: Request) -> bytes:
+    """The bytes of a request."""
+    return encode_message(run, to_header(request), request.parts)
+
+
+def decode_request(envelope: Envelope) -> Request:
+    """The request in a message of that kind; its tensors are still to be checked."""
+    assert isinstance(envelope.header, RequestHeader)
+    request: Request = from_header(envelope.header, parts=envelope.weights)
+    return request
+
+
+def encode_reply(run: str, reply: Reply) -> bytes:
+    """The bytes of a reply."""
+    return encode_message(run, to_header(reply), reply.weights)
+
+
+def decode_reply(envelope: Envelope) -> Reply:
+    """The reply in a message of that kind; its weights are still to be checked."""
+    assert isinstance(envelope.header, ReplyHeader)
+    reply: Reply = from_header(envelope.header, weights=envelope.weights)
+    return reply

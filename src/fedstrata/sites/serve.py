@@ -1,0 +1,287 @@
+"""The two long-running daemons: ``serve`` at the server, to which sites connect, and ``join`` at a site."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedstrata.errors import UserError
+from fedstrata.sites.checks import join_address, loopback
+from fedstrata.sites.settings import ServerSettings, SiteSettings
+
+if TYPE_CHECKING:
+    from fedstrata.plan.messages import Request
+    from fedstrata.sites.service import ReachServer
+
+LOG = logging.getLogger("fedstrata.site")
+RESTART_SECONDS = 5.0
+"""Before a process that ended is started again. Flower refuses a site for a minute after it was killed."""
+STARTUP_SECONDS = 60.0
+"""For a process to come up, and to go down."""
+PRIVATE_UMASK = 0o077
+"""Files of a federation are for its user alone."""
+Say = Callable[[str], None]
+"""Prints a line."""
+Process = subprocess.Popen[bytes]
+
+
+def serve(settings: ServerSettings, say: Say, insecure: bool = False) -> None:
+    """Run the server of a federation until interrupted.
+
+    Raises:
+        UserError: a port is taken, or Flower's server does not come up.
+    """
+    from fedstrata.sites import flower_processes
+
+    flower_processes.prepare_flower()
+    _check_insecure(insecure, settings.host)
+    _check_port_free(settings.bind, settings.port)
+    os.umask(PRIVATE_UMASK)
+    tls = None if insecure else (settings.tls.ca, settings.tls.certificate, settings.tls.key)
+    log = settings.home / "logs" / "superlink.log"
+    command = flower_processes.superlink(settings.bind, settings.port, tls, secret_file(settings.home))
+
+    def wait_until_up(process: Process) -> None:
+        _register_sites(settings, insecure, process, log)
+        server = join_address(settings.host, settings.port)
+        say(f"serving at {server} for {', '.join(settings.sites)}; log {log}")
+
+    with _interruptible():
+        _supervise(command, log, settings.home, threading.Event(), say, wait_until_up)
+
+
+def _register_sites(settings: ServerSettings, insecure: bool, process: Process, log: Path) -> None:
+    """Register the sites at Flower's server as soon as it answers.
+
+    Raises:
+        UserError: it ends, or does not answer in time.
+    """
+    import httpx
+
+    from fedstrata.sites import flower, flower_processes
+
+    server = join_address(settings.host, settings.port)
+    ca = None if insecure else settings.tls.ca.read_bytes()
+    until = time.monotonic() + STARTUP_SECONDS
+    while True:
+        try:
+            flower.register(server, ca, {} if insecure else settings.sites)
+        except httpx.HTTPError as error:
+            if process.poll() is not None or time.monotonic() > until:
+                why = flower_processes.failure_reason(_tail(log))
+                raise UserError(f"serve: Flower's server does not come up: {why} ({error})") from None
+            time.sleep(0.2)
+        else:
+            return
+
+
+def join(settings: SiteSettings, say: Say, insecure: bool = False) -> None:
+    """Take part in a federation's runs as a site until interrupted.
+
+    Raises:
+        UserError: the settings do not fit this machine.
+    """
+    import torch
+
+    from fedstrata.sites import flower, flower_processes
+    from fedstrata.sites.service import SiteService
+
+    _check_insecure(insecure, settings.host)
+    os.umask(PRIVATE_UMASK)
+    if settings.device.threads:
+        torch.set_num_threads(settings.device.threads)
+    _check_rows(settings)
+    logs = settings.folder / "logs"
+    _log_to(logs / "site.log")
+    secret, port = secret_file(settings.folder), _unused_port()
+    tls = None if insecure else (settings.ca, settings.key)
+    command = flower_processes.supernode(settings.server, port, tls, secret)
+    service = SiteService(settings, _log_step, _reach(settings, None if insecure else settings.ca.read_bytes()))
+    stop, log = threading.Event(), logs / "supernode.log"
+    supervision = (
+        command,
+        log,
+        settings.folder,
+        stop,
+        say,
+        partial(_await_connection, settings.name, log, stop, say),
+    )
+    supervisor = threading.Thread(target=_supervise, args=supervision, daemon=True)
+    say(f"{settings.name}: joins {settings.server}; logs {logs}")
+    with _interruptible():
+        try:
+            supervisor.start()
+            flower.answer_messages(f"127.0.0.1:{port}", service.answer, stop, secret.read_bytes())
+        finally:
+            stop.set()
+            supervisor.join(STARTUP_SECONDS)
+
+
+def _await_connection(name: str, log: Path, stop: threading.Event, say: Say, process: Process) -> None:
+    """Wait until a SuperNode is connected, and say so every minute that it is not."""
+    from fedstrata.sites import flower_processes
+
+    start = time.monotonic()
+    while process.poll() is None and not stop.wait(0.2):
+        if flower_processes.CONNECTED in _tail(log):
+            say(f"{name}: connected")
+            return
+        if time.monotonic() - start > STARTUP_SECONDS:
+            say(f"{name}: the server does not answer; {log}")
+            start = time.monotonic()
+
+
+def _log_step(step: int, steps: int, loss: float, seen: int) -> None:
+    if step == steps or step % 50 == 0:
+        LOG.info("step %d of %d, loss %.4f", step, steps, loss)
+
+
+def _check_rows(settings: SiteSettings) -> None:
+    """Read one of the site's own rows, so that a mistake in its settings is reported now and not in a run.
+
+    Raises:
+        UserError: the rows cannot be read, or lack the columns of the text.
+    """
+    from fedstrata.data.read import read
+
+    data = settings.data
+    columns = [data.text] if isinstance(data.text, str) else data.text
+    for sources in (data.train, data.test):
+        for source in sources.values() if isinstance(sources, dict) else [sources] if sources else []:
+            if isinstance(source, str) and source.startswith("demo:"):
+                continue
+            try:
+                read(
+                    source, columns, names=data.columns, limit=1, base_dir=settings.home, documents=data.documents
+                )
+            except UserError as error:
+                try:  # files with a word per line, of a task that labels words
+                    read(source, columns, names=data.columns, limit=1, base_dir=settings.home, words=True)
+                except UserError:
+                    raise error from None
+
+
+def secret_file(folder: Path) -> Path:
+    """The file ``secret`` in a folder, readable by its owner alone; written if it does not exist."""
+    path = folder / "secret"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
+    return path
+
+
+def _reach(settings: SiteSettings, ca: bytes | None) -> ReachServer:
+    """Connects a request to the activation stream of the site's server, and of no other."""
+    from fedstrata.sites.activation_client import ActivationClient
+
+    def reach(request: Request, port: int, token: str, deadline: float) -> ActivationClient:
+        return ActivationClient(join_address(settings.host, port), request, token, ca, deadline)
+
+    return reach
+
+
+def _supervise(
+    command: Sequence[str],
+    log: Path,
+    home: Path,
+    stop: threading.Event,
+    say: Say,
+    wait_until_up: Callable[[Process], None],
+) -> None:
+    """Keep one of Flower's processes running until ``stop`` is set; its output goes to ``log``."""
+    from fedstrata.sites import flower_processes
+
+    log.parent.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "FLWR_HOME": str(home / "flower")}
+    while not stop.is_set():
+        with suppress(FileNotFoundError):
+            log.replace(log.with_suffix(".old.log"))
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
+            )
+        try:
+            wait_until_up(process)
+            while process.poll() is None and not stop.wait(0.2):
+                pass
+        finally:
+            _end(process)
+        if not stop.is_set():
+            say(f"{flower_processes.failure_reason(_tail(log))}; trying again in {RESTART_SECONDS:.0f} s")
+            stop.wait(RESTART_SECONDS)
+
+
+def _end(process: Process) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _tail(log: Path) -> str:
+    """The end of a log."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 4000))
+        return file.read().decode(errors="replace")
+
+
+def _check_insecure(insecure: bool, host: str) -> None:
+    if insecure and not loopback(host):
+        raise UserError(f"--insecure: is for one machine alone (host = '127.0.0.1'), and the server is {host}")
+
+
+def _check_port_free(bind: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((bind, port))
+        except OSError as error:
+            raise UserError(f"serve: cannot listen on {join_address(bind, port)}: {error.strerror}") from None
+
+
+def _unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _log_to(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = RotatingFileHandler(path, maxBytes=10_000_000, backupCount=3, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    LOG.addHandler(handler)
+    LOG.setLevel(logging.INFO)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the block without a traceback."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,274 @@
+"""What a site does with the server's messages: it decides, keeps, trains, answers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fedstrata.client.answer import ClientData
+from fedstrata.client.setup import Ready, head_of, make_ready, resolve_auto
+from fedstrata.client.trainer import StepCallback
+from fedstrata.data.prepare import prepare_own
+from fedstrata.errors import UserError
+from fedstrata.job.file import load
+from fedstrata.job.tables import Job, method_name
+from fedstrata.models import checkpoints
+from fedstrata.models.cut import SplitLink
+from fedstrata.plan.kinds import Weights
+from fedstrata.plan.messages import Request
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import make_plan
+from fedstrata.plan.streams import Streams
+from fedstrata.server.state import fingerprint
+from fedstrata.sites.headers import Header
+from fedstrata.sites.messages import (
+    Envelope,
+    FarewellHeader,
+    HelloHeader,
+    RefusalHeader,
+    StartHeader,
+    WelcomeHeader,
+    decode_message,
+    decode_request,
+    encode_message,
+    encode_reply,
+)
+from fedstrata.sites.permission import Refused, check_limits, own_component, permit
+from fedstrata.sites.settings import SiteSettings
+from fedstrata.sites.site import Reach, Site
+from fedstrata.wire.codec import WireError, check, wire_spec
+from fedstrata.wire.files import write_bytes
+from fedstrata.wire.store import Store, write_tensors
+
+LOG = logging.getLogger("fedstrata.site")
+FILES = re.compile(r"[\w-]+\.(json|txt|model|jinja)")
+"""What a model's folder may hold beside its weights: nothing that runs."""
+
+ReachServer = Callable[[Request, int, str, float], AbstractContextManager[SplitLink]]
+"""Opens the way to the server's layers: for a request, to a port, with a token, with a deadline in seconds."""
+
+
+@dataclass
+class SiteRun:
+    """A site's part in one run.
+
+    Attributes:
+        hello: how the run began.
+        job: the run's job, with the site's rows and device.
+        ready: its model and examples; None until the start model is here.
+        site: answers requests.
+    """
+
+    hello: HelloHeader
+    job: Job
+    ready: Ready | None = None
+    site: Site | None = None
+
+
+@dataclass
+class SiteService:
+    """A site between the runs and in them.
+
+    Attributes:
+        settings: of the site.
+        callback: called after every step.
+        reach: opens the way to the server's layers; None where there is none.
+    """
+
+    settings: SiteSettings
+    callback: StepCallback = lambda step, steps, loss, seen: None
+    reach: ReachServer | None = None
+    runs: dict[str, SiteRun] = field(default_factory=dict)
+
+    def answer(self, message: bytes) -> bytes:
+        """The answer to a message; what goes wrong here is reported there in words of this file alone.
+
+        An empty message asks for the site's name.
+        """
+        if not message:
+            return self.settings.name.encode()
+        run = ""
+        try:
+            envelope = decode_message(message, "hello", "start", "request", "farewell")
+            run = envelope.run
+            if not re.fullmatch(r"[0-9a-f]{32}", run):
+                raise WireError("run: must be 32 hexadecimal digits")
+            del message  # so that its content is in memory once
+            return self._answer(envelope)
+        except Refused as error:
+            LOG.warning("run %s: refused: %s", run, error)
+            refusal = RefusalHeader(reason=f"refuses: {error}", final=True)
+        except WireError as error:
+            LOG.warning("run %s: cannot do what it is asked: %s", run, error)
+            refusal = RefusalHeader(reason=f"cannot do what it is asked: {error}"[:1000], final=False)
+        except UserError as error:
+            LOG.error("run %s: %s", run, error)
+            refusal = _failed("its data, model or device cannot be used; its own log says why")
+        except Exception as error:
+            LOG.exception("run %s", run)
+            refusal = _failed(f"{type(error).__name__}; its own log says more")
+        return encode_message(run, refusal)
+
+    def _answer(self, envelope: Envelope) -> bytes:
+        name, header, weights = envelope.run, envelope.header, envelope.weights
+        if isinstance(header, HelloHeader):
+            return encode_message(name, self._greet(name, header, weights))
+        run = self._run(name)
+        if isinstance(header, StartHeader):
+            return encode_message(name, self._take_start(name, run, weights))
+        if isinstance(header, FarewellHeader):
+            return encode_message(name, self._end(name, run, header.save))
+        site = self._site(name, run)
+        request = decode_request(envelope)
+        LOG.info("run %s: round %d: %s", name, request.round + 1, request.phase)
+        return encode_reply(name, site.answer(request))
+
+    def _greet(self, name: str, hello: HelloHeader, files: Weights) -> Header:
+        if hello.version != (here := version("fedstrata")):
+            raise Refused(f"its FedStrata is {here}, the server's {hello.version}")
+        folder = self._folder(name)
+        job = self._job(hello, folder)
+        permit(self.settings, job)
+        for file, content in files.get("files", {}).items():
+            text = content.numpy().tobytes()
+            if not FILES.fullmatch(file) or (file.endswith(".json") and "auto_map" in json.loads(text)):
+                raise Refused(f"the model comes with code of its own ({file})")
+            write_bytes(folder / "start" / file, text)
+        write_bytes(folder / "hello", encode_message(name, hello))
+        self.runs = {name: SiteRun(hello, job)}  # of other runs nothing stays in memory
+        LOG.info("run %s: %s, %s", name, hello.stage or "one stage", method_name(job.method))
+        return self._welcome(name, self.runs[name])
+
+    def _job(self, hello: HelloHeader, folder: Path) -> Job:
+        """The server's job over the site's own rows and device; of ``[data]`` the server says one key alone."""
+        own, sent = self.settings, hello.job
+        data = {key: value for key, value in own.data.model_dump().items() if value is not None}
+        if hello.long_text is not None:
+            data["long_text"] = hello.long_text
+        clients = {"test": hello.share} if hello.share and own.data.test is None else {}
+        task = {**sent.get("task", {}), "labels": None if hello.labels is None else list(hello.labels)}
+        train = {**sent.get("train", {}), "device": own.device.name}
+        job: dict[str, Any] = {
+            "model": {"name": str(folder / "start")},
+            "task": task,
+            "data": data,
+            "clients": {"count": 1, **clients},
+            "train": train,
+            **{table: sent[table] for table in ("method", "head", "wire") if table in sent},
+        }
+        method = None
+        if "method" in hello.components:
+            options = {key: value for key, value in sent.get("method", {}).items() if key != "name"}
+            method = own_component(hello, "method", options)
+        return resolve_auto(load(job, method=method)[0])
+
+    def _welcome(self, name: str, run: SiteRun) -> WelcomeHeader:
+        """What it has for the run; with the start model it is ready to train."""
+        holds = (self._folder(name) / "start" / "model.safetensors").exists()
+        if not holds:
+            return WelcomeHeader(examples=0, holds=False)
+        site = self._site(name, run)
+        return WelcomeHeader(examples=len(site.data.index), holds=True)
+
+    def _take_start(self, name: str, run: SiteRun, weights: Weights) -> Header:
+        folder = self._folder(name) / "start"
+        parts = self._parts(run, folder)
+        server = self._server_parts(run, parts)
+        shapes = {part: own for part, own in parts.shapes.items() if part not in server}
+        for part, own in shapes.items():
+            check(weights.get(part, {}), wire_spec(own, "fp32"))
+        in_order = {part: {tensor: weights[part][tensor] for tensor in own} for part, own in shapes.items()}
+        if fingerprint(in_order) != run.hello.start:
+            raise WireError("start model: is not the one that was announced")
+        write_tensors(folder / "model.safetensors", {n: t for own in weights.values() for n, t in own.items()})
+        return self._welcome(name, run)
+
+    def _site(self, name: str, run: SiteRun) -> Site:
+        if run.site is None:
+            folder = self._folder(name)
+            start = folder / "start"
+            data = prepare_own(run.job, self.settings.name, self.settings.home)
+            server = self._server_parts(run, self._parts(run, start))
+            task = own_component(run.hello, "task", None) if "task" in run.hello.components else None
+            codec = own_component(run.hello, "codec", {}) if "codec" in run.hello.components else None
+            run.ready = make_ready(run.job, data, str(start), server, task, codec)
+            run.site = Site(
+                name=self.settings.name,
+                method=run.job.method,
+                task=run.job.task.kind,
+                runtime=run.ready.runtime,
+                data=self._data(run.ready, folder),
+                folder=folder,
+                start=start / "model.safetensors",
+                limit=self.settings.limits.bytes_per_round,
+                callback=self.callback,
+                reach=self._reach(run),
+            )
+            check_limits(self.settings, run.site)
+        return run.site
+
+    def _data(self, ready: Ready, folder: Path) -> ClientData:
+        """The site's examples; it is scored on test rows of its own or not at all."""
+        name = self.settings.name
+        index = ready.shards[name]
+        tests = {name: ready.tests.get(name, {}).get(name, index[:0])}
+        return ClientData(ready.train, index, ready.test, tests, Store(folder))
+
+    def _parts(self, run: SiteRun, start: Path) -> Parts:
+        return checkpoints.parts_of(str(start), run.job.task.kind, run.hello.labels, head_of(run.job))
+
+    def _reach(self, run: SiteRun) -> Reach | None:
+        reach, stream = self.reach, run.hello.stream
+        if stream is None:
+            return None
+        if reach is None:
+            raise Refused("it has no way to send hidden states")
+        return lambda request: reach(request, *stream)
+
+    def _server_parts(self, run: SiteRun, parts: Parts) -> tuple[str, ...]:
+        """The layers that the server holds."""
+        job = run.job
+        streams = Streams(job.train.seed)
+        return make_plan(job.method, parts, job.task.kind, 0, self.settings.name, streams).server
+
+    def _end(self, name: str, run: SiteRun, save: bool) -> Header:
+        welcome = self._welcome(name, run)
+        if save:
+            site, ready = self._site(name, run), run.ready
+            assert ready is not None
+            weights = {n: t for own in site.model(run.job.method.rounds).values() for n, t in own.items()}
+            target = self.settings.folder / "models" / name
+            checkpoints.save(ready.loaded, weights, target)
+            LOG.info("run %s: this site's own model is in %s", name, target)
+        del self.runs[name]
+        shutil.rmtree(self._folder(name), ignore_errors=True)
+        LOG.info("run %s: over", name)
+        return welcome
+
+    def _run(self, name: str) -> SiteRun:
+        """A run, read again from the disk where this program has started since."""
+        if name not in self.runs:
+            path = self._folder(name) / "hello"
+            if not path.exists():
+                raise WireError("this run is not known here")
+            hello = decode_message(path.read_bytes(), "hello").header
+            assert isinstance(hello, HelloHeader)
+            self.runs = {name: SiteRun(hello, self._job(hello, self._folder(name)))}
+            permit(self.settings, self.runs[name].job)  # its settings may have changed
+        return self.runs[name]
+
+    def _folder(self, name: str) -> Path:
+        return self.settings.folder / "runs" / name
+
+
+def _failed(reason: str) -> RefusalHeader:
+    """It may be mended while the run goes on, so it is not final."""
+    return RefusalHeader(reason=f"failed: {reason}", final=False)

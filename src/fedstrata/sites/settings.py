@@ -1,0 +1,274 @@
+"""The settings of a federation: ``server.toml`` for the server, ``site.toml`` for each site, checked when read.
+
+A relative path in them starts at the folder of its file; as read, every path is absolute.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
+
+from fedstrata.errors import UserError, did_you_mean
+from fedstrata.job import data_tables as job
+from fedstrata.job.renamed import renamed
+from fedstrata.plan.kinds import Payload
+from fedstrata.sites import checks
+from fedstrata.sites.checks import loopback
+
+FORMAT = 2
+"""The number that ``format`` must have in ``server.toml`` and ``site.toml``."""
+FORMAT_CHANGES = (
+    "since format 2 the key [allow] exchanges of a site is called payloads and its value 'features' is called "
+    "'hidden_states'; rename them where the file has them, and write format = 2 as its first line"
+)
+
+Positive = Annotated[int, Field(ge=1)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Host = Annotated[str, AfterValidator(checks.public_host)]
+Name = Annotated[str, AfterValidator(checks.site_name)]
+File = Annotated[Path, BeforeValidator(checks.readable_file)]
+PrivateFile = Annotated[Path, BeforeValidator(checks.private_file)]
+PublicKey = Annotated[Path, BeforeValidator(checks.public_key)]
+Source = Annotated[job.Source, AfterValidator(checks.source)]
+
+
+class Table(BaseModel):
+    """A table of a settings file: unknown keys and wrong types are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class _Settings(Table):
+    _home: Path = PrivateAttr(default_factory=Path.cwd)
+
+    def model_post_init(self, context: Any) -> None:
+        """Remember the folder of the file."""
+        if context:
+            self._home = context["home"]
+
+    @property
+    def home(self) -> Path:
+        """The folder of the file."""
+        return self._home
+
+
+class Listen(_Settings):
+    """Where a server is reached, and where it listens."""
+
+    host: Host
+    """Name or address under which sites reach the server; the certificate names it."""
+    bind: Annotated[str, AfterValidator(checks.bind_host)] = Field(
+        default_factory=lambda data: _default_bind(data.get("host", ""))
+    )
+    """Address to listen on: all of the machine's, unless ``host`` is loopback."""
+    port: Port = 9440
+    """Port for Flower messages."""
+    stream_port: Port = 9441
+    """Port for activations, for methods that split the model."""
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> Self:
+        if self.port == self.stream_port:
+            raise ValueError(f"stream_port: is {self.stream_port}, as port is; expected another, from 1 to 65535")
+        return self
+
+
+def _default_bind(host: str) -> str:
+    return host if loopback(host) else "::" if ":" in host else "0.0.0.0"
+
+
+class TLS(Table):
+    """``[tls]``: how the server proves its identity."""
+
+    ca: File
+    """Certificate of the CA that signed the server's; every site has a copy."""
+    certificate: File
+    key: PrivateFile
+
+
+class ServerSettings(Listen):
+    """``server.toml``."""
+
+    tls: TLS
+    sites: dict[Name, PublicKey]
+    """Name of each site -> its public key."""
+
+    @model_validator(mode="after")
+    def _sites_differ(self) -> Self:
+        if not self.sites:
+            raise ValueError(
+                '[sites]: is empty; expected a line for each site, such as site-1 = "keys/site-1.pub"'
+            )
+        owners: dict[bytes, str] = {}
+        for name, path in self.sites.items():
+            owner = owners.setdefault(b" ".join(path.read_bytes().split()[:2]), name)
+            if owner != name:
+                raise ValueError(f"[sites] {name}: {path} is the key of {owner} too; expected one of its own")
+        return self
+
+
+class Data(Table):
+    """``[data]``: the site's own rows."""
+
+    train: Source
+    test: Source | None = None
+    """Absent: the share of ``train`` that the job asks for is held out."""
+    text: str | list[str] = "text"
+    label: str = "label"
+    columns: list[str] | None = None
+    """Column names of files that have no header line."""
+    limit: Positive | None = None
+    """Read at most so many rows."""
+    documents: Literal["lines", "blank", "headings"] = "lines"
+    """A row of a plain txt file: a line, lines up to a blank one, or an article under a heading ``= Title =``."""
+
+
+class Device(Table):
+    """``[device]``: what the site computes on."""
+
+    name: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: Positive | None = None
+    """CPU threads; absent: as many as there are cores."""
+
+
+class Allow(Table):
+    """``[allow]``: what may leave the site, and for which methods."""
+
+    payloads: list[Payload] = ["weights"]
+    methods: Annotated[list[str] | None, AfterValidator(checks.method_names)] = None
+    """Absent: every method."""
+
+
+class Limits(Table):
+    """``[limits]``: bounds beyond which the site refuses."""
+
+    bytes_per_round: Positive | None = None
+    """Most bytes that may leave in a round."""
+    min_examples: Positive = 1
+    """Fewest examples of its own that the site trains on."""
+
+
+class SiteSettings(_Settings):
+    """``site.toml``."""
+
+    name: Name
+    server: Annotated[str, AfterValidator(checks.server_address)]
+    """Host and port."""
+    ca: File
+    """Certificate of the CA that signed the server's."""
+    key: Annotated[Path, BeforeValidator(checks.private_key)]
+    """The site's private key."""
+    folder: Annotated[Path, BeforeValidator(checks.folder_path)]
+    """The site's own disk: personal parts, received parts, logs."""
+    data: Data
+    device: Device = Device()
+    allow: Allow = Allow()
+    limits: Limits = Limits()
+
+    @property
+    def host(self) -> str:
+        """The server's host, without port."""
+        return self.server.rpartition(":")[0].strip("[]")
+
+
+def read_server(path: str | Path) -> ServerSettings:
+    """The server's settings: of a file, or of the ``server.toml`` in a folder.
+
+    Raises:
+        UserError: the file cannot be read, has an older format, or holds an invalid key or value.
+    """
+    return _read(Path(path), "server.toml", ServerSettings)
+
+
+def read_site(path: str | Path) -> SiteSettings:
+    """A site's settings: of a file, or of the ``site.toml`` in a folder.
+
+    Raises:
+        UserError: the file cannot be read, has an older format, or holds an invalid key or value.
+    """
+    return _read(Path(path), "site.toml", SiteSettings)
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def _read(path: Path, name: str, model: type[Model]) -> Model:
+    path = path / name if path.is_dir() else path
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: is not UTF-8 (byte {error.start}); settings are a TOML text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path}: is not TOML: {error}") from None
+    found = data.pop("format", None)
+    if type(found) is not int or found != FORMAT:
+        state = "is missing" if found is None else f"is {found!r}"
+        raise UserError(f"{path}: format: {state}; expected {FORMAT}: {FORMAT_CHANGES}")
+    return validated(model, data, str(path), Path(os.path.abspath(path)).parent)
+
+
+def validated(model: type[Model], data: Mapping[str, Any], where: str, home: Path | None = None) -> Model:
+    """The settings in the content of a file.
+
+    Args:
+        model: what they are checked against.
+        data: the content.
+        where: what the error's sentence begins with.
+        home: the folder of the file; None for the current one.
+
+    Raises:
+        UserError: a key or value is invalid.
+    """
+    try:
+        return model.model_validate(data, context={"home": home or Path.cwd()})
+    except ValidationError as error:
+        raise UserError(f"{where}: {_sentence(error, model)}") from None
+
+
+def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first complaint of pydantic in the words of :func:`fedstrata.job.file.sentence`."""
+    first = error.errors(include_url=False)[0]
+    if not first["loc"]:
+        return str(first["ctx"]["error"])
+    path = [str(word) for word in first["loc"][:2]]
+    key = f"[{path[0]}] {path[1]}" if len(path) > 1 else path[0]
+    now = renamed(path[0], path[1], first["input"]) if len(path) > 1 else None
+    if now and first["type"] in ("extra_forbidden", "literal_error"):
+        return f"{key}: {now}"
+    return f"{key}: {_complaint(dict(first), path, model)}"
+
+
+def _complaint(first: Mapping[str, Any], path: list[str], model: type[BaseModel]) -> str:
+    kind, found = first["type"], first["input"]
+    if kind == "extra_forbidden":
+        table = model.model_fields[path[0]].annotation if len(path) > 1 else model
+        keys = list(table.model_fields) if isinstance(table, type) and issubclass(table, BaseModel) else []
+        return f"no such key; {did_you_mean(path[-1], keys)}"
+    if kind == "missing":
+        return "is missing"
+    if kind == "value_error":
+        return str(first["ctx"]["error"])
+    if kind in ("model_type", "dict_type"):
+        name = f"[{path[0]}] {path[1]}" if len(path) > 1 else path[0]
+        return f"must be a table ([{name}]), found {found!r}"
+    if kind == "literal_error" and isinstance(found, str):
+        expected = re.findall(r"'([^']*)'", first["ctx"]["expected"])
+        return f"{found!r} is invalid; {did_you_mean(found, expected)}"
+    return f"{first['msg'][0].lower()}{first['msg'][1:]}, found {found!r}"

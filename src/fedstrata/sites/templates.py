@@ -1,0 +1,63 @@
+"""The text of a new ``server.toml`` and a new ``site.toml``; values in braces are filled in."""
+
+from __future__ import annotations
+
+SERVER = """\
+format = 2  # of this file
+# The server of a federation. A relative path starts at the folder of this file.
+
+host = "{host}"  # name or address under which sites reach this machine; the certificate names it
+# bind = "{bind}"  # address to listen on; default: host if it is loopback, else every address
+port = {port}  # for Flower messages; default 9440
+stream_port = {stream_port}  # for activations, with methods that split the model; default 9441
+
+{certificate}[tls]
+ca = "tls/ca.pem"  # certificate of the CA that signed the next one; every site has a copy
+certificate = "tls/server.pem"  # the server's certificate
+key = "tls/server.key"  # its private key, readable by its owner alone (chmod 600)
+
+# Who may take part: the name of each site and its public key. No default: others are refused.
+[sites]
+{sites}
+"""
+
+LOCAL_CERTIFICATE = """\
+# The certificate was made for local tests and ends on {end:%Y-%m-%d}. The next one can be signed with tls/ca.key,
+# the key of the CA; keep it on another machine.
+"""
+
+SITE = """\
+format = 2  # of this file
+# A site of a federation. A relative path starts at the folder of this file.
+# This folder is for the site alone: hand it over in private, then delete it at the server.
+
+name = "{name}"  # by which the server knows this site
+server = "{server}"  # the server's address for Flower messages
+ca = "ca.pem"  # certificate of the CA that signed the server's
+key = "{name}.key"  # this site's private key, readable by its owner alone (chmod 600)
+folder = "state"  # on this site's disk: personal parts, received parts, logs; created when needed
+
+# The site's own rows.
+[data]
+train = "train.csv"  # EDIT: a file (csv tsv jsonl json parquet txt), a folder, a list, or a data set id
+text = "text"  # column of the text; two columns in a list for pairs; default "text"
+label = "label"  # column of the label; default "label"
+# test = "test.csv"  # test rows; default: the share of train that the job asks for is held out
+# columns = ["text", "label"]  # column names of files without a header line; default: the header line
+# limit = 1000  # read at most so many rows; default: all
+# documents = "lines"  # a row of a plain txt file: "lines" (default), "blank" or "headings" between rows
+
+[device]
+name = "auto"  # "cpu", "cuda", or "auto": a GPU if there is one (default)
+# threads = 4  # CPU threads; default: as many as there are cores
+
+# What may leave this site: "weights" are parts of the model; "hidden_states" are a frozen encoder's outputs for
+# all of its texts, with their labels; "activations" are the hidden states and gradients of every batch.
+[allow]
+payloads = ["weights"]  # of these three; default ["weights"]
+# methods = ["fedavg", "fedbfpt"]  # methods in which the site takes part; default: every method
+
+[limits]
+# bytes_per_round = 500_000_000  # most bytes that may leave in a round; default: no limit
+min_examples = 1  # fewest examples of its own that the site trains on; default 1
+"""

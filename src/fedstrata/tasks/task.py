@@ -1,0 +1,79 @@
+"""The interface of a task, and what it is built from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedstrata.job.tables import Job
+from fedstrata.job.task_kinds import TASK_KINDS, TaskKind
+from fedstrata.plan.kinds import Index
+from fedstrata.tasks.batches import Batch, Examples
+
+
+class Task(Protocol):
+    """What the engine has to know to train and score a model: batches, a loss and scores.
+
+    Any object with these attributes serves; it needs no base class. What the job, the data and the model have to
+    know before a task is built (labels, text columns, model class, metrics) is the task's
+    :class:`fedstrata.job.task_kinds.TaskKind`.
+    """
+
+    @property
+    def kind(self) -> str:
+        """The task's name in a job file: a key of :data:`fedstrata.job.task_kinds.TASK_KINDS`."""
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the head is computed at the predicted positions alone (:mod:`fedstrata.models.masked_head`)."""
+
+    def batch(self, examples: Examples, index: Index, rng: np.random.Generator, width: int | None = None) -> Batch:
+        """The examples at ``index`` as a batch of ``width`` tokens (the longest example's when None)."""
+
+    def head_positions(self, lengths: Index, width: int) -> int:
+        """How many positions of a batch go through the head, as ``batch(...).work.predicted`` will count them.
+
+        Where that is a matter of chance, the expected number.
+
+        Args:
+            lengths: tokens of each example of the batch, ``[B]``.
+            width: what the batch is padded to.
+        """
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Mean loss over the batch's predictions, a scalar with a graph."""
+
+    def score(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
+        """Every metric of the task over all batches; sums are over predictions, not batches."""
+
+
+@dataclass(frozen=True)
+class TaskContext:
+    """What a task is built from.
+
+    Attributes:
+        job: the stage's job.
+        labels: class names in their order; None for a task without classes.
+        tokenizer: the model's; None in a forecast, whose task makes no batches.
+        vocabulary: rows of the model's table of token embeddings.
+    """
+
+    job: Job
+    labels: tuple[str, ...] | None = None
+    tokenizer: Any = None
+    vocabulary: int = 0
+
+    @property
+    def kind(self) -> TaskKind:
+        """What is known of the job's kind of task."""
+        return TASK_KINDS[self.job.task.kind]
+
+    @property
+    def padding(self) -> int:
+        """Id of the padding token; 0 without a tokenizer."""
+        return 0 if self.tokenizer is None else int(self.tokenizer.pad_token_id)

@@ -1,0 +1,256 @@
+"""Codecs: parts as they travel and back, and what is checked before a received tensor is used.
+
+A codec says for given shapes exactly what a message holds, before the run; what it cannot express it may leave to
+the next message (error feedback). To add one: a class like those below and a line in :data:`CODECS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+
+from fedstrata.errors import UserError, did_you_mean
+from fedstrata.plan.kinds import Tensors
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Tensor name -> shape."""
+Spec = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+"""What a message holds: name -> dtype and shape."""
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.int8}
+"""Wire type -> the dtype of tensors under way; with ``int8`` that of matrices, see :func:`wire_spec`."""
+SCALE = ":scale"
+"""Ends the name of a matrix's scales."""
+LEVELS = 127
+"""The largest int8; a row runs from minus it to it."""
+
+
+class WireError(ValueError):
+    """A message that does not hold what it must."""
+
+
+class Codec(Protocol):
+    """How parts travel.
+
+    ``reference`` is the same part as the receiver holds it, fp32, where both ends know it: on the way up the
+    weights that the client started from. A codec of whole states ignores it; one of changes needs it, and sends
+    whole states where it is None.
+
+    Attributes:
+        name: the codec's name in records.
+        changes: on the way up its messages are changes against a reference.
+    """
+
+    @property
+    def name(self) -> str:
+        """See the class."""
+
+    @property
+    def changes(self) -> bool:
+        """See the class."""
+
+    def wire_spec(self, shapes: Shapes, change: bool) -> Spec:
+        """What a message of tensors of these shapes holds; with ``change`` there is a reference."""
+
+    def encode(self, tensors: Tensors, reference: Tensors | None, residual: Tensors) -> tuple[Tensors, Tensors]:
+        """The tensors as they travel, and the residual to add to the next message.
+
+        Args:
+            tensors: what is to be sent, fp32.
+            reference: see above.
+            residual: what earlier messages left out of each; empty for a first message.
+        """
+
+    def decode(self, message: Tensors, reference: Tensors | None) -> Tensors:
+        """The tensors of a message that was checked against :meth:`wire_spec`, fp32."""
+
+
+@dataclass(frozen=True)
+class StateCodec:
+    """Whole states in one of the :data:`DTYPES`; ``int8`` with error feedback.
+
+    So the messages' sum differs from that of the tensors by the last residual alone, however coarse the steps
+    (Seide et al. 2014; Karimireddy et al. 2019). The floats leave no residual.
+    """
+
+    name: str
+    changes: bool = False
+
+    def wire_spec(self, shapes: Shapes, change: bool) -> Spec:
+        """See :func:`wire_spec`."""
+        return wire_spec(shapes, self.name)
+
+    def encode(self, tensors: Tensors, reference: Tensors | None, residual: Tensors) -> tuple[Tensors, Tensors]:
+        """See :class:`Codec`; tensors that have the wire type already are not copied."""
+        if self.name != "int8":
+            return quantize(tensors, self.name), {}
+        whole = {
+            name: tensor + residual[name].to(tensor.device) if name in residual else tensor
+            for name, tensor in tensors.items()
+        }
+        message = quantize(whole, self.name)
+        decoded = dequantize(message)
+        return message, {name: whole[name] - decoded[name] for name in whole}
+
+    def decode(self, message: Tensors, reference: Tensors | None) -> Tensors:
+        """See :class:`Codec`."""
+        return dequantize(message)
+
+
+CODECS: Mapping[str, Callable[[], Codec]] = {
+    "fp32": lambda: StateCodec("fp32"),
+    "fp16": lambda: StateCodec("fp16"),
+    "bf16": lambda: StateCodec("bf16"),
+    "int8": lambda: StateCodec("int8"),
+}
+"""``[wire] dtype`` -> its codec."""
+
+
+def make_codec(name: str) -> Codec:
+    """The codec of a name.
+
+    Raises:
+        UserError: there is none.
+    """
+    if name not in CODECS:
+        raise UserError(f"[wire] dtype: {name!r} is invalid; {did_you_mean(name, CODECS)}")
+    return CODECS[name]()
+
+
+class SizedTensors(Tensors):
+    """Tensors whose bytes are known, so that nobody counts them again."""
+
+    def __init__(self, tensors: Tensors, size: int) -> None:
+        super().__init__(tensors)
+        self.size = size
+
+
+def payload_bytes(tensors: Tensors) -> int:
+    """Bytes of tensors as they travel, without headers."""
+    if isinstance(tensors, SizedTensors):
+        return tensors.size
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def spec_bytes(spec: Spec) -> int:
+    """Bytes of a message that holds this."""
+    return sum(dtype.itemsize * math.prod(shape) for dtype, shape in spec.values())
+
+
+class Wire:
+    """A codec as both ends use it: nothing is decoded that was not checked."""
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+
+    @property
+    def changes(self) -> bool:
+        """Messages on the way up are changes against what the client received."""
+        return self.codec.changes
+
+    def encode(
+        self, tensors: Tensors, reference: Tensors | None = None, residual: Tensors | None = None
+    ) -> tuple[Tensors, Tensors]:
+        """See :meth:`Codec.encode`."""
+        return self.codec.encode(tensors, reference, residual or {})
+
+    def decode(self, message: Tensors, reference: Tensors | None = None) -> Tensors:
+        """The tensors of a message of one's own, or of one that was checked before."""
+        return self.codec.decode(message, reference)
+
+    def check(self, message: Tensors, shapes: Shapes, change: bool = False) -> None:
+        """Compare a received message with what it must hold.
+
+        Raises:
+            WireError: names, shapes or types differ, or a value is not finite.
+        """
+        check(message, self.codec.wire_spec(shapes, change))
+
+    def size(self, shapes: Shapes, change: bool = False) -> int:
+        """Bytes of a message of tensors of these shapes."""
+        return spec_bytes(self.codec.wire_spec(shapes, change))
+
+
+def wire_spec(shapes: Shapes, dtype: str) -> Spec:
+    """What a message of whole states holds.
+
+    With ``int8`` a matrix ``[rows, ...]`` travels with ``NAME:scale``, bf16 ``[rows]``, which has the range of
+    fp32. Vectors (biases, norms) are fp16: a few of their values outgrow the others a hundredfold, which one scale
+    would drown.
+    """
+    if dtype != "int8":
+        return {name: (DTYPES[dtype], shape) for name, shape in shapes.items()}
+    values = {name: (torch.int8 if len(shape) > 1 else torch.float16, shape) for name, shape in shapes.items()}
+    scales = {name + SCALE: (torch.bfloat16, shape[:1]) for name, shape in shapes.items() if len(shape) > 1}
+    return {**values, **scales}
+
+
+def quantize(tensors: Mapping[str, torch.Tensor], dtype: str) -> Tensors:
+    """The tensors as they travel: cast to the wire type, no copy where they have it already.
+
+    With ``int8`` the largest value of a row stands for ``LEVELS`` steps of one size, the row's scale.
+    """
+    if dtype != "int8":
+        return {name: tensor.to(DTYPES[dtype]) for name, tensor in tensors.items()}
+    message = {name: tensor.to(torch.float16) for name, tensor in tensors.items() if tensor.ndim < 2}
+    for name, tensor in tensors.items():
+        if tensor.ndim > 1:
+            scale = (tensor.abs().flatten(1).amax(1) / LEVELS).to(torch.bfloat16)
+            steps = tensor / _along(scale, tensor)
+            message[name] = steps.nan_to_num(0.0, 0.0, 0.0).round().clamp(-LEVELS, LEVELS).to(torch.int8)
+            message[name + SCALE] = scale
+    return message
+
+
+def dequantize(message: Mapping[str, torch.Tensor]) -> Tensors:
+    """The tensors as they are used: fp32."""
+    return {
+        name: tensor * _along(message[name + SCALE], tensor) if tensor.dtype == torch.int8 else tensor.float()
+        for name, tensor in message.items()
+        if not name.endswith(SCALE)
+    }
+
+
+def _along(scale: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    return scale.float().reshape(-1, *[1] * (tensor.ndim - 1))
+
+
+def encode_tensors(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """A message: safetensors bytes, never a pickle."""
+    return bytes(safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()}))
+
+
+def decode_tensors(message: bytes, spec: Spec) -> Tensors:
+    """The tensors of a message, checked.
+
+    Raises:
+        WireError: the bytes are no safetensors file, or :func:`check` objects.
+    """
+    try:
+        tensors: Tensors = safetensors.torch.load(message)
+    except (SafetensorError, KeyError) as error:  # KeyError: a dtype that torch has no name for
+        raise WireError(f"not a safetensors message: {error}") from None
+    check(tensors, spec)
+    return tensors
+
+
+def check(tensors: Mapping[str, torch.Tensor], spec: Spec) -> None:
+    """Compare received tensors with what was to be sent.
+
+    Raises:
+        WireError: names, shapes or types differ, or a value is not finite.
+    """
+    if extra := tensors.keys() ^ spec.keys():
+        raise WireError(f"names differ from the plan's: {', '.join(sorted(extra)[:3])}")
+    for name, tensor in tensors.items():
+        if (tensor.dtype, tuple(tensor.shape)) != spec[name]:
+            wanted = " ".join(map(str, spec[name]))
+            raise WireError(f"{name}: is {tensor.dtype} {tuple(tensor.shape)}, must be {wanted}")
+        if not torch.isfinite(tensor).all():
+            raise WireError(f"{name}: holds a value that is not finite")

@@ -1,0 +1,224 @@
+"""Objects of a caller's own, defined here: a method, a task, a codec, an aggregate, a server optimizer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional
+
+import fedstrata
+from fedstrata import Method, Plan, UserError
+from fedstrata.plan import components
+from fedstrata.plan.kinds import Tensors
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.streams import Streams
+from fedstrata.tasks import Task, TaskContext, build_task
+from fedstrata.tasks.batches import Batch
+from fedstrata.wire.codec import Shapes, Spec
+
+Jobs = Callable[..., dict[str, Any]]
+
+
+class TopLayer(Method):
+    """Trains the top layers and the head, from one round to the next one more."""
+
+    layers: int = 1
+
+    def plan(self, parts: Parts, task: str, round: int, client: str, streams: Streams) -> Plan:
+        own = (*parts.layers(parts.depth - min(self.layers + round, parts.depth)), "head")
+        return Plan(layers=tuple(range(parts.depth)), train=own, send=own)
+
+
+@dataclass(frozen=True)
+class Largest:
+    """Sends the largest tenth of each tensor's change, with error feedback; else whole tensors."""
+
+    share: float = 0.1
+    name: str = "largest"
+    changes: bool = True
+
+    def count(self, shape: tuple[int, ...]) -> int:
+        return max(1, int(self.share * torch.Size(shape).numel()))
+
+    def wire_spec(self, shapes: Shapes, change: bool) -> Spec:
+        if not change:
+            return {name: (torch.float32, shape) for name, shape in shapes.items()}
+        values = {f"{name}:values": (torch.float32, (self.count(shape),)) for name, shape in shapes.items()}
+        places = {f"{name}:places": (torch.int32, (self.count(shape),)) for name, shape in shapes.items()}
+        return values | places
+
+    def encode(self, tensors: Tensors, reference: Tensors | None, residual: Tensors) -> tuple[Tensors, Tensors]:
+        if reference is None:
+            return {name: tensor.float() for name, tensor in tensors.items()}, {}
+        message, left = {}, {}
+        for name, tensor in tensors.items():
+            change = (tensor - reference[name] + residual.get(name, 0.0)).flatten()
+            places = change.abs().topk(self.count(tuple(tensor.shape))).indices
+            message[f"{name}:values"], message[f"{name}:places"] = change[places], places.int()
+            left[name] = change.index_fill(0, places, 0.0).reshape(tensor.shape)
+        return message, left
+
+    def decode(self, message: Tensors, reference: Tensors | None) -> Tensors:
+        if reference is None:
+            return dict(message)
+        whole = {}
+        for name, tensor in reference.items():
+            flat = tensor.flatten().clone()
+            flat[message[f"{name}:places"].long()] += message[f"{name}:values"]
+            whole[name] = flat.reshape(tensor.shape)
+        return whole
+
+
+@dataclass
+class Median:
+    """The median over clients, element by element, whatever their weights."""
+
+    tensors: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+
+    def add(self, tensors: Mapping[str, torch.Tensor], weight: int, client: str) -> None:
+        for name, tensor in tensors.items():
+            self.tensors.setdefault(name, []).append(tensor.clone())
+
+    def result(self) -> Tensors:
+        return {name: torch.stack(values).median(0).values for name, values in self.tensors.items()}
+
+
+@dataclass(frozen=True)
+class Halfway:
+    """Half a step towards the aggregate, and a memory of how many there were."""
+
+    share: float = 0.5
+
+    def step(self, old: torch.Tensor, aggregate: torch.Tensor, moments: Tensors) -> torch.Tensor:
+        moments["steps"] = moments.get("steps", torch.zeros(1)) + 1
+        return old + self.share * (aggregate - old)
+
+
+class Smooth:
+    """Classification with label smoothing; all but the loss is the job's own task."""
+
+    def __init__(self, context: TaskContext) -> None:
+        self.plain: Task = build_task(context)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plain, name)
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        return functional.cross_entropy(model(**batch.inputs).logits, batch.targets, label_smoothing=0.3)
+
+
+OWN: dict[str, dict[str, Any]] = {
+    "method": {"method": TopLayer(rounds=2)},
+    "task": {"task": Smooth},
+    "codec": {"codec": Largest()},
+    "aggregate": {"aggregate": Median},
+    "server optimizer": {"server_optimizer": Halfway()},
+    "all": {
+        "method": TopLayer(rounds=2),
+        "task": Smooth,
+        "codec": Largest(),
+        "aggregate": Median,
+        "server_optimizer": Halfway(),
+    },
+}
+
+
+def weights(folder: Path) -> Tensors:
+    tensors: Tensors = load_file(folder / "model" / "model.safetensors")
+    return tensors
+
+
+@pytest.mark.parametrize("own", OWN.values(), ids=OWN)
+def test_a_run_with_own_components_is_forecast_to_the_byte(job: Jobs, tmp_path: Path, own: dict[str, Any]) -> None:
+    small = job("fedavg", "classify")
+    result = fedstrata.run(small, **own)
+    [costs] = fedstrata.forecast(small, **own).values()
+    assert result.status == "finished"
+    assert costs["clients"]["up_bytes"] == result.bytes["up"]
+    assert costs["clients"]["down_bytes"] == result.bytes["down"]
+    assert costs["clients"]["train_flops"] == result.flops
+    plain = fedstrata.run(job("fedavg", "classify", output={"dir": str(tmp_path / "plain")}))
+    differ = [not tensor.equal(weights(plain.folder)[name]) for name, tensor in weights(result.folder).items()]
+    assert any(differ)
+
+
+def test_own_method_trains_what_its_plan_says(job: Jobs) -> None:
+    result = fedstrata.run(job("fedavg", "classify"), method=TopLayer(rounds=2))
+    sent = {(line["round"], line["part"]) for line in result.ledger if line["direction"] == "up"}
+    assert sent == {(0, "layer.2"), (0, "head"), (1, "layer.1"), (1, "layer.2"), (1, "head")}
+
+
+def test_own_codec_sends_a_fifth_of_the_bytes_and_comes_close(job: Jobs, tmp_path: Path) -> None:
+    """A tenth of the values and as many places; of what is left out nothing is lost, so all of them sum up."""
+    dense = fedstrata.run(job("fedavg", "classify", output={"dir": str(tmp_path / "dense")}))
+    sparse = fedstrata.run(job("fedavg", "classify"), codec=Largest())
+    assert sparse.bytes["up"] == pytest.approx(0.2 * dense.bytes["up"], rel=0.02)
+    whole = fedstrata.run(
+        job("fedavg", "classify", output={"dir": str(tmp_path / "whole")}), codec=Largest(share=1.0)
+    )
+    for name, tensor in weights(whole.folder).items():
+        torch.testing.assert_close(tensor, weights(dense.folder)[name], atol=1e-6, rtol=1e-5)
+
+
+def test_own_aggregate_is_the_median(job: Jobs, tmp_path: Path) -> None:
+    """Of three clients in one round; their own models are those of three runs of one client each."""
+    one_round = {"rounds": 1}
+    result = fedstrata.run(job("fedavg", "classify", method=one_round), aggregate=Median)
+    seen: list[Tensors] = []
+
+    class Watching(Median):
+        def add(self, tensors: Mapping[str, torch.Tensor], weight: int, client: str) -> None:
+            seen.append({name: tensor.clone() for name, tensor in tensors.items()})
+            super().add(tensors, weight, client)
+
+    fedstrata.run(
+        job("fedavg", "classify", method=one_round, output={"dir": str(tmp_path / "seen")}), aggregate=Watching
+    )
+    sent = {name: [tensors[name] for tensors in seen if name in tensors] for tensors in seen for name in tensors}
+    for name, tensor in weights(result.folder).items():
+        if name in sent:
+            assert tensor.equal(torch.stack(sent[name]).median(0).values), name
+
+
+@pytest.mark.parametrize("other", [Largest(share=0.2), None])
+def test_a_run_goes_on_with_the_same_components_only(job: Jobs, other: Any) -> None:
+    small = job("fedavg", "mlm", method={"rounds": 3})
+
+    def stop(event: Any) -> None:
+        if type(event).__name__ == "Scored" and event.round == 0:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedstrata.run(small, codec=Largest(), progress=stop)
+    with pytest.raises(UserError, match="components"):
+        fedstrata.run(small, resume=True, **({"codec": other} if other else {}))
+    resumed = fedstrata.run(small, resume=True, codec=Largest())
+    unbroken = fedstrata.run({**small, "output": {"dir": small["output"]["dir"] + "-2"}}, codec=Largest())
+    assert all(t.equal(weights(unbroken.folder)[name]) for name, t in weights(resumed.folder).items())
+
+
+def test_identity_follows_source_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    same = components.identity(Largest())
+    assert same == components.identity(Largest())
+    assert same.startswith(f"{Largest.__module__}.Largest ")
+    assert components.identity(replace(Largest(), share=0.2)) != same
+    real = inspect.getsource
+    monkeypatch.setattr(inspect, "getsource", lambda kind: real(kind).replace("0.0", "1.0"))
+    assert components.identity(Largest()) != same
+
+
+def test_between_sites_a_class_has_to_be_installed() -> None:
+    with pytest.raises(UserError, match=r"codec: Largest is not installed.*'fedstrata\.codecs'"):
+        components.installed_name("codec", Largest())
+
+
+def test_unknown_components_are_refused(job: Jobs) -> None:
+    with pytest.raises(TypeError, match="optimiser"):
+        fedstrata.run(job("fedavg", "mlm"), optimiser=Halfway())

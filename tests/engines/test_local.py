@@ -1,0 +1,103 @@
+"""The in-process engine: one model, one copy of shared parts, whatever the number of clients."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fedstrata
+from fedstrata.client.answer import ClientRuntime
+from fedstrata.client.scorer import FeatureCaches
+from fedstrata.client.working_model import WorkingModel
+from fedstrata.engines.local import LocalEngine
+from fedstrata.runs import train as train_module
+from tiny import SENTENCES
+
+Jobs = Callable[..., dict[str, Any]]
+
+
+def live_elements() -> int:
+    """Elements of all distinct live tensors."""
+    gc.collect()
+    found = {t.data_ptr(): t.numel() for t in gc.get_objects() if type(t) in (torch.Tensor, torch.nn.Parameter)}
+    return sum(found.values())
+
+
+def test_memory_does_not_grow_with_the_number_of_clients(
+    job: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    text = "text,label\n" + "".join(f'"{text}",{label}\n' for text, label in SENTENCES * 4)
+    (tmp_path / "sentences.csv").write_text(text)
+    most = {}
+    for count in (4, 24):
+        seen: list[int] = []
+        replies: list[str] = []
+
+        def watch(event: Any, seen: list[int] = seen, replies: list[str] = replies, count: int = count) -> None:
+            if type(event).__name__ == "Replied" and event.round == 1:
+                replies.append(event.client)
+                if len(replies) in (1, count // 2, count):
+                    seen.append(live_elements())
+
+        made = job("fedavg", "classify", clients={"count": count}, output={"dir": str(tmp_path / str(count))})
+        made["server"] = {"evaluate": "end"}
+        fedstrata.run(made, ["train.steps=1"], progress=watch)
+        assert (len(replies), len(seen)) == (count, 3)
+        most[count] = max(seen)
+    assert most[24] <= 1.01 * most[4]
+
+
+def twin(runtime: ClientRuntime) -> ClientRuntime:
+    """The same roles over a copy of the model."""
+    working = WorkingModel(copy.deepcopy(runtime.working.model), runtime.working.parts)
+    trainer, scorer, caches = (
+        replace(runtime.trainer, working=working),
+        replace(runtime.scorer, working=working),
+        FeatureCaches(working, runtime.caches.task, runtime.caches.train, runtime.caches.on_encoded),
+    )
+    return replace(runtime, working=working, trainer=trainer, scorer=scorer, caches=caches)
+
+
+CASES: list[tuple[str, str, dict[str, Any]]] = [
+    ("fedavg", "mlm", {"wire": {"dtype": "int8"}, "clients": {"fraction": 0.67}}),
+    ("fedbfpt", "mlm", {"train": {"optimizer_state": "persist"}}),
+    ("fedsplitbert", "classify", {"clients": {"fraction": 0.67}}),
+    ("fedfreezebert", "classify", {"head": {"kind": "mean"}, "clients": {"fraction": 0.67}}),
+    ("fedbert", "classify", {"method": {"mode": "parallel"}}),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "tables"), CASES)
+def test_two_models_give_the_same_bits_as_one(
+    job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str, tables: dict[str, Any]
+) -> None:
+    """Clients meet a model that another client used, or not, and it makes no difference."""
+    made = job(name, kind, 4 if "head" in tables else 3, **tables)
+    one = fedstrata.run(made, {"output.dir": str(tmp_path / "one")})
+    steps: list[int] = []
+
+    def doubled(**fields: Any) -> LocalEngine:
+        [first] = fields["runtimes"]
+        second = twin(first)
+        second.working.model.register_forward_hook(lambda *_: steps.append(1))
+        return LocalEngine(**{**fields, "runtimes": [first, second]})
+
+    monkeypatch.setattr(train_module, "LocalEngine", doubled)
+    two = fedstrata.run(made, {"output.dir": str(tmp_path / "two")})
+    assert steps, "the second model had its share"
+    a, b = (load_file(result.model / "model.safetensors") for result in (one, two))
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[tensor], b[tensor]) for tensor in a)
+    assert (one.score, one.ledger, one.flops) == (two.score, two.ledger, two.flops)
+    stores = [sorted((tmp_path / run / "state" / "clients").glob("*/round-*")) for run in ("one", "two")]
+    assert len(stores[0]) == len(stores[1])
+    for mine, other in zip(*stores, strict=True):
+        assert mine.read_bytes() == other.read_bytes()

@@ -1,0 +1,208 @@
+"""Job files: what is accepted, and one clear sentence for everything else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstrata.errors import UserError
+from fedstrata.job.file import load
+from fedstrata.job.tables import method_name
+from fedstrata.methods import METHODS
+
+JOB: dict[str, Any] = {
+    "model": {"name": "folder"},
+    "task": {"kind": "classify"},
+    "data": {"train": "train.csv"},
+    "method": {"name": "fedavg"},
+}
+
+
+def test_the_example_of_the_design_is_valid(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(
+        """
+        [model]
+        name = "bert-base-uncased"
+        [task]
+        kind = "classify"
+        labels = ["NEG", "NEU", "POS"]
+        metric = "macro_f1"
+        [data]
+        train = "train.jsonl"
+        test = "test.jsonl"
+        text = "text"
+        label = "label"
+        [clients]
+        count = 6
+        partition = "iid"
+        [method]
+        name = "fedavg"
+        rounds = 5
+        [train]
+        epochs = 1
+        batch_size = 32
+        learning_rate = 5e-5
+        max_tokens = 128
+        seed = 0
+        precision = "auto"
+        proximal_mu = 0.0
+        [server]
+        optimizer = "sgd"
+        [wire]
+        dtype = "fp32"
+        [engine]
+        name = "inprocess"
+        [output]
+        dir = "runs/try"
+        """,
+        "utf-8",
+    )
+    [job] = load(path, ["method.rounds=10", "output.dir=runs/other", "train.epochs=2"])
+    assert (job.method.rounds, job.output.dir, job.train.epochs) == (10, "runs/other", 2)
+    assert job.task.labels == ["NEG", "NEU", "POS"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_defaults(name: str) -> None:
+    [job] = load(JOB, [f"method.name={name}"])
+    assert method_name(job.method) == name
+    assert job.dump()["method"]["name"] == name
+    assert load(job.dump())[0] == job, "a resolved job is a job"
+
+
+def test_a_method_that_is_not_registered_has_the_name_of_its_class() -> None:
+    class Own(METHODS["fedavg"]):  # type: ignore[misc]
+        """As FedAvg."""
+
+    assert method_name(Own()) == "Own"
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("method.name=fedbftp", ["[method] name", "'fedbftp'", "did you mean 'fedbfpt'?"]),
+        ("train.epoch=3", ["[train] epoch: no such key", "did you mean 'epochs'?"]),
+        ("train.epochs=0", ["[train] epochs", "greater than or equal to 1", "found 0"]),
+        ("train.epochs=many", ["[train] epochs", "integer", "found 'many'"]),
+        ("train.learning_rate=-1", ["[train] learning_rate", "greater than 0"]),
+        ("train.seed=1.5", ["[train] seed", "integer"]),
+        ("trian.seed=1", ["trian: no such key", "did you mean 'train'?"]),
+        ("strategy.a=1", ["strategy: no such key"]),
+        ("train.strength=1", ["[train] strength: no such key"]),
+        ("engine.name=flower", ["[engine] federation: goes with name = 'flower' and only with it"]),
+        ("engine.federation=f", ["[engine] federation: goes with name = 'flower' and only with it"]),
+        ("engine.quorum=0", ["[engine] quorum", "greater than 0"]),
+        ("task.kind=classfy", ["[task] kind: 'classfy'", "is invalid; did you mean 'classify'?"]),
+        ("task.metric=loss", ["[task] metric: 'loss'", "macro_f1"]),
+        ("task.labels=['a']", ["[task] labels", "two or more"]),
+        ("task.labels=['a','a']", ["[task] labels", "different"]),
+        ("clients.partition=sizes", ["[clients] sizes", "partition = 'sizes'"]),
+        ("clients.column=ward", ["[clients] column", "partition = 'column'"]),
+        ("clients.fraction=0", ["[clients] fraction", "greater than 0"]),
+        ("clients.count=-2", ["[clients] count", "found -2"]),
+        ("data.holdout=1.0", ["[data] holdout", "less than 1"]),
+        ("wire.dtype=8", ["[wire] dtype", "string"]),
+        ("method.local_layers=3", ["[method] local_layers: no such key", "rounds"]),
+        ("epochs=3", ["'epochs=3'", "table.key=value"]),
+        ("train.epochs", ["'train.epochs'", "table.key=value"]),
+    ],
+)
+def test_a_wrong_word_gets_one_sentence(override: str, words: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        load(JOB, [override])
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    for word in words:
+        assert word in sentence
+
+
+@pytest.mark.parametrize("table", ["model", "task", "data", "method"])
+def test_a_missing_table_is_named(table: str) -> None:
+    with pytest.raises(UserError, match=rf"\[{table}\] is missing"):
+        load({key: value for key, value in JOB.items() if key != table})
+
+
+def test_a_missing_key_is_named() -> None:
+    with pytest.raises(UserError, match=r"\[data\] train: is missing"):
+        load({**JOB, "data": {"text": "body"}})
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"[model\nname = 1", ["is not TOML", "line 1"]),
+        (b"\xff\xfe[model]", ["is not UTF-8", "byte 0"]),
+        (None, ["cannot be read", "No such file"]),
+    ],
+)
+def test_a_file_that_is_no_job(tmp_path: Path, content: bytes | None, words: list[str]) -> None:
+    path = tmp_path / "job.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_values_have_toml_form_and_a_bare_word_is_a_string() -> None:
+    [job] = load(JOB, ["data.train=['a.csv', \"b.csv\"]", "model.name=org/model", "train.dropout=false"])
+    assert job.data.train == ["a.csv", "b.csv"]
+    assert job.model is not None
+    assert job.model.name == "org/model"
+    assert job.train.dropout is False
+
+
+def test_a_preset_lies_under_the_users_own_words() -> None:
+    assert load(JOB, ["method.name=fedprox"])[0].train.proximal_mu == 0.01
+    assert load(JOB, ["method.name=fedprox", "train.proximal_mu=1.0"])[0].train.proximal_mu == 1.0
+    assert load(JOB, ["method.name=fedadam"])[0].server.optimizer == "adam"
+    assert load(JOB, ["method.name=fedadam", "server.optimizer=yogi"])[0].server.optimizer == "yogi"
+
+
+STAGED = {
+    **JOB,
+    "stages": [
+        {"name": "pretrain", "task": {"kind": "mlm"}, "method": {"name": "fedbfpt", "local_layers": 2}},
+        {"name": "finetune", "train": {"epochs": 3}},
+    ],
+}
+
+
+def test_stages_lie_over_the_common_tables() -> None:
+    first, second = load(STAGED)
+    assert (first.stage, first.task.kind, method_name(first.method)) == ("pretrain", "mlm", "fedbfpt")
+    assert (second.stage, second.task.kind, method_name(second.method)) == ("finetune", "classify", "fedavg")
+    assert (first.train.epochs, second.train.epochs) == (1, 3)
+    assert first.model is not None
+    assert second.model is None, "it starts from the stage before"
+
+
+def test_overrides_reach_every_stage_or_the_one_named() -> None:
+    first, second = load(STAGED, ["train.seed=7", "pretrain.method.rounds=9", "model.name=other"])
+    assert (first.train.seed, second.train.seed) == (7, 7)
+    assert (first.method.rounds, second.method.rounds) == (9, 5)
+    assert first.model is not None
+    assert (first.model.name, second.model) == ("other", None)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_another_method_drops_the_options_of_the_first(order: int) -> None:
+    first, _ = load(STAGED, ["pretrain.method.name=fedavg", "pretrain.method.rounds=3"][::order])
+    assert method_name(first.method) == "fedavg"
+    assert first.method.rounds == 3
+
+
+@pytest.mark.parametrize("name", ["a b", "train", "pretrain"])
+def test_stage_names_are_unique_words(name: str) -> None:
+    with pytest.raises(UserError, match="stage name"):
+        load({**STAGED, "stages": [STAGED["stages"][0], {"name": name}]})
+
+
+def test_a_mistake_in_a_stage_names_the_stage() -> None:
+    with pytest.raises(UserError, match=r"stage 'pretrain': \[method\] local_layers"):
+        load(STAGED, ["pretrain.method.local_layers=0"])

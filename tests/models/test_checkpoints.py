@@ -1,0 +1,280 @@
+"""Models in and out of Hugging Face folders."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from fedstrata.errors import UserError
+from fedstrata.models import checkpoints
+from fedstrata.models.parts import find_parts, part_tensors
+from fedstrata.plan.kinds import Tensors
+from tiny import CONFIGS, tiny_model, tokenizer
+
+LABELS = ("NEG", "NEU", "POS")
+Folder = Callable[..., Path]
+
+
+def weights(loaded: checkpoints.Loaded) -> Tensors:
+    return part_tensors(loaded.model, loaded.parts, loaded.parts.names)
+
+
+def logits(model: Any) -> torch.Tensor:
+    ids = torch.randint(5, 68, (2, 12), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        return model.eval()(input_ids=ids).logits  # type: ignore[no-any-return]
+
+
+def change(folder: Path, **changes: Any) -> None:
+    """Edit a config.json."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}), encoding="utf-8")
+
+
+def refused(folder: Path | str, kind: str = "mlm") -> str:
+    """The sentence of the refusal; one line."""
+    with pytest.raises(UserError) as error:
+        checkpoints.load(str(folder), kind, LABELS if kind == "classify" else None, 0)
+    assert str(error.value).startswith(f"model {folder}: ")
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_a_whole_checkpoint_comes_as_it_is(model_folder: Folder, architecture: str) -> None:
+    loaded = checkpoints.load(str(model_folder(architecture)), "mlm", None, 0)
+    assert loaded.fresh == ()
+    assert loaded.parts == find_parts(tiny_model(architecture))
+    for name, parameter in tiny_model(architecture).named_parameters():
+        assert torch.equal(loaded.model.get_parameter(name), parameter), name
+    assert loaded.tokenizer("the heart")["input_ids"] == tokenizer()("the heart")["input_ids"]
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_a_fresh_head_depends_on_the_seed_alone(model_folder: Folder, architecture: str) -> None:
+    folder = str(model_folder(architecture))
+    torch.manual_seed(1)
+    one = checkpoints.load(folder, "classify", LABELS, 5)
+    torch.manual_seed(2)
+    same, other = (checkpoints.load(folder, "classify", LABELS, seed) for seed in (5, 6))
+    assert one.fresh == (("pooler", "head") if architecture == "bert" else ("head",))
+    fresh = weights(one).keys() - {name for name, _ in tiny_model(architecture).named_parameters()}
+    assert fresh
+    for name, tensor in weights(one).items():
+        assert torch.equal(tensor, weights(same)[name]), name
+        if name in fresh and name.endswith("weight") and tensor.ndim == 2:
+            assert not torch.equal(tensor, weights(other)[name]), name
+        elif name not in fresh:
+            assert torch.equal(tensor, weights(other)[name]), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture"), [(kind, architecture) for kind in ("mlm", "classify") for architecture in CONFIGS]
+)
+def test_dropout_false_leaves_none(model_folder: Folder, architecture: str, kind: str) -> None:
+    loud = {"attention_dropout": 0.1, "mlp_dropout": 0.1, "embedding_dropout": 0.1, "classifier_dropout": 0.1}
+    if architecture != "modernbert":
+        loud = {"classifier_dropout": 0.3} if architecture != "distilbert" else {}
+    folder = str(model_folder(architecture, **loud))
+    labels = LABELS if kind == "classify" else None
+    with_dropout, without = (
+        checkpoints.load(folder, kind, labels, 0, dropout).model.train() for dropout in (True, False)
+    )
+    ids = torch.full((2, 12), 7)
+    assert not torch.equal(with_dropout(input_ids=ids).logits, with_dropout(input_ids=ids).logits)
+    once = without(input_ids=ids).logits
+    assert torch.equal(once, without(input_ids=ids).logits)
+    torch.testing.assert_close(once, without.eval()(input_ids=ids).logits)
+    assert {module.p for module in without.modules() if isinstance(module, torch.nn.Dropout)} <= {0.0}
+
+
+@pytest.mark.parametrize("architecture", ["bert", "roberta"])
+def test_the_pooler_is_carried_through_mlm(model_folder: Folder, tmp_path: Path, architecture: str) -> None:
+    """Bare checkpoint with a pooler -> mlm stage -> mlm stage -> classify."""
+    bare = tiny_model(architecture, "none")
+    names = {f"{architecture}.pooler.dense.weight", f"{architecture}.pooler.dense.bias"}
+    place = str(model_folder(architecture, head="none"))
+    for stage in ("one", "two"):
+        loaded = checkpoints.load(place, "mlm", None, 0)
+        assert "pooler" not in loaded.parts.names
+        assert loaded.carried.keys() == names
+        trained = {name: tensor + 1 for name, tensor in weights(loaded).items()}
+        checkpoints.save(loaded, trained, tmp_path / stage)
+        place = str(tmp_path / stage)
+    kept = load_file(tmp_path / "two" / "model.safetensors")
+    assert torch.equal(kept[f"{architecture}.pooler.dense.weight"], bare.pooler.dense.weight)
+    again = checkpoints.load(place, "classify", LABELS, 0)
+    assert again.fresh == ("head",)
+    if architecture == "bert":
+        assert again.carried == {}
+        assert torch.equal(again.model.bert.pooler.dense.weight, bare.pooler.dense.weight)
+        assert torch.equal(again.model.bert.pooler.dense.bias, bare.pooler.dense.bias)
+    layer = f"{again.parts.stack}.1.output.dense.weight"
+    torch.testing.assert_close(
+        again.model.get_parameter(layer), bare.get_parameter(layer.partition(".")[2]) + 2, rtol=0, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(("architecture", "head"), [("bert", "mlm"), ("distilbert", "none"), ("electra", "none")])
+def test_nothing_is_carried_where_the_checkpoint_has_no_pooler(
+    model_folder: Folder, architecture: str, head: str
+) -> None:
+    assert checkpoints.load(str(model_folder(architecture, head=head)), "mlm", None, 0).carried == {}
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+@pytest.mark.parametrize("kind", ["mlm", "classify"])
+def test_a_saved_folder_is_a_hugging_face_folder(
+    model_folder: Folder, tmp_path: Path, architecture: str, kind: str
+) -> None:
+    labels = LABELS if kind == "classify" else None
+    loaded = checkpoints.load(str(model_folder(architecture)), kind, labels, 3)
+    moved = {name: tensor + 0.01 * torch.randn(tensor.shape) for name, tensor in weights(loaded).items()}
+    checkpoints.save(loaded, moved, tmp_path / "model")
+    again = checkpoints.auto_class(kind).from_pretrained(tmp_path / "model")
+    for name, parameter in again.named_parameters():
+        assert torch.equal(parameter, moved[name]), name
+        loaded.model.get_parameter(name).data.copy_(moved[name])
+    assert again.dtype == torch.float32
+    assert torch.equal(logits(again), logits(loaded.model))
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert words("The eye.", "lens")["input_ids"] == loaded.tokenizer("The eye.", "lens")["input_ids"]
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert config["architectures"] == [type(again).__name__]
+    if labels:
+        assert config["id2label"] == {"0": "NEG", "1": "NEU", "2": "POS"}
+        assert config["label2id"] == {"NEG": 0, "NEU": 1, "POS": 2}
+        assert again.config.num_labels == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_saving_replaces_the_folder_as_a_whole(model_folder: Folder, tmp_path: Path) -> None:
+    loaded = checkpoints.load(str(model_folder()), "mlm", None, 0)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "old").write_text("x")
+    (tmp_path / ".model.part").mkdir()
+    (tmp_path / ".model.part" / "left over").write_text("x")
+    checkpoints.save(loaded, weights(loaded), tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    names = {path.name for path in (tmp_path / "model").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
+    assert not {"old", "left over"} & names
+
+
+def test_a_broken_save_leaves_the_old_folder(
+    model_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = checkpoints.load(str(model_folder()), "mlm", None, 0)
+    checkpoints.save(loaded, weights(loaded), tmp_path / "model")
+    before = (tmp_path / "model" / "model.safetensors").read_bytes()
+
+    def crash(*_: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(loaded.tokenizer, "save_pretrained", crash)
+    with pytest.raises(OSError, match="disk full"):
+        checkpoints.save(
+            loaded, {name: tensor + 1 for name, tensor in weights(loaded).items()}, tmp_path / "model"
+        )
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == before
+
+
+def test_a_classifier_for_other_labels_is_made_anew(model_folder: Folder) -> None:
+    """A checkpoint of two classes, a job of three: the head is new, the pooler stays."""
+    folder = model_folder(head="classify", num_labels=2)
+    loaded = checkpoints.load(str(folder), "classify", LABELS, 0)
+    assert loaded.fresh == ("head",)
+    assert loaded.model.classifier.weight.shape == (3, 32)
+    assert checkpoints.load(str(folder), "classify", LABELS[:2], 0).fresh == ()
+
+
+def test_a_bf16_checkpoint_loads_as_fp32(tmp_path: Path) -> None:
+    tiny_model().to(torch.bfloat16).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    loaded = checkpoints.load(str(tmp_path), "mlm", None, 0)
+    assert {tensor.dtype for tensor in weights(loaded).values()} == {torch.float32}
+    for name, parameter in tiny_model().named_parameters():
+        assert torch.equal(loaded.model.get_parameter(name), parameter.to(torch.bfloat16).float()), name
+    checkpoints.save(loaded, weights(loaded), tmp_path / "made")
+    assert json.loads((tmp_path / "made" / "config.json").read_text())["dtype"] == "float32"
+
+
+def test_weights_that_lack_a_layer_are_refused(model_folder: Folder) -> None:
+    folder = model_folder()
+    change(folder, num_hidden_layers=4)
+    sentence = refused(folder)
+    assert "lack tensors of layer.3 that its config.json (bert) asks for" in sentence
+
+
+def test_weights_of_another_size_are_refused(model_folder: Folder) -> None:
+    folder = model_folder()
+    change(folder, intermediate_size=48)
+    assert "lack tensors of layer.0, layer.1, layer.2 " in refused(folder)
+
+
+def test_weights_of_another_architecture_are_refused(model_folder: Folder) -> None:
+    """DistilBERT weights under a BERT config, which Hugging Face alone would initialize at random."""
+    folder = model_folder("distilbert")
+    tiny_model("bert").config.save_pretrained(folder)
+    assert "lack tensors of embeddings, layer.0, layer.1 " in refused(folder)
+
+
+def test_a_folder_without_config_is_refused(model_folder: Folder) -> None:
+    folder = model_folder()
+    (folder / "config.json").unlink()
+    assert "the folder holds no usable model: " in refused(folder)
+    with pytest.raises(UserError, match="the folder holds no usable model"):
+        checkpoints.parts_of(str(folder), "mlm")
+
+
+@pytest.mark.parametrize("content", ["{", '{"model_type": "nonsense"}', "[]"])
+def test_a_bad_config_is_refused(model_folder: Folder, content: str) -> None:
+    folder = model_folder()
+    (folder / "config.json").write_text(content)
+    assert "the folder holds no usable model: " in refused(folder)
+
+
+def test_a_folder_without_weights_is_refused(model_folder: Folder) -> None:
+    folder = model_folder()
+    (folder / "model.safetensors").unlink()
+    assert "model.safetensors" in refused(folder)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_refused(model_folder: Folder) -> None:
+    folder = model_folder()
+    (folder / "tokenizer.json").write_text("{")
+    assert "the folder holds no usable model: " in refused(folder)
+
+
+@pytest.mark.parametrize("name", ["some-org/some-model", "bert-base-uncased", "/nowhere/at/all", "a b"])
+def test_a_hub_id_that_cannot_be_had_is_refused_at_once(name: str) -> None:
+    started = time.monotonic()
+    assert "is no folder, and as a hub id it cannot be had: " in refused(name)
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("architecture", "most"), [("bert", 66), ("roberta", 65), ("distilbert", 66), ("electra", 66)]
+)
+def test_longest_is_the_most_that_goes_through(architecture: str, most: int) -> None:
+    model = tiny_model(architecture).eval()
+    assert checkpoints.max_positions(model) == most
+    with torch.no_grad():
+        model(input_ids=torch.full((1, most), 7))
+        with pytest.raises((IndexError, RuntimeError)):
+            model(input_ids=torch.full((1, most + 1), 7))
+
+
+def test_longest_of_published_shapes() -> None:
+    with torch.device("meta"):
+        roberta = transformers.RobertaForMaskedLM(transformers.RobertaConfig(max_position_embeddings=514))
+        modern = transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(num_hidden_layers=1))
+    assert (checkpoints.max_positions(roberta), checkpoints.max_positions(modern)) == (512, 8192)

@@ -1,0 +1,137 @@
+"""The page: complete, offline, safe, the same bytes every time."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from fedstrata.reports.page import write_page
+from fedstrata.reports.parts import part_words, read_parts
+from fedstrata.reports.runs import load_run
+from fedstrata.reports.summary import summary
+
+Make = Callable[..., Path]
+
+
+class Balance(HTMLParser):
+    """Counts open elements; void ones do not count."""
+
+    VOID = ("meta", "link", "br", "hr", "img", "input")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.ids += [value for name, value in attrs if name == "id" and value]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.ids += [value for name, value in attrs if name == "id" and value]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def page(tmp_path: Path, *folders: Path) -> str:
+    return write_page([load_run(folder) for folder in folders], tmp_path / "out" / "report.html").read_text(
+        "utf-8"
+    )
+
+
+def test_the_page_is_well_formed_offline_and_deterministic(run: Make, staged: Make, tmp_path: Path) -> None:
+    folders = [run(labels=["eye", "heart"]), staged("pretrain", "finetune")]
+    text = page(tmp_path, *folders)
+    parser = Balance()
+    parser.feed(text)
+    assert parser.open == []
+    assert len(parser.ids) == len(set(parser.ids))
+    outside = re.findall(r'(?:src|href|url)\s*[=(]\s*["\']?(https?:[^"\')]+)', text)
+    assert outside == []
+    assert "<script" not in text
+    assert "@import" not in text
+    assert text == page(tmp_path, *folders)
+
+
+def test_it_holds_the_numbers_of_the_files(run: Make, tmp_path: Path) -> None:
+    text = unescape(page(tmp_path, run()))
+    for word in (
+        "loss 2.000",
+        "9.00 MB",
+        "plus 22.0 MB of initial download",
+        "12.0 TFLOP;",
+        "wall time 1 min 16 s",
+        "120",
+        "121",
+    ):
+        assert word in text, word
+
+
+@pytest.mark.parametrize("word", ["<script>alert(1)</script>", '"><img src=x>'])
+def test_what_users_name_is_escaped(run: Make, tmp_path: Path, word: str) -> None:
+    text = page(tmp_path, run(labels=[word, "plain"], clients=[word, "client-1"], message=word, status="failed"))
+    assert word not in text
+
+
+def test_arabic_labels_are_there_and_may_run_from_right_to_left(run: Make, tmp_path: Path) -> None:
+    text = page(tmp_path, run(labels=["سلبي", "إيجابي"], clients=["مستشفى", "client-1"]))
+    assert "مستشفى" in text
+    assert 'dir="auto"' in text
+
+
+@pytest.mark.parametrize(
+    "missing", [["result.json"], ["result.json", "rounds.jsonl", "ledger.jsonl", "partition.json"]]
+)
+def test_a_killed_run_has_a_page(run: Make, tmp_path: Path, missing: list[str]) -> None:
+    folder = run()
+    for name in missing:
+        (folder / name).unlink()
+    assert "stopped" in page(tmp_path, folder)
+
+
+def test_a_failed_run_says_why(run: Make, tmp_path: Path) -> None:
+    text = page(tmp_path, run(status="failed", score={}, message="round 1, client-0: its training diverged"))
+    assert "its training diverged" in text
+    assert "no score was recorded" in text
+
+
+def test_fifty_clients_fit(run: Make, tmp_path: Path) -> None:
+    names = [f"client-{i:02}" for i in range(50)]
+    text = page(tmp_path, run(clients=names))
+    assert all(name in text for name in names)
+
+
+def test_clients_own_models_are_shown_with_their_spread(run: Make) -> None:
+    folder = run(method="local")
+    result = json.loads((folder / "result.json").read_text())
+    clients = {f"client-{i}": {"examples": 120, "score": {"loss": 1.0 + i}} for i in range(2)}
+    (folder / "result.json").write_text(json.dumps({**result, "score": {"loss": 1.5}, "clients": clients}))
+    assert "1.500 ± 0.707" in summary(load_run(folder))
+
+
+def test_part_words_draw_layers_together() -> None:
+    kinds = [("low", "embeddings", None), *((f"block-{i}", "layer", i) for i in range(6)), ("top", "head", None)]
+    parts = read_parts([{"name": name, "kind": kind, "depth": depth} for name, kind, depth in kinds])
+    assert part_words(["low", "block-0", "block-1", "block-2", "block-5", "top"], parts) == (
+        "low, layers 0–2, 5, top"
+    )
+    assert part_words(["block-3"], parts) == "layer 3"
+    assert part_words([], parts) == ""
+
+
+def test_adapters_have_their_layers_depths() -> None:
+    parts = read_parts([{"name": f"lora-{i}", "kind": "adapter", "depth": i} for i in range(3)])
+    assert part_words([*parts, "head"], parts) == "adapters 0–2, head"
+
+
+def test_rounds_count_from_1(run: Make) -> None:
+    missing = [{"client": "client-1", "reason": "is not connected", "round": at} for at in (0, 2)]
+    assert "Without client-1 in rounds 1, 3: it is not connected." in summary(load_run(run(missing=missing)))

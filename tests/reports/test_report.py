@@ -1,0 +1,107 @@
+"""The page of whatever folders are named: where it is written, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import fedstrata
+from fedstrata.errors import UserError
+from fedstrata.plan.parts import Part, Parts
+from fedstrata.reports.parts import PartRecord, read_parts
+from fedstrata.reports.sweep_files import read_table, write_table
+
+Make = Callable[..., Path]
+
+
+@dataclass(frozen=True)
+class Cell:
+    row: str
+    base: str | None
+    seed: int
+    folder: Path
+    target: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.row}, seed {self.seed}"
+
+
+def test_a_page_is_in_the_runs_folder_or_where_it_is_wanted(
+    run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one, other = run("one"), run("other")
+    assert fedstrata.report(str(one)) == one / "report.html"
+    assert fedstrata.report([one], tmp_path / "a" / "page.html") == tmp_path / "a" / "page.html"
+    both = fedstrata.report([one, other])
+    assert both == Path("report.html")
+    assert "other" in both.read_text("utf-8")
+    with pytest.raises(UserError, match=r"names no folder"):
+        fedstrata.report([])
+    with pytest.raises(UserError, match=r"report: report.html cannot be written \(File exists\)"):
+        fedstrata.report(one, both / "page.html")
+
+
+def test_a_sweeps_page_leads_to_those_of_its_finished_cells(run: Make, tmp_path: Path) -> None:
+    sweep = tmp_path / "many"
+    cells = [Cell("a", None, seed, run(f"many/cells/a/seed-{seed}")) for seed in (0, 1)]
+    cells.append(Cell("b", "a", 0, run("many/cells/b/seed-0", status="failed")))
+    rows = write_table(sweep, cells, "a")
+    assert read_table(sweep).rows == rows
+    assert not list(sweep.rglob("*.html"))
+    page = fedstrata.report(sweep)
+    assert page == sweep / "report.html"
+    assert 'href="cells/a/seed-1/report.html"' in page.read_text("utf-8")
+    assert "cells/b" not in page.read_text("utf-8")
+    written = sorted(path.parent.relative_to(sweep).as_posix() for path in sweep.rglob("*.html"))
+    assert written == [".", "cells/a/seed-0", "cells/a/seed-1"]
+    assert 'href="../many/cells/a' in fedstrata.report(sweep, tmp_path / "out" / "page.html").read_text("utf-8")
+    with pytest.raises(UserError, match=r"many is a sweep's folder, which has a page of its own"):
+        fedstrata.report([cells[0].folder, sweep])
+
+
+def test_a_cells_page_is_written_anew_only_after_its_result(run: Make, tmp_path: Path) -> None:
+    cell = Cell("a", None, 0, run("many/cells/a/seed-0"))
+    write_table(tmp_path / "many", [cell], None)
+    fedstrata.report(tmp_path / "many")
+    page = cell.folder / "report.html"
+    page.write_text("kept")
+    fedstrata.report(tmp_path / "many")
+    assert page.read_text() == "kept"
+    result = cell.folder / "result.json"
+    result.write_bytes(result.read_bytes())
+    fedstrata.report(tmp_path / "many")
+    assert page.read_text() != "kept"
+
+
+@pytest.mark.parametrize(("found", "age"), [(None, "an older"), (1, "an older"), (3, "a newer")])
+def test_another_versions_table_is_refused(run: Make, tmp_path: Path, found: int | None, age: str) -> None:
+    write_table(tmp_path / "many", [Cell("a", None, 0, run("many/cells/a/seed-0"))], None)
+    path = tmp_path / "many" / "table.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": found}))
+    with pytest.raises(UserError, match=f"many: was written by {age} version of FedStrata"):
+        fedstrata.report(tmp_path / "many")
+
+
+def test_what_a_run_writes_of_its_parts_is_read_back() -> None:
+    parts = Parts(
+        (
+            Part("low", "embeddings", None, {"weight": (3, 2)}),
+            Part("block", "layer", 0, {"weight": (2, 2), "bias": (2,)}),
+            Part("lora", "adapter", 0, {"a": (2,)}),
+        ),
+        stack="encoder",
+        tied=0,
+        hidden=2,
+    )
+    records = json.loads(json.dumps(parts.records()))
+    assert [record["bytes"] for record in records] == [24, 24, 8]
+    assert list(read_parts(records).values()) == [
+        PartRecord("low", "embeddings", None),
+        PartRecord("block", "layer", 0),
+        PartRecord("lora", "adapter", 0),
+    ]

@@ -1,0 +1,133 @@
+"""Run folders read back, whatever state they were left in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedstrata.errors import UserError
+from fedstrata.reports.runs import curve, headline, load_run, load_runs, model_parts, parts, score
+
+Make = Callable[..., Path]
+
+
+def test_a_run_is_read_as_it_was_written(run: Make) -> None:
+    made = load_run(run())
+    assert made.name == "try"
+    assert made.clients == ["client-0", "client-1"]
+    assert made.job["method"]["name"] == "fedbfpt"
+    assert len(made.work) == 6
+    assert {line["phase"] for line in made.transfers} == {"train"}
+    assert parts(made) == ["embeddings", *(f"layer.{i}" for i in range(6)), "head"]
+    assert score(made) == (2.0, None)
+
+
+def test_the_curve_adds_up_what_was_spent_by_then(run: Make) -> None:
+    points = curve(load_run(run()))
+    assert [point.round for point in points] == [-1, 0, 1, 2]
+    assert [point.score for point in points] == [3.5, 3.0, 2.5, 2.0]
+    assert [point.bytes for point in points] == [0, 12_000_000, 24_000_000, 36_000_000]
+    assert [point.flops for point in points] == [0, 4 * 10**12, 8 * 10**12, 12 * 10**12]
+
+
+def test_scores_of_nought_are_scores(run: Make) -> None:
+    folder = run()
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text("utf-8").splitlines()]
+    for line in lines:
+        if "score" in line:
+            line["score"] = dict.fromkeys(line["score"], 0.0)
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    assert [(point.round, point.score) for point in curve(load_run(folder))] == [(at, 0.0) for at in range(-1, 3)]
+
+
+def test_the_curve_of_the_last_stage_begins_where_the_first_ended(staged: Make) -> None:
+    points = curve(load_run(staged("pretrain", "finetune")))
+    assert points[0].bytes == 36_000_000
+    assert points[-1].flops == 24 * 10**12
+
+
+def test_a_killed_run_is_summed_from_its_records(run: Make) -> None:
+    folder = run()
+    whole = load_run(folder)
+    (folder / "result.json").unlink()
+    with (folder / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 3, "cli')
+    made = load_run(folder)
+    assert made.result["status"] == "stopped"
+    for key in ("bytes", "flops", "score", "rounds", "method"):
+        assert made.result[key] == whole.result[key], key
+
+
+def test_a_broken_line_in_the_middle_is_an_error(run: Make) -> None:
+    folder = run()
+    (folder / "ledger.jsonl").write_text('{"a\n{}\n')
+    with pytest.raises(UserError, match=r"ledger.jsonl, line 1: is not JSON"):
+        load_run(folder)
+
+
+def test_what_is_no_run_is_said_to_be_none(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"is not a run folder"):
+        load_run(tmp_path)
+
+
+def test_equal_names_are_told_apart(run: Make) -> None:
+    folders = [run("a/try"), run("b/try")]
+    assert [made.name for made in load_runs(folders)] == ["a/try", "b/try"]
+    assert load_runs(folders[:1])[0].name == "try"
+
+
+def test_a_run_without_a_server_model_is_the_mean_over_its_clients(run: Make) -> None:
+    clients = {f"client-{i}": {"examples": 120 + i, "score": {"loss": 1.0 + i}} for i in range(2)}
+    folder = run(method="local")
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps({**result, "score": {"loss": 1.5}, "clients": clients}))
+    made = load_run(folder)
+    value, spread = score(made)
+    assert value == 1.5
+    assert spread == pytest.approx(0.7071, abs=1e-4)
+    assert headline(made, None) is None
+
+
+def test_a_run_that_has_only_begun(run: Make) -> None:
+    folder = run()
+    for name in ("result.json", "rounds.jsonl", "ledger.jsonl", "partition.json"):
+        (folder / name).unlink()
+    made = load_run(folder)
+    assert (made.result["status"], made.work, curve(made)) == ("stopped", [], [])
+    json.dumps(made.result)
+
+
+@pytest.mark.parametrize(("found", "age"), [(None, "an older"), (1, "an older"), (3, "a newer")])
+def test_another_versions_folder_is_refused(run: Make, found: int | None, age: str) -> None:
+    folder = run()
+    result = json.loads((folder / "result.json").read_text())
+    result["format"] = found
+    if found is None:
+        del result["format"]
+    (folder / "result.json").write_text(json.dumps(result))
+    sentence = f"try: was written by {age} version of FedStrata and cannot be read by this one"
+    with pytest.raises(UserError, match=sentence):
+        load_run(folder)
+
+
+def test_a_killed_runs_version_is_that_of_its_job(run: Make) -> None:
+    folder = run()
+    (folder / "result.json").unlink()
+    job = (folder / "job.toml").read_text()
+    (folder / "job.toml").write_text(f"format = 1\n{job}")
+    with pytest.raises(UserError, match=r"an older version"):
+        load_run(folder)
+
+
+def test_parts_have_the_models_order_whatever_their_names(run: Make) -> None:
+    folder = run()
+    records = [{"name": f"block {i}", "kind": "layer", "depth": i, "bytes": 8} for i in (2, 0, 1)]
+    (folder / "parts.json").write_text(json.dumps([*records, {"name": "x", "kind": "head", "depth": None}]))
+    made = load_run(folder)
+    assert parts(made)[:3] == ["block 2", "block 0", "block 1"], "their layers were built"
+    assert parts(made)[3:] == ["embeddings", "head", *(f"layer.{i}" for i in range(6))], "others by name"
+    assert "x" not in parts(made)
+    assert model_parts(made) == ["block 2", "block 0", "block 1"]

@@ -1,0 +1,103 @@
+"""A sweep's numbers: means, deviations, paired tests; and the files they are written to."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from scipy.stats import t
+from typer.testing import CliRunner
+
+from fedstrata.cli import app
+from fedstrata.reports.sweep import SweepRow, paired
+from fedstrata.reports.sweep_text import latex, markdown, terminal
+
+ROW = SweepRow(
+    row="FedBFPT\\M",
+    stage="tag",
+    method="fedbfpt",
+    metric="f1",
+    seeds=(0, 1, 2),
+    scores=(0.1, 0.2, 0.6),
+    mean=0.3,
+    sd=0.2646,
+    p=0.0004,
+    up_mb=29.42,
+    down_mb=29.42,
+    setup_mb=435.0,
+    tflops=1234.5,
+    seconds=577.85,
+    metrics={"f1": (0.1, 0.2, 0.6)},
+    failed={},
+)
+
+
+def test_the_paired_test_by_hand() -> None:
+    one, other = [0.71, 0.74, 0.70], [0.70, 0.72, 0.71]
+    differences = [a - b for a, b in zip(one, other, strict=True)]
+    mean = sum(differences) / 3
+    sd = math.sqrt(sum((d - mean) ** 2 for d in differences) / 2)
+    expected = 2 * t.sf(abs(mean / (sd / math.sqrt(3))), 2)
+    assert paired(one, other) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("one", "other"), [([], []), ([0.5], [0.4]), ([0.5, 0.6], [0.5, 0.6])])
+def test_no_paired_test_without_two_different_pairs(one: list[float], other: list[float]) -> None:
+    assert paired(one, other) is None
+
+
+def test_the_tables_say_the_same() -> None:
+    lost = replace(ROW, row="lost & gone", seeds=(), scores=(), mean=None, sd=None, p=None, failed={0: "why"})
+    rows = [ROW, lost]
+    text = markdown(rows, "FedAvg")
+    assert "### tag\n\n| row | f1 | p | MB up | MB down | TFLOP | seconds |\n|---|---:|" in text
+    assert "| FedBFPT\\M | 0.3000 ± 0.2646 | <0.001 | 29.4 | 29.4 | 1,234.5 | 577.9 |" in text
+    assert "| lost & gone | – (0 of 1) |" in text
+    assert "paired t-test over the seeds with 'FedAvg'" in text
+    tex = latex(rows, None)
+    assert r"FedBFPT\textbackslash{}M & 0.3000 $\pm$ 0.2646 & $<$0.001 & 29.4 &" in tex
+    assert r"lost \& gone & -- (0 of 1) &" in tex
+    assert tex.count(r"\begin{tabular}{lrrrrrr}") == tex.count(r"\end{tabular}") == 1
+    [table] = terminal(rows)
+    assert table.row_count == 2
+
+
+def test_rows_of_different_metrics_each_name_their_own() -> None:
+    other = replace(ROW, row="STS-B", metric="pearson")
+    text = markdown([ROW, other], None)
+    assert "| row | score | p |" in text
+    assert "| f1 0.3000 ± 0.2646 |" in text
+    assert "| pearson 0.3000 ± 0.2646 |" in text
+
+
+def test_targets_have_columns_where_they_are_set() -> None:
+    some = replace(ROW, target=0.5, reached=2, rounds_to_target=2.5, mb_to_target=17.25)
+    never = replace(ROW, row="never", target=0.5)
+    lines = markdown([ROW, some, never], None).splitlines()
+    assert lines[2].endswith("| seconds | rounds to target | MB to target |")
+    assert lines[4].endswith("| 577.9 |  |  |")
+    assert lines[5].endswith("| 2.50 (2 of 3) | 17.2 |")
+    assert lines[6].endswith("| – | – |")
+
+
+def test_a_terminal_of_80_columns_has_room_for_all_of_it() -> None:
+    console = Console(width=80, record=True, file=io.StringIO())
+    some = replace(ROW, row="FedSplitBERT, c = 3, 8 bits, STS-B", target=0.5, reached=2, rounds_to_target=2.5)
+    some = replace(some, metric="pearson", mb_to_target=1017.25, up_mb=1334.6, down_mb=1201.1)
+    for table in terminal([ROW, some]):
+        console.print(table)
+    text = console.export_text()
+    assert "…" not in text
+    for words in ("pearson", "0.3000 ± 0.2646", "FedSplitBERT", "1,334.6", "1,017.2", "(2 of 3)"):
+        assert words in text
+
+
+def test_a_folder_without_a_table_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "table.json").write_text("{}")
+    done = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "holds no sweep's table" in done.output

@@ -1,0 +1,270 @@
+"""Whole jobs: stages, the output folder, what is refused and when."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from safetensors.torch import load_file
+
+import fedstrata
+from fedstrata.errors import UserError
+from fedstrata.job.file import load
+from fedstrata.plan.kinds import FORMAT
+from fedstrata.runs.folder import same_job
+
+Jobs = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def staged(job: Jobs, model_folder: Callable[..., Path]) -> dict[str, Any]:
+    made = job("fedbt", "mlm", 3, method={"rounds": 1})
+    made["model"]["name"] = str(model_folder(head="none"))
+    made["stages"] = [{"name": "pretrain"}, {"name": "finetune", "task": {"kind": "classify"}}]
+    return made
+
+
+def test_stages_follow_each_other(staged: dict[str, Any], tmp_path: Path) -> None:
+    result = fedstrata.run(staged)
+    folder = tmp_path / "run"
+    pretrain, finetune = result.stages
+    assert result.score == finetune.score
+    assert result.flops == pretrain.flops + finetune.flops
+    assert result.bytes["up"] == pretrain.bytes["up"] + finetune.bytes["up"] > 0
+    assert sum(line["bytes"] for line in result.ledger if line["direction"] == "up") == result.bytes["up"]
+    assert {line["stage"] for line in result.ledger} == {"pretrain", "finetune"}
+    before, after = (load_file(stage.model / "model.safetensors") for stage in (pretrain, finetune))
+    frozen = "bert.encoder.layer.0.attention.self.query.weight"
+    assert before[frozen].equal(after[frozen]), "fine-tuning started from the pre-trained weights"
+    trained = load_file(Path(staged["model"]["name"]) / "model.safetensors")
+    assert not trained[frozen.removeprefix("bert.")].equal(before[frozen])
+    pooler = "pooler.dense.weight"
+    assert trained[pooler].equal(after[f"bert.{pooler}"]), "the checkpoint's pooler came through"
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder / "model")
+    assert model.config.label2id == {"eye": 0, "heart": 1, "kidney": 2}
+    transformers.AutoTokenizer.from_pretrained(folder / "model")
+    written = {path.name for path in folder.iterdir()}
+    assert written == {"result.json", "model", "stages"}
+    for stage in ("pretrain", "finetune"):
+        names = {path.name for path in (folder / "stages" / stage).iterdir()}
+        assert names >= {
+            "result.json",
+            "job.toml",
+            "rounds.jsonl",
+            "ledger.jsonl",
+            "partition.json",
+            "parts.json",
+            "model",
+        }
+
+
+def test_a_finished_stage_is_not_run_again(staged: dict[str, Any], tmp_path: Path) -> None:
+    def stop(event: Any) -> None:
+        if type(event).__name__ == "StageStarted" and event.stage == "finetune":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedstrata.run(staged, progress=stop)
+    status = json.loads((tmp_path / "run" / "stages" / "finetune" / "result.json").read_text())
+    assert status["status"] == "stopped"
+    events: list[Any] = []
+    result = fedstrata.run(staged, resume=True, progress=events.append)
+    assert result.status == "finished"
+    assert [(e.stage, e.reused) for e in events if type(e).__name__ == "StageEnded"] == [
+        ("pretrain", True),
+        ("finetune", False),
+    ]
+    whole = fedstrata.run(staged, {"output.dir": str(tmp_path / "whole")})
+    one, other = (load_file(made.model / "model.safetensors") for made in (result, whole))
+    assert all(one[name].equal(other[name]) for name in other)
+
+
+def test_a_mistake_in_the_last_stage_is_found_before_the_first_is_trained(
+    staged: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="cycle = 9"):
+        fedstrata.run(staged, ["finetune.method.cycle=9"])
+    with pytest.raises(UserError, match="nolabel"):
+        fedstrata.run(staged, ["finetune.data.label=nolabel"])
+    assert not (tmp_path / "run").exists(), "nothing was written, so the mended job needs no other folder"
+
+
+def test_result_json_holds_what_scripts_rely_on(job: Jobs, tmp_path: Path) -> None:
+    result = fedstrata.run(job("fedavg", "classify"))
+    data = json.loads((tmp_path / "run" / "result.json").read_text("utf-8"))
+    assert data["status"] == "finished"
+    assert data["score"] == result.score
+    assert set(data["score"]) >= {"accuracy", "macro_f1", "matthews"}
+    assert data["bytes"]["up"] > 0
+    assert data["bytes"]["down"] > 0
+    assert data["flops"] > 0
+    assert data["seconds"] > 0
+    assert (tmp_path / "run" / data["model"] / "config.json").exists()
+    assert "https://" not in fedstrata.report(tmp_path / "run").read_text("utf-8")
+
+
+def test_a_filled_folder_is_refused_and_left_alone(job: Jobs, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "precious.txt").write_text("keep me")
+    with pytest.raises(UserError, match=r"not empty.*--resume"):
+        fedstrata.run(job())
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["precious.txt"]
+
+
+def test_another_job_cannot_take_over_a_run(job: Jobs) -> None:
+    made = job("fedavg")
+    fedstrata.run(made)
+    with pytest.raises(UserError, match=r"train.learning_rate = 5e-05.*0.001.*must be the same"):
+        fedstrata.run(made, ["train.learning_rate=0.001"], resume=True)
+
+
+@pytest.mark.parametrize(("line", "words"), [("format = 1", "has format 1"), ("", "has no format number")])
+def test_a_run_of_another_format_is_not_resumed(job: Jobs, tmp_path: Path, line: str, words: str) -> None:
+    [made] = load(job("fedavg"))
+    same_job(made, tmp_path)
+    same_job(made, tmp_path)
+    path = tmp_path / "job.toml"
+    path.write_text(path.read_text("utf-8").replace(f"format = {FORMAT}", line), "utf-8")
+    with pytest.raises(UserError, match=f"cannot be resumed: it {words}"):
+        same_job(made, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("train.max_tokens=100", r"max_tokens: is 100, but the model reads at most 66"),
+        ("data.text=body", r"body"),
+        ("data.train=nowhere.csv", r"nowhere.csv"),
+        ("model.name=./nowhere", r"no folder .*nowhere"),
+        ("model.name=no-such-model", r"model no-such-model: is no folder, and as a hub id it cannot be had"),
+        ("clients.count=50", r"client"),
+        ("method.name=fedbfpt method.local_layers=7", r"local_layers: is 7, but the model has 3 layers"),
+        ("task.labels=['eye','heart']", r"labels: the train rows also hold 'kidney'"),
+        ("task.metric=f1", r"positive: metric 'f1' needs the classes"),
+        ("task.positive=['hart']", r"positive: 'hart' is not a class; did you mean 'heart'"),
+        ("train.device=cuda", r"device: 'cuda' is not available"),
+        ("wire.dtype=fp8", r"\[wire\] dtype: 'fp8' is invalid; .*fp16"),
+        ("server.optimizer=fedsgd", r"\[server\] optimizer: 'fedsgd' is invalid; .*sgd"),
+        ("server.optimizer=fedadam", r"\[server\] optimizer: 'fedadam' is now 'adam'"),
+        ("server.aggregate=median", r"\[server\] aggregate: 'median' is invalid; .*mean"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_nothing_is_written(
+    job: Jobs, tmp_path: Path, override: str, sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence) as caught:
+        fedstrata.run(job("fedavg", "classify"), override.split())
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_default_length_fits_itself_to_a_short_model(job: Jobs) -> None:
+    made = job("fedavg", "classify")
+    del made["train"]["max_tokens"]
+    assert fedstrata.run(made).status == "finished"
+
+
+def test_a_method_that_never_trains_a_new_part_says_so(job: Jobs) -> None:
+    notes: list[str] = []
+    fedstrata.run(job("fedbt", "classify"), progress=lambda e: notes.extend(getattr(e, "notes", ())))
+    assert any("pooler: newly initialized, and this method never trains it" in note for note in notes)
+
+
+def test_a_holdout_is_the_same_for_every_method(job: Jobs, tmp_path: Path) -> None:
+    splits = []
+    for method in ("fedavg", "centralized"):
+        made = job(method, "classify", output={"dir": str(tmp_path / method)})
+        del made["data"]["test"]
+        fedstrata.run(made, ["data.holdout=0.25"])
+        splits.append(json.loads((tmp_path / method / "partition.json").read_text()))
+    assert splits[0]["test"] == splits[1]["test"] == 3
+    assert sum(made["rows"] for made in splits[0]["clients"].values()) == 9
+    assert splits[1]["clients"]["all"]["rows"] == 9
+
+
+@pytest.mark.parametrize("kind", ["roberta", "distilbert", "electra", "modernbert"])
+def test_other_architectures_run_too(
+    staged: dict[str, Any], model_folder: Callable[..., Path], tmp_path: Path, kind: str
+) -> None:
+    staged["model"]["name"] = str(model_folder(kind))
+    result = fedstrata.run(staged, ["method.rounds=2"])
+    assert result.status == "finished"
+    ledger = (tmp_path / "run" / "stages" / "pretrain" / "ledger.jsonl").read_text().splitlines()
+    assert {json.loads(line)["part"] for line in ledger if '"train"' in line} == {"layer.0", "layer.1", "head"}
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(result.model)
+    assert model.config.model_type == kind
+
+
+def test_a_stage_may_start_from_any_earlier_one(staged: dict[str, Any], tmp_path: Path) -> None:
+    """Two fine-tunings of one pre-trained model; nothing of the first is in the second."""
+    staged["stages"] += [{"name": "again", "task": {"kind": "classify"}, "start": "pretrain"}]
+    result = fedstrata.run(staged)
+    first, second = (load_file(stage.model / "model.safetensors") for stage in result.stages[1:])
+    assert first.keys() == second.keys()
+    assert all(first[name].equal(second[name]) for name in first)
+    staged["stages"][2]["start"] = "finetune"
+    other = fedstrata.run(staged, {"output.dir": str(tmp_path / "chain")})
+    third = load_file(other.stages[2].model / "model.safetensors")
+    assert not all(first[name].equal(third[name]) for name in first)
+
+
+@pytest.mark.parametrize("wrong", ["again", "nowhere", "last"])
+def test_a_stage_cannot_start_from_a_later_one(staged: dict[str, Any], wrong: str) -> None:
+    staged["stages"] += [{"name": "again", "start": wrong}, {"name": "last"}]
+    with pytest.raises(
+        UserError, match=r"stage 'again': start: must name an earlier stage \(pretrain, finetune\)"
+    ):
+        fedstrata.run(staged)
+
+
+def test_without_training_the_start_model_is_scored_and_handed_on(staged: dict[str, Any], tmp_path: Path) -> None:
+    """The stages after it end as if it had not been there."""
+    result = fedstrata.run(staged, ["pretrain.method.name=none"])
+    nothing, finetune = result.stages
+    assert nothing.score["loss"] > 0
+    assert (nothing.flops, nothing.bytes["up"], nothing.bytes["down"], nothing.bytes["setup"]) == (0, 0, 0, 0)
+    del staged["stages"][0]
+    alone = fedstrata.run(staged, {"output.dir": str(tmp_path / "alone")})
+    assert finetune.score == alone.score
+    mine, same = (load_file(one.model / "model.safetensors") for one in (finetune, alone))
+    assert all(mine[name].equal(same[name]) for name in mine)
+
+
+def test_an_option_by_client_names_real_clients(job: Jobs, tmp_path: Path) -> None:
+    made = job("fedbfpt", "mlm", 3, clients={"count": 3})
+    made["method"]["local_layers"] = {"default": 2, "client-2": 1}
+    fedstrata.run(made)
+    lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    built = {line["client"]: len(line["layers"]) for line in map(json.loads, lines) if "layers" in line}
+    assert built == {"client-0": 2, "client-1": 2, "client-2": 1}
+    made["method"]["local_layers"] = {"default": 2, "klient-2": 1}
+    with pytest.raises(UserError, match=r"\[method\] local_layers: no client 'klient-2'; did you mean 'client-2'"):
+        fedstrata.run(made, {"output.dir": str(tmp_path / "other")})
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_resumed_run_counts_the_frozen_encoder_once(job: Jobs, tmp_path: Path) -> None:
+    small = job("fedfreezebert", "classify", head={"kind": "cls"})
+
+    def stop(event: Any) -> None:
+        if type(event).__name__ == "Stepped" and event.round == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedstrata.run(small, progress=stop)
+    resumed = fedstrata.run(small, resume=True)
+    whole = fedstrata.run(small, {"output.dir": str(tmp_path / "whole")})
+    assert resumed.flops == whole.flops
+
+
+def test_a_run_that_fails_says_so_on_disk(job: Jobs) -> None:
+    small = job("fedavg", train={"learning_rate": 1e30})
+    with pytest.raises(UserError, match=r"diverged|not finite"):
+        fedstrata.run(small)
+    result = json.loads((Path(small["output"]["dir"]) / "result.json").read_text("utf-8"))
+    assert result["status"] == "failed"
+    assert "round" in result["message"]

@@ -1,0 +1,190 @@
+"""Whom an answer belongs to, and what becomes of those that do not come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstrata.events import Waiting
+from fedstrata.plan.messages import NoReply, Reply, Request
+from fedstrata.plan.plan import Plan
+from fedstrata.sites import engine as sites
+from fedstrata.sites.engine import Presence, RemoteEngine, RemoteRun
+from fedstrata.sites.messages import (
+    HelloHeader,
+    RefusalHeader,
+    RequestHeader,
+    StartHeader,
+    WelcomeHeader,
+    decode_message,
+    encode_message,
+    encode_reply,
+)
+
+RUN = "f" * 32
+NAMES = ("a", "b")
+Answers = Callable[["Script", str, str], Iterable[tuple[str, bytes | None]]]
+
+
+def honest(name: str, message: bytes) -> bytes:
+    """What a site answers."""
+    header = decode_message(message, "hello", "start", "request").header
+    if isinstance(header, RequestHeader):
+        return encode_reply(RUN, Reply(name, 1, loss=0.5 if name == "a" else 0.25))
+    return encode_message(RUN, WelcomeHeader(examples=1, holds=isinstance(header, StartHeader)))
+
+
+class Script:
+    """A transport whose answers to the first request of ``b`` are scripted; everything else goes well."""
+
+    def __init__(self, answers: Answers) -> None:
+        self.answers = answers
+        self.there: dict[str, Presence] = {"a": (1, "start"), "b": (2, "start")}
+        self.sent: dict[str, tuple[str, bytes]] = {}
+        self.done: set[str] = set()
+        self.rounds = 0
+
+    def online(self) -> dict[str, Presence]:
+        return dict(self.there)
+
+    def send(self, to: Presence, message: bytes, seconds: float) -> str:
+        number = f"m{len(self.sent)}"
+        self.sent[number] = {1: "a", 2: "b"}[to[0]], message
+        return number
+
+    def requests(self, name: str) -> list[str]:
+        """Numbers of the requests sent to a site."""
+        return [n for n, (to, m) in self.sent.items() if to == name and b'"kind":"request"' in m]
+
+    def receive(self, numbers: Iterable[str]) -> Iterator[tuple[str, bytes | None]]:
+        self.rounds += 1
+        for number in list(numbers):
+            name, message = self.sent[number]
+            if number in self.requests("b")[:1]:
+                yield from self.answers(self, number, name)
+            else:
+                yield number, honest(name, message)
+
+
+def engine(transport: Script, folder: Path, events: list[Any], deadline: float = 5.0) -> RemoteEngine:
+    header = HelloHeader(version="0", stage="", job={}, long_text=None, share=0.0, labels=None, start="")
+    return RemoteEngine(
+        run=RemoteRun(
+            id=RUN,
+            names=NAMES,
+            hello=lambda name: encode_message(RUN, header),
+            start=lambda: encode_message(RUN, StartHeader()),
+            check=lambda request, reply: None,
+        ),
+        transport=transport,
+        deadline=deadline,
+        folder=folder,
+        on_event=events.append,
+    )
+
+
+def ask(*names: str) -> list[Request]:
+    return [Request(0, name, Plan((0,), ("head",)), "train", {}, {}) for name in names]
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    monkeypatch.setattr(sites, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(sites, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(sites, "REPORT_SECONDS", 0.1)
+    return []
+
+
+def losses(answers: Iterable[Reply | NoReply]) -> dict[str, Any]:
+    return {answer.client: answer.loss if isinstance(answer, Reply) else answer.reason for answer in answers}
+
+
+def test_every_site_is_greeted_once_and_sent_the_start_model_once(events: list[Any], tmp_path: Path) -> None:
+    transport = Script(lambda script, number, name: [(number, honest(name, script.sent[number][1]))])
+    remote = engine(transport, tmp_path, events)
+    assert remote.gather() == []
+    kinds = [decode_message(m, "hello", "start", "request").header for _, m in transport.sent.values()]
+    assert [type(kind) for kind in kinds].count(HelloHeader) == 2
+    assert [type(kind) for kind in kinds].count(StartHeader) == 2
+    for _ in range(2):
+        assert losses(remote.exchange(ask("b", "a"))) == {"a": 0.5, "b": 0.25}
+    assert len(transport.sent) == 8
+
+
+def test_a_site_that_comes_late_is_greeted_before_its_first_request(events: list[Any], tmp_path: Path) -> None:
+    transport = Script(lambda script, number, name: [(number, honest(name, script.sent[number][1]))])
+    del transport.there["b"]
+    remote = engine(transport, tmp_path, events, deadline=0.3)
+    assert remote.gather() == [NoReply("b", "is not connected")]
+    transport.there["b"] = 2, "later"
+    assert losses(remote.exchange(ask(*NAMES))) == {"a": 0.5, "b": 0.25}
+    assert [type(e) for e in events] == [Waiting]
+
+
+def lost_once(script: Script, number: str, name: str) -> Iterable[tuple[str, bytes | None]]:
+    yield number, None
+
+
+def twice(script: Script, number: str, name: str) -> Iterable[tuple[str, bytes | None]]:
+    answer = honest(name, script.sent[number][1])
+    yield from [(number, answer), (number, answer)]
+
+
+def for_nobody(script: Script, number: str, name: str) -> Iterable[tuple[str, bytes | None]]:
+    yield from [("m99", b""), (number, honest(name, script.sent[number][1]))]
+
+
+def after_a_restart(script: Script, number: str, name: str) -> Iterable[tuple[str, bytes | None]]:
+    script.there["b"] = 2, "again"
+    return ()
+
+
+@pytest.mark.parametrize("answers", [lost_once, twice, for_nobody, after_a_restart])
+def test_errors_duplicates_and_restarts_are_mapped_to_their_site(
+    events: list[Any], tmp_path: Path, answers: Answers
+) -> None:
+    transport = Script(answers)
+    remote = engine(transport, tmp_path, events)
+    remote.gather()
+    assert losses(remote.exchange(ask(*NAMES))) == {"a": 0.5, "b": 0.25}
+    assert len(transport.requests("a")) == 1, "who has answered is not asked again"
+    assert len(transport.requests("b")) == (2 if answers in (lost_once, after_a_restart) else 1)
+
+
+def test_an_answer_after_the_deadline_is_nobodys(events: list[Any], tmp_path: Path) -> None:
+    transport = Script(lambda script, number, name: [])
+    remote = engine(transport, tmp_path, events, deadline=0.3)
+    remote.gather()
+    assert losses(remote.exchange(ask(*NAMES))) == {"a": 0.5, "b": "did not answer in time"}
+    transport.answers = lambda script, number, name: [(number, encode_reply(RUN, Reply("b", 1, loss=99.0)))]
+    assert losses(remote.exchange(ask(*NAMES))) == {"a": 0.5, "b": 0.25}, "the next request has its own answer"
+
+
+def test_who_is_away_is_waited_for_once(events: list[Any], tmp_path: Path) -> None:
+    transport = Script(lambda script, number, name: [])
+    remote = engine(transport, tmp_path, events, deadline=0.5)
+    remote.gather()
+    del transport.there["b"]
+    assert losses(remote.exchange(ask(*NAMES)))["b"] == "is not connected"
+    before = transport.rounds
+    assert losses(remote.exchange(ask(*NAMES)))["b"] == "is not connected"
+    assert transport.rounds - before <= 2
+
+
+def test_a_final_refusal_is_not_asked_again(events: list[Any], tmp_path: Path) -> None:
+    def refuses(final: bool) -> Answers:
+        return lambda script, number, name: [
+            (number, encode_message(RUN, RefusalHeader(reason="refuses: so", final=final)))
+        ]
+
+    for final, requests in ((True, 1), (False, 2)):
+        transport = Script(refuses(final))
+        remote = engine(transport, tmp_path, events)
+        remote.gather()
+        assert losses(remote.exchange(ask(*NAMES)))["b"] == "refuses: so"
+        again = losses(remote.exchange(ask(*NAMES)))["b"]
+        assert again == ("refuses: so" if final else 0.25)
+        assert len(transport.requests("b")) == requests

@@ -1,0 +1,79 @@
+"""The commands of a federation, where they are typed wrong."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedstrata import UserError
+from fedstrata.cli import app
+from fedstrata.sites import federation as between
+from fedstrata.sites import serve
+from fedstrata.sites.provision import init
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    init(tmp_path / "federation", ["a", "b"], host="fed.example.org")
+    return tmp_path / "federation"
+
+
+def said(*words: str) -> str:
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2, done.output
+    assert "Traceback" not in done.output
+    [line] = done.output.strip().splitlines()
+    return line
+
+
+def test_without_tls_only_on_one_machine(home: Path) -> None:
+    for words in (["serve", str(home)], ["join", str(home / "sites" / "a" / "site.toml")]):
+        assert "--insecure: is for one machine alone" in said(*words, "--insecure")
+
+
+def test_what_is_not_there(home: Path) -> None:
+    assert "nowhere" in said("serve", str(home / "nowhere"))
+    assert "cannot be read" in said("join", str(home / "sites" / "c" / "site.toml"))
+    assert "go together" in said("federation", "init", str(home / "new"), "--sites", "a", "--ca", "x")
+    assert "holds a federation already" in said("federation", "init", str(home), "--sites", "a")
+
+
+def test_a_site_says_what_is_wrong_with_its_rows_before_it_joins(home: Path) -> None:
+    site = home / "sites" / "a"
+    assert f"{site / 'train.csv'}" in said("join", str(site))
+    (site / "train.csv").write_text("sentence,label\nA kidney.,kidney\n")
+    assert "has no column 'text'; expected one of: sentence, label" in said("join", str(site / "site.toml"))
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        init(tmp_path / "f", ["a"], port=taken.getsockname()[1])
+        assert "cannot listen on 127.0.0.1" in said("serve", str(tmp_path / "f"))
+
+
+def test_the_secret_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        path = serve.secret_file(tmp_path / "new")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    text = path.read_text()
+    assert len(text) == 64
+    assert serve.secret_file(tmp_path / "new").read_text() == text
+
+
+def test_one_run_at_a_time(home: Path) -> None:
+    """The second one says so, and the first one's end lets others begin."""
+    complaint = pytest.raises(UserError, match="another run is on in this federation")
+    with between._run_lock(home), complaint, between._run_lock(home):
+        pass
+    with between._run_lock(home):
+        pass

@@ -1,0 +1,130 @@
+"""A server that asks a site for more than it should."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_in_memory import Village
+
+import fedstrata
+from fedstrata.sites.messages import (
+    Envelope,
+    HelloHeader,
+    RefusalHeader,
+    RequestHeader,
+    StartHeader,
+    WelcomeHeader,
+    decode_message,
+    encode_message,
+)
+from fedstrata.sites.service import SiteService
+
+Jobs = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def heard(job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SiteService, dict[type, Envelope]]:
+    """A site, new, and what a server said to it before, by the kind of message."""
+    village = Village(tmp_path, monkeypatch)
+    _, there = village.jobs(job("fedavg", "classify"))
+    fedstrata.run(there)
+    sent = [
+        decode_message(m, "hello", "start", "request", "farewell")
+        for n, way, m in village.post.messages
+        if n == "a" and way == "down"
+    ]
+    village.start("a")
+    return village.post.hosts["a"], {type(one.header): one for one in reversed(sent)}
+
+
+def answer(
+    host: SiteService, said: Envelope, weights: dict[str, Any] | None = None, run: str = "", **changes: Any
+) -> Any:
+    header = said.header.model_copy(update=changes)
+    message = encode_message(run or said.run, header, said.weights if weights is None else weights)
+    return decode_message(host.answer(message), "welcome", "reply", "refusal").header
+
+
+def text(content: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(content.encode()), dtype=torch.uint8)
+
+
+def test_it_knows_no_run_that_did_not_begin(heard: tuple[SiteService, dict[type, Envelope]]) -> None:
+    host, said = heard
+    for kind in (StartHeader, RequestHeader):
+        assert answer(host, said[kind]).reason == "cannot do what it is asked: this run is not known here"
+    for run in ("../../../etc", "F" * 32, "f" * 31):
+        assert "run: must be 32 hexadecimal digits" in answer(host, said[HelloHeader], run=run).reason
+
+
+def test_it_takes_part_with_its_own_version_alone(heard: tuple[SiteService, dict[type, Envelope]]) -> None:
+    host, said = heard
+    refusal = answer(host, said[HelloHeader], version="99.1")
+    assert refusal.reason.startswith("refuses: its FedStrata is ")
+    assert "the server's 99.1" in refusal.reason
+    assert refusal.final
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("modeling.py", "import os"),
+        ("../../evil.json", "{}"),
+        ("config.json", json.dumps({"auto_map": {"A": "b.C"}})),
+    ],
+)
+def test_it_takes_no_code(heard: tuple[SiteService, dict[type, Envelope]], name: str, content: str) -> None:
+    host, said = heard
+    files = {**said[HelloHeader].weights["files"], name: text(content)}
+    refusal = answer(host, said[HelloHeader], {"files": files})
+    assert refusal.reason == f"refuses: the model comes with code of its own ({name})"
+    assert not list(host.settings.folder.rglob("evil*"))
+
+
+def test_the_server_does_not_say_which_rows(
+    heard: tuple[SiteService, dict[type, Envelope]], tmp_path: Path
+) -> None:
+    host, said = heard
+    (tmp_path / "other.csv").write_text("text,label\n" + "a,kidney\n" * 99)
+    hello = said[HelloHeader].header
+    assert isinstance(hello, HelloHeader)
+    job = {
+        **hello.job,
+        "data": {"train": str(tmp_path / "other.csv")},
+        "model": {"name": "somewhere/else"},
+        "clients": {"count": 1},
+        "output": {"dir": str(tmp_path / "elsewhere")},
+    }
+    assert isinstance(answer(host, said[HelloHeader], job=job), WelcomeHeader)
+    welcome = answer(host, said[StartHeader])
+    assert welcome.examples == 4, "its own rows, whatever the server says"
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_the_start_model_is_the_one_that_was_announced(heard: tuple[SiteService, dict[type, Envelope]]) -> None:
+    host, said = heard
+    answer(host, said[HelloHeader])
+    weights = {part: dict(own) for part, own in said[StartHeader].weights.items()}
+    weights["head"] = {name: tensor + 1 for name, tensor in weights["head"].items()}
+    refusal = answer(host, said[StartHeader], weights)
+    assert isinstance(refusal, RefusalHeader)
+    assert refusal.reason == "cannot do what it is asked: start model: is not the one that was announced"
+    del weights["head"]
+    assert "names differ from the plan's" in answer(host, said[StartHeader], weights).reason
+    assert answer(host, said[StartHeader]).holds
+
+
+def test_an_empty_message_asks_who_it_is(heard: tuple[SiteService, dict[type, Envelope]]) -> None:
+    assert heard[0].answer(b"") == b"a"
+
+
+def test_nonsense_is_answered(heard: tuple[SiteService, dict[type, Envelope]]) -> None:
+    for message in (b"nonsense", b"\xff" * 100, b"{}"):
+        refusal = decode_message(heard[0].answer(message), "refusal").header
+        assert isinstance(refusal, RefusalHeader)
+        assert refusal.reason.startswith("cannot do what it is asked: not a hello or start or request")

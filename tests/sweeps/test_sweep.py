@@ -1,0 +1,154 @@
+"""Sweeps in whole: the same numbers as single runs, shared stages, failures, kills."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedstrata
+from fedstrata.errors import UserError
+from fedstrata.events import CellEnded, CellEvent, CellStarted, StageEnded, Stepped
+from fedstrata.reports.sweep import SweepRow
+from fedstrata.reports.sweep_files import read_table
+
+Jobs = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def many(job: Jobs, model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Two rows that share a pre-training, one that does not; two seeds."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # else a sweep's share of the cores decides about the last bits
+    made = job("fedbt", "mlm", 3, method={"rounds": 2})
+    made["stages"] = [
+        {"name": "pretrain"},
+        {"name": "finetune", "task": {"kind": "classify", "metric": "macro_f1"}},
+    ]
+    made["train"] |= {"learning_rate": 0.01}
+    made["sweep"] = {
+        "seeds": [0, 1],
+        "parallel": 2,
+        "against": "cycle",
+        "rows": [
+            {"name": "cycle"},
+            {"name": "circle", "finetune.method.variant": "circle"},
+            {"name": "untrained", "pretrain.method.name": "none"},
+        ],
+    }
+    return made
+
+
+def numbers(entries: list[SweepRow]) -> list[Any]:
+    """All that must not depend on how a sweep was run: everything but the seconds."""
+    return [(e.row, e.stage, e.seeds, e.metrics, e.p, e.up_mb, e.down_mb, e.setup_mb, e.tflops) for e in entries]
+
+
+def test_a_sweep_is_its_single_runs(many: dict[str, Any], tmp_path: Path) -> None:
+    told: list[Any] = []
+    entries = fedstrata.sweep(many, progress=told.append)
+    folder = tmp_path / "run"
+    assert [(entry.stage, entry.row) for entry in entries] == [
+        (stage, row) for stage in ("pretrain", "finetune") for row in ("cycle", "circle", "untrained")
+    ]
+
+    single = {key: value for key, value in many.items() if key != "sweep"}
+    over = {"finetune.method.variant": "circle", "train.seed": 1, "output.dir": str(tmp_path / "single")}
+    result = fedstrata.run(single, over)
+    circle = next(e for e in entries if (e.row, e.stage) == ("circle", "finetune"))
+    assert {name: values[1] for name, values in circle.metrics.items()} == result.score
+    trained, same, untrained = entries[:3]
+    assert untrained.p is not None
+    assert 0 < untrained.p < 1
+    assert trained.p is same.p is None, "nothing is compared with itself or its equal"
+
+    again = StageEnded("pretrain", reused=True)
+    reused = [event.cell for event in told if isinstance(event, CellEvent) and event.event == again]
+    assert sorted(reused) == ["circle, seed 0", "circle, seed 1"]
+    assert circle.method == "fedbt → fedbt"
+    spent = [(circle.up_mb, "up"), (circle.down_mb, "down"), (circle.setup_mb, "setup")]
+    for mb, kind in spent:
+        assert mb == pytest.approx(result.bytes[kind] / 3 / 1e6), "a stage's costs include those of its start"
+    assert circle.tflops == pytest.approx(result.flops / 1e12, rel=0.05)
+    assert not list(folder.rglob("*.html")), "a page is written on request"
+    page = fedstrata.report(folder).read_text("utf-8")
+    assert page.count("<svg") == 2
+    assert 'href="cells/circle/seed-1/report.html"' in page
+    started = [event for event in told if isinstance(event, CellStarted)]
+    assert len(started) == len([event for event in told if isinstance(event, CellEnded)]) == 6
+    assert {event.count for event in started} == {6}
+
+    assert not list(folder.rglob("model.safetensors")), "models go when no cell needs them"
+    assert json.loads((folder / "table.json").read_text())["against"] == "cycle"
+    lines = list(csv.DictReader((folder / "cells.csv").read_text().splitlines()))
+    [same] = [
+        line
+        for line in lines
+        if (line["row"], line["stage"], line["seed"], line["metric"]) == ("circle", "finetune", "1", "macro_f1")
+    ]
+    assert float(same["value"]) == result.score["macro_f1"]
+
+    told.clear()
+    same_table = fedstrata.sweep(many, resume=True, progress=told.append)
+    assert not told, "nothing is left to run"
+    assert same_table == entries
+    table = read_table(folder)
+    assert (table.against, table.rows) == ("cycle", entries)
+
+
+def test_a_sweep_killed_half_way_ends_in_the_same_table(many: dict[str, Any], tmp_path: Path) -> None:
+    whole = fedstrata.sweep(many, {"output.dir": str(tmp_path / "whole")})
+
+    def stop(event: Any) -> None:
+        ended = isinstance(event, CellEnded)
+        if ended:
+            stop.ended = True  # type: ignore[attr-defined]
+        elif hasattr(stop, "ended") and isinstance(event, CellEvent) and isinstance(event.event, Stepped):
+            raise KeyboardInterrupt  # in the middle of a round of the second cell
+
+    many["sweep"]["parallel"] = 1
+    with pytest.raises(KeyboardInterrupt):
+        fedstrata.sweep(many, progress=stop)
+    assert len(list((tmp_path / "run").glob("cells/*/*/result.json"))) == 1
+    with pytest.raises(UserError, match="is not empty; continue its run with --resume"):
+        fedstrata.sweep(many)
+    resumed = fedstrata.sweep(many, resume=True)
+    assert numbers(resumed) == numbers(whole)
+
+
+def test_a_failing_cell_is_survived_named_and_tried_again(many: dict[str, Any], tmp_path: Path) -> None:
+    """One row's data is missing, and the worker of another is killed; the rest ends well."""
+    data = Path(many["data"]["train"])
+    other = tmp_path / "other.csv"
+    many["sweep"] |= {"seeds": [0], "parallel": 1}
+    many["sweep"]["rows"][1] = {"name": "broken", "finetune.data.train": str(other)}
+
+    def kill(event: Any) -> None:
+        if isinstance(event, CellEvent) and event.cell == "untrained, seed 0":
+            for process in Path("/proc").glob("[0-9]*/cmdline"):
+                if b"fedstrata.sweeps.work" in process.read_bytes() and _parent(process) == os.getpid():
+                    os.kill(int(process.parent.name), signal.SIGKILL)
+
+    entries = fedstrata.sweep(many, progress=kill)
+    why = {entry.row: dict(entry.failed) for entry in entries}
+    assert why["cycle"] == {}
+    assert "other.csv" in why["broken"][0]
+    assert why["untrained"][0].startswith("its process ended with code -9")
+    assert next(entry for entry in entries if entry.row == "broken").mean is None
+    other.write_bytes(data.read_bytes())
+    entries = fedstrata.sweep(many, resume=True)
+    assert all(not entry.failed and len(entry.seeds) == 1 for entry in entries)
+
+
+def test_run_says_that_a_sweep_is_many_runs(many: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"holds a \[sweep\], which is many runs"):
+        fedstrata.run(many)
+
+
+def _parent(process: Path) -> int:
+    return int(process.with_name("stat").read_text().rpartition(")")[2].split()[1])

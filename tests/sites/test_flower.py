@@ -120,7 +120,7 @@ def test_strangers_are_refused(deployment: Deployment, tmp_path: Path) -> None:
         assert "connected" not in deployment.out(name).replace("was connected", "")
         deployment.kill(name)
     log = deployment.site("a") / "state" / "logs" / "supernode.log"
-    assert "Connection attempt failed" in log.read_text("utf-8")
+    deployment.until(lambda: "Connection attempt failed" in log.read_text("utf-8"), 60, "no refusal of a")
     assert "SuperNode ID" not in log.read_text("utf-8"), "plain text is not understood"
 
 

@@ -15,7 +15,8 @@ PLACES: dict[str, dict[str, Any]] = {
     **{f"layer.{i}": {"kind": "layer", "depth": i} for i in range(6)},
     "head": {"kind": "head", "depth": None},
 }
-JOB = """stage = "{stage}"
+JOB = """format = 2
+stage = "{stage}"
 [model]
 name = "bert-base-uncased"
 [task]

@@ -57,6 +57,9 @@ def test_rounds_are_drawn_from_1_and_the_start_model_at_0(run: Make) -> None:
     assert list(scores.axes[0].lines[0].get_xdata()) == [0, 1, 2, 3]
     assert list(scores.axes[1].lines[0].get_xdata()) == [0.0, 12.0, 24.0, 36.0]
     assert list(losses.axes[0].lines[0].get_xdata()) == [1, 2, 3]
+    many = load_run(run("many", clients=[f"client-{i}" for i in range(len(plots.COLORS) + 1)]))
+    means = plots.loss_plot.__wrapped__(many).axes[0].lines[-1]
+    assert (means.get_label(), list(means.get_xdata())) == ("mean, weighted by examples", [1, 2, 3])
     assert schedule.axes[0].get_xlim() == (0.5, 3.5)
     edges = sent.axes[0].patches[0].get_data().edges
     assert [round(edge, 1) for edge in edges] == [0.6, 1.4, 1.6, 2.4, 2.6, 3.4]

@@ -113,11 +113,12 @@ def test_another_versions_folder_is_refused(run: Make, found: int | None, age: s
         load_run(folder)
 
 
-def test_a_killed_runs_version_is_that_of_its_job(run: Make) -> None:
+@pytest.mark.parametrize("line", ["", "format = 1\n"])
+def test_a_killed_runs_version_is_that_of_its_job(run: Make, line: str) -> None:
     folder = run()
     (folder / "result.json").unlink()
-    job = (folder / "job.toml").read_text()
-    (folder / "job.toml").write_text(f"format = 1\n{job}")
+    job = (folder / "job.toml").read_text().replace("format = 2\n", "")
+    (folder / "job.toml").write_text(f"{line}{job}")
     with pytest.raises(UserError, match=r"an older version"):
         load_run(folder)
 

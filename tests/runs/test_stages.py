@@ -122,6 +122,23 @@ def test_another_job_cannot_take_over_a_run(job: Jobs) -> None:
         fedstrata.run(made, ["train.learning_rate=0.001"], resume=True)
 
 
+def test_a_run_goes_on_with_another_deadline_and_quorum(job: Jobs, tmp_path: Path) -> None:
+    made = job("fedavg")
+    [begun] = load(made)
+    [other] = load(made, ["engine.deadline=7", "engine.quorum=0.9"])
+    same_job(begun, tmp_path)
+    same_job(other, tmp_path)
+
+
+def test_a_damaged_record_of_the_job_is_one_sentence(job: Jobs, tmp_path: Path) -> None:
+    [made] = load(job("fedavg"))
+    same_job(made, tmp_path)
+    path = tmp_path / "job.toml"
+    path.write_bytes(path.read_bytes()[:-1] + b"[")
+    with pytest.raises(UserError, match=r"job.toml: is not TOML"):
+        same_job(made, tmp_path)
+
+
 @pytest.mark.parametrize(("line", "words"), [("format = 1", "has format 1"), ("", "has no format number")])
 def test_a_run_of_another_format_is_not_resumed(job: Jobs, tmp_path: Path, line: str, words: str) -> None:
     [made] = load(job("fedavg"))

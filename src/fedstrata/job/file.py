@@ -22,6 +22,7 @@ from pydantic import BaseModel, ValidationError
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job.renamed import renamed
 from fedstrata.job.tables import Job
+from fedstrata.job.toml import read_toml
 from fedstrata.methods import METHODS
 from fedstrata.plan.plan import Method
 
@@ -101,14 +102,7 @@ def _link_stages(where: str, names: Sequence[str], stages: list[dict[str, Any]])
 def _read(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if isinstance(source, Mapping):
         return "job", copy.deepcopy(dict(source))
-    try:
-        return str(source), tomllib.loads(Path(source).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{source}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{source}: is not UTF-8 (byte {error.start}); a job file is a TOML text") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{source}: is not TOML: {error}") from None
+    return str(source), read_toml(source)
 
 
 def sweep_table(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

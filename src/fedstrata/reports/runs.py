@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from fedstrata.errors import UserError
+from fedstrata.job.toml import read_toml
 from fedstrata.plan.kinds import FORMAT
 from fedstrata.plan.streams import SERVER
 from fedstrata.reports.parts import PartRecord, read_parts
@@ -85,8 +85,9 @@ def load_run(folder: Path) -> Run:
     """
     if not any((folder / name).exists() for name in FILES):
         raise UserError(f"{folder}: is not a run folder; it holds none of {', '.join(FILES)}")
-    result, job = _object(folder / "result.json"), _toml(folder / "job.toml")
-    check_format(folder, result if (folder / "result.json").exists() else {"format": FORMAT, **job})
+    result = _object(folder / "result.json")
+    job = read_toml(folder / "job.toml") if (folder / "job.toml").exists() else {}
+    check_format(folder, result or job or {"format": FORMAT})
     names = result.get("stages") or _stages_on_disk(folder / "stages")
     stages = tuple(load_run(folder / "stages" / n) for n in names if (folder / "stages" / n).is_dir())
     rounds, ledger = _lines(folder / "rounds.jsonl"), _lines(folder / "ledger.jsonl")
@@ -264,13 +265,6 @@ def _object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{path}: must hold one JSON object, found {type(content).__name__}")
     return content
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path}: is not TOML: {error}") from None
 
 
 def _lines(path: Path) -> tuple[dict[str, Any], ...]:

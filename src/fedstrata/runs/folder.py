@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +12,7 @@ import tomli_w
 
 from fedstrata.errors import UserError
 from fedstrata.job.tables import Job
+from fedstrata.job.toml import read_toml
 from fedstrata.plan.kinds import FORMAT
 from fedstrata.runs.result import write_result
 from fedstrata.wire.files import write_bytes
@@ -42,7 +42,8 @@ def same_job(job: Job, folder: Path, components: Mapping[str, str] = MappingProx
         components: identities of the caller's own objects.
 
     Raises:
-        UserError: they differ in a key that a result depends on, or the folder was written in another format.
+        UserError: they differ in a key that a result depends on, the folder was written in another format, or
+            its ``job.toml`` is damaged.
     """
     path = folder / "job.toml"
     now = {"format": FORMAT, **without_none(job.dump())}
@@ -50,11 +51,11 @@ def same_job(job: Job, folder: Path, components: Mapping[str, str] = MappingProx
         now["components"] = dict(components)
     free = ("deadline", "quorum", "federation", "insecure")  # of the engine; a run may go on with others
     if path.exists():
-        before = tomllib.loads(path.read_text(encoding="utf-8"))
+        before = read_toml(path)
         check_format(folder, before.get("format"))
-        for table in sorted(now.keys() | before.keys() - {"output"}):
+        for table in sorted((now.keys() | before.keys()) - {"output"}):
             old, new = (tables.get(table, {}) for tables in (before, now))
-            if table != "output" and old != new:
+            if old != new:
                 keys = (
                     {table}
                     if not isinstance(old, dict)

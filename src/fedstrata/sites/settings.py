@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -26,6 +25,7 @@ from pydantic import (
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job import data_tables as job
 from fedstrata.job.renamed import renamed
+from fedstrata.job.toml import read_toml
 from fedstrata.plan.kinds import Payload
 from fedstrata.sites import checks
 from fedstrata.sites.checks import loopback
@@ -209,14 +209,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 def _read(path: Path, name: str, model: type[Model]) -> Model:
     path = path / name if path.is_dir() else path
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: is not UTF-8 (byte {error.start}); settings are a TOML text") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path}: is not TOML: {error}") from None
+    data = read_toml(path)
     found = data.pop("format", None)
     if type(found) is not int or found != FORMAT:
         state = "is missing" if found is None else f"is {found!r}"

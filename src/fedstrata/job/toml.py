@@ -1,0 +1,25 @@
+"""Reads TOML files: jobs, settings of sites and servers, and what a run left behind."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from fedstrata.errors import UserError
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The content of a TOML file.
+
+    Raises:
+        UserError: the file cannot be read, is not UTF-8 or is not TOML.
+    """
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: is not UTF-8 (byte {error.start}), as TOML must be") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path}: is not TOML: {error}") from None

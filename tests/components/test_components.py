@@ -214,6 +214,18 @@ def test_identity_follows_source_and_settings(monkeypatch: pytest.MonkeyPatch) -
     assert components.identity(Largest()) != same
 
 
+def test_identity_follows_the_source_of_a_base_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Smaller(Largest):
+        share = 0.01
+
+    same = components.identity(Smaller())
+    real = inspect.getsource
+    changed = {Largest: real(Largest).replace("0.0", "1.0")}
+    assert changed[Largest] != real(Largest)
+    monkeypatch.setattr(inspect, "getsource", lambda kind: changed.get(kind) or real(kind))
+    assert components.identity(Smaller()) != same
+
+
 def test_between_sites_a_class_has_to_be_installed() -> None:
     with pytest.raises(UserError, match=r"codec: Largest is not installed.*'fedstrata\.codecs'"):
         components.installed_name("codec", Largest())

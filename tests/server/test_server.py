@@ -144,3 +144,4 @@ def test_selection_is_a_share_in_canonical_order_and_differs_between_rounds() ->
     assert sample_clients(names, 1.0, 0, Streams(0)) == names
     assert len(sample_clients(names, 0.01, 0, Streams(0))) == 1
     assert sample_clients(names, 0.3, 4, Streams(0)) == rounds[4]
+    assert len(sample_clients(names, 0.25, 0, Streams(0))) == 3, "2.5 is rounded up"

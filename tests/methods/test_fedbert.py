@@ -24,7 +24,7 @@ from fedstrata.methods.fedbert import FedBERT
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
-from fedstrata.server.split_session import SplitSession
+from fedstrata.server.layers import SplitSession
 from fedstrata.wire.activations import message_bytes
 from fedstrata.wire.store import read_tensors
 from roles import drawn_batches

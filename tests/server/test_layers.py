@@ -24,9 +24,8 @@ from fedstrata.models.families import SPLITTABLE
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.plan import Plan
 from fedstrata.server import layers as layers_module
-from fedstrata.server.layers import LayerSettings, ServerLayers
+from fedstrata.server.layers import LayerSettings, ServerLayers, SplitSession
 from fedstrata.server.server import Server
-from fedstrata.server.split_session import SplitSession
 from fedstrata.tasks import Task
 from fedstrata.tasks.classify import Classify
 from fedstrata.tasks.clm import CausalLM

@@ -37,9 +37,8 @@ from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.schedule import ScheduleSpan
 from fedstrata.runs import train as training
-from fedstrata.server.layers import LayerSettings, ServerLayers
+from fedstrata.server.layers import LayerSettings, ServerLayers, SplitSession
 from fedstrata.server.server import Server
-from fedstrata.server.split_session import SplitSession
 from fedstrata.sites.activation_client import ActivationClient
 from fedstrata.sites.activation_server import ActivationServer
 from fedstrata.sites.stream import SessionFailed, StreamHeader, decode_stream_message, encode_stream_message

@@ -16,8 +16,7 @@ from typing import Any
 from fedstrata.errors import UserError
 from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.messages import Request
-from fedstrata.server.layers import ServerLayers
-from fedstrata.server.split_session import SplitSession
+from fedstrata.server.layers import ServerLayers, SplitSession
 from fedstrata.sites.stream import (
     KEEPALIVE_SECONDS,
     METHOD,

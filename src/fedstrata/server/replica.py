@@ -1,0 +1,36 @@
+"""One set of the layers that the server holds; clients with copies of their own each take one."""
+
+from __future__ import annotations
+
+import copy
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(eq=False)
+class LayerReplica:
+    """One set of the layers.
+
+    Attributes:
+        modules: the layers, from below.
+        trained: their parameters, by the names they have in the model.
+        in_use: reserved by an open session.
+        stepping: the step that was begun last.
+    """
+
+    modules: list[torch.nn.Module]
+    trained: dict[str, torch.nn.Parameter]
+    in_use: bool = False
+    stepping: Future[None] | None = None
+
+    def another(self) -> LayerReplica:
+        """A further set, whose weights are yet to be loaded."""
+        return LayerReplica(*copy.deepcopy((self.modules, self.trained)))
+
+    def wait(self) -> None:
+        """Wait for the step that was begun; before it is done nothing may use the layers."""
+        stepping, self.stepping = self.stepping, None
+        if stepping:
+            stepping.result()

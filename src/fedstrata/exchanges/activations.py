@@ -117,7 +117,7 @@ class ActivationsHalf(PlainHalf):
     """The loop of weights, around layers that the server holds."""
 
     def __init__(self, layers: ServerLayers) -> None:
-        self.layers = self._layers = layers
+        self.layers = self._layers = layers  # the base class's may be None
         self.interleaved = not layers.settings.copies
 
     def connect(self, request: Request) -> AbstractContextManager[SplitLink | None]:

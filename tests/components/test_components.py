@@ -214,6 +214,16 @@ def test_identity_follows_source_and_settings(monkeypatch: pytest.MonkeyPatch) -
     assert components.identity(Largest()) != same
 
 
+def test_identity_follows_settings_of_any_plain_kind() -> None:
+    class Scheduled:
+        def __init__(self, shares: Any) -> None:
+            self.shares = shares
+
+    plain = (None, 1, "1", [1, 2], [2, 1], {"a": [1]}, {"a": [2]})
+    assert len({components.identity(Scheduled(shares)) for shares in plain}) == len(plain)
+    assert components.identity(Scheduled(object())) == components.identity(Scheduled(object()))
+
+
 def test_identity_follows_the_source_of_a_base_class(monkeypatch: pytest.MonkeyPatch) -> None:
     class Smaller(Largest):
         share = 0.01

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -28,6 +30,8 @@ AT_SITES = ("method", "task", "codec")
 
 def identity(component: Any) -> str:
     """What a run writes down of a component: its name, and a digest of its source and of its settings.
+
+    Settings are the attributes that JSON can hold; tensors, functions and other objects are not compared.
 
     Args:
         component: an object or a class.
@@ -71,10 +75,13 @@ def load_installed(part: str, name: str) -> Any:
     raise UserError(f"{part}: {name!r} is not installed here (entry points {GROUPS[part]!r})")
 
 
-def _settings(component: Any) -> dict[str, Any]:
-    """The plain values that an object holds."""
-    values = vars(component) if hasattr(component, "__dict__") else {}
-    return {name: value for name, value in values.items() if isinstance(value, str | int | float | bool | tuple)}
+def _settings(component: Any) -> dict[str, str]:
+    """The plain values that an object holds: what JSON can, lists and tables included."""
+    settings = {}
+    for name, value in (vars(component) if hasattr(component, "__dict__") else {}).items():
+        with suppress(TypeError, ValueError):
+            settings[name] = json.dumps(value, sort_keys=True)
+    return settings
 
 
 def _source(kind: Any) -> str:

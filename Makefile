@@ -7,7 +7,10 @@ INSTALLED := .venv/installed
 export HF_HUB_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help install demo check test deploy-test lint format types bench clean
+# Types are checked beside the tests; lines of one are not mixed into lines of another.
+ALONGSIDE := $(MAKE) --no-print-directory --jobs=3 --output-sync=line
+
+.PHONY: help install demo check test unit-tests all-tests deploy-test lint format types bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -17,10 +20,16 @@ install: $(INSTALLED) ## make .venv with FedStrata and everything it needs, at p
 demo: $(INSTALLED) ## six hospitals train one model on one machine
 	$(BIN)/python examples/demo.py
 
-check: lint types ## the loop of a minute: lint, layers, types and unit tests
+check: $(INSTALLED) ## the loop of a minute: lint, layers, types and unit tests
+	@$(ALONGSIDE) lint types unit-tests
+
+test: $(INSTALLED) ## lint, layers, types and all tests, as CI runs them
+	@$(ALONGSIDE) lint types all-tests
+
+unit-tests: $(INSTALLED)
 	$(BIN)/pytest -n auto -m 'not deploy and not run'
 
-test: lint types ## lint, layers, types and all tests, as CI runs them
+all-tests: $(INSTALLED)
 	$(BIN)/pytest -n auto --dist worksteal
 
 deploy-test: $(INSTALLED) ## three sites with TLS and keys: killed, refused, resumed; six minutes

@@ -15,7 +15,7 @@ from fedstrata.client.answer import ClientData, Work, answer_request
 from fedstrata.client.dropout import DropoutRng
 from fedstrata.client.optimizer import learning_rate, make_optimizer, memory_of, step
 from fedstrata.client.trainer import drain
-from fedstrata.exchanges.weights import WEIGHTS
+from fedstrata.exchanges import EXCHANGES
 from fedstrata.job.tables import Train
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.schedule import ScheduleSpan
@@ -116,7 +116,7 @@ def test_a_clients_optimizer_is_kept_or_begins_anew(kept: bool, tmp_path: Path) 
             runtime.trainer.task.loss(reference, batch).backward()
             step(plain, 1e-2)
         work = Work(runtime, train_request(plan, round), start, data, lambda *_: None)
-        drain(answer_request(work, WEIGHTS.handlers))
+        drain(answer_request(work, EXCHANGES["weights"].handlers))
     equal = all(torch.equal(p, reference.get_parameter(name)) for name, p in model.named_parameters())
     assert equal == kept
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from fedstrata.client.answer import ClientData, ClientRuntime, Work, answer_request
 from fedstrata.client.trainer import drain
-from fedstrata.exchanges.weights import WEIGHTS
+from fedstrata.exchanges import EXCHANGES
 from fedstrata.models.parts import part_tensors
 from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import Plan
@@ -326,7 +326,7 @@ def ask(tmp_path: Any) -> Callable[..., Any]:
         request = Request(round, "a", plan, phase, versions, {})
         runtime = replace(made, wire=Wire(make_codec(dtype)), dtype=dtype)
         work = Work(runtime, request, start, data, lambda *_: None)
-        return drain(answer_request(work, WEIGHTS.handlers))
+        return drain(answer_request(work, EXCHANGES["weights"].handlers))
 
     return call
 

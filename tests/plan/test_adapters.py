@@ -15,7 +15,7 @@ from torch import nn
 from fedstrata.client.answer import ClientData, Work, answer_request
 from fedstrata.client.trainer import drain
 from fedstrata.errors import UserError
-from fedstrata.exchanges.weights import WEIGHTS
+from fedstrata.exchanges import EXCHANGES
 from fedstrata.methods import METHODS
 from fedstrata.methods.fedbfpt import FedBFPT
 from fedstrata.models.parts import find_parts
@@ -185,7 +185,7 @@ def test_a_round_trains_and_sends_exactly_the_adapters(
     shared = {part: (0, tensors) for part, tensors in server.weights.items()}
     data = ClientData(sentences(), np.arange(12), sentences(), {}, Store(tmp_path))
     work = Work(runtime, server.request(0, "a", plan), shared, data, lambda *_: None)
-    reply: Reply = drain(answer_request(work, WEIGHTS.handlers))
+    reply: Reply = drain(answer_request(work, EXCHANGES["weights"].handlers))
     own = {name for part in trained for name in parts.shapes[part]}
     assert {name for name, p in model.named_parameters() if not torch.equal(p, start[name])} == own
     assert {name for name, p in model.named_parameters() if p.requires_grad} == own

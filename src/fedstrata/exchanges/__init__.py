@@ -7,16 +7,13 @@ forecast and a site's check ask the exchange of that name and never which one it
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
+from typing import get_args
 
-from fedstrata.exchanges.activations import ACTIVATIONS
 from fedstrata.exchanges.exchange import Exchange
-from fedstrata.exchanges.hidden_states import HIDDEN_STATES
-from fedstrata.exchanges.weights import WEIGHTS
 from fedstrata.plan.kinds import Payload
 
 EXCHANGES: Mapping[Payload, Exchange] = {
-    "weights": WEIGHTS,
-    "hidden_states": HIDDEN_STATES,
-    "activations": ACTIVATIONS,
+    payload: import_module(f"{__name__}.{payload}").EXCHANGE for payload in get_args(Payload)
 }
-"""Payload -> its exchange."""
+"""Payload -> its exchange: ``EXCHANGE`` in the file that has the payload's name."""

@@ -219,7 +219,7 @@ def notes(job: Job, parts: Parts, clients: int, tokens: int) -> list[str]:
     return lines
 
 
-ACTIVATIONS = Exchange(
+EXCHANGE = Exchange(
     payload="activations",
     permission=PERMISSION,
     handlers={"train": train, "evaluate": evaluate_with(pass_of), "receive": receive},

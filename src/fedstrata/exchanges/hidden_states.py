@@ -269,7 +269,7 @@ def _heads(parts: Parts) -> tuple[str, ...]:
 
 PERMISSION = "the encoder's hidden states of every text, from which texts can be reconstructed, and the labels"
 
-HIDDEN_STATES = Exchange(
+EXCHANGE = Exchange(
     payload="hidden_states",
     permission=PERMISSION,
     handlers={"hidden_states": send_hidden_states, "evaluate": evaluate_with(pass_of), "receive": receive},

@@ -14,7 +14,7 @@ def pass_of(work: Work, cache: FeatureCache | None) -> ModelPass:
     return plain_pass(work.runtime.working, work.request.plan, cache, work.request.first)
 
 
-WEIGHTS = Exchange(
+EXCHANGE = Exchange(
     payload="weights",
     permission="trained parts of the model",
     handlers={"train": train_with(pass_of), "evaluate": evaluate_with(pass_of), "receive": receive},

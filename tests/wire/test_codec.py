@@ -22,6 +22,7 @@ from fedstrata.wire.codec import (
     StateCodec,
     Wire,
     WireError,
+    all_finite,
     check,
     decode_tensors,
     dequantize,
@@ -249,6 +250,19 @@ def test_pickles_are_never_run() -> None:
     with pytest.raises(WireError):
         decode_tensors(pickle.dumps(Bomb()), wire_spec(SHAPES, "fp32"))
     assert not ran
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_one_value_that_is_not_finite_is_found_wherever_it_stands(dtype: torch.dtype) -> None:
+    largest = torch.full((65, 33), torch.finfo(dtype).max, dtype=dtype)
+    assert all_finite(largest), "their sum is infinite"
+    for value in (float("inf"), float("-inf"), float("nan")):
+        for place in (0, 1000, largest.numel() - 1):
+            tensor = largest.clone()
+            tensor.view(-1)[place] = value
+            assert not all_finite(tensor)
+    assert all_finite(torch.empty(0, 4, dtype=dtype))
+    assert all_finite(torch.full((3,), 127, dtype=torch.int8))
 
 
 def test_a_damaged_message_is_refused_or_is_finite_and_of_the_shapes() -> None:

@@ -5,13 +5,16 @@ To add one: a class like :class:`WeightedMean` and a line in :data:`AGGREGATES`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import torch
 
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.plan.kinds import Tensors
+
+CHUNK = 1 << 15
+"""Elements converted between fp32 and fp64 at a time: few enough to stay in a core's cache."""
 
 
 class Aggregate(Protocol):
@@ -42,12 +45,27 @@ class WeightedMean:
         for name, tensor in tensors.items():
             if name not in self.sums:
                 self.sums[name] = torch.zeros(tensor.shape, dtype=torch.float64)
-            self.sums[name].add_(tensor, alpha=weight)
+            total, new = self.sums[name].view(-1), tensor.reshape(-1)
+            for some in _chunks(new):
+                total[some].add_(new[some].double(), alpha=weight)
             self.weights[name] = self.weights.get(name, 0) + weight
 
     def result(self) -> Tensors:
         """The mean over those that sent each tensor."""
-        return {name: (total / self.weights[name]).float() for name, total in self.sums.items()}
+        return {name: _divided(total, self.weights[name]) for name, total in self.sums.items()}
+
+
+def _divided(total: torch.Tensor, weight: int) -> torch.Tensor:
+    """``total / weight`` in fp32."""
+    mean = torch.empty(total.shape)
+    old, new = total.view(-1), mean.view(-1)
+    for some in _chunks(old):
+        new[some].copy_(old[some] / weight)
+    return mean
+
+
+def _chunks(flat: torch.Tensor) -> Iterator[slice]:
+    return (slice(start, start + CHUNK) for start in range(0, len(flat), CHUNK))
 
 
 MakeAggregate = Callable[[], Aggregate]

@@ -43,6 +43,21 @@ def lines(folder: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
 
 
+def test_only_sampled_clients_are_planned(job: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[tuple[int, str]] = []
+    plan = FedAvg.plan
+
+    def counted(self: FedAvg, parts: Any, task: str, round: int, client: str, streams: Any) -> Plan:
+        planned.append((round, client))
+        return plan(self, parts, task, round, client, streams)
+
+    monkeypatch.setattr(FedAvg, "plan", counted)
+    of_many = job("fedavg", "mlm", data={"train": "-"}, clients={"count": 500, "fraction": 0.004})
+    costs = fedstrata.forecast(of_many, {"method.rounds": 3})["fedavg"]
+    assert costs["clients"]["count"] == 500
+    assert len(set(planned)) <= 3 * 2 + 1, "two of 500 in each round, and the client whose costs are told"
+
+
 OWN_ROWS = {"clients": {"test": 0.3}}
 THIRD = {"clients": {"fraction": 0.34}}
 STATES = {"client": {"may_send": ["weights", "hidden_states"]}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,8 @@ from fedstrata.models.cut import check_cut
 from fedstrata.models.heads import HeadConfig
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.parts import Parts
-from fedstrata.plan.plan import make_plan
+from fedstrata.plan.plan import Plan, make_plan
+from fedstrata.plan.schedule import sample_clients
 from fedstrata.plan.streams import INIT, SERVER, Streams
 from fedstrata.tasks import Examples, Task, TaskContext, build_task
 from fedstrata.tasks.examples import examples
@@ -116,7 +116,7 @@ def init_seed(job: Job) -> int:
 
 
 def check_plans(job: Job, parts: Parts, clients: Collection[str]) -> None:
-    """Make every client's plan of every round once, so that a method's objection comes before any training.
+    """Make the plans of all rounds and their sampled clients, so that a method objects before any training.
 
     Raises:
         UserError: the method's options do not fit the model, or name a client that is none.
@@ -125,12 +125,16 @@ def check_plans(job: Job, parts: Parts, clients: Collection[str]) -> None:
         for client in value if isinstance(value, dict) else ():  # an option by client
             if client != "default" and client not in clients:
                 raise UserError(f"[method] {option}: no client {client!r}; {did_you_mean(client, clients)}")
-    streams = Streams(job.train.seed)
-    for round, client in itertools.product(range(job.method.rounds), clients):
-        plan = make_plan(job.method, parts, job.task.kind, round, client, streams)
-        plan.check(parts)
-        if plan.server:
-            check_cut(parts)
+    streams, names = Streams(job.train.seed), list(clients)
+    checked: set[Plan] = set()
+    for round in range(job.method.rounds):
+        for client in sample_clients(names, job.clients.fraction, round, streams):
+            plan = make_plan(job.method, parts, job.task.kind, round, client, streams)
+            if plan not in checked:
+                checked.add(plan)
+                plan.check(parts)
+                if plan.server:
+                    check_cut(parts)
 
 
 def resolve_auto(job: Job) -> Job:

@@ -24,6 +24,7 @@ gradient still passes through the frozen layers above l, so compute falls less t
 
 from __future__ import annotations
 
+import functools
 from typing import Literal
 
 from pydantic import PositiveInt
@@ -46,6 +47,17 @@ def progressive(rounds: int) -> list[int]:
         layers += [layer] * ((rounds - len(layers) + 1) // 2)
         layer += 1
     return layers
+
+
+@functools.cache
+def trained_layers(variant: str, rounds: int, deepest: int) -> tuple[int, ...]:
+    """The (lowest) layer trained in each round, none beyond ``deepest``."""
+    layers = progressive(rounds)
+    if variant == "pl":
+        layers = [0] * rounds
+    elif variant == "sp":
+        layers = list(range(rounds))
+    return tuple(min(layer, deepest) for layer in layers)
 
 
 class FedBFPT(Method):
@@ -80,7 +92,7 @@ class FedBFPT(Method):
             raise UserError(
                 f"[method] layers_per_round: is {self.layers_per_round}, but a local model has {shallowest} layers"
             )
-        schedule = self.trained_layers(shallowest - self.layers_per_round)
+        schedule = trained_layers(self.variant, self.rounds, shallowest - self.layers_per_round)
         layer = schedule[round]
         above = layer + self.layers_per_round
         drawn_in = schedule.index(layer) if self.variant == "s" else round
@@ -91,15 +103,6 @@ class FedBFPT(Method):
         )
         own = (*parts.layers(layer, above), "head")
         return Plan(layers=(*range(above), *deeper), train=own, send=own)
-
-    def trained_layers(self, deepest: int) -> list[int]:
-        """The (lowest) layer trained in each round, none beyond ``deepest``."""
-        layers = progressive(self.rounds)
-        if self.variant == "pl":
-            layers = [0] * self.rounds
-        elif self.variant == "sp":
-            layers = list(range(self.rounds))
-        return [min(layer, deepest) for layer in layers]
 
     def sampled(self, pool: range, count: int, round: int, client: str, streams: Streams) -> list[int]:
         """``count`` layers drawn uniformly from ``pool``, ascending."""

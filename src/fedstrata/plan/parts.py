@@ -101,7 +101,9 @@ class Parts:
 
     @cached_property
     def without_adapters(self) -> Parts:
-        """The same parts but for the adapters."""
+        """The same parts but for the adapters; themselves where there are none."""
+        if not self._adapters:
+            return self
         return replace(self, each=tuple(part for part in self.each if part.kind != "adapter"))
 
     @cached_property

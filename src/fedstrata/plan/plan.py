@@ -133,5 +133,7 @@ def make_plan(method: Method, parts: Parts, task: str, round: int, client: str, 
     Methods plan by the parts without adapters. Args: as :meth:`Method.plan`.
     """
     plan = method.plan(parts.without_adapters, task, round, client, streams)
+    if parts.without_adapters is parts:
+        return plan
     train, send, keep = map(parts.adapted, (plan.train, plan.send, plan.keep))
     return replace(plan, train=train, send=send, keep=keep)

@@ -103,6 +103,7 @@ class Rounds:
         spent = totals(self.records.lines("ledger"))
         self.bytes = spent["up"] + spent["down"]
         self.spare = 0
+        self.personal = False  # clients of the last round keep parts of their own
 
     def run(self, done: int) -> None:
         """Play all rounds from ``done`` on; after each, the state is committed.
@@ -136,6 +137,7 @@ class Rounds:
     def _train_group(self, round: int, clients: Sequence[str], span: tuple[float, float]) -> list[str]:
         """Clients that start from the same model, and what becomes of it."""
         plans = {client: self.plan(round, client) for client in clients}
+        self.personal = any(plan.keep for plan in plans.values())
         requests = (
             replace(self.request(round, client, plan, "train"), span=span) for client, plan in plans.items()
         )
@@ -240,12 +242,9 @@ class Rounds:
     def _evaluate(self, round: int) -> None:
         """Score the server's model; or, where clients keep parts or test rows, each client's and their mean."""
         started = time.monotonic()
-        clients = self.engine.clients()
-        plans = {client: self.plan(max(round, 0), client) for client in clients}
-        self.expect(clients)
         line: dict[str, Any] = {"round": round, "client": SERVER}
-        if self.settings.own_tests or (any(plan.keep for plan in plans.values()) and round >= 0):
-            line["clients"] = own = self._scores_of_clients(round, plans)
+        if self.settings.own_tests or self.personal:
+            line["clients"] = own = self._scores_of_clients(round)
             metrics = dict.fromkeys(metric for score in own.values() for metric in score)
             line["score"] = {m: fmean(score[m] for score in own.values() if m in score) for m in metrics}
         else:
@@ -254,8 +253,10 @@ class Rounds:
         self.records.append("rounds", [line])
         self.tell(Scored(round, line["score"]))
 
-    def _scores_of_clients(self, round: int, plans: dict[str, Plan]) -> dict[str, Score]:
-        whole = tuple(range(self.server.parts.depth))
+    def _scores_of_clients(self, round: int) -> dict[str, Score]:
+        clients, whole = self.engine.clients(), tuple(range(self.server.parts.depth))
+        plans = {client: self.plan(max(round, 0), client) for client in clients}
+        self.expect(clients)
         requests = (
             self.request(round, client, replace(plan, layers=whole, train=(), send=()), "evaluate")
             for client, plan in plans.items()

@@ -167,7 +167,7 @@ def cases(size: str, batch: int, tokens: int) -> list[Case]:
             precision="bf16" if bf16 else "fp32",
             proximal_mu=mu,
         )
-        trainer = Trainer(WorkingModel(made[kind], parts[kind]), tasks(full)[kind], train, Streams(0))
+        trainer = Trainer(WorkingModel(made[kind], parts[kind], bf16=bf16), tasks(full)[kind], train, Streams(0))
         work = each if kind == "classify" else everywhere if full else masked
         flops = train_flops(parts[kind], plan, work)
         methods = tuple(name.split(",")[0].split())

@@ -5,8 +5,8 @@ A third way, through layers that the server holds, is in :mod:`fedstrata.exchang
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -64,9 +64,15 @@ class WholePass:
         """The batch as it is."""
         return batch
 
-    def local_model(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def local_model(self) -> Iterator[None]:
         """The plan's layers."""
-        return local_depth(self.working.model, self.working.parts, self.plan.layers)
+        working, plan = self.working, self.plan
+        with (
+            local_depth(working.model, working.parts, plan.layers),
+            working.frozen_in_bf16(plan.builds(working.parts)),
+        ):
+            yield
 
     def step(self, update: Update) -> None:
         """At once."""

@@ -99,7 +99,7 @@ def make_ready(
 def make_runtime(job: Job, loaded: checkpoints.Loaded, task: Task, codec: Codec) -> ClientRuntime:
     """The roles over a loaded model."""
     train, streams = job.train, Streams(job.train.seed)
-    working = WorkingModel(loaded.model, loaded.parts, train.device)
+    working = WorkingModel(loaded.model, loaded.parts, train.device, train.precision == "bf16")
     return ClientRuntime(
         working=working,
         trainer=Trainer(working, task, train, streams),

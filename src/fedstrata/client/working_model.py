@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from fedstrata.models.parts import part_tensors
+from fedstrata.models.families import FAMILIES
+from fedstrata.models.parts import LINEAR, part_tensors
 from fedstrata.plan.messages import Tagged
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
@@ -23,13 +25,16 @@ class WorkingModel:
         model: a model with a task head; it is moved to ``device``.
         parts: the model's parts.
         device: ``cpu`` or ``cuda``.
+        bf16: matrices are multiplied in bf16.
     """
 
-    def __init__(self, model: Any, parts: Parts, device: str = "cpu") -> None:
+    def __init__(self, model: Any, parts: Parts, device: str = "cpu", bf16: bool = False) -> None:
         self.model = model.to(device)
         self.parts = parts
+        self.bf16 = bf16 and parts.architecture in FAMILIES
         self._tags: dict[str, object] = {}
         self._places = _places(model)
+        self._halves: dict[str, tuple[torch.nn.Parameter, int, torch.nn.Parameter]] = {}
 
     @property
     def device(self) -> torch.device:
@@ -46,8 +51,11 @@ class WorkingModel:
                 self._tags[part] = tag
 
     def changed(self, names: Iterable[str]) -> None:
-        """These parts are about to change: they are no longer what was loaded."""
-        self._tags.update(dict.fromkeys(names))
+        """These parts are about to be trained: they are no longer what was loaded."""
+        for part in names:
+            self._tags[part] = None
+            for name in self.parts.shapes[part]:
+                self._halves.pop(name, None)  # fused optimizers do not count a tensor's versions
 
     def swap_parameters(self, names: Iterable[str]) -> None:
         """Replace these parts' parameters with fresh tensors; another client may still be using the old ones."""
@@ -63,6 +71,37 @@ class WorkingModel:
         for name, parameter in parameters.items():
             for module, leaf in self._places[name]:
                 setattr(module, leaf, parameter)
+
+    @contextmanager
+    def frozen_in_bf16(self, names: Iterable[str]) -> Iterator[None]:
+        """Inside, the linear modules of the named parts have their frozen weights in bf16.
+
+        Autocast would cast these weights anew in every step, to the same bits; here it is done once for as long as
+        they do not change. Weights that are trained stay as they are.
+        """
+        replaced: list[tuple[torch.nn.Module, str, torch.nn.Parameter]] = []
+        learning = torch.is_grad_enabled()
+        for name in (name for part in names for name in self.parts.shapes[part]) if self.bf16 else ():
+            for module, leaf in self._places[name]:
+                parameter = module._parameters[leaf]
+                if parameter is None or not isinstance(module, LINEAR) or (learning and parameter.requires_grad):
+                    continue
+                replaced.append((module, leaf, parameter))
+                module._parameters[leaf] = self._half(name, parameter)
+        try:
+            yield
+        finally:
+            for module, leaf, parameter in replaced:
+                module._parameters[leaf] = parameter
+
+    def _half(self, name: str, parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+        """A parameter in bf16, cast again only if it has changed."""
+        source, version, half = self._halves.get(name, (None, 0, parameter))
+        if source is not parameter or version != parameter._version:
+            with torch.inference_mode(False):  # training uses what scoring has made
+                half = torch.nn.Parameter(parameter.detach().to(torch.bfloat16), requires_grad=False)
+            self._halves[name] = parameter, parameter._version, half
+        return half
 
     def trainable(self, plan: Plan) -> dict[str, torch.nn.Parameter]:
         """Freeze all but what the plan trains and the server's layers; what the plan trains, by name.

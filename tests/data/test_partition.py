@@ -160,7 +160,7 @@ def test_a_column_must_have_as_many_values_as_clients() -> None:
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(
-    kind=st.sampled_from(["iid", "quantity_skew", "dirichlet", "sizes", "column"]),
+    kind=st.sampled_from(["iid", "quantity_skew", "dirichlet", "dirichlet_mix", "sizes", "column"]),
     labels=st.lists(st.sampled_from("abcde"), min_size=1, max_size=60),
     count=st.integers(1, 12),
     least=st.integers(0, 3),
@@ -178,7 +178,7 @@ def test_every_partition_is_disjoint_complete_ordered_and_repeatable(
     elif kind == "sizes":
         keys["sizes"] = [rows // count] * count
     else:
-        keys |= {"count": count, "alpha": alpha, "labels": labels if labeled else None}
+        keys |= {"count": count, "alpha": alpha, "labels": labels if labeled or kind == "dirichlet_mix" else None}
     try:
         shards = dealt(rows, seed, **keys)
     except UserError:
@@ -340,3 +340,32 @@ def test_clients_are_known_without_rows(name: str) -> None:
     named = {"sources": ["s", "n"] * 30, "source_names": ["s", "n"]} if name == "files" else {}
     found = dealt(60, labels=["a", "b"] * 30, **keys, **named)
     assert list(found) == client_names(Clients(**keys), named.get("source_names", ()))
+
+
+def test_a_mix_per_client_has_equal_shards_and_follows_alpha() -> None:
+    labels = ["a"] * 600 + ["b"] * 300 + ["c"] * 100
+    even = dealt(1000, labels=labels, partition="dirichlet_mix", count=4, alpha=1e9)
+    assert sizes(even) == [250] * 4
+    assert [mix["a"] for mix in mixes(even, labels)] == [150] * 4
+    labels = ["a"] * 500 + ["b"] * 500
+    one = mixes(dealt(1000, labels=labels, partition="dirichlet_mix", count=4, alpha=1e-9), labels)
+    assert sorted(map(dict, one), key=str) == [{"a": 250}] * 2 + [{"b": 250}] * 2
+
+
+def test_a_mix_is_drawn_around_that_of_all_rows() -> None:
+    """Over many draws a label's mean share is that in all rows, and the variance that of Dir(alpha p)."""
+    labels = ["a"] * 60_000 + ["b"] * 40_000
+    shares = []
+    for seed in range(40):
+        first = dealt(100_000, seed, labels=labels, partition="dirichlet_mix", count=10, alpha=2.0)["client-0"]
+        shares.append(np.mean(np.asarray(first) < 60_000))
+    assert np.mean(shares) == pytest.approx(0.6, abs=0.1)
+    assert np.var(shares) == pytest.approx(0.6 * 0.4 / 3, abs=0.03)
+
+
+def test_a_label_that_has_run_out_is_replaced_by_what_is_left() -> None:
+    labels = ["a"] * 4 + ["b"] * 60 + ["c"] * 20
+    shards = dealt(84, 3, labels=labels, partition="dirichlet_mix", count=6, alpha=0.1)
+    assert sizes(shards) == [14] * 6
+    with pytest.raises(UserError, match="'dirichlet_mix' needs a label for every row"):
+        dealt(84, partition="dirichlet_mix", count=6)

@@ -154,6 +154,27 @@ def dirichlet(data: PartitionInput) -> dict[str, Index]:
     return _numbered(data, [np.asarray(shard, dtype=np.int64) for shard in shards])
 
 
+def dirichlet_mix(data: PartitionInput) -> dict[str, Index]:
+    """Shards of equal size, each with a mix of labels drawn for its client around that of all rows.
+
+    The law of FedNLP (Lin et al., 2022), after Hsu et al. (2019): the mix is drawn from Dir(alpha p), p being the
+    shares of the labels in all rows. Clients are filled one after the other; where a label has run out, rows of
+    the others take its place, in proportion to what is left of each.
+    """
+    labels, _ = _labels(data)
+    left = [data.rng.permutation(members) for members in groups(labels).values()]
+    concentration = np.clip(data.clients.alpha * np.asarray([len(rows) for rows in left]) / len(labels), 1e-9, 1e9)
+    shards = []
+    for size in whole(np.full(_count(data), 1 / _count(data)), len(labels)):
+        there = np.asarray([len(rows) for rows in left])
+        sizes = np.minimum(whole(data.rng.dirichlet(concentration), int(size)), there)
+        there -= sizes
+        sizes += whole(there / max(1, there.sum()), int(size - sizes.sum()))
+        shards.append(np.concatenate([rows[:n] for rows, n in zip(left, sizes, strict=True)]))
+        left = [rows[n:] for rows, n in zip(left, sizes, strict=True)]
+    return _numbered(data, shards)
+
+
 def _labels(data: PartitionInput) -> tuple[Sequence[str], Sequence[str]]:
     """The label of every row, and the classes in their order."""
     if data.labels is None:
@@ -237,7 +258,8 @@ def by_file(data: PartitionInput) -> dict[str, Index]:
         )
     if data.clients.count not in (None, len(data.source_names)):
         raise UserError(
-            f"[clients] count: is {data.clients.count}, but [data] train names {len(data.source_names)} sources"
+            f"[clients] count: is {data.clients.count}, but [data] train names {len(data.source_names)} sources, "
+            "each of them a client; partition = 'iid' deals the rows of all of them together"
         )
     members = groups(data.sources)
     return named_after({name: members.get(name, np.empty(0, np.int64)) for name in sorted(data.source_names)})
@@ -246,6 +268,7 @@ def by_file(data: PartitionInput) -> dict[str, Index]:
 PARTITIONS: dict[str, Callable[[PartitionInput], dict[str, Index]]] = {
     "iid": iid,
     "dirichlet": dirichlet,
+    "dirichlet_mix": dirichlet_mix,
     "sizes": by_sizes,
     "quantity_skew": quantity_skew,
     "label_sorted": label_sorted,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedstrata
-from fedstrata.data.prepare import population, prepare
+from fedstrata.data.prepare import data_notes, population, prepare
 from fedstrata.errors import UserError
 from fedstrata.job.file import load
 from fedstrata.tasks.examples import examples
@@ -220,6 +220,81 @@ def test_every_source_of_the_training_rows_is_a_client(job: Jobs, tmp_path: Path
     assert limited.train.pools.count("north") + (0 if own else limited.test.pools.count("north")) == 4
     made["data"]["train"] = ["north.csv", "south.csv"]
     with pytest.raises(UserError, match=r"\[clients\] partition: 'files' needs named sources, one"):
+        prepare(load(made)[0], tmp_path)
+
+
+def test_named_sources_are_clients_unless_the_job_says_otherwise(job: Jobs, tmp_path: Path) -> None:
+    for name in ("north", "south"):
+        (tmp_path / f"{name}.csv").write_text("text,label\n" + f"the heart of {name},x\nthe eye,y\n" * 3)
+    sources = {name: str(tmp_path / f"{name}.csv") for name in ("south", "north")}
+    made = job("fedavg", "classify", data={"train": sources, "test": sources["north"]})
+    with pytest.raises(
+        UserError, match=r"count: is 3, but .* names 2 sources, each of them a client; partition = 'iid'"
+    ):
+        prepare(load(made)[0])
+    del made["clients"]
+    [resolved] = load(made)
+    data = prepare(resolved)
+    assert (resolved.clients.partition, list(data.shards)) == ("files", ["north", "south"])
+    assert data_notes(resolved, data) == []
+    assert load(made, ["clients.partition=iid"])[0].clients.partition == "iid"
+    made["clients"] = {"partition": "iid", "count": 2}
+    [resolved] = load(made)
+    [note] = data_notes(resolved, prepare(resolved))
+    assert note.startswith(
+        "rows of all named sources (south, north) are dealt together by partition = 'iid'; 'files'"
+    )
+    flower = {**made, "clients": {}, "engine": {"name": "flower", "federation": "x"}}
+    assert load(flower)[0].clients.partition == "iid", "the sites are the clients"
+
+
+@pytest.mark.parametrize("partition", ["dirichlet", "dirichlet_mix", "label_sorted"])
+def test_sentences_are_dealt_by_the_types_of_their_entities(job: Jobs, tmp_path: Path, partition: str) -> None:
+    types = ["O", "organ", "organ", "drug"] * 30
+    tags = {"O": "O O", "organ": "O B-organ", "drug": "B-drug I-drug"}
+    lines = [f"the {tags[kind].split()[0]}\neye {tags[kind].split()[1]}\n" for kind in types]
+    (tmp_path / "a.conll").write_text("\n".join(lines))
+    made = job("fedavg", "tag", data={"train": "a.conll", "test": "a.conll"})
+    made["clients"] = {"count": 3, "partition": partition, "alpha": 0.1}
+    data = prepare(load(made)[0], tmp_path)
+    assert data.by == types
+    held = [{types[i] for i in rows} for rows in data.shards.values()]
+    if partition == "label_sorted":
+        assert held == [{"O", "drug"}, {"drug", "organ"}, {"organ"}]
+    else:
+        mixes = [[types[i] for i in rows].count("organ") / len(rows) for rows in data.shards.values()]
+        assert max(mixes) > 0.8
+        assert min(mixes) < 0.2
+
+
+def test_tags_that_are_numbers_are_scored_by_their_names(job: Jobs, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": ["the", "eye"], "label": [0, 1]}\n' * 4)
+    made = job("fedavg", "tag", data={"train": "a.jsonl", "test": "a.jsonl"}, clients={"count": 1})
+    with pytest.raises(UserError, match=r"the tags in column 'label' are numbers \(0, 1\); expected names"):
+        prepare(load(made)[0], tmp_path)
+    made["task"]["labels"] = ["O", "B-organ"]
+    [resolved] = load(made)
+    data = prepare(resolved, tmp_path)
+    assert (data.labels, set(data.by or ())) == (("O", "B-organ"), {"organ"})
+    assert data_notes(resolved, data) == [
+        "tags in column 'label' are numbers, named in the order of [task] labels"
+    ]
+
+
+def test_decimal_commas_are_numbers_and_lists_of_labels_are_refused(job: Jobs, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text;label\nthe heart;4,5\nthe eye;1\nblood;0,25\n")
+    made = job("fedavg", "regress", data={"train": "a.csv", "test": "a.csv"}, clients={"count": 1})
+    [resolved] = load(made)
+    data = prepare(resolved, tmp_path)
+    assert data.train.columns["label"] == ["4.5", "1", "0.25"]
+    file = tmp_path / "a.csv"
+    assert data_notes(resolved, data) == [
+        f"{file}: delimiter ';'",
+        "numbers in column 'label' have decimal commas",
+    ]
+    file.write_text("text,label\nthe heart,a|b\nthe eye,a\nblood,b\n")
+    made["task"]["kind"] = "classify"
+    with pytest.raises(UserError, match=r"column 'label' holds several labels in one row \('a\|b'\)"):
         prepare(load(made)[0], tmp_path)
 
 

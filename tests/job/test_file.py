@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 
 from fedstrata.errors import UserError
 from fedstrata.job.file import load
@@ -99,7 +100,14 @@ def test_a_method_that_is_not_registered_has_the_name_of_its_class() -> None:
         ("task.metric=loss", ["[task] metric: 'loss'", "macro_f1"]),
         ("task.labels=['a']", ["[task] labels", "two or more"]),
         ("task.labels=['a','a']", ["[task] labels", "different"]),
-        ("clients.partition=sizes", ["[clients] sizes", "partition = 'sizes'"]),
+        (
+            "clients.partition=sizes",
+            ["[clients] sizes: is missing; partition = 'sizes' needs it, as in sizes = [100, 200]"],
+        ),
+        ("clients.sizes=[1]", ["[clients] sizes: goes with partition = 'sizes' and only with it, found 'iid'"]),
+        ("data.delimiter=';;'", ["[data] delimiter: ';;' is no delimiter; expected one character, such as ';'"]),
+        ("data.encoding=latin-seven", ["[data] encoding: 'latin-seven' is no encoding of text"]),
+        ("data.encoding=rot13", ["[data] encoding: 'rot13' is no encoding of text"]),
         ("clients.column=ward", ["[clients] column", "partition = 'column'"]),
         ("clients.fraction=0", ["[clients] fraction", "greater than 0"]),
         ("clients.count=-2", ["[clients] count", "found -2"]),
@@ -123,6 +131,12 @@ def test_a_wrong_word_gets_one_sentence(override: str, words: list[str]) -> None
 def test_a_missing_table_is_named(table: str) -> None:
     with pytest.raises(UserError, match=rf"\[{table}\] is missing"):
         load({key: value for key, value in JOB.items() if key != table})
+
+
+def test_a_byte_order_mark_before_a_job_is_no_part_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + tomli_w.dumps(JOB).encode())
+    assert load(path) == load(JOB)
 
 
 def test_a_missing_key_is_named() -> None:

@@ -105,7 +105,8 @@ def test_every_key_may_be_set(server: Writes, site: Writes) -> None:
     assert (ours.bind, ours.port, ours.stream_port, list(ours.sites)) == ("10.0.0.1", 1, 65535, ["a", "b"])
     theirs = read_site(
         site(
-            data={"test": ["x.csv"], "text": ["a", "b"], "columns": ["a"], "limit": 3, "documents": "blank"},
+            data={"test": ["x.csv"], "text": ["a", "b"], "columns": ["a"], "limit": 3, "documents": "blank"}
+            | {"delimiter": ";", "encoding": "cp1252"},
             device={"name": "cuda", "threads": 2},
             allow={"payloads": ["weights", "hidden_states", "activations"], "methods": ["fedbfpt"]},
             limits={"bytes_per_round": 500_000_000, "min_examples": 50},
@@ -250,6 +251,8 @@ def test_a_servers_wrong_word_gets_one_sentence(
         ({}, {"data": {"train": ["a.csv", ""]}}, ["[data] train: '' is no path"]),
         ({}, {"data": {"lable": "x"}}, ["[data] lable: no such key", "did you mean 'label'?"]),
         ({}, {"data": {"limit": 0}}, ["[data] limit", "found 0"]),
+        ({}, {"data": {"delimiter": "ab"}}, ["[data] delimiter: 'ab' is no delimiter"]),
+        ({}, {"data": {"encoding": "x"}}, ["[data] encoding: 'x' is no encoding"]),
         ({}, {"data": {"documents": "line"}}, ["[data] documents: 'line'", "did you mean 'lines'?"]),
         ({}, {"device": {"name": "gpu"}}, ["[device] name: 'gpu' is invalid", "cuda"]),
         ({}, {"device": {"threads": 0}}, ["[device] threads", "found 0"]),

@@ -18,7 +18,9 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 
 import fedstrata
-from fedstrata.data.read import WORD_END, read
+from fedstrata.data import read as reading
+from fedstrata.data.forms.how import How
+from fedstrata.data.read import WORD_END, Rows
 from fedstrata.data.tokens import Tokens, tokenize
 from fedstrata.errors import UserError
 from fedstrata.job.metrics import TAGGING, Predictions
@@ -48,6 +50,10 @@ def scores(truth: list[list[str]], guess: list[list[str]]) -> dict[str, float]:
     return scores_of(TAGGING, Predictions(truth, guess))
 
 
+def read(source: Path, columns: list[str], limit: int | None = None, names: list[str] | None = None) -> Rows:
+    return reading.read(str(source), How(tuple(columns), words=True, names=names), limit)
+
+
 def sentence(*words: str) -> str:
     return WORD_END.join(words)
 
@@ -57,29 +63,29 @@ def sentence(*words: str) -> str:
 def test_words_and_tags_line_by_line(tmp_path: Path, name: str, between: str) -> None:
     path = tmp_path / name
     path.write_text(FILE.replace("\t", between), "utf-8")
-    rows = read(str(path), ["text", "label"], words=True)
+    rows = read(path, ["text", "label"])
     assert rows.columns == {
         "text": [sentence("The", "kidney", "wall", "."), sentence("The", "eye")],
         "label": [sentence("O", "B-organ", "I-organ", "O"), sentence("O", "B-organ")],
     }
-    assert len(read(str(path), ["text"], words=True)) == 2
-    assert len(read(str(path), ["text", "label"], words=True, limit=1)) == 1
-    folder = read(str(tmp_path), ["text", "label"], words=True)
+    assert len(read(path, ["text"])) == 2
+    assert len(read(path, ["text", "label"], limit=1)) == 1
+    folder = read(tmp_path, ["text", "label"])
     assert folder.columns == rows.columns
 
 
 def test_columns_between_word_and_tag_are_skipped_or_named(tmp_path: Path) -> None:
     path = tmp_path / "a.conll"
     path.write_text("The DT I-NP O\neye NN I-NP B-organ\n", "utf-8")
-    assert read(str(path), ["text", "label"], words=True).columns["label"] == [sentence("O", "B-organ")]
-    named = read(str(path), ["w", "chunk"], words=True, names=["w", "pos", "chunk", "ner"])
+    assert read(path, ["text", "label"]).columns["label"] == [sentence("O", "B-organ")]
+    named = read(path, ["w", "chunk"], names=["w", "pos", "chunk", "ner"])
     assert named.columns == {"w": [sentence("The", "eye")], "chunk": [sentence("I-NP", "I-NP")]}
 
 
 def test_lists_in_json(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"tokens": ["The", "eye"], "tags": ["O", "B-organ"]}) + "\n", "utf-8")
-    rows = read(str(path), ["tokens", "tags"], words=True)
+    rows = read(path, ["tokens", "tags"])
     assert rows.columns == {"tokens": [sentence("The", "eye")], "tags": [sentence("O", "B-organ")]}
 
 
@@ -91,13 +97,13 @@ def test_lists_in_json(tmp_path: Path) -> None:
         ("a.jsonl", '{"text": ["a", "b"], "label": ["O"]}', "line 1: columns text, label hold different numbers"),
         ("a.jsonl", '{"text": "a b", "label": ["O", "O"]}', "column 'text' holds 'a b', expected a list of words"),
         ("a.jsonl", '{"text": ["a", ""], "label": ["O", "O"]}', "column 'text' holds an empty word"),
-        ("a.csv", "text,label\n", "the extension '.csv' is not known"),
+        ("a.csv", "text,label\nThe,O\n", "has no column that numbers the sentences"),
     ],
 )
 def test_a_malformed_file_is_one_sentence(tmp_path: Path, name: str, text: str, words: str) -> None:
     (tmp_path / name).write_text(text, "utf-8")
     with pytest.raises(UserError) as error:
-        read(str(tmp_path / name), ["text", "label"], words=True)
+        read(tmp_path / name, ["text", "label"])
     assert words in str(error.value)
 
 
@@ -215,7 +221,8 @@ def test_a_whole_run(job: Jobs, tmp_path: Path, method: str) -> None:
     assert result.score["loss"] < 0.5
     assert result.score["accuracy"] > 0.8
     split = json.loads((tmp_path / "run" / "partition.json").read_text())
-    assert {client["labels"] for client in split["clients"].values()} == {None}
+    held = [client["labels"] for client in split["clients"].values()]
+    assert {name for labels in held for name in labels} == {"organ"}, "the types of their entities"
     model = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path / "run" / "model")
     assert model.config.label2id == {"B-organ": 0, "O": 1}
 

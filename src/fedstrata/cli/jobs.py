@@ -57,10 +57,12 @@ def partition(
         stages = load(job, overrides or ())
         if any(stage.between_sites for stage in stages):
             raise UserError("partition: between sites every site has its own rows; there is nothing to partition")
-        from fedstrata.data.prepare import prepare
+        from fedstrata.data.prepare import data_notes, prepare
 
         for stage in stages:
             data = prepare(stage, job.resolve().parent)
+            for note in data_notes(stage, data):
+                console.print(f"note: {note}", markup=False, soft_wrap=True)
             suffix = f".{stage.stage}" if stage.stage else ""
             _show_partition(console, stage, data, picture or Path(f"{job.stem}{suffix}.partition.png"))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedstrata.data.labels import entity_types
 from fedstrata.data.partition import PartitionInput, check_partition, partition
 from fedstrata.data.read import WORD_END, Rows
 from fedstrata.data.rows import (
@@ -28,6 +29,8 @@ from fedstrata.plan.streams import HOLDOUT, OWN_TEST, PARTITION, SERVER, Streams
 
 NO_DATA = "-"
 """``data.train`` of a job that is forecast without data."""
+DIRICHLET = ("dirichlet", "dirichlet_mix")
+"""Partitions that look at labels also where the task has none."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def _training_rows(job: Job, base_dir: Path | None) -> Rows:
     labeled = TASK_KINDS[job.task.kind].labeled
     text, label = text_columns(job), [job.data.label]
     extra = [job.clients.column] if job.clients.column else []
-    if labeled or job.clients.partition == "dirichlet":
+    if labeled or job.clients.partition in DIRICHLET:
         try:
             return read_rows(job, job.data.train, [*text, *label, *extra], base_dir)
         except UserError:
@@ -112,9 +115,9 @@ def _divide(
     job: Job, rows: Rows, classes: Sequence[str] | None, streams: Streams
 ) -> tuple[dict[str, Index], Sequence[str] | None]:
     """Client -> its rows, without empty clients; and the values that the shards differ in."""
-    by = _differing(job, rows)
-    labels, order = by, classes or ()
-    if TASK_KINDS[job.task.kind].target == "number" and job.clients.partition in ("label_sorted", "label_table"):
+    by, kind = _differing(job, rows), TASK_KINDS[job.task.kind]
+    labels, order = by, () if kind.words else classes or ()
+    if kind.target == "number" and job.clients.partition in ("label_sorted", "label_table"):
         labels, order = [f"{number:.15g}" for number in label_numbers(job, rows)], ()
     values = rows.columns[job.clients.column] if job.clients.column else None
     shards = partition(
@@ -135,11 +138,13 @@ def _divide(
 
 
 def _differing(job: Job, rows: Rows) -> Sequence[str] | None:
-    """A label of every row, where rows have one each: a class, a band of numbers, or what dirichlet looks at."""
+    """A label of every row: a class, a type of entities, a band of numbers, or what dirichlet looks at."""
     kind = TASK_KINDS[job.task.kind]
     if kind.target == "number":
         return bands(label_numbers(job, rows))
-    if kind.target == "class" or (not kind.labeled and job.clients.partition == "dirichlet"):
+    if kind.words:
+        return entity_types(rows.columns[job.data.label])
+    if kind.target == "class" or (not kind.labeled and job.clients.partition in DIRICHLET):
         return rows.columns.get(job.data.label)
     return None
 
@@ -147,6 +152,18 @@ def _differing(job: Job, rows: Rows) -> Sequence[str] | None:
 def source_names(job: Job) -> tuple[str, ...]:
     """The names of the sources of ``data.train``; empty where they have none."""
     return tuple(job.data.train) if isinstance(job.data.train, dict) else ()
+
+
+def data_notes(job: Job, data: Prepared) -> list[str]:
+    """What reading the rows has found out by itself, and what became of sources with names, a line each."""
+    lines = list(dict.fromkeys([*data.train.notes, *data.test.notes]))
+    names = source_names(job)
+    if names and job.clients.partition != "files" and not job.between_sites:
+        lines.append(
+            f"rows of all named sources ({', '.join(names)}) are dealt together by partition = "
+            f"{job.clients.partition!r}; 'files' makes each a client"
+        )
+    return lines
 
 
 def prepare_own(job: Job, site: str, base_dir: Path) -> Prepared:

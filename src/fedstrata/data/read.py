@@ -11,11 +11,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fedstrata.data.forms import FORMS, WORD_FORMS, Records, check, lines, records
+from fedstrata.data.forms import FORMS, WORD_FORMS, extension, known, records
+from fedstrata.data.forms.data_sets import HUB_ID, hub_records, saved, saved_records
+from fedstrata.data.forms.how import How, Records
+from fedstrata.data.forms.plain import document_records
 from fedstrata.errors import UserError, did_you_mean
 
-HUB_ID = re.compile(r"([\w.-]+(?:/[\w.-]+)?)(?::([^#]+))?(?:#(.+))?")
-"""``name`` or ``name:config``, either with ``#split``."""
 HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 """A surrogate, as JSON can spell it alone; no tokenizer takes one."""
 WORD_END = "\n"
@@ -31,57 +32,45 @@ class Rows:
         dropped: number of rows dropped because a wanted value was missing or blank.
         pools: the name of each row's source; empty where sources have no names.
         classes: column -> its class names in the order that a data set gives them.
+        notes: what reading has found out by itself, such as ``a.csv: delimiter ';'``.
     """
 
     columns: dict[str, list[str]]
     dropped: int
     pools: list[str] = field(default_factory=list)
     classes: dict[str, list[str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list, compare=False)
 
     def __len__(self) -> int:
         return max(map(len, self.columns.values()), default=0)
 
 
-def read(
-    source: str | list[str],
-    columns: Sequence[str],
-    *,
-    names: list[str] | None = None,
-    limit: int | None = None,
-    base_dir: Path | None = None,
-    words: bool = False,
-    documents: str = "lines",
-) -> Rows:
+def read(source: str | list[str], how: How, limit: int | None = None, base_dir: Path | None = None) -> Rows:
     """Read the wanted columns of a source, every value as text.
 
     A row in which a wanted value is missing, null, NaN or blank is dropped and counted. Other values are not
     changed; numbers and truth values take Python's spelling.
 
     Args:
-        source: a csv, tsv, jsonl, json, parquet or txt file, a folder of one kind of them, a data set id
-            (``name:config#split``, by default the split ``train``), or a list of these. In a folder of txt files
-            each file is one row, with the columns ``text``, ``file`` and ``folder``.
-        columns: names of the wanted columns.
-        names: column names of csv, tsv and txt files that have no header line.
+        source: a file of a kind in :data:`fedstrata.data.forms.FORMS`, also compressed as ``.gz``; a folder of
+            one kind of them, or one that ``save_to_disk`` wrote; a data set id (``name:config#split``, by default
+            the split ``train``); or a list of these. In a folder of txt files each file is one row, with the
+            columns ``text``, ``file``, ``folder`` and ``label``, the same.
+        how: the wanted columns, and what is said of the files. Where values are lists of words there are equally
+            many in each column of a row, and they become texts with ``WORD_END`` between the words.
         limit: stop reading after so many rows that have every wanted value.
         base_dir: folder to look in for a path that the working directory does not have.
-        words: the values are lists of words, equally many in each column of a row, and become texts with
-            ``WORD_END`` between the words; CoNLL's form, a word and its tags per line, is read too.
-        documents: what is a row of a plain txt file: ``lines``, or texts with ``blank`` lines between them or
-            ``headings`` over them.
 
     Raises:
         UserError: a source is missing, unreadable or malformed, or lacks a wanted column or any full row.
     """
     sources = _sources(source)
-    wanted = tuple(dict.fromkeys(columns))
-    rows = Rows({column: [] for column in wanted}, 0)
-    how = _How(wanted, names, base_dir, words, documents, rows.classes)
-    opened = [_open(name, how) for name in sources]
+    rows = Rows({column: [] for column in how.wanted}, 0)
+    opened = [_open(name, how, base_dir) for name in sources]
     for name, found in zip(sources, opened, strict=True):
         if limit is None or len(rows) < limit:
-            rows = _append(rows, name, _texts(found, wanted, words), limit)
-    return rows
+            rows = _append(rows, name, _texts(found, how.wanted, how.words), limit)
+    return replace(rows, classes=how.classes, notes=how.notes())
 
 
 def _sources(source: str | list[str]) -> list[str]:
@@ -124,7 +113,10 @@ def _text(value: Any, where: str, column: str) -> str:
         return ""
     if isinstance(value, (list, dict, bytes)):
         kind = type(value).__name__
-        raise UserError(f"{where}: column {column!r} holds a {kind}, expected a text, a number or a truth value")
+        several = "; a row with several labels or texts is not read" if isinstance(value, list) else ""
+        raise UserError(
+            f"{where}: column {column!r} holds a {kind}, expected a text, a number or a truth value{several}"
+        )
     text = str(value)
     if not text.isascii() and (half := HALF_CHARACTER.search(text)):
         raise UserError(
@@ -144,21 +136,9 @@ def _words(value: Any, where: str, column: str) -> str:
     return WORD_END.join(texts)
 
 
-@dataclass(frozen=True)
-class _How:
-    """How sources are read: see :func:`read`; ``classes`` takes a data set's class names as it is read."""
-
-    wanted: tuple[str, ...]
-    names: list[str] | None
-    base_dir: Path | None
-    words: bool
-    documents: str
-    classes: dict[str, list[str]]
-
-
-def _open(source: str, how: _How) -> Records:
+def _open(source: str, how: How, base_dir: Path | None) -> Records:
     """The records of one source; whether it exists is settled at once, before any source is read."""
-    bases = [Path()] if how.base_dir is None else [Path(), how.base_dir]
+    bases = [Path()] if base_dir is None else [Path(), base_dir]
     for path in (base / source for base in bases):
         if os.path.exists(path):
             return _local(path, how)
@@ -168,36 +148,35 @@ def _open(source: str, how: _How) -> Records:
     hint = f"; {did_you_mean(Path(source).name, close)}" if close else ""
     places = " or ".join(map(str, folders))
     identity = HUB_ID.fullmatch(source)
-    if identity is None or Path(source).suffix.lower() in {**FORMS, **WORD_FORMS}:
+    if identity is None or known(Path(source)):
         raise UserError(f"{source}: there is no such file or folder in {places}{hint}")
     if how.documents != "lines":
         raise UserError(
             f"{source}: [data] documents: {how.documents!r} goes with txt files; there is none in {places}{hint}"
         )
-    missing = f"{source}: is neither a file nor a folder in {places}"
-    return _hub(source, identity, how.wanted, missing, hint, how.classes)
+    return hub_records(source, identity, how, f"{source}: is neither a file nor a folder in {places}", hint)
 
 
-def _local(path: Path, how: _How) -> Records:
+def _local(path: Path, how: How) -> Records:
     if not path.is_dir():
-        return records(path, how.wanted, how.names, how.words, how.documents)
+        return records(path, how)
     if how.documents != "lines":
         raise UserError(f"{path}: [data] documents: {how.documents!r} goes with files that are named one by one")
-    return _folder(path, how.wanted, how.names, how.words)
+    return saved_records(path, how) if saved(path) else _folder(path, how)
 
 
-def _folder(path: Path, wanted: Sequence[str], names: list[str] | None, words: bool) -> Records:
-    forms = WORD_FORMS if words else FORMS
+def _folder(path: Path, how: How) -> Records:
+    forms = WORD_FORMS if how.words else FORMS
     files = _files(path, forms)
-    kinds = {forms[file.suffix.lower()]: file.relative_to(path).as_posix() for file in files}
+    kinds = {forms[extension(file)]: file.relative_to(path).as_posix() for file in files}
     if not files:
         raise UserError(f"{path}: the folder holds no file of a known kind (expected one of: {', '.join(forms)})")
     if len(kinds) > 1:
         found = ", ".join(sorted(kinds.values()))
         raise UserError(f"{path}: the folder holds files of several kinds ({found}); name those to read in a list")
     if FORMS[".txt"] in kinds:
-        return _documents(path, files, wanted)
-    return chain.from_iterable(records(file, wanted, names, words) for file in files)
+        return document_records(path, files, how)
+    return chain.from_iterable(records(file, how) for file in files)
 
 
 def _files(path: Path, forms: Collection[str]) -> list[Path]:
@@ -207,41 +186,5 @@ def _files(path: Path, forms: Collection[str]) -> list[Path]:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror})")
 
     found = (Path(folder, name) for folder, _, names in os.walk(path, onerror=refuse) for name in names)
-    known = (file for file in found if file.suffix.lower() in forms)
+    known = (file for file in found if extension(file) in forms)
     return sorted(file for file in known if not re.search(r"(^|/)\.", file.relative_to(path).as_posix()))
-
-
-def _documents(path: Path, files: Sequence[Path], wanted: Sequence[str]) -> Records:
-    check(path, ["text", "file", "folder"], wanted, "; a txt file in a folder is one row")
-    for file in files:
-        below = file.relative_to(path)
-        text = "".join(line for _, line in lines(file))
-        folder = below.parts[0] if len(below.parts) > 1 else ""
-        yield str(file), {"text": text, "file": below.as_posix(), "folder": folder}
-
-
-def _hub(
-    source: str,
-    identity: re.Match[str],
-    wanted: Sequence[str],
-    missing: str,
-    hint: str,
-    classes: dict[str, list[str]],
-) -> Records:
-    import datasets  # slow to load and seldom needed
-
-    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # do not report downloads
-    name, config, split = identity.groups()
-    try:
-        data = datasets.load_dataset(name, config, split=split or "train")
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"{missing}, nor reachable as a data set id ({reason}){hint}") from None
-    check(source, data.column_names, wanted)
-    data = data.select_columns(list(wanted))
-    kinds = {c: f for c, f in data.features.items() if isinstance(f, datasets.ClassLabel)}
-    classes.update({column: list(kind.names) for column, kind in kinds.items()})
-    for number, row in enumerate(data, 1):
-        for column, kind in kinds.items():  # a class stands by its name; -1 marks a row without one
-            row[column] = None if row[column] in (None, -1) else kind.int2str(row[column])
-        yield f"{source}, row {number}", row

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstrata.data import demo
+from fedstrata.data.forms.how import How
+from fedstrata.data.labels import decimal_points, named_tags, refuse_several
 from fedstrata.data.read import WORD_END, Rows, read
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job.data_tables import Source
@@ -56,18 +58,23 @@ def read_rows(job: Job, source: Source, columns: list[str], base_dir: Path | Non
             sum(rows.dropped for rows in pools.values()),
             [name for name, rows in pools.items() for _ in range(len(rows))],
             {column: names for rows in pools.values() for column, names in rows.classes.items()},
+            list(dict.fromkeys(note for rows in pools.values() for note in rows.notes)),
         )
     if isinstance(source, str) and source.startswith("demo:"):
         return _demo_rows(job, source, columns)
-    return read(
-        source,
-        list(dict.fromkeys(columns)),
-        names=job.data.columns,
-        limit=job.data.limit,
-        base_dir=base_dir,
-        words=TASK_KINDS[job.task.kind].words,
-        documents=job.data.documents,
+    data, kind = job.data, TASK_KINDS[job.task.kind]
+    how = How(
+        wanted=tuple(dict.fromkeys(columns)),
+        names=data.columns,
+        words=kind.words,
+        documents=data.documents,
+        delimiter=data.delimiter,
+        encoding=data.encoding,
     )
+    rows = read(source, how, data.limit, base_dir)
+    if data.label in rows.columns and kind.words:
+        return named_tags(rows, data.label, job.task.labels)
+    return decimal_points(rows, data.label) if data.label in rows.columns and kind.target == "number" else rows
 
 
 def _demo_rows(job: Job, source: str, columns: list[str]) -> Rows:
@@ -88,7 +95,7 @@ def no_rows(columns: Sequence[str]) -> Rows:
 def take(rows: Rows, index: Index) -> Rows:
     """The rows at ``index``, in its order; none of them counts as dropped."""
     columns = {name: [values[i] for i in index] for name, values in rows.columns.items()}
-    return Rows(columns, 0, [rows.pools[i] for i in index] if rows.pools else [], rows.classes)
+    return Rows(columns, 0, [rows.pools[i] for i in index] if rows.pools else [], rows.classes, rows.notes)
 
 
 def class_names(job: Job, train: Rows, test: Rows) -> tuple[str, ...]:
@@ -100,6 +107,7 @@ def class_names(job: Job, train: Rows, test: Rows) -> tuple[str, ...]:
     column = job.data.label
     in_train, in_test = (_classes(rows.columns[column], TASK_KINDS[job.task.kind].words) for rows in (train, test))
     found = in_train | in_test
+    refuse_several(column, found)
     named = train.classes.get(column, [])
     labels = tuple(job.task.labels or (named if found <= set(named) else sort_labels(found)))
     if unknown := sorted(found - set(labels)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from fedstrata.errors import did_you_mean
 from fedstrata.job.base import Positive, Share, Table
@@ -12,7 +12,28 @@ from fedstrata.job.label_tables import TABLES
 from fedstrata.job.renamed import renamed
 
 Source = str | list[str] | dict[Annotated[str, Field(pattern=r"^[\w-]+$")], str | list[str]]
-"""A file, folder or data set id; several; or several by name, whose test rows are scored apart as well."""
+"""A file, folder or data set id; several; or several by name, whose training rows are each a client's, and whose
+test rows are scored apart as well."""
+
+
+def _delimiter(text: str) -> str:
+    if len(text) != 1 or text in '"\r\n':
+        raise ValueError(f"{text!r} is no delimiter; expected one character, such as ';' or '\\t'")
+    return text
+
+
+def _encoding(name: str) -> str:
+    try:
+        "".encode(name)
+    except (LookupError, UnicodeError):
+        raise ValueError(f"{name!r} is no encoding of text; expected one such as 'utf-8' or 'cp1252'") from None
+    return name
+
+
+Delimiter = Annotated[str, AfterValidator(_delimiter)]
+"""What stands between the fields of a line: one character."""
+Encoding = Annotated[str, AfterValidator(_encoding)]
+"""Name of an encoding of text, as Python has it."""
 
 
 class Data(Table):
@@ -28,6 +49,10 @@ class Data(Table):
     label: str = "label"
     columns: list[str] | None = None
     """Names of the columns of files that have no header line."""
+    delimiter: Delimiter | None = None
+    """Between the fields of csv files, and of tsv and txt files where it is no tab; absent: found out."""
+    encoding: Encoding | None = None
+    """Of text files; absent: UTF-8, or what they are found to have."""
     limit: Positive | None = None
     """Read at most so many rows of each of train and test (of each named source of them): a quick try."""
     long_text: Literal["chunk", "truncate", "pack"] | None = None
@@ -45,9 +70,10 @@ class Clients(Table):
     """Number of clients; by default what ``sizes``, ``table``, ``column`` or the named sources of ``data.train``
     give, else 6."""
     partition: str = "iid"
-    """How rows are dealt to clients: a name in :data:`fedstrata.data.partition.PARTITIONS`."""
+    """How rows are dealt to clients: a name in :data:`fedstrata.data.partition.PARTITIONS`; where it is absent and
+    ``data.train`` names its sources, ``files``."""
     alpha: Annotated[float, Field(gt=0)] = 1.0
-    """Concentration of ``dirichlet``: small is uneven."""
+    """Concentration of ``dirichlet`` and ``dirichlet_mix``: small is uneven."""
     min_examples: Annotated[int, Field(ge=0)] = 1
     """No client gets fewer rows; 0 allows empty ones, which are dropped from the run."""
     sizes: list[float] | None = None
@@ -65,10 +91,19 @@ class Clients(Table):
     def _partition_has_its_key(self) -> Self:
         if now := renamed("clients", "partition", self.partition):
             raise ValueError(f"partition: {now}")
-        companions = {"sizes": "sizes", "table": "label_table", "column": "column"}
-        for key, partition in companions.items():
-            if (self.partition == partition) != (getattr(self, key) is not None):
-                raise ValueError(f"{key}: goes with partition = {partition!r} and only with it")
+        companions = {
+            ("sizes", "sizes"): "[100, 200]",
+            ("table", "label_table"): "'mrpc-3'",
+            ("column", "column"): "'hospital'",
+        }
+        for (key, partition), example in companions.items():
+            there = getattr(self, key) is not None
+            if self.partition == partition and not there:
+                raise ValueError(f"{key}: is missing; partition = {partition!r} needs it, as in {key} = {example}")
+            if self.partition != partition and there:
+                raise ValueError(
+                    f"{key}: goes with partition = {partition!r} and only with it, found {self.partition!r}"
+                )
         if isinstance(self.table, str) and self.table not in TABLES:
             raise ValueError(f"table: {self.table!r} is no built-in table; {did_you_mean(self.table, TABLES)}")
         return self

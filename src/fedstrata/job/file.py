@@ -160,11 +160,21 @@ def _job(where: str, stage: str, data: dict[str, Any], method: Method | None = N
         if not isinstance(data.get(table), Mapping):
             raise UserError(f"{place}: the table [{table}] is missing")
     method = method or _method(place, data["method"])
-    data = _merge(method.presets(), {**data, "method": {}})
+    data = _named_sources_are_clients(_merge(method.presets(), {**data, "method": {}}))
     try:
         return Job.model_validate({**data, "stage": stage, "method": method})
     except ValidationError as error:
         raise UserError(f"{place}: {sentence(error, Job)}") from None
+
+
+def _named_sources_are_clients(tables: dict[str, Any]) -> dict[str, Any]:
+    """Tables in which each named source of training rows is a client's, where the job says nothing else."""
+    clients, engine = tables.get("clients", {}), tables.get("engine", {})
+    if not isinstance(tables["data"].get("train"), dict) or not isinstance(clients, dict):
+        return tables
+    if "partition" in clients or (isinstance(engine, dict) and engine.get("name") == "flower"):
+        return tables  # the sites have rows of their own
+    return _merge(tables, {"clients": {"partition": "files"}})
 
 
 def _method(place: str, table: Mapping[str, Any]) -> Method:
@@ -204,7 +214,8 @@ def sentence(error: ValidationError, kind: type[BaseModel], within: str = "") ->
     if first["type"] == "missing":
         return f"{table}{key}: is missing"
     if first["type"] == "value_error":
-        return f"[{path[0]}] {first['ctx']['error']}" if path and kind is Job else str(first["ctx"]["error"])
+        where = f"{table}{key}: " if table else f"[{path[0]}] " if path and kind is Job else ""
+        return f"{where}{first['ctx']['error']}"
     if first["type"] == "literal_error" and isinstance(first["input"], str):
         names = re.findall(r"'([^']*)'", first["ctx"]["expected"])
         return f"{table}{key}: {first['input']!r} is invalid; {did_you_mean(first['input'], names)}"

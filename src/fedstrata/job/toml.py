@@ -16,7 +16,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         UserError: the file cannot be read, is not UTF-8 or is not TOML.
     """
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))  # Windows may put a mark before it
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedstrata.data.prepare import Prepared
+from fedstrata.data.prepare import Prepared, data_notes
 from fedstrata.errors import UserError, plural
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.job.tables import Job, method_name
@@ -41,7 +41,7 @@ def check_permission(job: Job) -> None:
 
 def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int) -> tuple[str, ...]:
     """What the user should know before the first round, a sentence each; ``tokens`` of all training examples."""
-    lines = []
+    lines = data_notes(job, data)
     if data.dropped:
         lines.append(f"{plural(data.dropped, 'row')} without text or label dropped")
     if job.model is not None and job.model.config is not None and job.model.tokenizer is None:

@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import ValidationInfo
 
-from fedstrata.data.forms import FORMS, WORD_FORMS
-from fedstrata.data.read import HUB_ID
+from fedstrata.data.forms import known
+from fedstrata.data.forms.data_sets import HUB_ID
 from fedstrata.errors import did_you_mean
 from fedstrata.methods import METHODS
 
@@ -132,7 +132,7 @@ def source(value: Any, info: ValidationInfo) -> Any:
     if isinstance(value, list):
         return [source(part, info) for part in value]
     path = any_path(value, info)
-    hub_id = HUB_ID.fullmatch(value) and value[0] != "." and path.suffix.lower() not in {**FORMS, **WORD_FORMS}
+    hub_id = HUB_ID.fullmatch(value) and value[0] != "." and not known(path)
     return value if value.startswith("demo:") or (hub_id and not path.exists()) else str(path)
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -150,25 +151,29 @@ def _log_step(step: int, steps: int, loss: float, seen: int) -> None:
 
 def _check_rows(settings: SiteSettings) -> None:
     """Read one of the site's own rows, so that a mistake in its settings is reported now and not in a run.
-
     Raises:
         UserError: the rows cannot be read, or lack the columns of the text.
     """
+    from fedstrata.data.forms.how import How
     from fedstrata.data.read import read
 
     data = settings.data
-    columns = [data.text] if isinstance(data.text, str) else data.text
+    how = How(
+        wanted=(data.text,) if isinstance(data.text, str) else tuple(dict.fromkeys(data.text)),
+        names=data.columns,
+        documents=data.documents,
+        delimiter=data.delimiter,
+        encoding=data.encoding,
+    )
     for sources in (data.train, data.test):
         for source in sources.values() if isinstance(sources, dict) else [sources] if sources else []:
             if isinstance(source, str) and source.startswith("demo:"):
                 continue
             try:
-                read(
-                    source, columns, names=data.columns, limit=1, base_dir=settings.home, documents=data.documents
-                )
+                read(source, how, 1, settings.home)
             except UserError as error:
                 try:  # files with a word per line, of a task that labels words
-                    read(source, columns, names=data.columns, limit=1, base_dir=settings.home, words=True)
+                    read(source, replace(how, words=True, documents="lines"), 1, settings.home)
                 except UserError:
                     raise error from None
 

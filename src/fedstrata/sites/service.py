@@ -16,7 +16,7 @@ from typing import Any
 from fedstrata.client.answer import ClientData
 from fedstrata.client.setup import Ready, head_of, make_ready, resolve_auto
 from fedstrata.client.trainer import StepCallback
-from fedstrata.data.prepare import prepare_own
+from fedstrata.data.prepare import data_notes, prepare_own
 from fedstrata.errors import UserError
 from fedstrata.job.file import load
 from fedstrata.job.tables import Job, method_name
@@ -196,6 +196,8 @@ class SiteService:
             folder = self._folder(name)
             start = folder / "start"
             data = prepare_own(run.job, self.settings.name, self.settings.home)
+            for note in data_notes(run.job, data):
+                LOG.info("%s", note)
             server = self._server_parts(run, self._parts(run, start))
             task = own_component(run.hello, "task", None) if "task" in run.hello.components else None
             codec = own_component(run.hello, "codec", {}) if "codec" in run.hello.components else None

@@ -132,6 +132,10 @@ class Data(Table):
     label: str = "label"
     columns: list[str] | None = None
     """Column names of files that have no header line."""
+    delimiter: job.Delimiter | None = None
+    """Between the fields of csv files, and of tsv and txt files where it is no tab; absent: found out."""
+    encoding: job.Encoding | None = None
+    """Of text files; absent: UTF-8, or what they are found to have."""
     limit: Positive | None = None
     """Read at most so many rows."""
     documents: Literal["lines", "blank", "headings"] = "lines"

@@ -39,11 +39,13 @@ folder = "state"  # on this site's disk: personal parts, received parts, logs; c
 
 # The site's own rows.
 [data]
-train = "train.csv"  # EDIT: a file (csv tsv jsonl json parquet txt), a folder, a list, or a data set id
+train = "train.csv"  # EDIT: a file (csv tsv jsonl json parquet xlsx txt), a folder, a list, or a data set id
 text = "text"  # column of the text; two columns in a list for pairs; default "text"
 label = "label"  # column of the label; default "label"
 # test = "test.csv"  # test rows; default: the share of train that the job asks for is held out
 # columns = ["text", "label"]  # column names of files without a header line; default: the header line
+# delimiter = ";"  # between the fields of a csv file; default: found out
+# encoding = "cp1252"  # of text files; default: UTF-8, or what they are found to have
 # limit = 1000  # read at most so many rows; default: all
 # documents = "lines"  # a row of a plain txt file: "lines" (default), "blank" or "headings" between rows
 

@@ -1,0 +1,73 @@
+"""JSON lines, JSON arrays and Parquet files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from fedstrata.data.forms.data_sets import class_labels, named_classes
+from fedstrata.data.forms.how import How, Records, check
+from fedstrata.data.forms.text import full_lines, lines
+from fedstrata.errors import UserError
+
+
+def json_records(path: Path, how: How) -> Records:
+    """Of a file with an object per line, or with one array of objects."""
+    seen: dict[str, None] = {}
+    for where, row in _values(path, how):
+        if not isinstance(row, dict):
+            raise UserError(f"{where}: found {json.dumps(row)[:40]}, expected a JSON object")
+        seen.update(dict.fromkeys(row))
+        yield where, row
+    if seen:
+        check(path, list(seen), how.wanted)
+
+
+def _values(path: Path, how: How) -> Iterator[tuple[str, Any]]:
+    """One value per line, or the entries of one array."""
+    full = full_lines(path, how)
+    first = next(full, (0, ""))
+    if first[1].lstrip().startswith("["):
+        text = "".join(line for _, line in lines(path, how))
+        for number, value in enumerate(parse(path, 1, text), 1):
+            yield f"{path}, entry {number}", value
+    elif first[1]:
+        for number, line in chain([first], full):
+            yield f"{path}, line {number}", parse(path, number, line)
+
+
+def parse(path: Path, number: int, text: str) -> Any:
+    """The JSON value of a text that starts at a line of a file.
+
+    Raises:
+        UserError: it is none.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        line = number + error.lineno - 1
+        raise UserError(
+            f"{path}, line {line}: is not JSON ({error.msg} at character {error.colno}); "
+            "expected one object per line, or one array of objects"
+        ) from None
+
+
+def parquet_records(path: Path, how: How) -> Records:
+    """Of a Parquet file; tags that a data set wrote as numbers have its names."""
+    from pyarrow import ArrowException, parquet  # here, as it is slow to load and seldom needed
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            schema = file.schema_arrow
+            check(path, schema.names, how.wanted)
+            kinds = class_labels(schema, how) if how.words and b"huggingface" in (schema.metadata or {}) else {}
+            batches = file.iter_batches(columns=list(how.wanted))
+            rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+            for number, row in enumerate(rows, 1):
+                yield f"{path}, row {number}", named_classes(row, kinds)
+    except (ArrowException, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{path}: is not a readable Parquet file ({reason})") from None

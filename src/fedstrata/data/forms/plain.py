@@ -1,0 +1,125 @@
+"""Text files whose extension does not say what they hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from fedstrata.data.forms.how import How, Records, check
+from fedstrata.data.forms.objects import json_records, parse
+from fedstrata.data.forms.tables import csv_records, find_delimiter, tsv_records
+from fedstrata.data.forms.text import full_lines, lines
+from fedstrata.errors import UserError
+
+HEADING = re.compile(r"= (?!=).*(?<!=) =")
+"""The title of an article in WikiText's form; a section's is ``= = Section = =``."""
+LABELED = re.compile(r"([A-Za-z]\w*):(\w+)[ \t]+(\S.*)")
+"""A line ``LABEL:fine text``, as in TREC's questions."""
+SAMPLE = 20
+"""Lines that must all have that form."""
+
+
+def txt_records(path: Path, how: How) -> Records:
+    """Of a txt file by what it holds: JSON lines, PubMed-RCT's or TREC's form, a table, or plain lines."""
+    shape = shape_of(path, how)
+    if shape == "json":
+        how.note(path, "JSON lines")
+        return json_records(path, how)
+    if shape == "pubmed":
+        how.note(path, "sentences in PubMed-RCT's form")
+        return _pubmed_rct(path, how)
+    if how.delimiter not in (None, "\t"):
+        return csv_records(path, how)
+    first = next(full_lines(path, how), (0, ""))[1]
+    beside = set(how.wanted) != {"text"}  # plain lines may hold tabs too, but no column beside text
+    if how.names or how.delimiter or ("\t" in first and (beside or "text" in first.split("\t"))):
+        how.note(path, "fields between tabs")
+        return tsv_records(path, how)
+    if beside and _labeled(path, how):
+        how.note(path, "lines LABEL:fine text")
+        return _label_lines(path, how)
+    if beside and find_delimiter(path, how):
+        how.note(path, "CSV")
+        return csv_records(path, how)
+    return plain_records(path, how)
+
+
+def shape_of(path: Path, how: How) -> str:
+    """What a txt file holds, by its first two lines: ``json``, ``pubmed`` or ``plain``."""
+    first, second = [*(line for _, line in islice(full_lines(path, how), 2)), "", ""][:2]
+    with suppress(UserError):
+        if isinstance(parse(path, 1, first), dict):
+            return "json"
+    return "pubmed" if re.fullmatch(r"###\S+\s*", first) and "\t" in second else "plain"
+
+
+def plain_records(path: Path, how: How) -> Records:
+    """Rows of plain text, with the one column ``text``.
+
+    With ``how.documents`` a row is: ``lines``, each of them; ``blank``, rows with blank lines between them;
+    ``headings``, articles under a line ``= Title =`` with none right above it, and what stands before the first.
+    A row's lines have ``\\n`` between them, its blank ones are left out.
+    """
+    check(path, ["text"], how.wanted, "; plain lines of a txt file have no other column")
+    started, row, gap = 0, list[str](), True
+    for number, line in lines(path, how):
+        blank = not line.strip()
+        begins = {"lines": True, "blank": gap, "headings": gap and HEADING.fullmatch(line.strip())}
+        gap = blank
+        if row and begins[how.documents]:
+            yield f"{path}, line {started}", {"text": "\n".join(row)}
+            row = []
+        if not blank:
+            started = started if row else number
+            row.append(line.rstrip("\r\n"))
+    if row:
+        yield f"{path}, line {started}", {"text": "\n".join(row)}
+
+
+def _pubmed_rct(path: Path, how: How) -> Records:
+    check(path, ["text", "label", "document"], how.wanted)
+    document = ""
+    for number, line in full_lines(path, how):
+        label, tab, text = line.partition("\t")
+        if line.startswith("###"):
+            document = line[3:].strip()
+        elif not tab:
+            raise UserError(f"{path}, line {number}: found no tab, expected a label, a tab and a sentence")
+        else:
+            yield f"{path}, line {number}", {"text": text, "label": label, "document": document}
+
+
+def _labeled(path: Path, how: How) -> bool:
+    """Whether the first lines are ``LABEL:fine text``."""
+    sample = [line for _, line in islice(full_lines(path, how), SAMPLE)]
+    return bool(sample) and all(map(LABELED.fullmatch, sample))
+
+
+def _label_lines(path: Path, how: How) -> Records:
+    """Of lines ``LABEL:fine text``: ``label`` is the word before the colon, ``fine`` the whole label."""
+    check(path, ["text", "label", "fine"], how.wanted)
+    for number, line in full_lines(path, how):
+        if not (found := LABELED.fullmatch(line)):
+            raise UserError(f"{path}, line {number}: found {line[:40]!r}, expected LABEL:fine and a text")
+        label, fine, text = found.groups()
+        yield f"{path}, line {number}", {"text": text, "label": label, "fine": f"{label}:{fine}"}
+
+
+def document_records(path: Path, files: list[Path], how: How) -> Records:
+    """Of a folder of txt files, each of them a row; the label of a file is the folder that it lies in."""
+    check(path, ["text", "file", "folder", "label"], how.wanted, "; a txt file in a folder is one row")
+    if "label" in how.wanted:
+        how.note(path, "labels are the names of the folders in it")
+    for file in files:
+        yield str(file), dict(_document(path, file, how))
+
+
+def _document(path: Path, file: Path, how: How) -> Iterator[tuple[str, str]]:
+    below = file.relative_to(path)
+    folder = below.parts[0] if len(below.parts) > 1 else ""
+    yield "text", "".join(line for _, line in lines(file, how))
+    yield "file", below.as_posix()
+    yield from (("folder", folder), ("label", folder))

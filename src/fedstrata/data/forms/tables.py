@@ -1,0 +1,144 @@
+"""Tables: fields between commas, tabs or what else stands between them, and Excel's sheets."""
+
+from __future__ import annotations
+
+import csv
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from fedstrata.data.forms.how import How, Records, check
+from fedstrata.data.forms.text import lines
+from fedstrata.errors import UserError
+
+Fields = Iterator[tuple[int, list[Any]]]
+"""Number of a line, and its fields."""
+DELIMITERS = ",;\t|"
+"""Tried in this order."""
+SAMPLE = 20
+"""Rows without a header that must all have as many fields as there are names."""
+NO_HEADER = "a file without a header line needs data.columns"
+EXCEL = "reading Excel files needs openpyxl: pip install 'fedstrata[excel]'"
+
+
+def csv_records(path: Path, how: How) -> Records:
+    """Of a file in CSV form; the delimiter is ``how.delimiter``, or the one with which the header fits."""
+    delimiter = how.delimiter or find_delimiter(path, how)
+    if delimiter is None:  # the columns that the likeliest one makes are named in the refusal
+        delimiter = max(DELIMITERS, key=lambda one: len(_first_rows(path, how, one, 1)[0]))
+    if delimiter != (how.delimiter or ","):
+        how.note(path, f"delimiter {delimiter!r}")
+    return _table(_csv_fields(path, how, delimiter), path, how, delimiter)
+
+
+def find_delimiter(path: Path, how: How) -> str | None:
+    """The delimiter with which a file's header has every wanted column, or its rows as many as there are names."""
+    for delimiter in DELIMITERS:
+        if how.names:
+            fits = {len(row) for row in _first_rows(path, how, delimiter, SAMPLE)} == {len(how.names)}
+        else:
+            fits = set(how.wanted) <= set(_first_rows(path, how, delimiter, 1)[0])
+        if fits:
+            return delimiter
+    return None
+
+
+def _first_rows(path: Path, how: How, delimiter: str, count: int) -> list[list[str]]:
+    """The fields of the first rows, at least one; none where the delimiter makes no CSV of them."""
+    rows = list[list[str]]()
+    with suppress(UserError):
+        rows = [fields for _, fields in islice(_csv_fields(path, how, delimiter), count)]
+    return rows or [[]]
+
+
+def _csv_fields(path: Path, how: How, delimiter: str) -> Fields:
+    csv.field_size_limit(2**31 - 1)
+    numbered = lines(path, how)
+    first = next(numbered, (0, ""))
+    excel = re.fullmatch(r"sep=.\r?\n", first[1])  # a line for Excel alone
+    start = before = 1 if excel else 0
+    rest = numbered if excel else chain([first], numbered)
+    reader = csv.reader((line for _, line in rest), delimiter=delimiter, strict=True)
+    try:
+        for fields in reader:
+            if fields:
+                yield start + 1, fields
+            start = before + reader.line_num
+    except csv.Error as error:
+        raise UserError(f"{path}, line {start + 1}: is not CSV ({error})") from None
+
+
+def tsv_records(path: Path, how: How) -> Records:
+    """Of a file with tabs between fields, in which quotes mean nothing."""
+    if how.delimiter not in (None, "\t"):
+        return csv_records(path, how)
+    bare = ((number, line.rstrip("\r\n")) for number, line in lines(path, how))
+    rows = ((number, line.split("\t")) for number, line in bare if line)
+    return _table(rows, path, how, ragged=True)
+
+
+def excel_records(path: Path, how: How) -> Records:
+    """Of the first sheet of an Excel file; a formula counts as the value that Excel saved for it."""
+    return _table(_excel_rows(path, how), path, how, ragged=True, place="row")
+
+
+def _excel_rows(path: Path, how: How) -> Fields:
+    try:
+        import openpyxl  # an extra, slow to load
+    except ImportError:
+        raise UserError(f"{path}: {EXCEL}") from None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of styles and the like, which are not read
+            book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+    except Exception as error:  # zip files, XML and their content raise errors of every kind
+        raise UserError(f"{path}: is not a readable Excel file ({str(error).partition(chr(10))[0]})") from None
+    try:
+        sheet = book.worksheets[0]
+        if len(book.worksheets) > 1:
+            how.note(path, f"first of {len(book.worksheets)} sheets, {sheet.title!r}")
+        for number, cells in enumerate(sheet.iter_rows(values_only=True), 1):
+            row = list(cells)
+            while row and row[-1] is None:
+                row.pop()
+            if row:
+                yield number, row
+    finally:
+        book.close()
+
+
+def _table(
+    rows: Fields, path: Path, how: How, delimiter: str = ",", ragged: bool = False, place: str = "line"
+) -> Records:
+    """Records from rows of fields; without names the first row is the header.
+
+    A ``ragged`` row may be short, as a few are in GLUE's files: what it lacks is missing. Where the user names
+    the columns, it may be long: STS-B's own files end some lines with a license.
+    """
+    named = next(rows, (0, []))
+    header = how.names or ["" if name is None else str(name) for name in named[1]]
+    if not header:
+        raise UserError(f"{path}: is empty, expected a header line")
+    between = "" if delimiter == "," else f"; its fields are separated by {delimiter!r}"
+    check(path, header, how.wanted, between if how.names else f"{between}; {NO_HEADER}")
+    for number, fields in _after_header(named, rows, path, how):
+        short, long = len(fields) < len(header), len(fields) > len(header)
+        if (short and not ragged) or (long and not (ragged and how.names)):
+            raise UserError(
+                f"{path}, {place} {number}: found {len(fields)} fields, expected {len(header)}{between}"
+            )
+        yield f"{path}, {place} {number}", dict(zip(header, fields, strict=False))
+
+
+def _after_header(first: tuple[int, Sequence[Any]], rest: Fields, path: Path, how: How) -> Fields:
+    """All rows but a header; a first row that repeats the names which the user gives is one, too."""
+    number, fields = first
+    if how.names and fields and [str(name) for name in fields] == how.names:
+        how.note(path, "first line taken as the header line that [data] columns repeats")
+    elif how.names and fields:
+        yield number, list(fields)
+    yield from rest

@@ -1,0 +1,129 @@
+"""Files of words and their tags: a word per line, sentences apart by a blank line or by a column."""
+
+from __future__ import annotations
+
+import re
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from fedstrata.data.forms.how import How, Records, check
+from fedstrata.data.forms.tables import csv_records, excel_records, tsv_records
+from fedstrata.data.forms.text import full_lines, lines
+from fedstrata.errors import UserError
+
+WORD_NAMES = {"word", "words", "token", "tokens", "text"}
+TAG_NAMES = {"tag", "tags", "label", "labels", "ner", "nertag", "nertags", "entity", "iob", "bio"}
+"""How the first and the last field of a header line are called."""
+
+
+def conll_records(path: Path, how: How) -> Records:
+    """A word per line with its columns between blanks, a blank line between sentences; the last column is the tag.
+
+    Without names the first wanted column is the first in the file and the second the last. A header line is
+    recognized by the wanted columns, or by usual names of words and tags.
+    """
+    header = _fields(next(full_lines(path, how), (0, ""))[1], how)
+    if set(how.wanted) <= set(header) and any(map(_numbers_sentences, header)):
+        return _sentences(tsv_records(path, how), path, how)
+    return _conll(path, how, header if _is_header(header, how) else [])
+
+
+def csv_words(path: Path, how: How) -> Records:
+    """Of a CSV file with a word per line and a column that numbers the sentences."""
+    return _sentences(csv_records(path, how), path, how)
+
+
+def excel_words(path: Path, how: How) -> Records:
+    """Of an Excel file with a word per row and a column that numbers the sentences."""
+    return _sentences(excel_records(path, how), path, how)
+
+
+def _fields(line: str, how: How) -> list[str]:
+    between = how.delimiter or ("\t" if "\t" in line else None)
+    return [field.strip() for field in line.split(between)]
+
+
+def _plain_name(name: str) -> str:
+    return re.sub(r"[^a-z]", "", name.lower())
+
+
+def _numbers_sentences(name: str) -> bool:
+    return _plain_name(name).startswith("sent")
+
+
+def _is_header(fields: list[str], how: How) -> bool:
+    if len(fields) < 2:
+        return False
+    usual = _plain_name(fields[0]) in WORD_NAMES and _plain_name(fields[-1]) in TAG_NAMES
+    return usual or fields == how.names or (len(how.wanted) > 1 and set(how.wanted) <= set(fields))
+
+
+def _conll(path: Path, how: How, header: list[str]) -> Records:
+    if header:
+        how.note(path, f"header line {' '.join(header)!r}")
+    started, sentence, skip = 0, list[list[str]](), bool(header)
+    for number, line in chain(lines(path, how), [(0, "")]):
+        if skip and line.strip():
+            skip = False
+            continue
+        fields = _fields(line, how)
+        if line.strip() and not line.startswith("-DOCSTART-"):
+            started = started if sentence else number
+            sentence.append(fields)
+            if len(fields) < 2 or len(fields) != len(sentence[0]) or not all(fields):
+                raise UserError(
+                    f"{path}, line {number}: found {line.strip()!r}, expected a word and its tag, with as many "
+                    "columns in every line of a sentence"
+                )
+        elif sentence:
+            columns = [list(column) for column in zip(*sentence, strict=True)]
+            there = _columns(len(columns), how, header)
+            if len(there) != len(columns):
+                raise UserError(f"{path}, line {started}: found {len(columns)} columns, expected {len(there)}")
+            check(path, there, how.wanted)
+            yield f"{path}, line {started}", dict(zip(there, columns, strict=True))
+            sentence = []
+
+
+def _columns(count: int, how: How, header: list[str]) -> list[str]:
+    """The names of a file's columns."""
+    if how.names or set(how.wanted) <= set(header):
+        return how.names or header
+    last = [*how.wanted[1:2], f"column {count}"][0]
+    return [how.wanted[0], *(f"column {i}" for i in range(2, count)), last]
+
+
+def _sentences(rows: Records, path: Path, how: How) -> Records:
+    """Rows of a word each, joined to sentences by a column that numbers them; a blank there repeats the last.
+
+    Raises:
+        UserError: there is no such column, or the words of a sentence stand in two places.
+    """
+    started, current = "", ""
+    words: dict[str, list[Any]] = {}
+    seen = set[str]()
+    for where, row in rows:
+        column = next((name for name in row if _numbers_sentences(name) and name not in how.wanted), None)
+        if column is None:
+            raise UserError(
+                f"{path}: has no column that numbers the sentences; expected a word per line and a column such as "
+                f"sentence_id beside {', '.join(how.wanted)}, found {', '.join(row)}"
+            )
+        number = str(row[column] if row.get(column) is not None else "").strip() or current
+        if not number:
+            raise UserError(f"{where}: column {column!r} is blank, expected the number of the first sentence")
+        if number != current:
+            if number in seen:
+                raise UserError(
+                    f"{where}: sentence {number!r} of column {column!r} goes on after another one; expected all "
+                    "words of a sentence together, and a number of its own for each"
+                )
+            if words:
+                yield started, words
+            seen.add(number)
+            started, current, words = where, number, {name: [] for name in how.wanted}
+        for name in how.wanted:
+            words[name].append(row.get(name))
+    if words:
+        yield started, words

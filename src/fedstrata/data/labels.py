@@ -1,0 +1,94 @@
+"""What stands in a label column: names of tags, decimal commas, several labels in one, types of entities."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from fedstrata.data.read import WORD_END, Rows
+from fedstrata.errors import UserError
+
+NO_ENTITY = "O"
+"""The tag of a word that belongs to no entity, and the group of sentences without one."""
+
+
+def named_tags(rows: Rows, column: str, labels: Sequence[str] | None) -> Rows:
+    """Rows of a tagging task in which tags that are numbers have the names of ``task.labels``, in its order.
+
+    Raises:
+        UserError: tags are numbers without names.
+    """
+    found = {tag for value in rows.columns[column] for tag in value.split(WORD_END)}
+    if not found or not all(re.fullmatch(r"-?\d+", tag) for tag in found):
+        return rows
+    numbers = sorted(found, key=int)
+    named = None if labels is None or all(re.fullmatch(r"-?\d+", label) for label in labels) else labels
+    if named is None:
+        raise UserError(
+            f"[data] label: the tags in column {column!r} are numbers ({', '.join(numbers[:5])}); expected names, "
+            "or those of the numbers from 0 in [task] labels, such as ['O', 'B-disease', 'I-disease']"
+        )
+    if not 0 <= int(numbers[0]) <= int(numbers[-1]) < len(named):
+        wrong = numbers[0] if int(numbers[0]) < 0 else numbers[-1]
+        raise UserError(
+            f"[task] labels: column {column!r} holds the tag {wrong}, but {len(named)} names count from 0 to "
+            f"{len(named) - 1}"
+        )
+    values = [WORD_END.join(named[int(tag)] for tag in value.split(WORD_END)) for value in rows.columns[column]]
+    note = f"tags in column {column!r} are numbers, named in the order of [task] labels"
+    return replace(rows, columns={**rows.columns, column: values}, notes=[*rows.notes, note])
+
+
+def decimal_points(rows: Rows, column: str) -> Rows:
+    """Rows in which numbers with a decimal comma have a point.
+
+    Raises:
+        UserError: the commas may as well stand between thousands.
+    """
+    values = rows.columns[column]
+    commas = [value for value in values if re.fullmatch(r"\s*[-+]?\d+,\d+\s*", value)]
+    if not commas:
+        return rows
+    if all(re.fullmatch(r"\s*[-+]?[1-9]\d{0,2},\d{3}\s*", value) for value in commas):
+        raise UserError(
+            f"[data] label: column {column!r} holds {commas[0]!r}, which may be "
+            f"{commas[0].replace(',', '.')} or {commas[0].replace(',', '')}; expected one of these"
+        )
+    pointed = [re.sub(r"^(\s*[-+]?\d+),(\d+\s*)$", r"\1.\2", value) for value in values]
+    note = f"numbers in column {column!r} have decimal commas"
+    return replace(rows, columns={**rows.columns, column: pointed}, notes=[*rows.notes, note])
+
+
+def refuse_several(column: str, found: Collection[str]) -> None:
+    """Refuse labels that are evidently several in one: lists, or names joined by a sign that also stand elsewhere.
+
+    Raises:
+        UserError: they are.
+    """
+    if lists := [label for label in found if re.fullmatch(r"\[.*\]", label.strip(), re.DOTALL)]:
+        _several(column, min(lists))
+    for sign in "|;,":
+        pieces = {label: {piece.strip() for piece in label.split(sign)} for label in found}
+        joined = sorted(label for label in found if len(pieces[label]) > 1)
+        uses = Counter(piece for parts in pieces.values() for piece in parts)
+        if joined and all(uses[piece] > 1 for label in joined for piece in pieces[label]):
+            _several(column, joined[0])
+
+
+def _several(column: str, label: str) -> None:
+    raise UserError(
+        f"[data] label: column {column!r} holds several labels in one row ({label[:60]!r}); expected one label "
+        "for each row, as multi-label classification is not supported"
+    )
+
+
+def entity_types(tags: Sequence[str]) -> list[str]:
+    """Of each sentence the type of entity that most of its words have, the first one of several; else ``O``."""
+    return [_entity_type(sentence.split(WORD_END)) for sentence in tags]
+
+
+def _entity_type(tags: Sequence[str]) -> str:
+    types = Counter(re.sub(r"^[BIESLUM][-_](?=.)", "", tag) for tag in tags if tag != NO_ENTITY)
+    return types.most_common(1)[0][0] if types else NO_ENTITY  # equal counts come in their first order

@@ -1,0 +1,315 @@
+"""Files as people have them: what reading finds out by itself, what it says of it, and what it refuses."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstrata.data.forms.how import How
+from fedstrata.data.read import WORD_END, Rows, read
+from fedstrata.errors import UserError
+
+ROWS = {"text": ["Grüße; aus Köln", 'sie sagte "ja"\r\nund ging'], "label": ["gut", "schlecht"]}
+QUOTED = 'text{0}label\r\n"Grüße; aus Köln"{0}gut\r\n"sie sagte ""ja""\r\nund ging"{0}schlecht\r\n'
+"""The rows as Excel writes them: quoted line breaks, CRLF."""
+
+
+@pytest.fixture(autouse=True)
+def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def found(source: str | list[str], *columns: str, **how: Any) -> Rows:
+    return read(source, How(columns or ("text", "label"), **how))
+
+
+def write(name: str, content: str | bytes) -> str:
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return name
+
+
+def refused(*parts: str) -> Any:
+    return pytest.raises(UserError, match="^(?s:.*)" + "(?s:.*)".join(map(re.escape, parts)))
+
+
+@pytest.mark.parametrize(
+    ("delimiter", "encoding", "note"),
+    [
+        (",", "utf-8-sig", []),
+        (";", "utf-8", ["a.csv: delimiter ';'"]),
+        (";", "utf-8-sig", ["a.csv: delimiter ';'"]),
+        (",", "cp1252", ["a.csv: encoding cp1252, as it is not UTF-8"]),
+        (";", "cp1252", ["a.csv: delimiter ';', encoding cp1252, as it is not UTF-8"]),
+        ("\t", "utf-16", ["a.csv: encoding utf-16, delimiter '\\t'"]),
+        ("|", "utf-8", ["a.csv: delimiter '|'"]),
+    ],
+)
+def test_a_csv_file_as_excel_writes_it_is_found_out_and_told(
+    delimiter: str, encoding: str, note: list[str]
+) -> None:
+    write("a.csv", QUOTED.format(delimiter).encode(encoding))
+    rows = found("a.csv")
+    assert rows.columns == ROWS
+    assert rows.notes == note
+    said = found("a.csv", delimiter=delimiter, encoding=encoding)
+    assert (said.columns, said.notes) == (ROWS, []), "what the job says need not be found out"
+
+
+def test_a_first_line_for_excel_alone_is_no_header() -> None:
+    write("a.csv", "sep=;\r\ntext;label\r\na;x\r\nb;y;z\r\n")
+    with refused("a.csv, line 4: found 3 fields, expected 2; its fields are separated by ';'"):
+        found("a.csv")
+
+
+def test_files_without_a_header_are_told_by_the_number_of_fields() -> None:
+    write("a.csv", "one, two;x\nthree;y\n")
+    rows = found("a.csv", names=["text", "label"])
+    assert rows.columns == {"text": ["one, two", "three"], "label": ["x", "y"]}
+    write("b.csv", "text;label\none;x\n")
+    rows = found("b.csv", names=["text", "label"])
+    assert rows.columns == {"text": ["one"], "label": ["x"]}
+    assert rows.notes == ["b.csv: delimiter ';', first line taken as the header line that [data] columns repeats"]
+
+
+def test_a_wrong_column_of_a_semicolon_file_is_told_among_its_columns() -> None:
+    write("a.csv", "Text;Label\na;x\n")
+    with refused(
+        "a.csv: has no column 'text'; did you mean 'Text'? (expected one of: Text, Label); its fields are"
+    ):
+        found("a.csv")
+    with refused("a.csv: has no column 'Text'", "expected one of: Text;Label"):
+        found("a.csv", "Text", delimiter=",")
+
+
+def test_a_damaged_or_foreign_file_is_not_taken_for_western_text() -> None:
+    write("damaged.txt", "Köln\n".encode() + b"K\xf6ln\n")
+    with refused("damaged.txt, line 2: is not UTF-8 (byte 2 of the line); [data] encoding names another"):
+        found("damaged.txt", "text")
+    write("russian.csv", "text,label,id\nПривет мир,x,0123456789\nдо свидания,y,0123456789\n".encode("cp1251"))
+    with refused("russian.csv, line 2: is not UTF-8 (byte 1 of the line)"):
+        found("russian.csv")
+    assert found("russian.csv", encoding="cp1251").columns["text"] == ["Привет мир", "до свидания"]
+    with refused("russian.csv, line 2: is not ascii (byte 1 of the line)"):
+        found("russian.csv", encoding="ascii")
+    write("undefined.txt", b"caf\x81\n")
+    with refused("undefined.txt, line 1: is not UTF-8 (byte 4"):
+        found("undefined.txt", "text")
+    write("wide.txt", "text".encode("utf-16-le"))
+    with refused("wide.txt, line 1: holds a zero byte", "encoding = 'utf-16'"):
+        found("wide.txt", "text")
+    assert found("wide.txt", "text", encoding="utf-16-le").columns == {"text": ["text"]}
+    with refused("wide.txt: is not utf-16-be (byte 1 of the file)"):
+        write("wide.txt", b"\xd8\x00")
+        found("wide.txt", "text", encoding="utf-16-be")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.txt", "a.dat"])
+def test_compressed_files_are_read_as_what_they_hold(name: str) -> None:
+    between = "," if name == "a.csv" else "\t"
+    content = f"text{between}label\none{between}x\ntwo{between}y\n"
+    if name == "a.jsonl":
+        content = "".join(json.dumps({"text": t, "label": y}) + "\n" for t, y in (("one", "x"), ("two", "y")))
+    write(f"{name}.gz", gzip.compress(content.encode()))
+    assert found(f"{name}.gz").columns == {"text": ["one", "two"], "label": ["x", "y"]}
+    write("folder/part.csv.gz", gzip.compress(b"text,label\none,x\n"))
+    write("folder/part2.csv", "text,label\ntwo,y\n")
+    assert found("folder").columns["text"] == ["one", "two"]
+
+
+def test_a_damaged_compressed_file_is_one_sentence() -> None:
+    write("a.csv.gz", gzip.compress(b"text,label\none,x\n" * 50)[:40])
+    with refused("a.csv.gz: cannot be read ("):
+        found("a.csv.gz")
+
+
+def excel(name: str, *sheets: list[list[Any]]) -> str:
+    import openpyxl
+
+    book = openpyxl.Workbook()
+    for i, rows in enumerate(sheets):
+        sheet = book.create_sheet(f"S{i}")
+        for row in rows:
+            sheet.append(row)
+    book.remove(book.worksheets[0])
+    book.save(name)
+    return name
+
+
+def test_an_excel_file_is_read_from_its_first_sheet() -> None:
+    rows = [["text", None, "label"], ["one\ntwo", 5, 1], [], ["drei", None, 0], ["four"], ["five", 1, 0.5]]
+    read_rows = found(excel("a.xlsx", rows))
+    assert read_rows == Rows({"text": ["one\ntwo", "drei", "five"], "label": ["1", "0", "0.5"]}, 1)
+    assert read_rows.notes == []
+    read_rows = found(excel("b.xlsx", [["a", "x"], ["b", True]], [["more"]]), names=["text", "label"])
+    assert read_rows.columns == {"text": ["a", "b"], "label": ["x", "True"]}
+    assert read_rows.notes == ["b.xlsx: first of 2 sheets, 'S0'"]
+    with refused("a.xlsx: has no column 'lable'; did you mean 'label'?"):
+        found("a.xlsx", "lable")
+    with refused("c.xlsx: is empty, expected a header line"):
+        found(excel("c.xlsx", []))
+    with refused("d.xlsx, row 2: found 2 fields, expected 1"):
+        found(excel("d.xlsx", [["text"], ["a", "b"]]), "text")
+    with refused("e.xlsx: is not a readable Excel file"):
+        found(write("e.xlsx", "text"), "text")
+
+
+def test_excel_files_need_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    with refused("a.xlsx: reading Excel files needs openpyxl: pip install 'fedstrata[excel]'"):
+        found(write("a.xlsx", b"PK"), "text")
+
+
+def save(folder: str, **rows: Any) -> Any:
+    """A data set with names of classes, saved to a folder."""
+    import datasets
+
+    names = datasets.ClassLabel(names=["O", "B-organ"])
+    features = {
+        "text": datasets.Value("string"),
+        "label": names,
+        "tokens": datasets.List(datasets.Value("string")),
+    }
+    features["tags"] = datasets.List(names)
+    columns = {"text": ["a", "b"], "label": [1, 0], "tokens": [["The", "eye"], ["so"]], "tags": [[0, 1], [0]]}
+    datasets.disable_progress_bars()
+    data = datasets.Dataset.from_dict(columns, datasets.Features(features))
+    whole = datasets.DatasetDict(dict.fromkeys(rows["splits"], data)) if rows else data
+    whole.save_to_disk(folder)
+    return data
+
+
+def test_a_folder_of_save_to_disk_is_a_data_set_with_the_names_of_its_classes() -> None:
+    data = save("one")
+    rows = found("one")
+    assert rows == Rows({"text": ["a", "b"], "label": ["B-organ", "O"]}, 0, classes={"label": ["O", "B-organ"]})
+    assert rows.notes == ["one: data set of save_to_disk"]
+    tags = {"tokens": [f"The{WORD_END}eye", "so"], "tags": [f"O{WORD_END}B-organ", "O"]}
+    words = found("one", "tokens", "tags", words=True)
+    assert (words.columns, words.classes) == (tags, {"tags": ["O", "B-organ"]})
+    data.to_parquet("one.parquet")
+    assert found("one.parquet", "tokens", "tags", words=True).columns == tags
+    assert found("one.parquet").columns["label"] == ["1", "0"], "of a table as it stands"
+    save("both", splits=["train", "test"])
+    assert found("both") == found("both/test")
+    assert found("both").notes == ["both: data set of save_to_disk, split train of train, test"]
+    save("none", splits=["dev", "test"])
+    with refused("none: holds the splits dev, test; name the folder of one, such as none/dev"):
+        found("none")
+    with refused("one: has no column 'lable'; did you mean 'label'?"):
+        found("one", "lable")
+    Path("one/state.json").write_text("{}")
+    with refused("one: is no readable folder of save_to_disk"):
+        found("one")
+
+
+def test_a_folder_for_each_class() -> None:
+    for name in ("pos/1.txt", "pos/2.txt", "neg/1.txt", "README.txt"):
+        write(f"mail/{name}", f"text of {name}")
+    rows = found("mail")
+    assert rows == Rows(
+        {"text": ["text of neg/1.txt", "text of pos/1.txt", "text of pos/2.txt"], "label": ["neg", "pos", "pos"]},
+        1,
+    )
+    assert rows.notes == ["mail: labels are the names of the folders in it"]
+
+
+def test_lines_that_begin_with_a_label() -> None:
+    lines = "DESC:manner How did serfdom develop ?\nENTY:cremat What films featured Popeye ?\nNUM:other 3 : 4 ?\n"
+    for name in ("trec.txt", "train_5500.label", "trec"):
+        rows = found(write(name, lines), "text", "label", "fine")
+        assert rows.columns == {
+            "text": ["How did serfdom develop ?", "What films featured Popeye ?", "3 : 4 ?"],
+            "label": ["DESC", "ENTY", "NUM"],
+            "fine": ["DESC:manner", "ENTY:cremat", "NUM:other"],
+        }
+    assert rows.notes == ["trec: extension '' is not known, read as text, lines LABEL:fine text"]
+    assert found("trec.txt", "text").columns["text"][0] == "DESC:manner How did serfdom develop ?", "plain text"
+    with refused("late.txt, line 21: found 'no label', expected LABEL:fine and a text"):
+        found(write("late.txt", "A:b c\n" * 20 + "no label\n"))
+
+
+def test_a_file_of_unknown_extension_is_read_by_its_content() -> None:
+    for name, content in {
+        "a.dat": "text;label\none;x\n",
+        "b": "text\tlabel\none\tx\n",
+        "c.json5": '{"text": "one", "label": "x"}\n',
+        "d.rct": "###1\nx\tone\n",
+        "e.txt": "text,label\none,x\n",
+    }.items():
+        assert found(write(name, content)).columns == {"text": ["one"], "label": ["x"]}, name
+    assert found("a.dat").notes == ["a.dat: extension '.dat' is not known, read as text, CSV, delimiter ';'"]
+    assert found(write("corpus.md", "one\ntwo\n"), "text").columns == {"text": ["one", "two"]}
+    with refused("a.pdf: the extension '.pdf' is not known and the content is no text; expected one of: .csv"):
+        found(write("a.pdf", b"%PDF-1.4\n\0\1"), "text")
+
+
+def test_many_files_that_are_alike_are_one_note() -> None:
+    names = [write(f"{name}.csv", "text;label\na;x\n") for name in "abc"]
+    assert found(names).notes == ["a.csv and 2 files like it: delimiter ';'"]
+
+
+SENTENCES = {
+    "w": [WORD_END.join(["The", "kidney"]), WORD_END.join(["An", "eye", "."])],
+    "t": [WORD_END.join(["O", "B-organ"]), WORD_END.join(["O", "B-organ", "O"])],
+}
+
+
+@pytest.mark.parametrize("name", ["a.csv", "semicolon.csv", "a.tsv", "a.xlsx", "a.dat"])
+@pytest.mark.parametrize("column", ["sentence_id", "Sentence #", "sent"])
+def test_words_line_by_line_with_the_number_of_their_sentence(name: str, column: str) -> None:
+    """Numbers as Kaggle's file has them: with the first word of a sentence alone."""
+    table = [[column, "w", "pos", "t"], ["1", "The", "DT", "O"], ["", "kidney", "NN", "B-organ"]]
+    table += [["2", "An", "DT", "O"], ["2", "eye", "NN", "B-organ"], ["", ".", ".", "O"]]
+    if name == "a.xlsx":
+        excel(name, [[cell or None for cell in row] for row in table])
+    else:
+        between = {"semicolon.csv": ";", "a.tsv": "\t", "a.dat": ","}.get(name, ",")
+        write(name, "".join(between.join(row) + "\r\n" for row in table))
+    assert found(name, "w", "t", words=True).columns == SENTENCES
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        (
+            "w,t\nThe,O\n",
+            ["a.csv: has no column that numbers the sentences", "sentence_id beside w, t, found w, t"],
+        ),
+        ("sent,w,t\n,The,O\n", ["a.csv, line 2: column 'sent' is blank"]),
+        (
+            "sent,w,t\n1,a,O\n2,b,O\n1,c,O\n",
+            ["a.csv, line 4: sentence '1' of column 'sent' goes on after another"],
+        ),
+        ("sent,w,t\n1,a,\n", ["a.csv, line 2: column 't' holds an empty word"]),
+        ("sent,word,t\n1,a,O\n", ["a.csv: has no column 'w'", "expected one of: sent, word, t"]),
+    ],
+)
+def test_words_without_sentences_are_refused(content: str, parts: list[str]) -> None:
+    write("a.csv", content)
+    with refused(*parts):
+        found("a.csv", "w", "t", words=True)
+
+
+@pytest.mark.parametrize("header", ["w\tt", "Token\tNER-Tag", "word\tpos\ttag", "w pos t"])
+def test_a_header_over_words_and_tags_is_recognized(header: str) -> None:
+    between, columns = ("\t" if "\t" in header else " "), len(header.split())
+    middle = [["X"] * (columns - 2)] * 2
+    words = [["The", *middle[0], "O"], ["kidney", *middle[1], "B-organ"], [], *[["An", *middle[0], "O"]]]
+    write("a.tsv", header + "\n\n" + "\n".join(between.join(row) for row in words))
+    rows = found("a.tsv", "w", "t", words=True)
+    assert rows.columns == {"w": [SENTENCES["w"][0], "An"], "t": [SENTENCES["t"][0], "O"]}
+    assert rows.notes == [f"a.tsv: header line {header.replace(chr(9), ' ')!r}"]
+
+
+def test_a_list_is_not_a_label() -> None:
+    write("a.jsonl", '{"text": "one", "label": ["x", "y"]}\n')
+    with refused("a.jsonl, line 1: column 'label' holds a list", "a row with several labels or texts is not read"):
+        found("a.jsonl")

@@ -1,0 +1,67 @@
+"""What stands in a label column: names of tags, decimal commas, several labels in one, types of entities."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedstrata.data.labels import decimal_points, entity_types, named_tags, refuse_several
+from fedstrata.data.read import WORD_END, Rows
+from fedstrata.errors import UserError
+
+NAMES = ["O", "B-x", "I-x"]
+
+
+def rows(*values: str) -> Rows:
+    return Rows({"y": [value.replace(" ", WORD_END) for value in values]}, 0)
+
+
+def test_tags_that_are_numbers_have_the_job_s_names() -> None:
+    found = named_tags(rows("0 1 2", "0"), "y", NAMES)
+    assert found == rows("O B-x I-x", "O")
+    assert found.notes == ["tags in column 'y' are numbers, named in the order of [task] labels"]
+    assert named_tags(rows("O B-x", "3"), "y", None) == rows("O B-x", "3"), "not all of them are numbers"
+
+
+@pytest.mark.parametrize(
+    ("labels", "values", "words"),
+    [
+        (None, ["0 1", "10"], r"^\[data\] label: the tags in column 'y' are numbers \(0, 1, 10\); expected names"),
+        (["0", "1"], ["0 1"], "are numbers"),
+        (NAMES, ["0 3"], r"^\[task\] labels: column 'y' holds the tag 3, but 3 names count from 0 to 2$"),
+        (NAMES, ["0 -100"], "holds the tag -100"),
+    ],
+)
+def test_tags_that_are_numbers_without_names_are_refused(
+    labels: list[str] | None, values: list[str], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        named_tags(rows(*values), "y", labels)
+
+
+def test_decimal_commas_become_points() -> None:
+    found = decimal_points(rows("4,5", "-1,250", "3", "2.5", "x,y"), "y")
+    assert found == rows("4.5", "-1.250", "3", "2.5", "x,y")
+    assert found.notes == ["numbers in column 'y' have decimal commas"]
+    assert decimal_points(rows("1.5", "2"), "y").notes == []
+    with pytest.raises(UserError, match=r"column 'y' holds '1,250', which may be 1.250 or 1250; expected one"):
+        decimal_points(rows("1,250", "3"), "y")
+
+
+@pytest.mark.parametrize(
+    "found", [["a", "b", "a|b"], ["a; b", "a", "b"], ["x,y", "y,z", "x,z"], ["['a', 'b']"], ["[]", "['a']"]]
+)
+def test_labels_that_are_evidently_several_are_refused(found: list[str]) -> None:
+    with pytest.raises(UserError, match=r"column .y. holds several labels in one row \(.* not supported"):
+        refuse_several("y", found)
+
+
+@pytest.mark.parametrize(
+    "found", [["a", "b"], ["sci|space", "sci|med"], ["Berlin, Germany", "Paris, France", "Berlin"], ["a,", "b"]]
+)
+def test_labels_with_signs_in_them_are_labels(found: list[str]) -> None:
+    refuse_several("y", found)
+
+
+def test_a_sentence_stands_for_the_entities_that_most_of_its_words_are_of() -> None:
+    tags = ["O O", "O B-a I-a B-b", "B-b B-a", "B-a_b I-a_b", "NN VB NN", "B-"]
+    assert entity_types([value.replace(" ", WORD_END) for value in tags]) == ["O", "a", "b", "a_b", "NN", "B-"]

@@ -63,6 +63,16 @@ def test_a_csv_file_as_excel_writes_it_is_found_out_and_told(
     assert (said.columns, said.notes) == (ROWS, []), "what the job says need not be found out"
 
 
+def test_quotes_in_a_file_with_tabs_count_where_they_hold_lines_together() -> None:
+    """Excel's "Unicode text"; in GLUE's files, some of which have short lines, they mean nothing."""
+    write("a.txt", QUOTED.format("\t").encode("utf-16"))
+    rows = found("a.txt")
+    assert rows.columns == ROWS
+    assert rows.notes == ["a.txt: encoding utf-16, fields between tabs, quoted fields with line breaks"]
+    write("glue.tsv", 'text\tlabel\n"one\tx\ntwo\nthree"\ty\n')
+    assert found("glue.tsv") == Rows({"text": ['"one', 'three"'], "label": ["x", "y"]}, 1)
+
+
 def test_a_first_line_for_excel_alone_is_no_header() -> None:
     write("a.csv", "sep=;\r\ntext;label\r\na;x\r\nb;y;z\r\n")
     with refused("a.csv, line 4: found 3 fields, expected 2; its fields are separated by ';'"):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 
 from fedstrata.data.labels import decimal_points, entity_types, named_tags, refuse_several
 from fedstrata.data.read import WORD_END, Rows
 from fedstrata.errors import UserError
 
+SEVERAL = [",".join(names) for size in (2, 3) for names in combinations("abcd", size)]
 NAMES = ["O", "B-x", "I-x"]
 
 
@@ -48,7 +51,7 @@ def test_decimal_commas_become_points() -> None:
 
 
 @pytest.mark.parametrize(
-    "found", [["a", "b", "a|b"], ["a; b", "a", "b"], ["x,y", "y,z", "x,z"], ["['a', 'b']"], ["[]", "['a']"]]
+    "found", [["a", "b", "a|b"], ["a; b", "a", "b"], ["a", "a,e", *SEVERAL], ["['a', 'b']"], ["[]", "['a']"]]
 )
 def test_labels_that_are_evidently_several_are_refused(found: list[str]) -> None:
     with pytest.raises(UserError, match=r"column .y. holds several labels in one row \(.* not supported"):
@@ -56,7 +59,8 @@ def test_labels_that_are_evidently_several_are_refused(found: list[str]) -> None
 
 
 @pytest.mark.parametrize(
-    "found", [["a", "b"], ["sci|space", "sci|med"], ["Berlin, Germany", "Paris, France", "Berlin"], ["a,", "b"]]
+    "found",
+    [["a", "b"], ["sci|space", "sci|med"], ["Bonn, Rhein", "Wien", "Bonn"], ["a,", "b"], ["x,y", "y,z", "x,z"]],
 )
 def test_labels_with_signs_in_them_are_labels(found: list[str]) -> None:
     refuse_several("y", found)

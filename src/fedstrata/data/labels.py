@@ -62,7 +62,10 @@ def decimal_points(rows: Rows, column: str) -> Rows:
 
 
 def refuse_several(column: str, found: Collection[str]) -> None:
-    """Refuse labels that are evidently several in one: lists, or names joined by a sign that also stand elsewhere.
+    """Refuse labels that are evidently several in one: lists, or names joined by a sign.
+
+    The latter if some name also stands alone, and each stands in several labels or there are few names for many
+    joined labels.
 
     Raises:
         UserError: they are.
@@ -73,7 +76,8 @@ def refuse_several(column: str, found: Collection[str]) -> None:
         pieces = {label: {piece.strip() for piece in label.split(sign)} for label in found}
         joined = sorted(label for label in found if len(pieces[label]) > 1)
         uses = Counter(piece for parts in pieces.values() for piece in parts)
-        if joined and all(uses[piece] > 1 for label in joined for piece in pieces[label]):
+        names = {piece for label in joined for piece in pieces[label]}
+        if names & set(found) and (all(uses[name] > 1 for name in names) or 2 * len(names) <= len(joined)):
             _several(column, joined[0])
 
 

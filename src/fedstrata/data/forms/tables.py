@@ -73,12 +73,29 @@ def _csv_fields(path: Path, how: How, delimiter: str) -> Fields:
 
 
 def tsv_records(path: Path, how: How) -> Records:
-    """Of a file with tabs between fields, in which quotes mean nothing."""
+    """Of a file with tabs between fields; quotes mean nothing unless they evidently hold lines together."""
     if how.delimiter not in (None, "\t"):
         return csv_records(path, how)
+    if _quoted_breaks(path, how):
+        how.note(path, "quoted fields with line breaks")
+        return _table(_csv_fields(path, how, "\t"), path, how, "\t")
+    return _table(_tsv_fields(path, how), path, how, ragged=True)
+
+
+def _tsv_fields(path: Path, how: How) -> Fields:
     bare = ((number, line.rstrip("\r\n")) for number, line in lines(path, how))
-    rows = ((number, line.split("\t")) for number, line in bare if line)
-    return _table(rows, path, how, ragged=True)
+    return ((number, line.split("\t")) for number, line in bare if line)
+
+
+def _quoted_breaks(path: Path, how: How) -> bool:
+    """Whether quotes hold lines together, as in Excel's files: no row is short then, and some are without them."""
+    with suppress(UserError):
+        lengths = (len(fields) for _, fields in _tsv_fields(path, how))
+        whole = len(how.names) if how.names else next(lengths, 0)
+        if any(length < whole for length in lengths):
+            quoted = (fields for _, fields in _csv_fields(path, how, "\t"))
+            return all(len(fields) == whole and "\t" not in "".join(fields) for fields in quoted)
+    return False
 
 
 def excel_records(path: Path, how: How) -> Records:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedstrata.data.forms.how import How
+from fedstrata.data.forms.how import How, notes
 from fedstrata.data.read import WORD_END, Rows, read
 from fedstrata.errors import UserError
 
@@ -58,9 +58,9 @@ def test_a_csv_file_as_excel_writes_it_is_found_out_and_told(
     write("a.csv", QUOTED.format(delimiter).encode(encoding))
     rows = found("a.csv")
     assert rows.columns == ROWS
-    assert rows.notes == note
+    assert notes(rows.found) == note
     said = found("a.csv", delimiter=delimiter, encoding=encoding)
-    assert (said.columns, said.notes) == (ROWS, []), "what the job says need not be found out"
+    assert (said.columns, said.found) == (ROWS, {}), "what the job says need not be found out"
 
 
 def test_quotes_in_a_file_with_tabs_count_where_they_hold_lines_together() -> None:
@@ -68,7 +68,7 @@ def test_quotes_in_a_file_with_tabs_count_where_they_hold_lines_together() -> No
     write("a.txt", QUOTED.format("\t").encode("utf-16"))
     rows = found("a.txt")
     assert rows.columns == ROWS
-    assert rows.notes == ["a.txt: encoding utf-16, fields between tabs, quoted fields with line breaks"]
+    assert notes(rows.found) == ["a.txt: encoding utf-16, fields between tabs, quoted fields with line breaks"]
     write("glue.tsv", 'text\tlabel\n"one\tx\ntwo\nthree"\ty\n')
     assert found("glue.tsv") == Rows({"text": ['"one', 'three"'], "label": ["x", "y"]}, 1)
 
@@ -86,7 +86,9 @@ def test_files_without_a_header_are_told_by_the_number_of_fields() -> None:
     write("b.csv", "text;label\none;x\n")
     rows = found("b.csv", names=["text", "label"])
     assert rows.columns == {"text": ["one"], "label": ["x"]}
-    assert rows.notes == ["b.csv: delimiter ';', first line taken as the header line that [data] columns repeats"]
+    assert notes(rows.found) == [
+        "b.csv: delimiter ';', first line taken as the header line that [data] columns repeats"
+    ]
 
 
 def test_a_wrong_column_of_a_semicolon_file_is_told_among_its_columns() -> None:
@@ -157,10 +159,10 @@ def test_an_excel_file_is_read_from_its_first_sheet() -> None:
     rows = [["text", None, "label"], ["one\ntwo", 5, 1], [], ["drei", None, 0], ["four"], ["five", 1, 0.5]]
     read_rows = found(excel("a.xlsx", rows))
     assert read_rows == Rows({"text": ["one\ntwo", "drei", "five"], "label": ["1", "0", "0.5"]}, 1)
-    assert read_rows.notes == []
+    assert notes(read_rows.found) == []
     read_rows = found(excel("b.xlsx", [["a", "x"], ["b", True]], [["more"]]), names=["text", "label"])
     assert read_rows.columns == {"text": ["a", "b"], "label": ["x", "True"]}
-    assert read_rows.notes == ["b.xlsx: first of 2 sheets, 'S0'"]
+    assert notes(read_rows.found) == ["b.xlsx: first of 2 sheets, 'S0'"]
     with refused("a.xlsx: has no column 'lable'; did you mean 'label'?"):
         found("a.xlsx", "lable")
     with refused("c.xlsx: is empty, expected a header line"):
@@ -200,7 +202,7 @@ def test_a_folder_of_save_to_disk_is_a_data_set_with_the_names_of_its_classes() 
     data = save("one")
     rows = found("one")
     assert rows == Rows({"text": ["a", "b"], "label": ["B-organ", "O"]}, 0, classes={"label": ["O", "B-organ"]})
-    assert rows.notes == ["one: data set of save_to_disk"]
+    assert notes(rows.found) == ["one: data set of save_to_disk"]
     tags = {"tokens": [f"The{WORD_END}eye", "so"], "tags": [f"O{WORD_END}B-organ", "O"]}
     words = found("one", "tokens", "tags", words=True)
     assert (words.columns, words.classes) == (tags, {"tags": ["O", "B-organ"]})
@@ -209,7 +211,7 @@ def test_a_folder_of_save_to_disk_is_a_data_set_with_the_names_of_its_classes() 
     assert found("one.parquet").columns["label"] == ["1", "0"], "of a table as it stands"
     save("both", splits=["train", "test"])
     assert found("both") == found("both/test")
-    assert found("both").notes == ["both: data set of save_to_disk, split train of train, test"]
+    assert notes(found("both").found) == ["both: data set of save_to_disk, split train of train, test"]
     save("none", splits=["dev", "test"])
     with refused("none: holds the splits dev, test; name the folder of one, such as none/dev"):
         found("none")
@@ -228,7 +230,7 @@ def test_a_folder_for_each_class() -> None:
         {"text": ["text of neg/1.txt", "text of pos/1.txt", "text of pos/2.txt"], "label": ["neg", "pos", "pos"]},
         1,
     )
-    assert rows.notes == ["mail: labels are the names of the folders in it"]
+    assert notes(rows.found) == ["mail: labels are the names of the folders in it"]
 
 
 def test_lines_that_begin_with_a_label() -> None:
@@ -240,7 +242,7 @@ def test_lines_that_begin_with_a_label() -> None:
             "label": ["DESC", "ENTY", "NUM"],
             "fine": ["DESC:manner", "ENTY:cremat", "NUM:other"],
         }
-    assert rows.notes == ["trec: extension '' is not known, read as text, lines LABEL:fine text"]
+    assert notes(rows.found) == ["trec: extension '' is not known, read as text, lines LABEL:fine text"]
     assert found("trec.txt", "text").columns["text"][0] == "DESC:manner How did serfdom develop ?", "plain text"
     with refused("late.txt, line 21: found 'no label', expected LABEL:fine and a text"):
         found(write("late.txt", "A:b c\n" * 20 + "no label\n"))
@@ -255,7 +257,9 @@ def test_a_file_of_unknown_extension_is_read_by_its_content() -> None:
         "e.txt": "text,label\none,x\n",
     }.items():
         assert found(write(name, content)).columns == {"text": ["one"], "label": ["x"]}, name
-    assert found("a.dat").notes == ["a.dat: extension '.dat' is not known, read as text, CSV, delimiter ';'"]
+    assert notes(found("a.dat").found) == [
+        "a.dat: extension '.dat' is not known, read as text, CSV, delimiter ';'"
+    ]
     assert found(write("corpus.md", "one\ntwo\n"), "text").columns == {"text": ["one", "two"]}
     with refused("a.pdf: the extension '.pdf' is not known and the content is no text; expected one of: .csv"):
         found(write("a.pdf", b"%PDF-1.4\n\0\1"), "text")
@@ -263,7 +267,7 @@ def test_a_file_of_unknown_extension_is_read_by_its_content() -> None:
 
 def test_many_files_that_are_alike_are_one_note() -> None:
     names = [write(f"{name}.csv", "text;label\na;x\n") for name in "abc"]
-    assert found(names).notes == ["a.csv and 2 files like it: delimiter ';'"]
+    assert notes(found(names).found) == ["a.csv and 2 files like it: delimiter ';'"]
 
 
 SENTENCES = {
@@ -316,7 +320,7 @@ def test_a_header_over_words_and_tags_is_recognized(header: str) -> None:
     write("a.tsv", header + "\n\n" + "\n".join(between.join(row) for row in words))
     rows = found("a.tsv", "w", "t", words=True)
     assert rows.columns == {"w": [SENTENCES["w"][0], "An"], "t": [SENTENCES["t"][0], "O"]}
-    assert rows.notes == [f"a.tsv: header line {header.replace(chr(9), ' ')!r}"]
+    assert notes(rows.found) == [f"a.tsv: header line {header.replace(chr(9), ' ')!r}"]
 
 
 def test_a_list_is_not_a_label() -> None:

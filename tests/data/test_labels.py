@@ -6,6 +6,7 @@ from itertools import combinations
 
 import pytest
 
+from fedstrata.data.forms.how import notes
 from fedstrata.data.labels import decimal_points, entity_types, named_tags, refuse_several
 from fedstrata.data.read import WORD_END, Rows
 from fedstrata.errors import UserError
@@ -21,7 +22,7 @@ def rows(*values: str) -> Rows:
 def test_tags_that_are_numbers_have_the_job_s_names() -> None:
     found = named_tags(rows("0 1 2", "0"), "y", NAMES)
     assert found == rows("O B-x I-x", "O")
-    assert found.notes == ["tags in column 'y' are numbers, named in the order of [task] labels"]
+    assert notes(found.found) == ["column 'y': the tags are numbers, named in the order of [task] labels"]
     assert named_tags(rows("O B-x", "3"), "y", None) == rows("O B-x", "3"), "not all of them are numbers"
 
 
@@ -44,8 +45,8 @@ def test_tags_that_are_numbers_without_names_are_refused(
 def test_decimal_commas_become_points() -> None:
     found = decimal_points(rows("4,5", "-1,250", "3", "2.5", "x,y"), "y")
     assert found == rows("4.5", "-1.250", "3", "2.5", "x,y")
-    assert found.notes == ["numbers in column 'y' have decimal commas"]
-    assert decimal_points(rows("1.5", "2"), "y").notes == []
+    assert notes(found.found) == ["column 'y': the numbers have decimal commas"]
+    assert decimal_points(rows("1.5", "2"), "y").found == {}
     with pytest.raises(UserError, match=r"column 'y' holds '1,250', which may be 1.250 or 1250; expected one"):
         decimal_points(rows("1,250", "3"), "y")
 

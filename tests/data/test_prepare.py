@@ -277,7 +277,7 @@ def test_tags_that_are_numbers_are_scored_by_their_names(job: Jobs, tmp_path: Pa
     data = prepare(resolved, tmp_path)
     assert (data.labels, set(data.by or ())) == (("O", "B-organ"), {"organ"})
     assert data_notes(resolved, data) == [
-        "tags in column 'label' are numbers, named in the order of [task] labels"
+        "column 'label': the tags are numbers, named in the order of [task] labels"
     ]
 
 
@@ -290,7 +290,7 @@ def test_decimal_commas_are_numbers_and_lists_of_labels_are_refused(job: Jobs, t
     file = tmp_path / "a.csv"
     assert data_notes(resolved, data) == [
         f"{file}: delimiter ';'",
-        "numbers in column 'label' have decimal commas",
+        "column 'label': the numbers have decimal commas",
     ]
     file.write_text("text,label\nthe heart,a|b\nthe eye,a\nblood,b\n")
     made["task"]["kind"] = "classify"

@@ -23,6 +23,7 @@ from fedstrata.sites.messages import (
     encode_message,
 )
 from fedstrata.sites.service import SiteService
+from fedstrata.sites.settings import read_site
 
 Jobs = Callable[..., dict[str, Any]]
 
@@ -104,6 +105,21 @@ def test_the_server_does_not_say_which_rows(
     welcome = answer(host, said[StartHeader])
     assert welcome.examples == 4, "its own rows, whatever the server says"
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_site_s_files_are_read_as_it_says_and_what_is_found_out_is_logged(
+    heard: tuple[SiteService, dict[type, Envelope]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, said = heard
+    folder = tmp_path / "federation" / "sites" / "a"
+    (folder / "train.csv").write_bytes("label;text\r\nkidney;Größe\r\neye;the eye\r\n".encode("cp1250"))
+    settings = (folder / "site.toml").read_text("utf-8").replace('# encoding = "cp1252"', 'encoding = "cp1250"')
+    (folder / "site.toml").write_text(settings, "utf-8")
+    host = SiteService(read_site(folder))
+    assert isinstance(answer(host, said[HelloHeader]), WelcomeHeader)
+    with caplog.at_level("INFO"):
+        assert answer(host, said[StartHeader]).examples == 2
+    assert f"{folder / 'train.csv'}: delimiter ';'" in caplog.messages
 
 
 def test_the_start_model_is_the_one_that_was_announced(heard: tuple[SiteService, dict[type, Envelope]]) -> None:

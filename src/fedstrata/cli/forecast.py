@@ -83,6 +83,6 @@ def _show(console: Console, costs: dict[str, dict[str, Any]], compare: bool) -> 
     from fedstrata.reports.forecast import methods_table, note, rounds_table, split_lines, unit_lines
 
     console.print(methods_table(costs) if compare else rounds_table(next(iter(costs.values()))))
-    console.print(note(costs))
+    console.print(note(costs), markup=False)  # a sentence about [clients] is no markup
     for line in [*split_lines(costs), *unit_lines(costs)]:
         console.print(line)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from fedstrata.data.forms.how import together
 from fedstrata.data.read import WORD_END, Rows
 from fedstrata.errors import UserError
 
@@ -37,8 +38,7 @@ def named_tags(rows: Rows, column: str, labels: Sequence[str] | None) -> Rows:
             f"{len(named) - 1}"
         )
     values = [WORD_END.join(named[int(tag)] for tag in value.split(WORD_END)) for value in rows.columns[column]]
-    note = f"tags in column {column!r} are numbers, named in the order of [task] labels"
-    return replace(rows, columns={**rows.columns, column: values}, notes=[*rows.notes, note])
+    return _changed(rows, column, values, "the tags are numbers, named in the order of [task] labels")
 
 
 def decimal_points(rows: Rows, column: str) -> Rows:
@@ -57,8 +57,12 @@ def decimal_points(rows: Rows, column: str) -> Rows:
             f"{commas[0].replace(',', '.')} or {commas[0].replace(',', '')}; expected one of these"
         )
     pointed = [re.sub(r"^(\s*[-+]?\d+),(\d+\s*)$", r"\1.\2", value) for value in values]
-    note = f"numbers in column {column!r} have decimal commas"
-    return replace(rows, columns={**rows.columns, column: pointed}, notes=[*rows.notes, note])
+    return _changed(rows, column, pointed, "the numbers have decimal commas")
+
+
+def _changed(rows: Rows, column: str, values: list[str], finding: str) -> Rows:
+    found = together(rows.found, {f"column {column!r}": {finding: None}})
+    return replace(rows, columns={**rows.columns, column: values}, found=found)
 
 
 def refuse_several(column: str, found: Collection[str]) -> None:

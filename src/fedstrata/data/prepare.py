@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedstrata.data.forms.how import notes, together
 from fedstrata.data.labels import entity_types
 from fedstrata.data.partition import PartitionInput, check_partition, partition
 from fedstrata.data.read import WORD_END, Rows
@@ -156,7 +157,7 @@ def source_names(job: Job) -> tuple[str, ...]:
 
 def data_notes(job: Job, data: Prepared) -> list[str]:
     """What reading the rows has found out by itself, and what became of sources with names, a line each."""
-    lines = list(dict.fromkeys([*data.train.notes, *data.test.notes]))
+    lines = notes(together(data.train.found, data.test.found))
     names = source_names(job)
     if names and job.clients.partition != "files" and not job.between_sites:
         lines.append(

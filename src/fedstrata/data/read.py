@@ -13,7 +13,7 @@ from typing import Any
 
 from fedstrata.data.forms import FORMS, WORD_FORMS, extension, known, records
 from fedstrata.data.forms.data_sets import HUB_ID, hub_records, saved, saved_records
-from fedstrata.data.forms.how import How, Records
+from fedstrata.data.forms.how import Findings, How, Records
 from fedstrata.data.forms.plain import document_records
 from fedstrata.errors import UserError, did_you_mean
 
@@ -32,14 +32,14 @@ class Rows:
         dropped: number of rows dropped because a wanted value was missing or blank.
         pools: the name of each row's source; empty where sources have no names.
         classes: column -> its class names in the order that a data set gives them.
-        notes: what reading has found out by itself, such as ``a.csv: delimiter ';'``.
+        found: what reading has found out by itself, such as a delimiter.
     """
 
     columns: dict[str, list[str]]
     dropped: int
     pools: list[str] = field(default_factory=list)
     classes: dict[str, list[str]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list, compare=False)
+    found: Findings = field(default_factory=dict, compare=False)
 
     def __len__(self) -> int:
         return max(map(len, self.columns.values()), default=0)
@@ -70,7 +70,7 @@ def read(source: str | list[str], how: How, limit: int | None = None, base_dir: 
     for name, found in zip(sources, opened, strict=True):
         if limit is None or len(rows) < limit:
             rows = _append(rows, name, _texts(found, how.wanted, how.words), limit)
-    return replace(rows, classes=how.classes, notes=how.notes())
+    return replace(rows, classes=how.classes, found=how.found)
 
 
 def _sources(source: str | list[str]) -> list[str]:

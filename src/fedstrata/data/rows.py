@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstrata.data import demo
-from fedstrata.data.forms.how import How
+from fedstrata.data.forms.how import How, together
 from fedstrata.data.labels import decimal_points, named_tags, refuse_several
 from fedstrata.data.read import WORD_END, Rows, read
 from fedstrata.errors import UserError, did_you_mean
@@ -58,7 +58,7 @@ def read_rows(job: Job, source: Source, columns: list[str], base_dir: Path | Non
             sum(rows.dropped for rows in pools.values()),
             [name for name, rows in pools.items() for _ in range(len(rows))],
             {column: names for rows in pools.values() for column, names in rows.classes.items()},
-            list(dict.fromkeys(note for rows in pools.values() for note in rows.notes)),
+            together(*(rows.found for rows in pools.values())),
         )
     if isinstance(source, str) and source.startswith("demo:"):
         return _demo_rows(job, source, columns)
@@ -95,7 +95,7 @@ def no_rows(columns: Sequence[str]) -> Rows:
 def take(rows: Rows, index: Index) -> Rows:
     """The rows at ``index``, in its order; none of them counts as dropped."""
     columns = {name: [values[i] for i in index] for name, values in rows.columns.items()}
-    return Rows(columns, 0, [rows.pools[i] for i in index] if rows.pools else [], rows.classes, rows.notes)
+    return Rows(columns, 0, [rows.pools[i] for i in index] if rows.pools else [], rows.classes, rows.found)
 
 
 def class_names(job: Job, train: Rows, test: Rows) -> tuple[str, ...]:

@@ -11,6 +11,8 @@ from fedstrata.errors import UserError, did_you_mean, plural
 
 Records = Iterator[tuple[str, Mapping[str, Any]]]
 """Where a row stands, for error messages, and its values by column."""
+Findings = dict[str, dict[str, None]]
+"""File or column -> what was found out about it, in this order."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class How:
         delimiter: what stands between the fields of a line; None to find out.
         encoding: of text files; None to find out.
         classes: takes the class names that a data set gives a column.
-        found: takes what reading has found out by itself: path -> findings.
+        found: takes what reading has found out by itself.
     """
 
     wanted: tuple[str, ...]
@@ -35,18 +37,28 @@ class How:
     delimiter: str | None = None
     encoding: str | None = None
     classes: dict[str, list[str]] = field(default_factory=dict)
-    found: dict[str, dict[str, None]] = field(default_factory=dict)
+    found: Findings = field(default_factory=dict)
 
     def note(self, path: Path | str, finding: str) -> None:
         """Keep what was found out about a file, for the user to read."""
         self.found.setdefault(str(path), {})[finding] = None
 
-    def notes(self) -> list[str]:
-        """What was found out, a line for all files that are alike, such as ``a.csv: delimiter ';'``."""
-        alike: dict[tuple[str, ...], list[str]] = {}
-        for path, findings in self.found.items():
-            alike.setdefault(tuple(findings), []).append(path)
-        return [f"{_some(paths)}: {', '.join(findings)}" for findings, paths in alike.items()]
+
+def together(*several: Findings) -> Findings:
+    """What was found out in several readings."""
+    whole: Findings = {}
+    for found in several:
+        for path, findings in found.items():
+            whole.setdefault(path, {}).update(findings)
+    return whole
+
+
+def notes(found: Findings) -> list[str]:
+    """What was found out, a line for all files that are alike, such as ``a.csv: delimiter ';'``."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for path, findings in found.items():
+        alike.setdefault(tuple(findings), []).append(path)
+    return [f"{_some(paths)}: {', '.join(findings)}" for findings, paths in alike.items()]
 
 
 def _some(paths: Sequence[str]) -> str:

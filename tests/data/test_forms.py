@@ -160,6 +160,7 @@ def test_an_excel_file_is_read_from_its_first_sheet() -> None:
     read_rows = found(excel("a.xlsx", rows))
     assert read_rows == Rows({"text": ["one\ntwo", "drei", "five"], "label": ["1", "0", "0.5"]}, 1)
     assert notes(read_rows.found) == []
+    whole = read_rows
     read_rows = found(excel("b.xlsx", [["a", "x"], ["b", True]], [["more"]]), names=["text", "label"])
     assert read_rows.columns == {"text": ["a", "b"], "label": ["x", "True"]}
     assert notes(read_rows.found) == ["b.xlsx: first of 2 sheets, 'S0'"]
@@ -169,6 +170,9 @@ def test_an_excel_file_is_read_from_its_first_sheet() -> None:
         found(excel("c.xlsx", []))
     with refused("d.xlsx, row 2: found 2 fields, expected 1"):
         found(excel("d.xlsx", [["text"], ["a", "b"]]), "text")
+    write("folder/~$a.xlsx", "locked")
+    Path("a.xlsx").rename("folder/a.xlsx")
+    assert found("folder") == whole, "without the lock of an open file"
     with refused("e.xlsx: is not a readable Excel file"):
         found(write("e.xlsx", "text"), "text")
 

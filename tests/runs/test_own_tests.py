@@ -149,7 +149,7 @@ def test_pools_of_clients_that_test_on_their_own_rows(own: Callable[..., dict[st
         (tmp_path / f"{name}.csv").write_text("\n".join([whole[0], *rows]) + "\n")
     made = own("fedsplitbert")
     made["data"]["train"] = {name: str(tmp_path / f"{name}.csv") for name in ("near", "far")}
-    made["clients"] |= {"count": 2}
+    made["clients"] |= {"count": 2, "partition": "iid"}
     result = fedstrata.run(made)
     each = [client["score"] for client in result.clients.values()]
     for metric, value in result.score.items():

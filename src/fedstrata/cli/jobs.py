@@ -151,6 +151,8 @@ def _show_partition(console: Console, job: Job, data: Prepared, picture: Path) -
     console.print(partition_table(data.shards, data.by))
     if job.task.kind == "regress" and len(set(data.by or ())) > 1:
         console.print("columns: quintiles of the values, by their median")
+    if job.task.kind == "tag":
+        console.print("columns: sentences by the type of entity of most of their words; O: without entities")
     own_tests = sum(map(len, data.tests.values())) if data.tests else 0
     unassigned = len(data.train) - sum(map(len, data.shards.values())) - own_tests
     if unassigned:

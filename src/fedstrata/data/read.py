@@ -180,11 +180,11 @@ def _folder(path: Path, how: How) -> Records:
 
 
 def _files(path: Path, forms: Collection[str]) -> list[Path]:
-    """Every file of a known kind in a folder and below, sorted, without hidden ones."""
+    """Every file of a known kind in a folder and below, sorted, without hidden ones and Excel's locks."""
 
     def refuse(error: OSError) -> None:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror})")
 
     found = (Path(folder, name) for folder, _, names in os.walk(path, onerror=refuse) for name in names)
     known = (file for file in found if extension(file) in forms)
-    return sorted(file for file in known if not re.search(r"(^|/)\.", file.relative_to(path).as_posix()))
+    return sorted(file for file in known if not re.search(r"(^|/)(\.|~\$)", file.relative_to(path).as_posix()))

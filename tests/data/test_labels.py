@@ -68,5 +68,13 @@ def test_labels_with_signs_in_them_are_labels(found: list[str]) -> None:
 
 
 def test_a_sentence_stands_for_the_entities_that_most_of_its_words_are_of() -> None:
-    tags = ["O O", "O B-a I-a B-b", "B-b B-a", "B-a_b I-a_b", "NN VB NN", "B-"]
-    assert entity_types([value.replace(" ", WORD_END) for value in tags]) == ["O", "a", "b", "a_b", "NN", "B-"]
+    tags = ["O O", "O B-a I-a B-b", "B-a B-b I-b", "B-b B-a", "B-a_b I-a_b", "NN VB NN", "B-"]
+    assert entity_types([value.replace(" ", WORD_END) for value in tags]) == [
+        "O",
+        "a",
+        "b",
+        "b",
+        "a_b",
+        "NN",
+        "B-",
+    ]

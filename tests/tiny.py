@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from fedstrata.job.tables import Train
@@ -111,3 +113,18 @@ def tiny_model(kind: str = "bert", head: str = "mlm", layers: int = 3, **changes
 def train_config(**keys: Any) -> Train:
     """A job's ``[train]`` as it is once "auto" is resolved on a processor without bf16."""
     return Train(**{"device": "cpu", "precision": "fp32", **keys})
+
+
+def saved_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a model's folder, whether they are in one file or in several."""
+    return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+
+def saved_models(run: Path) -> dict[str, torch.Tensor]:
+    """The tensors of all models that a run has saved, by their folders and names."""
+    folders = [path for name in ("model", "shared", "clients/*/model") for path in run.glob(name)]
+    return {
+        f"{folder.relative_to(run)}/{name}": tensor
+        for folder in folders
+        for name, tensor in saved_tensors(folder).items()
+    }

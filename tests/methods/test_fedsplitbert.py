@@ -9,7 +9,6 @@ from typing import Any, Literal
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
 
 import fedstrata
 from fedstrata.cost.bytes import payload
@@ -24,7 +23,7 @@ from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
-from tiny import tiny_model
+from tiny import saved_tensors, tiny_model
 
 Jobs = Callable[..., dict[str, Any]]
 EMBEDDINGS, LAYER = 95_348_736, 28_351_488
@@ -86,7 +85,7 @@ def test_more_layers_than_there_are_is_refused(bert: Parts) -> None:
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model" / "model.safetensors")
+    return saved_tensors(folder / "model")
 
 
 @pytest.mark.parametrize("server", [{}, {"optimizer": "adam"}])
@@ -103,7 +102,7 @@ def test_at_the_top_it_is_fedavg_bit_for_bit(job: Jobs, tmp_path: Path, server: 
 
 def test_at_the_bottom_clients_are_alone(job: Jobs, tmp_path: Path) -> None:
     made = [
-        job(name, "classify", 3, method=options, output={"dir": str(tmp_path / name), "client_models": True})
+        job(name, "classify", 3, method=options, output={"dir": str(tmp_path / name)})
         for name, options in (("fedsplitbert", {"critical_layer": 0}), ("local", {}))
     ]
     alone, local = map(fedstrata.run, made)
@@ -140,7 +139,7 @@ def test_private_parts_are_in_no_message(
 
 
 def test_clients_end_with_models_of_their_own(job: Jobs, tmp_path: Path) -> None:
-    made = job("fedsplitbert", "classify", 3, method={"critical_layer": 1}, output={"client_models": True})
+    made = job("fedsplitbert", "classify", 3, method={"critical_layer": 1})
     result = fedstrata.run(made)
     models = [weights(tmp_path / "run" / "clients" / client) for client in result.clients]
     for name in models[0]:
@@ -156,7 +155,6 @@ def test_clients_end_with_models_of_their_own(job: Jobs, tmp_path: Path) -> None
 @pytest.mark.parametrize("stop_at", [(0, "client-1"), (2, "client-0"), (2, "client-2")])
 def test_private_parts_survive_a_kill(job: Jobs, tmp_path: Path, stop_at: tuple[int, str]) -> None:
     made = job("fedsplitbert", "classify", 3, method={"rounds": 4}, clients={"fraction": 0.67})
-    made["output"]["client_models"] = True
     whole = fedstrata.run(made, {"output.dir": str(tmp_path / "whole")})
     stopped = []
 

@@ -207,7 +207,7 @@ def test_every_method_takes_a_head(job: Jobs, method: str) -> None:
     options = {"critical_layer": 2} if method == "fedsplitbert" else {}
     made = job(method, "classify", 4, head={"kind": "hsum"}, method=options)
     result = fedstrata.run(made)
-    model = HeadedModel.from_pretrained(result.model)
+    model = HeadedModel.from_pretrained(result.model or result.folder / "clients" / "client-1" / "model")
     assert model.settings == HeadConfig("hsum")
     sent = {line["part"] for line in result.ledger if line["phase"] == "train"}
     assert ("head" in sent) == (method in ("fedavg", "fedbt")), "the head of personal models stays at home"

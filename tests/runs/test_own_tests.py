@@ -85,7 +85,7 @@ def test_one_model_is_scored_on_every_clients_rows(own: Callable[..., dict[str, 
 
 @pytest.mark.parametrize("name", ["fedsplitbert", "local"])
 def test_each_clients_model_is_scored_on_its_own_rows(own: Callable[..., dict[str, Any]], name: str) -> None:
-    made = own(name, output={"client_models": True})
+    made = own(name)
     result = fedstrata.run(made)
     for client, told in result.clients.items():
         same(told["score"], plain_scores(result.folder / "clients" / client / "model", made, client))

@@ -25,7 +25,7 @@ from fedstrata.plan.plan import Method, Plan
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.result import Result
 from fedstrata.server.rounds import in_order
-from tiny import SENTENCES
+from tiny import SENTENCES, saved_tensors
 
 Jobs = Callable[..., dict[str, Any]]
 
@@ -168,14 +168,12 @@ def test_a_client_that_was_away_gets_what_changed_meanwhile(job: Jobs, tmp_path:
 
 
 def test_clients_that_keep_their_parts_are_scored_each(job: Jobs, tmp_path: Path) -> None:
-    result = run(job("local", "classify"), tmp_path / "run", "output.client_models=true")
+    result = run(job("local", "classify"), tmp_path / "run")
     scores = [made["score"]["accuracy"] for made in result.clients.values()]
     assert len(scores) == 3
     assert result.score["accuracy"] == pytest.approx(np.mean(scores))
     assert result.bytes == {"up": 0, "down": 0, "setup": 0}
-    own = [
-        load_file(tmp_path / "run" / "clients" / name / "model" / "model.safetensors") for name in result.clients
-    ]
+    own = [saved_tensors(tmp_path / "run" / "clients" / name / "model") for name in result.clients]
     assert not torch.equal(own[0]["classifier.weight"], own[1]["classifier.weight"])
     single = run(job("single", "classify"), tmp_path / "single")
     assert all(torch.equal(own[0][name], tensor) for name, tensor in weights(single).items())

@@ -18,6 +18,7 @@ from fedstrata.errors import UserError
 from fedstrata.wire import files
 from fedstrata.wire.files import append_lines, read_lines
 from fedstrata.wire.store import write_tensors
+from tiny import saved_models
 
 Jobs = Callable[..., dict[str, Any]]
 
@@ -34,7 +35,7 @@ def outcome(folder: Path) -> tuple[dict[str, torch.Tensor], list[Any], dict[str,
     ]
     result = json.loads((folder / "result.json").read_text("utf-8"))
     del result["seconds"]
-    return load_file(folder / "model" / "model.safetensors"), records, result
+    return saved_models(folder), records, result
 
 
 def same(one: Path, other: Path) -> None:

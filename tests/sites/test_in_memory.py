@@ -28,7 +28,7 @@ from fedstrata.sites.messages import decode_message, encode_message
 from fedstrata.sites.provision import init
 from fedstrata.sites.service import SiteService
 from fedstrata.sites.settings import read_server, read_site
-from tiny import SENTENCES
+from tiny import SENTENCES, saved_tensors
 
 Jobs = Callable[..., dict[str, Any]]
 NAMES = ("a", "b", "c")
@@ -137,7 +137,7 @@ def village(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Village:
 
 
 def weights(run: Any) -> dict[str, torch.Tensor]:
-    return load_file(run.model / "model.safetensors")
+    return saved_tensors(run.model or run.shared)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -241,18 +241,14 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(
 
 def test_a_site_saves_the_model_that_is_its_own(job: Jobs, village: Village) -> None:
     here, there = village.jobs(job("fedsplitbert", "classify", 3, clients={"test": 0.3}))
-    one = fedstrata.run({**here, "output": {**here["output"], "client_models": True}})
+    one = fedstrata.run(here)
     fedstrata.run(there)
     for name in NAMES:
         home = village.folder / "federation" / "sites" / name / "state"
         [model] = (home / "models").iterdir()
-        own, other = load_file(model / "model.safetensors"), weights_of(one.folder / "clients" / name / "model")
+        own, other = load_file(model / "model.safetensors"), saved_tensors(one.folder / "clients" / name / "model")
         assert all(torch.equal(own[key], other[key]) for key in other)
         assert list((home / "runs").iterdir()) == []
-
-
-def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
 
 
 REFUSALS = [

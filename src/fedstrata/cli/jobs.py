@@ -109,7 +109,12 @@ def _run(console: Console, job: Path, pairs: Sequence[str | tuple[str, object]],
 
     page = write_report([result.folder])
     console.print(result_table([load_run(result.folder)]))
-    console.print(f"model   {result.model}\nreport  {page}", soft_wrap=True)
+    if result.model is None:
+        console.print(f"scored  {result.scored}, in {result.folder}", soft_wrap=True)
+        console.print(f"shared  {result.shared}: what the clients have in common, no whole model", soft_wrap=True)
+    else:
+        console.print(f"model   {result.model}", soft_wrap=True)
+    console.print(f"report  {page}", soft_wrap=True)
 
 
 def _sweep(console: Console, job: Path, pairs: Sequence[str | tuple[str, object]], resume: bool) -> None:

@@ -18,6 +18,7 @@ from fedstrata.forecasts.profile import DataProfile, data_profile
 from fedstrata.forecasts.stage import Known, nothing_known, stage_costs
 from fedstrata.job.file import Overrides, load, pairs_of
 from fedstrata.job.tables import Job, method_name
+from fedstrata.models.quiet import quiet
 from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.components import Components
@@ -38,6 +39,7 @@ class ForecastOptions:
     components: Components = field(default_factory=Components)
 
 
+@quiet()
 def forecast(
     source: str | Path | Mapping[str, Any], overrides: Overrides, options: ForecastOptions
 ) -> dict[str, dict[str, Any]]:

@@ -198,8 +198,8 @@ class Output(Table):
     """``[output]``: where the run is written, and what is reported."""
 
     dir: str = "runs/try"
-    client_models: bool = False
-    """Also save each client's own model where clients keep parts."""
+    client_models: bool | None = None
+    """Save each client's own model where clients keep parts; done unless it is false."""
     target: float | None = None
     """A value of the headline metric: rounds and bytes until it is first reached are reported."""
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,14 +17,13 @@ from torch import nn
 
 from fedstrata.errors import UserError
 from fedstrata.job.task_kinds import TASK_KINDS
+from fedstrata.models.folders import WEIGHTS, partial_folder, publish, write_card
+from fedstrata.models.headed import plain_config, write_headed
 from fedstrata.models.heads import KEY, HeadConfig, HeadedModel
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.parts import Parts
 from fedstrata.wire.store import write_tensors
-
-transformers.logging.set_verbosity_error()
-transformers.logging.disable_progress_bar()
 
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
 """Files one of which a tokenizer needs; without any, transformers silently makes an empty one."""
@@ -161,10 +158,16 @@ def parts_of(name: str, kind: str, labels: Sequence[str] | None = None, head: He
     return find_parts(model)
 
 
-def save(loaded: Loaded, weights: Tensors, folder: Path) -> None:
-    """Write a model with the given weights, and its tokenizer, as a Hugging Face folder: whole or not at all."""
-    partial = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(partial, ignore_errors=True)
+def save(loaded: Loaded, weights: Tensors, folder: Path, card: str = "") -> None:
+    """Write a model, or parts of one, and its tokenizer as a Hugging Face folder: whole or not at all.
+
+    Args:
+        loaded: the model's config, tokenizer and carried pooler.
+        weights: its tensors; without any only config, tokenizer and card are written.
+        folder: where to write.
+        card: what a reader of the folder should know.
+    """
+    partial = partial_folder(folder)
     config = copy.deepcopy(loaded.model.config)
     if loaded.use_cache is None:
         del config.use_cache
@@ -172,10 +175,12 @@ def save(loaded: Loaded, weights: Tensors, folder: Path) -> None:
         config.use_cache = loaded.use_cache
     config.architectures, config.dtype = [type(loaded.model).__name__], torch.float32
     config.save_pretrained(partial)
-    write_tensors(partial / "model.safetensors", {**weights, **loaded.carried})
+    loader = write_headed(partial) if getattr(config, KEY, None) else ""
+    if tensors := {**weights, **loaded.carried}:
+        write_tensors(partial / WEIGHTS, tensors)
     loaded.tokenizer.save_pretrained(partial)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(partial, folder)
+    write_card(partial, card, loader)
+    publish(partial, folder)
 
 
 def config_of(
@@ -187,7 +192,7 @@ def config_of(
         UserError: there is none.
     """
     try:
-        config = transformers.AutoConfig.from_pretrained(name)
+        config = plain_config(transformers.AutoConfig.from_pretrained(name))
     except HF_LOAD_ERRORS as error:
         raise _unusable(name, error) from None
     return fit_config(name, config, kind, labels, head)

@@ -12,7 +12,7 @@ Each branch is classified from token 0; the loss is the sum of the branches' los
 their logits. ``cls`` and ``mean`` are one branch. The new layers are BERT's, of the encoder's width, whatever the
 encoder.
 
-A model with such a head is saved as a Hugging Face folder whose ``config.json`` names the head, and comes back by
+A model with such a head is saved as a Hugging Face folder (:mod:`fedstrata.models.headed`) and comes back by
 
     from fedstrata.models.heads import HeadedModel
     model = HeadedModel.from_pretrained("runs/try/model")
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -31,6 +32,7 @@ from transformers.models.bert.modeling_bert import BertLayer
 from transformers.utils import ModelOutput
 
 from fedstrata.errors import UserError
+from fedstrata.models.headed import HeadedConfig, plain_config, write_headed
 
 
 @dataclass(frozen=True)
@@ -147,20 +149,24 @@ BRANCHING = {"psum": psum, "hsum": hsum}
 class HeadedModel(transformers.PreTrainedModel):  # type: ignore[misc]
     """An encoder and a :class:`Head`, in the manner of Hugging Face's models for sequence classification.
 
-    The head's settings stand in the config under ``fedstrata_head``. The encoder's own pooler is there only where
-    ``pooler`` is set, between token 0 and the classifiers.
+    The head's settings stand in the encoder's config under ``fedstrata_head``. The encoder's own pooler is there
+    only where ``pooler`` is set, between token 0 and the classifiers.
 
     Raises:
-        UserError: the encoder has fewer layers than branches, no pooler that was asked for, or a norm after its
-            last layer.
+        UserError: the config names no head, or the encoder has fewer layers than branches, no pooler that was
+            asked for, or a norm after its last layer.
     """
 
+    config_class = HeadedConfig
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_attention_backend = True
 
     def __init__(self, config: Any) -> None:
+        config = plain_config(config)
         super().__init__(config)
+        if not getattr(config, KEY, None):
+            raise UserError(f"model {config.name_or_path}: its config.json names no head of [head]")
         self.settings = settings = HeadConfig(**getattr(config, KEY))
         base = transformers.AutoModel.from_config(config)
         if config.num_hidden_layers < BRANCHES[settings.kind]:
@@ -186,8 +192,17 @@ class HeadedModel(transformers.PreTrainedModel):  # type: ignore[misc]
     @classmethod
     def from_pretrained(cls, name: Any, *args: Any, config: Any = None, **options: Any) -> Any:
         """A model of a folder or hub id; ``config`` by default the folder's own."""
-        config = config or transformers.AutoConfig.from_pretrained(name)
+        config = plain_config(config or transformers.AutoConfig.from_pretrained(name))
         return super().from_pretrained(name, *args, config=config, **options)
+
+    def save_pretrained(self, folder: Any, *args: Any, **options: Any) -> None:
+        """Write the model as a folder that comes back with its head, or not at all."""
+        super().save_pretrained(folder, *args, **options)
+        write_headed(Path(folder))
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """Nothing, as for :class:`fedstrata.models.headed.HeadedConfig`."""
 
     @classmethod
     def from_config(cls, config: Any) -> Any:
@@ -228,6 +243,28 @@ class HeadedModel(transformers.PreTrainedModel):  # type: ignore[misc]
         if self.settings.average == "probabilities":
             return HeadedOutput(branches.float().softmax(-1).mean(0).log(), branches)
         return HeadedOutput(branches.mean(0), branches)
+
+
+class HeadedEncoder:
+    """What ``AutoModel`` gives of a folder with one of our heads: the encoder, without the head."""
+
+    config_class = HeadedConfig
+
+    @classmethod
+    def from_pretrained(cls, name: Any, *args: Any, **options: Any) -> Any:
+        """The encoder of a saved model."""
+        model = HeadedModel.from_pretrained(name, *args, **options)
+        return getattr(model, model.base_model_prefix)
+
+    @classmethod
+    def from_config(cls, config: Any, **options: Any) -> Any:
+        """A new encoder."""
+        return transformers.AutoModel.from_config(plain_config(config), **options)
+
+
+transformers.AutoConfig.register(HeadedConfig.model_type, HeadedConfig, exist_ok=True)
+transformers.AutoModel.register(HeadedConfig, HeadedEncoder, exist_ok=True)
+transformers.AutoModelForSequenceClassification.register(HeadedConfig, HeadedModel, exist_ok=True)
 
 
 def _after_layers(base: nn.Module, depth: int) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from fedstrata.cost.target import reached
 from fedstrata.job.tables import Job, method_name
 from fedstrata.plan.kinds import FORMAT
 from fedstrata.plan.streams import SERVER
-from fedstrata.wire.files import read_lines, write_bytes
+from fedstrata.wire.files import link, read_lines, write_bytes
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,11 @@ class Result:
         bytes: payload ``up`` and ``down`` over all rounds and clients; the start model apart, as ``setup``.
         flops: of all training steps, at the clients and at the server.
         seconds: clock time.
-        model: folder of the final model.
-        clients: client -> its ``examples``, and its own ``score`` where it keeps parts.
+        model: folder of the final model; None where each client has its own.
+        shared: folder of the parts that all clients have in common where each has its own model; else None.
+        scored: which folder or folders the score belongs to, as a phrase; None of a run that is not finished.
+        clients: client -> its ``examples``, and where it keeps parts its own ``score`` and the folder of its own
+            ``model``, below ``folder``.
         target: of a job with ``output.target``: that ``score``, and the ``rounds`` and ``bytes`` of the last stage
             until it was first reached, None where it never was.
         stages: the stages' results, in order; empty for a job of one stage.
@@ -42,10 +44,19 @@ class Result:
     bytes: dict[str, int]
     flops: int
     seconds: float
-    model: Path
+    model: Path | None
+    shared: Path | None
+    scored: str | None
     clients: dict[str, Any]
     target: dict[str, Any] | None = None
     stages: tuple[Result, ...] = field(default=())
+
+    @property
+    def start(self) -> Path:
+        """The folder that a later stage starts from."""
+        found = self.model or self.shared
+        assert found is not None
+        return found
 
     @property
     def ledger(self) -> list[dict[str, Any]]:
@@ -82,15 +93,40 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
         "bytes": totals(ledger),
         "flops": sum(record["flops"] + record.get("server_flops", 0) for record in trained),
         "seconds": sum(record["seconds"] for record in rounds),
-        "model": "model",
+        **_models(job, folder, status),
         "target": None if wanted is None else target,
         "missing": read_lines(folder / "missing.jsonl"),
         "clients": {
-            client: {"examples": clients.get(client, {}).get("examples", 0), "score": scores.get(client)}
+            client: {
+                "examples": clients.get(client, {}).get("examples", 0),
+                "score": scores.get(client),
+                "model": _folder(folder, f"clients/{client}/model"),
+            }
             for client in dict.fromkeys([*clients, *scores])
         },
     }
     _write(folder, result)
+
+
+def _models(job: Job, folder: Path, status: str) -> dict[str, str | None]:
+    """The folders of the models, and which of them the score belongs to."""
+    model, shared = _folder(folder, "model"), _folder(folder, "shared")
+    if status != "finished" or not (model or shared):
+        scored = None
+    elif model:
+        scored = "model"
+    elif job.between_sites:
+        run = (folder / "state" / "run").read_text(encoding="utf-8")
+        scored = f"each site's own model, on its own disk: state/models/{run}"
+    elif any((folder / "clients").glob("*/model")):
+        scored = "the models of the clients, clients/NAME/model, of which it is the mean"
+    else:
+        scored = "the models of the clients, not saved; --resume with output.client_models=true saves them"
+    return {"model": model, "shared": shared, "scored": scored}
+
+
+def _folder(folder: Path, name: str) -> str | None:
+    return name if (folder / name).exists() else None
 
 
 def combine_stages(stages: Sequence[Result], folder: Path) -> Result:
@@ -104,8 +140,10 @@ def combine_stages(stages: Sequence[Result], folder: Path) -> Result:
         "flops": sum(stage.flops for stage in stages),
         "seconds": sum(stage.seconds for stage in stages),
     }
-    shutil.rmtree(folder / "model", ignore_errors=True)
-    shutil.copytree(stages[-1].model, folder / "model", copy_function=link)
+    for name in ("model", "shared", "clients"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+        if (stages[-1].folder / name).exists():
+            shutil.copytree(stages[-1].folder / name, folder / name, copy_function=link)
     _write(folder, result)
     return read_result(folder)
 
@@ -116,7 +154,9 @@ def read_result(folder: Path) -> Result:
     return Result(
         folder=folder,
         **{name: data[name] for name in ("status", "score", "bytes", "flops", "seconds", "clients")},
-        model=folder / data["model"],
+        model=data["model"] and folder / data["model"],
+        shared=data["shared"] and folder / data["shared"],
+        scored=data["scored"],
         target=data.get("target"),
         stages=tuple(read_result(folder / "stages" / name) for name in data.get("stages", ())),
     )
@@ -130,11 +170,3 @@ def read_status(folder: Path) -> str | None:
 
 def _write(folder: Path, result: dict[str, Any]) -> None:
     write_bytes(folder / "result.json", json.dumps(result, indent=1, ensure_ascii=False).encode())
-
-
-def link(source: str, target: str) -> None:
-    """A second name for the same file where the file system can, else a copy."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)

@@ -16,14 +16,17 @@ from fedstrata.client.setup import (
     resolve_auto,
     write_outline,
 )
-from fedstrata.data.prepare import Prepared
+from fedstrata.data.prepare import Prepared, population
 from fedstrata.events import StageEnded
 from fedstrata.job.tables import Job
 from fedstrata.models import checkpoints, scratch
+from fedstrata.models.quiet import quiet
+from fedstrata.plan.parts import Parts
 from fedstrata.runs.components import Components
 from fedstrata.runs.folder import same_job, status_on_disk
+from fedstrata.runs.models import check_start, save_client_models
 from fedstrata.runs.notes import check_names, check_permission
-from fedstrata.runs.result import Result, combine_stages, read_result, read_status
+from fedstrata.runs.result import Result, combine_stages, read_result, read_status, write_result
 from fedstrata.runs.train import ReadyStage, Stage, Tell, train_stage
 from fedstrata.server import state
 from fedstrata.sites.federation import check_sites, federation, names_of, settle_sites
@@ -32,6 +35,7 @@ START = "start"
 """Folder of a new model in the output folder of the stage that begins with it."""
 
 
+@quiet()
 def run_stages(
     jobs: Sequence[Job], data: Sequence[Prepared], base_dir: Path | None, tell: Tell, components: Components
 ) -> Result:
@@ -61,7 +65,7 @@ def run_stages(
         connected = federation(jobs[0].engine) if jobs[0].between_sites else nullcontext()
         with connected as sites:
             for job, rows, start, place in zip(jobs, data, starts, places, strict=True):
-                begin = start or str(results[job.start].model)
+                begin = start or str(results[job.start].start)
                 stage = Stage(job=job, data=rows, folder=place, tell=tell, components=components, federation=sites)
                 results[job.stage] = run_stage(stage, begin)
     return combine_stages(list(results.values()), folder) if len(jobs) > 1 else results[jobs[0].stage]
@@ -78,12 +82,17 @@ def _start(job: Job, data: Prepared, place: Path, base_dir: Path | None, outline
 def _check_stages(jobs: Sequence[Job], data: Sequence[Prepared], starts: Sequence[str | None]) -> None:
     """Make every plan of every stage once, before anything is trained."""
     first: dict[str, str] = {}
+    made: dict[str, tuple[Job, Parts, list[str]]] = {}
     for job, rows, start in zip(jobs, data, starts, strict=True):
         first[job.stage] = start or first[job.start]
         parts = checkpoints.parts_of(first[job.stage], job.task.kind, rows.labels, head_of(job))
         if job.between_sites:
             check_sites(job, parts)
         check_plans(job, parts, names_of(job) if job.between_sites else rows.shards)
+        asked = names_of(job) if job.between_sites else list(population(job.method.population, rows.shards))
+        made[job.stage] = job, parts, asked
+        if start is None:
+            check_start(job, parts, *made[job.start])
 
 
 def run_stage(stage: Stage, start: str) -> Result:
@@ -101,6 +110,9 @@ def run_stage(stage: Stage, start: str) -> Result:
     reused = read_status(folder) == "finished"
     if reused:
         same_job(job, folder, own.identities())
+        if job.output.client_models is not False and (folder / "shared").exists():
+            save_client_models(folder, read_result(folder).clients)
+            write_result(job, folder, "finished", None)
     else:
         new = job.model is not None and job.model.config is not None and Path(start) != folder / START
         if new:

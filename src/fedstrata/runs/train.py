@@ -28,6 +28,7 @@ from fedstrata.plan.kinds import Weights
 from fedstrata.plan.messages import Engine
 from fedstrata.plan.plan import Plan, make_plan
 from fedstrata.runs.components import Components
+from fedstrata.runs.models import Trained, save_models
 from fedstrata.runs.notes import notes
 from fedstrata.server import state
 from fedstrata.server.aggregate import make_aggregate
@@ -110,7 +111,7 @@ def train_stage(stage: ReadyStage) -> None:
         said = notes(job, stage.ready.loaded, stage.data, tokens)
         stage.tell(StageStarted(job.stage, method_name(job.method), job.method.rounds, done, sizes, said))
         rounds.run(done)
-    _save_models(stage, server)
+    save_models(Trained(job, stage.clients, server, stage.ready.loaded, folder))
 
 
 def round_settings(job: Job) -> RoundSettings:
@@ -223,16 +224,3 @@ def _write_partition(stage: ReadyStage, sizes: Mapping[str, int]) -> None:
     test = sum(tests.values()) if tests else len(ready.test)
     partition = {"clients": clients, "test": test, "tests": tests, "left_out": data.dropped}
     write_bytes(stage.folder / "partition.json", json.dumps(partition, indent=1, ensure_ascii=False).encode())
-
-
-def _save_models(stage: ReadyStage, server: Server) -> None:
-    """The server's model; with one client that keeps parts, that client's. Others' on request."""
-    folder, loaded, clients = stage.folder, stage.ready.loaded, stage.clients
-    rounds = stage.job.method.rounds
-    personal = {client: Store(folder / "state" / "clients" / client).load(rounds) for client in clients}
-    whole = {name: tensor for weights in server.weights.values() for name, tensor in weights.items()}
-    own = {client: {**whole, **parts} for client, parts in personal.items() if parts}
-    for client, weights in own.items() if stage.job.output.client_models else ():
-        checkpoints.save(loaded, weights, folder / "clients" / client / "model")
-    alone = own.get(clients[0], whole) if len(clients) == 1 else whole
-    checkpoints.save(loaded, alone, folder / "model")

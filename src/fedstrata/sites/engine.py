@@ -145,11 +145,16 @@ class RemoteEngine:
                 self.activation_server.drop(reply.client)
             yield reply
 
-    def farewell(self, save: bool) -> None:
-        """Tell every site that the stage is over; a site that is offline or busy is not waited for."""
+    def farewell(self, save: bool) -> list[NoReply]:
+        """Tell every site that the stage is over; a site that is offline or busy is not waited for.
+
+        Returns:
+            The sites that have not heard it, so that none of them has saved its own model.
+        """
         self.absent |= set(self.run.names)
         conversations = {name: self._farewell(save) for name in self.welcomes}
-        list(self._converse(conversations, -1, FAREWELL_SECONDS))
+        replies = self._converse(conversations, -1, FAREWELL_SECONDS)
+        return [reply for reply in replies if isinstance(reply, NoReply)]
 
     def _greet(self, name: str) -> Conversation:
         welcome = (yield partial(self.run.hello, name)).header

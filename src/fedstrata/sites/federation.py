@@ -189,7 +189,10 @@ def remote_engine(
             why = "; ".join(f"{site.client} {site.reason}" for site in absent)
             raise UserError(f"engine.quorum: is {job.engine.quorum:g} of {len(names)} sites, but {why}")
         yield engine, {name: engine.welcomes[name].examples if name in engine.welcomes else 0 for name in names}
-        engine.farewell(save=bool(plan.keep))
+        for site in engine.farewell(save=bool(plan.keep)):
+            if plan.keep:
+                reason = f"{site.reason} after the end, so its own model is not saved there"
+                on_event(Missed(job.method.rounds - 1, site.client, reason))
 
 
 def _activation_server(layers: ServerLayers, federation: Federation, deadline: float) -> ActivationServer:

@@ -22,6 +22,7 @@ from fedstrata.job.file import load
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models import checkpoints
 from fedstrata.models.cut import SplitLink
+from fedstrata.models.quiet import quiet
 from fedstrata.plan.kinds import Weights
 from fedstrata.plan.messages import Request
 from fedstrata.plan.parts import Parts
@@ -41,6 +42,7 @@ from fedstrata.sites.messages import (
     encode_message,
     encode_reply,
 )
+from fedstrata.sites.own_model import save_own_model
 from fedstrata.sites.permission import Refused, check_limits, own_component, permit
 from fedstrata.sites.settings import SiteSettings
 from fedstrata.sites.site import Reach, Site
@@ -88,6 +90,7 @@ class SiteService:
     reach: ReachServer | None = None
     runs: dict[str, SiteRun] = field(default_factory=dict)
 
+    @quiet()
     def answer(self, message: bytes) -> bytes:
         """The answer to a message; what goes wrong here is reported there in words of this file alone.
 
@@ -246,9 +249,8 @@ class SiteService:
         if save:
             site, ready = self._site(name, run), run.ready
             assert ready is not None
-            weights = {n: t for own in site.model(run.job.method.rounds).values() for n, t in own.items()}
             target = self.settings.folder / "models" / name
-            checkpoints.save(ready.loaded, weights, target)
+            save_own_model(site, ready, run.job.method.rounds, target)
             LOG.info("run %s: this site's own model is in %s", name, target)
         del self.runs[name]
         shutil.rmtree(self._folder(name), ignore_errors=True)

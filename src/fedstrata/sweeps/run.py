@@ -16,11 +16,14 @@ from fedstrata.job.file import Overrides
 from fedstrata.reports.sweep import FAILED, SweepRow
 from fedstrata.reports.sweep_files import write_table
 from fedstrata.runs.folder import check_output_dir
-from fedstrata.runs.result import link, read_status
+from fedstrata.runs.result import read_status
 from fedstrata.sweeps.cells import Cell, Sweep, cells
 from fedstrata.sweeps.workers import Message, Worker, Workers, sole_user
+from fedstrata.wire.files import link
 
 Progress = Callable[[events.Event], None]
+MODELS = ("start", "model", "shared", "clients", "state/clients")
+"""Folders of a stage that hold models, or parts of them."""
 
 
 def run_sweep(
@@ -86,7 +89,8 @@ class _Scheduler:
         for other in self.cells:
             for name, same in other.stages.items():
                 found = other.folder / "stages" / name
-                usable = read_status(found) == "finished" and (found / "model").exists()
+                whole = any((found / kind).exists() for kind in ("model", "shared"))
+                usable = whole and read_status(found) == "finished"
                 if usable and (name, same) == (stage, digest):
                     half = target.with_name(f".{stage}.part")
                     for path in (target, half):
@@ -130,5 +134,5 @@ class _Scheduler:
             if cell not in unfinished:
                 folders.append(cell.folder)
             for folder in folders:
-                for name in ("start", "model"):
+                for name in MODELS:
                     shutil.rmtree(folder / name, ignore_errors=True)

@@ -46,8 +46,13 @@ class Store:
 
     def load(self, before: int) -> Tensors:
         """What was saved in the last round before ``before``; empty if nothing was."""
-        rounds = [round for round in self._rounds() if round < before]
-        return read_tensors(self._path(max(rounds))) if rounds else {}
+        path = self.newest(before)
+        return read_tensors(path) if path else {}
+
+    def newest(self, before: int | None = None) -> Path | None:
+        """The file of the last round, or of the last before ``before``; None if nothing was saved."""
+        rounds = [round for round in self._rounds() if before is None or round < before]
+        return self._path(max(rounds)) if rounds else None
 
     def save(self, round: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Save the tensors of ``round``; of the rounds before it only the last is kept."""

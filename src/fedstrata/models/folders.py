@@ -1,0 +1,81 @@
+"""Folders of models as files: put together without a model in memory, and put in place whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedstrata.wire.files import link, write_bytes
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+"""Hugging Face's names: of the file with all weights, and of the one that says which of several has a tensor."""
+CARD = "README.md"
+
+
+def partial_folder(folder: Path) -> Path:
+    """A new empty folder beside ``folder``, which :func:`publish` puts in its place."""
+    partial = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def publish(partial: Path, folder: Path) -> None:
+    """Put a finished folder in place of what is there; its files are on the disk before it has its name."""
+    for path in partial.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(partial, folder)
+
+
+def write_card(folder: Path, *paragraphs: str) -> None:
+    """Write a folder's card; without a paragraph there is none."""
+    if text := "\n".join(filter(None, paragraphs)):
+        write_bytes(folder / CARD, text.encode())
+
+
+def tensor_sizes(path: Path) -> dict[str, int]:
+    """Name -> bytes of every tensor of a safetensors file; only its header is read."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    header.pop("__metadata__", None)
+    return {name: entry["data_offsets"][1] - entry["data_offsets"][0] for name, entry in header.items()}
+
+
+def write_client_folder(common: Path, personal: Path, folder: Path, *card: str) -> None:
+    """A client's whole model, of which everything is a second name for a file that is there.
+
+    Args:
+        common: a folder like a model's, with what all clients have in common; weights only where there are any.
+        personal: safetensors file with the client's own tensors.
+        folder: where to put it.
+        card: what to say of it, in paragraphs.
+    """
+    partial = partial_folder(folder)
+    for path in common.iterdir():
+        if path.is_file() and path.name not in (WEIGHTS, CARD):
+            link(path, partial / path.name)
+    _link_weights([path for path in (common / WEIGHTS, personal) if path.exists()], partial)
+    write_card(partial, *card)
+    publish(partial, folder)
+
+
+def _link_weights(files: Sequence[Path], folder: Path) -> None:
+    if len(files) == 1:
+        link(files[0], folder / WEIGHTS)
+        return
+    places: dict[str, str] = {}
+    total = 0
+    for number, path in enumerate(files, 1):
+        name = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        link(path, folder / name)
+        sizes = tensor_sizes(path)
+        places |= dict.fromkeys(sizes, name)
+        total += sum(sizes.values())
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
+    write_bytes(folder / INDEX, json.dumps(index, indent=2, ensure_ascii=False).encode())

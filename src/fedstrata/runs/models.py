@@ -1,0 +1,159 @@
+"""The models that a stage leaves behind: the folders of what was scored, and what they have in common.
+
+    model/                  the one model, where there is one: of the server, or of the only client
+    clients/NAME/model/     where clients keep parts: each client's model; the score is the mean over these
+    shared/                 then also: the parts that all clients have in common, which are no whole model
+
+A client's folder costs next to no disk: its weights are second names (hard links) of the file in ``shared/`` and
+of the one with the client's own parts in ``state/clients/``.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedstrata.errors import UserError
+from fedstrata.job.tables import Job
+from fedstrata.models import checkpoints
+from fedstrata.models.folders import tensor_sizes, write_client_folder
+from fedstrata.models.headed import CARD, CODE
+from fedstrata.plan.kinds import Weights
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Plan, make_plan
+from fedstrata.plan.streams import Streams
+from fedstrata.server.server import Server
+from fedstrata.wire.store import Store, write_tensors
+
+SHARED_CARD = """\
+This is no whole model: it holds {shared}, which all clients have in common. Each client has {personal} of its own.
+No score belongs to this folder; loaded as a model, the rest of it would be new and untrained.
+"""
+CLIENT_CARD = """\
+The model of the client {client}. The run's score is the mean over the models of all its clients.
+"""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a stage has come to.
+
+    Attributes:
+        job: its job.
+        clients: the clients' names.
+        server: after the last round.
+        loaded: the model's config and tokenizer.
+        folder: the stage's output folder.
+    """
+
+    job: Job
+    clients: Sequence[str]
+    server: Server
+    loaded: checkpoints.Loaded
+    folder: Path
+
+
+def last_plans(job: Job, parts: Parts, clients: Sequence[str]) -> dict[str, Plan]:
+    """Each client's plan of the last round, by which it is scored at the end."""
+    streams, last = Streams(job.train.seed), max(job.method.rounds - 1, 0)
+    return {client: make_plan(job.method, parts, job.task.kind, last, client, streams) for client in clients}
+
+
+def personal_parts(job: Job, parts: Parts, clients: Sequence[str]) -> tuple[str, ...]:
+    """The parts that some client keeps at the end, in the model's order.
+
+    In one process a single client's model is the model, so there are none.
+    """
+    if len(clients) == 1 and not job.between_sites:
+        return ()
+    kept = {part for plan in last_plans(job, parts, clients).values() for part in plan.keep}
+    return tuple(part for part in parts.names if part in kept)
+
+
+def save_models(trained: Trained) -> None:
+    """Save what was scored, see above; between sites each saves its own model, and here is ``shared/`` alone."""
+    job, clients, server = trained.job, trained.clients, trained.server
+    personal = personal_parts(job, server.parts, clients)
+    if not personal:
+        weights = {name: tensor for tensors in server.weights.values() for name, tensor in tensors.items()}
+        if len(clients) == 1 and not job.between_sites:
+            weights |= Store(trained.folder / "state" / "clients" / clients[0]).load(job.method.rounds)
+        checkpoints.save(trained.loaded, weights, trained.folder / "model")
+        return
+    plans = last_plans(job, server.parts, clients)
+    held = _as_held(server, next(iter(plans.values())).server)
+    common = [part for part in server.parts.names if part not in personal]
+    card = SHARED_CARD.format(shared=", ".join(common) or "no weights", personal=", ".join(personal))
+    shared = {name: tensor for part in common for name, tensor in held[part].items()}
+    checkpoints.save(trained.loaded, shared, trained.folder / "shared", card)
+    if not job.between_sites:
+        _complete(trained, plans, {part: held[part] for part in personal})
+        shutil.rmtree(trained.folder / "clients", ignore_errors=True)  # of a call that was killed here
+        if job.output.client_models is not False:
+            save_client_models(trained.folder, clients)
+
+
+def save_client_models(folder: Path, clients: Iterable[str]) -> None:
+    """Write the ``clients/NAME/model/`` that are not there, from the other folders of a stage."""
+    shared = folder / "shared"
+    head = CARD if (shared / f"{CODE}.py").exists() else ""
+    for client in clients:
+        place, own = folder / "clients" / client / "model", Store(folder / "state" / "clients" / client)
+        found = (_completed(folder, client), own.newest(), _completed(folder, ""))
+        personal = next((path for path in found if path and path.exists()), None)
+        if personal and not place.exists():
+            write_client_folder(shared, personal, place, CLIENT_CARD.format(client=client), head)
+
+
+def _as_held(server: Server, away: Sequence[str]) -> Weights:
+    """Every part as the clients hold it; the layers that the server holds as they are there."""
+    return {part: server.weights[part] if part in away else server.received(part) for part in server.parts.names}
+
+
+def _complete(trained: Trained, plans: Mapping[str, Plan], held: Weights) -> None:
+    """Write the personal parts of the clients that have not all of them on their own disk.
+
+    A client that was never sampled has none: it was scored with the parts as the server has them.
+    """
+    shapes, rounds = trained.server.parts.shapes, trained.job.method.rounds
+    all_of_them = {name: tensor for tensors in held.values() for name, tensor in tensors.items()}
+    for client, plan in plans.items():
+        store = Store(trained.folder / "state" / "clients" / client)
+        path = store.newest(rounds)
+        if path is None:
+            write_tensors(_completed(trained.folder, ""), all_of_them)
+        elif not held.keys() <= set(plan.keep) or tensor_sizes(path).keys() != all_of_them.keys():
+            kept = {name for part in plan.keep for name in shapes[part]}
+            own = {name: tensor for name, tensor in store.load(rounds).items() if name in kept}
+            write_tensors(_completed(trained.folder, client), {**all_of_them, **own})
+
+
+def _completed(folder: Path, client: str) -> Path:
+    """Where the personal parts of such a client are; without a name, of one that was never sampled."""
+    return folder / "shared" / "personal" / f"{f'client-{client}' if client else 'untrained'}.safetensors"
+
+
+def check_start(job: Job, own: Parts, start: Job, begin: Parts, clients: Sequence[str]) -> None:
+    """Refuse a stage that would lose what the clients of the stage before it have learned for themselves.
+
+    Args:
+        job: the stage's job.
+        own: the parts of its model.
+        start: the job of the stage whose model it starts from.
+        begin: the parts of that model.
+        clients: the clients of the stage that it starts from.
+
+    Raises:
+        UserError: its model has tensors that each of those clients has its own of.
+    """
+    personal = personal_parts(start, begin, clients)
+    taken = {name: shape for part in own.names for name, shape in own.shapes[part].items()}
+    lost = [part for part in personal if taken.items() & begin.shapes[part].items()]
+    if lost:
+        raise UserError(
+            f"[[stages]] {job.stage}: starts from {start.stage!r}, after which each client has its own "
+            f"{', '.join(lost)}; a stage starts from one model for all clients, so these would be lost; expected "
+            "a start whose clients share them"
+        )

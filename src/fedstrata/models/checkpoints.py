@@ -251,7 +251,8 @@ def tokenizer_of(name: str, kind: str) -> Any:
     """
     tokenizer = fast_tokenizer(name, kind)
     types = getattr(config_of(name), "type_vocab_size", 0) > 1  # what the model takes, whatever the tokenizer says
-    tokenizer.model_input_names = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
+    names = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
+    tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names  # the second is what is saved
     return tokenizer
 
 

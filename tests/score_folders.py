@@ -20,6 +20,7 @@ from torch.nn import functional
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
+torch.set_num_threads(1)
 
 
 def texts(case: dict[str, Any], model: Any, tokenizer: Any) -> list[tuple[torch.Tensor, Any]]:

@@ -218,3 +218,38 @@ def test_a_later_stage_goes_on_with_the_head(job: Jobs, tmp_path: Path) -> None:
     made["stages"] = [{"name": "one", "head": {"kind": "psum"}}, {"name": "two"}]
     result = fedstrata.run(made)
     assert HeadedModel.from_pretrained(result.model).settings == HeadConfig("psum")
+
+
+def test_a_saved_head_is_saved_again_with_its_head(model_folder: Folder, tmp_path: Path) -> None:
+    """By an Auto class, once this package's heads are imported; the encoder alone comes without the head."""
+    loaded = checkpoints.load(str(model_folder(layers=4)), "classify", LABELS, 3, head=HeadConfig("psum"))
+    checkpoints.save(loaded, part_tensors(loaded.model, loaded.parts, loaded.parts.names), tmp_path / "one")
+    auto = transformers.AutoModelForSequenceClassification
+    auto.from_pretrained(tmp_path / "one").save_pretrained(tmp_path / "two")
+    ids, mask = texts()
+    with torch.no_grad():
+        expected = loaded.model.eval()(input_ids=ids, attention_mask=mask).logits
+        again = auto.from_pretrained(tmp_path / "two").eval()
+        assert again(input_ids=ids, attention_mask=mask).logits.equal(expected)
+    assert again.config.id2label == dict(enumerate(LABELS))
+    encoder = transformers.AutoModel.from_pretrained(tmp_path / "two")
+    assert type(encoder) is transformers.BertModel
+    assert encoder.pooler is None
+    with pytest.raises(ValueError, match="HeadedConfig"):
+        transformers.AutoModelForTokenClassification.from_pretrained(tmp_path / "two")
+
+
+def test_a_head_under_the_encoders_own_model_type_is_read_too(model_folder: Folder, tmp_path: Path) -> None:
+    """As folders were written before; only transformers alone would make up a head for them."""
+    loaded = checkpoints.load(str(model_folder(layers=4)), "classify", LABELS, 3, head=HeadConfig("mean"))
+    checkpoints.save(loaded, part_tensors(loaded.model, loaded.parts, loaded.parts.names), tmp_path / "model")
+    loaded.model.config.save_pretrained(tmp_path / "model")
+    again = checkpoints.load(str(tmp_path / "model"), "classify", LABELS, 9)
+    assert again.fresh == ()
+    assert again.model.head.classifiers[0].weight.equal(loaded.model.head.classifiers[0].weight)
+    assert HeadedModel.from_pretrained(tmp_path / "model").settings == HeadConfig("mean")
+
+
+def test_a_model_without_one_of_our_heads_is_no_headed_model(model_folder: Folder) -> None:
+    with pytest.raises(UserError, match=r"its config.json names no head of \[head\]"):
+        HeadedModel.from_pretrained(model_folder())

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
@@ -14,15 +16,17 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import fedstrata
 from fedstrata.client.setup import make_ready
 from fedstrata.data.batching import batches
 from fedstrata.data.prepare import prepare
+from fedstrata.errors import UserError
 from fedstrata.job.file import load
 from fedstrata.plan.streams import EVALUATE, SERVER
 from fedstrata.runs.result import Result
-from tiny import SENTENCES
+from tiny import SENTENCES, saved_models
 
 HEADS = ("cls", "mean", "psum", "hsum")
 AUTO = {
@@ -48,7 +52,6 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         for head in HEADS
     },
     "freeze": ("fedfreezebert", "classify", {"head": {"kind": "psum", "pooler": True}}),
-    "pooler": ("fedavg", "classify", {"head": {"kind": "cls", "pooler": True}}),
     "probabilities": ("fedavg", "classify", {"head": {"kind": "hsum", "average": "probabilities"}}),
     **OWN_MODELS,
 }
@@ -94,6 +97,7 @@ class Runs:
                 "device": "cpu",
                 "learning_rate": 0.01,
             },
+            "server": {"evaluate": "end"},
             "output": {"dir": str(self.folder / name)},
             **{key: table for key, table in tables.items() if key in ("head", "wire")},
         }
@@ -187,6 +191,101 @@ def test_every_clients_model_scores_what_the_run_said(runs: Runs, name: str) -> 
 
 
 def test_code_that_nobody_has_trusted_is_not_a_new_head(runs: Runs) -> None:
-    assert len(runs.refusals) == len(HEADS) * 3 + 3 + 3
+    assert len(runs.refusals) == len(HEADS) * 3 + 2 + 3
     for refusal in runs.refusals.values():
         assert "trust_remote_code=True" in refusal
+
+
+def inodes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_ino for path in folder.iterdir()}
+
+
+def test_shared_tensors_are_on_the_disk_once(runs: Runs) -> None:
+    folder = runs.results["fedsplitbert"].folder
+    shared, clients = (
+        inodes(folder / "shared"),
+        [inodes(path) for path in runs.of_clients("fedsplitbert").values()],
+    )
+    first, second = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    assert {each[first] for each in clients} == {shared["model.safetensors"]}
+    assert {each["tokenizer.json"] for each in clients} == {shared["tokenizer.json"]}
+    own = {path.stat().st_ino for path in folder.glob("state/clients/*/round-*.safetensors")}
+    assert len({each[second] for each in clients} & own) == 3
+
+
+def test_clients_that_were_never_sampled_share_what_they_start_from(runs: Runs) -> None:
+    shared = runs.results["fedsplitbert sampled"].shared
+    assert shared is not None
+    clients = [inodes(path) for path in runs.of_clients("fedsplitbert sampled").values()]
+    start = (shared / "personal" / "untrained.safetensors").stat().st_ino
+    assert sum(start in each.values() for each in clients) == 2
+
+
+def test_the_folders_say_what_they_are(runs: Runs) -> None:
+    result = runs.results["fedsplitbert psum"]
+    shared = (result.folder / "shared" / "README.md").read_text("utf-8")
+    assert "no whole model: it holds embeddings, layer.0, layer.1, which all clients have in common" in shared
+    assert "layer.2, layer.3, head of its own" in shared
+    own = (result.folder / "clients" / "client-1" / "model" / "README.md").read_text("utf-8")
+    assert own.startswith("The model of the client client-1. ")
+    assert "HeadedModel.from_pretrained(folder)" in own
+    data = json.loads((result.folder / "result.json").read_text("utf-8"))
+    assert (data["model"], data["shared"]) == (None, "shared")
+    assert data["clients"]["client-1"]["model"] == "clients/client-1/model"
+
+
+def test_own_models_may_be_left_out_and_made_later(runs: Runs, tmp_path: Path) -> None:
+    whole = runs.results["fedsplitbert"]
+    made = tomllib.loads((whole.folder / "job.toml").read_text("utf-8"))
+    made = {table: made[table] for table in ("model", "task", "data", "clients", "method", "train", "server")}
+    made["output"] = {"dir": str(tmp_path / "run"), "client_models": False}
+    result = fedstrata.run(made)
+    assert not (tmp_path / "run" / "clients").exists()
+    assert str(result.scored).endswith("not saved; --resume with output.client_models=true saves them")
+    again = fedstrata.run(made, ["output.client_models=true"], resume=True)
+    assert again.scored == whole.scored
+    assert again.clients == whole.clients
+    one, other = saved_models(tmp_path / "run"), saved_models(whole.folder)
+    assert one.keys() == other.keys()
+    assert all(one[name].equal(other[name]) for name in one)
+
+
+def test_a_later_stage_loses_no_personal_part(runs: Runs, tmp_path: Path) -> None:
+    made = {
+        "model": {"name": str(runs.models["bert"])},
+        "data": {"train": str(runs.folder / "classify.csv"), "test": str(runs.folder / "classify.csv")},
+        "clients": {"count": 2},
+        "train": {"batch_size": 4, "max_tokens": 32, "precision": "fp32", "device": "cpu"},
+        "output": {"dir": str(tmp_path / "run")},
+        "stages": [
+            {
+                "name": "one",
+                "task": {"kind": "mlm"},
+                "method": {"name": "fedbert", "mode": "emb-avg", "rounds": 1},
+            },
+            {"name": "two", "task": {"kind": "classify"}, "method": {"name": "fedavg", "rounds": 1}},
+        ],
+    }
+    result = fedstrata.run(made)
+    assert result.model == tmp_path / "run" / "model"
+    assert result.stages[0].start == tmp_path / "run" / "stages" / "one" / "shared"
+    made["stages"][0] = {
+        "name": "one",
+        "task": {"kind": "classify"},
+        "method": {"name": "fedsplitbert", "rounds": 1},
+    }
+    sentence = "two: starts from 'one', after which each client has its own layer.2, layer.3, pooler, head; "
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        fedstrata.run(made, {"output.dir": str(tmp_path / "other")})
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_run_does_not_silence_transformers(runs: Runs, caplog: pytest.LogCaptureFixture) -> None:
+    """Who loads ``shared/`` as a model is told by transformers that the rest of it is new."""
+    library = transformers.logging.get_logger("transformers")
+    library.addHandler(caplog.handler)
+    try:
+        transformers.AutoModelForSequenceClassification.from_pretrained(runs.results["fedsplitbert"].shared)
+    finally:
+        library.removeHandler(caplog.handler)
+    assert "MISSING" in caplog.text

@@ -128,3 +128,9 @@ def saved_models(run: Path) -> dict[str, torch.Tensor]:
         for folder in folders
         for name, tensor in saved_tensors(folder).items()
     }
+
+
+def model_of(result: Any) -> Path:
+    """The folder of a run's model; where each client has its own, of the first one's."""
+    folder: Path = result.model or result.folder / next(iter(result.clients.values()))["model"]
+    return folder

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import fedstrata
 from fedstrata.client.answer import ClientRuntime
@@ -19,7 +18,7 @@ from fedstrata.client.scorer import FeatureCaches
 from fedstrata.client.working_model import WorkingModel
 from fedstrata.engines.local import LocalEngine
 from fedstrata.runs import train as train_module
-from tiny import SENTENCES
+from tiny import SENTENCES, saved_models
 
 Jobs = Callable[..., dict[str, Any]]
 
@@ -93,7 +92,7 @@ def test_two_models_give_the_same_bits_as_one(
     monkeypatch.setattr(train_module, "LocalEngine", doubled)
     two = fedstrata.run(made, {"output.dir": str(tmp_path / "two")})
     assert steps, "the second model had its share"
-    a, b = (load_file(result.model / "model.safetensors") for result in (one, two))
+    a, b = (saved_models(result.folder) for result in (one, two))
     assert a.keys() == b.keys()
     assert all(torch.equal(a[tensor], b[tensor]) for tensor in a)
     assert (one.score, one.ledger, one.flops) == (two.score, two.ledger, two.flops)

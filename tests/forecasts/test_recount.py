@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch.utils.flop_counter import FlopCounterMode
 
 import fedstrata
@@ -31,7 +30,7 @@ from fedstrata.tasks import Task
 from fedstrata.tasks.classify import Classify
 from fedstrata.tasks.mlm import masked_lm
 from roles import make_runtime, sentences, train_request, train_round
-from tiny import tiny_config, tiny_model, tokenizer
+from tiny import model_of, saved_tensors, tiny_config, tiny_model, tokenizer
 
 Jobs = Callable[..., dict[str, Any]]
 Message = Mapping[str, torch.Tensor]
@@ -129,13 +128,13 @@ def test_bytes_off_the_messages_are_those_of_ledger_and_forecast(
     [engine] = engines
     assert engine.scale["up"] == result.bytes["up"] == forecast["clients"]["up_bytes"]
     assert engine.scale["down"] == result.bytes["down"] == forecast["clients"]["down_bytes"]
-    assert result.bytes["setup"] == len(engine.met) * initial_download(result.model, result.ledger)
+    assert result.bytes["setup"] == len(engine.met) * initial_download(model_of(result), result.ledger)
 
 
 def initial_download(model: Path, ledger: list[dict[str, Any]]) -> int:
     """Bytes of a model off its file, as far as clients get it: without tied copies and the server's layers."""
     away = [f"layer.{i}." for i in range(9) if not any(e["part"] == f"layer.{i}" for e in ledger)]
-    tensors = load_file(model / "model.safetensors")
+    tensors = saved_tensors(model)
     return sum(
         tensor.nbytes
         for tensor_name, tensor in tensors.items()

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import fedstrata
 from fedstrata.client import trainer as client_module
@@ -28,7 +27,7 @@ from fedstrata.server.layers import SplitSession
 from fedstrata.wire.activations import message_bytes
 from fedstrata.wire.store import read_tensors
 from roles import drawn_batches
-from tiny import tiny_model
+from tiny import model_of, saved_tensors, tiny_model
 
 Jobs = Callable[..., dict[str, Any]]
 MODES = ("parallel", "share", "emb-avg", "head-emb-avg")
@@ -55,7 +54,7 @@ def split(job: Jobs, tmp_path: Path) -> Jobs:
 
 
 def weights(result: fedstrata.Result) -> dict[str, torch.Tensor]:
-    return load_file(result.model / "model.safetensors")
+    return saved_tensors(model_of(result))
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from test_flower import job, over_flower, same
 
 import fedstrata
@@ -17,6 +16,7 @@ from deployment import Deployment
 from fedstrata.engines.local import LocalEngine
 from fedstrata.plan.messages import NoReply, Reply, Request
 from fedstrata.runs import train as training
+from tiny import saved_tensors
 
 pytestmark = pytest.mark.deploy
 ModelFolder = Callable[..., Path]
@@ -115,7 +115,8 @@ def agrees(config: dict[str, Any], there: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(training, "LocalEngine", Gaps)
     here = fedstrata.run(config, {"output.dir": str(there.with_name(f"here-{there.name}"))})
-    one, other = (load_file(folder / "model" / "model.safetensors") for folder in (here.folder, there))
+    kind = "model" if here.model else "shared"  # of models of their own, what the sites have in common
+    one, other = (saved_tensors(folder / kind) for folder in (here.folder, there))
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 

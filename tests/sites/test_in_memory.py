@@ -19,7 +19,7 @@ from deployment import free_port
 from fedstrata import UserError
 from fedstrata.job.tables import Engine
 from fedstrata.plan.messages import Request
-from fedstrata.runs import stages
+from fedstrata.runs import stages, train
 from fedstrata.sites import engine as between
 from fedstrata.sites.activation_client import ActivationClient
 from fedstrata.sites.engine import Presence
@@ -242,13 +242,43 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(
 def test_a_site_saves_the_model_that_is_its_own(job: Jobs, village: Village) -> None:
     here, there = village.jobs(job("fedsplitbert", "classify", 3, clients={"test": 0.3}))
     one = fedstrata.run(here)
-    fedstrata.run(there)
+    run = fedstrata.run(there)
     for name in NAMES:
         home = village.folder / "federation" / "sites" / name / "state"
         [model] = (home / "models").iterdir()
         own, other = load_file(model / "model.safetensors"), saved_tensors(one.folder / "clients" / name / "model")
+        assert own.keys() == other.keys()
         assert all(torch.equal(own[key], other[key]) for key in other)
+        assert f"The model of the site {name}, which nobody else has." in (model / "README.md").read_text("utf-8")
         assert list((home / "runs").iterdir()) == []
+    assert run.model is None
+    assert run.scored == f"each site's own model, on its own disk: state/models/{model.name}"
+    assert {told["model"] for told in run.clients.values()} == {None}
+    assert not (run.folder / "clients").exists()
+
+
+def test_a_server_killed_at_the_end_does_not_cost_a_site_its_model(
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sites have heard farewell, and have nothing of the run any more when it is said again."""
+
+    def dies(*_: Any) -> None:
+        raise RuntimeError("killed")
+
+    _, there = village.jobs(job("fedsplitbert", "classify", 3, clients={"test": 0.3}))
+    save = train.save_models
+    monkeypatch.setattr(train, "save_models", dies)
+    with pytest.raises(RuntimeError, match="killed"):
+        fedstrata.run(there)
+    homes = [village.folder / "federation" / "sites" / name / "state" / "models" for name in NAMES]
+    before = [saved_tensors(model) for home in homes for model in home.iterdir()]
+    village.start()
+    monkeypatch.setattr(train, "save_models", save)
+    fedstrata.run(there, resume=True)
+    after = [saved_tensors(model) for home in homes for model in home.iterdir()]
+    assert len(after) == len(NAMES)
+    for one, other in zip(before, after, strict=True):
+        assert all(torch.equal(one[key], other[key]) for key in one)
 
 
 REFUSALS = [

@@ -7,6 +7,7 @@ import json
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,11 +36,12 @@ from fedstrata.sites.messages import (
     encode_reply,
     encode_request,
 )
+from fedstrata.sites.own_model import save_own_model
 from fedstrata.sites.site import Site
 from fedstrata.tasks import Examples
 from fedstrata.tasks.classify import Classify
 from fedstrata.wire.codec import WireError, payload_bytes
-from fedstrata.wire.store import Store
+from fedstrata.wire.store import Store, read_tensors
 from roles import make_runtime
 from tiny import tiny_model
 
@@ -327,3 +329,19 @@ def test_a_server_that_starts_again_may_go_back_to_what_it_committed(site: Site)
     assert torch.equal(back.weights["head"]["classifier.weight"], replies[1].weights["head"]["classifier.weight"])
     with pytest.raises(WireError, match="head: version 1 was never sent"):
         site.answer(request(versions={**versions, "head": 1}, parts={}))
+
+
+def test_of_layers_that_the_server_held_no_whole_model_is_saved(tmp_path: Path) -> None:
+    """What transformers would load with new layers in it is no folder of a model."""
+    weights = {"head": {"classifier.weight": torch.ones(2)}}
+    site = SimpleNamespace(
+        name="a",
+        shared=dict.fromkeys(weights),
+        model=lambda rounds: weights,
+        data=SimpleNamespace(store=Store(tmp_path / "store")),
+    )
+    parts = SimpleNamespace(names=("layer.0", "head"))
+    ready = SimpleNamespace(runtime=SimpleNamespace(working=SimpleNamespace(parts=parts)))
+    save_own_model(site, ready, 2, tmp_path / "model")  # type: ignore[arg-type]
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {"README.md", "own_parts.safetensors"}
+    assert read_tensors(tmp_path / "model" / "own_parts.safetensors").keys() == {"classifier.weight"}

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
@@ -47,7 +47,7 @@ from fedstrata.wire.codec import WireError
 from fedstrata.wire.store import Store
 from roles import make_runtime
 from roles import weights_of as model_weights
-from tiny import tiny_model
+from tiny import saved_models, tiny_model
 
 Jobs = Callable[..., dict[str, Any]]
 MODES = ("parallel", "share", "emb-avg", "head-emb-avg")
@@ -239,7 +239,7 @@ def net(monkeypatch: pytest.MonkeyPatch, papers: Papers, tmp_path: Path) -> Iter
 
 
 def same_runs(one: fedstrata.Result, other: fedstrata.Result) -> None:
-    mine, theirs = (load_file(run.model / "model.safetensors") for run in (one, other))
+    mine, theirs = (saved_models(run.folder) for run in (one, other))
     assert all(torch.equal(mine[key], theirs[key]) for key in mine)
     assert (one.score, one.bytes, one.flops) == (other.score, other.bytes, other.flops)
     ledgers = [sorted((run.folder / "ledger.jsonl").read_text().splitlines()) for run in (one, other)]

@@ -20,7 +20,7 @@ from fedstrata.models import checkpoints
 from fedstrata.plan.messages import Positions
 from fedstrata.tasks import Batch, Examples
 from fedstrata.tasks.clm import CausalLM
-from tiny import gpt2_tokenizer, tiny_config, tiny_model
+from tiny import gpt2_tokenizer, model_of, tiny_config, tiny_model
 
 Jobs = Callable[..., dict[str, Any]]
 LENGTHS = (9, 16, 1, 5)
@@ -159,7 +159,7 @@ def test_a_job_and_its_forecast(job: Jobs, model_folder: Callable[..., Path], tm
     assert forecast["clients"]["train_flops"] == result.flops
     assert forecast["clients"]["up_bytes"] == result.bytes["up"]
     tensors = tiny_model("gpt2", "clm").num_parameters()
-    saved = checkpoints.auto_class("clm").from_pretrained(result.model)
+    saved = checkpoints.auto_class("clm").from_pretrained(model_of(result))
     assert sum(p.numel() for p in saved.parameters()) == tensors
 
 

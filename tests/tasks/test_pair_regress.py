@@ -21,7 +21,7 @@ from fedstrata.models.checkpoints import parts_of
 from fedstrata.tasks import Examples
 from fedstrata.tasks.classify import Classify
 from fedstrata.tasks.regress import Regress
-from tiny import SENTENCES, tiny_model, tokenizer
+from tiny import SENTENCES, model_of, tiny_model, tokenizer
 
 CLS, SEP = 2, 3
 FIRST = ["the kidney", "the heart pumps blood", "the eye"]
@@ -132,7 +132,7 @@ def test_whole_runs(job: Jobs, sheet: Path, tmp_path: Path, kind: str, method: s
     assert result.score.keys() >= ({"accuracy", "f1"} if kind == "pair" else {"pearson", "spearman", "loss"})
     assert forecast["clients"]["up_bytes"] == result.bytes["up"]
     assert forecast["clients"]["train_flops"] == result.flops
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(result.model)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(model_of(result))
     assert model.config.num_labels == (2 if kind == "pair" else 1)
     split = json.loads((tmp_path / "run" / "partition.json").read_text())
     labels = {label for client in split["clients"].values() for label in client["labels"]}

@@ -136,7 +136,7 @@ def _make_server(stage: ReadyStage, weights: Weights) -> Server:
     table, own, runtime = stage.job.server, stage.components, stage.ready.runtime
     begin = own.aggregate or make_aggregate(table.aggregate)
     optimizer = own.server_optimizer or make_server_optimizer(table)
-    return Server(runtime.working.parts, weights, runtime.wire, begin, optimizer)
+    return Server(runtime.working.parts, dict(weights), runtime.wire, begin, optimizer)
 
 
 def _server_half(stage: ReadyStage, server: Server, plan: Plan) -> Half:

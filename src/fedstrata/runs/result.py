@@ -119,7 +119,7 @@ def _models(job: Job, folder: Path, status: str) -> dict[str, str | None]:
         run = (folder / "state" / "run").read_text(encoding="utf-8")
         scored = f"each site's own model, on its own disk: state/models/{run}"
     elif any((folder / "clients").glob("*/model")):
-        scored = "the models of the clients, clients/NAME/model, of which it is the mean"
+        scored = "clients/NAME/model of each client; the score is the mean over them"
     else:
         scored = "the models of the clients, not saved; --resume with output.client_models=true saves them"
     return {"model": model, "shared": shared, "scored": scored}

@@ -16,6 +16,7 @@ from fedstrata.client.working_model import WorkingModel
 from fedstrata.data import demo
 from fedstrata.data.prepare import Prepared, population, tested, training_texts
 from fedstrata.errors import UserError, did_you_mean
+from fedstrata.events import Counted, Event
 from fedstrata.job.tables import Job
 from fedstrata.models import checkpoints, scratch
 from fedstrata.models.cut import check_cut
@@ -28,6 +29,8 @@ from fedstrata.tasks import Examples, Task, TaskContext, build_task
 from fedstrata.tasks.examples import examples
 from fedstrata.wire.codec import DTYPES, Codec, Wire, make_codec
 
+PLANS_TOLD = 20_000
+"""Plans between two events about them."""
 BuildTask = Callable[[TaskContext], Task]
 
 
@@ -115,8 +118,16 @@ def init_seed(job: Job) -> int:
     return Streams(job.train.seed).integer(-1, SERVER, INIT)
 
 
-def check_plans(job: Job, parts: Parts, clients: Collection[str]) -> None:
+def check_plans(
+    job: Job, parts: Parts, clients: Collection[str], tell: Callable[[Event], None] = lambda event: None
+) -> None:
     """Make every client's plan of every round once, so that a method's objection comes before any training.
+
+    Args:
+        job: the job.
+        parts: the model's.
+        clients: their names.
+        tell: receives an event after every so many plans.
 
     Raises:
         UserError: the method's options do not fit the model, or name a client that is none.
@@ -126,7 +137,10 @@ def check_plans(job: Job, parts: Parts, clients: Collection[str]) -> None:
             if client != "default" and client not in clients:
                 raise UserError(f"[method] {option}: no client {client!r}; {did_you_mean(client, clients)}")
     streams = Streams(job.train.seed)
-    for round, client in itertools.product(range(job.method.rounds), clients):
+    total = job.method.rounds * len(clients)
+    for done, (round, client) in enumerate(itertools.product(range(job.method.rounds), clients)):
+        if done and done % PLANS_TOLD == 0:
+            tell(Counted("plans", done, total))
         plan = make_plan(job.method, parts, job.task.kind, round, client, streams)
         plan.check(parts)
         if plan.server:

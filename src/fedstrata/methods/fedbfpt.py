@@ -24,6 +24,7 @@ gradient still passes through the frozen layers above l, so compute falls less t
 
 from __future__ import annotations
 
+import functools
 from typing import Literal
 
 from pydantic import PositiveInt
@@ -46,6 +47,17 @@ def progressive(rounds: int) -> list[int]:
         layers += [layer] * ((rounds - len(layers) + 1) // 2)
         layer += 1
     return layers
+
+
+@functools.lru_cache(maxsize=8)
+def _trained_layers(variant: str, rounds: int, deepest: int) -> tuple[int, ...]:
+    """See :meth:`FedBFPT.trained_layers`; computed once, not for every plan of a long run."""
+    layers = progressive(rounds)
+    if variant == "pl":
+        layers = [0] * rounds
+    elif variant == "sp":
+        layers = list(range(rounds))
+    return tuple(min(layer, deepest) for layer in layers)
 
 
 class FedBFPT(Method):
@@ -92,14 +104,9 @@ class FedBFPT(Method):
         own = (*parts.layers(layer, above), "head")
         return Plan(layers=(*range(above), *deeper), train=own, send=own)
 
-    def trained_layers(self, deepest: int) -> list[int]:
+    def trained_layers(self, deepest: int) -> tuple[int, ...]:
         """The (lowest) layer trained in each round, none beyond ``deepest``."""
-        layers = progressive(self.rounds)
-        if self.variant == "pl":
-            layers = [0] * self.rounds
-        elif self.variant == "sp":
-            layers = list(range(self.rounds))
-        return [min(layer, deepest) for layer in layers]
+        return _trained_layers(self.variant, self.rounds, deepest)
 
     def sampled(self, pool: range, count: int, round: int, client: str, streams: Streams) -> list[int]:
         """``count`` layers drawn uniformly from ``pool``, ascending."""

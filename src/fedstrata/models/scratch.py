@@ -23,6 +23,7 @@ from fedstrata.models.checkpoints import (
     class_of,
     config_of,
     fast_tokenizer,
+    first_words,
     fit_config,
     save,
 )
@@ -183,5 +184,4 @@ def publish(folder: Path, target: Path) -> None:
 
 
 def _invalid(error: Exception) -> UserError:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return UserError(f"[model.config]: {' '.join(lines[:2]).rstrip('.')}")
+    return UserError(f"[model.config]: {first_words(error)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -24,3 +25,10 @@ def did_you_mean(found: str, expected: Iterable[str]) -> str:
 def plural(number: int, noun: str) -> str:
     """A number and what it counts: ``1 row``, ``1,200 rows``."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def first_words(error: Exception) -> str:
+    """What a library says first, without the name of Python's exception."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    said = lines[1] if lines[0].endswith(":") and len(lines) > 1 else lines[0]
+    return re.sub(r"^(\w*Error:?|Exception:) ", "", said).rstrip(".")

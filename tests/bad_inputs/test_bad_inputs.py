@@ -1,8 +1,8 @@
 """Every line of the catalogue: bad input gets one sentence and exit code 2, and nothing is lost or left behind.
 
 The catalogue is the text files of this folder. A line is ``what | command | sentence | left``: what is wrong; the
-words after ``fedstrata``; the sentence, in which … stands for anything; and what may be new in the working directory
-afterwards (file patterns; mostly nothing). The command runs in a folder that ``material.py`` fills.
+words after ``fedstrata``; the sentence, in which … stands for anything; and patterns of what may be new on disk
+afterwards, which is mostly nothing. The command runs in a folder that ``material.py`` fills.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from material import make_folder
 from fedstrata.cli import main
 
 RESIDUE = re.compile(
-    r"Traceback|instance of|after validation|[Ii]nput should|value_error|pydantic|\b[a-z_]+\.\d+:|Error:|Errno|<class"
+    r"Traceback|instance of|after validation|[Ii]nput should|value_error|pydantic|\b[a-z_]+\.\d+:|Error:|Errno"
 )
 """What pydantic, Python and the libraries would say."""
 

@@ -67,8 +67,7 @@ def stage_costs(
     parts = known.parts(*of_model)
     shards = population(job.method.population, profile.shards)
     name = _whose(options.client, shards, profile.shards)
-    _check_size(job, len(shards))
-    check_plans(job, parts, profile.shards, options.tell)
+    _check(job, parts, profile, len(shards), options)
     task = (options.components.task or build_task)(TaskContext(job, profile.labels))
     context = _dry_context(job, parts, profile, shards, task, options.components)
     records = dry_run(context, job.task.kind, round_settings(job), options.tell)
@@ -103,8 +102,8 @@ def stage_costs(
     }
 
 
-def _check_size(job: Job, clients: int) -> None:
-    """Refuse what would take hours or more memory than there is: every plan is made, every transfer is listed."""
+def _check(job: Job, parts: Parts, profile: DataProfile, clients: int, options: ForecastOptions) -> None:
+    """Refuse what would take hours or more memory than there is, then what the method objects to."""
     rounds, each = job.method.rounds, max(1, round_half_up(job.clients.fraction * clients))
     plans, replies = rounds * clients, rounds * (each if job.clients.test is None else each + clients)
     for number, most, what in ((plans, MOST_PLANS, "plans"), (replies, MOST_REPLIES, "replies")):
@@ -113,6 +112,7 @@ def _check_size(job: Job, clients: int) -> None:
                 f"forecast: {plural(rounds, 'round')} of {plural(clients, 'client')} are {number:,} {what}; "
                 f"at most {most:,} can be counted: set method.rounds, clients.count or clients.fraction lower"
             )
+    check_plans(job, parts, profile.shards, options.tell)
 
 
 def _of_plan(parts: Parts, plan: Plan) -> dict[str, list[Any]]:

@@ -140,8 +140,8 @@ def _pair(word: str) -> tuple[str, Any]:
     except tomllib.TOMLDecodeError:
         if text[:1] in ("[", "{", '"', "'"):
             raise UserError(
-                f"{word!r}: the value is not TOML; strings in it need quotes, which the shell takes away unless the "
-                """whole word is quoted, too, as in 'task.labels=["no", "yes"]'"""
+                f"{word!r}: the value is not TOML; strings in it need quotes, which the shell takes away unless "
+                """the whole word is quoted, too, as in 'task.labels=["no", "yes"]'"""
             ) from None
         return key, text
     except (ValueError, RecursionError):

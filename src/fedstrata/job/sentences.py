@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import difflib
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -56,6 +57,8 @@ def sentence(error: ValidationError, kind: type[BaseModel], within: str = "", jo
     if in_table and len(names) == 1 and first["type"] == "value_error":
         return f"[{names[0]}] {first['ctx']['error']}"  # a check of the whole table names the key itself
     place, key = (f"[{names[0]}] ", path[1:]) if in_table and len(names) > 1 else ("", path)
+    if first["type"] == "literal_error":  # which names the value, so its place in a list does not matter
+        key = [word for word in key if not isinstance(word, int)]
     where = f"{place}{_key(key)}: " if key else ""
     if first["type"] == "value_error":
         return f"{where}{first['ctx']['error']}"
@@ -120,7 +123,7 @@ def _complaint(first: Mapping[str, Any], path: Sequence[str], expected: Sequence
     if what in BOUNDS:
         bound, words_ = BOUNDS[what]
         limit = first["ctx"][bound]
-        text = words_.format(f"{limit:,}" if isinstance(limit, int) else f"{limit:g}")
+        text = words_.format(f"{limit:,}" if limit >= 100_000 else f"{limit:g}")
     elif what in ("model_type", "model_attributes_type") and len(path) == 1:
         text = f"must be a table ([{path[0]}])"
     elif expected:
@@ -139,7 +142,7 @@ def _unknown_key(kind: type[BaseModel], path: Sequence[str], job: type[BaseModel
     meant = ELSEWHERE.get(path[-1], path[-1])
     homes = {name: table for name in job.model_fields if (table := _table_of(job, name))}
     there = next((name for name, table in homes.items() if meant in table.model_fields), None)
-    if meant not in names and there:
+    if there and not difflib.get_close_matches(meant, names, n=1):
         return f"no such key; did you mean [{there}] {meant}? (expected one of: {', '.join(names)})"
     return f"no such key; {did_you_mean(meant, names)}"
 

@@ -191,10 +191,9 @@ class Engine(Table):
     def _federation_fits(self) -> Self:
         if self.name == "flower" and self.federation is None:
             raise ValueError("federation: is missing; name = 'flower' needs the federation's folder")
-        if self.name != "flower":
-            for key, given in (("federation", self.federation is not None), ("insecure", self.insecure)):
-                if given:
-                    raise ValueError(f"{key}: is for runs between sites, with name = 'flower' alone")
+        for key in ("federation", "insecure"):
+            if self.name != "flower" and getattr(self, key):
+                raise ValueError(f"{key}: is for runs between sites, with name = 'flower' alone")
         return self
 
 
@@ -262,12 +261,9 @@ class Job(Table):
                 raise ValueError("[head] kind: is missing; expected one of: cls, mean, psum, hsum")
         elif not TASK_KINDS[self.task.kind].heads:
             headed = named(lambda kind: kind.heads)
-            if "head" in self.method.presets():
-                raise ValueError(
-                    f"[method] name: {method_name(self.method)!r} trains a head over whole texts and goes with "
-                    f"{headed}, not with {self.task.kind!r}"
-                )
-            raise ValueError(f"[head] kind: goes with {headed}, not with {self.task.kind!r}")
+            whose = f"[method] name: {method_name(self.method)!r} trains a head over whole texts, which"
+            what = whose if "head" in self.method.presets() else "[head] kind:"
+            raise ValueError(f"{what} goes with {headed}, not with {self.task.kind!r}")
         wanted = getattr(self.method, "head", None)
         if wanted not in (None, self.head.kind):
             raise ValueError(f"[method] head: is {wanted!r}, but [head] kind is {self.head.kind!r}; say it once")

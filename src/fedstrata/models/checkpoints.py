@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 
-from fedstrata.errors import UserError
+from fedstrata.errors import UserError, first_words
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.models.heads import KEY, HeadConfig, HeadedModel
 from fedstrata.models.parts import find_parts
@@ -123,11 +122,11 @@ def _fresh(name: str, config: Any, parts: Parts, info: Any, remote: Sequence[str
     missing = set(info["missing_keys"]) | other.keys()
     fresh = tuple(part for part in parts.names if missing & parts.shapes[part].keys())
     lacking = [part for part in fresh if part not in ("pooler", "head", *remote)]
-    if misfit := next((key for part in lacking for key in parts.shapes[part] if key in other), None):
-        found, asked = other[misfit]
+    for key in (key for part in lacking for key in parts.shapes[part] if key in other):
+        found, asked = other[key]
         raise UserError(
-            f"model {name}: its weights have {misfit} in the shape {found}, but its config.json "
-            f"({config.model_type}) asks for {asked}; weights and config must belong together"
+            f"model {name}: its weights have {key} in the shape {found}, its config.json ({config.model_type}) "
+            f"asks for {asked}; weights and config must belong together"
         )
     if lacking:
         raise UserError(
@@ -279,13 +278,6 @@ def fast_tokenizer(name: str, kind: str) -> Any:
             raise UserError(f"model {name}: its tokenizer has neither a padding token nor an end-of-text token")
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
-
-
-def first_words(error: Exception) -> str:
-    """What a library says first, without the name of Python's exception."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    said = lines[1] if lines[0].endswith(":") and len(lines) > 1 else lines[0]
-    return re.sub(r"^(\w*Error:?|Exception:) ", "", said).rstrip(".")
 
 
 def _unusable(name: str, error: Exception, what: str = "model") -> UserError:

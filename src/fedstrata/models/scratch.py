@@ -16,14 +16,13 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from fedstrata.errors import UserError, did_you_mean
+from fedstrata.errors import UserError, did_you_mean, first_words
 from fedstrata.models.checkpoints import (
     HF_LOAD_ERRORS,
     Loaded,
     class_of,
     config_of,
     fast_tokenizer,
-    first_words,
     fit_config,
     save,
 )

@@ -23,6 +23,7 @@ from pydantic import (
 
 from fedstrata.errors import UserError
 from fedstrata.job import data_tables as job
+from fedstrata.job.base import Positive
 from fedstrata.job.sentences import sentence
 from fedstrata.job.toml import read_toml
 from fedstrata.plan.kinds import Payload
@@ -36,7 +37,6 @@ FORMAT_CHANGES = (
     "'hidden_states'; rename them where the file has them, and write format = 2 as its first line"
 )
 
-Positive = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Host = Annotated[str, AfterValidator(checks.public_host)]
 Name = Annotated[str, AfterValidator(checks.site_name)]

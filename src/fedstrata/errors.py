@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 
@@ -16,6 +15,8 @@ class UserError(Exception):
 
 def did_you_mean(found: str, expected: Iterable[str]) -> str:
     """The tail of a sentence that lists the expected words and names the one nearest to what was found."""
+    import difflib  # here: whoever imports the package waits for as little as possible
+
     words = [str(word) for word in expected]
     near = difflib.get_close_matches(found, words, n=1)
     listed = f"expected one of: {', '.join(words)}"

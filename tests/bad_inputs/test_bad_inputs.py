@@ -13,6 +13,7 @@ import shlex
 import shutil
 import signal
 from collections.abc import Iterator
+from errno import ENOSPC
 from pathlib import Path
 from stat import S_ISDIR
 from typing import NamedTuple
@@ -92,6 +93,34 @@ def test_one_sentence(
     assert end.value.code == 2
     assert [name for name in new if not any(fnmatch.fnmatchcase(name, left) for left in case.left.split())] == []
     assert {name: after.get(name) for name in before} == before, "a file was changed or lost"
+
+
+@pytest.mark.usefixtures("_signals")
+def test_a_full_disk_is_the_machines_fault(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("fedstrata.runs.folder.write_bytes", full)
+    with pytest.raises(SystemExit) as end:
+        main(["run", "job.toml"])
+    assert capsys.readouterr().err == "fedstrata: out/job.toml: No space left on device\n"
+    assert end.value.code == 1
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.usefixtures("_signals")
+def test_every_stage_has_a_picture_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(SystemExit) as end:
+        main(["partition", "stages.toml", "--picture", "rows.svg"])
+    assert not end.value.code
+    pictures = sorted(folder.glob("*.svg"))
+    assert [path.name for path in pictures] == ["rows.one.svg", "rows.two.svg"]
+    for path in pictures:
+        path.unlink()
 
 
 def pattern(sentence: str) -> str:

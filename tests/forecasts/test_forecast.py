@@ -21,8 +21,11 @@ import fedstrata
 from fedstrata.cli import app
 from fedstrata.engines.dry import dry_run
 from fedstrata.errors import UserError
+from fedstrata.events import Counted
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.forecasts import stage as forecast_module
+from fedstrata.forecasts.forecast import forecast as compute
+from fedstrata.forecasts.options import ForecastOptions
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.methods import METHODS
 from fedstrata.methods.fedavg import FedAvg
@@ -350,3 +353,18 @@ def test_saved_bytes_by_hand() -> None:
         made = saved_bytes(model, parts, Plan((0, 1, 2), ("head",)), (4, 16), 0, bf16=False)
     dropped, logs, targets, weight = 4 * 32 * 4, 4 * 3 * 4, 4 * 8, 4
     assert made == dropped + logs + targets + weight
+
+
+def test_a_forecast_tells_how_far_it_is(job: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedstrata.client.setup.PLANS_TOLD", 4)
+    told: list[Any] = []
+    compute(job("fedbfpt"), (), ForecastOptions(tell=told.append))
+    assert told == [Counted("plans", 4, 6), Counted("rounds", 1, 2), Counted("rounds", 2, 2)]
+
+
+@pytest.mark.parametrize(
+    "options", [{"bandwidth": float("nan")}, {"gflops": 0.0}, {"count": -1}, {"tokens": 10**7}]
+)
+def test_the_python_face_refuses_what_is_no_number_to_count_with(options: dict[str, Any], job: Jobs) -> None:
+    with pytest.raises(fedstrata.UserError, match=r"^--\w+: expected a number"):
+        fedstrata.forecast(job(), **options)

@@ -97,11 +97,17 @@ def report(
         from fedstrata.reports.tables import result_table
 
         sweeps = [folder for folder in runs if is_sweep(folder)]
+        if sweeps and len(runs) > 1:
+            raise UserError(
+                f"report: {sweeps[0]} is a sweep's folder, which has a page of its own; expected one folder"
+            )
         for folder in sweeps:
             _show_sweep(console, folder)
         if len(sweeps) < len(runs):
             console.print(result_table(load_runs([folder for folder in runs if folder not in sweeps])))
         console.print(f"report  {write_report(runs, out)}", soft_wrap=True)
+        for folder in sweeps if out is not None else ():
+            console.print(f"cells   their pages stay in the sweep: {folder / 'cells'}", soft_wrap=True)
 
 
 def _run(console: Console, job: Path, pairs: Sequence[str | tuple[str, object]], resume: bool) -> None:

@@ -142,3 +142,8 @@ def test_another_method_drops_the_options_of_the_first(order: int) -> None:
 def test_a_mistake_in_a_stage_names_the_stage() -> None:
     with pytest.raises(UserError, match=r"stage 'pretrain': \[method\] local_layers"):
         load(STAGED, ["pretrain.method.local_layers=0"])
+
+
+def test_a_tilde_in_the_output_folder_is_the_users_home() -> None:
+    [job] = load(JOB, ["output.dir=~/runs"])
+    assert job.output.dir == str(Path("~/runs").expanduser())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import AfterValidator, Field, SerializeAsAny, model_validator
 
 from fedstrata.errors import did_you_mean
 from fedstrata.job.base import Names, Positive, Seed, Share, Table
@@ -200,7 +201,7 @@ class Engine(Table):
 class Output(Table):
     """``[output]``: where the run is written, and what is reported."""
 
-    dir: Annotated[str, Field(min_length=1)] = "runs/try"
+    dir: Annotated[str, Field(min_length=1), AfterValidator(os.path.expanduser)] = "runs/try"
     client_models: bool = False
     """Also save each client's own model where clients keep parts."""
     target: float | None = None

@@ -27,6 +27,8 @@ def check_output_dir(folder: Path, resume: bool) -> None:
     """
     if "\0" in str(folder):
         raise UserError(f"[output] dir: {str(folder)!r} is no name that a folder can have")
+    if os.pardir in folder.parts:
+        folder = Path(os.path.realpath(folder))  # "new/.." is this folder, and there as soon as "new" is made
     above = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not above.is_dir():
         what = "a file" if above.is_file() else "no folder"

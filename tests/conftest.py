@@ -18,7 +18,7 @@ from tiny import SENTENCES, gpt2_tokenizer, tiny_model, tokenizer
 torch.set_num_threads(1)  # tiny tensors gain nothing from more, and waiting threads cost a busy machine dearly
 
 
-RUNS = ("cli", "components", "runs", "sites", "sweeps", "test_benchmarks.py", "test_docs.py")
+RUNS = ("bad_inputs", "cli", "components", "runs", "sites", "sweeps", "test_benchmarks.py", "test_docs.py")
 """Folders and files whose tests play whole runs or start processes."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedstrata.errors import UserError, did_you_mean, plural
+from fedstrata.errors import UserError, did_you_mean, first_words, plural
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,19 @@ def test_did_you_mean_takes_any_iterable() -> None:
 def test_a_user_error_is_its_sentence() -> None:
     assert str(UserError("what is wrong, and what is expected")) == "what is wrong, and what is expected"
     assert not issubclass(UserError, ValueError)  # so that no handler of library errors swallows it
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("Error no file named x.", "no file named x"),
+        ("Validation error for field 'size':\n    TypeError: expected int.\nmore", "expected int"),
+        ("\n  first\nsecond", "first"),
+        ("", "ValueError"),
+    ],
+)
+def test_what_a_library_says_first(said: str, words: str) -> None:
+    assert first_words(ValueError(said)) == words
 
 
 def test_one_is_singular() -> None:

@@ -176,10 +176,10 @@ def forecast(  # noqa: PLR0913  # what a caller may ask, each by its name
     for method in [[("method.name", name)] for name in methods] or [[]]:
         # a mistake in the job file is reported before torch is imported
         load(job, [*pairs_of(overrides), *method], components.get("method"))
-    from fedstrata.forecasts import forecast as forecasting
+    from fedstrata.forecasts.options import ForecastOptions
     from fedstrata.runs.components import Components
 
-    options = forecasting.ForecastOptions(
-        methods, count, tokens, client, bandwidth, gflops, units, Components(**components)
-    )
-    return forecasting.forecast(job, overrides, options)
+    options = ForecastOptions(methods, count, tokens, client, bandwidth, gflops, units, Components(**components))
+    from fedstrata.forecasts.forecast import forecast as compute
+
+    return compute(job, overrides, options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -15,6 +15,8 @@ class UserError(Exception):
 
 def did_you_mean(found: str, expected: Iterable[str]) -> str:
     """The tail of a sentence that lists the expected words and names the one nearest to what was found."""
+    import difflib  # here: whoever imports the package waits for as little as possible
+
     words = [str(word) for word in expected]
     near = difflib.get_close_matches(found, words, n=1)
     listed = f"expected one of: {', '.join(words)}"
@@ -24,3 +26,10 @@ def did_you_mean(found: str, expected: Iterable[str]) -> str:
 def plural(number: int, noun: str) -> str:
     """A number and what it counts: ``1 row``, ``1,200 rows``."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def first_words(error: Exception) -> str:
+    """What a library says first, without the name of Python's exception."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    said = lines[1] if lines[0].endswith(":") and len(lines) > 1 else lines[0]
+    return re.sub(r"^(\w*Error:?|Exception:) ", "", said).rstrip(".")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,15 @@ class Stepped:
 class Encoded:
     """Of ``total`` texts, ``done`` have been encoded by a frozen encoder, before the next step or score."""
 
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Of ``total`` plans or rounds, ``done`` are made: plans are checked before a run, rounds are forecast."""
+
+    what: Literal["plans", "rounds"]
     done: int
     total: int
 
@@ -122,6 +132,7 @@ Event = (
     StageStarted
     | Stepped
     | Encoded
+    | Counted
     | Replied
     | Missed
     | Waiting

@@ -55,28 +55,6 @@ def test_run_trains_and_ends_in_a_table(path: Path, tmp_path: Path) -> None:
     assert (tmp_path / "page.html").stat().st_size > 1000
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["run", "job.toml", "train.epoch=1"], "did you mean 'epochs'?"),
-        (["run", "nowhere.toml"], "nowhere.toml: cannot be read"),
-        (["run", "job.toml", "data.text=txt"], "did you mean 'text'?"),
-        (["partition", "job.toml", "--picture", "rows.doc"], "rows.doc cannot be written"),
-        (["split", "job.toml", "--picture", "rows.png"], "split: this command is now called fedstrata partition"),
-        (["report", "nowhere"], "nowhere"),
-    ],
-)
-def test_bad_input_is_one_sentence_and_exit_code_2(
-    path: Path, tmp_path: Path, words: list[str], sentence: str
-) -> None:
-    done = fedstrata(*words, folder=tmp_path)
-    assert done.returncode == 2
-    assert sentence in done.stderr
-    assert done.stderr.startswith("fedstrata: ")
-    assert len(done.stderr.splitlines()) == 1
-    assert not (tmp_path / "out").exists()
-
-
 def test_partition_shows_which_client_gets_which_rows(path: Path, tmp_path: Path) -> None:
     done = fedstrata("partition", path, "clients.partition=dirichlet", folder=tmp_path)
     assert done.returncode == 0, done.stderr

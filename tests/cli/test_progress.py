@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
-from fedstrata.cli.progress import Display, SweepDisplay
-from fedstrata.events import CellEvent, CellStarted, Event, Missed, Replied, Scored, StageStarted
+from fedstrata.cli.progress import Display, ForecastDisplay, SweepDisplay
+from fedstrata.events import CellEvent, CellStarted, Counted, Encoded, Event, Missed, Replied, Scored, StageStarted
 
 STARTED = StageStarted("", "fedavg", 1, 0, {"a": 1}, ("newly initialized: head",))
 
 
-def printed(display: type[Display] | type[SweepDisplay], *events: Event) -> list[str]:
+def printed(display: type[Display | ForecastDisplay | SweepDisplay], *events: Event) -> list[str]:
     console = Console(width=200, file=io.StringIO())
     with display(console) as shown:
         for event in events:
@@ -61,3 +62,19 @@ def test_a_cell_tells_its_scores() -> None:
         "good, seed 0: before training  loss 2.0000",
         "good, seed 0: round 1/1  loss 1.0000",
     ]
+
+
+def test_a_forecast_is_silent_in_a_log_until_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = [Counted("plans", 20_000, 100_000), Counted("rounds", 1, 1_000), STARTED]
+    assert printed(ForecastDisplay, *events) == []
+    monkeypatch.setattr(ForecastDisplay, "SILENCE", -1.0)
+    assert printed(ForecastDisplay, *events) == [
+        "fedstrata: 20,000 of 100,000 plans",
+        "fedstrata: 1 of 1,000 rounds",
+    ]
+
+
+def test_a_run_says_every_million_plans() -> None:
+    events = [Counted("plans", done, 3_000_000) for done in (20_000, 1_000_000, 1_020_000, 2_000_000)]
+    lines = ["checked 1,000,000 of 3,000,000 plans", "checked 2,000,000 of 3,000,000 plans"]
+    assert printed(Display, *events, Encoded(3, 5)) == lines

@@ -95,7 +95,6 @@ def test_sizes_are_rows_or_shares() -> None:
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        ([], "numbers of rows, or shares above 0"),
         ([0.5, 0.6], r"\[0.5, 0.6\]; expected numbers of rows"),
         ([2, 0.5], "numbers of rows"),
         ([-1, 2], "numbers of rows"),

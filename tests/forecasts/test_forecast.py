@@ -21,8 +21,11 @@ import fedstrata
 from fedstrata.cli import app
 from fedstrata.engines.dry import dry_run
 from fedstrata.errors import UserError
+from fedstrata.events import Counted
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.forecasts import stage as forecast_module
+from fedstrata.forecasts.forecast import forecast as compute
+from fedstrata.forecasts.options import ForecastOptions
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.methods import METHODS
 from fedstrata.methods.fedavg import FedAvg
@@ -223,7 +226,7 @@ def bare(tmp_path: Path) -> Path:
 def told(*words: str | Path) -> Any:
     done = CliRunner().invoke(app, ["forecast", *map(str, words)])
     assert done.exit_code == 0, done.output
-    return json.loads(done.output)
+    return json.loads(done.stdout)
 
 
 def test_a_config_is_enough(bare: Path) -> None:
@@ -278,24 +281,6 @@ def test_tables_fit_a_terminal(bare: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert "438.1 MB of initial download" in " ".join(done.output.split())
     assert "layer 0, head" in done.output
     assert "hours" in done.output
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ([], "names no job file and no --model"),
-        (["nowhere.toml"], "nowhere.toml: cannot be read"),
-        (["--model", "BARE", "--task", "mlm", "--method", "fedbftp"], "did you mean 'fedbfpt'?"),
-        (["--model", "BARE", "--task", "mlm", "--method", "fedavg", "--client", "x"], "no client 'x'"),
-        (["--model", "/no/where", "--task", "mlm", "--method", "fedavg"], "there is no folder"),
-        (["--model", "BARE", "--task", "mlm", "--method", "fedavg", "--set", "rounds"], "table.key=value"),
-    ],
-)
-def test_a_mistake_is_one_sentence(bare: Path, words: list[str], sentence: str) -> None:
-    done = CliRunner().invoke(app, ["forecast", *(str(bare) if word == "BARE" else word for word in words)])
-    assert done.exit_code == 2
-    assert sentence in done.output
-    assert "Traceback" not in done.output
 
 
 def test_a_job_whose_data_is_elsewhere_is_forecast_on_assumptions(job: Jobs) -> None:
@@ -365,3 +350,18 @@ def test_saved_bytes_by_hand() -> None:
         made = saved_bytes(model, parts, Plan((0, 1, 2), ("head",)), (4, 16), 0, bf16=False)
     dropped, logs, targets, weight = 4 * 32 * 4, 4 * 3 * 4, 4 * 8, 4
     assert made == dropped + logs + targets + weight
+
+
+def test_a_forecast_tells_how_far_it_is(job: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedstrata.client.setup.PLANS_TOLD", 4)
+    told: list[Any] = []
+    compute(job("fedbfpt"), (), ForecastOptions(tell=told.append))
+    assert told == [Counted("plans", 6, 6), Counted("rounds", 1, 2), Counted("rounds", 2, 2)]
+
+
+@pytest.mark.parametrize(
+    "options", [{"bandwidth": float("nan")}, {"gflops": 0.0}, {"count": -1}, {"tokens": 10**7}]
+)
+def test_the_python_face_refuses_what_is_no_number_to_count_with(options: dict[str, Any], job: Jobs) -> None:
+    with pytest.raises(fedstrata.UserError, match=r"^--\w+: expected a number"):
+        fedstrata.forecast(job(), **options)

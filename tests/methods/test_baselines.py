@@ -115,22 +115,6 @@ def test_any_method_takes_any_server_optimizer(job: Job) -> None:
     assert (made.server.optimizer, made.train.proximal_mu) == ("adam", 0.1)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "sentence"),
-    [
-        ("fedagv", {}, r"\[method\] name: 'fedagv' is not a method; did you mean 'fedavg'\?"),
-        ("fedavg", {"local_layers": 2}, r"\[method\].*local_layers.*no such key.*rounds"),
-        ("fedbfpt", {"local_layers": 0}, r"\[method\].*local_layers.*greater than 0"),
-        ("fedbfpt", {"local_layer": 3}, r"\[method\].*local_layer: no such key; did you mean 'local_layers'\?"),
-        ("fedbt", {"pooler": "trian"}, r"\[method\].*pooler: 'trian' is invalid; did you mean 'train'\?"),
-        ("fedbt", {"rounds": 0}, r"\[method\].*rounds.*greater than 0"),
-    ],
-)
-def test_bad_methods_and_options_are_refused(job: Job, name: str, options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        load(job(name, method=options))
-
-
 class Toy(Method):
     """One layer of the user's choice."""
 

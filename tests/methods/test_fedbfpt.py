@@ -269,3 +269,9 @@ def test_clients_of_different_depth(bert: Parts) -> None:
     assert len(plan(bert, FedBFPT(local_layers={"client-2": 3}), 0, "client-1").layers) == 6
     with pytest.raises(UserError, match="local_layers of 'client-2': is 13"):
         plan(bert, FedBFPT(local_layers={"client-2": 13}), 0)
+
+
+def test_the_schedule_of_a_long_run_is_made_once_and_not_for_every_plan() -> None:
+    method = FedBFPT(rounds=1000)
+    assert method.trained_layers(2) is method.trained_layers(2)
+    assert method.trained_layers(2) != method.trained_layers(1)

@@ -217,7 +217,9 @@ def test_weights_that_lack_a_layer_are_refused(model_folder: Folder) -> None:
 def test_weights_of_another_size_are_refused(model_folder: Folder) -> None:
     folder = model_folder()
     change(folder, intermediate_size=48)
-    assert "lack tensors of layer.0, layer.1, layer.2 " in refused(folder)
+    assert "intermediate.dense.weight in the shape [64, 32], its config.json (bert) asks for [48, 32]" in refused(
+        folder
+    )
 
 
 def test_weights_of_another_architecture_are_refused(model_folder: Folder) -> None:
@@ -251,7 +253,7 @@ def test_a_folder_without_weights_is_refused(model_folder: Folder) -> None:
 def test_a_tokenizer_that_cannot_be_read_is_refused(model_folder: Folder) -> None:
     folder = model_folder()
     (folder / "tokenizer.json").write_text("{")
-    assert "the folder holds no usable model: " in refused(folder)
+    assert "the folder holds no usable tokenizer: " in refused(folder)
 
 
 @pytest.mark.parametrize("name", ["some-org/some-model", "bert-base-uncased", "/nowhere/at/all", "a b"])

@@ -42,7 +42,7 @@ def test_a_page_is_in_the_runs_folder_or_where_it_is_wanted(
     assert "other" in both.read_text("utf-8")
     with pytest.raises(UserError, match=r"names no folder"):
         fedstrata.report([])
-    with pytest.raises(UserError, match=r"report: report.html cannot be written \(File exists\)"):
+    with pytest.raises(UserError, match=r"page.html cannot be written, as report.html is a file"):
         fedstrata.report(one, both / "page.html")
 
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import io
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 from scipy.stats import t
-from typer.testing import CliRunner
 
-from fedstrata.cli import app
 from fedstrata.reports.sweep import SweepRow, paired
 from fedstrata.reports.sweep_text import latex, markdown, terminal
 
@@ -94,10 +91,3 @@ def test_a_terminal_of_80_columns_has_room_for_all_of_it() -> None:
     assert "…" not in text
     for words in ("pearson", "0.3000 ± 0.2646", "FedSplitBERT", "1,334.6", "1,017.2", "(2 of 3)"):
         assert words in text
-
-
-def test_a_folder_without_a_table_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "table.json").write_text("{}")
-    done = CliRunner().invoke(app, ["report", str(tmp_path)])
-    assert done.exit_code == 2
-    assert "holds no sweep's table" in done.output

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from fedstrata.errors import UserError
 from fedstrata.job.file import load
 from fedstrata.sweeps.cells import Cell, cells
 
@@ -125,27 +124,6 @@ def test_words_lie_under_the_rows_and_over_the_file() -> None:
 def test_a_row_that_changes_the_method_drops_its_options() -> None:
     [cell] = made('[[sweep.rows]]\nname = "a"\npretrain.method.name = "none"')
     assert jobs(cell)[0].method.rounds == 0
-
-
-@pytest.mark.parametrize(
-    ("sweep", "words"),
-    [
-        ("[sweep]\nseed = 3", ["[sweep] seed"]),
-        ("[sweep]\nseeds = []", ["[sweep] seeds"]),
-        ("[sweep]\nseeds = [-1]", ["[sweep] seeds"]),
-        ("[sweep]\nparalel = 2", ["[sweep] paralel: no such key", "did you mean 'parallel'?"]),
-        ("[sweep.grid]\nmethod.rounds = 3", ["[sweep.grid] method.rounds", "list of values"]),
-        ("[sweep.grid]\nmethod.rounds = []", ["[sweep.grid] method.rounds", "list of values"]),
-        ('[sweep]\nagainst = "fedavg"\n[[sweep.rows]]\nname = "FedAvg"', ["no row 'fedavg'", "'FedAvg'"]),
-        ('[[sweep.rows]]\nname = "a"\n[[sweep.rows]]\nname = "a"', ["two rows", "'a'"]),
-        ('[[sweep.rows]]\nname = "a"\nfinetune.method.cycel = 1', ["row 'a'", "[method] cycel: no such key"]),
-        ("[sweep.grid]\nmethod.rounds = [0]", ["row 'rounds=0'", "[method] rounds"]),
-    ],
-)
-def test_a_mistake_is_one_sentence(sweep: str, words: list[str]) -> None:
-    with pytest.raises(UserError) as error:
-        made(sweep)
-    assert all(word in str(error.value) for word in words), str(error.value)
 
 
 def test_names_that_no_folder_can_have_stay_apart() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, NoReturn
 
+import click
 import typer
 
 from fedstrata.cli import jobs, sites
@@ -13,15 +17,33 @@ from fedstrata.cli.forecast import forecast
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
+    suggest_commands=False,  # click does
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-federations = typer.Typer(help="Federations between sites.", no_args_is_help=True)
+federations = typer.Typer(help="Federations between sites.", no_args_is_help=True, suggest_commands=False)
 
 
-def main() -> None:
-    """Entry point of the ``fedstrata`` command."""
-    app()
+def main(words: Sequence[str] | None = None) -> NoReturn:
+    """Run the command in ``words``, by default in those of the command line; a misspelled one is one sentence."""
+    try:
+        code = app(words, prog_name="fedstrata", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        code = error.exit_code
+    except click.ClickException as error:
+        print(f"fedstrata: {_in_one_sentence(error)}", file=sys.stderr)
+        code = error.exit_code
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends what is left without a traceback
+    sys.exit(code)
+
+
+def _in_one_sentence(error: click.ClickException) -> str:
+    """What click says about a mistyped command or option, and where to read more."""
+    command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "fedstrata"
+    said = " ".join(error.format_message().split()).rstrip(".").replace(". Did you mean", "; did you mean")
+    more = "" if said.endswith("?") else f"; see {command} --help"
+    return f"{said[0].lower()}{said[1:]}{more}"
 
 
 def _print_version(wanted: bool) -> None:

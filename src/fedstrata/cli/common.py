@@ -33,10 +33,22 @@ def sentences() -> Iterator[Console]:
         yield console
     except UserError as error:
         _fail(str(error), 2)
-    except KeyboardInterrupt:
-        _fail("stopped; the same command with --resume continues after the last finished round", 130)
+    except KeyboardInterrupt as stop:
+        _fail("; ".join(["stopped", *map(str, stop.args)]), 130)
     except OSError as error:
         _fail(f"{error.filename or 'system error'}: {error.strerror or error}", 1)
+
+
+@contextmanager
+def resumable(folder: Path) -> Iterator[None]:
+    """Whoever stops what writes into ``folder`` is told how it goes on, if there is anything to go on from."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if folder.is_dir() and any(folder.iterdir()):
+            hint = "the same command with --resume continues after the last finished round"
+            raise KeyboardInterrupt(hint) from None
+        raise
 
 
 def stop_on_terminate() -> None:

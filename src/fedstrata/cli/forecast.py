@@ -22,19 +22,13 @@ def forecast(  # noqa: PLR0913  # the command's options
     method: Annotated[str | None, typer.Option(help="Method, such as fedbfpt.")] = None,
     methods: Annotated[str | None, typer.Option(help="Methods to compare, a,b,c; the first is 100 %.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="A key of the job file, KEY=VALUE.")] = None,
-    examples: Annotated[
-        int | None, typer.Option(min=1, help="Examples per client, instead of the job's data.")
-    ] = None,
-    tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens per example, instead of train.max_tokens.")
-    ] = None,
+    examples: Annotated[int | None, typer.Option(help="Examples per client, instead of the job's data.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Tokens per example, instead of train.max_tokens.")] = None,
     client: Annotated[str | None, typer.Option(help="Client whose costs to show, instead of the first.")] = None,
     bandwidth: Annotated[
-        float | None, typer.Option(min=1e-9, help="Client bandwidth in Mbit/s; adds estimated hours.")
+        float | None, typer.Option(help="Client bandwidth in Mbit/s; adds estimated hours.")
     ] = None,
-    gflops: Annotated[
-        float | None, typer.Option(min=1e-9, help="Client speed in GFLOP/s; adds estimated hours.")
-    ] = None,
+    gflops: Annotated[float | None, typer.Option(help="Client speed in GFLOP/s; adds estimated hours.")] = None,
     units: Annotated[
         str | None,
         typer.Option(help="Also in the units of a paper: fedbfpt, fedbt, fedsplitbert or fedfreezebert."),
@@ -46,28 +40,45 @@ def forecast(  # noqa: PLR0913  # the command's options
         pairs: list[Any] = [*(overrides or ()), *(settings or ())]
         if job is not None and "=" in job and not Path(job).exists():
             pairs, job = [job, *pairs], None
-        if job is None and model is None:
-            raise UserError("forecast: names no job file and no --model; expected one of them")
         chosen = {"model.name": model, "task.kind": task, "method.name": method}
         pairs = [*((key, value) for key, value in chosen.items() if value is not None), *pairs]
-        names = [name.strip() for name in methods.split(",")] if methods else []
-        source = _no_data() if job is None else Path(job)
+        names = [name.strip() for name in methods.split(",") if name.strip()] if methods is not None else []
+        if methods is not None and not names:
+            raise UserError("forecast: --methods names no method; expected names, such as fedavg,fedbfpt")
+        source = _model_alone(model, pairs, names) if job is None else Path(job)
         _check(source, pairs, names)
-        from fedstrata.forecasts.forecast import ForecastOptions
-        from fedstrata.forecasts.forecast import forecast as compute
+        from fedstrata.cli.progress import ForecastDisplay
+        from fedstrata.forecasts.options import ForecastOptions
 
-        options = ForecastOptions(names, examples, tokens, client, bandwidth, gflops, units)
-        costs = compute(source, pairs, options)
+        with ForecastDisplay(Console(stderr=True, highlight=False)) as display:
+            options = ForecastOptions(names, examples, tokens, client, bandwidth, gflops, units, tell=display)
+            from fedstrata.forecasts.forecast import forecast as compute
+
+            costs = compute(source, pairs, options)
         if as_json:
             print(json.dumps(costs if methods else next(iter(costs.values()))))
         else:
             _show(console, costs, compare=methods is not None)
 
 
-def _no_data() -> dict[str, Any]:
-    """A job of a model alone."""
-    from fedstrata.data.prepare import NO_DATA
+def _model_alone(model: str | None, pairs: Sequence[Any], methods: Sequence[str]) -> dict[str, Any]:
+    """A job of a model alone, without data.
 
+    Raises:
+        UserError: nothing says which model, task or method.
+    """
+    from fedstrata.data.prepare import NO_DATA
+    from fedstrata.job.file import pairs_of
+
+    if model is None:
+        raise UserError("forecast: names no job file and no --model; expected one of them")
+    said = {"method.name"} if methods else set[str]()
+    said |= {key for key, _ in pairs_of(pairs)}
+    for key, option in (("task.kind", "--task mlm"), ("method.name", "--method fedbfpt")):
+        if key not in said:
+            raise UserError(
+                f"forecast: [{key.partition('.')[0]}] is missing; with --model expected {option}, for one"
+            )
     return {"data": {"train": NO_DATA}}
 
 

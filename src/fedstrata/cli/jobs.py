@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from fedstrata.cli.common import Insecure, JobFile, Overrides, sentences, stop_on_terminate
+from fedstrata.cli.common import Insecure, JobFile, Overrides, resumable, sentences, stop_on_terminate
 from fedstrata.errors import UserError, plural
 
 if TYPE_CHECKING:
     from fedstrata.data.prepare import Prepared
     from fedstrata.job.tables import Job
+
+
+PICTURES = (".png", ".svg", ".pdf")
 
 
 def run(
@@ -38,8 +41,9 @@ def run(
         if sweep_table(job)[1]:
             _sweep(console, job, pairs, resume)
             return
-        load(job, pairs)  # a mistake in the job file is reported before torch is imported
-        _run(console, job, pairs, resume)
+        stages = load(job, pairs)  # a mistake in the job file is reported before torch is imported
+        with resumable(Path(stages[0].output.dir)):
+            _run(console, job, pairs, resume)
 
 
 def partition(
@@ -55,6 +59,8 @@ def partition(
         from fedstrata.job.file import load
 
         stages = load(job, overrides or ())
+        if picture is not None and picture.suffix.lower() not in PICTURES:
+            raise UserError(f"--picture: {str(picture)!r}; expected a file {', '.join(PICTURES)}")
         if any(stage.between_sites for stage in stages):
             raise UserError("partition: between sites every site has its own rows; there is nothing to partition")
         from fedstrata.data.prepare import data_notes, prepare
@@ -64,7 +70,10 @@ def partition(
             for note in data_notes(stage, data):
                 console.print(f"note: {note}", markup=False, soft_wrap=True)
             suffix = f".{stage.stage}" if stage.stage else ""
-            _show_partition(console, stage, data, picture or Path(f"{job.stem}{suffix}.partition.png"))
+            file = picture or Path(f"{job.stem}{suffix}.partition.png")
+            if picture and len(stages) > 1:
+                file = picture.with_name(f"{picture.stem}{suffix}{picture.suffix}")
+            _show_partition(console, stage, data, file)
 
 
 def split() -> None:
@@ -90,11 +99,17 @@ def report(
         from fedstrata.reports.tables import result_table
 
         sweeps = [folder for folder in runs if is_sweep(folder)]
+        if sweeps and len(runs) > 1:
+            raise UserError(
+                f"report: {sweeps[0]} is a sweep's folder, which has a page of its own; expected one folder"
+            )
         for folder in sweeps:
             _show_sweep(console, folder)
         if len(sweeps) < len(runs):
             console.print(result_table(load_runs([folder for folder in runs if folder not in sweeps])))
         console.print(f"report  {write_report(runs, out)}", soft_wrap=True)
+        for folder in sweeps if out is not None else ():
+            console.print(f"cells   their pages stay in the sweep: {folder / 'cells'}", soft_wrap=True)
 
 
 def _run(console: Console, job: Path, pairs: Sequence[str | tuple[str, object]], resume: bool) -> None:
@@ -124,7 +139,7 @@ def _sweep(console: Console, job: Path, pairs: Sequence[str | tuple[str, object]
     from fedstrata.cli.progress import SweepDisplay
     from fedstrata.sweeps.run import run_sweep
 
-    with SweepDisplay(console) as display:
+    with resumable(folder), SweepDisplay(console) as display:
         rows = run_sweep(job, pairs, resume=resume, progress=display)
     from fedstrata.reports.report import write_report
 
@@ -167,6 +182,6 @@ def _show_partition(console: Console, job: Job, data: Prepared, picture: Path) -
     console.print(f"{test}{source}; {plural(data.dropped, 'row')} without text or label dropped")
     try:
         partition_picture(data.shards, data.by).savefig(picture, dpi=150)
-    except (ValueError, OSError) as error:
-        raise UserError(f"--picture: {picture} cannot be written ({error})") from None
+    except OSError as error:
+        raise UserError(f"--picture: {picture} cannot be written ({error.strerror})") from None
     console.print(f"picture {picture}", soft_wrap=True)

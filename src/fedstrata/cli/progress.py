@@ -14,6 +14,7 @@ from fedstrata.events import (
     CellEnded,
     CellEvent,
     CellStarted,
+    Counted,
     Encoded,
     Event,
     Missed,
@@ -75,8 +76,8 @@ class Display(_Live):
                 self._started(event)
             case Stepped():
                 self._stepped(event)
-            case Encoded(done, total):
-                self.bar.update(self.line, description=f"encoded {done} of {plural(total, 'text')}")
+            case Counted() | Encoded():
+                self._counted(event)
             case Replied():
                 self._replied(event)
             case Missed(round, client, reason):
@@ -100,6 +101,14 @@ class Display(_Live):
         if event.done:
             self._log(f"continuing after {plural(event.done, 'finished round')}")
         self.bar.reset(self.line, total=float((event.rounds - event.done) * len(event.clients)))
+
+    def _counted(self, event: Counted | Encoded) -> None:
+        did = "encoded" if isinstance(event, Encoded) else "checked"
+        what = "texts" if isinstance(event, Encoded) else event.what
+        text = f"{did} {event.done:,} of {event.total:,} {what}"
+        self.bar.update(self.line, description=text)
+        if what == "plans" and event.done % 1_000_000 == 0:
+            self._log(text)
 
     def _ended(self, stage: str, reused: bool) -> None:
         if reused:
@@ -125,6 +134,27 @@ class Display(_Live):
             f"{speed or f'{event.seconds:.1f} s'}  {event.bytes / 1e6:.1f} MB in total, all clients"
         )
         self.bar.update(self.line, completed=self.replies)
+
+
+class ForecastDisplay(_Live):
+    """Shows how far a forecast is: on a terminal at any time, in a log a line every so many seconds."""
+
+    SILENCE = 10.0
+    """Seconds."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self.since = time.monotonic()
+
+    def __call__(self, event: Event) -> None:
+        """Show one event."""
+        if not isinstance(event, Counted):
+            return
+        text = f"{event.done:,} of {event.total:,} {event.what}"
+        self.bar.update(self.line, description=text, completed=event.done, total=event.total)
+        if self.bar.disable and time.monotonic() - self.since > self.SILENCE:
+            self.since = time.monotonic()
+            self._log(f"fedstrata: {text}")
 
 
 class SweepDisplay(_Live):

@@ -15,6 +15,7 @@ from fedstrata.client.working_model import WorkingModel
 from fedstrata.data import demo
 from fedstrata.data.prepare import Prepared, population, tested, training_texts
 from fedstrata.errors import UserError, did_you_mean
+from fedstrata.events import Counted, Event
 from fedstrata.job.tables import Job
 from fedstrata.models import checkpoints, scratch
 from fedstrata.models.cut import check_cut
@@ -28,6 +29,8 @@ from fedstrata.tasks import Examples, Task, TaskContext, build_task
 from fedstrata.tasks.examples import examples
 from fedstrata.wire.codec import DTYPES, Codec, Wire, make_codec
 
+PLANS_TOLD = 20_000
+"""Plans between two events about them."""
 BuildTask = Callable[[TaskContext], Task]
 
 
@@ -115,8 +118,16 @@ def init_seed(job: Job) -> int:
     return Streams(job.train.seed).integer(-1, SERVER, INIT)
 
 
-def check_plans(job: Job, parts: Parts, clients: Collection[str]) -> None:
+def check_plans(
+    job: Job, parts: Parts, clients: Collection[str], tell: Callable[[Event], None] = lambda event: None
+) -> None:
     """Make the plans of all rounds and their sampled clients, so that a method objects before any training.
+
+    Args:
+        job: the job.
+        parts: the model's.
+        clients: their names.
+        tell: receives an event after every so many plans.
 
     Raises:
         UserError: the method's options do not fit the model, or name a client that is none.
@@ -128,13 +139,17 @@ def check_plans(job: Job, parts: Parts, clients: Collection[str]) -> None:
     streams, names = Streams(job.train.seed), list(clients)
     checked: set[Plan] = set()
     for round in range(job.method.rounds):
-        for client in sample_clients(names, job.clients.fraction, round, streams):
+        sampled = sample_clients(names, job.clients.fraction, round, streams)
+        for client in sampled:
             plan = make_plan(job.method, parts, job.task.kind, round, client, streams)
             if plan not in checked:
                 checked.add(plan)
                 plan.check(parts)
                 if plan.server:
                     check_cut(parts)
+        done = (round + 1) * len(sampled)
+        if done // PLANS_TOLD > (done - len(sampled)) // PLANS_TOLD:
+            tell(Counted("plans", done, job.method.rounds * len(sampled)))
 
 
 def resolve_auto(job: Job) -> Job:

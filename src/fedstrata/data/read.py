@@ -142,6 +142,8 @@ def _open(source: str, how: How, base_dir: Path | None) -> Records:
     for path in (base / source for base in bases):
         if os.path.exists(path):
             return _local(path, how)
+        if "\0" not in source and os.path.islink(path):
+            raise UserError(f"{path}: is a link to {os.readlink(path)}, where there is no file")
     folders = dict.fromkeys((base / source).parent.resolve() for base in bases)
     beside = sorted({path.name for folder in folders for path in folder.glob("*")})
     close = difflib.get_close_matches(Path(source).name, beside)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
+from fedstrata.events import Counted, Event
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.exchanges.exchange import DryContext
 from fedstrata.plan.kinds import Tensors
@@ -65,13 +66,16 @@ class DryOptimizer:
         return old
 
 
-def dry_run(context: DryContext, task: str, settings: RoundSettings) -> MemoryRecords:
+def dry_run(
+    context: DryContext, task: str, settings: RoundSettings, tell: Callable[[Event], None] = lambda event: None
+) -> MemoryRecords:
     """The records that a run will write: the real loop, with replies that have costs and no content.
 
     Args:
         context: method, model and clients.
         task: the task's kind.
         settings: how many clients, how often scored.
+        tell: receives an event after every round.
     """
     records = MemoryRecords()
     weights: dict[str, Tensors] = {
@@ -87,7 +91,7 @@ def dry_run(context: DryContext, task: str, settings: RoundSettings) -> MemoryRe
         settings=settings,
         score=lambda server: {},
         records=records,
-        commit=lambda changed, done: None,
+        commit=lambda changed, done: tell(Counted("rounds", done, context.method.rounds)),
         tell=lambda event: None,
     )
     rounds.run(0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ from fedstrata.client.setup import head_of, model_path, resolve_auto, write_outl
 from fedstrata.cost import papers
 from fedstrata.cost.bytes import payload
 from fedstrata.data.prepare import NO_DATA, prepare
-from fedstrata.errors import UserError, did_you_mean
+from fedstrata.errors import UserError
+from fedstrata.forecasts.options import ForecastOptions
 from fedstrata.forecasts.profile import DataProfile, data_profile
 from fedstrata.forecasts.stage import Known, nothing_known, stage_costs
 from fedstrata.job.file import Overrides, load, pairs_of
@@ -21,22 +21,7 @@ from fedstrata.job.tables import Job, method_name
 from fedstrata.models.quiet import quiet
 from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import Streams
-from fedstrata.runs.components import Components
 from fedstrata.runs.notes import check_names
-
-
-@dataclass(frozen=True)
-class ForecastOptions:
-    """What is asked of a forecast beside the job; see :func:`fedstrata.forecast`."""
-
-    methods: Sequence[str] = ()
-    count: int | None = None
-    tokens: int | None = None
-    client: str | None = None
-    bandwidth: float | None = None
-    gflops: float | None = None
-    units: str | None = None
-    components: Components = field(default_factory=Components)
 
 
 @quiet()
@@ -44,8 +29,6 @@ def forecast(
     source: str | Path | Mapping[str, Any], overrides: Overrides, options: ForecastOptions
 ) -> dict[str, dict[str, Any]]:
     """See :func:`fedstrata.forecast`."""
-    if options.units is not None and options.units not in papers.UNITS:
-        raise UserError(f"--units: no paper {options.units!r}; {did_you_mean(options.units, papers.UNITS)}")
     base_dir = Path(source).resolve().parent if isinstance(source, str | Path) else None
     given = list(pairs_of(overrides))
     variants = [[*given, ("method.name", name)] for name in options.methods] or [given]
@@ -65,7 +48,7 @@ def forecast(
                 data_profile(job, base_dir, start[job.stage], options.count, options.tokens) for job in jobs
             ]
             stages = [
-                stage_costs(job, start[job.stage], profile, options.client, known, options.components)
+                stage_costs(job, start[job.stage], profile, known, options)
                 for job, profile in zip(jobs, profiles, strict=True)
             ]
             name = " → ".join(dict.fromkeys(method_name(job.method) for job in jobs))

@@ -12,6 +12,7 @@ import numpy as np
 from fedstrata.data.partition import check_partition, client_names
 from fedstrata.data.prepare import NO_DATA, Prepared, prepare, source_names
 from fedstrata.errors import UserError
+from fedstrata.forecasts.options import MOST_EXAMPLES
 from fedstrata.job.tables import Job
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.models import checkpoints
@@ -99,6 +100,10 @@ def _without_data(job: Job, each: int, longest: int, reason: str) -> DataProfile
     check_partition(job.clients)
     names = client_names(job.clients, source_names(job))
     number = len(names)
+    if number * each > MOST_EXAMPLES:
+        raise UserError(
+            f"--examples: {each:,} at each of {number:,} clients; expected at most {MOST_EXAMPLES:,} in all"
+        )
     share = job.clients.test or job.data.holdout * number
     tests = dict.fromkeys(names, np.full(max(1, round(share * each)), longest, dtype=np.int64))
     return DataProfile(

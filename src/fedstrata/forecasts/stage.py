@@ -14,9 +14,10 @@ from fedstrata.client.setup import check_plans, head_of
 from fedstrata.cost.ledger import SETUP
 from fedstrata.data.prepare import population
 from fedstrata.engines.dry import dry_run
-from fedstrata.errors import UserError, did_you_mean
+from fedstrata.errors import UserError, did_you_mean, plural
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.exchanges.exchange import DryContext
+from fedstrata.forecasts.options import ForecastOptions
 from fedstrata.forecasts.profile import DataProfile
 from fedstrata.job.tables import Job
 from fedstrata.models import checkpoints
@@ -25,6 +26,7 @@ from fedstrata.models.memory import step_memory
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan, make_plan
+from fedstrata.plan.schedule import round_half_up
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.components import Components
 from fedstrata.runs.train import round_settings
@@ -32,6 +34,10 @@ from fedstrata.tasks import Task, TaskContext, build_task
 from fedstrata.wire.codec import make_codec
 from fedstrata.wire.dry import DryWire
 
+MOST_PLANS = 20_000_000
+"""Rounds times clients: some minutes."""
+MOST_REPLIES = 300_000
+"""Rounds times sampled clients: some kilobytes each."""
 Step = Callable[[Plan, int, int, int, bool, str], int]
 """Bytes of a training step, see :func:`fedstrata.models.memory.step_memory`."""
 
@@ -50,17 +56,21 @@ def nothing_known() -> Known:
 
 
 def stage_costs(
-    job: Job, model: str, profile: DataProfile, client: str | None, known: Known, components: Components
+    job: Job, model: str, profile: DataProfile, known: Known, options: ForecastOptions
 ) -> dict[str, Any]:
-    """One stage's costs: of each round of one client, and of all clients together."""
+    """One stage's costs: of each round of one client, and of all clients together.
+
+    Raises:
+        UserError: the method does not fit, there is no such client, or the rounds are too many.
+    """
     of_model = (model, job.task.kind, profile.labels, head_of(job))
     parts = known.parts(*of_model)
     shards = population(job.method.population, profile.shards)
-    check_plans(job, parts, profile.shards)
-    name = _whose(client, shards, profile.shards)
-    task = (components.task or build_task)(TaskContext(job, profile.labels))
-    context = _dry_context(job, parts, profile, shards, task, components)
-    records = dry_run(context, job.task.kind, round_settings(job))
+    name = _whose(options.client, shards, profile.shards)
+    _check(job, parts, profile, len(shards), options)
+    task = (options.components.task or build_task)(TaskContext(job, profile.labels))
+    context = _dry_context(job, parts, profile, shards, task, options.components)
+    records = dry_run(context, job.task.kind, round_settings(job), options.tell)
     memory = _memory(job, task, known.step(*of_model))
     sums, work = _bytes(records.lines("ledger")), records.lines("rounds")
     own = {line["round"]: line for line in work if line["client"] == name}
@@ -90,6 +100,19 @@ def stage_costs(
         "collects": any(line["phase"] == "hidden_states" for line in records.lines("ledger")),
         "parts": parts.records(),
     }
+
+
+def _check(job: Job, parts: Parts, profile: DataProfile, clients: int, options: ForecastOptions) -> None:
+    """Refuse what would take hours or more memory than there is, then what the method objects to."""
+    rounds, each = job.method.rounds, max(1, round_half_up(job.clients.fraction * clients))
+    plans, replies = rounds * clients, rounds * (each if job.clients.test is None else each + clients)
+    for number, most, what in ((plans, MOST_PLANS, "plans"), (replies, MOST_REPLIES, "replies")):
+        if number > most:
+            raise UserError(
+                f"forecast: {plural(rounds, 'round')} of {plural(clients, 'client')} are {number:,} {what}; "
+                f"at most {most:,} can be counted: set method.rounds, clients.count or clients.fraction lower"
+            )
+    check_plans(job, parts, profile.shards, options.tell)
 
 
 def _of_plan(parts: Parts, plan: Plan) -> dict[str, list[Any]]:

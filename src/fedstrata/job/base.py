@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, le=1_000_000_000)]
+Seed = Annotated[int, Field(ge=0, lt=2**64)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
 

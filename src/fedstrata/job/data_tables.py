@@ -63,10 +63,18 @@ class Data(Table):
     """A row of a plain txt file: a line, lines up to a blank one, or an article under a heading ``= Title =``."""
 
 
+EXAMPLES = {
+    "sizes": "sizes = [100, 200]",
+    "table": "table = 'mrpc-3'",
+    "column": "column = 'hospital'",
+}
+"""Key of ``[clients]`` that one partition needs -> how it is written."""
+
+
 class Clients(Table):
     """``[clients]``: who holds which rows, and who takes part in a round."""
 
-    count: Positive | None = None
+    count: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Number of clients; by default what ``sizes``, ``table``, ``column`` or the named sources of ``data.train``
     give, else 6."""
     partition: str = "iid"
@@ -74,7 +82,7 @@ class Clients(Table):
     ``data.train`` names its sources, ``files``."""
     alpha: Annotated[float, Field(gt=0)] = 1.0
     """Concentration of ``dirichlet`` and ``dirichlet_mix``: small is uneven."""
-    min_examples: Annotated[int, Field(ge=0)] = 1
+    min_examples: Annotated[int, Field(ge=0, le=1_000_000_000)] = 1
     """No client gets fewer rows; 0 allows empty ones, which are dropped from the run."""
     sizes: list[float] | None = None
     """For ``sizes``: rows per client (integers) or shares of all rows (adding up to at most 1)."""
@@ -91,29 +99,27 @@ class Clients(Table):
     def _partition_has_its_key(self) -> Self:
         if now := renamed("clients", "partition", self.partition):
             raise ValueError(f"partition: {now}")
-        companions = {
-            ("sizes", "sizes"): "[100, 200]",
-            ("table", "label_table"): "'mrpc-3'",
-            ("column", "column"): "'hospital'",
-        }
-        for (key, partition), example in companions.items():
-            there = getattr(self, key) is not None
-            if self.partition == partition and not there:
-                raise ValueError(f"{key}: is missing; partition = {partition!r} needs it, as in {key} = {example}")
-            if self.partition != partition and there:
-                raise ValueError(
-                    f"{key}: goes with partition = {partition!r} and only with it, found {self.partition!r}"
-                )
+        companions = {"sizes": "sizes", "table": "label_table", "column": "column"}
+        for key, partition in companions.items():
+            given = getattr(self, key)
+            if self.partition == partition and given is None:
+                raise ValueError(f"{key}: is missing; partition = {partition!r} needs it, such as {EXAMPLES[key]}")
+            if self.partition != partition and given is not None:
+                raise ValueError(f"{key}: goes with partition = {partition!r}, not with {self.partition!r}")
         if isinstance(self.table, str) and self.table not in TABLES:
             raise ValueError(f"table: {self.table!r} is no built-in table; {did_you_mean(self.table, TABLES)}")
         return self
 
     @model_validator(mode="after")
     def _count_fits(self) -> Self:
+        if self.sizes == []:
+            raise ValueError("sizes: is empty; expected the rows of each client, such as [100, 200]")
         if self.sizes is not None and self.count not in (None, len(self.sizes)):
             raise ValueError(f"count: is {self.count}, but sizes names {len(self.sizes)} clients")
         if self.table is not None:
             rows = len(TABLES[self.table] if isinstance(self.table, str) else self.table)
-            if self.count not in (None, rows) or not rows:
+            if not rows:
+                raise ValueError("table: is empty; expected the label shares of each client")
+            if self.count not in (None, rows):
                 raise ValueError(f"count: is {self.count}, but table has {rows} clients")
         return self

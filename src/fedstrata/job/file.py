@@ -17,10 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job.renamed import renamed
+from fedstrata.job.sentences import sentence, shown
 from fedstrata.job.tables import Job
 from fedstrata.job.toml import read_toml
 from fedstrata.methods import METHODS
@@ -59,14 +60,15 @@ def load(
 
 def _stage_names(where: str, stages: list[dict[str, Any]]) -> list[str]:
     """The names of the stages, taken out of their tables; "" for that of a file without ``[[stages]]``."""
-    names = [
-        str(stage.pop("name", f"stage-{i + 1}")) if len(stages) > 1 or stage else ""
-        for i, stage in enumerate(stages)
-    ]
+    if stages == [{}]:
+        return [""]
+    names = [stage.pop("name", f"stage-{i + 1}") for i, stage in enumerate(stages)]
+    taken = {*Job.model_fields, "stages", "sweep"}
     for name in names:
-        if name and (not re.fullmatch(r"[\w-]+", name) or names.count(name) > 1 or name in Job.model_fields):
+        word = isinstance(name, str) and re.fullmatch(r"[\w-]+", name)
+        if not word or names.count(name) > 1 or name in taken:
             raise UserError(
-                f"{where}: stage name {name!r}: must be unique, no table's name, and of letters, digits, - and _"
+                f"{where}: stage name {shown(name)}: must be unique, no table's name, of letters, digits, - and _"
             )
     return names
 
@@ -87,16 +89,21 @@ def _by_stage(overrides: Overrides, names: Sequence[str]) -> list[dict[str, Any]
 
 def _link_stages(where: str, names: Sequence[str], stages: list[dict[str, Any]]) -> None:
     """Set ``start`` where a stage does not say with which stage's model it starts: that of the stage before."""
+    if first := stages[0].get("start"):
+        raise UserError(
+            f"{where}: start: the first stage starts from [model], not from a stage; found {shown(first)}"
+        )
     if "model" not in stages[0]:
         raise UserError(f"{where}: the table [model] is missing")
     for i, stage in enumerate(stages[1:], 1):
         if "model" not in stage:
             stage.setdefault("start", names[i - 1])
-        if stage.get("start", names[0]) not in names[:i] or {"model", "start"} <= stage.keys():
-            raise UserError(
-                f"{where}: stage {names[i]!r}: start: must name an earlier stage ({', '.join(names[:i])}), "
-                f"and only where the stage has no [model] of its own; found {stage['start']!r}"
-            )
+        place = f"{where}: stage {names[i]!r}: start"
+        if {"model", "start"} <= stage.keys():
+            raise UserError(f"{place}: the stage starts from its own [model]; expected one of start and [model]")
+        if "start" in stage and stage["start"] not in names[:i]:
+            found = "itself" if stage["start"] == names[i] else shown(stage["start"])
+            raise UserError(f"{place}: must name an earlier stage ({', '.join(names[:i])}), found {found}")
 
 
 def _read(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -118,7 +125,7 @@ def pairs_of(overrides: Overrides) -> Iterator[tuple[str, Any]]:
     """Overrides in any of their forms as (key, value) pairs.
 
     Raises:
-        UserError: a word is not of the form ``key=value``.
+        UserError: a word is not of the form ``key=value``, or its value is half a list, table or string.
     """
     for item in overrides.items() if isinstance(overrides, Mapping) else overrides:
         yield _pair(item) if isinstance(item, str) else item
@@ -131,7 +138,14 @@ def _pair(word: str) -> tuple[str, Any]:
     try:
         return key, tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
+        if text[:1] in ("[", "{", '"', "'"):
+            raise UserError(
+                f"{word!r}: the value is not TOML; strings in it need quotes, which the shell takes away unless "
+                """the whole word is quoted, too, as in 'task.labels=["no", "yes"]'"""
+            ) from None
         return key, text
+    except (ValueError, RecursionError):
+        raise UserError(f"{key}: the value has thousands of digits, or is nested too deep") from None
 
 
 def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,8 +171,10 @@ def _tree(key: str, value: Any) -> dict[str, Any]:
 def _job(where: str, stage: str, data: dict[str, Any], method: Method | None = None) -> Job:
     place = f"{where}: stage {stage!r}" if stage else where
     for table in ("task", "data", *(("method",) if method is None else ())):
-        if not isinstance(data.get(table), Mapping):
+        if table not in data:
             raise UserError(f"{place}: the table [{table}] is missing")
+        if not isinstance(data[table], Mapping):
+            raise UserError(f"{place}: {table}: must be a table ([{table}]), found {shown(data[table])}")
     method = method or _method(place, data["method"])
     data = _named_sources_are_clients(_merge(method.presets(), {**data, "method": {}}))
     try:
@@ -181,57 +197,13 @@ def _method(place: str, table: Mapping[str, Any]) -> Method:
     """The method that a table ``[method]`` names, with its options."""
     options = dict(table)
     name = options.pop("name", None)
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         if now := renamed("method", "name", name):
             raise UserError(f"{place}: [method] name: {now}")
-        found = "is missing" if name is None else f"{name!r} is not a method"
+        found = "is missing" if name is None else f"{shown(name)} is not a method"
         raise UserError(f"{place}: [method] name: {found}; {did_you_mean(str(name), METHODS)}")
     kind = METHODS[name]
     try:
         return kind(**options)
     except ValidationError as error:
-        raise UserError(f"{place}: [method] {sentence(error, kind, 'method')}") from None
-
-
-def sentence(error: ValidationError, kind: type[BaseModel], within: str = "") -> str:
-    """The first of pydantic's errors about a table as: [table] key: what was found, what is expected.
-
-    Args:
-        error: pydantic's error.
-        kind: the table's class, or :class:`Job` for all of them.
-        within: name of the table where ``kind`` is one.
-    """
-    errors = error.errors(include_url=False)  # a mistyped key is also a missing one: say the former
-    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
-    path = [str(word) for word in first["loc"] if not re.match(r"list\[|dict\[|str$|constrained", str(word))]
-    table = f"[{path[0]}] " if len(path) > 1 and kind is Job else ""
-    key = ".".join(path[1:] if table else path)
-    if now := _renamed(first, [within, *path] if within else path):
-        return f"{table}{key}: {now}"
-    if first["type"] == "extra_forbidden":
-        names = [name for name in _table_at(kind, path).model_fields if name != "stage"]
-        return f"{table}{key}: no such key; {did_you_mean(path[-1], names)}"
-    if first["type"] == "missing":
-        return f"{table}{key}: is missing"
-    if first["type"] == "value_error":
-        where = f"{table}{key}: " if table else f"[{path[0]}] " if path and kind is Job else ""
-        return f"{where}{first['ctx']['error']}"
-    if first["type"] == "literal_error" and isinstance(first["input"], str):
-        names = re.findall(r"'([^']*)'", first["ctx"]["expected"])
-        return f"{table}{key}: {first['input']!r} is invalid; {did_you_mean(first['input'], names)}"
-    return f"{table}{key}: {first['msg'][0].lower()}{first['msg'][1:]}, found {first['input']!r}"
-
-
-def _renamed(error: Any, path: Sequence[str]) -> str | None:
-    """What an old key or value is called now; None if pydantic's error is about neither."""
-    old = len(path) > 1 and error["type"] in ("extra_forbidden", "literal_error", "bool_type")
-    return renamed(path[0], path[1], error["input"]) if old else None
-
-
-def _table_at(kind: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
-    """The class of the table in which the last word of a path is a key."""
-    for word in path[:-1]:
-        field = kind.model_fields[word].annotation if word in kind.model_fields else None
-        if isinstance(field, type) and issubclass(field, BaseModel):
-            kind = field
-    return kind
+        raise UserError(f"{place}: [method] {sentence(error, kind, 'method', Job)}") from None

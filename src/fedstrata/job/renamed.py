@@ -47,6 +47,25 @@ VALUES: Mapping[tuple[str, str], Mapping[Any, Any]] = {
     ("allow", "payloads"): {"features": "hidden_states"},
 }
 """(table, new key) -> old value -> new value."""
+ELSEWHERE: Mapping[str, str] = {
+    "lr": "learning_rate",
+    "bs": "batch_size",
+    "wd": "weight_decay",
+    "mu": "proximal_mu",
+    "local_epochs": "epochs",
+    "local_steps": "steps",
+    "max_length": "max_tokens",
+    "max_seq_length": "max_tokens",
+    "lr_scheduler": "lr_schedule",
+    "warmup": "warmup_ratio",
+    "num_rounds": "rounds",
+    "num_clients": "count",
+    "n_clients": "count",
+    "path": "name",
+    "output_dir": "dir",
+    "folder": "dir",
+}
+"""What other programs call a key -> what it is called here, in whichever table."""
 
 
 def renamed(table: str, key: str, value: Any) -> str | None:

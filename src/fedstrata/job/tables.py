@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import AfterValidator, Field, SerializeAsAny, model_validator
 
 from fedstrata.errors import did_you_mean
-from fedstrata.job.base import Names, Positive, Share, Table
+from fedstrata.job.base import Names, Positive, Seed, Share, Table
 from fedstrata.job.data_tables import Clients, Data
 from fedstrata.job.task_kinds import TASK_KINDS, named
 from fedstrata.methods import METHODS
@@ -70,7 +71,7 @@ class Task(Table):
 class Train(Table):
     """``[train]``: how a client trains in a round."""
 
-    epochs: Positive = 1
+    epochs: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     steps: Positive | None = None
     """Stop a client's round after so many steps."""
     batch_size: Positive = 32
@@ -92,10 +93,10 @@ class Train(Table):
     epsilon: Annotated[float, Field(gt=0)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """AdamW's, on everything but biases and norms."""
-    max_tokens: Annotated[int, Field(ge=8)] = 128
+    max_tokens: Annotated[int, Field(ge=8, le=1_000_000)] = 128
     dropout: bool = True
     """False sets every dropout of the model to 0."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     proximal_mu: Annotated[float, Field(ge=0)] = 0.0
     """FedProx: adds mu/2 times the squared distance to the received weights to the loss."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -189,15 +190,18 @@ class Engine(Table):
 
     @model_validator(mode="after")
     def _federation_fits(self) -> Self:
-        if (self.name == "flower") != (self.federation is not None):
-            raise ValueError("federation: goes with name = 'flower' and only with it")
+        if self.name == "flower" and self.federation is None:
+            raise ValueError("federation: is missing; name = 'flower' needs the federation's folder")
+        for key in ("federation", "insecure"):
+            if self.name != "flower" and getattr(self, key):
+                raise ValueError(f"{key}: is for runs between sites, with name = 'flower' alone")
         return self
 
 
 class Output(Table):
     """``[output]``: where the run is written, and what is reported."""
 
-    dir: str = "runs/try"
+    dir: Annotated[str, Field(min_length=1), AfterValidator(os.path.expanduser)] = "runs/try"
     client_models: bool | None = None
     """Save each client's own model where clients keep parts; done unless it is false."""
     target: float | None = None
@@ -258,7 +262,9 @@ class Job(Table):
                 raise ValueError("[head] kind: is missing; expected one of: cls, mean, psum, hsum")
         elif not TASK_KINDS[self.task.kind].heads:
             headed = named(lambda kind: kind.heads)
-            raise ValueError(f"[head] kind: goes with {headed}, not with {self.task.kind!r}")
+            whose = f"[method] name: {method_name(self.method)!r} trains a head over whole texts, which"
+            what = whose if "head" in self.method.presets() else "[head] kind:"
+            raise ValueError(f"{what} goes with {headed}, not with {self.task.kind!r}")
         wanted = getattr(self.method, "head", None)
         if wanted not in (None, self.head.kind):
             raise ValueError(f"[method] head: is {wanted!r}, but [head] kind is {self.head.kind!r}; say it once")

@@ -23,3 +23,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{path}: is not UTF-8 (byte {error.start}), as TOML must be") from None
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path}: is not TOML: {error}") from None
+    except ValueError:
+        raise UserError(f"{path}: holds a number of thousands of digits") from None
+    except RecursionError:
+        raise UserError(f"{path}: is not usable TOML: its tables or lists are nested too deep") from None

@@ -34,7 +34,7 @@ from fedstrata.errors import UserError, did_you_mean
 from fedstrata.methods.fedbfpt import FedBFPT
 from fedstrata.plan.kinds import LANGUAGE
 from fedstrata.plan.parts import Parts
-from fedstrata.plan.plan import Plan
+from fedstrata.plan.plan import Plan, Rounds
 from fedstrata.plan.streams import Streams
 
 Variant = Literal["full", "all", "pl", "m", "s", "sp", "half", "map", "circle", "add"]
@@ -55,7 +55,7 @@ class FedBT(FedBFPT):
     """Progressive pre-training with FedBFPT's options, cyclic fine-tuning."""
 
     variant: Variant = "full"  # type: ignore[assignment]  # FedBFPT's and fine-tuning's
-    rounds: PositiveInt = 10
+    rounds: Rounds = 10
     cycle: PositiveInt | None = None
     """Rounds of one cycle of fine-tuning; half the model's layers when absent, as in the paper (6 of 12)."""
     pooler: Literal["frozen", "train"] = "frozen"

@@ -15,7 +15,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 
-from fedstrata.errors import UserError
+from fedstrata.errors import UserError, first_words
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.models.folders import WEIGHTS, partial_folder, publish, write_card
 from fedstrata.models.headed import plain_config, write_headed
@@ -115,9 +115,17 @@ def _disable_dropout(config: Any) -> None:
 
 def _fresh(name: str, config: Any, parts: Parts, info: Any, remote: Sequence[str]) -> tuple[str, ...]:
     """The parts with tensors that a checkpoint lacks, by transformers' ``info``: pooler and head at most."""
-    missing = set(info["missing_keys"]) | {key[0] for key in info["mismatched_keys"]}
+    other = {key: (list(found), list(asked)) for key, found, asked in info["mismatched_keys"]}
+    missing = set(info["missing_keys"]) | other.keys()
     fresh = tuple(part for part in parts.names if missing & parts.shapes[part].keys())
-    if lacking := [part for part in fresh if part not in ("pooler", "head", *remote)]:
+    lacking = [part for part in fresh if part not in ("pooler", "head", *remote)]
+    for key in (key for part in lacking for key in parts.shapes[part] if key in other):
+        found, asked = other[key]
+        raise UserError(
+            f"model {name}: its weights have {key} in the shape {found}, its config.json ({config.model_type}) "
+            f"asks for {asked}; weights and config must belong together"
+        )
+    if lacking:
         raise UserError(
             f"model {name}: its weights lack tensors of {', '.join(lacking[:3])} that its config.json "
             f"({config.model_type}) asks for; weights and config must belong together"
@@ -267,8 +275,8 @@ def fast_tokenizer(name: str, kind: str) -> Any:
         raise UserError(f"model {name}: the folder holds no tokenizer; expected one of: {', '.join(VOCABULARIES)}")
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, **options)
-    except HF_LOAD_ERRORS as error:
-        raise _unusable(name, error) from None
+    except Exception as error:  # of which tokenizers raises the plainest
+        raise _unusable(name, error, "tokenizer") from None
     if not tokenizer.is_fast:
         raise UserError(f"model {name}: has no fast tokenizer (tokenizer.json)")
     if tokenizer.pad_token_id is None:
@@ -278,10 +286,10 @@ def fast_tokenizer(name: str, kind: str) -> Any:
     return tokenizer
 
 
-def _unusable(name: str, error: Exception) -> UserError:
-    first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+def _unusable(name: str, error: Exception, what: str = "model") -> UserError:
+    first = first_words(error)
     if Path(name).is_dir():
-        return UserError(f"model {name}: the folder holds no usable model: {first}")
+        return UserError(f"model {name}: the folder holds no usable {what}: {first}")
     return UserError(f"model {name}: is no folder, and as a hub id it cannot be had: {first}")
 
 

@@ -16,7 +16,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from fedstrata.errors import UserError, did_you_mean
+from fedstrata.errors import UserError, did_you_mean, first_words
 from fedstrata.models.checkpoints import (
     HF_LOAD_ERRORS,
     Loaded,
@@ -183,5 +183,4 @@ def publish(folder: Path, target: Path) -> None:
 
 
 def _invalid(error: Exception) -> UserError:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return UserError(f"[model.config]: {' '.join(lines[:2]).rstrip('.')}")
+    return UserError(f"[model.config]: {first_words(error)}")

@@ -9,13 +9,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedstrata.plan.kinds import ClientSchedule, Payload, Population
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.streams import Streams
+
+Rounds = Annotated[int, Field(ge=1, le=1_000_000)]
+"""Number of rounds of a method."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class Method(BaseModel, ABC):
     population: ClassVar[Population] = "each"
     preset: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
-    rounds: PositiveInt = 5
+    rounds: Rounds = 5
 
     @property
     def exchange(self) -> Payload:

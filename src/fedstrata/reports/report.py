@@ -22,8 +22,18 @@ def write_report(folders: Sequence[Path], path: Path | None = None) -> Path:
         raise UserError(
             f"report: {sweeps[0]} is a sweep's folder, which has a page of its own; expected runs' folders"
         )
+    _check_place(path)
     runs = [] if is_sweep(folders[0]) else load_runs(folders)
     try:
         return write_page(runs, path) if runs else write_sweep_page(folders[0], path)
     except OSError as error:
         raise UserError(f"report: {error.filename or path} cannot be written ({error.strerror})") from None
+
+
+def _check_place(path: Path) -> None:
+    """Refuse a page that cannot be written, before anything is drawn or written."""
+    if path.is_dir():
+        raise UserError(f"report: {path} is a folder; expected a file, such as {path / PAGE}")
+    above = next(folder for folder in path.parents if folder.exists())
+    if not above.is_dir():
+        raise UserError(f"report: {path} cannot be written, as {above} is a file")

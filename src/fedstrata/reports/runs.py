@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -90,14 +90,15 @@ def load_run(folder: Path) -> Run:
     check_format(folder, result or job or {"format": FORMAT})
     names = result.get("stages") or _stages_on_disk(folder / "stages")
     stages = tuple(load_run(folder / "stages" / n) for n in names if (folder / "stages" / n).is_dir())
-    rounds, ledger = _lines(folder / "rounds.jsonl"), _lines(folder / "ledger.jsonl")
+    rounds = _lines(folder / "rounds.jsonl", {"round", "client"})
+    ledger = _lines(folder / "ledger.jsonl", {"round", "client", "phase", "direction", "part", "bytes"})
     recorded = _summed(stages) if stages else _recorded(job, rounds, ledger)
     return Run(
         name=folder.resolve().name,
         result={**recorded, **result},
         job=job,
         partition=_object(folder / "partition.json"),
-        parts=read_parts(_json(folder / "parts.json", "[]")),
+        parts=_parts(folder / "parts.json"),
         rounds=rounds,
         ledger=ledger,
         stages=stages,
@@ -122,6 +123,9 @@ def load_runs(folders: Sequence[Path]) -> list[Run]:
     Raises:
         UserError: as :func:`load_run`.
     """
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"{folder}: is no folder; expected the output folder of a run")
     paths = [folder.resolve().parts for folder in folders]
     deep = max(map(len, paths), default=1)
     tails = (["/".join(path[-n:]) for path in paths] for n in range(1, deep + 1))
@@ -267,8 +271,15 @@ def _object(path: Path) -> dict[str, Any]:
     return content
 
 
-def _lines(path: Path) -> tuple[dict[str, Any], ...]:
-    """The objects of a jsonl file; a last line that a kill cut short is dropped."""
+def _parts(path: Path) -> Mapping[str, PartRecord]:
+    try:
+        return read_parts(_json(path, "[]"))
+    except (KeyError, TypeError):
+        raise UserError(f"{path}: must hold a list of parts, each with name, kind and depth") from None
+
+
+def _lines(path: Path, keys: Set[str]) -> tuple[dict[str, Any], ...]:
+    """The objects of a jsonl file, each with some keys; a last line that a kill cut short is dropped."""
     texts = path.read_bytes().splitlines() if path.exists() else []
     lines = []
     for number, text in enumerate(texts, 1):
@@ -277,4 +288,9 @@ def _lines(path: Path) -> tuple[dict[str, Any], ...]:
         except ValueError as error:
             if number < len(texts):
                 raise UserError(f"{path}, line {number}: is not JSON: {error}") from None
+            continue
+        if not isinstance(lines[-1], dict) or not keys <= lines[-1].keys():
+            raise UserError(
+                f"{path}, line {number}: is no record of a run; expected {', '.join(sorted(keys))} in it"
+            )
     return tuple(lines)

@@ -68,8 +68,12 @@ def read_table(folder: Path) -> SweepTable:
         check_format(folder, data)
         cells = {cell: folder / path for cell, path in data["cells"].items()}
         return SweepTable(data["against"], list(map(_row, rows)), cells)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder}: holds no sweep's table ({type(error).__name__}: {error})") from None
+    except OSError as error:
+        raise UserError(f"{folder / TABLE}: cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(
+            f"{folder / TABLE}: is no sweep's table; running the sweep with --resume writes it"
+        ) from None
 
 
 def _row(record: Mapping[str, Any]) -> SweepRow:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -22,10 +23,16 @@ def check_output_dir(folder: Path, resume: bool) -> None:
     """Check that the output folder can be this run's; nothing is written yet.
 
     Raises:
-        UserError: it holds something and the run is not to be resumed, or it is no folder.
+        UserError: it holds something and the run is not to be resumed, or it or a folder above it is a file.
     """
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"[output] dir: {folder} is a file; name a new or empty folder")
+    if "\0" in str(folder):
+        raise UserError(f"[output] dir: {str(folder)!r} is no name that a folder can have")
+    if os.pardir in folder.parts:
+        folder = Path(os.path.realpath(folder))  # "new/.." is this folder, and there as soon as "new" is made
+    above = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not above.is_dir():
+        what = "a file" if above.is_file() else "no folder"
+        raise UserError(f"[output] dir: {above} is {what}; name a new or empty folder")
     if folder.exists() and any(folder.iterdir()) and not resume:
         raise UserError(
             f"[output] dir: {folder} is not empty; continue its run with --resume or name another folder "

@@ -11,10 +11,14 @@ from typing import Any
 
 from fedstrata.cost.ledger import totals
 from fedstrata.cost.target import reached
+from fedstrata.errors import UserError
 from fedstrata.job.tables import Job, method_name
 from fedstrata.plan.kinds import FORMAT
 from fedstrata.plan.streams import SERVER
 from fedstrata.wire.files import link, read_lines, write_bytes
+
+KEYS = ("status", "score", "bytes", "flops", "seconds", "clients", "model", "shared", "scored")
+"""What every ``result.json`` has."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,7 @@ def _folder(folder: Path, name: str) -> str | None:
 
 def combine_stages(stages: Sequence[Result], folder: Path) -> Result:
     """The result of a job of several stages: the last one's score and model, the sums of all costs."""
-    last = json.loads((stages[-1].folder / "result.json").read_text(encoding="utf-8"))
+    last = _read(stages[-1].folder)
     kinds = ("up", "down", "setup")
     result = {
         **last,
@@ -150,10 +154,10 @@ def combine_stages(stages: Sequence[Result], folder: Path) -> Result:
 
 def read_result(folder: Path) -> Result:
     """The result in an output folder."""
-    data = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    data = _read(folder)
     return Result(
         folder=folder,
-        **{name: data[name] for name in ("status", "score", "bytes", "flops", "seconds", "clients")},
+        **{name: data[name] for name in KEYS[:-3]},
         model=data["model"] and folder / data["model"],
         shared=data["shared"] and folder / data["shared"],
         scored=data["scored"],
@@ -164,8 +168,25 @@ def read_result(folder: Path) -> Result:
 
 def read_status(folder: Path) -> str | None:
     """The status in an output folder, None where there is no result yet."""
+    return str(_read(folder)["status"]) if (folder / "result.json").exists() else None
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """What ``result.json`` holds.
+
+    Raises:
+        UserError: it cannot be read, or is no run's result.
+    """
     path = folder / "result.json"
-    return str(json.loads(path.read_text(encoding="utf-8"))["status"]) if path.exists() else None
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError:
+        data = None
+    if not isinstance(data, dict) or not data.keys() >= set(KEYS):
+        raise UserError(f"{path}: is damaged; delete it, and --resume makes it again from the run's records")
+    return data
 
 
 def _write(folder: Path, result: dict[str, Any]) -> None:

@@ -61,7 +61,7 @@ def run_stages(
             _start(job, rows, place, base_dir, Path(outlines) / (job.stage or "start")) if job.model else None
             for job, rows, place in zip(jobs, data, places, strict=True)
         ]
-        _check_stages(jobs, data, starts)
+        _check_stages(jobs, data, starts, tell)
         connected = federation(jobs[0].engine) if jobs[0].between_sites else nullcontext()
         with connected as sites:
             for job, rows, start, place in zip(jobs, data, starts, places, strict=True):
@@ -79,7 +79,7 @@ def _start(job: Job, data: Prepared, place: Path, base_dir: Path | None, outline
     return str(place / START) if (place / START).exists() else write_outline(job, data, base_dir, outline)
 
 
-def _check_stages(jobs: Sequence[Job], data: Sequence[Prepared], starts: Sequence[str | None]) -> None:
+def _check_stages(jobs: Sequence[Job], data: Sequence[Prepared], starts: Sequence[str | None], tell: Tell) -> None:
     """Make every plan of every stage once, before anything is trained."""
     first: dict[str, str] = {}
     made: dict[str, tuple[Job, Parts, list[str]]] = {}
@@ -88,7 +88,7 @@ def _check_stages(jobs: Sequence[Job], data: Sequence[Prepared], starts: Sequenc
         parts = checkpoints.parts_of(first[job.stage], job.task.kind, rows.labels, head_of(job))
         if job.between_sites:
             check_sites(job, parts)
-        check_plans(job, parts, names_of(job) if job.between_sites else rows.shards)
+        check_plans(job, parts, names_of(job) if job.between_sites else rows.shards, tell)
         asked = names_of(job) if job.between_sites else list(population(job.method.population, rows.shards))
         made[job.stage] = job, parts, asked
         if start is None:

@@ -6,7 +6,6 @@ A relative path in them starts at the folder of its file; as read, every path is
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -22,9 +21,10 @@ from pydantic import (
     model_validator,
 )
 
-from fedstrata.errors import UserError, did_you_mean
+from fedstrata.errors import UserError
 from fedstrata.job import data_tables as job
-from fedstrata.job.renamed import renamed
+from fedstrata.job.base import Positive
+from fedstrata.job.sentences import sentence
 from fedstrata.job.toml import read_toml
 from fedstrata.plan.kinds import Payload
 from fedstrata.sites import checks
@@ -37,7 +37,6 @@ FORMAT_CHANGES = (
     "'hidden_states'; rename them where the file has them, and write format = 2 as its first line"
 )
 
-Positive = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Host = Annotated[str, AfterValidator(checks.public_host)]
 Name = Annotated[str, AfterValidator(checks.site_name)]
@@ -236,36 +235,4 @@ def validated(model: type[Model], data: Mapping[str, Any], where: str, home: Pat
     try:
         return model.model_validate(data, context={"home": home or Path.cwd()})
     except ValidationError as error:
-        raise UserError(f"{where}: {_sentence(error, model)}") from None
-
-
-def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
-    """The first complaint of pydantic in the words of :func:`fedstrata.job.file.sentence`."""
-    first = error.errors(include_url=False)[0]
-    if not first["loc"]:
-        return str(first["ctx"]["error"])
-    path = [str(word) for word in first["loc"][:2]]
-    key = f"[{path[0]}] {path[1]}" if len(path) > 1 else path[0]
-    now = renamed(path[0], path[1], first["input"]) if len(path) > 1 else None
-    if now and first["type"] in ("extra_forbidden", "literal_error"):
-        return f"{key}: {now}"
-    return f"{key}: {_complaint(dict(first), path, model)}"
-
-
-def _complaint(first: Mapping[str, Any], path: list[str], model: type[BaseModel]) -> str:
-    kind, found = first["type"], first["input"]
-    if kind == "extra_forbidden":
-        table = model.model_fields[path[0]].annotation if len(path) > 1 else model
-        keys = list(table.model_fields) if isinstance(table, type) and issubclass(table, BaseModel) else []
-        return f"no such key; {did_you_mean(path[-1], keys)}"
-    if kind == "missing":
-        return "is missing"
-    if kind == "value_error":
-        return str(first["ctx"]["error"])
-    if kind in ("model_type", "dict_type"):
-        name = f"[{path[0]}] {path[1]}" if len(path) > 1 else path[0]
-        return f"must be a table ([{name}]), found {found!r}"
-    if kind == "literal_error" and isinstance(found, str):
-        expected = re.findall(r"'([^']*)'", first["ctx"]["expected"])
-        return f"{found!r} is invalid; {did_you_mean(found, expected)}"
-    return f"{first['msg'][0].lower()}{first['msg'][1:]}, found {found!r}"
+        raise UserError(f"{where}: {sentence(error, model)}") from None

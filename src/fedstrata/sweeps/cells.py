@@ -28,6 +28,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,18 +39,21 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from fedstrata.errors import UserError, did_you_mean
-from fedstrata.job.base import Positive, Table
-from fedstrata.job.file import Overrides, load, pairs_of, sentence, sweep_table
+from fedstrata.job.base import Seed, Table
+from fedstrata.job.file import Overrides, load, pairs_of, sweep_table
+from fedstrata.job.sentences import sentence, shown
 from fedstrata.job.tables import Job
+
+MOST_CELLS = 10_000
 
 
 class Sweep(Table):
     """``[sweep]``: what varies over the runs of a job."""
 
-    seeds: list[Annotated[int, Field(ge=0)]] = Field([0], min_length=1)
+    seeds: list[Seed] = Field([0], min_length=1)
     seed: str = "train.seed"
     """The key that the seeds set; ``finetune.train.seed`` varies one stage alone."""
-    parallel: Positive = 1
+    parallel: Annotated[int, Field(ge=1, le=1024)] = 1
     """Cells that run at the same time, the processor's cores divided among them."""
     against: str | None = None
     """The row with which a paired t-test compares every other, at the same point of ``across`` and ``grid``."""
@@ -109,7 +113,8 @@ def cells(source: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> 
     try:
         sweep = Sweep.model_validate(table)
     except ValidationError as error:
-        raise UserError(f"{where}: [sweep] {sentence(error, Sweep)}") from None
+        raise UserError(f"{where}: [sweep] {sentence(error, Sweep, 'sweep')}") from None
+    _check_settings(where, sweep)
     rows = _rows(where, sweep)
     if unknown := next((row.base for row in rows.values() if row.base not in (None, *rows)), None):
         raise UserError(f"{where}: [sweep] against: no row {unknown!r}; {did_you_mean(unknown, rows)}")
@@ -126,6 +131,25 @@ def cells(source: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> 
     return sweep, folder, [_cell(draft) for draft in drafts]
 
 
+def _check_settings(where: str, sweep: Sweep) -> None:
+    """Refuse names and grids that are none, output folders of single cells, and more cells than can be meant."""
+    for table, settings in (("rows", sweep.rows), ("across", sweep.across)):
+        for number, row in enumerate(settings, 1):
+            if not isinstance(row.get("name", ""), str):
+                raise UserError(f"{where}: [sweep] {table}, entry {number}, name: must be a string")
+    axes = dict(_leaves(sweep.grid))
+    for key, values in axes.items():
+        if not isinstance(values, list) or not values:
+            raise UserError(f"{where}: [sweep.grid] {key}: must be a list of values, found {shown(values)}")
+    keys = [*axes, *(key for row in (*sweep.rows, *sweep.across) for key, _ in _leaves(row))]
+    if taken := next((key for key in keys if key.endswith("output.dir")), None):
+        raise UserError(f"{where}: [sweep] {taken}: every cell has a folder of its own in the sweep's output.dir")
+    sizes = [len(values) for values in axes.values()]
+    number = math.prod([len(sweep.across) or 1, len(sweep.rows) or 1, len(set(sweep.seeds)), *sizes])
+    if number > MOST_CELLS:
+        raise UserError(f"{where}: [sweep]: asks for {number:,} runs; expected at most {MOST_CELLS:,}")
+
+
 @dataclass(frozen=True)
 class _Row:
     pairs: list[tuple[str, Any]]
@@ -135,9 +159,6 @@ class _Row:
 def _rows(where: str, sweep: Sweep) -> dict[str, _Row]:
     """Row name -> the keys it sets and the row it is compared with, for each point of ``across`` and the grid."""
     axes = dict(_leaves(sweep.grid))
-    for key, values in axes.items():
-        if not isinstance(values, list) or not values:
-            raise UserError(f"{where}: [sweep.grid] {key}: must be a list of values, found {values!r}")
     tails = [key.rpartition(".")[2] for key in axes]
     short = {key: tail if tails.count(tail) == 1 else key for key, tail in zip(axes, tails, strict=True)}
     rows: dict[str, _Row] = {}

@@ -73,5 +73,6 @@ def check(where: Path | str, there: Sequence[str], wanted: Sequence[str], hint: 
     """
     for column in wanted:
         if there.count(column) != 1:
-            found = "several columns" if column in there else "no column"
-            raise UserError(f"{where}: has {found} {column!r}; {did_you_mean(column, there)}{hint}")
+            if column in there:
+                raise UserError(f"{where}: has {there.count(column)} columns {column!r}; expected one{hint}")
+            raise UserError(f"{where}: has no column {column!r}; {did_you_mean(column, there)}{hint}")

@@ -159,7 +159,7 @@ class Wire(Table):
     """``[wire]``: how tensors are encoded between client and server."""
 
     dtype: str = "fp32"
-    """Both ways; ``int8`` has a scale per row and error feedback."""
+    """Both ways; ``int8`` has a scale per row and error feedback, and clients send changes in it."""
 
 
 def _sendable() -> list[Payload]:

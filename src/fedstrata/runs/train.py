@@ -207,7 +207,7 @@ def _engine(
 def _tag(server: Server, part: str) -> object:
     """Cache tag: server weights and client weights are identical only for lossless wire types."""
     version = server.versions[part]
-    return version if server.wire.codec.name == "fp32" or not version else ("server", version)
+    return version if server.wire.lossless or not version else ("server", version)
 
 
 def _write_partition(stage: ReadyStage, sizes: Mapping[str, int]) -> None:

@@ -29,7 +29,8 @@ class ServerOptimizer(Protocol):
 
         Args:
             old: its value before the round, fp32.
-            aggregate: the round's aggregate of it, fp32.
+            aggregate: the round's aggregate of it, fp32; of a wire that rounds, ``old`` and the clients' change
+                against what they received.
             moments: the optimizer's memory of this tensor, changed in place; it is saved with the run's state.
         """
 

@@ -19,6 +19,7 @@ from torch import nn
 
 from fedstrata.errors import UserError
 from fedstrata.job.task_kinds import TASK_KINDS
+from fedstrata.models.families import NOT_IN_PARTS
 from fedstrata.models.heads import KEY, HeadConfig, HeadedModel
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.kinds import Tensors
@@ -197,9 +198,20 @@ def fit_config(name: str, config: Any, kind: str, labels: Sequence[str] | None, 
     """A config made to fit a task, its classes and its head; ``name`` is what to call the model.
 
     Raises:
-        UserError: the model does not have the attention that the task needs, bidirectional or causal.
+        UserError: the model has no layers of its own to train one by one, or not the attention that the task
+            needs, bidirectional or causal.
     """
     task = TASK_KINDS[kind] if kind else None
+    if why := NOT_IN_PARTS.get(config.model_type):
+        raise UserError(
+            f"model {name}: {config.model_type} cannot be trained layer by layer, {why}; expected a model built "
+            "like BERT, RoBERTa, DistilBERT, ELECTRA, ModernBERT or GPT-2"
+        )
+    if task and task.attention == "bidirectional" and getattr(config, "is_decoder", False):
+        raise UserError(
+            f"model {name}: its config.json says is_decoder, so it sees only what came before, and {kind!r} needs "
+            "a model that reads a text both ways"
+        )
     if task and task.attention == "bidirectional" and type(config) not in transformers.MODEL_FOR_MASKED_LM_MAPPING:
         raise UserError(
             f"model {name}: {config.model_type} is not made to predict masked tokens, and {kind!r} needs a model "

@@ -60,3 +60,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Name -> the keys of its config, with ``model_type``."""
 SPLITTABLE = tuple(model_type for model_type, family in FAMILIES.items() if family.splittable)
 """The ``model_type`` of every family whose layers may be divided between client and server."""
+NOT_IN_PARTS: Mapping[str, str] = {
+    "albert": "all its layers have the same weights",
+    "funnel": "its layers stand in blocks between which the text is shortened",
+}
+"""``model_type`` -> why such a model cannot be trained layer by layer."""
+FP32_ALONE = ("deberta",)
+"""The ``model_type`` of models that transformers computes in fp32 alone: their mask outgrows bf16."""

@@ -162,6 +162,8 @@ class HeadedModel(transformers.PreTrainedModel):  # type: ignore[misc]
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.settings = settings = HeadConfig(**getattr(config, KEY))
+        if not transformers.MODEL_MAPPING[type(config)]._supports_sdpa:
+            config._attn_implementation = "eager"
         base = transformers.AutoModel.from_config(config)
         if config.num_hidden_layers < BRANCHES[settings.kind]:
             raise UserError(

@@ -19,7 +19,7 @@ from torch import nn
 
 from fedstrata.errors import UserError
 from fedstrata.job.task_kinds import TASK_KINDS
-from fedstrata.models.families import NOT_IN_PARTS
+from fedstrata.models.families import check_layers
 from fedstrata.models.heads import KEY, HeadConfig, HeadedModel
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.kinds import Tensors
@@ -202,11 +202,7 @@ def fit_config(name: str, config: Any, kind: str, labels: Sequence[str] | None, 
             needs, bidirectional or causal.
     """
     task = TASK_KINDS[kind] if kind else None
-    if why := NOT_IN_PARTS.get(config.model_type):
-        raise UserError(
-            f"model {name}: {config.model_type} cannot be trained layer by layer, {why}; expected a model built "
-            "like BERT, RoBERTa, DistilBERT, ELECTRA, ModernBERT or GPT-2"
-        )
+    check_layers(name, config.model_type)
     if task and task.attention == "bidirectional" and getattr(config, "is_decoder", False):
         raise UserError(
             f"model {name}: its config.json says is_decoder, so it sees only what came before, and {kind!r} needs "

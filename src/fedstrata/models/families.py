@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedstrata.errors import UserError
+
 
 @dataclass(frozen=True)
 class Family:
@@ -67,3 +69,16 @@ NOT_IN_PARTS: Mapping[str, str] = {
 """``model_type`` -> why such a model cannot be trained layer by layer."""
 FP32_ALONE = ("deberta",)
 """The ``model_type`` of models that transformers computes in fp32 alone: their mask outgrows bf16."""
+
+
+def check_layers(name: str, model_type: str) -> None:
+    """Refuse a model, called ``name``, that has no layers of its own to train one by one.
+
+    Raises:
+        UserError: it is one of :data:`NOT_IN_PARTS`.
+    """
+    if why := NOT_IN_PARTS.get(model_type):
+        raise UserError(
+            f"model {name}: {model_type} cannot be trained layer by layer, {why}; expected a model built like "
+            "BERT, RoBERTa, DistilBERT, ELECTRA, ModernBERT or GPT-2"
+        )

@@ -30,7 +30,10 @@ class Result:
         flops: of all training steps, at the clients and at the server.
         seconds: clock time.
         model: folder of the final model.
-        clients: client -> its ``examples``, and its own ``score`` where it keeps parts.
+        clients: client -> its ``rows`` and ``examples``, and its own ``score`` where it keeps parts.
+        baseline: ``what`` is always predicted, and its ``score``, metric -> value; None for a task without labels.
+        data: what is known of the rows (:func:`fedstrata.data.facts.row_facts`), and what tokenization does to
+            them (:func:`fedstrata.client.facts.token_facts`).
         target: of a job with ``output.target``: that ``score``, and the ``rounds`` and ``bytes`` of the last stage
             until it was first reached, None where it never was.
         stages: the stages' results, in order; empty for a job of one stage.
@@ -45,6 +48,8 @@ class Result:
     model: Path
     clients: dict[str, Any]
     target: dict[str, Any] | None = None
+    baseline: dict[str, Any] | None = None
+    data: dict[str, Any] | None = None
     stages: tuple[Result, ...] = field(default=())
 
     @property
@@ -63,7 +68,8 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
     trained = [record for record in rounds if record["client"] != SERVER]
     last = scored[-1] if scored else {}
     split = folder / "partition.json"
-    clients = json.loads(split.read_text(encoding="utf-8"))["clients"] if split.exists() else {}
+    partition = json.loads(split.read_text(encoding="utf-8")) if split.exists() else {}
+    clients = partition.get("clients", {})
     scores = last.get("clients", {})
     ledger = read_lines(folder / "ledger.jsonl")
     wanted = job.output.target
@@ -78,6 +84,8 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
         "task": job.task.kind,
         "headline": job.task.headline,
         "score": last.get("score", {}),
+        "baseline": partition.get("baseline"),
+        "data": partition.get("data"),
         "rounds": job.method.rounds,
         "bytes": totals(ledger),
         "flops": sum(record["flops"] + record.get("server_flops", 0) for record in trained),
@@ -86,11 +94,15 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
         "target": None if wanted is None else target,
         "missing": read_lines(folder / "missing.jsonl"),
         "clients": {
-            client: {"examples": clients.get(client, {}).get("examples", 0), "score": scores.get(client)}
+            client: _client(clients.get(client, {}), scores.get(client))
             for client in dict.fromkeys([*clients, *scores])
         },
     }
     _write(folder, result)
+
+
+def _client(record: dict[str, Any], score: Any) -> dict[str, Any]:
+    return {"rows": record.get("rows", 0), "examples": record.get("examples", 0), "score": score}
 
 
 def combine_stages(stages: Sequence[Result], folder: Path) -> Result:
@@ -118,6 +130,8 @@ def read_result(folder: Path) -> Result:
         **{name: data[name] for name in ("status", "score", "bytes", "flops", "seconds", "clients")},
         model=folder / data["model"],
         target=data.get("target"),
+        baseline=data.get("baseline"),
+        data=data.get("data"),
         stages=tuple(read_result(folder / "stages" / name) for name in data.get("stages", ())),
     )
 

@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The score of a prediction that is always the same.
+
+    Attributes:
+        what: what is predicted; empty where there is no such score.
+        headline: the job's headline metric.
+        score: metric -> its value.
+    """
+
+    what: str = ""
+    headline: str = ""
+    score: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -17,6 +33,8 @@ class StageStarted:
         done: rounds done by an earlier call.
         clients: examples of each client.
         notes: what the user should know, a sentence each.
+        data: what is known of the rows, a sentence each.
+        baseline: what every score has to beat.
     """
 
     stage: str
@@ -25,6 +43,12 @@ class StageStarted:
     done: int
     clients: dict[str, int]
     notes: tuple[str, ...]
+    data: tuple[str, ...] = ()
+    baseline: Baseline = field(default_factory=Baseline)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.baseline, dict):  # as it comes from another process
+            object.__setattr__(self, "baseline", Baseline(**self.baseline))
 
 
 @dataclass(frozen=True)

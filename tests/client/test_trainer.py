@@ -352,11 +352,13 @@ def test_a_client_sends_in_the_wire_type(ask: Callable[..., Any]) -> None:
 def test_what_a_message_left_out_is_kept_for_the_next(ask: Callable[..., Any], tmp_path: Any) -> None:
     """Two rounds send together what they made, but for the rest; a round that is run again sends the same."""
     plan, name = Plan((0,), ("layer.0",), ("layer.0",)), "bert.encoder.layer.0.output.dense.weight"
-    exact = [ask(plan, round).weights["layer.0"][name] for round in (0, 1)]
+    before = weights_of(roles().working)["layer.0"][name]
+    exact = [ask(plan, round).weights["layer.0"][name] - before for round in (0, 1)]
     sent = [dequantize(ask(plan, round, dtype="int8").weights["layer.0"])[name] for round in (0, 1)]
     rest = Store(tmp_path).residual.load(2)
     assert rest.keys() == roles().working.parts.shapes["layer.0"].keys()
     assert torch.allclose(sum(sent) + rest[name], sum(exact), atol=1e-6)
+    assert rest[name].abs().max() < 1e-4, "half a step of the change, not of the weights"
     alone = dequantize(quantize({name: exact[1]}, "int8"))[name]
     assert not sent[1].equal(alone), "the second message holds the first one's rest"
     assert dequantize(ask(plan, 1, dtype="int8").weights["layer.0"])[name].equal(sent[1])

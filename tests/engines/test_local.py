@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import fedstrata
 from fedstrata.client.answer import ClientRuntime
@@ -100,3 +101,18 @@ def test_two_models_give_the_same_bits_as_one(
     assert len(stores[0]) == len(stores[1])
     for mine, other in zip(*stores, strict=True):
         assert mine.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize(("dtype", "optimizer"), [("int8", "adam"), ("bf16", "sgd")])
+def test_a_run_that_learns_nothing_ends_in_the_weights_it_began_with(
+    job: Jobs, dtype: str, optimizer: str
+) -> None:
+    """The wire rounds on both ways, and a client misses a round now and then."""
+    tables: dict[str, Any] = {"wire": {"dtype": dtype}, "server": {"optimizer": optimizer, "evaluate": "end"}}
+    learns_nothing = {"learning_rate": 1e-300, "steps": 1}
+    made = job("fedavg", train=learns_nothing, clients={"fraction": 0.67}, method={"rounds": 4}, **tables)
+    result = fedstrata.run(made)
+    start = load_file(Path(made["model"]["name"]) / "model.safetensors")
+    end = load_file(result.model / "model.safetensors")
+    assert start.keys() == end.keys()
+    assert all(torch.equal(start[name], end[name]) for name in start)

@@ -66,7 +66,10 @@ def lines(folder: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / name).read_text("utf-8").splitlines()]
 
 
-@pytest.mark.parametrize("train", [{}, {"epochs": 2, "lr_schedule": "polynomial", "warmup_ratio": 0.25}])
+@pytest.mark.parametrize(
+    "train",
+    [{}, {"epochs": 2, "lr_schedule": "polynomial", "warmup_ratio": 0.25}, {"epochs": 2, "proximal_mu": 1.0}],
+)
 def test_parallel_is_fedavg_whose_optimizers_go_on(split: Jobs, train: dict[str, Any]) -> None:
     assert same(
         weights(fedstrata.run(split("parallel", train=train))),
@@ -86,6 +89,12 @@ def test_with_one_client_every_mode_is_centralized(
     assert same(
         weights(fedstrata.run(split(mode, kind, **one))), weights(fedstrata.run(split("centralized", kind, **one)))
     )
+
+
+@pytest.mark.parametrize("mode", ["share", "head-emb-avg"])
+def test_with_one_client_the_proximal_term_is_fedavgs(split: Jobs, mode: str) -> None:
+    one = {"clients": {"count": 1}, "train": {"epochs": 2, "proximal_mu": 1.0}}
+    assert same(weights(fedstrata.run(split(mode, **one))), weights(fedstrata.run(split("fedavg", **one))))
 
 
 def adam(module: torch.nn.Module, names: set[str]) -> torch.optim.Optimizer:

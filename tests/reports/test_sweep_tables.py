@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from scipy.stats import t
 
-from fedstrata.reports.sweep import SweepRow, paired
+from fedstrata.reports.sweep import SweepRow, holm, paired
 from fedstrata.reports.sweep_text import latex, markdown, terminal
 
 ROW = SweepRow(
@@ -23,6 +23,7 @@ ROW = SweepRow(
     mean=0.3,
     sd=0.2646,
     p=0.0004,
+    p_holm=0.0004,
     up_mb=29.42,
     down_mb=29.42,
     setup_mb=435.0,
@@ -47,11 +48,20 @@ def test_no_paired_test_without_two_different_pairs(one: list[float], other: lis
     assert paired(one, other) is None
 
 
+def test_p_values_are_corrected_for_their_number() -> None:
+    """Holm 1979: the smallest times m, the next times m - 1, never below the one before, at most 1."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
 def test_the_tables_say_the_same() -> None:
-    lost = replace(ROW, row="lost & gone", seeds=(), scores=(), mean=None, sd=None, p=None, failed={0: "why"})
+    lost = replace(
+        ROW, row="lost & gone", seeds=(), scores=(), mean=None, sd=None, p=None, p_holm=None, failed={0: "why"}
+    )
     rows = [ROW, lost]
     text = markdown(rows, "FedAvg")
-    assert "### tag\n\n| row | f1 | p | MB up | MB down | TFLOP | seconds |\n|---|---:|" in text
+    assert "### tag\n\n| row | f1 | p (Holm) | MB up | MB down | TFLOP | seconds |\n|---|---:|" in text
     assert "| FedBFPT\\M | 0.3000 ± 0.2646 | <0.001 | 29.4 | 29.4 | 1,234.5 | 577.9 |" in text
     assert "| lost & gone | – (0 of 1) |" in text
     assert "paired t-test over the seeds with 'FedAvg'" in text
@@ -66,7 +76,7 @@ def test_the_tables_say_the_same() -> None:
 def test_rows_of_different_metrics_each_name_their_own() -> None:
     other = replace(ROW, row="STS-B", metric="pearson")
     text = markdown([ROW, other], None)
-    assert "| row | score | p |" in text
+    assert "| row | score | p (Holm) |" in text
     assert "| f1 0.3000 ± 0.2646 |" in text
     assert "| pearson 0.3000 ± 0.2646 |" in text
 

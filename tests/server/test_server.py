@@ -12,6 +12,7 @@ from fedstrata.plan.messages import Reply
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.schedule import sample_clients
 from fedstrata.plan.streams import Streams
+from fedstrata.server.optimizer import LEARNING_RATES, AdaptiveOptimizer
 from fedstrata.server.server import Server
 from fedstrata.wire.codec import Wire, WireError, make_codec, quantize
 from tiny import tiny_model
@@ -116,6 +117,48 @@ def test_int8_adds_up_over_the_rounds() -> None:
         assert made.outgoing("layer.1") is made.outgoing("layer.1")
     assert (got - had).abs().max() > 1e-3
     assert made.residual.keys() == {"layer.1", "head"}
+
+
+@pytest.mark.parametrize("optimizer", LEARNING_RATES)
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "int8"])
+def test_weights_stay_where_clients_learn_nothing(dtype: str, optimizer: str) -> None:
+    """Two clients send back what they received, one of them not in every round: not a bit of the server moves."""
+    made = server(dtype)
+    made.optimizer = AdaptiveOptimizer(optimizer)
+    before = {part: {name: t.clone() for name, t in own.items()} for part, own in made.weights.items()}
+    left: dict[str, dict[str, torch.Tensor]] = {"a": {}, "b": {}}
+    for round in range(6):
+        for client in ("a", "b") if round % 2 else ("a",):
+            made.request(round, client, LAYER)
+            weights = {}
+            for part in LAYER.send:
+                got = made.received(part)
+                reference = got if made.wire.changes else None
+                weights[part], rest = made.wire.encode(got, reference, left[client])
+                left[client].update(rest)
+            made.accumulate(LAYER, Reply(client, 3, weights), {})
+        made.merge()
+    for part, own in before.items():
+        assert all(torch.equal(made.weights[part][name], own[name]) for name in own), part
+    assert made.versions["head"] == 6
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "int8"])
+def test_the_change_is_taken_against_what_was_received_and_added_to_the_exact_weights(dtype: str) -> None:
+    made = server(dtype)
+    name = "bert.encoder.layer.1.output.dense.weight"
+    exact = made.weights["layer.1"][name].clone()
+    for round in range(3):
+        made.request(round, "a", LAYER)
+        reply = answer(made, LAYER, "a", 0.0)
+        got = made.received("layer.1")
+        learned = {n: t + 0.125 for n, t in got.items()}
+        reply.weights["layer.1"], _ = made.wire.encode(learned, got if made.wire.changes else None)
+        made.accumulate(LAYER, reply, {})
+        made.merge()
+        exact += 0.125
+        steps = (made.weights["layer.1"][name] - exact).abs().max()
+        assert steps < {"fp16": 1e-3, "bf16": 8e-3, "int8": 1e-4}[dtype]
 
 
 @pytest.mark.parametrize("fault", ["missing", "shape", "nan", "dtype"])

@@ -59,7 +59,7 @@ def test_the_tables_numbers_are_the_optimizers() -> None:
 
 @pytest.mark.parametrize("name", LEARNING_RATES)
 def test_without_a_learning_rate_each_takes_its_own(name: str) -> None:
-    rate = {"sgd": 1.0, "momentum": 1.0}.get(name, 0.01)
+    rate = {"sgd": 1.0, "momentum": 1.0, "adagrad": 0.003}.get(name, 0.01)
     deltas = [0.3, -0.2]
     assert stepped(AdaptiveOptimizer(name), deltas) == stepped(AdaptiveOptimizer(name, rate), deltas)
     assert stepped(AdaptiveOptimizer(name), deltas) != stepped(AdaptiveOptimizer(name, rate / 2), deltas)

@@ -65,6 +65,7 @@ def test_a_sweep_is_its_single_runs(many: dict[str, Any], tmp_path: Path) -> Non
     trained, same, untrained = entries[:3]
     assert untrained.p is not None
     assert 0 < untrained.p < 1
+    assert untrained.p_holm == untrained.p, "the only comparison"
     assert trained.p is same.p is None, "nothing is compared with itself or its equal"
 
     again = StageEnded("pretrain", reused=True)

@@ -16,7 +16,7 @@ from torch.nn import functional
 import fedstrata
 from fedstrata.data.tokens import Tokens
 from fedstrata.errors import UserError
-from fedstrata.models import checkpoints
+from fedstrata.models import checkpoints, configs
 from fedstrata.plan.messages import Positions
 from fedstrata.tasks import Batch, Examples
 from fedstrata.tasks.clm import CausalLM
@@ -89,7 +89,7 @@ def decoder() -> Any:
 @pytest.mark.parametrize("make", [lambda: tiny_model("gpt2", "clm"), decoder], ids=["gpt2", "bert as a decoder"])
 def test_a_later_token_changes_nothing_before_it(make: Callable[[], Any]) -> None:
     model = make().eval()
-    assert checkpoints.causal(model.config)
+    assert configs.causal(model.config)
     ids = batch((12, 12)).inputs["input_ids"]
     other = ids.clone()
     other[:, 7] = (other[:, 7] + 1) % 60 + 5
@@ -188,5 +188,5 @@ def test_fedbt_takes_it_for_pre_training(job: Jobs, model_folder: Callable[..., 
 
 
 def test_the_tiny_gpt2_is_causal_by_its_kind() -> None:
-    assert checkpoints.causal(tiny_config("gpt2"))
-    assert not checkpoints.causal(tiny_config("bert"))
+    assert configs.causal(tiny_config("gpt2"))
+    assert not configs.causal(tiny_config("bert"))

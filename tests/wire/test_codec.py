@@ -19,6 +19,7 @@ from fedstrata.wire.codec import (
     CODECS,
     DTYPES,
     SCALE,
+    Int8Codec,
     StateCodec,
     Wire,
     WireError,
@@ -175,7 +176,7 @@ def test_what_a_message_leaves_out_comes_with_the_next() -> None:
     residual: Tensors = {}
     total = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     for times in range(1, 101):
-        message, residual = StateCodec("int8").encode(tensors, None, residual)
+        message, residual = Int8Codec().encode(tensors, None, residual)
         check(message, wire_spec({"w": (2, 2), "b": (1,)}, "int8"))
         for name, tensor in dequantize(message).items():
             total[name] += tensor
@@ -183,6 +184,19 @@ def test_what_a_message_leaves_out_comes_with_the_next() -> None:
     assert total["w"][0, 1].item() == pytest.approx(0.1, abs=0.5 / 127)
     assert dequantize(quantize(tensors, "int8"))["w"][0, 1].item() == 0.0
     assert residual["w"].abs().max() <= 0.51 / 127
+
+
+def test_int8_sends_changes_where_both_ends_know_the_reference() -> None:
+    """A step is then 1/127 of a row's largest change; no change arrives as none."""
+    codec, reference = Int8Codec(), {"w": torch.tensor([[1.0, 0.3], [0.5, -0.3]])}
+    changed = {"w": reference["w"] + torch.tensor([[1e-3, -2e-4], [0.0, 0.0]])}
+    message, left = codec.encode(changed, reference, {})
+    arrived = codec.decode(message, reference)["w"]
+    assert torch.allclose(arrived, changed["w"], atol=0.51e-3 / 127)
+    assert torch.equal(arrived[1], reference["w"][1])
+    assert torch.allclose(arrived + left["w"], changed["w"], atol=1e-7)
+    again = codec.decode(codec.encode(reference, reference, left)[0], reference)["w"]
+    assert torch.allclose(again + arrived, changed["w"] + reference["w"], atol=1e-6), "with the first's residual"
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
@@ -301,7 +315,7 @@ def test_both_ends_of_a_wire_agree_and_its_size_is_known_before(dtype: str) -> N
 
 
 def test_a_codec_is_one_class_and_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(CODECS, "int4", lambda: StateCodec("int8"))  # type: ignore[arg-type]
+    monkeypatch.setitem(CODECS, "int4", Int8Codec)  # type: ignore[arg-type]
     assert make_codec("int4").name == "int8"
     with pytest.raises(UserError, match=r"\[wire\] dtype: 'int5' .*int4"):
         make_codec("int5")

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from fedstrata.errors import plural
 from fedstrata.events import (
+    Baseline,
     CellEnded,
     CellEvent,
     CellStarted,
@@ -25,6 +26,7 @@ from fedstrata.events import (
     Stepped,
     Waiting,
 )
+from fedstrata.plan.kinds import LOWER_IS_BETTER
 
 
 class _Live:
@@ -52,8 +54,9 @@ class _Live:
     ) -> None:
         self.bar.stop()
 
-    def _log(self, line: str) -> None:
-        self.bar.console.print(line, soft_wrap=True, markup=False)
+    def _log(self, *lines: str) -> None:
+        for line in lines:
+            self.bar.console.print(line, soft_wrap=True, markup=False)
 
 
 class Display(_Live):
@@ -62,6 +65,7 @@ class Display(_Live):
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self.rounds = 0
+        self.baseline = Baseline()
         self.replies = 0
         self.bytes = 0
         self.examples = 0
@@ -86,18 +90,17 @@ class Display(_Live):
                 until = time.strftime("%H:%M", time.localtime(time.time() + seconds))
                 self._log(f"waiting until {until} at most for {', '.join(clients)} to connect")
             case Scored(round, score):
-                self._log(f"{round_words(round, self.rounds)}  {_score_words(score)}")
+                self._log(*_score_lines(round, score, self.rounds, self.baseline))
             case StageEnded(stage, reused):
                 self._ended(stage, reused)
 
     def _started(self, event: StageStarted) -> None:
-        self.rounds = event.rounds
+        self.rounds, self.baseline = event.rounds, event.baseline
         self.replies = self.bytes = 0
         name = f"{event.stage}: " if event.stage else ""
         amounts = {"round": event.rounds, "client": len(event.clients), "example": sum(event.clients.values())}
         self._log(f"{name}{event.method}, {', '.join(plural(number, noun) for noun, number in amounts.items())}")
-        for note in event.notes:
-            self._log(f"note: {note}")
+        self._log(*(f"data: {line}" for line in event.data), *(f"note: {note}" for note in event.notes))
         if event.done:
             self._log(f"continuing after {plural(event.done, 'finished round')}")
         self.bar.reset(self.line, total=float((event.rounds - event.done) * len(event.clients)))
@@ -192,8 +195,8 @@ class SweepDisplay(_Live):
             case Replied():
                 self.bar.advance(task)
             case Scored(round, score) if stage:
-                line = f"{round_words(round, stage.rounds)}  {_score_words(score)}"
-                self._log(": ".join(filter(None, [cell, stage.stage, line])))
+                for line in _score_lines(round, score, stage.rounds, stage.baseline):
+                    self._log(": ".join(filter(None, [cell, stage.stage, line])))
             case StageEnded(name, True):
                 self._log(f"{cell}: {name} was finished by another cell or before")
 
@@ -203,5 +206,23 @@ def round_words(round: int, rounds: int) -> str:
     return f"round {round + 1}/{rounds}" if round >= 0 else "before training"
 
 
-def _score_words(score: dict[str, float]) -> str:
-    return "  ".join(f"{name} {value:.4f}" for name, value in score.items())
+def _score_lines(round: int, score: dict[str, float], rounds: int, baseline: Baseline) -> list[str]:
+    """Every metric, with the baseline's after the headline; after the last round, whether it was beaten."""
+    words = []
+    for name, value in score.items():
+        always = baseline.score.get(name) if name == baseline.headline else None
+        words.append(f"{name} {value:.4f}" + ("" if always is None else f" (baseline {always:.4f})"))
+    lines = [f"{round_words(round, rounds)}  {'  '.join(words)}"]
+    if round == rounds - 1 and not _beaten(score, baseline):
+        name = baseline.headline
+        lines.append(f"note: {name} {score[name]:.4f} is not better than {baseline.what}")
+    return lines
+
+
+def _beaten(score: dict[str, float], baseline: Baseline) -> bool:
+    """Whether a score is better by the headline, or there is nothing to beat."""
+    name = baseline.headline
+    if name not in baseline.score or name not in score:
+        return True
+    sign = -1 if name in LOWER_IS_BETTER else 1
+    return sign * score[name] > sign * baseline.score[name]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -12,6 +12,8 @@ from fedstrata.plan.schedule import ScheduleSpan
 
 Parameters = Mapping[str, torch.nn.Parameter]
 """Trained parameters by the names they have in the model."""
+Anchor = list[tuple[torch.nn.Parameter, torch.Tensor]]
+"""Parameters with the values that they had when the round began: FedProx's reference."""
 
 
 def learning_rate(train: Train, span: ScheduleSpan, step: int) -> float:
@@ -62,6 +64,18 @@ def memory_of(optimizer: torch.optim.Optimizer, trained: Parameters) -> Tensors:
         for name, parameter in trained.items()
         for kind, value in optimizer.state.get(parameter, {}).items()
     }
+
+
+def anchor_of(parameters: Iterable[torch.nn.Parameter], train: Train) -> Anchor:
+    """What the proximal term holds these parameters near: their values now; empty without such a term."""
+    return [(parameter, parameter.detach().clone()) for parameter in parameters] if train.proximal_mu else []
+
+
+def add_proximal(anchor: Anchor, train: Train) -> None:
+    """Add the gradient of mu/2 |w - w_t|^2, FedProx's term (Li et al. 2020, eq. 2), to those that are there."""
+    for parameter, old in anchor:
+        if parameter.grad is not None:
+            parameter.grad.add_(parameter.detach() - old, alpha=train.proximal_mu)
 
 
 def step(optimizer: torch.optim.Optimizer, rate: float) -> None:

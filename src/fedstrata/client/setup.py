@@ -19,6 +19,7 @@ from fedstrata.events import Counted, Event
 from fedstrata.job.tables import Job
 from fedstrata.models import checkpoints, scratch
 from fedstrata.models.cut import check_cut
+from fedstrata.models.families import FP32_ALONE
 from fedstrata.models.heads import HeadConfig
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.parts import Parts
@@ -79,6 +80,7 @@ def make_ready(
     loaded = checkpoints.load(
         start, job.task.kind, data.labels, init_seed(job), job.train.dropout, head_of(job), away
     )
+    check_precision(job, loaded.parts)
     job = _fit(job, checkpoints.max_positions(loaded.model))
     own = None if data.tests is None else data.tests.values()
     train = examples(job, data.train, data.labels, loaded.tokenizer, data.shards.values())
@@ -136,6 +138,7 @@ def check_plans(
         for client in value if isinstance(value, dict) else ():  # an option by client
             if client != "default" and client not in clients:
                 raise UserError(f"[method] {option}: no client {client!r}; {did_you_mean(client, clients)}")
+    check_precision(job, parts)
     streams, names = Streams(job.train.seed), list(clients)
     checked: set[Plan] = set()
     for round in range(job.method.rounds):
@@ -150,6 +153,19 @@ def check_plans(
         done = (round + 1) * len(sampled)
         if done // PLANS_TOLD > (done - len(sampled)) // PLANS_TOLD:
             tell(Counted("plans", done, job.method.rounds * len(sampled)))
+
+
+def check_precision(job: Job, parts: Parts) -> None:
+    """Refuse bf16 where the model cannot compute in it.
+
+    Raises:
+        UserError: it cannot.
+    """
+    if job.train.precision == "bf16" and parts.architecture in FP32_ALONE:
+        raise UserError(
+            f"[train] precision: is 'bf16' ('auto' means it on this machine), but {parts.architecture} computes "
+            "in fp32 alone; expected: 'fp32'"
+        )
 
 
 def resolve_auto(job: Job) -> Job:

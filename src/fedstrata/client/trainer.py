@@ -13,7 +13,15 @@ import torch
 
 from fedstrata.client.dropout import DropoutRng
 from fedstrata.client.model_pass import Boundary, ModelPass
-from fedstrata.client.optimizer import learning_rate, make_optimizer, memory_of, step
+from fedstrata.client.optimizer import (
+    Anchor,
+    add_proximal,
+    anchor_of,
+    learning_rate,
+    make_optimizer,
+    memory_of,
+    step,
+)
 from fedstrata.client.working_model import Parameters, WorkingModel
 from fedstrata.cost.flops import train_flops
 from fedstrata.data.batching import batches
@@ -29,8 +37,6 @@ Result = TypeVar("Result")
 
 StepCallback = Callable[[int, int, float, int], None]
 """Called after every step with: steps done, steps of the round, the step's loss, examples seen."""
-Anchor = list[tuple[torch.nn.Parameter, torch.Tensor]]
-"""Shared parameters with the values that they had when the round began: FedProx's reference."""
 
 
 def autocast(device: torch.device, train: Train) -> torch.autocast:
@@ -114,11 +120,9 @@ class Trainer:
         return DropoutRng(seed, self.working.device)
 
     def _anchor(self, plan: Plan, trained: Parameters) -> Anchor:
-        """What the proximal term holds the parameters near: those both trained and sent."""
-        if not self.train.proximal_mu:
-            return []
+        """The proximal term holds what is both trained and sent."""
         shared = {name for part in plan.send for name in self.working.parts.shapes[part]}
-        return [(p, p.detach().clone()) for name, p in trained.items() if name in shared]
+        return anchor_of((p for name, p in trained.items() if name in shared), self.train)
 
     def _batches(
         self, request: Request, examples: Examples, index: Index
@@ -144,9 +148,7 @@ class Trainer:
         """Finish the step: backward through the client's lower layers from a boundary, then the optimizer."""
         if boundary and boundary[0].requires_grad:
             torch.autograd.backward(*boundary)
-        for parameter, old in anchor:  # the gradient of mu/2 |w - w_t|^2, FedProx's term (Li et al. 2020, eq. 2)
-            if parameter.grad is not None:
-                parameter.grad.add_(parameter.detach() - old, alpha=self.train.proximal_mu)
+        add_proximal(anchor, self.train)
         step(optimizer, rate)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,16 +17,18 @@ from fedstrata.job.data_tables import Source
 from fedstrata.job.tables import Job
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.plan.kinds import Index
-from fedstrata.plan.labels import sort_labels
+from fedstrata.plan.labels import alike, sort_labels
 
 
 def text_columns(job: Job) -> list[str]:
     """The columns that hold the text.
 
     Raises:
-        UserError: the task does not read so many.
+        UserError: the task does not read so many, or one of them is the label's.
     """
     text = [job.data.text] if isinstance(job.data.text, str) else list(job.data.text)
+    if TASK_KINDS[job.task.kind].labeled and job.data.label in text:
+        raise UserError(f"[data] label: column {job.data.label!r} is also the text; expected another column")
     counts = TASK_KINDS[job.task.kind].texts
     if counts and len(text) not in counts:
         expected = " or ".join(("one column", "two columns")[n - 1] for n in counts)
@@ -102,12 +104,15 @@ def class_names(job: Job, train: Rows, test: Rows) -> tuple[str, ...]:
     """The job's labels, else the data set's, else those of all rows: numbers by value, words by the alphabet.
 
     Raises:
-        UserError: the rows hold a label that the job does not name, or all the same one.
+        UserError: the rows hold a label that the job does not name, all the same one, or labels of which some seem
+            to be one (:func:`check_labels`).
     """
     column = job.data.label
     in_train, in_test = (_classes(rows.columns[column], TASK_KINDS[job.task.kind].words) for rows in (train, test))
     found = in_train | in_test
     refuse_several(column, found)
+    if job.task.labels is None:
+        check_labels(column, found)
     named = train.classes.get(column, [])
     labels = tuple(job.task.labels or (named if found <= set(named) else sort_labels(found)))
     if unknown := sorted(found - set(labels)):
@@ -119,6 +124,25 @@ def class_names(job: Job, train: Rows, test: Rows) -> tuple[str, ...]:
     if len(labels) < 2:
         raise UserError(f"[data] label: column {column!r} holds only {labels[0]!r}; needs two or more classes")
     return labels
+
+
+def check_labels(column: str, labels: Iterable[str]) -> None:
+    """Refuse labels of a column that are a missing value, or two spellings of one; ``task.labels`` permits them.
+
+    Raises:
+        UserError: there are such labels.
+    """
+    named = "if they are classes, name all classes in task.labels"
+    for one, other, how in alike(labels):
+        raise UserError(
+            f"[data] label: column {column!r} holds {one!r} and {other!r}, which {how}, perhaps in two files; "
+            f"write one of them everywhere, or {named}"
+        )
+    if missing := next((label for label in labels if label.strip().lower() in ("nan", "<na>")), None):
+        raise UserError(
+            f"[data] label: column {column!r} holds {missing!r}, which stands for a missing value; leave these "
+            f"rows out, or {named}"
+        )
 
 
 def _classes(values: Sequence[str], words: bool) -> set[str]:

@@ -15,7 +15,7 @@ from fedstrata.errors import UserError
 from fedstrata.forecasts.options import MOST_EXAMPLES
 from fedstrata.job.tables import Job
 from fedstrata.job.task_kinds import TASK_KINDS
-from fedstrata.models import checkpoints
+from fedstrata.models import checkpoints, configs
 from fedstrata.plan.kinds import Index
 from fedstrata.tasks.examples import examples
 
@@ -54,7 +54,7 @@ def data_profile(
         count: examples of each client, instead of the job's data.
         tokens: length of each example; ``train.max_tokens`` when absent.
     """
-    config = checkpoints.config_of(model)
+    config = configs.config_of(model)
     longest = min(tokens or job.train.max_tokens, config.max_position_embeddings)
     reason = ""
     if count is None and job.data.train not in ("", NO_DATA):

@@ -20,7 +20,7 @@ from fedstrata.exchanges.exchange import DryContext
 from fedstrata.forecasts.options import ForecastOptions
 from fedstrata.forecasts.profile import DataProfile
 from fedstrata.job.tables import Job
-from fedstrata.models import checkpoints
+from fedstrata.models import checkpoints, configs
 from fedstrata.models.heads import HeadConfig
 from fedstrata.models.memory import step_memory
 from fedstrata.plan.kinds import Index
@@ -193,5 +193,5 @@ def _memory(job: Job, task: Task, step: Step) -> Callable[[Plan, Index], int]:
 
 
 def _step_of(model: str, kind: str, labels: tuple[str, ...] | None, head: HeadConfig | None) -> Step:
-    config = checkpoints.config_of(model, kind, labels, head)
+    config = configs.config_of(model, kind, labels, head)
     return step_memory(checkpoints.class_of(kind, config), config)

@@ -147,7 +147,7 @@ class Server(Table):
     optimizer: str = "sgd"
     """What is done with the aggregate; ``sgd`` at learning rate 1 takes it as it is (FedAvg)."""
     learning_rate: Annotated[float, Field(gt=0)] | None = None
-    """By default 1 for sgd and momentum, 0.01 for the adaptive optimizers."""
+    """By default 1 for sgd and momentum, 0.01 for adam and yogi, 0.003 for adagrad."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Of ``momentum``; beta 1 of the adaptive optimizers (adagrad: 0, as in its paper)."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
@@ -160,7 +160,7 @@ class Wire(Table):
     """``[wire]``: how tensors are encoded between client and server."""
 
     dtype: str = "fp32"
-    """Both ways; ``int8`` has a scale per row and error feedback."""
+    """Both ways; ``int8`` has a scale per row and error feedback, and clients send changes in it."""
 
 
 def _sendable() -> list[Payload]:

@@ -4,7 +4,8 @@ Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. Federated Optimization in Heterogen
 https://arxiv.org/abs/1812.06127
 
     paper                          here
-    h_k(w) = F_k(w) + mu/2 |w - w_t|^2   [train] proximal_mu = mu, over the parts both trained and sent
+    h_k(w) = F_k(w) + mu/2 |w - w_t|^2   [train] proximal_mu = mu, over the parts both trained and sent,
+                                   and in split learning over the layers at the server
 
 Requirements, relations, cost: as FedAvg. The term is part of the local loss, so any method can use it by setting
 ``train.proximal_mu``; this name only presets it.

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from torch import nn
 
-from fedstrata.errors import UserError, first_words
+from fedstrata.errors import UserError
 from fedstrata.job.task_kinds import TASK_KINDS
+from fedstrata.models.configs import HF_LOAD_ERRORS, config_of, unusable
 from fedstrata.models.folders import WEIGHTS, partial_folder, publish, write_card
-from fedstrata.models.headed import plain_config, write_headed
+from fedstrata.models.headed import write_headed
 from fedstrata.models.heads import KEY, HeadConfig, HeadedModel
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.kinds import Tensors
@@ -27,11 +25,6 @@ from fedstrata.wire.store import write_tensors
 
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
 """Files one of which a tokenizer needs; without any, transformers silently makes an empty one."""
-HF_LOAD_ERRORS = (
-    AttributeError, KeyError, OSError, RuntimeError, TypeError, ValueError,
-    SafetensorError, StrictDataclassError, pickle.UnpicklingError,
-)  # fmt: skip
-"""What transformers raises on folders without a model, with half of one, or with another one."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +155,7 @@ def parts_of(name: str, kind: str, labels: Sequence[str] | None = None, head: He
             config = config_of(name, kind, labels, head)
             model = class_of(kind, config).from_config(config)
     except HF_LOAD_ERRORS as error:
-        raise _unusable(name, error) from None
+        raise unusable(name, error) from None
     return find_parts(model)
 
 
@@ -191,64 +184,13 @@ def save(loaded: Loaded, weights: Tensors, folder: Path, card: str = "") -> None
     publish(partial, folder)
 
 
-def config_of(
-    name: str, kind: str = "", labels: Sequence[str] | None = None, head: HeadConfig | None = None
-) -> Any:
-    """The config of a folder or hub id, made to fit a task, its classes and its head.
-
-    Raises:
-        UserError: there is none.
-    """
-    try:
-        config = plain_config(transformers.AutoConfig.from_pretrained(name))
-    except HF_LOAD_ERRORS as error:
-        raise _unusable(name, error) from None
-    return fit_config(name, config, kind, labels, head)
-
-
-def fit_config(name: str, config: Any, kind: str, labels: Sequence[str] | None, head: HeadConfig | None) -> Any:
-    """A config made to fit a task, its classes and its head; ``name`` is what to call the model.
-
-    Raises:
-        UserError: the model does not have the attention that the task needs, bidirectional or causal.
-    """
-    task = TASK_KINDS[kind] if kind else None
-    if task and task.attention == "bidirectional" and type(config) not in transformers.MODEL_FOR_MASKED_LM_MAPPING:
-        raise UserError(
-            f"model {name}: {config.model_type} is not made to predict masked tokens, and {kind!r} needs a model "
-            "that reads a text both ways, such as roberta"
-        )
-    if task and task.attention == "causal" and not causal(config):
-        raise UserError(
-            f"model {name}: {config.model_type} reads a text both ways, and {kind!r} needs a model that sees only "
-            "what came before, such as gpt2"
-        )
-    if head is not None:
-        setattr(config, KEY, asdict(head))
-    elif not (task and task.heads) and hasattr(config, KEY):
-        delattr(config, KEY)
-    if task and task.target == "number":
-        config.num_labels, config.problem_type = 1, "regression"
-    if labels is not None:
-        config.id2label = dict(enumerate(labels))
-        config.label2id = {label: i for i, label in enumerate(labels)}
-    return config
-
-
-def causal(config: Any) -> bool:
-    """Whether a model of this config predicts a token from those before it alone."""
-    known = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-    both = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING  # BERT and its kin; decoders where told to be
-    return known and (not both or getattr(config, "is_decoder", False))
-
-
 def _pretrained(auto: Any, name: str, config: Any) -> tuple[Any, Any]:
     try:
         return auto.from_pretrained(  # type: ignore[no-any-return]
             name, config=config, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
         )
     except HF_LOAD_ERRORS as error:
-        raise _unusable(name, error) from None
+        raise unusable(name, error) from None
 
 
 def tokenizer_of(name: str, kind: str) -> Any:
@@ -276,7 +218,7 @@ def fast_tokenizer(name: str, kind: str) -> Any:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, **options)
     except Exception as error:  # of which tokenizers raises the plainest
-        raise _unusable(name, error, "tokenizer") from None
+        raise unusable(name, error, "tokenizer") from None
     if not tokenizer.is_fast:
         raise UserError(f"model {name}: has no fast tokenizer (tokenizer.json)")
     if tokenizer.pad_token_id is None:
@@ -284,13 +226,6 @@ def fast_tokenizer(name: str, kind: str) -> Any:
             raise UserError(f"model {name}: its tokenizer has neither a padding token nor an end-of-text token")
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
-
-
-def _unusable(name: str, error: Exception, what: str = "model") -> UserError:
-    first = first_words(error)
-    if Path(name).is_dir():
-        return UserError(f"model {name}: the folder holds no usable {what}: {first}")
-    return UserError(f"model {name}: is no folder, and as a hub id it cannot be had: {first}")
 
 
 def _pooler(name: str, config: Any) -> Tensors:

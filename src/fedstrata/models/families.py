@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedstrata.errors import UserError
+
 
 @dataclass(frozen=True)
 class Family:
@@ -60,3 +62,23 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Name -> the keys of its config, with ``model_type``."""
 SPLITTABLE = tuple(model_type for model_type, family in FAMILIES.items() if family.splittable)
 """The ``model_type`` of every family whose layers may be divided between client and server."""
+NOT_IN_PARTS: Mapping[str, str] = {
+    "albert": "all its layers have the same weights",
+    "funnel": "its layers stand in blocks between which the text is shortened",
+}
+"""``model_type`` -> why such a model cannot be trained layer by layer."""
+FP32_ALONE = ("deberta",)
+"""The ``model_type`` of models that transformers computes in fp32 alone: their mask outgrows bf16."""
+
+
+def check_layers(name: str, model_type: str) -> None:
+    """Refuse a model, called ``name``, that has no layers of its own to train one by one.
+
+    Raises:
+        UserError: it is one of :data:`NOT_IN_PARTS`.
+    """
+    if why := NOT_IN_PARTS.get(model_type):
+        raise UserError(
+            f"model {name}: {model_type} cannot be trained layer by layer, {why}; expected a model built like "
+            "BERT, RoBERTa, DistilBERT, ELECTRA, ModernBERT or GPT-2"
+        )

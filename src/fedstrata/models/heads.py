@@ -168,6 +168,8 @@ class HeadedModel(transformers.PreTrainedModel):  # type: ignore[misc]
         if not getattr(config, KEY, None):
             raise UserError(f"model {config.name_or_path}: its config.json names no head of [head]")
         self.settings = settings = HeadConfig(**getattr(config, KEY))
+        if not transformers.MODEL_MAPPING[type(config)]._supports_sdpa:
+            config._attn_implementation = "eager"
         base = transformers.AutoModel.from_config(config)
         if config.num_hidden_layers < BRANCHES[settings.kind]:
             raise UserError(

@@ -17,15 +17,8 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from fedstrata.errors import UserError, did_you_mean, first_words
-from fedstrata.models.checkpoints import (
-    HF_LOAD_ERRORS,
-    Loaded,
-    class_of,
-    config_of,
-    fast_tokenizer,
-    fit_config,
-    save,
-)
+from fedstrata.models.checkpoints import Loaded, class_of, fast_tokenizer, save
+from fedstrata.models.configs import HF_LOAD_ERRORS, config_of, fit_config
 from fedstrata.models.families import FAMILIES, PRESETS
 from fedstrata.models.heads import HeadConfig
 from fedstrata.models.parts import find_parts, part_tensors

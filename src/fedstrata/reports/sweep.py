@@ -57,6 +57,7 @@ class SweepRow:
         mean: of the scores; None where nothing finished.
         sd: sample standard deviation of the scores; None with fewer than two.
         p: of a paired t-test of the scores with those of the row compared against; None where there is none.
+        p_holm: the same, corrected for all comparisons of the stage (:func:`holm`).
         up_mb: MB sent per client; this and the costs below are means over the seeds, of the stage and of those it
             starts from.
         down_mb: MB received per client, without the initial download.
@@ -91,6 +92,7 @@ class SweepRow:
     reached: int = 0
     rounds_to_target: float | None = None
     mb_to_target: float | None = None
+    p_holm: float | None = None
 
 
 def sweep_rows(cells: Sequence[SweepCell]) -> list[SweepRow]:
@@ -100,7 +102,7 @@ def sweep_rows(cells: Sequence[SweepCell]) -> list[SweepRow]:
     targets = {cell.row: cell.target for cell in cells}
     names = dict.fromkeys(stage.result["stage"] for run in runs.values() if run for stage in run.stage_runs)
     stages = list(names) or [""]
-    table = []
+    table: list[SweepRow] = []
     for stage in stages:
         by_row: dict[str, dict[int, Run]] = {cell.row: {} for cell in cells}
         for (name, seed), run in runs.items():
@@ -111,7 +113,7 @@ def sweep_rows(cells: Sequence[SweepCell]) -> list[SweepRow]:
             row = _row(name, stage, by_row[name], why, _scores(by_row[base]) if base else {})
             target = targets[name] if stage == stages[-1] else None
             table.append(row if target is None else replace(row, **_to_target(target, by_row[name])))
-    return table
+    return [row for stage in stages for row in _corrected([row for row in table if row.stage == stage])]
 
 
 def finished(folder: Path) -> Run | None:
@@ -127,6 +129,23 @@ def paired(scores: Sequence[float], base: Sequence[float]) -> float | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # nearly equal differences: still a p
         return float(ttest_rel(scores, base).pvalue)
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """p-values of several tests, corrected so that a false positive among all of them is as rare as in one.
+
+    Holm. A simple sequentially rejective multiple test procedure. Scandinavian Journal of Statistics 6(2), 1979.
+    """
+    corrected, least = [0.0] * len(values), 0.0
+    for done, place in enumerate(sorted(range(len(values)), key=lambda i: values[i])):
+        least = corrected[place] = min(1.0, max(least, (len(values) - done) * values[place]))
+    return corrected
+
+
+def _corrected(rows: Sequence[SweepRow]) -> list[SweepRow]:
+    """One stage's rows with the corrected p of those that are compared."""
+    known = iter(holm([row.p for row in rows if row.p is not None]))
+    return [row if row.p is None else replace(row, p_holm=next(known)) for row in rows]
 
 
 def _row(

@@ -17,7 +17,8 @@ from fedstrata.reports.sweep import SweepRow
 from fedstrata.reports.tables import figure
 
 NOTE = (
-    "Score: mean ± standard deviation over the seeds; p: paired t-test over the seeds{against}. "
+    "Score: mean ± standard deviation over the seeds; p (Holm): paired t-test over the seeds{against}, "
+    "corrected for all comparisons of the table by Holm's method. "
     "MB = 1 000 000 bytes per client over all rounds, without the initial download; TFLOP: training work of all "
     "clients, counted; seconds: wall time. Costs are means over the seeds, including the stages a stage builds on."
 )
@@ -47,7 +48,7 @@ def terminal(rows: Sequence[SweepRow]) -> Iterable[Table]:
         hidden = (COSTS["tflops"], COSTS["seconds"]) if targets else ()
         shown = [i for i, head in enumerate(heads) if head not in hidden]
         for i in shown[1:]:
-            table.add_column(heads[i].replace(" to ", "\nto "), justify="right", no_wrap=True)
+            table.add_column(heads[i].replace(" to ", "\nto ").replace(" (", "\n("), justify="right", no_wrap=True)
         for cells in table_cells(lines):
             cells[1] = re.sub(r"^([a-z]\w*) ", r"\1\n", cells[1])
             cells[len(COSTS) + 3 :] = [cell.replace(" (", "\n(") for cell in cells[len(COSTS) + 3 :]]
@@ -110,7 +111,7 @@ def by_stage(rows: Sequence[SweepRow]) -> Iterable[tuple[str, list[SweepRow]]]:
 def column_heads(rows: Sequence[SweepRow]) -> list[str]:
     """The heads of one stage's table."""
     targets = ["rounds to target", "MB to target"] if any(row.target is not None for row in rows) else []
-    return ["row", _metric(rows), "p", *COSTS.values(), *targets]
+    return ["row", _metric(rows), "p (Holm)", *COSTS.values(), *targets]
 
 
 def table_cells(rows: Sequence[SweepRow]) -> list[list[str]]:
@@ -119,7 +120,7 @@ def table_cells(rows: Sequence[SweepRow]) -> list[list[str]]:
     mixed = _metric(rows) == "score"
     lines = []
     for row in rows:
-        p = "" if row.p is None else "<0.001" if row.p < 0.001 else f"{row.p:.3f}"
+        p = "" if row.p_holm is None else "<0.001" if row.p_holm < 0.001 else f"{row.p_holm:.3f}"
         cells = [row.row, _score(row, mixed), p, *(figure(getattr(row, key)) for key in COSTS)]
         if row.target is not None:
             some = f" ({row.reached} of {len(row.seeds)})" if 0 < row.reached < len(row.seeds) else ""

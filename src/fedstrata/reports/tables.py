@@ -18,7 +18,8 @@ TERA = 10**12
 """FLOPs in a TFLOP."""
 NOTE = (
     "MB = 1 000 000 bytes: mean per client over all rounds, without the initial download. "
-    "TFLOP: work counted over all clients, not wall time."
+    "TFLOP: work counted over all clients, not wall time. Baseline: the score of always predicting the most "
+    "frequent class, or the mean."
 )
 
 
@@ -27,6 +28,7 @@ def result_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
     Of a run with stages the score is the last stage's and the costs are sums over the stages. A run without a
     server model has as score the mean over its clients, and beside it ``spread``, their standard deviation.
+    ``baseline`` is the score of always predicting the most frequent class, or the mean.
     ``up_mb``, ``down_mb`` and ``setup_mb`` (the initial download) are MB per client, ``total_mb`` is up and down
     of all clients, ``tflops`` is 10^12 FLOPs of all clients, ``seconds`` is wall time. What is not known is None.
     """
@@ -110,6 +112,7 @@ def _row(run: Run) -> dict[str, Any]:
         "headline": result["headline"],
         "score": value,
         "spread": spread,
+        "baseline": headline(run, (result.get("baseline") or {}).get("score")),
         "clients": len(run.clients),
         "rounds": sum(stage.result["rounds"] for stage in run.stage_runs),
         "up_mb": _per_client(run, "up"),
@@ -128,7 +131,8 @@ def _score_lines(row: dict[str, Any]) -> str:
     tail = "" if row["spread"] is None else f" ± {score_figure(row['spread'])}"
     if row["status"] != "finished":
         tail += f" ({row['status']})"
-    return f"{row['headline']}\n{score_figure(row['score'])}{tail}"
+    always = "" if row["baseline"] is None else f"\nbaseline {score_figure(row['baseline'])}"
+    return f"{row['headline']}\n{score_figure(row['score'])}{tail}{always}"
 
 
 def _per_client(run: Run, key: str) -> float | None:

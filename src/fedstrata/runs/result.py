@@ -35,8 +35,11 @@ class Result:
         model: folder of the final model; None where each client has its own.
         shared: folder of the parts that all clients have in common where each has its own model; else None.
         scored: which folder or folders the score belongs to, as a phrase; None of a run that is not finished.
-        clients: client -> its ``examples``, and where it keeps parts its own ``score`` and the folder of its own
-            ``model``, below ``folder``.
+        clients: client -> its ``rows`` and ``examples``, and where it keeps parts its own ``score`` and the folder
+            of its own ``model``, below ``folder``.
+        baseline: ``what`` is always predicted, and its ``score``, metric -> value; None for a task without labels.
+        data: what is known of the rows (:func:`fedstrata.data.facts.row_facts`), and what tokenization does to
+            them (:func:`fedstrata.client.facts.token_facts`).
         target: of a job with ``output.target``: that ``score``, and the ``rounds`` and ``bytes`` of the last stage
             until it was first reached, None where it never was.
         stages: the stages' results, in order; empty for a job of one stage.
@@ -53,6 +56,8 @@ class Result:
     scored: str | None
     clients: dict[str, Any]
     target: dict[str, Any] | None = None
+    baseline: dict[str, Any] | None = None
+    data: dict[str, Any] | None = None
     stages: tuple[Result, ...] = field(default=())
 
     @property
@@ -78,7 +83,8 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
     trained = [record for record in rounds if record["client"] != SERVER]
     last = scored[-1] if scored else {}
     split = folder / "partition.json"
-    clients = json.loads(split.read_text(encoding="utf-8"))["clients"] if split.exists() else {}
+    partition = json.loads(split.read_text(encoding="utf-8")) if split.exists() else {}
+    clients = partition.get("clients", {})
     scores = last.get("clients", {})
     ledger = read_lines(folder / "ledger.jsonl")
     wanted = job.output.target
@@ -93,6 +99,8 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
         "task": job.task.kind,
         "headline": job.task.headline,
         "score": last.get("score", {}),
+        "baseline": partition.get("baseline"),
+        "data": partition.get("data"),
         "rounds": job.method.rounds,
         "bytes": totals(ledger),
         "flops": sum(record["flops"] + record.get("server_flops", 0) for record in trained),
@@ -102,6 +110,7 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
         "missing": read_lines(folder / "missing.jsonl"),
         "clients": {
             client: {
+                "rows": clients.get(client, {}).get("rows", 0),
                 "examples": clients.get(client, {}).get("examples", 0),
                 "score": scores.get(client),
                 "model": _folder(folder, f"clients/{client}/model"),
@@ -162,6 +171,8 @@ def read_result(folder: Path) -> Result:
         shared=data["shared"] and folder / data["shared"],
         scored=data["scored"],
         target=data.get("target"),
+        baseline=data.get("baseline"),
+        data=data.get("data"),
         stages=tuple(read_result(folder / "stages" / name) for name in data.get("stages", ())),
     )
 

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from fedstrata.client.answer import ClientData, ClientRuntime
+from fedstrata.client.facts import baseline, token_facts, token_lines
 from fedstrata.client.model_pass import plain_pass
 from fedstrata.client.setup import Ready
+from fedstrata.data.facts import row_facts, row_lines
 from fedstrata.data.prepare import Prepared, population
 from fedstrata.engines.local import LocalEngine
-from fedstrata.events import Encoded, Event, StageStarted
+from fedstrata.events import Baseline, Encoded, Event, StageStarted
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.exchanges.exchange import ServerContext
 from fedstrata.job.tables import Job, method_name
@@ -90,7 +92,10 @@ def train_stage(stage: ReadyStage) -> None:
     plan = make_plan(job.method, server.parts, job.task.kind, 0, stage.clients[0], streams)
     half = _server_half(stage, server, plan)
     with _engine(stage, weights, server, half) as (engine, sizes):
-        _write_partition(stage, sizes)
+        facts, lines = _facts(stage)
+        whose, constant = baseline(job, stage.ready, stage.data.labels, bool(plan.keep))
+        extra = {"data": facts, "baseline": {"what": whose, "score": constant} if constant else None}
+        _write_partition(stage, sizes, extra)
         write_bytes(folder / "parts.json", json.dumps(server.parts.records(), indent=1).encode())
         rounds = Rounds(
             method=job.method,
@@ -109,7 +114,9 @@ def train_stage(stage: ReadyStage) -> None:
         )
         tokens = int(stage.ready.train.tokens.lengths.sum())
         said = notes(job, stage.ready.loaded, stage.data, tokens)
-        stage.tell(StageStarted(job.stage, method_name(job.method), job.method.rounds, done, sizes, said))
+        always = Baseline(whose, job.task.headline, constant)
+        name, last = method_name(job.method), job.method.rounds
+        stage.tell(StageStarted(job.stage, name, last, done, sizes, said, tuple(lines), always))
         rounds.run(done)
     save_models(Trained(job, stage.clients, server, stage.ready.loaded, folder))
 
@@ -208,11 +215,23 @@ def _engine(
 def _tag(server: Server, part: str) -> object:
     """Cache tag: server weights and client weights are identical only for lossless wire types."""
     version = server.versions[part]
-    return version if server.wire.codec.name == "fp32" or not version else ("server", version)
+    return version if server.wire.lossless or not version else ("server", version)
 
 
-def _write_partition(stage: ReadyStage, sizes: Mapping[str, int]) -> None:
-    """Who holds how many rows, examples and labels."""
+def _facts(stage: ReadyStage) -> tuple[dict[str, Any], list[str]]:
+    """What is known of the rows here, and in sentences; between sites those of the server alone."""
+    job, data, ready = stage.job, stage.data, stage.ready
+    facts = row_facts(job, data)
+    shards = population(job.method.population, data.shards) if data.shards else {}
+    lines = row_lines(facts, {client: len(rows) for client, rows in shards.items()})
+    if len(ready.train):
+        tokens = token_facts(job, data, ready)
+        return facts | tokens, lines + token_lines(tokens, ready.runtime.trainer.train.max_tokens)
+    return facts, lines
+
+
+def _write_partition(stage: ReadyStage, sizes: Mapping[str, int], extra: Mapping[str, Any]) -> None:
+    """Who holds how many rows, examples and labels; and what is known of the rows."""
     ready, data = stage.ready, stage.data
     clients: dict[str, Any] = {name: {"rows": n, "examples": n, "labels": None} for name, n in sizes.items()}
     shards = population(stage.job.method.population, data.shards)
@@ -222,5 +241,5 @@ def _write_partition(stage: ReadyStage, sizes: Mapping[str, int]) -> None:
         clients[client] = {"rows": len(rows), "examples": len(index), "labels": labels}
     tests = {name: len(index) for own in ready.tests.values() for name, index in own.items()}
     test = sum(tests.values()) if tests else len(ready.test)
-    partition = {"clients": clients, "test": test, "tests": tests, "left_out": data.dropped}
+    partition = {"clients": clients, "test": test, "tests": tests, "left_out": data.dropped, **extra}
     write_bytes(stage.folder / "partition.json", json.dumps(partition, indent=1, ensure_ascii=False).encode())

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from fedstrata.client.dropout import DropoutRng
-from fedstrata.client.optimizer import learning_rate, make_optimizer, memory_of, step
+from fedstrata.client.optimizer import add_proximal, anchor_of, learning_rate, make_optimizer, memory_of, step
 from fedstrata.client.trainer import autocast
 from fedstrata.client.working_model import WorkingModel
 from fedstrata.job.tables import Train
@@ -138,7 +138,12 @@ class ServerLayers:
 
     def step(self, replica: LayerReplica, optimizer: torch.optim.Optimizer, rate: float) -> None:
         """Begin one step of the layers; meanwhile the client goes on with its own layers."""
-        replica.stepping = self.thread.submit(step, optimizer, rate)
+
+        def work() -> None:
+            add_proximal(replica.anchor, self.train)
+            step(optimizer, rate)
+
+        replica.stepping = self.thread.submit(work)
 
     def wait(self) -> None:
         """Wait for every step that was begun."""
@@ -194,6 +199,7 @@ class ServerLayers:
                     replica.trained[name].detach().copy_(tensor)
         for parameter in replica.trained.values():
             parameter.requires_grad_(True)
+        replica.anchor = anchor_of(replica.trained.values(), self.train)
 
     def _optimizer(self, replica: LayerReplica, round: int, whose: str) -> torch.optim.Optimizer:
         if replica is self.replicas[0]:

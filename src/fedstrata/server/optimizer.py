@@ -17,8 +17,9 @@ from fedstrata.job.renamed import renamed
 from fedstrata.job.tables import Server
 from fedstrata.plan.kinds import Tensors
 
-LEARNING_RATES: Mapping[str, float] = {"sgd": 1.0, "momentum": 1.0, "adam": 0.01, "yogi": 0.01, "adagrad": 0.01}
-"""Optimizer -> its learning rate where the job names none."""
+LEARNING_RATES: Mapping[str, float] = {"sgd": 1.0, "momentum": 1.0, "adam": 0.01, "yogi": 0.01, "adagrad": 0.003}
+"""Optimizer -> its learning rate where the job names none; the adaptive ones' are the best of those tried on
+development rows of SST-2 (docs/results/server_optimizers.md)."""
 
 
 class ServerOptimizer(Protocol):
@@ -29,7 +30,8 @@ class ServerOptimizer(Protocol):
 
         Args:
             old: its value before the round, fp32.
-            aggregate: the round's aggregate of it, fp32.
+            aggregate: the round's aggregate of it, fp32; of a wire that rounds, ``old`` and the clients' change
+                against what they received.
             moments: the optimizer's memory of this tensor, changed in place; it is saved with the run's state.
         """
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+
+from fedstrata.client.optimizer import Anchor
 
 
 @dataclass(eq=False)
@@ -18,12 +20,14 @@ class LayerReplica:
         trained: their parameters, by the names they have in the model.
         in_use: reserved by an open session.
         stepping: the step that was begun last.
+        anchor: what the proximal term holds the parameters near: the weights that were loaded.
     """
 
     modules: list[torch.nn.Module]
     trained: dict[str, torch.nn.Parameter]
     in_use: bool = False
     stepping: Future[None] | None = None
+    anchor: Anchor = field(default_factory=list)
 
     def another(self) -> LayerReplica:
         """A further set, whose weights are yet to be loaded."""

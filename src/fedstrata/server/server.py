@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from fedstrata.plan.kinds import Phase, Tensors, Weights
@@ -45,6 +46,7 @@ class Server:
     def __post_init__(self) -> None:
         self.versions = self.versions or dict.fromkeys(self.parts.names, 0)
         self.aggregate = self.begin_aggregate()
+        self._replied: set[str] = set()
         self._messages: dict[str, tuple[int, tuple[Tensors, Tensors]]] = {}
         self._checked: set[Plan] = set()
 
@@ -80,6 +82,10 @@ class Server:
         """The part as clients see it: version 0 exact, later versions after encoding and decoding."""
         return self.wire.decode(self.outgoing(part)) if self.versions[part] else self.weights[part]
 
+    def unchanged(self, part: str) -> Tensors:
+        """The part as it comes back from a client that has learned nothing."""
+        return self.received(part) if self.wire.changes else self.wire.decode(self.outgoing(part))
+
     def check(self, plan: Plan, reply: Reply) -> None:
         """Refuse a reply that does not hold what the plan sends.
 
@@ -108,6 +114,7 @@ class Server:
             reference = self.received(part) if self.wire.changes else None
             tensors = self.wire.decode(reply.weights[part], reference)
             self.aggregate.add(tensors, reply.examples, reply.client)
+            self._replied.add(part)
         for copy in copies.values():
             self.aggregate.add(copy, reply.examples, reply.client)
 
@@ -117,8 +124,18 @@ class Server:
         changed = [part for part in self.parts.names if self.parts.shapes[part].keys() & result.keys()]
         for part in changed:
             old = self.weights[part]
-            self.replace(part, {name: self._step(name, old[name], result[name]) for name in old})
+            new = self._moved(part, result) if part in self._replied and not self.wire.lossless else result
+            self.replace(part, {name: self._step(name, old[name], new[name]) for name in old})
+        self._replied.clear()
         return changed
+
+    def _moved(self, part: str, aggregate: Tensors) -> Tensors:
+        """The clients' change, added to the server's own weights: what the wire rounds off does not move them."""
+        old, back = self.weights[part], self.unchanged(part)
+        return {
+            name: torch.where(back[name] == old[name], aggregate[name], old[name] + (aggregate[name] - back[name]))
+            for name in old
+        }
 
     def replace(self, part: str, new: Tensors) -> None:
         """Make ``new`` the part's next version."""

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.client.answer import ClientData
+from fedstrata.client.facts import token_facts, token_lines
 from fedstrata.client.setup import Ready, head_of, make_ready, resolve_auto
 from fedstrata.client.trainer import StepCallback
-from fedstrata.data.prepare import data_notes, prepare_own
+from fedstrata.data.facts import row_facts, row_lines
+from fedstrata.data.prepare import Prepared, data_notes, prepare_own
 from fedstrata.errors import UserError
 from fedstrata.job.file import load
 from fedstrata.job.tables import Job, method_name
@@ -218,6 +220,8 @@ class SiteService:
                 reach=self._reach(run),
             )
             check_limits(self.settings, run.site)
+            for line in _facts(run.job, data, run.ready):
+                LOG.info("run %s: data: %s", name, line)
         return run.site
 
     def _data(self, ready: Ready, folder: Path) -> ClientData:
@@ -276,3 +280,9 @@ class SiteService:
 def _failed(reason: str) -> RefusalHeader:
     """It may be mended while the run goes on, so it is not final."""
     return RefusalHeader(reason=f"failed: {reason}", final=False)
+
+
+def _facts(job: Job, data: Prepared, ready: Ready) -> list[str]:
+    """What is known of the site's rows; it stays in the site's own log."""
+    lines = row_lines(row_facts(job, data), {client: len(rows) for client, rows in data.shards.items()})
+    return lines + token_lines(token_facts(job, data, ready), ready.runtime.trainer.train.max_tokens)

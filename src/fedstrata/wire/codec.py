@@ -73,11 +73,7 @@ class Codec(Protocol):
 
 @dataclass(frozen=True)
 class StateCodec:
-    """Whole states in one of the :data:`DTYPES`; ``int8`` with error feedback.
-
-    So the messages' sum differs from that of the tensors by the last residual alone, however coarse the steps
-    (Seide et al. 2014; Karimireddy et al. 2019). The floats leave no residual.
-    """
+    """Whole states in a float of :data:`DTYPES`; nothing is left for the next message."""
 
     name: str
     changes: bool = False
@@ -88,26 +84,51 @@ class StateCodec:
 
     def encode(self, tensors: Tensors, reference: Tensors | None, residual: Tensors) -> tuple[Tensors, Tensors]:
         """See :class:`Codec`; tensors that have the wire type already are not copied."""
-        if self.name != "int8":
-            return quantize(tensors, self.name), {}
-        whole = {
-            name: tensor + residual[name].to(tensor.device) if name in residual else tensor
-            for name, tensor in tensors.items()
-        }
-        message = quantize(whole, self.name)
-        decoded = dequantize(message)
-        return message, {name: whole[name] - decoded[name] for name in whole}
+        return quantize(tensors, self.name), {}
 
     def decode(self, message: Tensors, reference: Tensors | None) -> Tensors:
         """See :class:`Codec`."""
         return dequantize(message)
 
 
+@dataclass(frozen=True)
+class Int8Codec:
+    """``int8`` with error feedback: whole states down, changes against them up.
+
+    The messages' sum differs from that of what was to be sent by the last residual alone, however coarse the
+    steps (Seide et al. 2014; Karimireddy et al. 2019). On the way up a step is 1/127 of a row's largest change,
+    not of its largest weight; what has not changed arrives as it was.
+    """
+
+    name: str = "int8"
+    changes: bool = True
+
+    def wire_spec(self, shapes: Shapes, change: bool) -> Spec:
+        """See :func:`wire_spec`; changes have the same."""
+        return wire_spec(shapes, "int8")
+
+    def encode(self, tensors: Tensors, reference: Tensors | None, residual: Tensors) -> tuple[Tensors, Tensors]:
+        """See :class:`Codec`."""
+        whole = dict(tensors)
+        if reference is not None:
+            whole = {name: tensor - reference[name].to(tensor.device) for name, tensor in whole.items()}
+        for name in whole.keys() & residual.keys():
+            whole[name] = whole[name] + residual[name].to(whole[name].device)
+        message = quantize(whole, "int8")
+        decoded = dequantize(message)
+        return message, {name: whole[name] - decoded[name] for name in whole}
+
+    def decode(self, message: Tensors, reference: Tensors | None) -> Tensors:
+        """See :class:`Codec`."""
+        decoded = dequantize(message)
+        return decoded if reference is None else {name: reference[name] + decoded[name] for name in decoded}
+
+
 CODECS: Mapping[str, Callable[[], Codec]] = {
     "fp32": lambda: StateCodec("fp32"),
     "fp16": lambda: StateCodec("fp16"),
     "bf16": lambda: StateCodec("bf16"),
-    "int8": lambda: StateCodec("int8"),
+    "int8": Int8Codec,
 }
 """``[wire] dtype`` -> its codec."""
 
@@ -153,6 +174,11 @@ class Wire:
     def changes(self) -> bool:
         """Messages on the way up are changes against what the client received."""
         return self.codec.changes
+
+    @property
+    def lossless(self) -> bool:
+        """What arrives is what was sent, to the bit."""
+        return self.codec.name == "fp32"
 
     def encode(
         self, tensors: Tensors, reference: Tensors | None = None, residual: Tensors | None = None

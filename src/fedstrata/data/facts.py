@@ -1,0 +1,92 @@
+"""What a job's rows are, before anything is trained: how many, of which classes, known test rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from fedstrata.data.prepare import Prepared
+from fedstrata.data.read import WORD_END, Rows
+from fedstrata.data.rows import text_columns
+from fedstrata.errors import plural
+from fedstrata.job.tables import Job
+from fedstrata.job.task_kinds import TASK_KINDS
+from fedstrata.plan.kinds import Index
+
+FEW = 8
+"""Clients and classes up to this number are listed one by one."""
+
+
+def row_facts(job: Job, data: Prepared) -> dict[str, Any]:
+    """Rows, classes and overlap of a job's divided rows: the first fields of ``data`` in ``result.json``.
+
+    ``classes`` and ``test_classes`` count rows (for ``tag`` words) of each class, None without classes;
+    ``test_rows_in_training`` counts test rows whose text also stands in a training row.
+    """
+    train = _joined(data.shards.values())
+    test = np.arange(len(data.test)) if data.tests is None else _joined(data.tests.values())
+    texts = set(_texts(job, data.train, train))
+    classes = None if data.labels is None else (_counts(job, data.train, train), _counts(job, data.test, test))
+    return {
+        "train_rows": len(train),
+        "test_rows": len(test),
+        "classes": classes and {label: classes[0][label] for label in data.labels or ()},
+        "test_classes": classes and {label: classes[1][label] for label in data.labels or ()},
+        "test_rows_in_training": sum(text in texts for text in _texts(job, data.test, test)),
+    }
+
+
+def row_lines(facts: Mapping[str, Any], clients: Mapping[str, int]) -> list[str]:
+    """The facts in sentences; ``clients`` are each one's rows."""
+    lines = []
+    if facts["train_rows"]:
+        lines.append(f"{plural(facts['train_rows'], 'training row')}: {_by_client(clients)}")
+    if facts["test_rows"]:
+        lines.append(plural(facts["test_rows"], "test row"))
+    if facts["classes"] and facts["train_rows"]:
+        lines.append(f"classes in the training rows: {_by_class(facts['classes'])}")
+        unseen = [c for c, n in facts["test_classes"].items() if n and not facts["classes"][c]]
+        if unseen:
+            lines.append(f"no training row is of class {', '.join(unseen[:FEW])}, which stands in test rows alone")
+    known, tested = facts["test_rows_in_training"], facts["test_rows"]
+    if known and known == tested:
+        lines.append("every test row is also a training row: scores say nothing of new texts")
+    elif known:
+        lines.append(
+            f"{known:,} of {plural(tested, 'test row')} also stand in the training rows ({known / tested:.1%})"
+        )
+    return lines
+
+
+def _by_client(clients: Mapping[str, int]) -> str:
+    if len(clients) <= FEW:
+        return ", ".join(f"{client} {rows:,}" for client, rows in clients.items())
+    sizes = clients.values()
+    return f"{min(sizes):,} to {max(sizes):,} at each of {len(clients):,} clients, median {median(sizes):,.0f}"
+
+
+def _by_class(classes: Mapping[str, int]) -> str:
+    total = sum(classes.values()) or 1
+    largest = sorted(classes.items(), key=lambda item: -item[1])
+    listed = ", ".join(f"{name} {count / total:.1%}" for name, count in largest[:FEW])
+    return listed + (f", and {len(largest) - FEW} more" if len(largest) > FEW else "")
+
+
+def _joined(indices: Iterable[Index]) -> Index:
+    return np.concatenate([np.empty(0, np.int64), *indices]).astype(np.int64)
+
+
+def _texts(job: Job, rows: Rows, index: Index) -> Iterable[tuple[str, ...]]:
+    columns = [rows.columns[name] for name in text_columns(job)]
+    return (tuple(column[i].strip() for column in columns) for i in index)
+
+
+def _counts(job: Job, rows: Rows, index: Index) -> Counter[str]:
+    labels = rows.columns[job.data.label]
+    if TASK_KINDS[job.task.kind].words:
+        return Counter(tag for i in index for tag in labels[i].split(WORD_END))
+    return Counter(labels[i] for i in index)

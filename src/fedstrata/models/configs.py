@@ -1,0 +1,91 @@
+"""Configs of Hugging Face folders and hub ids, made to fit a task; no weights are read."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+
+from fedstrata.errors import UserError, first_words
+from fedstrata.job.task_kinds import TASK_KINDS
+from fedstrata.models.families import check_layers
+from fedstrata.models.headed import plain_config
+from fedstrata.models.heads import KEY, HeadConfig
+
+HF_LOAD_ERRORS = (
+    AttributeError, KeyError, OSError, RuntimeError, TypeError, ValueError,
+    SafetensorError, StrictDataclassError, pickle.UnpicklingError,
+)  # fmt: skip
+"""What transformers raises on folders without a model, with half of one, or with another one."""
+
+
+def config_of(
+    name: str, kind: str = "", labels: Sequence[str] | None = None, head: HeadConfig | None = None
+) -> Any:
+    """The config of a folder or hub id, made to fit a task, its classes and its head.
+
+    Raises:
+        UserError: there is none.
+    """
+    try:
+        config = plain_config(transformers.AutoConfig.from_pretrained(name))
+    except HF_LOAD_ERRORS as error:
+        raise unusable(name, error) from None
+    return fit_config(name, config, kind, labels, head)
+
+
+def fit_config(name: str, config: Any, kind: str, labels: Sequence[str] | None, head: HeadConfig | None) -> Any:
+    """A config made to fit a task, its classes and its head; ``name`` is what to call the model.
+
+    Raises:
+        UserError: the model has no layers of its own to train one by one, or not the attention that the task
+            needs, bidirectional or causal.
+    """
+    task = TASK_KINDS[kind] if kind else None
+    check_layers(name, config.model_type)
+    if task and task.attention == "bidirectional" and getattr(config, "is_decoder", False):
+        raise UserError(
+            f"model {name}: its config.json says is_decoder, so it sees only what came before, and {kind!r} needs "
+            "a model that reads a text both ways"
+        )
+    if task and task.attention == "bidirectional" and type(config) not in transformers.MODEL_FOR_MASKED_LM_MAPPING:
+        raise UserError(
+            f"model {name}: {config.model_type} is not made to predict masked tokens, and {kind!r} needs a model "
+            "that reads a text both ways, such as roberta"
+        )
+    if task and task.attention == "causal" and not causal(config):
+        raise UserError(
+            f"model {name}: {config.model_type} reads a text both ways, and {kind!r} needs a model that sees only "
+            "what came before, such as gpt2"
+        )
+    if head is not None:
+        setattr(config, KEY, asdict(head))
+    elif not (task and task.heads) and hasattr(config, KEY):
+        delattr(config, KEY)
+    if task and task.target == "number":
+        config.num_labels, config.problem_type = 1, "regression"
+    if labels is not None:
+        config.id2label = dict(enumerate(labels))
+        config.label2id = {label: i for i, label in enumerate(labels)}
+    return config
+
+
+def causal(config: Any) -> bool:
+    """Whether a model of this config predicts a token from those before it alone."""
+    known = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    both = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING  # BERT and its kin; decoders where told to be
+    return known and (not both or getattr(config, "is_decoder", False))
+
+
+def unusable(name: str, error: Exception, what: str = "model") -> UserError:
+    """The sentence about a folder or hub id that transformers cannot load."""
+    first = first_words(error)
+    if Path(name).is_dir():
+        return UserError(f"model {name}: the folder holds no usable {what}: {first}")
+    return UserError(f"model {name}: is no folder, and as a hub id it cannot be had: {first}")

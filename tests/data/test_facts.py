@@ -1,0 +1,83 @@
+"""What a run says of its rows, its labels and its baseline; and the labels that are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedstrata
+from fedstrata.cli.progress import _score_lines
+from fedstrata.data.facts import row_lines
+from fedstrata.errors import UserError
+from fedstrata.events import Baseline, StageStarted
+from tiny import SENTENCES
+
+Jobs = Callable[..., dict[str, Any]]
+
+
+def written(path: Path, rows: list[tuple[str, str]]) -> str:
+    path.write_text("text,label\n" + "".join(f'"{text}",{label}\n' for text, label in rows), "utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "words"),
+    [
+        (["0.0", "1.0"], ["0", "1"], "holds '0' and '0.0', which are the same number"),
+        (["True", "False"], ["true", "false"], "'False' and 'false', which differ in capital letters alone"),
+        (["a", "b"], ["a", "NaN"], "holds 'NaN', which stands for a missing value"),
+    ],
+)
+def test_labels_that_do_not_agree_are_refused(
+    job: Jobs, tmp_path: Path, train: list[str], test: list[str], words: str
+) -> None:
+    rows = [[(text, labels[i % 2]) for i, (text, _) in enumerate(SENTENCES)] for labels in (train, test)]
+    files = {"train": written(tmp_path / "a.csv", rows[0]), "test": written(tmp_path / "b.csv", rows[1])}
+    with pytest.raises(UserError, match=words):
+        fedstrata.run(job("fedavg", "classify", data=files))
+
+
+def test_the_label_is_not_the_text(job: Jobs) -> None:
+    with pytest.raises(UserError, match=r"\[data\] label: column 'text' is also the text"):
+        fedstrata.run(job("fedavg", "classify", data={"label": "text"}))
+
+
+def test_a_run_says_what_its_rows_are_and_what_a_score_must_beat(job: Jobs, tmp_path: Path) -> None:
+    train = [(text, "eye") for text, _ in SENTENCES[:5]] + [("xyzzy " * 40, "heart")]
+    test = [(SENTENCES[0][0], "eye"), ("The heart", "heart"), ("The eye", "eye"), ("The lens", "lens")]
+    files = {"train": written(tmp_path / "a.csv", train), "test": written(tmp_path / "b.csv", test)}
+    seen: list[Any] = []
+    made = job("fedavg", "classify", data=files, method={"rounds": 1})
+    result = json.loads((fedstrata.run(made, progress=seen.append).folder / "result.json").read_text("utf-8"))
+    data = result["data"]
+    assert (data["train_rows"], data["test_rows"], data["test_rows_in_training"]) == (6, 4, 1)
+    assert data["classes"] == {"eye": 5, "heart": 1, "lens": 0}
+    assert data["long_texts"] == {"count": 1, "rows": 6, "handling": "truncate"}
+    assert data["unknown_tokens"]["count"] == 30
+    assert sum(client["rows"] for client in result["clients"].values()) == 6
+    assert result["baseline"]["what"] == "always the most frequent class, eye"
+    assert result["baseline"]["score"]["accuracy"] == 0.5
+    [started] = [event for event in seen if isinstance(event, StageStarted)]
+    assert "no training row is of class lens, which stands in test rows alone" in started.data
+    assert "1 of 4 test rows also stand in the training rows (25.0%)" in started.data
+    assert started.baseline.score == result["baseline"]["score"]
+
+
+def test_a_run_that_is_not_above_the_baseline_says_so() -> None:
+    always = Baseline("always the most frequent class, eye", "accuracy", {"accuracy": 0.5})
+    [line, note] = _score_lines(1, {"accuracy": 0.5}, 2, always)
+    assert line == "round 2/2  accuracy 0.5000 (baseline 0.5000)"
+    assert note == "note: accuracy 0.5000 is not better than always the most frequent class, eye"
+    assert len(_score_lines(1, {"accuracy": 0.6}, 2, always)) == 1
+    assert len(_score_lines(1, {"loss": 2.0}, 2, Baseline("always the mean", "loss", {"loss": 1.0}))) == 2
+
+
+def test_many_clients_are_summed_up() -> None:
+    facts = {"train_rows": 2000, "test_rows": 5, "classes": None, "test_classes": None, "test_rows_in_training": 5}
+    lines = row_lines(facts, {f"c{i}": 2 for i in range(1000)})
+    assert lines[0] == "2,000 training rows: 2 to 2 at each of 1,000 clients, median 2"
+    assert lines[-1].startswith("every test row is also a training row")

@@ -1,0 +1,110 @@
+"""Architectures beside those that the README names: they work, or are refused in a sentence of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+import fedstrata
+from fedstrata.errors import UserError
+from fedstrata.models import checkpoints
+from tiny import SPECIAL, tiny_config, tokenizer, words
+
+Jobs = Callable[..., dict[str, Any]]
+SIZES: dict[str, Any] = {
+    "vocab_size": len(SPECIAL) + len(words()),
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 66,
+    "pad_token_id": 0,
+}
+RELATIVE: dict[str, Any] = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "type_vocab_size": 0}
+OTHERS: dict[str, Callable[[], Any]] = {
+    "deberta": lambda: transformers.DebertaConfig(**SIZES, **RELATIVE),
+    "deberta-v2": lambda: transformers.DebertaV2Config(**SIZES, **RELATIVE, position_buckets=8),
+    "mpnet": lambda: transformers.MPNetConfig(**SIZES),
+}
+
+
+@pytest.fixture
+def other(job: Jobs, tmp_path: Path) -> Jobs:
+    """Jobs of one round of one step for a model of another architecture."""
+
+    def make(architecture: str, method: str, kind: str, /, **tables: Any) -> dict[str, Any]:
+        folder = tmp_path / architecture
+        auto = transformers.AutoModelForMaskedLM.from_config(OTHERS[architecture]())
+        auto.save_pretrained(folder)
+        tokenizer().save_pretrained(folder)
+        tables["train"] = {"steps": 1, **tables.get("train", {})}
+        return job(method, kind, model={"name": str(folder)}, method={"rounds": 1}, **tables)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("architecture", "method", "kind", "tables"),
+    [
+        ("deberta", "fedavg", "classify", {"head": {"kind": "psum"}}),
+        ("deberta-v2", "fedavg", "classify", {"head": {"kind": "hsum"}, "train": {"precision": "bf16"}}),
+        ("deberta-v2", "fedfreezebert", "classify", {"head": {"kind": "psum"}}),
+        ("mpnet", "fedfreezebert", "classify", {"head": {"kind": "hsum"}}),
+        ("mpnet", "fedbfpt", "mlm", {"train": {"precision": "bf16"}}),
+    ],
+)
+def test_others_that_are_built_like_bert_work(
+    other: Jobs, architecture: str, method: str, kind: str, tables: dict[str, Any]
+) -> None:
+    assert fedstrata.run(other(architecture, method, kind, **tables)).status == "finished"
+
+
+@pytest.mark.parametrize("kind", ["mlm", "classify"])
+def test_a_model_that_computes_in_fp32_alone_is_refused_in_bf16(other: Jobs, kind: str) -> None:
+    made = other("deberta", "fedavg", kind, train={"precision": "bf16"})
+    with pytest.raises(UserError, match=r"\[train\] precision: is 'bf16' .* deberta computes in fp32 alone"):
+        fedstrata.run(made)
+    assert not Path(made["output"]["dir"]).exists()
+
+
+BLOCKS = {key: SIZES[key] for key in ("vocab_size", "pad_token_id")} | {"d_model": 32, "n_head": 2, "d_head": 16}
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "words"),
+    [
+        (
+            transformers.AlbertConfig(**SIZES, embedding_size=16),
+            "mlm",
+            "albert .* same weights",
+        ),
+        (
+            transformers.AlbertConfig(**SIZES, num_hidden_groups=4),
+            "tag",
+            "albert .* layer by layer",
+        ),
+        (transformers.FunnelConfig(**BLOCKS, block_sizes=[2, 2]), "classify", "funnel .* stand in blocks"),
+        (transformers.FunnelConfig(**BLOCKS, block_sizes=[1, 1, 1]), "mlm", "funnel .* stand in blocks"),
+        (
+            tiny_config("bert", is_decoder=True),
+            "mlm",
+            "is_decoder, so it sees only .* and 'mlm'",
+        ),
+        (tiny_config("roberta", is_decoder=True), "mlm", "says is_decoder"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(config: Any, kind: str, words: str, tmp_path: Path) -> None:
+    config.save_pretrained(tmp_path)
+    labels = None if kind == "mlm" else ("a", "b")
+    with pytest.raises(UserError, match=rf"^model {tmp_path}: .*{words}"):
+        checkpoints.parts_of(str(tmp_path), kind, labels)
+
+
+def test_a_decoder_is_welcome_where_no_token_is_predicted_from_both_sides(tmp_path: Path) -> None:
+    tiny_config("bert", is_decoder=True).save_pretrained(tmp_path)
+    for kind, labels in (("clm", None), ("classify", ("a", "b"))):
+        assert checkpoints.parts_of(str(tmp_path), kind, labels).depth == 3

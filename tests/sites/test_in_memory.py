@@ -223,19 +223,19 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(
     for site in NAMES:
         village.site(site, 'payloads = ["weights"]', 'payloads = ["weights", "activations"]')
     whole = fedstrata.run(here)
-    commit = stages.state.commit
+    commit = stages.state.RunState.commit
     for killed in (1, 3):
 
         def dies(*args: Any, at: int = killed) -> None:
             if args[3] == at:
                 raise RuntimeError("killed")
-            commit(*args)
+            commit(*args)  # the state, the server, what changed, rounds done
 
-        monkeypatch.setattr(stages.state, "commit", dies)
+        monkeypatch.setattr(stages.state.RunState, "commit", dies)
         with pytest.raises(RuntimeError, match="killed"):
             fedstrata.run(there, resume=True)
         village.start()
-    monkeypatch.setattr(stages.state, "commit", commit)
+    monkeypatch.setattr(stages.state.RunState, "commit", commit)
     same(whole, fedstrata.run(there, resume=True))
 
 

@@ -17,6 +17,7 @@ from fedstrata.events import (
     Encoded,
     Event,
     Missed,
+    Noted,
     Replied,
     Scored,
     StageEnded,
@@ -68,8 +69,7 @@ class Display(_Live):
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
-        if not isinstance(event, Stepped):
-            self.since = time.monotonic()  # the next client starts now
+        self.since = self.since if isinstance(event, Stepped) else time.monotonic()  # the next client starts now
         match event:
             case StageStarted():
                 self._started(event)
@@ -86,6 +86,8 @@ class Display(_Live):
                 self._log(f"waiting until {until} at most for {', '.join(clients)} to connect")
             case Scored(round, score):
                 self._log(f"{round_words(round, self.rounds)}  {_score_words(score)}")
+            case Noted(sentence):
+                self._log(f"note: {sentence}")
             case StageEnded(stage, reused):
                 self._ended(stage, reused)
 
@@ -164,6 +166,8 @@ class SweepDisplay(_Live):
             case Scored(round, score) if stage:
                 line = f"{round_words(round, stage.rounds)}  {_score_words(score)}"
                 self._log(": ".join(filter(None, [cell, stage.stage, line])))
+            case Noted(sentence):
+                self._log(f"{cell}: note: {sentence}")
             case StageEnded(name, True):
                 self._log(f"{cell}: {name} was finished by another cell or before")
 

@@ -200,6 +200,8 @@ class Output(Table):
     dir: str = "runs/try"
     client_models: bool = False
     """Also save each client's own model where clients keep parts."""
+    keep_state: bool = False
+    """Keep what resuming needs when the run has ended, so that it can be given more rounds."""
     target: float | None = None
     """A value of the headline metric: rounds and bytes until it is first reached are reported."""
 

@@ -23,18 +23,21 @@ def fingerprints(data: Prepared) -> Fingerprints:
 
 
 def difference(before: Mapping[str, Any], now: Fingerprints) -> str | None:
-    """What differs first, as a sentence without its subject's folder; None if nothing does."""
+    """Whose rows differ, as a sentence; rather those that differ in number. None if none do."""
+    found = []
     for kind, own in now.items():
-        was = before[kind]
-        for name in dict.fromkeys([*was, *own]):
-            old, new = was.get(name, [0, ""]), own.get(name, [0, ""])
-            if list(old) == new:
-                continue
+        for name in dict.fromkeys([*before[kind], *own]):
+            old, new = (rows.get(name, [0, ""]) for rows in (before[kind], own))
             noun = "test rows" if kind == "test" else "rows"
-            whose = f"the {noun} of {name}" if name else f"the {noun}"
-            counts = f"there were {old[0]}, now {new[0]}" if old[0] != new[0] else f"{old[0]} of them, as before"
-            return f"{whose} are not those it began with ({counts})"
-    return None
+            if list(old) != new:
+                found.append(
+                    (old[0] == new[0], f"the {noun} of {name}" if name else f"the {noun}", old[0], new[0])
+                )
+    if not found:
+        return None
+    same, whose, old, new = min(found, key=lambda each: each[0])
+    counts = f"{old} of them, as before" if same else f"there were {old}, now {new}"
+    return f"{whose} are not those it began with ({counts})"
 
 
 def _each(rows: Rows, shards: Mapping[str, Index]) -> dict[str, list[Any]]:

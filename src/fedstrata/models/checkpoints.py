@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 import shutil
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from fedstrata.models.heads import KEY, HeadConfig, HeadedModel
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.parts import Parts
+from fedstrata.wire.files import replace_folder
 from fedstrata.wire.store import write_tensors
 
 transformers.logging.set_verbosity_error()
@@ -30,6 +30,11 @@ transformers.logging.disable_progress_bar()
 
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
 """Files one of which a tokenizer needs; without any, transformers silently makes an empty one."""
+FILES = (
+    *("model.safetensors", "config.json", "generation_config.json", "README.md", "chat_template.jinja"),
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model"),
+)
+"""What a folder that :func:`save` writes may hold."""
 HF_LOAD_ERRORS = (
     AttributeError, KeyError, OSError, RuntimeError, TypeError, ValueError,
     SafetensorError, StrictDataclassError, pickle.UnpicklingError,
@@ -174,8 +179,7 @@ def save(loaded: Loaded, weights: Tensors, folder: Path) -> None:
     config.save_pretrained(partial)
     write_tensors(partial / "model.safetensors", {**weights, **loaded.carried})
     loaded.tokenizer.save_pretrained(partial)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(partial, folder)
+    replace_folder(partial, folder)
 
 
 def config_of(

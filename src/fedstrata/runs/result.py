@@ -15,7 +15,7 @@ from fedstrata.cost.target import reached
 from fedstrata.job.tables import Job, method_name
 from fedstrata.plan.kinds import FORMAT
 from fedstrata.plan.streams import SERVER
-from fedstrata.wire.files import read_lines, write_bytes
+from fedstrata.wire.files import read_lines, replace_folder, write_bytes
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,7 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
     scored = [record for record in rounds if record["client"] == SERVER and record["round"] >= first]
     trained = [record for record in rounds if record["client"] != SERVER]
     last = scored[-1] if scored else {}
-    split = folder / "partition.json"
-    clients = json.loads(split.read_text(encoding="utf-8"))["clients"] if split.exists() else {}
+    clients = _clients(folder / "partition.json")
     scores = last.get("clients", {})
     ledger = read_lines(folder / "ledger.jsonl")
     wanted = job.output.target
@@ -104,8 +103,10 @@ def combine_stages(stages: Sequence[Result], folder: Path) -> Result:
         "flops": sum(stage.flops for stage in stages),
         "seconds": sum(stage.seconds for stage in stages),
     }
-    shutil.rmtree(folder / "model", ignore_errors=True)
-    shutil.copytree(stages[-1].model, folder / "model", copy_function=link)
+    partial = folder / ".model.part"
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(stages[-1].model, partial, copy_function=link)
+    replace_folder(partial, folder / "model")
     _write(folder, result)
     return read_result(folder)
 
@@ -123,9 +124,19 @@ def read_result(folder: Path) -> Result:
 
 
 def read_status(folder: Path) -> str | None:
-    """The status in an output folder, None where there is no result yet."""
-    path = folder / "result.json"
-    return str(json.loads(path.read_text(encoding="utf-8"))["status"]) if path.exists() else None
+    """The status in an output folder, None where there is no result yet, or none that can be read."""
+    try:
+        return str(json.loads((folder / "result.json").read_text(encoding="utf-8"))["status"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _clients(partition: Path) -> dict[str, Any]:
+    """What each client has; nothing where the run that is to write the file has not come so far."""
+    try:
+        return dict(json.loads(partition.read_text(encoding="utf-8"))["clients"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def _write(folder: Path, result: dict[str, Any]) -> None:

@@ -31,6 +31,7 @@ from fedstrata.runs.resume import RATES, Change, changes, check_more_rounds, rec
 from fedstrata.runs.train import ReadyStage, Stage, Tell, start_weights, train_stage
 from fedstrata.server import state
 from fedstrata.sites.federation import check_sites, federation, names_of, settle_sites
+from fedstrata.wire.codec import not_finite
 from fedstrata.wire.files import checksum_of
 
 START = "start"
@@ -164,11 +165,13 @@ def _go_on(stage: Stage, start: str, found: list[Change]) -> None:
     ready = make_ready(job, stage.data, start, task=own.task, codec=own.codec)
     if rounds := next((change.was for change in found if change.key == "method.rounds"), None):
         check_more_rounds(job, folder, rounds, ready.loaded.parts, ready.shards)
+    weights = start_weights(ready.runtime)
+    if name := next(filter(None, map(not_finite, weights.values())), None):
+        raise UserError(f"model {start}: {name} holds a number that is not finite; nothing can be trained from it")
     same_job(job, folder, own.identities())
     same_rows(folder, fingerprints(stage.data))
     if new:
         scratch.publish(Path(start), folder / START)
-    weights = start_weights(ready.runtime)
     run = state.RunState(folder, state.fingerprint(weights))
     done, lost = run.reopen()
     if lost:

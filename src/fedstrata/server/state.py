@@ -224,11 +224,17 @@ def finish(folder: Path, keep_state: bool = False, keep_cache: bool = False) -> 
     newest, *older = _manifests(folder)
     for path in () if keep_state else older:  # first, as their files will be gone
         path.unlink()
-    write_sealed(newest, {**manifest, "finished": checksum_of(folder / "result.json"), "kept": keep_state})
+    kept = keep_state and manifest.get("kept", True)  # what was dropped once does not come back
+    write_sealed(newest, {**manifest, "finished": checksum_of(folder / "result.json"), "kept": kept})
     if not keep_cache:
         clear(state, CACHES)
-    if keep_state:
-        return
+    if not kept:
+        _drop(state, records)
+
+
+def _drop(state: Path, records: FileRecords) -> None:
+    journal = Journal(state)
+    journal.read(records.lines(JOURNAL))
     for name in ("received", "layers"):
         clear(state / name, ("[!.]*.safetensors", *ROUND_FILES))
     for path in (state / "clients").glob("*"):
@@ -237,7 +243,8 @@ def finish(folder: Path, keep_state: bool = False, keep_cache: bool = False) -> 
         for old in sorted(path.glob(ROUND_FILES[0]))[:-1]:
             old.unlink()
     for path in state.glob("*@[0-9]*.safetensors"):
-        path.unlink()
+        if path.name.rpartition("@")[0] in journal.files:
+            path.unlink()
 
 
 def damaged_end(folder: Path) -> Path | None:

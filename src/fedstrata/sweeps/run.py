@@ -13,12 +13,14 @@ from typing import Any
 from fedstrata import events
 from fedstrata.events import CellEnded, CellEvent, CellStarted
 from fedstrata.job.file import Overrides
+from fedstrata.models import checkpoints
 from fedstrata.reports.sweep import FAILED, SweepRow
 from fedstrata.reports.sweep_files import write_table
 from fedstrata.runs.folder import check_output_dir, mark
 from fedstrata.runs.result import link, read_status
 from fedstrata.sweeps.cells import Cell, Sweep, cells
 from fedstrata.sweeps.workers import Message, Worker, Workers, sole_user
+from fedstrata.wire.files import clear
 
 Progress = Callable[[events.Event], None]
 
@@ -34,8 +36,8 @@ def run_sweep(
     sweep, folder, found = cells(source, overrides)
     check_output_dir(folder, resume, "sweep")
     folder.mkdir(parents=True, exist_ok=True)
+    mark(folder, "sweep")
     with sole_user(folder):
-        mark(folder, "sweep")
         _Scheduler(sweep, found, source, progress or (lambda event: None), Workers(folder, sweep.parallel)).run()
     return write_table(folder, found, sweep.against)
 
@@ -132,4 +134,4 @@ class _Scheduler:
                 folders.append(cell.folder)
             for folder in folders:
                 for name in ("start", "model"):
-                    shutil.rmtree(folder / name, ignore_errors=True)
+                    clear(folder / name, checkpoints.FILES)

@@ -252,5 +252,11 @@ def check(tensors: Mapping[str, torch.Tensor], spec: Spec) -> None:
         if (tensor.dtype, tuple(tensor.shape)) != spec[name]:
             wanted = " ".join(map(str, spec[name]))
             raise WireError(f"{name}: is {tensor.dtype} {tuple(tensor.shape)}, must be {wanted}")
-        if not torch.isfinite(tensor).all():
-            raise WireError(f"{name}: holds a value that is not finite")
+    if name := not_finite(tensors):
+        raise WireError(f"{name}: holds a value that is not finite")
+
+
+def not_finite(tensors: Mapping[str, torch.Tensor]) -> str:
+    """The first tensor that holds a value that is not finite; empty if all are finite."""
+    wrong = (name for name, tensor in tensors.items() if not tensor.is_meta and not torch.isfinite(tensor).all())
+    return next(wrong, "")

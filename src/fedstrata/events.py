@@ -118,6 +118,13 @@ class Scored:
 
 
 @dataclass(frozen=True)
+class Noted:
+    """What the user should know, a sentence."""
+
+    sentence: str
+
+
+@dataclass(frozen=True)
 class StageEnded:
     """A stage is over; ``reused`` if an earlier call had finished it."""
 
@@ -139,7 +146,7 @@ class CellEvent:
     """An event of the run of a cell."""
 
     cell: str
-    event: StageStarted | Stepped | Replied | Scored | StageEnded
+    event: StageStarted | Stepped | Replied | Scored | Noted | StageEnded
 
 
 @dataclass(frozen=True)
@@ -161,6 +168,7 @@ Event = (
     | Missed
     | Waiting
     | Scored
+    | Noted
     | StageEnded
     | CellStarted
     | CellEvent

@@ -11,6 +11,7 @@ from typing import Any
 import tomli_w
 
 from fedstrata import run
+from fedstrata.plan.kinds import FORMAT
 from fedstrata.sites.provision import init
 from tiny import SENTENCES, gpt2_tokenizer, tiny_model, tokenizer
 
@@ -195,11 +196,11 @@ def _runs(folder: Path) -> None:
         path.write_text(damage(path.read_text("utf-8")), "utf-8")
 
     damaged("cut-result", "result.json", lambda text: text[:50])
-    damaged("empty-result", "result.json", lambda text: "")
     damaged("list-result", "result.json", lambda text: "[]")
-    damaged("short-result", "result.json", lambda text: '{"format": 2}')
-    damaged("old-result", "result.json", lambda text: text.replace('"format": 2', '"format": 1'))
-    damaged("new-result", "result.json", lambda text: text.replace('"format": 2', '"format": 99'))
+    damaged(
+        "old-result", "result.json", lambda text: text.replace(f'"format": {FORMAT}', f'"format": {FORMAT - 1}')
+    )
+    damaged("new-result", "result.json", lambda text: text.replace(f'"format": {FORMAT}', '"format": 99'))
     damaged("no-job", "job.toml", lambda text: "x")
     damaged("rounds-word", "rounds.jsonl", lambda text: f"x\n{text}")
     damaged("rounds-list", "rounds.jsonl", lambda text: f"[]\n{text}")

@@ -106,7 +106,7 @@ def test_a_full_disk_is_the_machines_fault(
     monkeypatch.setattr("fedstrata.runs.folder.write_bytes", full)
     with pytest.raises(SystemExit) as end:
         main(["run", "job.toml"])
-    assert capsys.readouterr().err == "fedstrata: out/job.toml: No space left on device\n"
+    assert capsys.readouterr().err == "fedstrata: out/.fedstrata: No space left on device\n"
     assert end.value.code == 1
     assert not (folder / "out").exists()
 

@@ -13,7 +13,7 @@ import transformers
 
 from fedstrata.cost.bytes import payload
 from fedstrata.errors import UserError
-from fedstrata.methods.fedbfpt import FedBFPT, progressive
+from fedstrata.methods.fedbfpt import FedBFPT, progressive, trained_layers
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
@@ -272,6 +272,5 @@ def test_clients_of_different_depth(bert: Parts) -> None:
 
 
 def test_the_schedule_of_a_long_run_is_made_once_and_not_for_every_plan() -> None:
-    method = FedBFPT(rounds=1000)
-    assert method.trained_layers(2) is method.trained_layers(2)
-    assert method.trained_layers(2) != method.trained_layers(1)
+    assert trained_layers("full", 1000, 2) is trained_layers("full", 1000, 2)
+    assert trained_layers("full", 1000, 2) != trained_layers("full", 1000, 1)

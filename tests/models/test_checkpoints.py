@@ -156,17 +156,18 @@ def test_a_saved_folder_is_a_hugging_face_folder(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_saving_replaces_the_folder_as_a_whole(model_folder: Folder, tmp_path: Path) -> None:
+def test_saving_replaces_all_of_a_folder_but_what_is_somebody_elses(model_folder: Folder, tmp_path: Path) -> None:
     loaded = checkpoints.load(str(model_folder()), "mlm", None, 0)
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "old").write_text("x")
+    for name in ("vocab.txt", "notes.txt"):
+        (tmp_path / "model" / name).write_text("x")
     (tmp_path / ".model.part").mkdir()
     (tmp_path / ".model.part" / "left over").write_text("x")
     checkpoints.save(loaded, weights(loaded), tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     names = {path.name for path in (tmp_path / "model").iterdir()}
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
-    assert not {"old", "left over"} & names
+    assert {"config.json", "model.safetensors", "tokenizer.json", "notes.txt"} <= names
+    assert not {"vocab.txt", "left over"} & names
 
 
 def test_a_broken_save_leaves_the_old_folder(

@@ -15,7 +15,7 @@ PLACES: dict[str, dict[str, Any]] = {
     **{f"layer.{i}": {"kind": "layer", "depth": i} for i in range(6)},
     "head": {"kind": "head", "depth": None},
 }
-JOB = """format = 2
+JOB = """format = 3
 stage = "{stage}"
 [model]
 name = "bert-base-uncased"
@@ -68,7 +68,7 @@ def write_run(
     )
     moved = 3_000_000 * rounds * len(clients)
     outcome = {
-        "format": 2,
+        "format": 3,
         "status": "finished",
         "message": None,
         "stage": "",

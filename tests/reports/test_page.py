@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fedstrata.errors import UserError
 from fedstrata.reports.page import write_page
 from fedstrata.reports.parts import part_words, read_parts
 from fedstrata.reports.runs import load_run
@@ -135,3 +136,15 @@ def test_adapters_have_their_layers_depths() -> None:
 def test_rounds_count_from_1(run: Make) -> None:
     missing = [{"client": "client-1", "reason": "is not connected", "round": at} for at in (0, 2)]
     assert "Without client-1 in rounds 1, 3: it is not connected." in summary(load_run(run(missing=missing)))
+
+
+def test_a_page_takes_the_place_of_a_page_alone(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text("<html>mine</html>")
+    with pytest.raises(
+        UserError, match=r"report.html is there and is no page of FedStrata; --out names another file"
+    ):
+        write_page([], path)
+    assert path.read_text() == "<html>mine</html>"
+    path.unlink()
+    assert write_page([], write_page([], path)) == path

@@ -100,7 +100,7 @@ def test_a_run_that_has_only_begun(run: Make) -> None:
     json.dumps(made.result)
 
 
-@pytest.mark.parametrize(("found", "age"), [(None, "an older"), (1, "an older"), (3, "a newer")])
+@pytest.mark.parametrize(("found", "age"), [(None, "an older"), (1, "an older"), (4, "a newer")])
 def test_another_versions_folder_is_refused(run: Make, found: int | None, age: str) -> None:
     folder = run()
     result = json.loads((folder / "result.json").read_text())
@@ -117,7 +117,7 @@ def test_another_versions_folder_is_refused(run: Make, found: int | None, age: s
 def test_a_killed_runs_version_is_that_of_its_job(run: Make, line: str) -> None:
     folder = run()
     (folder / "result.json").unlink()
-    job = (folder / "job.toml").read_text().replace("format = 2\n", "")
+    job = (folder / "job.toml").read_text().replace("format = 3\n", "")
     (folder / "job.toml").write_text(f"{line}{job}")
     with pytest.raises(UserError, match=r"an older version"):
         load_run(folder)

@@ -15,7 +15,7 @@ import fedstrata
 from fedstrata.errors import UserError
 from fedstrata.job.file import load
 from fedstrata.plan.kinds import FORMAT
-from fedstrata.runs.folder import same_job
+from fedstrata.runs.resume import same_job
 
 Jobs = Callable[..., dict[str, Any]]
 
@@ -48,7 +48,7 @@ def test_stages_follow_each_other(staged: dict[str, Any], tmp_path: Path) -> Non
     assert model.config.label2id == {"eye": 0, "heart": 1, "kidney": 2}
     transformers.AutoTokenizer.from_pretrained(folder / "model")
     written = {path.name for path in folder.iterdir()}
-    assert written == {"result.json", "model", "stages"}
+    assert written == {"result.json", "model", "stages", ".fedstrata", ".fedstrata.lock"}
     for stage in ("pretrain", "finetune"):
         names = {path.name for path in (folder / "stages" / stage).iterdir()}
         assert names >= {
@@ -118,7 +118,9 @@ def test_a_filled_folder_is_refused_and_left_alone(job: Jobs, tmp_path: Path) ->
 def test_another_job_cannot_take_over_a_run(job: Jobs) -> None:
     made = job("fedavg")
     fedstrata.run(made)
-    with pytest.raises(UserError, match=r"train.learning_rate = 5e-05.*0.001.*must be the same"):
+    with pytest.raises(
+        UserError, match=r"train.learning_rate = 5e-05.*0.001.*may be lowered when a run is resumed, not raised"
+    ):
         fedstrata.run(made, ["train.learning_rate=0.001"], resume=True)
 
 

@@ -32,6 +32,7 @@ from fedstrata.tasks.clm import CausalLM
 from fedstrata.tasks.mlm import masked_lm
 from fedstrata.wire import activations as wire
 from fedstrata.wire.codec import WireError
+from fedstrata.wire.store import Store
 from roles import drawn_batches, make_runtime, sentences, train_request, train_round, weights_of
 from tiny import tiny_config, tiny_model, tokenizer
 
@@ -67,7 +68,7 @@ def split(runtime: ClientRuntime, lower: int = 0, upper: int = 0) -> Plan:
 
 def layers_of(runtime: ClientRuntime, plan: Plan, folder: Path, copies: bool = True) -> ServerLayers:
     server = Server(runtime.working.parts, weights_of(runtime.working), runtime.wire)
-    settings = LayerSettings(plan.server, copies, 64, runtime.dtype, folder)
+    settings = LayerSettings(plan.server, copies, 64, runtime.dtype, Store(folder))
     return ServerLayers(runtime.working, server, settings, runtime.trainer.train, runtime.trainer.streams)
 
 

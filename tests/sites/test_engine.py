@@ -11,6 +11,7 @@ import pytest
 from fedstrata.events import Waiting
 from fedstrata.plan.messages import NoReply, Reply, Request
 from fedstrata.plan.plan import Plan
+from fedstrata.server.records import FileRecords
 from fedstrata.sites import engine as sites
 from fedstrata.sites.engine import Presence, RemoteEngine, RemoteRun
 from fedstrata.sites.messages import (
@@ -81,7 +82,7 @@ def engine(transport: Script, folder: Path, events: list[Any], deadline: float =
         ),
         transport=transport,
         deadline=deadline,
-        folder=folder,
+        records=FileRecords(folder),
         on_event=events.append,
     )
 

@@ -223,19 +223,19 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(
     for site in NAMES:
         village.site(site, 'payloads = ["weights"]', 'payloads = ["weights", "activations"]')
     whole = fedstrata.run(here)
-    commit = stages.state.commit
+    commit = stages.state.RunState.commit
     for killed in (1, 3):
 
         def dies(*args: Any, at: int = killed) -> None:
             if args[3] == at:
                 raise RuntimeError("killed")
-            commit(*args)
+            commit(*args)  # the state, the server, what changed, rounds done
 
-        monkeypatch.setattr(stages.state, "commit", dies)
+        monkeypatch.setattr(stages.state.RunState, "commit", dies)
         with pytest.raises(RuntimeError, match="killed"):
             fedstrata.run(there, resume=True)
         village.start()
-    monkeypatch.setattr(stages.state, "commit", commit)
+    monkeypatch.setattr(stages.state.RunState, "commit", commit)
     same(whole, fedstrata.run(there, resume=True))
 
 
@@ -513,3 +513,39 @@ def test_without_test_rows_at_the_server_each_site_keeps_some_aside(job: Jobs, v
     here, there = village.jobs(job("fedavg", "classify", 3, clients={"test": 0.1}))
     del there["clients"]["test"]  # holdout is 0.1
     same(fedstrata.run(here), fedstrata.run(there))
+
+
+def test_a_site_goes_on_with_the_rows_and_files_it_had_or_refuses(
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is wrong stands in its own log; the server is told that the site refuses."""
+    config = job("fedsplitbert", "classify", 3, clients={"test": 0.3})
+    _, there = village.jobs({**config, "method": {**config["method"], "rounds": 3}}, quorum=1.0)
+
+    def dying(event: Any) -> None:
+        if type(event).__name__ == "Replied" and event.round == 1:
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        fedstrata.run(there, progress=dying)
+    home = village.folder / "federation" / "sites" / "b"
+    [run] = (home / "state" / "runs").iterdir()
+    rows = home / "train.csv"
+    kept = max((run).glob("round-*.safetensors"))
+    sentences = {
+        rows: r"b refuses: its rows are not those that it began this run with; its own log says more",
+        kept: r"b refuses: what it keeps of this run is damaged; its own log says more",
+        run / "start" / "model.safetensors": r"b refuses: what it keeps of this run is damaged",
+    }
+    for path, sentence in sentences.items():
+        content = path.read_bytes()
+        path.write_bytes(content.replace(b"kidney", b"heart", 1) if path == rows else content[:-4] + b"\0\0\x80\1")
+        village.start("b")
+        with pytest.raises(UserError, match=sentence) as refused:
+            fedstrata.run(there, resume=True)
+        assert "heart" not in str(refused.value)
+        path.write_bytes(content)
+    with (run / "journal.jsonl").open("ab") as file:
+        file.write(b'{"key": "cut off')
+    village.start("b")
+    assert fedstrata.run(there, resume=True).status == "finished"

@@ -322,7 +322,7 @@ def layers_in(folder: Path, copies: bool, batch_size: int = 4, kept: bool = True
     )
     working, trainer = runtime.working, runtime.trainer
     server = Server(working.parts, model_weights(working), runtime.wire)
-    settings = LayerSettings(working.parts.layers(0), copies, 64, runtime.dtype, folder)
+    settings = LayerSettings(working.parts.layers(0), copies, 64, runtime.dtype, Store(folder))
     layers = ServerLayers(working, server, settings, trainer.train, trainer.streams)
     layers.begin(0)
     return layers
@@ -470,7 +470,7 @@ def test_copies_visited_at_once_are_those_visited_one_by_one(house: Callable[...
         assert all(equal(made[part], expected[part]) for part in expected)
         assert traffic == counted
         assert len(lone.replicas) == 1
-        kept, remembered = (Store(layers.settings.folder / client).load(1) for layers in (here.layers, lone))
+        kept, remembered = (layers.settings.store.below(client).load(1) for layers in (here.layers, lone))
         assert equal(kept, remembered)
         assert kept
     here.expect(asked("a", 1), asked("b", 1))
@@ -542,7 +542,7 @@ def test_who_breaks_off_is_as_if_it_had_not_come_where_each_has_a_copy(
     lone = alone(tmp_path / "lone", True, "bb", {"b": 2})
     made, expected = here.layers.collect("b")[0], lone.collect("b")[0]
     assert all(equal(made[part], expected[part]) for part in expected)
-    assert not Store(here.layers.settings.folder / "a").load(1)
+    assert not here.layers.settings.store.below("a").load(1)
 
 
 @pytest.mark.parametrize("between", [False, True])

@@ -19,6 +19,7 @@ from fedstrata.events import (
     Encoded,
     Event,
     Missed,
+    Noted,
     Replied,
     Scored,
     StageEnded,
@@ -73,8 +74,7 @@ class Display(_Live):
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
-        if not isinstance(event, Stepped):
-            self.since = time.monotonic()  # the next client starts now
+        self.since = self.since if isinstance(event, Stepped) else time.monotonic()  # the next client starts now
         match event:
             case StageStarted():
                 self._started(event)
@@ -91,6 +91,8 @@ class Display(_Live):
                 self._log(f"waiting until {until} at most for {', '.join(clients)} to connect")
             case Scored(round, score):
                 self._log(*_score_lines(round, score, self.rounds, self.baseline))
+            case Noted(sentence):
+                self._log(f"note: {sentence}")
             case StageEnded(stage, reused):
                 self._ended(stage, reused)
 
@@ -197,6 +199,8 @@ class SweepDisplay(_Live):
             case Scored(round, score) if stage:
                 for line in _score_lines(round, score, stage.rounds, stage.baseline):
                     self._log(": ".join(filter(None, [cell, stage.stage, line])))
+            case Noted(sentence):
+                self._log(f"{cell}: note: {sentence}")
             case StageEnded(name, True):
                 self._log(f"{cell}: {name} was finished by another cell or before")
 

@@ -14,12 +14,13 @@ from fedstrata.client.model_pass import ModelPass
 from fedstrata.client.scorer import FeatureCaches, Scorer
 from fedstrata.client.trainer import StepCallback, Trainer
 from fedstrata.client.working_model import WorkingModel
+from fedstrata.errors import UserError
 from fedstrata.models.cut import SplitLink
 from fedstrata.models.parts import part_tensors
 from fedstrata.plan.kinds import Index, Phase, Tensors
 from fedstrata.plan.messages import Reply, Request, Tagged
 from fedstrata.tasks import Examples
-from fedstrata.wire.codec import Wire
+from fedstrata.wire.codec import Wire, not_finite
 from fedstrata.wire.store import Store
 
 
@@ -135,10 +136,16 @@ def train_with(pass_of: PassOf) -> Handler:
         reply, memory = yield from runtime.trainer.run(
             request, work.data.train, work.data.index, model_pass, memory, work.callback
         )
+        kept = part_tensors(working.model, working.parts, plan.keep)
+        if name := not_finite(kept):
+            raise UserError(
+                f"round {request.round + 1}, client {request.client}: its training diverged ({name}, which it "
+                "keeps, is not finite); a smaller train.learning_rate helps, with --resume"
+            )
         if memory:
             store.optimizer.save(request.round, memory)
-        if plan.keep:
-            store.save(request.round, part_tensors(working.model, working.parts, plan.keep))
+        if kept:
+            store.save(request.round, kept)
         return replace(reply, weights=_encoded_parts(work))
 
     return handler

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstrata.client.setup import Ready
-from fedstrata.data.prepare import Prepared
+from fedstrata.data.facts import row_facts, row_lines
+from fedstrata.data.prepare import Prepared, population
 from fedstrata.data.read import WORD_END
 from fedstrata.data.rows import text_columns
 from fedstrata.errors import plural
@@ -53,6 +54,17 @@ def token_lines(facts: Mapping[str, Any], most: int) -> list[str]:
         share += f" ({unknown['count'] / unknown['tokens']:.1%})"
         lines.append(f"{share} unknown to the tokenizer" if unknown["count"] else "no token is unknown")
     return lines
+
+
+def facts_and_lines(job: Job, data: Prepared, ready: Ready) -> tuple[dict[str, Any], list[str]]:
+    """All that is known of the rows here: ``data`` in ``result.json``, and the same in sentences."""
+    facts = row_facts(job, data)
+    shards = population(job.method.population, data.shards) if data.shards else {}
+    lines = row_lines(facts, {client: len(rows) for client, rows in shards.items()})
+    if len(ready.train):
+        tokens = token_facts(job, data, ready)
+        return facts | tokens, lines + token_lines(tokens, ready.runtime.trainer.train.max_tokens)
+    return facts, lines
 
 
 def baseline(job: Job, ready: Ready, labels: tuple[str, ...] | None, personal: bool) -> tuple[str, Scores]:

@@ -22,7 +22,7 @@ from fedstrata.data.tokens import Tokens
 from fedstrata.models.heads import HeadedModel
 from fedstrata.plan.kinds import Index
 from fedstrata.tasks import Examples, Task
-from fedstrata.wire.files import write_bytes
+from fedstrata.wire.files import checksum_of, write_bytes
 
 if TYPE_CHECKING:
     from fedstrata.job.tables import Train
@@ -136,8 +136,8 @@ class FeatureCache:
 
     def _open(self, folder: Path, index: Index, total: int, on_encoded: Callable[[int, int], None]) -> Any:
         path, note = folder / "features.f32", folder / "features.json"
-        header = json.dumps({"key": self._key(index), "elements": total})
-        if not note.exists() or note.read_text(encoding="utf-8") != header:
+        wanted = {"key": self._key(index), "elements": total}
+        if not (note.exists() and _read(note) == {**wanted, "checksum": checksum_of(path)}):
             folder.mkdir(parents=True, exist_ok=True)
             note.unlink(missing_ok=True)
             disk = np.memmap(path, np.float32, "w+", shape=(total,))
@@ -149,7 +149,8 @@ class FeatureCache:
                 on_encoded(start + len(some), len(order))
             disk.flush()
             del disk
-            write_bytes(note, header.encode())  # last: half a file counts as none
+            wanted["checksum"] = checksum_of(path)
+            write_bytes(note, json.dumps(wanted).encode())  # last: half a file counts as none
         return np.memmap(path, np.float32, "r", shape=(total,))
 
     def _key(self, index: Index) -> str:
@@ -166,6 +167,14 @@ class FeatureCache:
         for array in (index, tokens.ids, tokens.offsets, tokens.types):
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
+
+
+def _read(note: Path) -> Any:
+    """What a cache's note says; None if it is damaged."""
+    try:
+        return json.loads(note.read_bytes())
+    except ValueError:
+        return None
 
 
 class CollectedFeatures:

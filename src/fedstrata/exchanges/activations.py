@@ -148,7 +148,7 @@ def server_half(context: ServerContext) -> PlainHalf:
         copies=context.method.client_schedule == "parallel",
         max_positions=context.max_positions,
         dtype=runtime.dtype,
-        folder=context.folder / "layers",
+        store=context.store.below("layers"),
     )
     layers = ServerLayers(
         runtime.working, context.server, settings, runtime.trainer.train, runtime.trainer.streams

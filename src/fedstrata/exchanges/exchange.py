@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from fedstrata.client.answer import ClientRuntime, Handlers
@@ -20,6 +19,7 @@ from fedstrata.server.layers import ServerLayers
 from fedstrata.server.rounds import Half, Rounds
 from fedstrata.server.server import Server
 from fedstrata.wire.dry import DryWire
+from fedstrata.wire.store import Store
 
 Traffic = Iterable[tuple[str, str, int]]
 """(direction, what, bytes) of what passed beside the parts."""
@@ -37,7 +37,7 @@ class ServerContext:
         plan: of the first client in the first round.
         classes: number of classes; None where the labels are numbers.
         max_positions: most tokens of a text.
-        folder: the server's own disk.
+        store: the server's own disk.
     """
 
     method: Method
@@ -47,7 +47,7 @@ class ServerContext:
     plan: Plan
     classes: int | None
     max_positions: int
-    folder: Path
+    store: Store
 
 
 @dataclass(frozen=True)

@@ -240,7 +240,7 @@ class DryTraining:
 
 def server_half(context: ServerContext) -> HiddenStatesHalf:
     """The half that trains on the server's own model."""
-    trainer = ServerTrainer(context.runtime.trainer, context.clients, context.folder / "received")
+    trainer = ServerTrainer(context.runtime.trainer, context.clients, context.store.below("received"))
     return HiddenStatesHalf(ServerTraining(context, trainer))
 
 

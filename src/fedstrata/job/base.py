@@ -24,4 +24,4 @@ Names = Annotated[list[str], BeforeValidator(_words)]
 class Table(BaseModel):
     """A table of the job file: unknown keys and wrong types are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)

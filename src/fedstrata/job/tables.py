@@ -204,6 +204,8 @@ class Output(Table):
     dir: Annotated[str, Field(min_length=1), AfterValidator(os.path.expanduser)] = "runs/try"
     client_models: bool | None = None
     """Save each client's own model where clients keep parts; done unless it is false."""
+    keep_state: bool = False
+    """Keep what resuming needs when the run has ended, so that it can be given more rounds."""
     target: float | None = None
     """A value of the headline metric: rounds and bytes until it is first reached are reported."""
 
@@ -232,10 +234,6 @@ class Job(Table):
     def _rows_are_somewhere(self) -> Self:
         if not self.data.train and not self.between_sites:
             raise ValueError("[data] train: is missing")
-        return self
-
-    @model_validator(mode="after")
-    def _one_test(self) -> Self:
         if self.clients.test is not None and self.data.test is not None:
             raise ValueError("[clients] test: the clients' own rows are the test rows, so [data] test must go")
         return self

@@ -8,12 +8,20 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedstrata.wire.files import link, write_bytes
+from fedstrata.wire.files import link, replace_folder, write_bytes
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 """Hugging Face's names: of the file with all weights, and of the one that says which of several has a tensor."""
 CARD = "README.md"
+CODE = "modeling_fedstrata"
+"""Name of the Python file of a model with one of our heads (:mod:`fedstrata.models.headed`), without ``.py``."""
+FILES = (
+    *(WEIGHTS, "model-0*.safetensors", INDEX, "config.json", "generation_config.json", CARD, f"{CODE}.py"),
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model"),
+    *("chat_template.jinja", "client-*.safetensors", "untrained.safetensors"),
+)
+"""What the folders that FedStrata writes models into may hold of its own; anything else in them stays there."""
 
 
 def partial_folder(folder: Path) -> Path:
@@ -29,8 +37,7 @@ def publish(partial: Path, folder: Path) -> None:
     for path in partial.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(partial, folder)
+    replace_folder(partial, folder, FILES)
 
 
 def write_card(folder: Path, *paragraphs: str) -> None:

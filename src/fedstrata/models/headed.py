@@ -17,10 +17,9 @@ from typing import Any
 
 import transformers
 
+from fedstrata.models.folders import CODE
 from fedstrata.wire.files import write_bytes
 
-CODE = "modeling_fedstrata"
-"""Name of the Python file, without its ending."""
 CARD = """\
 This model has a head that FedStrata adds to the encoder. With the package `fedstrata` installed it is loaded by
 

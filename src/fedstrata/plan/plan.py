@@ -96,7 +96,7 @@ class Method(BaseModel, ABC):
         preset: settings of other tables of the job that this method's name stands for; the user's own win.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     population: ClassVar[Population] = "each"
     preset: ClassVar[Mapping[str, Mapping[str, Any]]] = {}

@@ -13,6 +13,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from fedstrata.errors import UserError
 from fedstrata.reports import plots
 from fedstrata.reports.runs import Run
 from fedstrata.reports.summary import summary
@@ -43,7 +44,10 @@ def render(path: Path, template: str, **values: Any) -> Path:
 
     Raises:
         OSError: ``path`` cannot be written.
+        UserError: there is a file that no report is.
     """
+    if path.exists() and b"<title>FedStrata" not in path.read_bytes()[:1000]:
+        raise UserError(f"report: {path} is there and is no page of FedStrata; --out names another file")
     templates = Environment(
         loader=PackageLoader("fedstrata", "reports"),
         autoescape=True,

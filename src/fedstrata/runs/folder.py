@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 import tomli_w
+from filelock import FileLock, Timeout
 
 from fedstrata.errors import UserError
 from fedstrata.job.tables import Job
@@ -18,12 +17,23 @@ from fedstrata.plan.kinds import FORMAT
 from fedstrata.runs.result import write_result
 from fedstrata.wire.files import write_bytes
 
+MARKER = ".fedstrata"
+"""The file by which a folder is known as one that FedStrata writes."""
+LOCK = ".fedstrata.lock"
+"""The file that the process that writes a folder holds locked; the lock goes with the process."""
 
-def check_output_dir(folder: Path, resume: bool) -> None:
+
+def check_output_dir(folder: Path, resume: bool, kind: str = "run") -> None:
     """Check that the output folder can be this run's; nothing is written yet.
 
+    Args:
+        folder: the folder.
+        resume: whether what it holds is to be continued.
+        kind: what writes it, ``run`` or ``sweep``.
+
     Raises:
-        UserError: it holds something and the run is not to be resumed, or it or a folder above it is a file.
+        UserError: it holds something and the run is not to be resumed, or it holds no run, or it or a folder above
+            it is a file.
     """
     if "\0" in str(folder):
         raise UserError(f"[output] dir: {str(folder)!r} is no name that a folder can have")
@@ -33,51 +43,25 @@ def check_output_dir(folder: Path, resume: bool) -> None:
     if not above.is_dir():
         what = "a file" if above.is_file() else "no folder"
         raise UserError(f"[output] dir: {above} is {what}; name a new or empty folder")
-    if folder.exists() and any(folder.iterdir()) and not resume:
+    if not folder.exists() or all(path.name in (MARKER, LOCK) for path in folder.iterdir()):
+        return
+    if not resume:
         raise UserError(
             f"[output] dir: {folder} is not empty; continue its run with --resume or name another folder "
             "(output.dir=...)"
         )
-
-
-def same_job(job: Job, folder: Path, components: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Write the resolved job; or compare it with the one that this folder's run began with.
-
-    Args:
-        job: the job.
-        folder: the stage's output folder.
-        components: identities of the caller's own objects.
-
-    Raises:
-        UserError: they differ in a key that a result depends on, the folder was written in another format, or
-            its ``job.toml`` is damaged.
-    """
-    path = folder / "job.toml"
-    now = {"format": FORMAT, **without_none(job.dump())}
-    if components:
-        now["components"] = dict(components)
-    free = ("deadline", "quorum", "federation", "insecure")  # of the engine; a run may go on with others
-    if path.exists():
-        before = read_toml(path)
-        check_format(folder, before.get("format"))
-        for table in sorted((now.keys() | before.keys()) - {"output"}):
-            old, new = (tables.get(table, {}) for tables in (before, now))
-            if old != new:
-                keys = (
-                    {table}
-                    if not isinstance(old, dict)
-                    else {k for k in {**old, **new} if old.get(k) != new.get(k)}
-                )
-                keys -= set(free) if table == "engine" else set()
-                if not keys:
-                    continue
-                key = sorted(keys)[0]
-                raise UserError(
-                    f"{folder}: its run began with {table}.{key} = {_value(old, key)}, the job now says "
-                    f"{_value(new, key)}; a resumed job must be the same"
-                )
-    else:
-        write_bytes(path, tomli_w.dumps(now).encode())
+    if not (folder / MARKER).exists():
+        for path in (folder / "job.toml", *sorted(folder.glob("stages/*/job.toml"))[:1]):
+            if path.exists():
+                check_format(folder, read_toml(path).get("format"))
+        raise UserError(
+            f"[output] dir: {folder} is not a folder that FedStrata has written (it has no file {MARKER}), so "
+            "there is nothing to resume and nothing in it is touched; name a new or empty folder"
+        )
+    marker = read_toml(folder / MARKER)
+    check_format(folder, marker.get("format"))
+    if marker.get("kind") != kind:
+        raise UserError(f"[output] dir: {folder} holds a {marker.get('kind')}, not a {kind}; name another folder")
 
 
 def check_format(folder: Path, found: object) -> None:
@@ -90,22 +74,54 @@ def check_format(folder: Path, found: object) -> None:
         was = "has no format number" if found is None else f"has format {found}"
         raise UserError(
             f"{folder}: cannot be resumed: it {was}, this version of FedStrata writes format {FORMAT}; since "
-            "format 2 job keys have other names (docs/job.md, Renamed keys), and so have parts and payloads"
+            "format 2 job keys have other names (docs/job.md, Renamed keys), and so have parts and payloads; "
+            "since format 3 every file of a run's state has a checksum"
         )
 
 
-def _value(table: Any, key: str) -> str:
-    return repr(table.get(key, "nothing")) if isinstance(table, dict) else repr(table)
+def mark(folder: Path, kind: str = "run") -> None:
+    """Make the folder one of FedStrata's own.
+
+    Raises:
+        UserError: it holds something that is not.
+    """
+    check_output_dir(folder, True, kind)
+    if not (folder / MARKER).exists():
+        write_bytes(folder / MARKER, tomli_w.dumps({"format": FORMAT, "kind": kind}).encode())
 
 
-def without_none(data: Any) -> Any:
-    """The same tables without empty values, which TOML cannot write."""
-    if isinstance(data, dict):
-        return {key: without_none(value) for key, value in data.items() if value is not None}
-    return data
+@contextmanager
+def own_folder(folder: Path, resume: bool) -> Iterator[None]:
+    """Hold a run's output folder, so that no other process runs in it; one that nothing was written to goes again.
+
+    Raises:
+        UserError: another process holds it, or :func:`check_output_dir` objects.
+    """
+    if not (folder / LOCK).exists():  # else somebody is at it: that is said first
+        check_output_dir(folder, resume)
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    new = not (folder / MARKER).exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(f"[output] dir: {folder}: another process is running in this folder") from None
+    try:
+        check_output_dir(folder, resume)
+        mark(folder)
+        yield
+    finally:
+        if new and all(path.name in (MARKER, LOCK) for path in folder.iterdir()):
+            with suppress(OSError):
+                for name in (MARKER, LOCK):
+                    (folder / name).unlink(missing_ok=True)
+                for path in made:
+                    path.rmdir()
+        lock.release()
 
 
-@contextlib.contextmanager
+@contextmanager
 def status_on_disk(job: Job, folder: Path) -> Iterator[None]:
     """Leaves a true ``result.json`` behind, however the stage ends."""
     try:

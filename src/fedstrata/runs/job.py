@@ -11,7 +11,7 @@ from fedstrata.errors import UserError
 from fedstrata.events import Event
 from fedstrata.job.file import Overrides, load
 from fedstrata.runs.components import Components, check_between_sites
-from fedstrata.runs.folder import check_output_dir
+from fedstrata.runs.folder import own_folder
 
 if TYPE_CHECKING:
     from fedstrata.runs.result import Result
@@ -30,10 +30,10 @@ def run_job(
     if len({job.between_sites for job in jobs}) > 1:
         raise UserError("[engine] name: must be the same in all stages")
     base_dir = Path(source).resolve().parent if isinstance(source, str | Path) else None
-    check_output_dir(Path(jobs[0].output.dir), resume)
-    for job in jobs:
-        check_between_sites(job, components)
-    data = [prepare_test(job, base_dir) if job.between_sites else prepare(job, base_dir) for job in jobs]
-    from fedstrata.runs.stages import run_stages  # here, as it loads torch
+    with own_folder(Path(jobs[0].output.dir), resume):
+        for job in jobs:
+            check_between_sites(job, components)
+        data = [prepare_test(job, base_dir) if job.between_sites else prepare(job, base_dir) for job in jobs]
+        from fedstrata.runs.stages import run_stages  # here, as it loads torch
 
-    return run_stages(jobs, data, base_dir, progress or (lambda event: None), components)
+        return run_stages(jobs, data, base_dir, progress or (lambda event: None), components)

@@ -10,7 +10,6 @@ of the one with the client's own parts in ``state/clients/``.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +17,14 @@ from pathlib import Path
 from fedstrata.errors import UserError
 from fedstrata.job.tables import Job
 from fedstrata.models import checkpoints
-from fedstrata.models.folders import tensor_sizes, write_client_folder
-from fedstrata.models.headed import CARD, CODE
+from fedstrata.models.folders import CODE, FILES, tensor_sizes, write_client_folder
+from fedstrata.models.headed import CARD
 from fedstrata.plan.kinds import Weights
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan, make_plan
 from fedstrata.plan.streams import Streams
 from fedstrata.server.server import Server
+from fedstrata.wire.files import clear
 from fedstrata.wire.store import Store, write_tensors
 
 SHARED_CARD = """\
@@ -90,7 +90,7 @@ def save_models(trained: Trained) -> None:
     checkpoints.save(trained.loaded, shared, trained.folder / "shared", card)
     if not job.between_sites:
         _complete(trained, plans, {part: held[part] for part in personal})
-        shutil.rmtree(trained.folder / "clients", ignore_errors=True)  # of a call that was killed here
+        clear(trained.folder / "clients", FILES)  # of a call that was killed here
         if job.output.client_models is not False:
             save_client_models(trained.folder, clients)
 

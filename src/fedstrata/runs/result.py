@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from fedstrata.cost.ledger import totals
 from fedstrata.cost.target import reached
 from fedstrata.errors import UserError
 from fedstrata.job.tables import Job, method_name
+from fedstrata.models.folders import FILES
 from fedstrata.plan.kinds import FORMAT
 from fedstrata.plan.streams import SERVER
-from fedstrata.wire.files import link, read_lines, write_bytes
+from fedstrata.wire.files import clear, link, read_lines, replace_folder, write_bytes
 
 KEYS = ("status", "score", "bytes", "flops", "seconds", "clients", "model", "shared", "scored")
 """What every ``result.json`` has."""
@@ -82,10 +83,7 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
     scored = [record for record in rounds if record["client"] == SERVER and record["round"] >= first]
     trained = [record for record in rounds if record["client"] != SERVER]
     last = scored[-1] if scored else {}
-    split = folder / "partition.json"
-    partition = json.loads(split.read_text(encoding="utf-8")) if split.exists() else {}
-    clients = partition.get("clients", {})
-    scores = last.get("clients", {})
+    partition = _partition(folder / "partition.json")
     ledger = read_lines(folder / "ledger.jsonl")
     wanted = job.output.target
     met = None if wanted is None else reached(wanted, job.task.headline, rounds, ledger)
@@ -108,17 +106,22 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
         **_models(job, folder, status),
         "target": None if wanted is None else target,
         "missing": read_lines(folder / "missing.jsonl"),
-        "clients": {
-            client: {
-                "rows": clients.get(client, {}).get("rows", 0),
-                "examples": clients.get(client, {}).get("examples", 0),
-                "score": scores.get(client),
-                "model": _folder(folder, f"clients/{client}/model"),
-            }
-            for client in dict.fromkeys([*clients, *scores])
-        },
+        "clients": _clients(folder, partition.get("clients", {}), last.get("clients", {})),
     }
     _write(folder, result)
+
+
+def _clients(folder: Path, partition: Mapping[str, Any], scores: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What each client has: rows and examples, and of its own a score and a model."""
+    return {
+        client: {
+            "rows": partition.get(client, {}).get("rows", 0),
+            "examples": partition.get(client, {}).get("examples", 0),
+            "score": scores.get(client),
+            "model": _folder(folder, f"clients/{client}/model"),
+        }
+        for client in dict.fromkeys([*partition, *scores])
+    }
 
 
 def _models(job: Job, folder: Path, status: str) -> dict[str, str | None]:
@@ -154,9 +157,13 @@ def combine_stages(stages: Sequence[Result], folder: Path) -> Result:
         "seconds": sum(stage.seconds for stage in stages),
     }
     for name in ("model", "shared", "clients"):
-        shutil.rmtree(folder / name, ignore_errors=True)
         if (stages[-1].folder / name).exists():
-            shutil.copytree(stages[-1].folder / name, folder / name, copy_function=link)
+            partial = folder / f".{name}.part"
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.copytree(stages[-1].folder / name, partial, copy_function=link)
+            replace_folder(partial, folder / name, FILES)
+        else:
+            clear(folder / name, FILES)
     _write(folder, result)
     return read_result(folder)
 
@@ -178,8 +185,11 @@ def read_result(folder: Path) -> Result:
 
 
 def read_status(folder: Path) -> str | None:
-    """The status in an output folder, None where there is no result yet."""
-    return str(_read(folder)["status"]) if (folder / "result.json").exists() else None
+    """The status in an output folder, None where there is no result yet, or none that can be read."""
+    try:
+        return str(json.loads((folder / "result.json").read_text(encoding="utf-8"))["status"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _read(folder: Path) -> dict[str, Any]:
@@ -196,8 +206,16 @@ def _read(folder: Path) -> dict[str, Any]:
     except ValueError:
         data = None
     if not isinstance(data, dict) or not data.keys() >= set(KEYS):
-        raise UserError(f"{path}: is damaged; delete it, and --resume makes it again from the run's records")
+        raise UserError(f"{path}: is damaged; --resume makes it again from the run's records")
     return data
+
+
+def _partition(path: Path) -> dict[str, Any]:
+    """Who has what; nothing where the run that is to write the file has not come so far."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, TypeError):
+        return {}
 
 
 def _write(folder: Path, result: dict[str, Any]) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from fedstrata.client.setup import (
     check_plans,
@@ -16,20 +17,25 @@ from fedstrata.client.setup import (
     resolve_auto,
     write_outline,
 )
+from fedstrata.data.fingerprint import fingerprints
 from fedstrata.data.prepare import Prepared, population
-from fedstrata.events import StageEnded
+from fedstrata.errors import UserError
+from fedstrata.events import Noted, StageEnded
 from fedstrata.job.tables import Job
 from fedstrata.models import checkpoints, scratch
 from fedstrata.models.quiet import quiet
 from fedstrata.plan.parts import Parts
 from fedstrata.runs.components import Components
-from fedstrata.runs.folder import same_job, status_on_disk
+from fedstrata.runs.folder import status_on_disk
 from fedstrata.runs.models import check_start, save_client_models
 from fedstrata.runs.notes import check_names, check_permission
-from fedstrata.runs.result import Result, combine_stages, read_result, read_status, write_result
-from fedstrata.runs.train import ReadyStage, Stage, Tell, train_stage
+from fedstrata.runs.result import Result, combine_stages, read_result, write_result
+from fedstrata.runs.resume import RATES, Change, changes, check_more_rounds, record_changes, same_job, same_rows
+from fedstrata.runs.train import ReadyStage, Stage, Tell, start_weights, train_stage
 from fedstrata.server import state
 from fedstrata.sites.federation import check_sites, federation, names_of, settle_sites
+from fedstrata.wire.codec import not_finite
+from fedstrata.wire.files import checksum_of
 
 START = "start"
 """Folder of a new model in the output folder of the stage that begins with it."""
@@ -62,6 +68,7 @@ def run_stages(
             for job, rows, place in zip(jobs, data, places, strict=True)
         ]
         _check_stages(jobs, data, starts, tell)
+        _check_begun(jobs, places, components)
         connected = federation(jobs[0].engine) if jobs[0].between_sites else nullcontext()
         with connected as sites:
             for job, rows, start, place in zip(jobs, data, starts, places, strict=True):
@@ -95,6 +102,23 @@ def _check_stages(jobs: Sequence[Job], data: Sequence[Prepared], starts: Sequenc
             check_start(job, parts, *made[job.start])
 
 
+def _check_begun(jobs: Sequence[Job], places: Sequence[Path], components: Components) -> None:
+    """Compare every stage that has begun with its job, before anything is trained.
+
+    Raises:
+        UserError: one began with another job, or is to get more rounds and another stage has begun from its model.
+    """
+    for job, place in zip(jobs, places, strict=True):
+        found = changes(job, place, components.identities())
+        if any(change.key == "method.rounds" for change in found):
+            for later, there in zip(jobs, places, strict=True):
+                if later.start == job.stage and later.model is None and (there / "job.toml").exists():
+                    raise UserError(
+                        f"{place}: method.rounds: cannot be changed, as stage {later.stage!r} has begun from "
+                        "the model of this one"
+                    )
+
+
 def run_stage(stage: Stage, start: str) -> Result:
     """Run one stage, or go on with it, or return its result if it is finished.
 
@@ -104,25 +128,66 @@ def run_stage(stage: Stage, start: str) -> Result:
             and tokenizer, into which weights are written.
 
     Raises:
-        UserError: the model does not fit, the folder's run began with another job, or a client's training failed.
+        UserError: the model does not fit, the folder's run began with another job or other rows, its state is
+            damaged, or a client's training failed.
     """
     job, folder, own = stage.job, stage.folder, stage.components
-    reused = read_status(folder) == "finished"
+    found = changes(job, folder, own.identities())
+    commit = state.newest_commit(folder) or {}
+    reused = "finished" in commit and commit["done"] >= job.method.rounds
     if reused:
-        same_job(job, folder, own.identities())
-        if job.output.client_models is not False and (folder / "shared").exists():
-            save_client_models(folder, read_result(folder).clients)
-            write_result(job, folder, "finished", None)
+        _reuse(stage, found, commit)
     else:
-        new = job.model is not None and job.model.config is not None and Path(start) != folder / START
-        if new:
-            scratch.add_weights(Path(start), job.task.kind, stage.data.labels, head_of(job), init_seed(job))
-        ready = make_ready(job, stage.data, start, task=own.task, codec=own.codec)
-        same_job(job, folder, own.identities())
-        if new:
-            scratch.publish(Path(start), folder / START)
-        with status_on_disk(job, folder):
-            train_stage(ReadyStage(**vars(stage), ready=ready))
-        state.prune(folder, job.train.keep_feature_cache)
+        if "finished" in commit and not commit["kept"]:
+            raise UserError(
+                f"{folder}: its run has ended after {commit['done']} rounds and its state was not kept, so it "
+                "cannot get more of them; output.keep_state = true keeps it"
+            )
+        _go_on(stage, start, found)
+    state.finish(folder, job.output.keep_state, job.train.keep_feature_cache)
     stage.tell(StageEnded(job.stage, reused))
     return read_result(folder)
+
+
+def _reuse(stage: Stage, found: list[Change], commit: Mapping[str, Any]) -> None:
+    """Check that a finished stage is as it was left; ``result.json`` is made again if it is not."""
+    job, folder = stage.job, stage.folder
+    if rate := next((change.key for change in found if change.key in RATES), None):
+        raise UserError(f"{folder}: {rate}: its run is finished, so nothing is trained at another rate")
+    same_rows(folder, fingerprints(stage.data))
+    if (wrong := state.damaged_end(folder)) is not None:
+        raise UserError(f"{folder}: its run is finished, but {wrong} is damaged or missing since then")
+    record_changes(job, folder, found, commit["done"], stage.components.identities())
+    if checksum_of(folder / "result.json") != commit["finished"]:
+        with status_on_disk(job, folder):
+            stage.tell(
+                Noted(f"{folder / 'result.json'} was damaged or missing; it is made again from the records")
+            )
+    if job.output.client_models is not False and (folder / "shared").exists():
+        save_client_models(folder, read_result(folder).clients)
+        write_result(job, folder, "finished", None)
+
+
+def _go_on(stage: Stage, start: str, found: list[Change]) -> None:
+    """Train a stage from its start model, or from where it was."""
+    job, folder, own = stage.job, stage.folder, stage.components
+    new = job.model is not None and job.model.config is not None and Path(start) != folder / START
+    if new:
+        scratch.add_weights(Path(start), job.task.kind, stage.data.labels, head_of(job), init_seed(job))
+    ready = make_ready(job, stage.data, start, task=own.task, codec=own.codec)
+    if rounds := next((change.was for change in found if change.key == "method.rounds"), None):
+        check_more_rounds(job, folder, rounds, ready.loaded.parts, ready.shards)
+    weights = start_weights(ready.runtime)
+    if name := next(filter(None, map(not_finite, weights.values())), None):
+        raise UserError(f"model {start}: {name} holds a number that is not finite; nothing can be trained from it")
+    same_job(job, folder, own.identities())
+    same_rows(folder, fingerprints(stage.data))
+    if new:
+        scratch.publish(Path(start), folder / START)
+    run = state.RunState(folder, state.fingerprint(weights))
+    done, lost = run.reopen()
+    if lost:
+        stage.tell(Noted(lost))
+    record_changes(job, folder, found, done, own.identities())
+    with status_on_disk(job, folder):
+        train_stage(ReadyStage(**vars(stage), ready=ready, weights=weights, state=run))

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from fedstrata.client.answer import ClientData, ClientRuntime
-from fedstrata.client.facts import baseline, token_facts, token_lines
+from fedstrata.client.facts import baseline, facts_and_lines
 from fedstrata.client.model_pass import plain_pass
 from fedstrata.client.setup import Ready
-from fedstrata.data.facts import row_facts, row_lines
 from fedstrata.data.prepare import Prepared, population
 from fedstrata.engines.local import LocalEngine
 from fedstrata.events import Baseline, Encoded, Event, StageStarted
@@ -32,16 +31,14 @@ from fedstrata.plan.plan import Plan, make_plan
 from fedstrata.runs.components import Components
 from fedstrata.runs.models import Trained, save_models
 from fedstrata.runs.notes import notes
-from fedstrata.server import state
 from fedstrata.server.aggregate import make_aggregate
 from fedstrata.server.cohort import RoundSettings
 from fedstrata.server.optimizer import make_server_optimizer
-from fedstrata.server.records import FileRecords
 from fedstrata.server.rounds import Half, Rounds
 from fedstrata.server.server import Server
+from fedstrata.server.state import RunState
 from fedstrata.sites.federation import Federation, RemoteStage, names_of, remote_engine
 from fedstrata.wire.files import write_bytes
-from fedstrata.wire.store import Store
 
 Tell = Callable[[Event], None]
 
@@ -69,9 +66,17 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadyStage(Stage):
-    """A stage whose model and examples are loaded."""
+    """A stage whose model and examples are loaded.
+
+    Attributes:
+        ready: them.
+        weights: the start model's.
+        state: the run's state on disk, reopened at the round from which it goes on.
+    """
 
     ready: Ready
+    weights: Weights
+    state: RunState
 
     @property
     def clients(self) -> list[str]:
@@ -82,17 +87,15 @@ class ReadyStage(Stage):
 def train_stage(stage: ReadyStage) -> None:
     """Train a stage, or go on with it from its last committed round, and save its models."""
     job, runtime, folder = stage.job, stage.ready.runtime, stage.folder
-    weights = _start_weights(runtime)
-    start = state.fingerprint(weights)
     runtime.caches.on_encoded = lambda done, total: stage.tell(Encoded(done, total))
-    server = _make_server(stage, weights)
-    done, seconds = state.restore(folder, server, start)
+    server = _make_server(stage)
+    done, seconds = stage.state.restore(server)
     began = time.monotonic() - seconds
     streams = runtime.trainer.streams
     plan = make_plan(job.method, server.parts, job.task.kind, 0, stage.clients[0], streams)
     half = _server_half(stage, server, plan)
-    with _engine(stage, weights, server, half) as (engine, sizes):
-        facts, lines = _facts(stage)
+    with _engine(stage, server, half) as (engine, sizes):
+        facts, lines = facts_and_lines(job, stage.data, stage.ready)
         whose, constant = baseline(job, stage.ready, stage.data.labels, bool(plan.keep))
         extra = {"data": facts, "baseline": {"what": whose, "score": constant} if constant else None}
         _write_partition(stage, sizes, extra)
@@ -106,9 +109,9 @@ def train_stage(stage: ReadyStage) -> None:
             streams=streams,
             settings=round_settings(job),
             score=_score(stage, plan),
-            records=FileRecords(folder),
-            commit=lambda changed, finished: state.commit(
-                folder, server, changed, finished, start, time.monotonic() - began
+            records=stage.state.records,
+            commit=lambda changed, finished: stage.state.commit(
+                server, changed, finished, time.monotonic() - began
             ),
             tell=stage.tell,
         )
@@ -131,7 +134,8 @@ def round_settings(job: Job) -> RoundSettings:
     )
 
 
-def _start_weights(runtime: ClientRuntime) -> Weights:
+def start_weights(runtime: ClientRuntime) -> Weights:
+    """A copy of the model's parts."""
     model, parts = runtime.working.model, runtime.working.parts
     return {
         part: {name: t.to("cpu", copy=True) for name, t in part_tensors(model, parts, [part]).items()}
@@ -139,11 +143,11 @@ def _start_weights(runtime: ClientRuntime) -> Weights:
     }
 
 
-def _make_server(stage: ReadyStage, weights: Weights) -> Server:
+def _make_server(stage: ReadyStage) -> Server:
     table, own, runtime = stage.job.server, stage.components, stage.ready.runtime
     begin = own.aggregate or make_aggregate(table.aggregate)
     optimizer = own.server_optimizer or make_server_optimizer(table)
-    return Server(runtime.working.parts, dict(weights), runtime.wire, begin, optimizer)
+    return Server(runtime.working.parts, dict(stage.weights), runtime.wire, begin, optimizer)
 
 
 def _server_half(stage: ReadyStage, server: Server, plan: Plan) -> Half:
@@ -156,7 +160,7 @@ def _server_half(stage: ReadyStage, server: Server, plan: Plan) -> Half:
         plan=plan,
         classes=None if labels is None else len(labels),
         max_positions=checkpoints.max_positions(stage.ready.loaded.model),
-        folder=stage.folder / "state",
+        store=stage.state.store,
     )
     return EXCHANGES[stage.job.method.exchange].server(context)
 
@@ -178,9 +182,7 @@ def _score(stage: ReadyStage, plan: Plan) -> Callable[[Server], dict[str, float]
 
 
 @contextmanager
-def _engine(
-    stage: ReadyStage, start: Weights, server: Server, half: Half
-) -> Iterator[tuple[Engine, dict[str, int]]]:
+def _engine(stage: ReadyStage, server: Server, half: Half) -> Iterator[tuple[Engine, dict[str, int]]]:
     """What reaches the clients, and how many examples each has."""
     if stage.federation is not None:
         remote = RemoteStage(
@@ -188,20 +190,21 @@ def _engine(
             labels=stage.data.labels,
             loaded=stage.ready.loaded,
             server=server,
-            start=start,
+            start=stage.weights,
             layers=half.layers,
             folder=stage.folder,
+            records=stage.state.records,
             installed=stage.components.installed(),
         )
         with remote_engine(remote, stage.federation, stage.tell) as reached:
             yield reached
         return
-    ready, stores = stage.ready, stage.folder / "state" / "clients"
+    ready, stores = stage.ready, stage.state.store.below("clients")
     engine = LocalEngine(
         runtimes=[ready.runtime],
         handlers=EXCHANGES[stage.job.method.exchange].handlers,
         data={
-            client: ClientData(ready.train, index, ready.test, ready.tests.get(client, {}), Store(stores / client))
+            client: ClientData(ready.train, index, ready.test, ready.tests.get(client, {}), stores.below(client))
             for client, index in ready.shards.items()
         },
         shared={part: (server.versions[part], server.received(part)) for part in server.parts.names},
@@ -216,18 +219,6 @@ def _tag(server: Server, part: str) -> object:
     """Cache tag: server weights and client weights are identical only for lossless wire types."""
     version = server.versions[part]
     return version if server.wire.lossless or not version else ("server", version)
-
-
-def _facts(stage: ReadyStage) -> tuple[dict[str, Any], list[str]]:
-    """What is known of the rows here, and in sentences; between sites those of the server alone."""
-    job, data, ready = stage.job, stage.data, stage.ready
-    facts = row_facts(job, data)
-    shards = population(job.method.population, data.shards) if data.shards else {}
-    lines = row_lines(facts, {client: len(rows) for client, rows in shards.items()})
-    if len(ready.train):
-        tokens = token_facts(job, data, ready)
-        return facts | tokens, lines + token_lines(tokens, ready.runtime.trainer.train.max_tokens)
-    return facts, lines
 
 
 def _write_partition(stage: ReadyStage, sizes: Mapping[str, int], extra: Mapping[str, Any]) -> None:

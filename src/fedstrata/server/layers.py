@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
@@ -48,14 +47,14 @@ class LayerSettings:
         copies: each client has a copy of its own, to be averaged; else there is one, which all share.
         max_positions: most tokens of a text.
         dtype: how hidden states and gradients travel.
-        folder: the server's own disk, for the optimizers' memory.
+        store: the server's own disk, for the optimizers' memory.
     """
 
     names: tuple[str, ...]
     copies: bool
     max_positions: int
     dtype: str
-    folder: Path
+    store: Store
 
 
 @dataclass
@@ -204,12 +203,12 @@ class ServerLayers:
     def _optimizer(self, replica: LayerReplica, round: int, whose: str) -> torch.optim.Optimizer:
         if replica is self.replicas[0]:
             self.working.changed(self.settings.names)
-        memory = Store(self.settings.folder / whose).load(round) if self.persist else {}
+        memory = self.settings.store.below(whose).load(round) if self.persist else {}
         return make_optimizer(replica.trained, self.train, memory)
 
     def _remember(self, replica: LayerReplica, round: int, whose: str, optimizer: torch.optim.Optimizer) -> None:
         if self.persist:
-            Store(self.settings.folder / whose).save(round, memory_of(optimizer, replica.trained))
+            self.settings.store.below(whose).save(round, memory_of(optimizer, replica.trained))
 
     def _copy(self, replica: LayerReplica) -> Weights:
         shapes = self.working.parts.shapes

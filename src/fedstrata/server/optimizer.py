@@ -54,9 +54,14 @@ class AdaptiveOptimizer:
     beta2: float = 0.99
     tau: float = 1e-3
 
+    @property
+    def plain(self) -> bool:
+        """It takes the aggregate as it is (FedAvg)."""
+        return self.name == "sgd" and self.learning_rate in (None, 1.0)
+
     def step(self, old: torch.Tensor, aggregate: torch.Tensor, moments: Tensors) -> torch.Tensor:
         """See :class:`ServerOptimizer`; ``sgd`` with learning rate 1 takes the aggregate as it is (FedAvg)."""
-        if self.name == "sgd" and self.learning_rate in (None, 1.0):
+        if self.plain:
             return aggregate
         rate = LEARNING_RATES[self.name] if self.learning_rate is None else self.learning_rate
         delta = aggregate - old

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedstrata.wire.files import append_lines, read_lines
+import xxhash
+
+from fedstrata.wire.files import append_bytes, checksum_of, encode_lines, flush, read_lines
 
 Line = Mapping[str, Any]
+Mark = tuple[int, str]
+"""How long a file is, in bytes, and the checksum of so much of it."""
 
 
 class Records(Protocol):
@@ -22,18 +28,61 @@ class Records(Protocol):
 
 
 class FileRecords:
-    """``NAME.jsonl`` in a run's folder."""
+    """``NAME.jsonl`` in a run's folder, with a running checksum of each that is part of every commit."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.sizes: dict[str, int] = {}
+        self.hashes: dict[str, xxhash.xxh3_128] = {}
+        self.unflushed: set[str] = set()
 
     def append(self, name: str, lines: Iterable[Line]) -> None:
         """See :class:`Records`."""
-        append_lines(self.folder / f"{name}.jsonl", lines)
+        content = encode_lines(lines)
+        append_bytes(self.path(name), content)
+        self._count(name, content)
+        self.unflushed.add(name)
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """See :class:`Records`."""
-        return read_lines(self.folder / f"{name}.jsonl")
+        return read_lines(self.path(name))
+
+    def path(self, name: str) -> Path:
+        """The file of a name."""
+        return self.folder / f"{name}.jsonl"
+
+    def marks(self) -> dict[str, Mark]:
+        """How far each file goes, once all of it is on the disk."""
+        for name in sorted(self.unflushed):
+            flush(self.path(name))
+        self.unflushed.clear()
+        return {name: (size, self.hashes[name].hexdigest()) for name, size in self.sizes.items()}
+
+    def damaged(self, marks: Mapping[str, Mark]) -> Path | None:
+        """The first file that does not begin with what was there when it was marked."""
+        wrong = (name for name, (size, found) in marks.items() if checksum_of(self.path(name), size) != found)
+        return next(map(self.path, wrong), None)
+
+    def lines_to(self, name: str, marks: Mapping[str, Mark]) -> list[dict[str, Any]]:
+        """The lines up to where the file was marked."""
+        if name not in marks:
+            return []
+        with self.path(name).open("rb") as file:
+            return [json.loads(line) for line in file.read(marks[name][0]).splitlines()]
+
+    def cut(self, marks: Mapping[str, Mark], names: Sequence[str]) -> None:
+        """Cut the files of these names back to where they were marked, and go on from there."""
+        for name in names:
+            path = self.path(name)
+            if name in marks:
+                os.truncate(path, marks[name][0])
+                self._count(name, path.read_bytes())
+            else:
+                path.unlink(missing_ok=True)
+
+    def _count(self, name: str, content: bytes) -> None:
+        self.sizes[name] = self.sizes.get(name, 0) + len(content)
+        self.hashes.setdefault(name, xxhash.xxh3_128()).update(content)
 
 
 class MemoryRecords:

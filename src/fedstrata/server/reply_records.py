@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from fedstrata.cost.flops import server_flops
@@ -10,18 +11,36 @@ from fedstrata.errors import UserError
 from fedstrata.plan.messages import Reply
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
+from fedstrata.server.server import Server
 
 
-def check_loss(round: int, reply: Reply) -> None:
+def check_loss(round: int, reply: Reply, server: Server) -> None:
     """Refuse a reply whose training diverged.
 
     Raises:
-        UserError: its loss is no number.
+        UserError: its loss is not finite; the learning rate that is likely to blame is named.
     """
     if not math.isfinite(reply.loss):
         raise UserError(
             f"round {round + 1}, client {reply.client}: its training diverged (loss {reply.loss}); a smaller "
-            "train.learning_rate helps"
+            f"{server.suspect}.learning_rate helps, with --resume from the last finished round"
+        )
+
+
+def check_score(round: int, score: Mapping[str, float], server: Server) -> None:
+    """Refuse a model whose loss on the test rows is not finite.
+
+    Raises:
+        UserError: it is not.
+    """
+    if not math.isfinite(score.get("loss", 0.0)):
+        if round < 0:
+            raise UserError(
+                f"the start model's loss on the test rows is {score['loss']}; nothing can be trained from it"
+            )
+        raise UserError(
+            f"round {round + 1}: the model's loss on the test rows is {score['loss']}; a smaller "
+            f"{server.suspect}.learning_rate helps, with --resume from the last finished round"
         )
 
 

@@ -29,8 +29,8 @@ from fedstrata.plan.streams import SERVER, Streams
 from fedstrata.server.cohort import RoundSettings, in_order
 from fedstrata.server.layers import ServerLayers
 from fedstrata.server.records import Records
-from fedstrata.server.reply_records import check_loss, collected_record, reply_record
-from fedstrata.server.server import Server, shared_parts
+from fedstrata.server.reply_records import check_loss, check_score, collected_record, reply_record
+from fedstrata.server.server import NotFiniteError, Server, shared_parts
 from fedstrata.wire.codec import WireError, payload_bytes
 
 Score = dict[str, float]
@@ -115,7 +115,10 @@ class Rounds:
         if done == 0 and (every or self.method.rounds == 0):
             self._evaluate(-1)
         for round in range(done, self.method.rounds):
-            changed = self.half.train(self, round)
+            try:
+                changed = self.half.train(self, round)
+            except NotFiniteError as error:
+                raise UserError(f"round {round + 1}: {error}") from None
             last = round == self.method.rounds - 1
             if every or last:
                 self._evaluate(round)
@@ -228,7 +231,7 @@ class Rounds:
         Raises:
             UserError: its training diverged.
         """
-        check_loss(round, reply)
+        check_loss(round, reply, self.server)
         self.records.append("rounds", [reply_record(round, self.server.parts, plan, reply)])
 
     def record_collected(self, round: int, plan: Plan, reply: Reply) -> None:
@@ -251,6 +254,7 @@ class Rounds:
             line["score"] = self.score(self.server)
         line["seconds"] = time.monotonic() - started
         self.records.append("rounds", [line])
+        check_score(round, line["score"], self.server)
         self.tell(Scored(round, line["score"]))
 
     def _scores_of_clients(self, round: int) -> dict[str, Score]:

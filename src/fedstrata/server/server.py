@@ -14,7 +14,14 @@ from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
 from fedstrata.server.aggregate import MakeAggregate, WeightedMean
 from fedstrata.server.optimizer import AdaptiveOptimizer, ServerOptimizer
-from fedstrata.wire.codec import StateCodec, Wire, WireError
+from fedstrata.wire.codec import StateCodec, Wire, WireError, not_finite
+
+HUGE = 1e4
+"""No weight of a model that learns is as large."""
+
+
+class NotFiniteError(ValueError):
+    """The model would hold a value that is not finite."""
 
 
 @dataclass
@@ -124,8 +131,9 @@ class Server:
         changed = [part for part in self.parts.names if self.parts.shapes[part].keys() & result.keys()]
         for part in changed:
             old = self.weights[part]
-            new = self._moved(part, result) if part in self._replied and not self.wire.lossless else result
-            self.replace(part, {name: self._step(name, old[name], new[name]) for name in old})
+            moved = self._moved(part, result) if part in self._replied and not self.wire.lossless else result
+            new = {name: self._step(name, old[name], moved[name]) for name in old}
+            self.replace(part, new, "train" if self.optimizer_is_plain or part not in self._replied else "server")
         self._replied.clear()
         return changed
 
@@ -137,8 +145,30 @@ class Server:
             for name in old
         }
 
-    def replace(self, part: str, new: Tensors) -> None:
-        """Make ``new`` the part's next version."""
+    @property
+    def optimizer_is_plain(self) -> bool:
+        """The server takes the aggregate as it is, so that no rate of its own can be to blame."""
+        return getattr(self.optimizer, "plain", False)
+
+    @property
+    def suspect(self) -> str:
+        """The table whose learning rate is likely to blame where training diverges."""
+        if self.optimizer_is_plain:
+            return "train"
+        largest = max(float(tensor.abs().max()) for own in self.weights.values() for tensor in own.values())
+        return "server" if largest > HUGE else "train"
+
+    def replace(self, part: str, new: Tensors, suspect: str = "train") -> None:
+        """Make ``new`` the part's next version.
+
+        Raises:
+            NotFiniteError: it holds a value that is not finite; the rate of the table ``suspect`` is named.
+        """
+        if name := not_finite(new):
+            raise NotFiniteError(
+                f"{name} would hold a number that is not finite; a smaller {suspect}.learning_rate helps, with "
+                "--resume from the last finished round"
+            )
         version = self.versions[part]
         sent = version and any(held[part] == version for held in self.client_versions.values())
         if sent and (left := self._message(part)[1]):  # version 0 is shipped whole

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from fedstrata.client.feature_cache import CollectedFeatures
 from fedstrata.client.model_pass import CachedPass
@@ -12,7 +11,7 @@ from fedstrata.client.trainer import StepCallback, Trainer, drain
 from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.plan import Plan
-from fedstrata.wire.store import Store, write_tensors
+from fedstrata.wire.store import Store
 
 NAME = "all"
 """Client name used in records for server-side training."""
@@ -25,17 +24,17 @@ class ServerTrainer:
     Attributes:
         trainer: trains the model.
         clients: the clients' names, in their order.
-        folder: where the hidden states are, and the optimizer's memory.
+        store: where the hidden states are, and the optimizer's memory.
     """
 
     trainer: Trainer
     clients: Sequence[str]
-    folder: Path
+    store: Store
     collected: CollectedFeatures | None = field(default=None, init=False)
 
     def take(self, client: str, tensors: Tensors) -> None:
         """Keep what a client sent: its checked ``features``, fp32, with ``tokens`` and ``labels``."""
-        write_tensors(self._path(client), tensors)
+        self.store.write(f"{client}.safetensors", tensors)
 
     def train(self, plan: Plan, round: int, callback: StepCallback, span: tuple[float, float]) -> Reply:
         """One round of training on everything that has come, from the weights that the model was loaded with.
@@ -43,9 +42,9 @@ class ServerTrainer:
         ``span`` are the shares of the run's training that are done before and after.
         """
         if self.collected is None:
-            paths = [self._path(client) for client in self.clients]
+            paths = [self.store.folder / f"{client}.safetensors" for client in self.clients]
             self.collected = CollectedFeatures([path for path in paths if path.exists()], self.trainer.train)
-        store = Store(self.folder / "optimizer")
+        store = self.store.optimizer
         persist = self.trainer.train.optimizer_state == "persist"
         request = Request(round, NAME, plan, "train", {}, {}, span=span)
         model_pass = CachedPass(self.trainer.working, plan, self.collected)
@@ -61,6 +60,3 @@ class ServerTrainer:
         if memory:
             store.save(round, memory)
         return reply
-
-    def _path(self, client: str) -> Path:
-        return self.folder / f"{client}.safetensors"

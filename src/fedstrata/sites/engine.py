@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from fedstrata.events import Event, Waiting
 from fedstrata.plan.messages import NoReply, Reply, Request
+from fedstrata.server.records import Records
 from fedstrata.sites.messages import (
     Envelope,
     FarewellHeader,
@@ -23,7 +23,6 @@ from fedstrata.sites.messages import (
     encode_request,
 )
 from fedstrata.wire.codec import WireError
-from fedstrata.wire.files import append_lines
 
 if TYPE_CHECKING:
     from fedstrata.sites.activation_server import ActivationServer
@@ -106,7 +105,7 @@ class RemoteEngine:
         run: the stage.
         transport: carries the messages.
         deadline: seconds that a site has for its answer.
-        folder: the run's output folder, where every message's bytes are recorded.
+        records: where every message's bytes are recorded, as ``transport``.
         on_event: receives events.
         activation_server: where batches pass through the server's layers; None where the method has none.
         welcomes: site that takes part -> its welcome.
@@ -117,7 +116,7 @@ class RemoteEngine:
     run: RemoteRun
     transport: Transport
     deadline: float
-    folder: Path
+    records: Records
     on_event: Callable[[Event], None]
     activation_server: ActivationServer | None = None
     welcomes: dict[str, WelcomeHeader] = field(default_factory=dict, init=False)
@@ -269,4 +268,4 @@ class RemoteEngine:
 
     def _record(self, round: int, name: str, way: str, size: int, seconds: float | None) -> None:
         record = {"round": round, "client": name, "direction": way, "bytes": size, "seconds": seconds}
-        append_lines(self.folder / "transport.jsonl", [record])
+        self.records.append("transport", [record])

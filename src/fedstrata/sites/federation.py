@@ -29,6 +29,7 @@ from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import Streams
 from fedstrata.server import state
 from fedstrata.server.layers import ServerLayers
+from fedstrata.server.records import Records
 from fedstrata.server.server import Server
 from fedstrata.sites.checks import join_address, loopback
 from fedstrata.sites.engine import RemoteEngine, RemoteRun, Transport
@@ -76,6 +77,7 @@ class RemoteStage:
         start: the start model's weights.
         layers: the layers that the server holds; None where the method has none.
         folder: the stage's output folder.
+        records: the stage's records.
         installed: component of the caller's own -> its entry point and identity, which a site must have too.
     """
 
@@ -86,6 +88,7 @@ class RemoteStage:
     start: Weights
     layers: ServerLayers | None
     folder: Path
+    records: Records
     installed: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
@@ -178,7 +181,7 @@ def remote_engine(
             run=_remote_run(stage, names, sent, federation.tokens, server.port if server else 0),
             transport=federation.transport,
             deadline=job.engine.deadline,
-            folder=stage.folder,
+            records=stage.records,
             on_event=on_event,
             activation_server=server,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -14,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.client.answer import ClientData
-from fedstrata.client.facts import token_facts, token_lines
+from fedstrata.client.facts import facts_and_lines
 from fedstrata.client.setup import Ready, head_of, make_ready, resolve_auto
 from fedstrata.client.trainer import StepCallback
-from fedstrata.data.facts import row_facts, row_lines
-from fedstrata.data.prepare import Prepared, data_notes, prepare_own
+from fedstrata.data.fingerprint import fingerprints
+from fedstrata.data.prepare import data_notes, prepare_own
 from fedstrata.errors import UserError
 from fedstrata.job.file import load
 from fedstrata.job.tables import Job, method_name
@@ -30,6 +29,7 @@ from fedstrata.plan.messages import Request
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import Streams
+from fedstrata.server.journal import Journal
 from fedstrata.server.state import fingerprint
 from fedstrata.sites.headers import Header
 from fedstrata.sites.messages import (
@@ -45,16 +45,20 @@ from fedstrata.sites.messages import (
     encode_reply,
 )
 from fedstrata.sites.own_model import save_own_model
+from fedstrata.sites.own_state import START, check_own, open_journal, write_journal
 from fedstrata.sites.permission import Refused, check_limits, own_component, permit
 from fedstrata.sites.settings import SiteSettings
 from fedstrata.sites.site import Reach, Site
 from fedstrata.wire.codec import WireError, check, wire_spec
-from fedstrata.wire.files import write_bytes
-from fedstrata.wire.store import Store, write_tensors
+from fedstrata.wire.files import clear, write_bytes
+from fedstrata.wire.store import Store
 
 LOG = logging.getLogger("fedstrata.site")
 FILES = re.compile(r"[\w-]+\.(json|txt|model|jinja)")
 """What a model's folder may hold beside its weights: nothing that runs."""
+
+OWN_FILES = ("hello", "rows.json", "journal.jsonl", "*.safetensors", ".*.part", "features.f32", "features.json")
+"""What a site itself writes into a run's folder, beside the files of the start model."""
 
 ReachServer = Callable[[Request, int, str, float], AbstractContextManager[SplitLink]]
 """Opens the way to the server's layers: for a request, to a port, with a token, with a deadline in seconds."""
@@ -67,12 +71,14 @@ class SiteRun:
     Attributes:
         hello: how the run began.
         job: the run's job, with the site's rows and device.
+        journal: of what the site keeps of the run.
         ready: its model and examples; None until the start model is here.
         site: answers requests.
     """
 
     hello: HelloHeader
     job: Job
+    journal: Journal
     ready: Ready | None = None
     site: Site | None = None
 
@@ -134,7 +140,9 @@ class SiteService:
         site = self._site(name, run)
         request = decode_request(envelope)
         LOG.info("run %s: round %d: %s", name, request.round + 1, request.phase)
-        return encode_reply(name, site.answer(request))
+        reply = site.answer(request)
+        write_journal(self._folder(name), run.journal)
+        return encode_reply(name, reply)
 
     def _greet(self, name: str, hello: HelloHeader, files: Weights) -> Header:
         if hello.version != (here := version("fedstrata")):
@@ -148,7 +156,7 @@ class SiteService:
                 raise Refused(f"the model comes with code of its own ({file})")
             write_bytes(folder / "start" / file, text)
         write_bytes(folder / "hello", encode_message(name, hello))
-        self.runs = {name: SiteRun(hello, job)}  # of other runs nothing stays in memory
+        self.runs = {name: SiteRun(hello, job, open_journal(folder))}  # of other runs nothing stays in memory
         LOG.info("run %s: %s, %s", name, hello.stage or "one stage", method_name(job.method))
         return self._welcome(name, self.runs[name])
 
@@ -193,7 +201,9 @@ class SiteService:
         in_order = {part: {tensor: weights[part][tensor] for tensor in own} for part, own in shapes.items()}
         if fingerprint(in_order) != run.hello.start:
             raise WireError("start model: is not the one that was announced")
-        write_tensors(folder / "model.safetensors", {n: t for own in weights.values() for n, t in own.items()})
+        store = Store(folder.parent, run.journal.note)
+        store.write(START, {n: t for own in weights.values() for n, t in own.items()})
+        write_journal(folder.parent, run.journal)
         return self._welcome(name, run)
 
     def _site(self, name: str, run: SiteRun) -> Site:
@@ -203,6 +213,7 @@ class SiteService:
             data = prepare_own(run.job, self.settings.name, self.settings.home)
             for note in data_notes(run.job, data):
                 LOG.info("%s", note)
+            check_own(folder, run.journal, fingerprints(data))
             server = self._server_parts(run, self._parts(run, start))
             task = own_component(run.hello, "task", None) if "task" in run.hello.components else None
             codec = own_component(run.hello, "codec", {}) if "codec" in run.hello.components else None
@@ -212,7 +223,7 @@ class SiteService:
                 method=run.job.method,
                 task=run.job.task.kind,
                 runtime=run.ready.runtime,
-                data=self._data(run.ready, folder),
+                data=self._data(run.ready, Store(folder, run.journal.note)),
                 folder=folder,
                 start=start / "model.safetensors",
                 limit=self.settings.limits.bytes_per_round,
@@ -220,16 +231,16 @@ class SiteService:
                 reach=self._reach(run),
             )
             check_limits(self.settings, run.site)
-            for line in _facts(run.job, data, run.ready):
+            for line in facts_and_lines(run.job, data, run.ready)[1]:
                 LOG.info("run %s: data: %s", name, line)
         return run.site
 
-    def _data(self, ready: Ready, folder: Path) -> ClientData:
+    def _data(self, ready: Ready, store: Store) -> ClientData:
         """The site's examples; it is scored on test rows of its own or not at all."""
         name = self.settings.name
         index = ready.shards[name]
         tests = {name: ready.tests.get(name, {}).get(name, index[:0])}
-        return ClientData(ready.train, index, ready.test, tests, Store(folder))
+        return ClientData(ready.train, index, ready.test, tests, store)
 
     def _parts(self, run: SiteRun, start: Path) -> Parts:
         return checkpoints.parts_of(str(start), run.job.task.kind, run.hello.labels, head_of(run.job))
@@ -257,19 +268,21 @@ class SiteService:
             save_own_model(site, ready, run.job.method.rounds, target)
             LOG.info("run %s: this site's own model is in %s", name, target)
         del self.runs[name]
-        shutil.rmtree(self._folder(name), ignore_errors=True)
+        clear(self._folder(name) / "start", ("*.json", "*.txt", "*.model", "*.jinja"))
+        clear(self._folder(name), OWN_FILES)
         LOG.info("run %s: over", name)
         return welcome
 
     def _run(self, name: str) -> SiteRun:
         """A run, read again from the disk where this program has started since."""
         if name not in self.runs:
-            path = self._folder(name) / "hello"
+            folder = self._folder(name)
+            path = folder / "hello"
             if not path.exists():
                 raise WireError("this run is not known here")
             hello = decode_message(path.read_bytes(), "hello").header
             assert isinstance(hello, HelloHeader)
-            self.runs = {name: SiteRun(hello, self._job(hello, self._folder(name)))}
+            self.runs = {name: SiteRun(hello, self._job(hello, folder), open_journal(folder))}
             permit(self.settings, self.runs[name].job)  # its settings may have changed
         return self.runs[name]
 
@@ -280,9 +293,3 @@ class SiteService:
 def _failed(reason: str) -> RefusalHeader:
     """It may be mended while the run goes on, so it is not final."""
     return RefusalHeader(reason=f"failed: {reason}", final=False)
-
-
-def _facts(job: Job, data: Prepared, ready: Ready) -> list[str]:
-    """What is known of the site's rows; it stays in the site's own log."""
-    lines = row_lines(row_facts(job, data), {client: len(rows) for client, rows in data.shards.items()})
-    return lines + token_lines(token_facts(job, data, ready), ready.runtime.trainer.train.max_tokens)

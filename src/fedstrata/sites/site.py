@@ -21,9 +21,9 @@ from fedstrata.plan.schedule import ScheduleSpan
 from fedstrata.wire.codec import WireError, check, payload_bytes, wire_spec
 from fedstrata.wire.store import read_tensors, write_tensors
 
-KEPT_VERSIONS = 3
-"""Versions of a part that stay on disk: a server that starts again may go back to the last it committed, and has
-sent two since, to train and to be scored."""
+KEPT_VERSIONS = 5
+"""Versions of a part that stay on disk: a server that starts again may go back to the last but one it committed,
+and has sent four since, to train and to be scored."""
 
 Reach = Callable[[Request], AbstractContextManager[SplitLink]]
 """Opens the way to the server's layers for a request."""
@@ -145,7 +145,8 @@ class Site:
     def _hold(self, part: str, version: int, new: Tensors) -> None:
         """Keep what was sent, so that a site that starts again need not be sent it once more."""
         self.shared[part] = version, new
-        write_tensors(self._path(part, version), new)
+        path = self._path(part, version)
+        self.data.store.note(self.folder / "held" / part, path, write_tensors(path, new))
         for old in self._on_disk(part)[:-KEPT_VERSIONS]:
             self._path(part, old).unlink()
 

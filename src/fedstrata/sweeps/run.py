@@ -13,17 +13,18 @@ from typing import Any
 from fedstrata import events
 from fedstrata.events import CellEnded, CellEvent, CellStarted
 from fedstrata.job.file import Overrides
+from fedstrata.models.folders import FILES
 from fedstrata.reports.sweep import FAILED, SweepRow
 from fedstrata.reports.sweep_files import write_table
-from fedstrata.runs.folder import check_output_dir
+from fedstrata.runs.folder import check_output_dir, mark
 from fedstrata.runs.result import read_status
 from fedstrata.sweeps.cells import Cell, Sweep, cells
 from fedstrata.sweeps.workers import Message, Worker, Workers, sole_user
-from fedstrata.wire.files import link
+from fedstrata.wire.files import clear, link
 
 Progress = Callable[[events.Event], None]
-MODELS = ("start", "model", "shared", "clients", "state/clients")
-"""Folders of a stage that hold models, or parts of them."""
+MODELS = ("start", "model", "shared", "clients")
+"""Folders of a stage that hold models."""
 
 
 def run_sweep(
@@ -35,8 +36,9 @@ def run_sweep(
 ) -> list[SweepRow]:
     """See :func:`fedstrata.sweep`."""
     sweep, folder, found = cells(source, overrides)
-    check_output_dir(folder, resume)
+    check_output_dir(folder, resume, "sweep")
     folder.mkdir(parents=True, exist_ok=True)
+    mark(folder, "sweep")
     with sole_user(folder):
         _Scheduler(sweep, found, source, progress or (lambda event: None), Workers(folder, sweep.parallel)).run()
     return write_table(folder, found, sweep.against)
@@ -74,6 +76,7 @@ class _Scheduler:
         return next((cell for cell in waiting if not busy & set(cell.stages.values())), None)
 
     def _start(self, cell: Cell) -> None:
+        mark(cell.folder)
         for stage, digest in cell.stages.items() if len(cell.stages) > 1 else ():
             self._share(cell, stage, digest)
         (cell.folder / FAILED).unlink(missing_ok=True)
@@ -82,9 +85,9 @@ class _Scheduler:
         worker.start(cell, str(self.source) if isinstance(self.source, Path) else self.source)
 
     def _share(self, cell: Cell, stage: str, digest: str) -> None:
-        """Give a cell another's finished stage, if there is one with the same hash and with its model."""
+        """Give a cell that has not begun a stage another's, finished, with the same hash and with its model."""
         target = cell.folder / "stages" / stage
-        if read_status(target) == "finished":
+        if target.exists():
             return
         for other in self.cells:
             for name, same in other.stages.items():
@@ -93,8 +96,7 @@ class _Scheduler:
                 usable = whole and read_status(found) == "finished"
                 if usable and (name, same) == (stage, digest):
                     half = target.with_name(f".{stage}.part")
-                    for path in (target, half):
-                        shutil.rmtree(path, ignore_errors=True)
+                    shutil.rmtree(half, ignore_errors=True)
                     shutil.copytree(found, half, copy_function=link)
                     os.replace(half, target)
                     return
@@ -135,4 +137,4 @@ class _Scheduler:
                 folders.append(cell.folder)
             for folder in folders:
                 for name in MODELS:
-                    shutil.rmtree(folder / name, ignore_errors=True)
+                    clear(folder / name, FILES)

@@ -278,13 +278,18 @@ def check(tensors: Mapping[str, torch.Tensor], spec: Spec) -> None:
         if (tensor.dtype, tuple(tensor.shape)) != spec[name]:
             wanted = " ".join(map(str, spec[name]))
             raise WireError(f"{name}: is {tensor.dtype} {tuple(tensor.shape)}, must be {wanted}")
-        if not all_finite(tensor):
-            raise WireError(f"{name}: holds a value that is not finite")
+    if name := not_finite(tensors):
+        raise WireError(f"{name}: holds a value that is not finite")
+
+
+def not_finite(tensors: Mapping[str, torch.Tensor]) -> str:
+    """The first tensor that holds a value that is not finite; empty if all are finite."""
+    return next((name for name, tensor in tensors.items() if not all_finite(tensor)), "")
 
 
 def all_finite(tensor: torch.Tensor) -> bool:
-    """Whether no value is infinite or NaN; one pass, and no copy."""
-    if not (tensor.is_floating_point() and tensor.numel()):
+    """Whether no value is infinite or NaN, as far as there are values; one pass, and no copy."""
+    if tensor.is_meta or not (tensor.is_floating_point() and tensor.numel()):
         return True
     least, largest = torch.aminmax(tensor)  # NaN, if there is one
     return bool(torch.isfinite(least) & torch.isfinite(largest))

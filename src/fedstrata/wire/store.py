@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import safetensors.torch
 import torch
 
 from fedstrata.plan.kinds import Tensors
-from fedstrata.wire.files import write_bytes
+from fedstrata.wire.files import checksum, write_bytes
+
+Note = Callable[[Path, Path, str], None]
+"""Told of every file that is written: of what it is the newest (a folder, or a file without its version), its
+path, and its checksum."""
+HELD = 3
+"""Rounds of a store that stay on disk: the one now running, and two from which it may have to be run again."""
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write named tensors as a safetensors file, atomically."""
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
+    """Write named tensors as a safetensors file, atomically; returns its checksum."""
     content = safetensors.torch.save({name: t.contiguous() for name, t in tensors.items()}, {"format": "pt"})
     write_bytes(path, content)
+    return checksum(content)
 
 
 def read_tensors(path: Path) -> Tensors:
@@ -24,25 +31,37 @@ def read_tensors(path: Path) -> Tensors:
     return tensors
 
 
-class Store:
-    """One client's own disk: its personal parts, by round.
+def unnoted(key: Path, path: Path, checksum: str) -> None:
+    """Nobody keeps a record of what is written."""
 
-    The newest round before the one now running is never touched, so a round that is broken off and run again
-    starts from the same tensors.
+
+class Store:
+    """A folder of tensors by round, such as a client's personal parts on its own disk.
+
+    The two newest rounds before the one now running are never touched, so a round that is broken off and run again
+    starts from the same tensors, even if the last round before it has to be run again as well.
+
+    Args:
+        folder: the folder.
+        note: told of every file that is written.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, note: Note = unnoted) -> None:
+        self.folder, self.note = folder, note
+
+    def below(self, name: str) -> Store:
+        """A store in a folder of this one."""
+        return Store(self.folder / name, self.note)
 
     @property
     def residual(self) -> Store:
         """What the client's messages have left out so far (error feedback), added to the next."""
-        return Store(self.folder / "residual")
+        return self.below("residual")
 
     @property
     def optimizer(self) -> Store:
         """The state of the client's optimizer, where it persists from round to round."""
-        return Store(self.folder / "optimizer")
+        return self.below("optimizer")
 
     def load(self, before: int) -> Tensors:
         """What was saved in the last round before ``before``; empty if nothing was."""
@@ -52,16 +71,22 @@ class Store:
     def newest(self, before: int | None = None) -> Path | None:
         """The file of the last round, or of the last before ``before``; None if nothing was saved."""
         rounds = [round for round in self._rounds() if before is None or round < before]
-        return self._path(max(rounds)) if rounds else None
+        return self.path(max(rounds)) if rounds else None
 
     def save(self, round: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Save the tensors of ``round``; of the rounds before it only the last is kept."""
-        write_tensors(self._path(round), tensors)
-        for old in sorted(r for r in self._rounds() if r < round)[:-1]:
-            self._path(old).unlink()
+        """Save the tensors of ``round``; of the rounds before it the last two are kept."""
+        self.note(self.folder, self.path(round), write_tensors(self.path(round), tensors))
+        for old in sorted(r for r in self._rounds() if r < round)[: 1 - HELD]:
+            self.path(old).unlink()
 
-    def _path(self, round: int) -> Path:
+    def write(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write a file that belongs to no round."""
+        path = self.folder / name
+        self.note(path, path, write_tensors(path, tensors))
+
+    def path(self, round: int) -> Path:
+        """The file of a round."""
         return self.folder / f"round-{round:06d}.safetensors"
 
     def _rounds(self) -> list[int]:
-        return [int(path.stem.split("-")[1]) for path in self.folder.glob("round-*.safetensors")]
+        return [int(path.stem.split("-")[1]) for path in self.folder.glob("round-[0-9]*.safetensors")]

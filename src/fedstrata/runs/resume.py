@@ -1,0 +1,188 @@
+"""What a run that goes on must share with the one that began: its job, but for a few keys, and its rows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import tomli_w
+
+from fedstrata.data.fingerprint import Fingerprints, difference
+from fedstrata.errors import UserError
+from fedstrata.job.tables import Job
+from fedstrata.job.toml import read_toml
+from fedstrata.plan.kinds import FORMAT
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import make_plan
+from fedstrata.plan.streams import Streams
+from fedstrata.runs.folder import check_format
+from fedstrata.server.optimizer import LEARNING_RATES
+from fedstrata.server.state import MANIFESTS
+from fedstrata.wire.files import read_sealed, write_bytes, write_sealed
+
+NONE: Mapping[str, str] = MappingProxyType({})
+ORDER = ("stage", "start", "method", "model", "task", "data", "clients", "train", "head", "server", "wire")
+"""Of several tables that differ, the first of these is named; of its keys the first of :data:`FIRST`."""
+FIRST = ("name", "config", "kind", "train", "test")
+FREE = {"engine": ("deadline", "quorum", "federation", "insecure"), "output": ("dir", "target", "keep_state")}
+"""Keys that no number of a run depends on."""
+RATES = ("train.learning_rate", "server.learning_rate")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A key that a resumed job sets otherwise; None stands for a key that is not set."""
+
+    key: str
+    was: Any
+    now: Any
+
+
+def same_job(job: Job, folder: Path, components: Mapping[str, str] = NONE) -> list[Change]:
+    """Write the resolved job; or compare it with the one that this folder's run began with.
+
+    Args:
+        job: the job.
+        folder: the stage's output folder.
+        components: identities of the caller's own objects.
+
+    Returns:
+        What differs and may: learning rates that are lower, ``output.client_models``, more rounds.
+
+    Raises:
+        UserError: they differ in another key that a result depends on, the folder was written in another format,
+            or its ``job.toml`` is damaged.
+    """
+    path = folder / "job.toml"
+    if not path.exists():
+        if any((folder / "state").glob(MANIFESTS)):
+            raise UserError(f"{path}: is missing, so that it cannot be told which job's run this is")
+        write_bytes(path, tomli_w.dumps(_tables(job, components)).encode())
+    return changes(job, folder, components)
+
+
+def changes(job: Job, folder: Path, components: Mapping[str, str] = NONE) -> list[Change]:
+    """See :func:`same_job`; nothing is written, and a folder without a ``job.toml`` differs in nothing."""
+    path = folder / "job.toml"
+    if not path.exists():
+        return []
+    before = read_toml(path)
+    check_format(folder, before.pop("format", None))
+    before.pop("changes", None)
+    now = _tables(job, components)
+    del now["format"]
+    found = _differences(before, now)
+    for change in found:
+        if why := _refusal(change, job):
+            was, wanted = ("nothing" if value is None else repr(value) for value in (change.was, change.now))
+            raise UserError(f"{folder}: its run began with {change.key} = {was}, the job now says {wanted}; {why}")
+    return found
+
+
+def record_changes(job: Job, folder: Path, found: list[Change], done: int, components: Mapping[str, str]) -> None:
+    """Write into ``job.toml``, as ``changes``, what differs from here on, with the 0-based round it holds from."""
+    path = folder / "job.toml"
+    old = read_toml(path).get("changes", [])
+    new = [{**change, "round": min(change["round"], done)} for change in old]
+    new += [{"round": done, "key": each.key, "was": each.was, "now": each.now} for each in found]
+    if new != old:
+        table = {**_tables(job, components), "changes": [without_none(change) for change in new]}
+        write_bytes(path, tomli_w.dumps(table).encode())
+
+
+def check_more_rounds(job: Job, folder: Path, before: int, parts: Parts, clients: Collection[str]) -> None:
+    """Refuse more rounds where those that were played would have been others.
+
+    Args:
+        job: the job with more rounds.
+        folder: the stage's output folder.
+        before: the rounds that the run began with.
+        parts: the model's parts.
+        clients: the clients' names.
+
+    Raises:
+        UserError: the learning-rate schedule or a plan depends on the number of rounds, or sites have forgotten.
+    """
+    short, streams = job.method.model_copy(update={"rounds": before}), Streams(job.train.seed)
+    why = ""
+    if job.between_sites:
+        why = "between sites, which forget a run that is over"
+    elif job.train.lr_schedule != "constant" or job.train.warmup_ratio:
+        why = "as train.lr_schedule and train.warmup_ratio are shares of the whole run"
+    elif any(
+        len({make_plan(method, parts, job.task.kind, round, client, streams) for method in (short, job.method)})
+        > 1
+        for round, client in itertools.product(range(before), clients)
+    ):
+        why = "as what this method trains in a round depends on their number"
+    if why:
+        raise UserError(f"{folder}: method.rounds: cannot be {job.method.rounds} instead of {before}, {why}")
+
+
+def same_rows(folder: Path, rows: Fingerprints) -> None:
+    """Write the fingerprints of the rows; or compare them with those that this folder's run began with.
+
+    Raises:
+        UserError: they differ, or the file with them is damaged or missing.
+    """
+    path = folder / "state" / "rows.json"
+    if not any((folder / "state").glob(MANIFESTS)):
+        write_sealed(path, rows)
+        return
+    before = read_sealed(path)
+    if before is None:
+        raise UserError(
+            f"{path}: is damaged or missing, so that it cannot be told whether the rows are still the same"
+        )
+    if other := difference(before, rows):
+        raise UserError(f"{folder}: cannot be resumed: {other}; a run goes on with the rows it began with")
+
+
+def without_none(data: Any) -> Any:
+    """The same tables without empty values, which TOML cannot write."""
+    if isinstance(data, dict):
+        return {key: without_none(value) for key, value in data.items() if value is not None}
+    return data
+
+
+def _tables(job: Job, components: Mapping[str, str]) -> dict[str, Any]:
+    own = {"components": dict(components)} if components else {}
+    return {"format": FORMAT, **without_none(job.dump()), **own}
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """What differs, the most telling key first: of another method not its options, but its name."""
+    found = []
+    for table in sorted(now.keys() | before.keys(), key=lambda name: (_place(name, ORDER), name)):
+        old, new = before.get(table, {}), now.get(table, {})
+        if not isinstance(new, dict) or not isinstance(old, dict):
+            found += [Change(table, old, new)] if old != new else []
+            continue
+        keys = {key for key in {**old, **new} if old.get(key) != new.get(key)} - set(FREE.get(table, ()))
+        for key in sorted(keys, key=lambda name: (_place(name, FIRST), name)):
+            found.append(Change(f"{table}.{key}", old.get(key), new.get(key)))
+    return found
+
+
+def _place(name: str, order: tuple[str, ...]) -> int:
+    return order.index(name) if name in order else len(order)
+
+
+def _refusal(change: Change, job: Job) -> str:
+    """Why a change is not possible; empty if it is."""
+    if change.key in RATES:
+        default = LEARNING_RATES.get(job.server.optimizer, 1.0)
+        was, now = (default if value is None else value for value in (change.was, change.now))
+        return "" if now <= was else "a learning rate may be lowered when a run is resumed, not raised"
+    if change.key == "method.rounds":
+        return "" if change.now > change.was else "a run that is resumed may get more rounds, not fewer"
+    if change.key == "output.client_models":
+        return ""
+    return (
+        "a resumed job must be the same, but for lower learning rates, more rounds of a run whose state is "
+        "kept, and [output]"
+    )

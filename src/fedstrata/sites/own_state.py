@@ -1,0 +1,69 @@
+"""What a site keeps of a run, and what it began the run with: checked here, and said to nobody else."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+from fedstrata.data.fingerprint import Fingerprints, difference
+from fedstrata.server.journal import Journal
+from fedstrata.sites.permission import Refused
+from fedstrata.wire.files import append_bytes, encode_lines, flush, read_sealed, write_sealed
+
+LOG = logging.getLogger("fedstrata.site")
+START = "start/model.safetensors"
+"""The start model, in a run's folder."""
+
+
+def open_journal(folder: Path) -> Journal:
+    """The journal of what the site keeps of a run; a line that a kill cut off counts as not written.
+
+    Raises:
+        Refused: it is damaged.
+    """
+    journal, path = Journal(folder), _path(folder)
+    content = path.read_bytes() if path.exists() else b""
+    whole = content[: content.rfind(b"\n") + 1]
+    try:
+        journal.read(json.loads(line) for line in whole.splitlines())
+    except (ValueError, KeyError, TypeError):
+        raise _damaged(path) from None
+    if len(whole) < len(content):
+        path.write_bytes(whole)
+    return journal
+
+
+def write_journal(folder: Path, journal: Journal) -> None:
+    """Add what has been written since to the file of the journal, on the disk."""
+    if lines := journal.take():
+        append_bytes(_path(folder), encode_lines(lines))
+        flush(_path(folder))
+
+
+def check_own(folder: Path, journal: Journal, rows: Fingerprints) -> None:
+    """Refuse to go on with other rows than the run began with, or with files that are damaged.
+
+    Raises:
+        Refused: so it is. What differs stands in the site's own log alone.
+    """
+    path = folder / "rows.json"
+    if not path.exists() and journal.files.keys() <= {START}:
+        write_sealed(path, rows)
+    before = read_sealed(path)
+    if before is None or START not in journal.files:
+        raise _damaged(path if before is None else _path(folder))
+    if other := difference(before, rows):
+        LOG.error("%s: %s", folder, other)
+        raise Refused("its rows are not those that it began this run with; its own log says more")
+    if (wrong := journal.damaged()) is not None:
+        raise _damaged(wrong)
+
+
+def _damaged(path: Path) -> Refused:
+    LOG.error("%s: is damaged or missing", path)
+    return Refused("what it keeps of this run is damaged; its own log says more")
+
+
+def _path(folder: Path) -> Path:
+    return folder / "journal.jsonl"

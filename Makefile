@@ -7,8 +7,7 @@ INSTALLED := .venv/installed
 export HF_HUB_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1
 
-# Types are checked beside the tests; lines of one are not mixed into lines of another.
-ALONGSIDE := $(MAKE) --no-print-directory --jobs=3 --output-sync=line
+ALONGSIDE := $(MAKE) --no-print-directory --jobs=3
 
 .PHONY: help install demo check test unit-tests all-tests deploy-test lint format types bench clean
 

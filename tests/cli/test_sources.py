@@ -11,7 +11,7 @@ import pytest
 import tomli_w
 from typer.testing import CliRunner
 
-from fedstrata.cli import app
+from fedstrata.cli import app, main
 from tiny import SENTENCES
 
 Jobs = Callable[..., dict[str, Any]]
@@ -49,3 +49,16 @@ def test_named_sources_are_clients_to_the_end(job: Jobs, tmp_path: Path, monkeyp
     assert "[clients] count: is 3, but [data] train" in " ".join(
         said("forecast", "job.toml", "clients.count=3").split()
     )
+
+
+def test_a_sweep_that_is_left_out_is_said(
+    job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = {**job("fedavg", "classify"), "sweep": {"rows": [{"name": "a"}]}}
+    Path("job.toml").write_text(tomli_w.dumps(made), "utf-8")
+    for words in (["partition", "job.toml"], ["forecast", "job.toml", "--json"]):
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        assert not end.value.code
+        assert "the [sweep] of job.toml is left out" in capsys.readouterr().err

@@ -29,6 +29,7 @@ def written(path: Path, rows: list[tuple[str, str]]) -> str:
     [
         (["0.0", "1.0"], ["0", "1"], "holds '0' and '0.0', which are the same number"),
         (["True", "False"], ["true", "false"], "'False' and 'false', which differ in capital letters alone"),
+        (["a", "b"], ["a ", "b"], "holds 'a' and 'a ', which differ in blanks alone"),
         (["a", "b"], ["a", "NaN"], "holds 'NaN', which stands for a missing value"),
     ],
 )

@@ -11,7 +11,7 @@ from rich.console import Console
 from scipy.stats import t
 
 from fedstrata.reports.sweep import SweepRow, holm, paired
-from fedstrata.reports.sweep_text import latex, markdown, terminal
+from fedstrata.reports.sweep_text import latex, markdown, note, terminal
 
 ROW = SweepRow(
     row="FedBFPT\\M",
@@ -53,6 +53,17 @@ def test_p_values_are_corrected_for_their_number() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.6, 0.7]) == [1.0, 1.0]
     assert holm([]) == []
+
+
+def test_the_note_has_the_baseline_and_names_what_does_not_beat_it() -> None:
+    rows = [replace(ROW, baseline=0.25), replace(ROW, row="chance", mean=0.25, baseline=0.25)]
+    assert note(rows, None).endswith(
+        "Baseline of tag, always the most frequent class or the mean: 0.2500; not better than that: chance."
+    )
+    assert note([rows[0], replace(ROW, baseline=0.2)], None).endswith("the mean: 0.2000 to 0.2500.")
+    losses = [replace(ROW, metric="loss", baseline=0.2)]
+    assert note(losses, None).endswith("0.2000; not better than that: FedBFPT\\M.")
+    assert "Baseline" not in note([ROW], None)
 
 
 def test_the_tables_say_the_same() -> None:

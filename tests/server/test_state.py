@@ -133,7 +133,8 @@ def test_a_finished_run_is_not_run_again(job: Jobs) -> None:
     assert [type(event).__name__ for event in events] == ["StageEnded"]
 
 
-def test_another_start_model_cannot_be_resumed_with(job: Jobs, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["weights", "tokenizer"])
+def test_another_start_model_cannot_be_resumed_with(job: Jobs, what: str) -> None:
     made = job("fedavg")
     folder = Path(made["model"]["name"])
 
@@ -143,10 +144,14 @@ def test_another_start_model_cannot_be_resumed_with(job: Jobs, tmp_path: Path) -
 
     with pytest.raises(KilledError):
         fedstrata.run(made, progress=dying)
-    tensors = load_file(folder / "model.safetensors")
-    tensors["bert.embeddings.LayerNorm.bias"] += 1
-    write_tensors(folder / "model.safetensors", tensors)
-    with pytest.raises(UserError, match="other weights"):
+    if what == "weights":
+        tensors = load_file(folder / "model.safetensors")
+        tensors["bert.embeddings.LayerNorm.bias"] += 1
+        write_tensors(folder / "model.safetensors", tensors)
+    else:
+        words = (folder / "tokenizer.json").read_text("utf-8")
+        (folder / "tokenizer.json").write_text(words.replace('"kidney"', '"kidneys"'), "utf-8")
+    with pytest.raises(UserError, match="other weights or another tokenizer"):
         fedstrata.run(made, resume=True)
 
 

@@ -25,6 +25,15 @@ Insecure = Annotated[
 ]
 
 
+def note_sweep(job: Path) -> None:
+    """Say on stderr that a ``[sweep]`` is left out, where the job file has one."""
+    from fedstrata.job.file import sweep_table
+
+    if sweep_table(job)[1]:
+        note = f"note: the [sweep] of {job} is left out: this is about its job alone, without a row's changes"
+        Console(stderr=True, highlight=False).print(note, markup=False, soft_wrap=True)
+
+
 @contextmanager
 def sentences() -> Iterator[Console]:
     """Errors as one sentence and an exit code: 2 for the user's, 130 if stopped, 1 for the machine's."""

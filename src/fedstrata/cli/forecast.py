@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fedstrata.cli.common import Overrides, sentences
+from fedstrata.cli.common import Overrides, note_sweep, sentences
 from fedstrata.errors import UserError
 
 
@@ -47,6 +47,8 @@ def forecast(  # noqa: PLR0913  # the command's options
             raise UserError("forecast: --methods names no method; expected names, such as fedavg,fedbfpt")
         source = _model_alone(model, pairs, names) if job is None else Path(job)
         _check(source, pairs, names)
+        if isinstance(source, Path):
+            note_sweep(source)
         from fedstrata.cli.progress import ForecastDisplay
         from fedstrata.forecasts.options import ForecastOptions
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from fedstrata.cli.common import Insecure, JobFile, Overrides, resumable, sentences, stop_on_terminate
+from fedstrata.cli.common import Insecure, JobFile, Overrides, note_sweep, resumable, sentences, stop_on_terminate
 from fedstrata.errors import UserError, plural
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def partition(
             raise UserError("partition: between sites every site has its own rows; there is nothing to partition")
         from fedstrata.data.prepare import data_notes, prepare
 
+        note_sweep(job)
         for stage in stages:
             data = prepare(stage, job.resolve().parent)
             for note in data_notes(stage, data):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -226,6 +227,12 @@ def fast_tokenizer(name: str, kind: str) -> Any:
             raise UserError(f"model {name}: its tokenizer has neither a padding token nor an end-of-text token")
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def tokenizer_text(tokenizer: Any) -> str:
+    """All that decides how a fast tokenizer splits a text, apart from the length that it cuts at."""
+    settings = json.loads(tokenizer.backend_tokenizer.to_str())
+    return json.dumps({key: value for key, value in settings.items() if key not in ("truncation", "padding")})
 
 
 def _pooler(name: str, config: Any) -> Tensors:

@@ -70,6 +70,8 @@ class SweepRow:
         reached: number of seeds that reached it.
         rounds_to_target: mean rounds until they first did, of the stage alone.
         mb_to_target: mean MB per client, sent and received, until then.
+        baseline: the headline score of always predicting the most frequent class, or the mean, over the seeds;
+            None for a task without labels.
     """
 
     row: str
@@ -93,6 +95,7 @@ class SweepRow:
     rounds_to_target: float | None = None
     mb_to_target: float | None = None
     p_holm: float | None = None
+    baseline: float | None = None
 
 
 def sweep_rows(cells: Sequence[SweepCell]) -> list[SweepRow]:
@@ -178,6 +181,7 @@ def _row(
             if all(metric in run.result["score"] for run in runs.values())
         },
         failed=dict(failed),
+        baseline=_mean(line["baseline"] for line in costs),
     )
 
 

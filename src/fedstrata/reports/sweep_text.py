@@ -13,6 +13,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from fedstrata.plan.kinds import LOWER_IS_BETTER
 from fedstrata.reports.sweep import SweepRow
 from fedstrata.reports.tables import figure
 
@@ -33,7 +34,21 @@ COSTS = {"up_mb": "MB up", "down_mb": "MB down", "tflops": "TFLOP", "seconds": "
 def note(rows: Sequence[SweepRow], against: str | None) -> str:
     """What the table's columns say."""
     targets = TARGETS if any(row.target is not None for row in rows) else ""
-    return NOTE.format(against=f" with {against!r}" if against else "") + targets
+    return NOTE.format(against=f" with {against!r}" if against else "") + targets + "".join(_baselines(rows))
+
+
+def _baselines(rows: Sequence[SweepRow]) -> Iterable[str]:
+    """Of each stage the score of a prediction that is always the same, and the rows that are not better."""
+    for stage, lines in by_stage(rows):
+        known = [row for row in lines if row.baseline is not None and row.mean is not None]
+        if not known:
+            continue
+        values = list(dict.fromkeys(f"{row.baseline:.4f}" for row in known))
+        found = values[0] if len(values) == 1 else f"{min(values)} to {max(values)}"
+        yield f" Baseline{f' of {stage}' if stage else ''}, always the most frequent class or the mean: {found}"
+        sign = {row.row: -1 if row.metric in LOWER_IS_BETTER else 1 for row in known}
+        lost = [row.row for row in known if sign[row.row] * (row.mean or 0) <= sign[row.row] * (row.baseline or 0)]
+        yield f"; not better than that: {', '.join(lost)}." if lost else "."
 
 
 def terminal(rows: Sequence[SweepRow]) -> Iterable[Table]:

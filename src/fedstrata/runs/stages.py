@@ -184,7 +184,7 @@ def _go_on(stage: Stage, start: str, found: list[Change]) -> None:
     same_rows(folder, fingerprints(stage.data))
     if new:
         scratch.publish(Path(start), folder / START)
-    run = state.RunState(folder, state.fingerprint(weights))
+    run = state.RunState(folder, state.fingerprint(weights, checkpoints.tokenizer_text(ready.loaded.tokenizer)))
     done, lost = run.reopen()
     if lost:
         stage.tell(Noted(lost))

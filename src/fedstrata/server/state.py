@@ -40,9 +40,9 @@ ROUND_FILES = ("round-[0-9]*.safetensors", ".round-*.part")
 CACHES = ("features.f32", "features.json")
 
 
-def fingerprint(weights: Mapping[str, Tensors]) -> str:
-    """A hash of all tensors: tells whether a resumed run starts from the same model."""
-    digest = hashlib.sha256()
+def fingerprint(weights: Mapping[str, Tensors], tokenizer: str = "") -> str:
+    """A hash of all tensors, and of a tokenizer: tells whether a resumed run starts from the same model."""
+    digest = hashlib.sha256(tokenizer.encode())
     for tensors in weights.values():
         for name, tensor in tensors.items():
             digest.update(name.encode())
@@ -151,8 +151,8 @@ class RunState:
             manifest = read_sealed(path)
             if manifest and manifest["start"] != self.start:
                 raise UserError(
-                    f"{self.folder}: cannot be resumed, its run began from other weights than the job's model "
-                    "has now"
+                    f"{self.folder}: cannot be resumed, its run began from other weights or another tokenizer "
+                    "than the job's model has now"
                 )
             wrong = self._damaged(manifest) if manifest else path
             if manifest and not wrong:

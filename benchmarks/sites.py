@@ -279,7 +279,7 @@ kind = "mlm"
 train = "{folder / "all.csv"}"
 test = "{folder / "test.csv"}"
 [clients]
-split = "column"
+partition = "column"
 column = "site"
 [method]
 name = "{method}"
@@ -613,7 +613,7 @@ def be_server(pipe: Any, folder: Path, tls: tuple[bytes, bytes], sizes: tuple[st
     from fedstrata.client.answer import ClientData
     from fedstrata.engines.local import LocalEngine
     from fedstrata.events import Stepped
-    from fedstrata.exchanges.activations import ACTIVATIONS
+    from fedstrata.exchanges import EXCHANGES
     from fedstrata.server.layers import LayerSettings, ServerLayers
     from fedstrata.server.server import Server
     from fedstrata.sites.activation_server import ActivationServer
@@ -631,7 +631,7 @@ def be_server(pipe: Any, folder: Path, tls: tuple[bytes, bytes], sizes: tuple[st
     def layers_of(dtype: str) -> ServerLayers:
         runtime = party.runtimes[dtype]
         server = Server(party.parts, dict(weights), runtime.wire)
-        settings = LayerSettings(plan.server, False, 512, dtype, folder / "layers" / dtype)
+        settings = LayerSettings(plan.server, False, 512, dtype, Store(folder / "layers" / dtype))
         return ServerLayers(runtime.working, server, settings, runtime.trainer.train, runtime.trainer.streams)
 
     with ExitStack() as stack:
@@ -654,7 +654,7 @@ def be_server(pipe: Any, folder: Path, tls: tuple[bytes, bytes], sizes: tuple[st
                 times.clear()
                 engine = LocalEngine(
                     runtimes=[party.runtimes[dtype]],
-                    handlers=ACTIVATIONS.handlers,
+                    handlers=EXCHANGES["activations"].handlers,
                     data={
                         name: ClientData(
                             party.examples, party.shards[name], party.examples, {}, Store(folder / "near" / name)
@@ -678,7 +678,7 @@ def be_site(
     """The process of a site."""
     from fedstrata.client.answer import ClientData, Work, answer_request
     from fedstrata.client.trainer import drain
-    from fedstrata.exchanges.activations import ACTIVATIONS
+    from fedstrata.exchanges import EXCHANGES
     from fedstrata.sites.activation_client import ActivationClient
     from fedstrata.wire.store import Store
 
@@ -697,7 +697,9 @@ def be_site(
         times.clear()
         with ActivationClient(f"127.0.0.1:{ports[dtype]}", request, TOKENS[name], ca, LONG) as link:
             drain(
-                answer_request(Work(party.runtimes[dtype], request, own, data, tell, link), ACTIVATIONS.handlers)
+                answer_request(
+                    Work(party.runtimes[dtype], request, own, data, tell, link), EXCHANGES["activations"].handlers
+                )
             )
         pipe.send(times)
 

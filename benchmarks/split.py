@@ -40,6 +40,7 @@ from fedstrata.server.server import Server
 from fedstrata.tasks import Examples
 from fedstrata.tasks.mlm import MaskedLM
 from fedstrata.wire.codec import Wire, make_codec
+from fedstrata.wire.store import Store
 
 SIZES = {"base": (12, 768, 12), "small": (12, 256, 4), "tiny": (2, 32, 2)}
 """Layers, width, heads; the first two are RoBERTa's of the paper."""
@@ -91,7 +92,7 @@ def cases(size: str, examples: Examples, folder: Path) -> tuple[dict[str, Callab
         return time.perf_counter() - started
 
     def cut_step(dtype: str) -> Callable[[], float]:
-        settings = LayerSettings(cut.server, True, 512, dtype, folder)
+        settings = LayerSettings(cut.server, True, 512, dtype, Store(folder))
         server = Server(parts, weights, Wire(make_codec(dtype)))
         layers = ServerLayers(trainer.working, server, settings, train, trainer.streams)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+from fedstrata.job.file import load
 from fedstrata.methods import METHODS
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
@@ -65,3 +67,14 @@ def test_sites_has_a_ratio_for_every_wire_type_and_number_of_sites(tmp_path: Pat
     steps = json.loads(made.read_text("utf-8"))["split"]
     assert {(step["wire"], step["sites"]) for step in steps} == {(w, n) for w in ("bf16", "fp32") for n in (1, 2)}
     assert all(step["ratio"] > 0 for step in steps)
+
+
+def test_the_job_of_rounds_between_sites_is_one(tmp_path: Path) -> None:
+    """A job file inside a string: no linter reads it, and the rounds themselves take minutes."""
+    found = importlib.util.spec_from_file_location("sites_benchmark", FOLDER / "sites.py")
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    (job,) = load(module.make_job(tmp_path, "fedbfpt", 2))
+    assert (job.clients.partition, job.method.rounds) == ("column", 2)

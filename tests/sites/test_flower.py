@@ -55,7 +55,8 @@ def job(deployment: Deployment, model: Path, name: str, kind: str, **tables: Any
 
 
 def same(here: Path, there: Path) -> None:
-    one, other = (load_file(run / "model" / "model.safetensors") for run in (here, there))
+    saved = "model" if (here / "model").exists() else "shared"  # where each site has a model of its own
+    one, other = (load_file(run / saved / "model.safetensors") for run in (here, there))
     assert all(torch.equal(one[key], other[key]) for key in one)
     ledgers = [sorted((run / "ledger.jsonl").read_text("utf-8").splitlines()) for run in (here, there)]
     assert ledgers[0] == ledgers[1]

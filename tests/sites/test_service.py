@@ -120,6 +120,8 @@ def test_a_site_s_files_are_read_as_it_says_and_what_is_found_out_is_logged(
     with caplog.at_level("INFO"):
         assert answer(host, said[StartHeader]).examples == 2
     assert f"{folder / 'train.csv'}: delimiter ';'" in caplog.messages
+    said_of_rows = [message.partition(": data: ")[2] for message in caplog.messages]
+    assert {"2 training rows: a 2", "no text is cut"} <= set(said_of_rows), said_of_rows
 
 
 def test_the_start_model_is_the_one_that_was_announced(heard: tuple[SiteService, dict[type, Envelope]]) -> None:

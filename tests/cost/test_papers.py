@@ -181,6 +181,7 @@ def test_the_container_is_what_torch_adds() -> None:
     assert len(file.getvalue()) - payload(found, found.names) == pytest.approx(count * 290, rel=0.2)
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(
     ("words", "printed"),
     [

@@ -16,6 +16,8 @@ from fedstrata.errors import UserError
 from fedstrata.runs import stages
 from tiny import SENTENCES, saved_models
 
+pytestmark = pytest.mark.run  # its fixture and each case play runs
+
 Jobs = Callable[..., dict[str, Any]]
 ROUNDS = 4
 DONE = 3

@@ -19,7 +19,7 @@ import numpy as np
 from fedstrata.client.answer import Work, evaluate_with, receive, train_with
 from fedstrata.client.feature_cache import FeatureCache
 from fedstrata.client.model_pass import ModelPass, Update
-from fedstrata.client.trainer import steps
+from fedstrata.client.steps import steps
 from fedstrata.client.working_model import Parameters, WorkingModel
 from fedstrata.cost.bytes import payload
 from fedstrata.exchanges.dry import batches_of, dry_evaluate, dry_receive, dry_train
@@ -197,7 +197,8 @@ def cut_traffic(context: DryContext, lengths: Index) -> dict[str, Any]:
     parts = context.parts
     sizes = [
         sum(message_bytes(int(lengths[batch].sum()), len(batch), parts.hidden, context.dtype).values())
-        for _, batch in steps(lengths, train, order)
+        for step in steps(lengths, train, order)
+        for batch in step.batches
     ]
     whole = 2 * payload(parts, parts.names, context.dtype)
     return {"batch_bytes": max(sizes), "epoch_bytes": sum(sizes), "fedavg_round_bytes": whole}

@@ -89,6 +89,6 @@ class FeatureCaches:
         """The cache in a folder, of the hidden states of some examples; made if it is not there."""
         if folder not in self._open:
             self._open[folder] = FeatureCache(
-                self.working.model, self.task, self.train, examples, index, folder, self.on_encoded
+                self.working, self.task, self.train, examples, index, folder, self.on_encoded
             )
         return self._open[folder]

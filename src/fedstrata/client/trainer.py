@@ -25,7 +25,6 @@ from fedstrata.client.optimizer import (
 )
 from fedstrata.client.steps import Step, steps
 from fedstrata.client.working_model import Parameters, WorkingModel
-from fedstrata.cost.flops import train_flops
 from fedstrata.job.tables import Train
 from fedstrata.plan.kinds import Index, Tensors
 from fedstrata.plan.messages import Positions, Reply, Request
@@ -108,7 +107,7 @@ class Trainer:
             started += time.perf_counter() - paused  # others' time
         model_pass.wait()
         parts = self.working.parts
-        flops = train_flops(parts, plan, work) + model_pass.encoder_flops(parts)
+        flops = model_pass.flops(parts, work)
         seconds = time.perf_counter() - started
         reply = _reply(request.client, len(index), losses, work, flops, seconds)
         return reply, memory_of(optimizer, trained) if self.train.optimizer_state == "persist" else {}

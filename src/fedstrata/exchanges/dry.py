@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedstrata.client.feature_cache import fitting, layout
+from fedstrata.client.frozen_layers import over_kept_states
 from fedstrata.client.steps import Step, steps
 from fedstrata.cost.flops import encoder_flops, train_flops
 from fedstrata.exchanges.exchange import DryContext
@@ -24,12 +25,7 @@ def dry_train(context: DryContext, request: Request) -> Reply:
     """A round of training: the parts that the plan sends, and the FLOPs of its steps."""
     plan, parts, wire = request.plan, context.parts, context.wire
     done, work = round_work(context, request)
-    key = (plan, work)
-    if key not in context.memory:
-        context.memory[key] = train_flops(parts, plan, work)
-    flops = context.memory[key]
-    if plan.freeze_encoder:
-        flops += frozen_flops(context, request)
+    flops = _train_flops(context, request, work)
     return Reply(
         client=request.client,
         examples=len(context.lengths[request.client]),
@@ -39,6 +35,19 @@ def dry_train(context: DryContext, request: Request) -> Reply:
         work=work,
         flops=flops,
     )
+
+
+def _train_flops(context: DryContext, request: Request, work: Positions) -> int:
+    """FLOPs of a round's steps over ``work``, and of what a client computes once for them."""
+    plan, parts, train = request.plan, context.parts, context.train
+    if train.cache_frozen_layers and plan.frozen_layers(parts):
+        lengths, batches = context.lengths[request.client], batches_of(context, request)
+        return over_kept_states(lengths, train, plan, parts, work, batches)
+    key = (plan, work)
+    if key not in context.memory:
+        context.memory[key] = train_flops(parts, plan, work)
+    flops: int = context.memory[key]
+    return flops + frozen_flops(context, request) if plan.freeze_encoder else flops
 
 
 def dry_evaluate(context: DryContext, request: Request) -> Reply:

@@ -74,13 +74,15 @@ def cases(
         feature_cache_gb=1000,
     )
     model, task = HeadedModel.from_config(config), Classify(0, tuple("abc"))
-    trainer = Trainer(WorkingModel(model, find_parts(model)), task, train, Streams(0))
+    trainer = Trainer(
+        WorkingModel(model, find_parts(model), bf16=train.precision == "bf16"), task, train, Streams(0)
+    )
     plan, index = Plan(tuple(range(layers)), ("head",), ("head",), freeze_encoder=True), np.arange(len(examples))
     started = time.perf_counter()
-    cached = FeatureCache(model, task, train, examples, index, folder / head)
+    cached = FeatureCache(trainer.working, task, train, examples, index, folder / head)
     filled = time.perf_counter() - started
     nowhere = train.model_copy(update={"feature_cache_gb": 0.0})
-    uncached = FeatureCache(model, task, nowhere, examples, index, folder / head)
+    uncached = FeatureCache(trainer.working, task, nowhere, examples, index, folder / head)
 
     def epoch(cache: FeatureCache | None) -> Callable[[], float]:
         def run() -> float:

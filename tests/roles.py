@@ -64,7 +64,8 @@ def drawn_batches(
 ) -> list[Batch]:
     """The batches of a round as the client draws them."""
     request = train_request(Plan((), ()), round, client)
-    return [batch for *_, batch in trainer._batches(request, examples or sentences(), index)]
+    drawn = trainer._steps(request, examples or sentences(), index)
+    return [batch for _, batches in drawn for _, batch in batches]
 
 
 def train_round(

@@ -160,6 +160,8 @@ def test_the_defaults_on_the_job_page_are_those_of_the_tables() -> None:
     example = job_page()
     shown = {
         ("train", "steps"),
+        ("train", "tokens_per_batch"),
+        ("train", "max_grad_norm"),
         ("server", "learning_rate"),
         ("engine", "federation"),
     }  # None: the comment says so

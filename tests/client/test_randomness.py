@@ -60,8 +60,8 @@ def test_the_order_comes_from_the_stream_of_round_and_client() -> None:
     examples, orders = sentences(), []
     for round, client in PLACES:
         request = train_request(Plan((), ()), round, client)
-        drawn = runtime.trainer._batches(request, examples, np.arange(12))
-        order = [chosen.tolist() for _, chosen, _ in drawn]
+        drawn = runtime.trainer._steps(request, examples, np.arange(12))
+        order = [chosen.tolist() for _, batches in drawn for chosen, _ in batches]
         rng = Streams(0).numpy(round, client, "order")
         assert order == [chosen.tolist() for chosen in batches(examples.tokens.lengths, 2, rng)]
         orders.append(order)

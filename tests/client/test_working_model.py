@@ -33,6 +33,8 @@ def plain(working: WorkingModel, names: Any) -> Iterator[None]:
         ("electra", "fedbfpt", "mlm", {}),
         ("modernbert", "fedbt", "classify", {}),
         ("gpt2", "fedbfpt", "clm", {}),
+        ("bert", "fedfreezebert", "classify", {"head": {"kind": "mean"}}),
+        ("electra", "fedfreezebert", "classify", {"head": {"kind": "cls"}, "train": {"feature_cache_gb": 0.0}}),
         ("bert", "fedsplitbert", "classify", {"head": {"kind": "mean"}, "method": {"critical_layer": 1}}),
     ],
 )
@@ -47,7 +49,8 @@ def test_frozen_weights_held_in_bf16_change_no_bit(
     tables: dict[str, Any],
 ) -> None:
     folder = model_folder(kind, head="clm") if task == "clm" else model_folder(kind)
-    made = job(method, task, **tables, model={"name": str(folder)}, train={"precision": "bf16"})
+    train = {"precision": "bf16", **tables.get("train", {})}
+    made = job(method, task, **{**tables, "model": {"name": str(folder)}, "train": train})
     held = fedstrata.run(made, {"output.dir": str(tmp_path / "held")})
     monkeypatch.setattr(WorkingModel, "frozen_in_bf16", plain)
     cast = fedstrata.run(made, {"output.dir": str(tmp_path / "cast")})

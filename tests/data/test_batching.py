@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstrata.data.batching import POOL, batches
+from fedstrata.data.batching import POOL, batches, token_batches
 from fedstrata.plan.kinds import Index
 from fedstrata.tasks.batches import pad
 
@@ -97,6 +97,48 @@ def test_a_batch_comes_from_one_pool() -> None:
     assert max(apart) < 60
 
 
+@settings(max_examples=80, deadline=None)
+@given(
+    widths=st.lists(st.integers(1, 9), max_size=40),
+    budget=st.integers(1, 40),
+    seed=st.none() | st.integers(0, 3),
+    by_length=st.booleans(),
+)
+def test_a_budget_is_kept_and_every_example_is_there_once(
+    widths: list[int], budget: int, seed: int | None, by_length: bool
+) -> None:
+    rng = None if seed is None else np.random.default_rng(seed)
+    made = token_batches(np.asarray(widths, dtype=np.int64), budget, rng, by_length)
+    assert sorted(int(i) for batch in made for i in batch) == list(range(len(widths)))
+    for batch in made:
+        assert len(batch) == 1 or len(batch) * max(widths[i] for i in batch) <= budget
+
+
+def test_a_batch_takes_all_that_the_budget_holds() -> None:
+    widths = np.asarray([2, 3, 3, 4, 9, 1, 1])
+    kept = token_batches(widths, 8, None, by_length=False)
+    assert [batch.tolist() for batch in kept] == [[0, 1], [2, 3], [4], [5, 6]]
+    by_length = token_batches(widths, 8, None)
+    assert [batch.tolist() for batch in by_length] == [[5, 6, 0], [1, 2], [3], [4]]
+
+
+@pytest.mark.parametrize("by_length", [True, False])
+def test_texts_of_one_length_make_the_same_batches_by_count_and_by_budget(by_length: bool) -> None:
+    counted = batches(np.full(1000, 12), 5, np.random.default_rng(0), by_length)
+    budgeted = token_batches(np.full(1000, 12), 5 * 12 + 11, np.random.default_rng(0), by_length)
+    assert [batch.tolist() for batch in counted] == [batch.tolist() for batch in budgeted]
+
+
+def test_batches_of_a_budget_come_from_random_pools_and_not_short_to_long() -> None:
+    made = token_batches(LENGTHS, 512, np.random.default_rng(0))
+    drawn = token_batches(LENGTHS, 512, np.random.default_rng(0), by_length=False)
+    assert padded(made) < 1.05 * LENGTHS.sum() < 1.3 * LENGTHS.sum() < padded(drawn)
+    means = [float(LENGTHS[batch].mean()) for batch in made]
+    assert abs(np.corrcoef(means, range(len(means)))[0, 1]) < 0.4
+    other = token_batches(LENGTHS, 512, np.random.default_rng(1))
+    assert {tuple(sorted(batch)) for batch in made} != {tuple(sorted(batch)) for batch in other}
+
+
 @pytest.mark.parametrize("size", [1, 100])
 def test_sizes_at_the_edges(size: int) -> None:
     made = batches(np.asarray([3, 1, 2]), size, np.random.default_rng(0))
@@ -107,6 +149,7 @@ def test_sizes_at_the_edges(size: int) -> None:
 @pytest.mark.parametrize("by_length", [True, False])
 def test_nothing_makes_no_batch(rng: np.random.Generator | None, by_length: bool) -> None:
     assert batches(np.empty(0, np.int64), 4, rng, by_length) == []
+    assert token_batches(np.empty(0, np.int64), 4, rng, by_length) == []
 
 
 def test_pad_fills_on_the_right() -> None:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from safetensors import safe_open
 
+from fedstrata.client.working_model import WorkingModel
 from fedstrata.data.tokens import Tokens
 from fedstrata.models.heads import HeadedModel
 from fedstrata.plan.kinds import Index
@@ -56,7 +57,7 @@ class FeatureCache:
     """One client's hidden states of a frozen encoder, on its disk as far as ``train.feature_cache_gb`` reaches.
 
     Args:
-        model: the model; its encoder must not change any more.
+        working: the model, one of :mod:`fedstrata.models.heads`; its encoder must not change any more.
         task: makes batches.
         train: the job's ``[train]``.
         examples: all examples.
@@ -67,7 +68,7 @@ class FeatureCache:
 
     def __init__(
         self,
-        model: HeadedModel,
+        working: WorkingModel,
         task: Task,
         train: Train,
         examples: Examples,
@@ -75,11 +76,13 @@ class FeatureCache:
         folder: Path,
         on_encoded: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        self.model, self.task, self.train, self.examples = model, task, train, examples
+        self.working, self.task, self.train, self.examples = working, task, train, examples
+        self.model: HeadedModel = working.model
         lengths = examples.tokens.lengths[index]
-        count, width = model.branches, model.config.hidden_size
+        count, width = self.model.branches, self.model.config.hidden_size
         tokens, sizes = layout(lengths, count, width)
         cached = fitting(sizes, train.feature_cache_bytes)
+        self.encoder = [part.name for part in working.parts.each if part.kind not in ("pooler", "head")]
         self.lengths = dict(zip(index.tolist(), lengths.tolist(), strict=True))
         self.stored = self._computed(lengths[cached])
         starts = np.cumsum(sizes) - sizes
@@ -129,7 +132,11 @@ class FeatureCache:
         encoder = getattr(self.model, self.model.base_model_prefix)
         learning = encoder.training
         encoder.eval()
-        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=self.train.precision == "bf16"):
+        with (
+            torch.no_grad(),
+            torch.autocast(device.type, torch.bfloat16, enabled=self.train.precision == "bf16"),
+            self.working.frozen_in_bf16(self.encoder),
+        ):
             states: Array = self.model.encode(**batch.inputs).float().cpu().numpy()
         encoder.train(learning)
         return states[:, :, : self.lengths[int(chosen[0])]]

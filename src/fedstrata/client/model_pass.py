@@ -14,9 +14,10 @@ import torch
 
 from fedstrata.client.feature_cache import CollectedFeatures, FeatureCache
 from fedstrata.client.working_model import Parameters, WorkingModel
-from fedstrata.cost.flops import encoder_flops
+from fedstrata.cost.flops import encoder_flops, train_flops
 from fedstrata.models.depth import local_depth
 from fedstrata.plan.kinds import Index
+from fedstrata.plan.messages import Positions
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.schedule import ScheduleSpan
@@ -46,8 +47,8 @@ class ModelPass(Protocol):
     def wait(self) -> None:
         """Wait until the last step is finished."""
 
-    def encoder_flops(self, parts: Parts) -> int:
-        """FLOPs of a frozen encoder over the examples so far."""
+    def flops(self, parts: Parts, work: Positions) -> int:
+        """FLOPs of the steps so far, over ``work``, and of all that was computed for them once."""
 
 
 @dataclass
@@ -81,9 +82,9 @@ class WholePass:
     def wait(self) -> None:
         """Nothing is under way."""
 
-    def encoder_flops(self, parts: Parts) -> int:
-        """None beside the steps' own."""
-        return 0
+    def flops(self, parts: Parts, work: Positions) -> int:
+        """The steps' own."""
+        return train_flops(parts, self.plan, work)
 
 
 @dataclass
@@ -103,9 +104,10 @@ class CachedPass(WholePass):
         self.counted.append(self.cache.missing(chosen))
         return replace(batch, inputs=self.cache.inputs(chosen))
 
-    def encoder_flops(self, parts: Parts) -> int:
-        """Of texts that are not in the cache, and those that were put there first."""
-        return sum(encoder_flops(parts, lengths) for lengths in self.counted)
+    def flops(self, parts: Parts, work: Positions) -> int:
+        """The encoder's too, over texts that are not in the cache, and those that were put there first."""
+        encoder = sum(encoder_flops(parts, lengths) for lengths in self.counted)
+        return super().flops(parts, work) + encoder
 
 
 def plain_pass(

@@ -16,8 +16,8 @@ Anchor = list[tuple[torch.nn.Parameter, torch.Tensor]]
 """Parameters with the values that they had when the round began: FedProx's reference."""
 
 
-def learning_rate(train: Train, span: ScheduleSpan, step: int) -> float:
-    """The learning rate of a 0-based step of a client's round.
+def learning_rate(train: Train, span: ScheduleSpan, step: int, epoch: int | None = None) -> float:
+    """The learning rate of a 0-based step of a client's round, in the 0-based ``epoch`` (None: of equal epochs).
 
     It rises linearly from 0 over the first ``warmup_ratio`` of the run; then it stays, or falls to 0 as a
     polynomial. A step stands for its middle, so that neither the first nor the last one moves nothing.
@@ -29,7 +29,8 @@ def learning_rate(train: Train, span: ScheduleSpan, step: int) -> float:
         factor = 1.0
     else:
         factor = ((1 - done) / (1 - train.warmup_ratio)) ** train.lr_power
-    return float(train.learning_rate * train.lr_decay ** (step // span.epoch) * factor)
+    epoch = step // span.epoch if epoch is None else epoch
+    return float(train.learning_rate * train.lr_decay**epoch * factor)
 
 
 def make_optimizer(trained: Parameters, train: Train, memory: Mapping[str, torch.Tensor]) -> torch.optim.Optimizer:
@@ -76,6 +77,12 @@ def add_proximal(anchor: Anchor, train: Train) -> None:
     for parameter, old in anchor:
         if parameter.grad is not None:
             parameter.grad.add_(parameter.detach() - old, alpha=train.proximal_mu)
+
+
+def clip_gradients(trained: Parameters, train: Train) -> None:
+    """Shorten the gradients of all trained tensors together to ``max_grad_norm``, where that is set."""
+    if train.max_grad_norm is not None:
+        torch.nn.utils.clip_grad_norm_(trained.values(), train.max_grad_norm)
 
 
 def step(optimizer: torch.optim.Optimizer, rate: float) -> None:

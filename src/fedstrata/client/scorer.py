@@ -13,7 +13,7 @@ from fedstrata.client.feature_cache import FeatureCache
 from fedstrata.client.model_pass import ModelPass
 from fedstrata.client.trainer import autocast
 from fedstrata.client.working_model import WorkingModel
-from fedstrata.data.batching import batches
+from fedstrata.data.batching import batches, token_batches
 from fedstrata.job.tables import Train
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.streams import EVALUATE, SERVER, Streams
@@ -30,7 +30,7 @@ class Scorer:
     Attributes:
         working: the model, loaded.
         task: makes batches and scores.
-        train: the job's ``[train]``: batch size, width, precision.
+        train: the job's ``[train]``: precision, and the size of batches, here twice that of training.
         streams: all randomness; the masks are the same in every round.
     """
 
@@ -54,7 +54,9 @@ class Scorer:
 
     def _score(self, examples: Examples, chosen: Index, model_pass: ModelPass) -> dict[str, float]:
         rng = self.streams.numpy(-1, SERVER, EVALUATE)
-        order = batches(examples.tokens.lengths[chosen], 2 * self.train.batch_size, None)
+        lengths, budget = examples.tokens.lengths[chosen], self.train.tokens_per_batch
+        size = 2 * self.train.batch_size
+        order = batches(lengths, size, None) if budget is None else token_batches(lengths, 2 * budget, None)
         model = self.working.model
         model.eval()
 
@@ -87,6 +89,6 @@ class FeatureCaches:
         """The cache in a folder, of the hidden states of some examples; made if it is not there."""
         if folder not in self._open:
             self._open[folder] = FeatureCache(
-                self.working.model, self.task, self.train, examples, index, folder, self.on_encoded
+                self.working, self.task, self.train, examples, index, folder, self.on_encoded
             )
         return self._open[folder]

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from fedstrata.client.answer import ClientRuntime
+from fedstrata.client.frozen_layers import check_frozen_layers
 from fedstrata.client.scorer import FeatureCaches, Scorer
 from fedstrata.client.trainer import Trainer
 from fedstrata.client.working_model import WorkingModel
@@ -153,6 +154,7 @@ def check_plans(
         done = (round + 1) * len(sampled)
         if done // PLANS_TOLD > (done - len(sampled)) // PLANS_TOLD:
             tell(Counted("plans", done, job.method.rounds * len(sampled)))
+    check_frozen_layers(job, parts, checked)
 
 
 def check_precision(job: Job, parts: Parts) -> None:

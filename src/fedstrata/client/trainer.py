@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -17,14 +17,14 @@ from fedstrata.client.optimizer import (
     Anchor,
     add_proximal,
     anchor_of,
+    clip_gradients,
     learning_rate,
     make_optimizer,
     memory_of,
     step,
 )
+from fedstrata.client.steps import Step, steps
 from fedstrata.client.working_model import Parameters, WorkingModel
-from fedstrata.cost.flops import train_flops
-from fedstrata.data.batching import batches
 from fedstrata.job.tables import Train
 from fedstrata.plan.kinds import Index, Tensors
 from fedstrata.plan.messages import Positions, Reply, Request
@@ -92,25 +92,22 @@ class Trainer:
         dropout = self._dropout(request)
         losses: list[float] = []
         work, seen = Positions(), 0
-        for span, chosen, batch in self._batches(request, examples, index):
+        for drawn, batches in self._steps(request, examples, index):
+            span = ScheduleSpan(drawn.total, drawn.epoch_steps, *request.span)
             if not losses:
                 model_pass.begin(span, trained)
-            batch = model_pass.inputs(chosen, batch).to(self.working.device)
-            model_pass.wait()
-            self.working.model.train()
-            with dropout.fork(), model_pass.local_model():
-                losses.append(self._backward(batch))
-            rate = learning_rate(self.train, span, len(losses) - 1)
-            model_pass.step(partial(self._update, anchor, optimizer, rate))
-            work += batch.work
-            seen += len(chosen)
+            losses.append(self._gradients(batches, model_pass, dropout))
+            rate = learning_rate(self.train, span, len(losses) - 1, drawn.epoch)
+            model_pass.step(partial(self._update, trained, anchor, optimizer, rate))
+            work = sum((batch.work for _, batch in batches), work)
+            seen += sum(len(chosen) for chosen, _ in batches)
             callback(len(losses), span.steps, losses[-1], seen)
             paused = time.perf_counter()
             yield
             started += time.perf_counter() - paused  # others' time
         model_pass.wait()
         parts = self.working.parts
-        flops = train_flops(parts, plan, work) + model_pass.encoder_flops(parts)
+        flops = model_pass.flops(parts, work)
         seconds = time.perf_counter() - started
         reply = _reply(request.client, len(index), losses, work, flops, seconds)
         return reply, memory_of(optimizer, trained) if self.train.optimizer_state == "persist" else {}
@@ -124,54 +121,56 @@ class Trainer:
         shared = {name for part in plan.send for name in self.working.parts.shapes[part]}
         return anchor_of((p for name, p in trained.items() if name in shared), self.train)
 
-    def _batches(
+    def _steps(
         self, request: Request, examples: Examples, index: Index
-    ) -> Iterator[tuple[ScheduleSpan, Index, Batch]]:
-        """The batches of one round and their examples, each with the round's place in the schedule."""
+    ) -> Iterator[tuple[Step, list[tuple[Index, Batch]]]]:
+        """The steps of one round, each with its batches and their examples."""
         order = self.streams.numpy(request.round, request.client, ORDER)
         draw = self.streams.numpy(request.round, request.client, BATCH)
-        epoch = -(-len(index) // self.train.batch_size)
-        for total, positions in steps(examples.tokens.lengths[index], self.train, order):
-            batch = self.task.batch(examples, index[positions], draw, self.train.width)
-            yield ScheduleSpan(total, epoch, *request.span), index[positions], batch
+        for drawn in steps(examples.tokens.lengths[index], self.train, order):
+            chosen = [index[positions] for positions in drawn.batches]
+            yield drawn, [(each, self.task.batch(examples, each, draw, self.train.width)) for each in chosen]
 
-    def _backward(self, batch: Batch) -> float:
-        """The loss of a batch; its gradients then stand at the parameters, with a cut at those above it."""
+    def _gradients(
+        self, batches: Sequence[tuple[Index, Batch]], model_pass: ModelPass, dropout: DropoutRng
+    ) -> float:
+        """The mean loss over all predictions of a step's batches; its gradients then stand at the parameters."""
+        total, loss = sum(batch.predictions for _, batch in batches), 0.0
+        for chosen, batch in batches:
+            share = batch.predictions / total if total else 1 / len(batches)
+            batch = model_pass.inputs(chosen, batch).to(self.working.device)
+            model_pass.wait()
+            self.working.model.train()
+            with dropout.fork(), model_pass.local_model():
+                loss += self._backward(batch, share)
+        return loss
+
+    def _backward(self, batch: Batch, share: float) -> float:
+        """A batch's share of a step's loss; its gradients are added at the parameters (those above a cut)."""
         with autocast(self.working.device, self.train):
-            loss = self.task.loss(self.working.model, batch)
+            loss = share * self.task.loss(self.working.model, batch)
         torch.autograd.backward(loss)
         return float(loss.detach())
 
     def _update(
-        self, anchor: Anchor, optimizer: torch.optim.Optimizer, rate: float, boundary: Boundary | None
+        self,
+        trained: Parameters,
+        anchor: Anchor,
+        optimizer: torch.optim.Optimizer,
+        rate: float,
+        boundary: Boundary | None,
     ) -> None:
         """Finish the step: backward through the client's lower layers from a boundary, then the optimizer."""
         if boundary and boundary[0].requires_grad:
             torch.autograd.backward(*boundary)
         add_proximal(anchor, self.train)
+        clip_gradients(trained, self.train)
         step(optimizer, rate)
 
 
 def _reply(client: str, examples: int, losses: list[float], work: Positions, flops: int, seconds: float) -> Reply:
     loss = float(np.mean(losses))
     return Reply(client, examples, loss=loss, steps=len(losses), work=work, flops=flops, seconds=seconds)
-
-
-def steps(lengths: Index, train: Train, order: np.random.Generator) -> Iterator[tuple[int, Index]]:
-    """One round of a client: the number of its steps, with each of them, and the positions of each batch.
-
-    Args:
-        lengths: tokens of each of the client's examples, ``[n]``.
-        train: how it trains.
-        order: shuffles the batches, epoch by epoch.
-    """
-    total = train.epochs * -(-len(lengths) // train.batch_size)
-    total = min(total, train.steps or total)
-    done = 0
-    for _ in range(train.epochs):
-        for positions in batches(lengths, train.batch_size, order, train.group_by_length)[: total - done]:
-            done += 1
-            yield total, positions
 
 
 def drain(generator: Generator[None, None, Result]) -> Result:

@@ -33,6 +33,20 @@ def encoder_flops(parts: Parts, lengths: Index) -> int:
     return _encoder(parts, range(parts.depth), work)
 
 
+def over_kept_states_flops(parts: Parts, plan: Plan, work: Positions, below: Positions) -> int:
+    """FLOPs of a plan's training where the states that enter its lowest trained layer are kept.
+
+    Args:
+        parts: the model's.
+        plan: the client's.
+        work: of the steps.
+        below: what went through the frozen layers.
+    """
+    count = plan.frozen_layers(parts)
+    above = replace(plan, layers=plan.layers[count:])
+    return train_flops(parts, above, work) + _encoder(parts, plan.layers[:count], below)
+
+
 def train_flops(parts: Parts, plan: Plan, work: Positions) -> int:
     """FLOPs of forward and backward passes of the plan's local model over ``work``."""
     plan = replace(plan, layers=plan.local(parts), server=())

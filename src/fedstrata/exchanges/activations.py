@@ -19,9 +19,10 @@ import numpy as np
 from fedstrata.client.answer import Work, evaluate_with, receive, train_with
 from fedstrata.client.feature_cache import FeatureCache
 from fedstrata.client.model_pass import ModelPass, Update
-from fedstrata.client.trainer import steps
+from fedstrata.client.steps import steps
 from fedstrata.client.working_model import Parameters, WorkingModel
 from fedstrata.cost.bytes import payload
+from fedstrata.cost.flops import train_flops
 from fedstrata.exchanges.dry import batches_of, dry_evaluate, dry_receive, dry_train
 from fedstrata.exchanges.exchange import (
     DryContext,
@@ -34,7 +35,7 @@ from fedstrata.exchanges.exchange import (
 from fedstrata.job.tables import Job
 from fedstrata.models.cut import CutLayer, SplitLink, cut_at
 from fedstrata.plan.kinds import Index, Phase, Weights
-from fedstrata.plan.messages import Reply, Request
+from fedstrata.plan.messages import Positions, Reply, Request
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.schedule import ScheduleSpan
@@ -92,9 +93,9 @@ class CutPass:
             self.finishing.result()
             self.working.set_parameters(self.trained)
 
-    def encoder_flops(self, parts: Parts) -> int:
-        """None beside the steps' own."""
-        return 0
+    def flops(self, parts: Parts, work: Positions) -> int:
+        """The client's share of the steps'."""
+        return train_flops(parts, self.plan, work)
 
 
 def pass_of(work: Work, cached: FeatureCache | None) -> ModelPass:
@@ -197,7 +198,8 @@ def cut_traffic(context: DryContext, lengths: Index) -> dict[str, Any]:
     parts = context.parts
     sizes = [
         sum(message_bytes(int(lengths[batch].sum()), len(batch), parts.hidden, context.dtype).values())
-        for _, batch in steps(lengths, train, order)
+        for step in steps(lengths, train, order)
+        for batch in step.batches
     ]
     whole = 2 * payload(parts, parts.names, context.dtype)
     return {"batch_bytes": max(sizes), "epoch_bytes": sum(sizes), "fedavg_round_bytes": whole}

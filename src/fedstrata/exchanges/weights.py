@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedstrata.client.answer import Work, evaluate_with, receive, train_with
 from fedstrata.client.feature_cache import FeatureCache
+from fedstrata.client.frozen_layers import FrozenLayersPass, KeptStates, KeptTexts
 from fedstrata.client.model_pass import ModelPass, plain_pass
 from fedstrata.exchanges.dry import dry_evaluate, dry_receive, dry_train
 from fedstrata.exchanges.exchange import Exchange, PlainHalf, fits_plan, no_notes, nothing_more
@@ -11,6 +12,12 @@ from fedstrata.exchanges.exchange import Exchange, PlainHalf, fits_plan, no_note
 
 def pass_of(work: Work, cache: FeatureCache | None) -> ModelPass:
     """The client holds the whole of its local model."""
+    train, plan, working = work.runtime.trainer.train, work.request.plan, work.runtime.working
+    if work.request.phase == "train" and train.cache_frozen_layers and plan.frozen_layers(working.parts):
+        index, width = work.data.index, working.parts.hidden
+        texts = KeptTexts(work.data.train.tokens.lengths[index], width, train)
+        kept = KeptStates(texts, width, work.data.store.folder / "frozen-layers")
+        return FrozenLayersPass(working, plan, train, index, kept)
     return plain_pass(work.runtime.working, work.request.plan, cache, work.request.first)
 
 

@@ -184,8 +184,11 @@ def _memory(job: Job, task: Task, step: Step) -> Callable[[Plan, Index], int]:
     train = job.train
 
     def memory(plan: Plan, lengths: Index) -> int:
-        rows = min(train.batch_size, len(lengths))
         width = train.max_tokens if train.padding == "max" else int(lengths.max())
+        budget = train.tokens_per_batch
+        rows = min(
+            train.batch_size if budget is None else -(-budget // width), len(lengths)
+        )  # no batch takes more
         predicted = task.head_positions(np.full(rows, width), width) if task.gathers else 0
         return step(plan, rows, width, predicted, train.precision == "bf16", train.optimizer)
 

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, SerializeAsAny, model_validator
 
 from fedstrata.errors import did_you_mean
-from fedstrata.job.base import Names, Positive, Seed, Share, Table
+from fedstrata.job.base import Names, Share, Table
 from fedstrata.job.data_tables import Clients, Data
 from fedstrata.job.task_kinds import TASK_KINDS, named
+from fedstrata.job.train_table import Train as Train  # its users know it from here
 from fedstrata.methods import METHODS
 from fedstrata.plan.kinds import Payload
 from fedstrata.plan.plan import Method
@@ -66,62 +67,6 @@ class Task(Table):
     def headline(self) -> str:
         """The metric that stands for the run in tables and plots."""
         return self.metric or next(iter(TASK_KINDS[self.kind].metrics))
-
-
-class Train(Table):
-    """``[train]``: how a client trains in a round."""
-
-    epochs: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-    steps: Positive | None = None
-    """Stop a client's round after so many steps."""
-    batch_size: Positive = 32
-    learning_rate: Annotated[float, Field(gt=0)] = 5e-5
-    lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """The learning rate is multiplied by it after every local epoch; each round starts anew."""
-    lr_schedule: Literal["constant", "polynomial"] = "constant"
-    """Over the whole run: after the warm-up the learning rate stays, or falls to 0."""
-    lr_power: Annotated[float, Field(gt=0)] = 1.0
-    """Exponent of the polynomial; 1 is a straight line."""
-    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the run over which the learning rate rises from 0."""
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    optimizer_state: Literal["reset", "persist"] = "reset"
-    """The optimizer's state is reset in every round, or persists from the client's last one."""
-    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = Field(
-        default_factory=lambda: [0.9, 0.999]
-    )
-    epsilon: Annotated[float, Field(gt=0)] = 1e-8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    """AdamW's, on everything but biases and norms."""
-    max_tokens: Annotated[int, Field(ge=8, le=1_000_000)] = 128
-    dropout: bool = True
-    """False sets every dropout of the model to 0."""
-    seed: Seed = 0
-    proximal_mu: Annotated[float, Field(ge=0)] = 0.0
-    """FedProx: adds mu/2 times the squared distance to the received weights to the loss."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Of the forward and backward pass; weights stay fp32. ``auto`` is bf16 where the processor supports it."""
-    mlm_head: Literal["masked", "full"] = "masked"
-    """Compute the MLM head at masked positions only, or everywhere as the papers do."""
-    group_by_length: bool = True
-    """Batch texts of similar length, which pads less; else batches are drawn at random."""
-    padding: Literal["batch", "max"] = "batch"
-    """Pad to the longest text of a batch, or to ``max_tokens``."""
-    feature_cache_gb: Annotated[float, Field(ge=0)] = 8.0
-    """Disk space per client, in GB, for caching a frozen encoder's hidden states; 0 turns the cache off."""
-    keep_feature_cache: bool = False
-    """Keep the cache when the run has ended."""
-
-    @property
-    def width(self) -> int | None:
-        """Tokens that every batch is padded to; None pads to the longest text of a batch."""
-        return self.max_tokens if self.padding == "max" else None
-
-    @property
-    def feature_cache_bytes(self) -> int:
-        """Bytes of disk for a client's feature cache."""
-        return int(self.feature_cache_gb * 1e9)
 
 
 class Head(Table):
@@ -243,6 +188,44 @@ class Job(Table):
         if self.method.exchange == "activations" and self.wire.dtype == "int8":
             raise ValueError(
                 "[wire] dtype: 'int8' is for weights; hidden states and gradients travel in fp32, fp16 or bf16"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _steps_fit(self) -> Self:
+        sends, train = self.method.exchange, self.train
+        if sends != "weights" and train.tokens_per_batch is not None:
+            raise ValueError(
+                "[train] tokens_per_batch: goes with methods that send weights, not with "
+                f"{method_name(self.method)!r} as set here, which sends {sends}; expected: batch_size"
+            )
+        for key, default in (("gradient_accumulation", 1), ("max_grad_norm", None)):
+            if sends == "activations" and getattr(train, key) != default:
+                raise ValueError(
+                    f"[train] {key}: goes with clients that hold the whole model; with "
+                    f"{method_name(self.method)!r} client and server each step with every batch, by their own "
+                    "gradients alone"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _frozen_layers_fit(self) -> Self:
+        if not self.train.cache_frozen_layers:
+            return self
+        if self.task.kind == "mlm":
+            raise ValueError(
+                "[train] cache_frozen_layers: goes with inputs that are the same in every epoch; 'mlm' draws new "
+                "masks each time"
+            )
+        if self.method.exchange != "weights":
+            raise ValueError(
+                f"[train] cache_frozen_layers: goes with methods that send weights, not with "
+                f"{method_name(self.method)!r} as set here, which sends {self.method.exchange}"
+            )
+        if self.head.kind in ("psum", "hsum"):
+            raise ValueError(
+                f"[train] cache_frozen_layers: [head] kind {self.head.kind!r} takes the states of four layers, "
+                "and only those that enter the lowest trained layer are kept; expected one of: cls, mean"
             )
         return self
 

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import nn
 
 from fedstrata.plan.parts import Parts
+
+
+@contextmanager
+def in_stack(
+    model: nn.Module, parts: Parts, build: Callable[[nn.ModuleList], Sequence[nn.Module]]
+) -> Iterator[None]:
+    """Inside the context, what ``build`` makes of the model's stack of layers takes its place."""
+    above, name = parts.stack.rsplit(".", 1)
+    holder = model.get_submodule(above)
+    stack = holder.get_submodule(name)
+    assert isinstance(stack, nn.ModuleList)
+    holder.register_module(name, nn.ModuleList(build(stack)))
+    try:
+        yield
+    finally:
+        holder.register_module(name, stack)
 
 
 @contextmanager
@@ -17,12 +33,5 @@ def local_depth(model: nn.Module, parts: Parts, layers: Sequence[int]) -> Iterat
     The modules themselves are reused: no weight is copied, a layer may occur twice, and training it inside trains
     the whole model's layer.
     """
-    above, name = parts.stack.rsplit(".", 1)
-    holder = model.get_submodule(above)
-    stack = holder.get_submodule(name)
-    assert isinstance(stack, nn.ModuleList)
-    holder.register_module(name, nn.ModuleList([stack[i] for i in layers]))
-    try:
+    with in_stack(model, parts, lambda stack: [stack[i] for i in layers]):
         yield
-    finally:
-        holder.register_module(name, stack)

@@ -57,6 +57,13 @@ class Plan:
         local = {None, *self.local(parts)}
         return tuple(part.name for part in parts.each if part.depth in local)
 
+    def frozen_layers(self, parts: Parts) -> int:
+        """Layers of the local model, from the bottom, below which and in which nothing is trained."""
+        if any(parts[name].kind == "embeddings" for name in self.train):
+            return 0
+        trained = set(parts.depths(self.train))
+        return next((place for place, i in enumerate(self.layers) if i in trained), len(self.layers))
+
     def check(self, parts: Parts) -> None:
         """Refuse a plan that the model cannot carry out.
 

@@ -14,7 +14,7 @@ class ScheduleSpan:
 
     Attributes:
         steps: steps of the round.
-        epoch: steps of one pass over the client's examples.
+        epoch: steps of one pass over the client's examples, the first one where they differ.
         begin: share of the run's training that is done before the round.
         end: share of it that is done after the round.
     """

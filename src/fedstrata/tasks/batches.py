@@ -55,6 +55,13 @@ class Batch:
     positions: torch.Tensor | None = None
     work: Positions = field(default_factory=Positions)
 
+    @property
+    def predictions(self) -> int:
+        """Predictions that the batch's loss is the mean of."""
+        if self.targets.ndim == 1:
+            return len(self.targets)
+        return int((self.targets != IGNORE_INDEX).sum())
+
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device."""
         inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}

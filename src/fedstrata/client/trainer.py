@@ -36,7 +36,11 @@ from fedstrata.tasks import Batch, Examples, Task
 Result = TypeVar("Result")
 
 StepCallback = Callable[[int, int, float, int], None]
-"""Called after every step with: steps done, steps of the round, the step's loss, examples seen."""
+"""Called after every step with: steps done, steps of the round, the newest loss known, examples seen."""
+
+
+LOSS_EVERY = 16
+"""Steps on a GPU between two at which the loss is read, which waits for all that is under way."""
 
 
 def autocast(device: torch.device, train: Train) -> torch.autocast:
@@ -90,7 +94,8 @@ class Trainer:
         optimizer = make_optimizer(trained, self.train, memory)
         self.working.changed(plan.train)
         dropout = self._dropout(request)
-        losses: list[float] = []
+        losses: list[torch.Tensor] = []
+        newest = 0.0
         work, seen = Positions(), 0
         for span, chosen, batch in self._batches(request, examples, index):
             if not losses:
@@ -104,7 +109,8 @@ class Trainer:
             model_pass.step(partial(self._update, anchor, optimizer, rate))
             work += batch.work
             seen += len(chosen)
-            callback(len(losses), span.steps, losses[-1], seen)
+            newest = newest_loss(losses, newest)
+            callback(len(losses), span.steps, newest, seen)
             paused = time.perf_counter()
             yield
             started += time.perf_counter() - paused  # others' time
@@ -135,12 +141,12 @@ class Trainer:
             batch = self.task.batch(examples, index[positions], draw, self.train.width)
             yield ScheduleSpan(total, epoch, *request.span), index[positions], batch
 
-    def _backward(self, batch: Batch) -> float:
+    def _backward(self, batch: Batch) -> torch.Tensor:
         """The loss of a batch; its gradients then stand at the parameters, with a cut at those above it."""
         with autocast(self.working.device, self.train):
             loss = self.task.loss(self.working.model, batch)
         torch.autograd.backward(loss)
-        return float(loss.detach())
+        return loss.detach()
 
     def _update(
         self, anchor: Anchor, optimizer: torch.optim.Optimizer, rate: float, boundary: Boundary | None
@@ -152,8 +158,17 @@ class Trainer:
         step(optimizer, rate)
 
 
-def _reply(client: str, examples: int, losses: list[float], work: Positions, flops: int, seconds: float) -> Reply:
-    loss = float(np.mean(losses))
+def newest_loss(losses: list[torch.Tensor], before: float) -> float:
+    """The last step's loss; on a GPU that of the last step at which it is read, see :data:`LOSS_EVERY`."""
+    if losses[-1].device.type != "cpu" and len(losses) % LOSS_EVERY != 1:
+        return before
+    return float(losses[-1])
+
+
+def _reply(
+    client: str, examples: int, losses: list[torch.Tensor], work: Positions, flops: int, seconds: float
+) -> Reply:
+    loss = float(np.mean(torch.stack(losses).tolist()))
     return Reply(client, examples, loss=loss, steps=len(losses), work=work, flops=flops, seconds=seconds)
 
 

@@ -96,7 +96,7 @@ def step_of(model: nn.Module, ids: torch.Tensor, seen: torch.Tensor, bf16: bool)
     with DropoutRng(4, CPU).fork(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         loss = model(input_ids=ids, attention_mask=seen, labels=ids.masked_fill(seen == 0, -100)).loss
     loss.backward()
-    return float(loss), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return float(loss.detach()), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 @pytest.fixture

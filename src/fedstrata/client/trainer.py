@@ -95,8 +95,7 @@ class Trainer:
         self.working.changed(plan.train)
         dropout = self._dropout(request)
         losses: list[torch.Tensor] = []
-        newest = 0.0
-        work, seen = Positions(), 0
+        work, seen, newest = Positions(), 0, 0.0
         for span, chosen, batch in self._batches(request, examples, index):
             if not losses:
                 model_pass.begin(span, trained)
@@ -109,8 +108,7 @@ class Trainer:
             model_pass.step(partial(self._update, anchor, optimizer, rate))
             work += batch.work
             seen += len(chosen)
-            newest = newest_loss(losses, newest)
-            callback(len(losses), span.steps, newest, seen)
+            callback(len(losses), span.steps, newest := newest_loss(losses, newest), seen)
             paused = time.perf_counter()
             yield
             started += time.perf_counter() - paused  # others' time

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedstrata.client.model_pass import WholePass
-from fedstrata.client.setup import resolve_precision
+from fedstrata.client.precision import resolve_precision
 from fedstrata.client.trainer import Trainer, drain
 from fedstrata.client.working_model import WorkingModel
 from fedstrata.cost.flops import train_flops

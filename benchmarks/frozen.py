@@ -26,7 +26,7 @@ from rich.table import Table
 
 from fedstrata.client.feature_cache import FeatureCache
 from fedstrata.client.model_pass import plain_pass
-from fedstrata.client.setup import resolve_precision
+from fedstrata.client.precision import resolve_precision
 from fedstrata.client.trainer import Trainer, drain
 from fedstrata.client.working_model import WorkingModel
 from fedstrata.data.tokens import Tokens

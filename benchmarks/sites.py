@@ -544,8 +544,8 @@ class Party:
         import transformers
 
         from fedstrata.client.answer import ClientRuntime
+        from fedstrata.client.precision import resolve_precision
         from fedstrata.client.scorer import FeatureCaches, Scorer
-        from fedstrata.client.setup import resolve_precision
         from fedstrata.client.trainer import Trainer
         from fedstrata.client.working_model import WorkingModel
         from fedstrata.data.tokens import Tokens

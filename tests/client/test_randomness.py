@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedstrata.client.dropout import DropoutRng
 from fedstrata.client.model_pass import WholePass
 from fedstrata.data.batching import batches
 from fedstrata.models.cut import through
@@ -78,16 +79,15 @@ def test_a_score_draws_the_same_masks_every_time_and_no_dropout() -> None:
 
 
 def test_dropout_comes_from_the_stream_of_round_and_client() -> None:
-    """One step's loss against the model called by hand with torch's generator at that stream's seed."""
+    """One step's loss against the model called by hand, with dropout from that stream."""
     task = Classify(0, ("eye", "heart", "kidney"))
     losses = set()
     for round, client in PLACES:
         model = tiny_model(head="classify", num_labels=3)
         batch = task.batch(sentences(), ALONE, np.random.default_rng(0), None)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(Streams(0).integer(round, client, "dropout"))
-            expected = task.loss(model.train(), batch).item()
         runtime = make_runtime(model, task, batch_size=1)
+        with DropoutRng(Streams(0).integer(round, client, "dropout"), torch.device("cpu")).fork():
+            expected = task.loss(model.train(), batch).item()
         reply = train_round(runtime, Plan((0, 1, 2), ("head",)), ALONE, client, round=round)
         assert reply.loss == expected
         losses.add(reply.loss)
@@ -107,8 +107,7 @@ def test_dropout_in_the_servers_layers_comes_from_a_stream_of_its_own(tmp_path: 
     for round, client in PLACES:
         with layers.connect(train_request(plan, round, client)) as session:
             out = session.forward({"activations": states, "lengths": lengths})["activations"]
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(Streams(0).integer(round, client, "dropout of the server"))
+        with DropoutRng(Streams(0).integer(round, client, "dropout of the server"), torch.device("cpu")).fork():
             stack = [layer.train() for layer in working.model.bert.encoder.layer]
             expected = through(working.model.config, stack, states[None], torch.ones(1, 5, dtype=torch.long))
         assert torch.equal(out, expected[0].detach())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,12 @@ from torch import nn
 
 from fedstrata.client import trainer as client
 from fedstrata.client.answer import ClientRuntime
+from fedstrata.client.dropout import DropoutRng
 from fedstrata.client.trainer import drain
 from fedstrata.errors import UserError
 from fedstrata.exchanges.activations import CutPass
 from fedstrata.models.cut import CutLayer, check_cut
+from fedstrata.models.dropout import drawing
 from fedstrata.models.families import SPLITTABLE
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.plan import Plan
@@ -179,20 +181,12 @@ def test_a_split_round_is_plain_pytorch(tmp_path: Path) -> None:
 
 
 @contextmanager
-def other_dice(model: Any, client: torch.Tensor, server: torch.Tensor) -> Iterator[None]:
-    """Inside, dropout between the first layer and the last draws from another stream than the rest."""
-    states = {"client": client, "server": server}
-
-    def change(to: str, of: str) -> Any:
-        def hook(*_: Any) -> None:
-            states[of] = torch.get_rng_state()
-            torch.set_rng_state(states[to])
-
-        return hook
-
+def other_dice(model: Any, server: DropoutRng) -> Iterator[None]:
+    """Inside, dropout from the first layer to the last draws from another stream than the rest."""
+    inside = ExitStack()
     stack = model.bert.encoder.layer
-    before = stack[0].register_forward_pre_hook(change("server", "client"))
-    after = stack[-1].register_forward_hook(change("client", "server"))
+    before = stack[0].register_forward_pre_hook(lambda *_: inside.enter_context(drawing(server.words)) and None)
+    after = stack[-1].register_forward_hook(lambda *_: inside.close())
     yield
     before.remove()
     after.remove()
@@ -200,11 +194,8 @@ def other_dice(model: Any, client: torch.Tensor, server: torch.Tensor) -> Iterat
 
 def test_with_dropout_and_the_same_streams_too(tmp_path: Path) -> None:
     whole, runtime = made("bert", "mlm", dropout=True), made("bert", "mlm", dropout=True)
-    streams = [
-        torch.Generator().manual_seed(runtime.trainer.streams.integer(0, "a", use)).get_state()
-        for use in ("dropout", "dropout of the server")
-    ]
-    with other_dice(whole.working.model, *streams):
+    seed = runtime.trainer.streams.integer(0, "a", "dropout of the server")
+    with other_dice(whole.working.model, DropoutRng(seed, torch.device("cpu"))):
         expected = train_whole(whole)
     loss, weights, _ = train_split(runtime, split(runtime), tmp_path)
     assert loss == expected[0]

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
+
+from fedstrata.models.dropout import drawing
 
 
 class DropoutRng:
-    """Torch's own generators, in a stream that goes on from one :meth:`fork` to the next.
+    """A stream of random bits for dropout that goes on from one :meth:`fork` to the next.
 
-    Dropout draws from generators that are global; inside they are this stream's, outside as if it never was.
+    On a CPU dropout and attention draw from numpy's SFC64. Whatever else draws, a GPU or a model with functions
+    of its own, does so from torch's global generators: inside they are this stream's, outside as if it never was.
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self.seed = seed
+        self.bits = np.random.SFC64(seed)
         self.cuda = [device] if device.type == "cuda" else []
         self.state: list[torch.Tensor] = []
+
+    def words(self, shape: Sequence[int]) -> torch.Tensor:
+        """16 random bits for each element of ``shape``, as int16."""
+        count = math.prod(shape)
+        raw = self.bits.random_raw(-(-count // 4)).astype("<u8", copy=False)
+        return torch.from_numpy(raw.view("<i2")[:count].reshape(tuple(shape)))
 
     @contextmanager
     def fork(self) -> Iterator[None]:
         """Draw from the stream."""
-        with torch.random.fork_rng(self.cuda):
+        with torch.random.fork_rng(self.cuda), drawing(self.words):
             if self.state:
                 torch.set_rng_state(self.state[0])
                 for device, state in zip(self.cuda, self.state[1:], strict=True):

@@ -10,6 +10,7 @@ import torch
 
 from fedstrata.client.answer import ClientRuntime
 from fedstrata.client.frozen_layers import check_frozen_layers
+from fedstrata.client.precision import batch_tokens, resolve_precision
 from fedstrata.client.scorer import FeatureCaches, Scorer
 from fedstrata.client.trainer import Trainer
 from fedstrata.client.working_model import WorkingModel
@@ -19,6 +20,7 @@ from fedstrata.errors import UserError, did_you_mean
 from fedstrata.events import Counted, Event
 from fedstrata.job.tables import Job
 from fedstrata.models import checkpoints, scratch
+from fedstrata.models.configs import config_of
 from fedstrata.models.cut import check_cut
 from fedstrata.models.families import FP32_ALONE
 from fedstrata.models.heads import HeadConfig
@@ -170,8 +172,35 @@ def check_precision(job: Job, parts: Parts) -> None:
         )
 
 
-def resolve_auto(job: Job) -> Job:
-    """Every "auto" replaced by what it is on this machine.
+def resolve_jobs(jobs: Sequence[Job], base_dir: Path | None) -> list[Job]:
+    """Every "auto" of a job's stages replaced by what it is on this machine.
+
+    Args:
+        jobs: the stages' jobs, in order.
+        base_dir: folder in which relative paths are looked up after the working directory.
+
+    Raises:
+        UserError: the device is not there.
+    """
+    widths: dict[str, int | None] = {}
+    for job in jobs:
+        widths[job.stage] = _width(job, base_dir) if job.model else widths[job.start]
+    return [resolve_auto(job, widths[job.stage]) for job in jobs]
+
+
+def resolve_auto(job: Job, width: int | None = None) -> Job:
+    """Every "auto" replaced by what it is on this machine, for a model of a width; None is a wide one.
+
+    Raises:
+        UserError: the device is not there.
+    """
+    job = resolve_device(job)
+    precision = resolve_precision(job.train.precision, job.train.device, width, batch_tokens(job))
+    return job.model_copy(update={"train": job.train.model_copy(update={"precision": precision})})
+
+
+def resolve_device(job: Job) -> Job:
+    """The device "auto" replaced by what it is on this machine.
 
     Raises:
         UserError: the device is not there.
@@ -181,9 +210,18 @@ def resolve_auto(job: Job) -> Job:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("[train] device: 'cuda' is not available here; expected one of: auto, cpu")
-    precision = resolve_precision(job.train.precision, device)
-    train = job.train.model_copy(update={"device": device, "precision": precision})
-    return job.model_copy(update={"train": train})
+    return job.model_copy(update={"train": job.train.model_copy(update={"device": device})})
+
+
+def _width(job: Job, base_dir: Path | None) -> int | None:
+    """H of the model that a job names; None where there is none, which is said when it is loaded."""
+    assert job.model is not None
+    try:
+        if job.model.config is not None:
+            return int(scratch.new_config(job.model.config).hidden_size)
+        return int(config_of(model_path(job, base_dir)).hidden_size)
+    except UserError:
+        return None
 
 
 def model_path(job: Job, base_dir: Path | None) -> str:
@@ -229,18 +267,6 @@ def _found(name: str, key: str, base_dir: Path | None) -> str:
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"[model] {key}: there is no folder {' nor '.join(map(str, dict.fromkeys(folders)))}")
     return name
-
-
-def resolve_precision(precision: str, device: str) -> str:
-    """For ``auto``: ``bf16`` where the processor multiplies bf16 matrices itself, else ``fp32``."""
-    if precision != "auto":
-        return precision
-    if device == "cuda":
-        capable = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        found = torch.cpu.get_capabilities()
-        capable = any(found.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16"))
-    return "bf16" if capable else "fp32"
 
 
 def _fit(job: Job, longest: int) -> Job:

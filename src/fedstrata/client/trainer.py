@@ -36,7 +36,11 @@ from fedstrata.tasks import Batch, Examples, Task
 Result = TypeVar("Result")
 
 StepCallback = Callable[[int, int, float, int], None]
-"""Called after every step with: steps done, steps of the round, the step's loss, examples seen."""
+"""Called after every step with: steps done, steps of the round, the newest loss known, examples seen."""
+
+
+LOSS_EVERY = 16
+"""Steps on a GPU between two at which the loss is read, which waits for all that is under way."""
 
 
 def autocast(device: torch.device, train: Train) -> torch.autocast:
@@ -90,8 +94,8 @@ class Trainer:
         optimizer = make_optimizer(trained, self.train, memory)
         self.working.changed(plan.train)
         dropout = self._dropout(request)
-        losses: list[float] = []
-        work, seen = Positions(), 0
+        losses: list[torch.Tensor] = []
+        work, seen, newest = Positions(), 0, 0.0
         for drawn, batches in self._steps(request, examples, index):
             span = ScheduleSpan(drawn.total, drawn.epoch_steps, *request.span)
             if not losses:
@@ -101,7 +105,7 @@ class Trainer:
             model_pass.step(partial(self._update, trained, anchor, optimizer, rate))
             work = sum((batch.work for _, batch in batches), work)
             seen += sum(len(chosen) for chosen, _ in batches)
-            callback(len(losses), span.steps, losses[-1], seen)
+            callback(len(losses), span.steps, newest := newest_loss(losses, newest), seen)
             paused = time.perf_counter()
             yield
             started += time.perf_counter() - paused  # others' time
@@ -133,24 +137,24 @@ class Trainer:
 
     def _gradients(
         self, batches: Sequence[tuple[Index, Batch]], model_pass: ModelPass, dropout: DropoutRng
-    ) -> float:
+    ) -> torch.Tensor:
         """The mean loss over all predictions of a step's batches; its gradients then stand at the parameters."""
-        total, loss = sum(batch.predictions for _, batch in batches), 0.0
+        total, losses = sum(batch.predictions for _, batch in batches), []
         for chosen, batch in batches:
             share = batch.predictions / total if total else 1 / len(batches)
             batch = model_pass.inputs(chosen, batch).to(self.working.device)
             model_pass.wait()
             self.working.model.train()
             with dropout.fork(), model_pass.local_model():
-                loss += self._backward(batch, share)
-        return loss
+                losses.append(self._backward(batch, share))
+        return torch.stack(losses).sum()
 
-    def _backward(self, batch: Batch, share: float) -> float:
+    def _backward(self, batch: Batch, share: float) -> torch.Tensor:
         """A batch's share of a step's loss; its gradients are added at the parameters (those above a cut)."""
         with autocast(self.working.device, self.train):
             loss = share * self.task.loss(self.working.model, batch)
         torch.autograd.backward(loss)
-        return float(loss.detach())
+        return loss.detach()
 
     def _update(
         self,
@@ -168,8 +172,17 @@ class Trainer:
         step(optimizer, rate)
 
 
-def _reply(client: str, examples: int, losses: list[float], work: Positions, flops: int, seconds: float) -> Reply:
-    loss = float(np.mean(losses))
+def newest_loss(losses: list[torch.Tensor], before: float) -> float:
+    """The last step's loss; on a GPU that of the last step at which it is read, see :data:`LOSS_EVERY`."""
+    if losses[-1].device.type != "cpu" and len(losses) % LOSS_EVERY != 1:
+        return before
+    return float(losses[-1])
+
+
+def _reply(
+    client: str, examples: int, losses: list[torch.Tensor], work: Positions, flops: int, seconds: float
+) -> Reply:
+    loss = float(np.mean(torch.stack(losses).tolist()))
     return Reply(client, examples, loss=loss, steps=len(losses), work=work, flops=flops, seconds=seconds)
 
 

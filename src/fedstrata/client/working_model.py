@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from fedstrata.models.attention import place_attention
+from fedstrata.models.dropout import place_dropout
 from fedstrata.models.families import FAMILIES
 from fedstrata.models.parts import LINEAR, part_tensors
 from fedstrata.plan.messages import Tagged
@@ -30,6 +32,8 @@ class WorkingModel:
 
     def __init__(self, model: Any, parts: Parts, device: str = "cpu", bf16: bool = False) -> None:
         self.model = model.to(device)
+        place_dropout(model)
+        place_attention(model)
         self.parts = parts
         self.bf16 = bf16 and parts.architecture in FAMILIES
         self._tags: dict[str, object] = {}

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedstrata.client.setup import head_of, model_path, resolve_auto, write_outline
+from fedstrata.client.setup import head_of, model_path, resolve_jobs, write_outline
 from fedstrata.cost import papers
 from fedstrata.cost.bytes import payload
 from fedstrata.data.prepare import NO_DATA, prepare
@@ -37,7 +37,7 @@ def forecast(
     costs: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as outlines:
         for pairs in variants:
-            jobs = [resolve_auto(job) for job in load(source, pairs, options.components.method)]
+            jobs = resolve_jobs(load(source, pairs, options.components.method), base_dir)
             for job in jobs:
                 check_names(job)
             start: dict[str, str] = {}

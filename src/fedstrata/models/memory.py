@@ -10,7 +10,9 @@ import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
+from fedstrata.models.attention import place_attention
 from fedstrata.models.depth import local_depth
+from fedstrata.models.dropout import drawing, place_dropout
 from fedstrata.models.masked_head import head_at
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.parts import Parts
@@ -80,12 +82,15 @@ def saved_bytes(
             saved[storage._cdata] = storage
         return tensor
 
+    place_dropout(model)
+    place_attention(model)
     model.train()
     first = next(model.parameters())
     with (
         first.fake_mode if isinstance(first, torch._subclasses.FakeTensor) else torch.enable_grad(),
         local_depth(model, parts, plan.local(parts)),
         torch.random.fork_rng(devices=[]),
+        drawing(lambda shape: torch.zeros(tuple(shape), dtype=torch.int16)),
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         torch.autocast(device, torch.bfloat16, enabled=bf16),
     ):

@@ -65,6 +65,15 @@ def same_job(job: Job, folder: Path, components: Mapping[str, str] = NONE) -> li
     return changes(job, folder, components)
 
 
+def with_recorded_precision(job: Job, folder: Path) -> Job:
+    """A job whose precision is "auto" with the one that this folder's run began with, on whatever machine."""
+    path = folder / "job.toml"
+    if job.train.precision != "auto" or not path.exists():
+        return job
+    recorded = read_toml(path).get("train", {}).get("precision", "auto")
+    return job.model_copy(update={"train": job.train.model_copy(update={"precision": recorded})})
+
+
 def changes(job: Job, folder: Path, components: Mapping[str, str] = NONE) -> list[Change]:
     """See :func:`same_job`; nothing is written, and a folder without a ``job.toml`` differs in nothing."""
     path = folder / "job.toml"

@@ -14,7 +14,7 @@ from fedstrata.client.setup import (
     init_seed,
     make_ready,
     model_path,
-    resolve_auto,
+    resolve_jobs,
     write_outline,
 )
 from fedstrata.data.fingerprint import fingerprints
@@ -30,7 +30,16 @@ from fedstrata.runs.folder import status_on_disk
 from fedstrata.runs.models import check_start, save_client_models
 from fedstrata.runs.notes import check_names, check_permission
 from fedstrata.runs.result import Result, combine_stages, read_result, write_result
-from fedstrata.runs.resume import RATES, Change, changes, check_more_rounds, record_changes, same_job, same_rows
+from fedstrata.runs.resume import (
+    RATES,
+    Change,
+    changes,
+    check_more_rounds,
+    record_changes,
+    same_job,
+    same_rows,
+    with_recorded_precision,
+)
 from fedstrata.runs.train import ReadyStage, Stage, Tell, start_weights, train_stage
 from fedstrata.server import state
 from fedstrata.sites.federation import check_sites, federation, names_of, settle_sites
@@ -54,13 +63,14 @@ def run_stages(
         tell: receives events.
         components: objects of the caller's own.
     """
-    jobs = [settle_sites(resolve_auto(job)) for job in jobs]
+    folder = Path(jobs[0].output.dir)
+    places = [folder / "stages" / job.stage if len(jobs) > 1 else folder for job in jobs]
+    jobs = [with_recorded_precision(job, place) for job, place in zip(jobs, places, strict=True)]
+    jobs = [settle_sites(job) for job in resolve_jobs(jobs, base_dir)]
     for job in jobs:
         check_names(job)
         if not job.between_sites:
             check_permission(job)
-    folder = Path(jobs[0].output.dir)
-    places = [folder / "stages" / job.stage if len(jobs) > 1 else folder for job in jobs]
     results: dict[str, Result] = {}
     with tempfile.TemporaryDirectory() as outlines:
         starts = [

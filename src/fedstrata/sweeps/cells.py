@@ -226,10 +226,10 @@ def _draft(
 
 
 def _cell(draft: _Draft) -> Cell:
-    from fedstrata.client.setup import resolve_auto  # torch, which a mistyped key need not wait for
+    from fedstrata.client.setup import resolve_device  # torch, which a mistyped key need not wait for
 
     with _named(draft.row):
-        jobs = [resolve_auto(job) for job in draft.jobs]
+        jobs = [resolve_device(job) for job in draft.jobs]
     target = jobs[-1].output.target
     return Cell(draft.row, draft.base, draft.seed, draft.pairs, draft.folder, target, _digests(jobs))
 

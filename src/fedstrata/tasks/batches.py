@@ -46,13 +46,14 @@ class Batch:
         inputs: ``input_ids``, ``attention_mask`` and for pairs ``token_type_ids``, each ``[B, S]``.
         targets: class of each prediction, ``[n]``: of each example, or of each predicted token; for ``tag``
             ``[B, S]``; for ``regress`` the number of each example.
-        positions: where the head predicts a token, bool ``[B, S]``; None for one prediction per example.
+        positions: where the head predicts a token, bool ``[B, S]``, or the indices of these places, which are what
+            a GPU takes without waiting; None for one prediction per example.
         work: positions computed with, for the FLOP count.
     """
 
     inputs: dict[str, torch.Tensor]
     targets: torch.Tensor
-    positions: torch.Tensor | None = None
+    positions: torch.Tensor | tuple[torch.Tensor, ...] | None = None
     work: Positions = field(default_factory=Positions)
 
     @property
@@ -63,10 +64,21 @@ class Batch:
         return int((self.targets != IGNORE_INDEX).sum())
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on another device."""
-        inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
-        positions = None if self.positions is None else self.positions.to(device)
-        return Batch(inputs, self.targets.to(device), positions, self.work)
+        """The same batch on another device; copies to a GPU go on beside what it computes."""
+        if device.type == "cpu":
+            return self
+        inputs = {name: _copied(tensor, device) for name, tensor in self.inputs.items()}
+        positions = self.positions
+        if isinstance(positions, torch.Tensor):
+            positions = positions.nonzero(as_tuple=True)
+        if positions is not None:
+            positions = tuple(_copied(index, device) for index in positions)
+        return Batch(inputs, _copied(self.targets, device), positions, self.work)
+
+
+def _copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    pinned = tensor.pin_memory() if device.type == "cuda" else tensor
+    return pinned.to(device, non_blocking=True)
 
 
 def pad(sequences: Sequence[npt.NDArray[np.integer[Any]]], value: int, width: int | None = None) -> torch.Tensor:

@@ -37,14 +37,15 @@ def checksum_of(path: Path, size: int | None = None) -> str | None:
     return None if left else hashed.hexdigest()
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file atomically: whole and on the disk before it has its name."""
+def write_bytes(path: Path, content: bytes, flushed: bool = True) -> None:
+    """Write a file atomically: whole, and if ``flushed`` on the disk, before it has its name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     with part.open("wb") as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+        if flushed:
+            file.flush()
+            os.fsync(file.fileno())
     os.replace(part, path)
 
 
@@ -84,8 +85,8 @@ def append_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
 
 
 def flush(path: Path) -> None:
-    """Wait until what was added to a file is on the disk."""
-    with path.open("rb") as file:
+    """Wait until a file, or what was added to it, is on the disk; one that is not there any more needs nothing."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
         os.fsync(file.fileno())
 
 

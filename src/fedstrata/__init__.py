@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from fedstrata.runs.result import Result
 
 # Before the first import of the libraries that read them. OMP threads that wait for each other sleep instead of
-# spinning: with another process on the same cores a training step is then up to ten times as fast. Large tensors of
-# torch stand in huge pages where the system has them: a fresh one costs half the time (docs/decisions/engine.md).
+# spinning: with another process on the same cores a training step is then up to ten times as fast. Large tensors
+# stand in huge pages where the system has them: a fresh one costs half the time (docs/decisions/engine.md).
 for _name, _value in {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "DO_NOT_TRACK": "1",

@@ -47,8 +47,7 @@ class WeightedMean:
             if first:
                 self.sums[name] = torch.empty(tensor.shape, dtype=torch.float64)
             wide = torch.empty(min(CHUNK, tensor.numel()), dtype=torch.float64)
-            sums, new = self.sums[name].view(-1).split(CHUNK), tensor.reshape(-1).split(CHUNK)
-            for total, piece in zip(sums, new, strict=True):
+            for total, piece in zip(_pieces(self.sums[name]), _pieces(tensor), strict=True):
                 if first:
                     total.zero_()
                 total.add_(wide[: len(piece)].copy_(piece), alpha=weight)
@@ -62,9 +61,14 @@ class WeightedMean:
 def _divided(total: torch.Tensor, weight: int) -> torch.Tensor:
     """``total / weight`` in fp32."""
     mean = torch.empty(total.shape)
-    for old, new in zip(total.view(-1).split(CHUNK), mean.view(-1).split(CHUNK), strict=True):
+    for old, new in zip(_pieces(total), _pieces(mean), strict=True):
         new.copy_(old / weight)
     return mean
+
+
+def _pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Views of a tensor's elements, ``CHUNK`` at a time."""
+    return torch.split(tensor.reshape(-1), CHUNK)
 
 
 MakeAggregate = Callable[[], Aggregate]

@@ -89,8 +89,8 @@ class CommitWriter:
             self.pending.result()
         except OSError as error:
             raise UserError(
-                f"{self.folder}: the state of its run cannot be written ({error.strerror or error}); --resume goes on "
-                "from the last round that was"
+                f"{self.folder}: the state of its run cannot be written ({error.strerror or error}); --resume "
+                "goes on from the last round that was"
             ) from None
         self.pending = None
 

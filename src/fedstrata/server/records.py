@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, Protocol
 
 import xxhash
 
-from fedstrata.wire.files import append_bytes, checksum_of, encode_lines, read_lines
+from fedstrata.wire.files import append_bytes, checksum_of, decode_lines, encode_lines, read_lines
 
 Line = Mapping[str, Any]
 Mark = tuple[int, str]
@@ -71,7 +70,7 @@ class FileRecords:
         if name not in marks:
             return []
         with self.path(name).open("rb") as file:
-            return [json.loads(line) for line in file.read(marks[name][0]).splitlines()]
+            return decode_lines(file.read(marks[name][0]))
 
     def cut(self, marks: Mapping[str, Mark], names: Sequence[str]) -> None:
         """Cut the files of these names back to where they were marked, and go on from there."""

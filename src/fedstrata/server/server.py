@@ -79,7 +79,7 @@ class Server:
         self._holds(client, self._start)
 
     def take_moved(self) -> dict[str, Versions]:
-        """The clients that have been sent something, or forgotten, since this was last asked, and what they hold."""
+        """What those clients hold that have been sent something, or forgotten, since this was last asked."""
         moved = {client: self.client_versions[client] for client in self._moved_clients}
         self._moved_clients.clear()
         self._alike.clear()

@@ -290,7 +290,7 @@ def not_finite(tensors: Mapping[str, torch.Tensor]) -> str:
 def all_finite(tensor: torch.Tensor) -> bool:
     """Whether no value is infinite or NaN, as far as there are values; no copy.
 
-    What is not finite makes the sum so too; where the sum has only outgrown its type, the values themselves decide.
+    What is not finite makes the sum so too; where the sum alone has outgrown its type, the values decide.
     """
     if tensor.is_meta or not (tensor.is_floating_point() and tensor.numel()):
         return True

@@ -21,8 +21,14 @@ if TYPE_CHECKING:
     from fedstrata.runs.result import Result
 
 # Before the first import of the libraries that read them. OMP threads that wait for each other sleep instead of
-# spinning: with another process on the same cores a training step is then up to ten times as fast.
-for _name, _value in (("HF_HUB_DISABLE_TELEMETRY", "1"), ("DO_NOT_TRACK", "1"), ("OMP_WAIT_POLICY", "PASSIVE")):
+# spinning: with another process on the same cores a training step is then up to ten times as fast. Large tensors
+# stand in huge pages where the system has them: a fresh one costs half the time (docs/decisions/engine.md).
+for _name, _value in {
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "THP_MEM_ALLOC_ENABLE": "1",
+}.items():
     os.environ.setdefault(_name, _value)
 
 __all__ = ["Job", "Method", "Plan", "Result", "UserError", "forecast", "report", "run", "sweep"]

@@ -254,3 +254,13 @@ def test_texts_are_joined_whole_however_long(monkeypatch: pytest.MonkeyPatch) ->
     text = " ".join(["the heart"] * 50)
     assert len(tokenize([text], made, 8, "pack")) == 1
     assert len(tokenize([text], made, 8, "pack")[0]) == 100
+
+
+def test_examples_of_rows_are_those_that_a_search_of_all_rows_finds() -> None:
+    """Rows without examples, with several, and in any order, as packed blocks have them."""
+    rng = np.random.default_rng(0)
+    for rows in (np.sort(rng.integers(0, 40, 60)), rng.integers(0, 40, 60), np.empty(0, np.int64)):
+        made = Tokens(np.empty(0, np.int32), np.zeros(len(rows) + 1, np.int64), rows)
+        for _ in range(20):
+            own = rng.permutation(50)[: rng.integers(0, 50)]
+            assert made.of_rows(own).tolist() == np.flatnonzero(np.isin(rows, own)).tolist()

@@ -281,10 +281,10 @@ def test_numbers_of_a_job_are_finite(job: Jobs, key: str) -> None:
 
 
 def test_records_are_on_the_disk_before_they_are_committed(job: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedstrata.server import records, state
+    from fedstrata.server import state
 
     calls: list[str] = []
-    monkeypatch.setattr(records, "flush", lambda path: calls.append(path.name))
+    monkeypatch.setattr(state, "flush", lambda path: calls.append(path.name))
     written = state.write_sealed
     monkeypatch.setattr(state, "write_sealed", lambda path, table: (calls.append(path.name), written(path, table)))
     fedstrata.run(job("fedavg", method={"rounds": 1}))

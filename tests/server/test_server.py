@@ -188,3 +188,22 @@ def test_selection_is_a_share_in_canonical_order_and_differs_between_rounds() ->
     assert len(sample_clients(names, 0.01, 0, Streams(0))) == 1
     assert sample_clients(names, 0.3, 4, Streams(0)) == rounds[4]
     assert len(sample_clients(names, 0.25, 0, Streams(0))) == 3, "2.5 is rounded up"
+
+
+def test_a_commit_hears_of_the_clients_that_moved_alone_and_what_they_hold_is_held_once() -> None:
+    made = server()
+    for client in "abc":
+        made.request(0, client, LAYER)
+    assert made.take_moved().keys() == {"a", "b", "c"}
+    made.accumulate(LAYER, answer(made, LAYER, "a", 1.0), {})
+    made.merge()
+    made.request(1, "b", LAYER)
+    made.request(1, "c", LAYER)
+    moved = made.take_moved()
+    assert moved.keys() == {"b", "c"}
+    assert moved["b"] is moved["c"]
+    assert dict(zip(made.parts.names, moved["b"], strict=True))["layer.1"] == 1
+    made.request(1, "c", LAYER)
+    assert made.take_moved() == {}, "it has everything"
+    made.forget("c")
+    assert set(made.take_moved()["c"]) == {0}

@@ -319,3 +319,14 @@ def test_a_codec_is_one_class_and_one_entry(monkeypatch: pytest.MonkeyPatch) -> 
     assert make_codec("int4").name == "int8"
     with pytest.raises(UserError, match=r"\[wire\] dtype: 'int5' .*int4"):
         make_codec("int5")
+
+
+@pytest.mark.parametrize("bad", [float("inf"), -float("inf"), float("nan")])
+def test_what_is_not_finite_is_found_and_large_values_are_not_mistaken_for_it(bad: float) -> None:
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        tensor = torch.full((1000,), torch.finfo(dtype).max, dtype=dtype)
+        assert all_finite(tensor), "though its sum is not"
+        tensor[700] = bad
+        assert not all_finite(tensor)
+        tensor[3] = -tensor[700]
+        assert not all_finite(tensor), "infinities that cancel"

@@ -98,11 +98,12 @@ def test_a_round_that_is_run_again_starts_from_the_same_tensors(tmp_path: Path) 
     assert number(store.load(5)) == 40
 
 
-def test_only_three_rounds_are_held(tmp_path: Path) -> None:
+def test_only_four_rounds_are_held(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for round in range(12):
         store.save(round, value(round))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "round-000008.safetensors",
         "round-000009.safetensors",
         "round-000010.safetensors",
         "round-000011.safetensors",

@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,7 +57,17 @@ class Tokens:
 
     def of_rows(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The examples that come from the given rows, ascending."""
-        return np.flatnonzero(np.isin(self.rows, rows))
+        order, starts = self._by_row
+        known = rows[rows < len(starts) - 1]
+        first, count = starts[known], starts[known + 1] - starts[known]
+        places = np.repeat(first - np.cumsum(count) + count, count) + np.arange(count.sum())
+        return np.unique(order[places])
+
+    @cached_property
+    def _by_row(self) -> tuple[Index, Index]:
+        """All examples in the order of their rows, and where those of each row begin among them."""
+        order = np.argsort(self.rows, kind="stable")
+        return order, np.searchsorted(self.rows[order], np.arange(self.rows.max(initial=-1) + 2))
 
 
 def cache_folder() -> Path:

@@ -17,7 +17,7 @@ from fedstrata.errors import UserError
 from fedstrata.reports import plots
 from fedstrata.reports.runs import Run
 from fedstrata.reports.summary import summary
-from fedstrata.reports.tables import NOTE, client_rows, figure, result_rows, score_figure
+from fedstrata.reports.tables import NOTE, client_rows, figure, result_rows, score_figure, shown_rows
 
 
 def write_page(runs: Sequence[Run], path: Path) -> Path:
@@ -82,20 +82,22 @@ def _comparison(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _run(run: Run, row: dict[str, Any]) -> dict[str, Any]:
-    stages = [
-        {
-            "name": stage.name if run.stages else "",
-            "summary": summary(stage),
-            "pictures": shown(plots.run_pictures(stage)),
-            "clients": client_rows(stage),
-            "headline": stage.result["headline"],
-            "scored": any(row["score"] is not None for row in client_rows(stage)),
-            "job": _job(stage.job),
-        }
-        for stage in run.stage_runs
-    ]
+    stages = [{**_stage(stage), "name": stage.name if run.stages else ""} for stage in run.stage_runs]
     message = run.result["message"] or ""
     return {"row": row, "message": message, "summary": summary(run) if run.stages else "", "stages": stages}
+
+
+def _stage(stage: Run) -> dict[str, Any]:
+    rows, others = shown_rows(stage, client_rows(stage))
+    return {
+        "summary": summary(stage),
+        "pictures": shown(plots.run_pictures(stage)),
+        "clients": rows,
+        "others": others,
+        "headline": stage.result["headline"],
+        "scored": any(row["score"] is not None for row in rows),
+        "job": _job(stage.job),
+    }
 
 
 def _job(job: dict[str, Any]) -> str:

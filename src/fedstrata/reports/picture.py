@@ -16,6 +16,10 @@ from matplotlib.ticker import MaxNLocator
 
 P = ParamSpec("P")
 
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's palette without yellow: told apart by all kinds of color vision."""
+NAME_LENGTH = 24
+
 STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fedstrata",
@@ -63,3 +67,10 @@ def small() -> tuple[Figure, Axes]:
 def whole_numbers(axes: Axes) -> None:
     """Rounds are whole: no tick between two of them."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def short_name(name: str) -> str:
+    """A name as a plot shows it: on one line, of bounded length, and never taken for a hidden one ("_x")."""
+    line = " ".join(name.split())
+    cut = line if len(line) <= NAME_LENGTH else line[: NAME_LENGTH - 1] + "…"
+    return f" {cut}" if cut.startswith("_") else cut

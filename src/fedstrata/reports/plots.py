@@ -19,14 +19,13 @@ from matplotlib.patches import Patch
 
 from fedstrata.errors import plural
 from fedstrata.plan.kinds import LOWER_IS_BETTER
+from fedstrata.reports.partition_plot import grouped_words, partition_plot
 from fedstrata.reports.parts import STACKED, PartRecord
-from fedstrata.reports.picture import picture, small, whole_numbers
+from fedstrata.reports.picture import COLORS, picture, short_name, small, whole_numbers
 from fedstrata.reports.runs import Run, curve, model_parts, parts
-from fedstrata.reports.tables import MB, TERA, result_rows
+from fedstrata.reports.tables import MB, TERA, by_client, result_rows
 from fedstrata.reports.tables import figure as amount
 
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's palette without yellow: told apart by all kinds of color vision."""
 MARKS = ("o", "s", "^", "D", "v", "P")
 DASHES = ("-", "--", ":", "-.")
 AXES = {
@@ -54,16 +53,15 @@ STATES = (
 """Of a part at a client in a round: its color and its name."""
 CURVES = "cumulative communication, and against the work done"
 ROUNDS_SHOWN = 100
-NAMES_SHOWN = 60
-NAME_LENGTH = 24
-CHARACTERS_ACROSS = 120
+LINES_SHOWN = 60
+"""Of more clients the losses of so many are drawn, at equal distances in their order."""
 
 
 def run_pictures(run: Run) -> Iterator[tuple[str, str, bool]]:
     """The plots of a run's page, in order: plot, caption, and whether it is as wide as the page."""
     curves = f"The score after each round, against {CURVES}."
     yield score_plot([run], "round", "bytes", "flops"), curves, True
-    yield loss_plot(run), "Training loss of the clients, each on its own examples.", False
+    yield loss_plot(run), f"Training loss of the clients, each on its own examples.{_sampled(run)}", False
     if run.work:
         client = next((line["client"] for line in run.work if line["trained"]), run.work[0]["client"])
         yield schedule_plot(run, client), f"Parts at {client}, round by round. {_alike(run)}", False
@@ -72,7 +70,15 @@ def run_pictures(run: Run) -> Iterator[tuple[str, str, bool]]:
     yield bytes_plot(run), f"{communication}, without the initial download, {setup} MB per client.", True
     test, dropped = run.partition.get("test", 0), run.partition.get("left_out", 0)
     held = f"What each client had. {plural(test, 'test example')}; {plural(dropped, 'row')} dropped."
-    yield partition_plot(run.partition), held, True
+    yield partition_plot(run.partition), held + grouped_words(len(run.partition.get("clients", {}))), True
+
+
+def _sampled(run: Run) -> str:
+    """What the picture of the losses leaves out."""
+    trained = len({line["client"] for line in run.work if line["loss"] is not None})
+    if trained <= LINES_SHOWN:
+        return ""
+    return f" Grey: {LINES_SHOWN} of the {trained:,} that trained; the mean is over all of them."
 
 
 def _alike(run: Run) -> str:
@@ -148,13 +154,16 @@ def loss_plot(run: Run) -> Figure | None:
     trained = {line["client"] for line in lines}
     names = [name for name in run.clients if name in trained] or sorted(trained)  # or the server, by its own name
     few = len(names) <= len(COLORS)
+    drawn = names[:: math.ceil(len(names) / LINES_SHOWN)]
+    each = f"each of {len(names)} clients" if drawn == names else f"{len(drawn)} of {len(names):,} clients"
+    losses = by_client(lines)
     figure, axes = small()
-    for i, name in enumerate(names):
-        x, y = zip(*((line["round"] + 1, line["loss"]) for line in lines if line["client"] == name), strict=True)
+    for i, name in enumerate(drawn):
+        x, y = zip(*((line["round"] + 1, line["loss"]) for line in losses[name]), strict=True)
         if few:
             axes.plot(x, y, color=COLORS[i], marker="o", label=short_name(name))
         else:
-            axes.plot(x, y, color="#bbbbbb", linewidth=0.8, label=None if i else f"each of {len(names)} clients")
+            axes.plot(x, y, color="#bbbbbb", linewidth=0.8, label=None if i else each)
     if not few:
         axes.plot(*_mean_loss(lines), color=COLORS[0], marker="o", label="mean, weighted by examples")
     axes.set_xlabel("round")
@@ -191,30 +200,6 @@ def schedule_plot(run: Run, client: str) -> Figure | None:
     present = sorted({cell for row in cells for cell in row}, reverse=True)
     keys = [Patch(facecolor=STATES[i][0], edgecolor="#888888", label=STATES[i][1]) for i in present]
     figure.legend(handles=keys, loc="outside lower center", ncols=3)
-    return figure
-
-
-@picture
-def partition_plot(partition: dict[str, Any]) -> Figure | None:
-    """A bar per client, in examples, or in rows stacked by label; rare labels are one group."""
-    clients: dict[str, Any] = partition.get("clients", {})
-    if not clients:
-        return None
-    bars = _label_counts(list(clients.values()))
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
-    axes = figure.add_subplot()
-    axes.grid(False, axis="x")
-    base = [0] * len(clients)
-    for color, (label, step) in zip(COLORS, bars.items(), strict=False):
-        axes.bar(range(len(clients)), step, 0.8, base, color=color, label=short_name(label))
-        base = [below + more for below, more in zip(base, step, strict=True)]
-    ticks = range(0, len(clients), math.ceil(len(clients) / NAMES_SHOWN))
-    names = [short_name(name) for name in clients]
-    upright = len(ticks) * max(map(len, names)) <= CHARACTERS_ACROSS
-    axes.set_xticks(ticks, [names[i] for i in ticks], rotation=0 if upright else 90)
-    axes.set_ylabel("examples" if list(bars) == ["examples"] else "rows")
-    if len(bars) > 1:
-        figure.legend(loc="outside right upper")
     return figure
 
 
@@ -255,27 +240,3 @@ def _mean_loss(lines: Sequence[dict[str, Any]]) -> tuple[list[int], list[float]]
         weights[line["round"]] += line["examples"]
     rounds = sorted(weights)
     return [at + 1 for at in rounds], [weighted[at] / weights[at] for at in rounds]
-
-
-def _label_counts(clients: Sequence[dict[str, Any]]) -> dict[str, list[int]]:
-    """Rows per label and client, the rarest of many labels as one; examples where rows have no label."""
-    total = Counter[str]()
-    for client in clients:
-        total.update(client["labels"] or {})
-    if not total:
-        return {"examples": [client["examples"] for client in clients]}
-    rare = {label for label, _ in total.most_common()[len(COLORS) - 1 :]} if len(total) > len(COLORS) else set()
-    shown = [label for label in total if label not in rare]
-    counts = {label: [(client["labels"] or {}).get(label, 0) for client in clients] for label in shown}
-    if rare:
-        counts[f"{len(rare)} rarer labels"] = [
-            sum(n for label, n in (client["labels"] or {}).items() if label in rare) for client in clients
-        ]
-    return counts
-
-
-def short_name(name: str) -> str:
-    """A name as a plot shows it: on one line, of bounded length, and never taken for a hidden one ("_x")."""
-    line = " ".join(name.split())
-    cut = line if len(line) <= NAME_LENGTH else line[: NAME_LENGTH - 1] + "…"
-    return f" {cut}" if cut.startswith("_") else cut

@@ -8,7 +8,7 @@ from typing import Any
 from fedstrata.errors import plural
 from fedstrata.reports.parts import part_words
 from fedstrata.reports.runs import Run, curve, parts
-from fedstrata.reports.tables import client_rows, figure, result_rows, score_figure
+from fedstrata.reports.tables import figure, result_rows, score_figure
 
 STATUS = {
     "finished": "The run finished",
@@ -33,9 +33,14 @@ def _work(run: Run) -> str:
     if not rounds:
         return f"No client finished a round {method}."
     clients = plural(len(run.clients), "client")
-    examples = plural(sum(row["examples"] for row in client_rows(run)), "example")
+    examples = plural(_examples(run), "example")
     span = f"{rounds} of {plural(planned, 'round')}" if rounds < planned else plural(rounds, "round")
     return f"{clients} with {examples} {_trained(run)} {method} in {span}."
+
+
+def _examples(run: Run) -> int:
+    records = (run.result["clients"].get(client) or run.partition["clients"][client] for client in run.clients)
+    return sum(record["examples"] for record in records)
 
 
 def _trained(run: Run) -> str:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from fedstrata.plan.kinds import LOWER_IS_BETTER
 from fedstrata.reports import plots
 from fedstrata.reports.page import render, shown, write_page
-from fedstrata.reports.picture import picture
+from fedstrata.reports.picture import COLORS, picture, short_name
 from fedstrata.reports.sweep import SweepRow, finished
 from fedstrata.reports.sweep_files import read_table
 from fedstrata.reports.sweep_text import by_stage, column_heads, note, table_cells
@@ -100,12 +100,10 @@ def sweep_plot(metric: str, points: Sequence[tuple[str, float, float, float, flo
     ):
         for i, (name, mean, sd, *costs) in enumerate(points):
             mark, color = (
-                plots.MARKS[i // len(plots.COLORS) % len(plots.MARKS)],
-                plots.COLORS[i % len(plots.COLORS)],
+                plots.MARKS[i // len(COLORS) % len(plots.MARKS)],
+                COLORS[i % len(COLORS)],
             )
-            axes.errorbar(
-                costs[place], mean, sd, fmt=mark, color=color, capsize=3, ms=6, label=plots.short_name(name)
-            )
+            axes.errorbar(costs[place], mean, sd, fmt=mark, color=color, capsize=3, ms=6, label=short_name(name))
         axes.set_xlabel(label)
     panels[0].set_ylabel(f"{metric} (lower is better)" if metric in LOWER_IS_BETTER else metric)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)

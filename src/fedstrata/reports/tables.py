@@ -10,12 +10,16 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from fedstrata.errors import plural
+from fedstrata.plan.kinds import LOWER_IS_BETTER
 from fedstrata.reports.runs import Run, headline, score
 
 MB = 10**6
 """Bytes in an MB; the report knows no MiB."""
 TERA = 10**12
 """FLOPs in a TFLOP."""
+ROWS_SHOWN = 200
+"""Most clients that a page lists."""
 NOTE = (
     "MB = 1 000 000 bytes: mean per client over all rounds, without the initial download. "
     "TFLOP: work counted over all clients, not wall time. Baseline: the score of always predicting the most "
@@ -42,7 +46,7 @@ def client_rows(run: Run) -> list[dict[str, Any]]:
     10^12 FLOPs, ``seconds`` wall time, ``loss`` the last one; ``score`` is the headline's, None if not measured.
     """
     rows = []
-    work_of, moved_of = _by_client(run.work), _by_client(run.transfers)
+    work_of, moved_of = by_client(run.work), by_client(run.transfers)
     for client in run.clients:
         work, moved = work_of[client], moved_of[client]
         record = run.result["clients"].get(client) or run.partition["clients"][client]
@@ -60,6 +64,28 @@ def client_rows(run: Run) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def shown_rows(run: Run, rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """Of very many rows of :func:`client_rows` those to look at, in their order, and a sentence on the others.
+
+    They are the clients with the worst scores; without scores, those with the most examples.
+    """
+    if len(rows) <= ROWS_SHOWN:
+        return list(rows), ""
+    scored = [i for i, row in enumerate(rows) if row["score"] is not None]
+    sign = -1 if run.result["headline"] in LOWER_IS_BETTER else 1
+    if scored:
+        chosen, which = sorted(scored, key=lambda i: (sign * rows[i]["score"], i)), "with the worst scores"
+    else:
+        chosen, which = sorted(range(len(rows)), key=lambda i: (-rows[i]["examples"], i)), "with the most examples"
+    places = sorted(chosen[:ROWS_SHOWN])
+    left = set(range(len(rows))).difference(places)
+    examples, work = (sum(rows[i][key] for i in left) for key in ("examples", "tflops"))
+    return [rows[i] for i in places], (
+        f"The {len(places)} clients {which}. The other {len(left):,} have {plural(examples, 'example')} together "
+        f"and computed {figure(work)} TFLOP; all are in result.json, rounds.jsonl and ledger.jsonl."
+    )
 
 
 def result_table(runs: Sequence[Run]) -> Table:
@@ -93,7 +119,8 @@ def figure(value: float | None) -> str:
     return f"{value:,.{decimals}f}" if value else "0"
 
 
-def _by_client(lines: Sequence[dict[str, Any]]) -> defaultdict[str, list[dict[str, Any]]]:
+def by_client(lines: Sequence[dict[str, Any]]) -> defaultdict[str, list[dict[str, Any]]]:
+    """The lines of each client."""
     grouped = defaultdict(list)
     for line in lines:
         grouped[line["client"]].append(line)

@@ -199,5 +199,5 @@ def _go_on(stage: Stage, start: str, found: list[Change]) -> None:
     if lost:
         stage.tell(Noted(lost))
     record_changes(job, folder, found, done, own.identities())
-    with status_on_disk(job, folder):
+    with status_on_disk(job, folder), run.committing():
         train_stage(ReadyStage(**vars(stage), ready=ready, weights=weights, state=run))

@@ -5,7 +5,7 @@ To add one: a class like :class:`WeightedMean` and a line in :data:`AGGREGATES`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -43,11 +43,14 @@ class WeightedMean:
     def add(self, tensors: Mapping[str, torch.Tensor], weight: int, client: str) -> None:
         """See :class:`Aggregate`. Sums are fp64: a weight times a count is exact in it."""
         for name, tensor in tensors.items():
-            if name not in self.sums:
-                self.sums[name] = torch.zeros(tensor.shape, dtype=torch.float64)
-            total, new = self.sums[name].view(-1), tensor.reshape(-1)
-            for some in _chunks(new):
-                total[some].add_(new[some].double(), alpha=weight)
+            first = name not in self.sums
+            if first:
+                self.sums[name] = torch.empty(tensor.shape, dtype=torch.float64)
+            wide = torch.empty(min(CHUNK, tensor.numel()), dtype=torch.float64)
+            for total, piece in zip(_pieces(self.sums[name]), _pieces(tensor), strict=True):
+                if first:
+                    total.zero_()
+                total.add_(wide[: len(piece)].copy_(piece), alpha=weight)
             self.weights[name] = self.weights.get(name, 0) + weight
 
     def result(self) -> Tensors:
@@ -58,14 +61,14 @@ class WeightedMean:
 def _divided(total: torch.Tensor, weight: int) -> torch.Tensor:
     """``total / weight`` in fp32."""
     mean = torch.empty(total.shape)
-    old, new = total.view(-1), mean.view(-1)
-    for some in _chunks(old):
-        new[some].copy_(old[some] / weight)
+    for old, new in zip(_pieces(total), _pieces(mean), strict=True):
+        new.copy_(old / weight)
     return mean
 
 
-def _chunks(flat: torch.Tensor) -> Iterator[slice]:
-    return (slice(start, start + CHUNK) for start in range(0, len(flat), CHUNK))
+def _pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Views of a tensor's elements, ``CHUNK`` at a time."""
+    return torch.split(tensor.reshape(-1), CHUNK)
 
 
 MakeAggregate = Callable[[], Aggregate]

@@ -6,11 +6,15 @@ of a run goes is said by the manifest of a commit; a site keeps one of its own.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedstrata.wire.files import checksum_of
+
+Versions = tuple[int, ...]
+"""The version of every part of the model, in the model's order."""
 
 
 class Journal:
@@ -19,25 +23,35 @@ class Journal:
     Attributes:
         folder: the folder.
         files: key -> (file, checksum) of the newest file of that key, as paths below the folder.
-        clients: client -> the versions of the model's parts that it has, in the model's order.
+        clients: of what was read: client -> the versions of the model's parts that it has, in the model's order.
         lines: what has happened since :meth:`take`.
+        unflushed: files written since :meth:`take_unflushed`, which may not be on the disk yet.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.files: dict[str, tuple[str, str]] = {}
-        self.clients: dict[str, list[int]] = {}
+        self.clients: dict[str, Versions] = {}
         self.lines: list[Mapping[str, Any]] = []
+        self.unflushed: list[Path] = []
 
     def note(self, key: Path, path: Path, checksum: str) -> None:
         """A file was written; it is the newest of ``key``, a folder or a file without its version."""
-        self._add({"key": self._name(key), "file": self._name(path), "checksum": checksum})
+        line = self.line(key, path, checksum)
+        self.lines.append(line)
+        self.unflushed.append(path)
+        self._take_over(line)
 
-    def note_clients(self, versions: Mapping[str, list[int]]) -> None:
-        """Note those clients that now have other versions of the model's parts than before."""
+    def line(self, key: Path, path: Path, checksum: str) -> dict[str, str]:
+        """What is noted of a file."""
+        return {"key": self._name(key), "file": self._name(path), "checksum": checksum}
+
+    def note_clients(self, versions: Mapping[str, Versions]) -> None:
+        """Note clients that now have other versions of the model's parts: a line for all that have the same."""
+        alike: defaultdict[Versions, list[str]] = defaultdict(list)
         for client, own in versions.items():
-            if self.clients.get(client) != own:
-                self._add({"client": client, "versions": own})
+            alike[own].append(client)
+        self.lines += [{"clients": clients, "versions": own} for own, clients in alike.items()]
 
     def read(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Take over what an earlier process has noted."""
@@ -48,6 +62,11 @@ class Journal:
         """The lines to be added to the file of the journal."""
         lines, self.lines = self.lines, []
         return lines
+
+    def take_unflushed(self) -> list[Path]:
+        """The files that may not be on the disk yet."""
+        paths, self.unflushed = self.unflushed, []
+        return paths
 
     def damaged(self) -> Path | None:
         """The first of the newest files that is not there as it was written."""
@@ -64,12 +83,8 @@ class Journal:
     def _name(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()
 
-    def _add(self, line: Mapping[str, Any]) -> None:
-        self.lines.append(line)
-        self._take_over(line)
-
     def _take_over(self, line: Mapping[str, Any]) -> None:
-        if "client" in line:
-            self.clients[line["client"]] = list(line["versions"])
+        if "versions" in line:  # of one client in journals of earlier versions
+            self.clients |= dict.fromkeys(line.get("clients") or [line["client"]], tuple(line["versions"]))
         else:
             self.files[line["key"]] = line["file"], line["checksum"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, Protocol
 
 import xxhash
 
-from fedstrata.wire.files import append_bytes, checksum_of, encode_lines, flush, read_lines
+from fedstrata.wire.files import append_bytes, checksum_of, decode_lines, encode_lines, read_lines
 
 Line = Mapping[str, Any]
 Mark = tuple[int, str]
@@ -52,11 +51,14 @@ class FileRecords:
         return self.folder / f"{name}.jsonl"
 
     def marks(self) -> dict[str, Mark]:
-        """How far each file goes, once all of it is on the disk."""
-        for name in sorted(self.unflushed):
-            flush(self.path(name))
-        self.unflushed.clear()
+        """How far each file goes."""
         return {name: (size, self.hashes[name].hexdigest()) for name, size in self.sizes.items()}
+
+    def take_unflushed(self) -> list[Path]:
+        """The files that have been added to since this was last asked, which may not be on the disk yet."""
+        paths = [self.path(name) for name in sorted(self.unflushed)]
+        self.unflushed.clear()
+        return paths
 
     def damaged(self, marks: Mapping[str, Mark]) -> Path | None:
         """The first file that does not begin with what was there when it was marked."""
@@ -68,7 +70,7 @@ class FileRecords:
         if name not in marks:
             return []
         with self.path(name).open("rb") as file:
-            return [json.loads(line) for line in file.read(marks[name][0]).splitlines()]
+            return decode_lines(file.read(marks[name][0]))
 
     def cut(self, marks: Mapping[str, Mark], names: Sequence[str]) -> None:
         """Cut the files of these names back to where they were marked, and go on from there."""

@@ -13,6 +13,7 @@ from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
 from fedstrata.server.aggregate import MakeAggregate, WeightedMean
+from fedstrata.server.journal import Versions
 from fedstrata.server.optimizer import AdaptiveOptimizer, ServerOptimizer
 from fedstrata.wire.codec import StateCodec, Wire, WireError, not_finite
 
@@ -35,7 +36,8 @@ class Server:
         begin_aggregate: makes a round's aggregate.
         optimizer: what is done with the aggregate.
         versions: part -> how often it has been replaced.
-        client_versions: client -> part -> the version that the client has.
+        client_versions: client -> the version that it has of every part, in the model's order; clients that have
+            the same share one tuple.
         moments: tensor name -> the optimizer's memory.
         residual: part -> what its messages have left out so far, added to the next.
     """
@@ -46,13 +48,16 @@ class Server:
     begin_aggregate: MakeAggregate = WeightedMean
     optimizer: ServerOptimizer = field(default_factory=AdaptiveOptimizer)
     versions: dict[str, int] = field(default_factory=dict)
-    client_versions: dict[str, dict[str, int]] = field(default_factory=dict)
+    client_versions: dict[str, Versions] = field(default_factory=dict)
     moments: dict[str, Tensors] = field(default_factory=dict)
     residual: Weights = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.versions = self.versions or dict.fromkeys(self.parts.names, 0)
         self.aggregate = self.begin_aggregate()
+        self._start = (0,) * len(self.parts.names)
+        self._moved_clients: dict[str, None] = {}
+        self._alike: dict[Versions, Versions] = {}
         self._replied: set[str] = set()
         self._messages: dict[str, tuple[int, tuple[Tensors, Tensors]]] = {}
         self._checked: set[Plan] = set()
@@ -63,15 +68,27 @@ class Server:
             plan.check(self.parts)
             self._checked.add(plan)
         needed = shared_parts(self.parts, plan)
-        held = self.client_versions.setdefault(client, dict.fromkeys(self.parts.names, 0))
+        held = dict(zip(self.parts.names, self.client_versions.get(client, self._start), strict=True))
         stale = [part for part in needed if held[part] != self.versions[part]]
-        held.update({part: self.versions[part] for part in stale})
+        self._holds(client, tuple({**held, **{part: self.versions[part] for part in stale}}.values()))
         versions = {part: self.versions[part] for part in needed}
         return Request(round, client, plan, phase, versions, {part: self.outgoing(part) for part in stale})
 
     def forget(self, client: str) -> None:
         """A client did not answer: of what it was ever sent it may hold the start model alone."""
-        self.client_versions[client] = dict.fromkeys(self.parts.names, 0)
+        self._holds(client, self._start)
+
+    def take_moved(self) -> dict[str, Versions]:
+        """What those clients hold that have been sent something, or forgotten, since this was last asked."""
+        moved = {client: self.client_versions[client] for client in self._moved_clients}
+        self._moved_clients.clear()
+        self._alike.clear()
+        return moved
+
+    def _holds(self, client: str, versions: Versions) -> None:
+        if self.client_versions.get(client) != versions:
+            self.client_versions[client] = self._alike.setdefault(versions, versions)
+            self._moved_clients[client] = None
 
     def outgoing(self, part: str) -> Tensors:
         """A part as it travels; encoded once per version, whatever the number of clients."""
@@ -170,7 +187,8 @@ class Server:
                 "--resume from the last finished round"
             )
         version = self.versions[part]
-        sent = version and any(held[part] == version for held in self.client_versions.values())
+        place = self.parts.names.index(part)
+        sent = version and any(held[place] == version for held in self.client_versions.values())
         if sent and (left := self._message(part)[1]):  # version 0 is shipped whole
             self.residual[part] = left
         self.weights[part] = new

@@ -11,6 +11,7 @@
 
 A manifest carries its own checksum, and length and checksum of the records and the journal; the journal has the
 checksum of every other file. Two commits are kept: what damages the newest leaves the one before it to go on from.
+A commit is taken at the end of its round and written while the next one runs, the manifest last.
 Randomness needs no saving: every draw comes from a stream named by seed, round, client and use.
 """
 
@@ -19,16 +20,18 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fedstrata.errors import UserError
 from fedstrata.plan.kinds import Tensors
+from fedstrata.server.commits import Commit, CommitWriter, part_files
 from fedstrata.server.journal import Journal
 from fedstrata.server.records import FileRecords
 from fedstrata.server.server import Server
-from fedstrata.wire.files import checksum_of, clear, read_sealed, write_sealed
+from fedstrata.wire.files import checksum_of, clear, flush, read_sealed, write_sealed
 from fedstrata.wire.store import Store, read_tensors, write_tensors
 
 JOURNAL = "state/journal"
@@ -66,8 +69,10 @@ class RunState:
         self.folder, self.start = folder, start
         self.state = folder / "state"
         self.records = FileRecords(folder)
+        self.journaled = FileRecords(folder)  # the journal's file alone, which the writer adds to
         self.journal = Journal(self.state)
         self.store = Store(self.state, self.journal.note)
+        self.writer = CommitWriter(folder, self._write)
         self.manifest: dict[str, Any] = {}
 
     def reopen(self) -> tuple[int, str]:
@@ -88,8 +93,10 @@ class RunState:
         for path in commits:
             if path.name > self._path(done).name:
                 path.unlink()
-        self.records.cut(self.manifest["records"], RECORDS)
-        self.journal.read(self.records.lines(JOURNAL))
+        self.records.cut(self.manifest["records"], RECORDS[:-1])
+        self.journaled.cut(self.manifest["records"], (JOURNAL,))
+        self.journal.read(self.journaled.lines(JOURNAL))
+        self._drop_unfinished()
         if lost is None:
             return done, ""
         after = f"after round {done}" if done else "before the first round"
@@ -98,9 +105,7 @@ class RunState:
     def restore(self, server: Server) -> tuple[int, float]:
         """Bring a fresh server to the commit; returns the number of rounds done and the seconds that they took."""
         server.versions = {**server.versions, **self.manifest["versions"]}
-        names = server.parts.names
-        for client, held in self.journal.clients.items():
-            server.client_versions[client] = dict(zip(names, held, strict=True))
+        server.client_versions |= self.journal.clients
         for part in [part for part, version in server.versions.items() if version]:
             server.weights[part] = self._read(part)
             for key, tensor in self._read(f"moments-{part}").items():
@@ -111,28 +116,58 @@ class RunState:
         return self.manifest["done"], self.manifest["seconds"]
 
     def commit(self, server: Server, changed: Iterable[str], done: int, seconds: float) -> None:
-        """Make ``done`` rounds the state of the run.
+        """Make ``done`` rounds the state of the run; it is written while the run goes on.
 
         Args:
             server: the server after the last of them.
             changed: parts merged since the last commit.
             done: number of rounds done.
             seconds: clock time of the run so far.
+
+        Raises:
+            UserError: the commit before this one could not be written.
         """
-        for part in changed:
-            self._write(server, part)
-        names = server.parts.names
-        held = {client: [own[part] for part in names] for client, own in server.client_versions.items()}
-        self.journal.note_clients(held)
-        self.records.append(JOURNAL, self.journal.take())
-        self._commit(done, seconds, server.versions)
+        self.journal.note_clients(server.take_moved())
+        self.manifest = {"done": done, "seconds": seconds, "start": self.start, "versions": dict(server.versions)}
+        commit = Commit(
+            manifest=self.manifest,
+            files=[file for part in changed for file in part_files(self.state, server, part)],
+            lines=self.journal.take(),
+            unflushed=[*self.journal.take_unflushed(), *self.records.take_unflushed()],
+            marks=self.records.marks(),
+        )
+        self.writer.begin(commit)
+
+    @contextmanager
+    def committing(self) -> Iterator[None]:
+        """Inside, rounds are committed; at its end, and also where an exception leaves it, they are written.
+
+        Raises:
+            UserError: the last commit could not be written.
+        """
+        try:
+            yield
+            self.writer.wait()
+        finally:
+            self.writer.close()
+
+    def _write(self, commit: Commit) -> None:
+        """Write a commit: its manifest, by which it holds, after all its files; then delete what it replaces."""
+        lines = [*commit.lines]
+        for key, path, tensors in commit.files:
+            lines.append(self.journal.line(key, path, write_tensors(path, tensors)))
+        self.journal.read(lines[len(commit.lines) :])
+        if lines:
+            self.journaled.append(JOURNAL, lines)
+        for path in (*commit.unflushed, *self.journaled.take_unflushed()):
+            flush(path)
+        records = {**commit.marks, **self.journaled.marks()}
+        write_sealed(self._path(commit.manifest["done"]), {**commit.manifest, "records": records})
         for old in _manifests(self.folder)[HELD:]:
             old.unlink()
-        self._drop_parts()
-
-    def _commit(self, done: int, seconds: float, versions: Mapping[str, int]) -> None:
-        self.manifest = {"done": done, "seconds": seconds, "start": self.start, "versions": versions}
-        write_sealed(self._path(done), {**self.manifest, "records": self.records.marks()})
+        for files in self._part_files().values():
+            for _, path in files[:-HELD]:
+                path.unlink()
 
     def _begin(self) -> None:
         """Commit that no round is done, so that a run without any commit is one that nothing was written of."""
@@ -142,7 +177,8 @@ class RunState:
                 f"{self.folder}: cannot be resumed: {self.state / 'manifest-*.json'} is missing, "
                 f"while there is {left[0].name}; name another folder to begin anew"
             )
-        self._commit(0, 0.0, {})
+        self.manifest = {"done": 0, "seconds": 0.0, "start": self.start, "versions": {}}
+        self._write(Commit(self.manifest, (), (), (), {}))
 
     def _newest_intact(self, commits: Iterable[Path]) -> tuple[dict[str, Any], Path | None]:
         """The newest commit all of whose files are as they were written, and what was damaged of a newer one."""
@@ -170,32 +206,25 @@ class RunState:
         journal.read(self.records.lines_to(JOURNAL, manifest["records"]))
         return journal.damaged()
 
-    def _write(self, server: Server, part: str) -> None:
-        moments = {
-            f"{kind}|{name}": tensor
-            for name in server.parts.shapes[part]
-            for kind, tensor in server.moments.get(name, {}).items()
-        }
-        kinds = {"": server.weights[part], "moments-": moments, "residual-": server.residual.get(part)}
-        for kind, tensors in kinds.items():
-            if tensors:
-                path = self.state / f"{kind}{part}@{server.versions[part]}.safetensors"
-                self.journal.note(self.state / f"{kind}{part}", path, write_tensors(path, tensors))
-
     def _read(self, key: str) -> Tensors:
         path = self.journal.path(key)
         return {} if path is None else read_tensors(path)
 
-    def _drop_parts(self) -> None:
-        """Delete the versions of parts that none of the kept commits needs."""
+    def _drop_unfinished(self) -> None:
+        """Delete the versions of parts that the journal does not know yet; they would count as the newest."""
+        for key, files in self._part_files().items():
+            newest = self.state / self.journal.files[key][0]
+            for _, path in files[[path for _, path in files].index(newest) + 1 :]:
+                path.unlink()
+
+    def _part_files(self) -> dict[str, list[tuple[int, Path]]]:
+        """Of every part, and of what goes with it, the versions that are on the disk, ascending."""
         versions: dict[str, list[tuple[int, Path]]] = defaultdict(list)
         for path in self.state.glob("*@*.safetensors"):
             found = re.fullmatch(r"(.+)@(\d+)", path.stem)
             if found and found[1] in self.journal.files:
                 versions[found[1]].append((int(found[2]), path))
-        for files in versions.values():
-            for _, path in sorted(files)[:-HELD]:
-                path.unlink()
+        return {key: sorted(files) for key, files in versions.items()}
 
     def _path(self, done: int) -> Path:
         return self.state / f"manifest-{done:06d}.json"

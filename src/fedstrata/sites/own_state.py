@@ -36,6 +36,8 @@ def open_journal(folder: Path) -> Journal:
 
 def write_journal(folder: Path, journal: Journal) -> None:
     """Add what has been written since to the file of the journal, on the disk."""
+    for file in journal.take_unflushed():
+        flush(file)
     if lines := journal.take():
         append_bytes(_path(folder), encode_lines(lines))
         flush(_path(folder))

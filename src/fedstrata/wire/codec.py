@@ -288,8 +288,13 @@ def not_finite(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def all_finite(tensor: torch.Tensor) -> bool:
-    """Whether no value is infinite or NaN, as far as there are values; one pass, and no copy."""
+    """Whether no value is infinite or NaN, as far as there are values; no copy.
+
+    What is not finite makes the sum so too; where the sum alone has outgrown its type, the values decide.
+    """
     if tensor.is_meta or not (tensor.is_floating_point() and tensor.numel()):
+        return True
+    if math.isfinite(float(tensor.sum())):
         return True
     least, largest = torch.aminmax(tensor)  # NaN, if there is one
     return bool(torch.isfinite(least) & torch.isfinite(largest))

@@ -13,15 +13,16 @@ from fedstrata.wire.files import checksum, write_bytes
 
 Note = Callable[[Path, Path, str], None]
 """Told of every file that is written: of what it is the newest (a folder, or a file without its version), its
-path, and its checksum."""
-HELD = 3
-"""Rounds of a store that stay on disk: the one now running, and two from which it may have to be run again."""
+path, and its checksum. Who is told sees to it that the file is on the disk before anything relies on it."""
+HELD = 4
+"""Rounds of a store that stay on disk: the one now running, the one before it, whose commit may still be being
+written, and two more from which the run may have to go on if the newest commit is damaged."""
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], flushed: bool = True) -> str:
     """Write named tensors as a safetensors file, atomically; returns its checksum."""
     content = safetensors.torch.save({name: t.contiguous() for name, t in tensors.items()}, {"format": "pt"})
-    write_bytes(path, content)
+    write_bytes(path, content, flushed)
     return checksum(content)
 
 
@@ -38,8 +39,8 @@ def unnoted(key: Path, path: Path, checksum: str) -> None:
 class Store:
     """A folder of tensors by round, such as a client's personal parts on its own disk.
 
-    The two newest rounds before the one now running are never touched, so a round that is broken off and run again
-    starts from the same tensors, even if the last round before it has to be run again as well.
+    The newest rounds before the one now running are never touched, so a round that is broken off and run again
+    starts from the same tensors, even if the two rounds before it have to be run again as well.
 
     Args:
         folder: the folder.
@@ -74,19 +75,21 @@ class Store:
         return self.path(max(rounds)) if rounds else None
 
     def save(self, round: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Save the tensors of ``round``; of the rounds before it the last two are kept."""
-        self.note(self.folder, self.path(round), write_tensors(self.path(round), tensors))
+        """Save the tensors of ``round``; of the rounds before it the last three are kept."""
+        self._write(self.folder, self.path(round), tensors)
         for old in sorted(r for r in self._rounds() if r < round)[: 1 - HELD]:
             self.path(old).unlink()
 
     def write(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write a file that belongs to no round."""
-        path = self.folder / name
-        self.note(path, path, write_tensors(path, tensors))
+        self._write(self.folder / name, self.folder / name, tensors)
 
     def path(self, round: int) -> Path:
         """The file of a round."""
         return self.folder / f"round-{round:06d}.safetensors"
+
+    def _write(self, key: Path, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.note(key, path, write_tensors(path, tensors, flushed=self.note is unnoted))
 
     def _rounds(self) -> list[int]:
         return [int(path.stem.split("-")[1]) for path in self.folder.glob("round-[0-9]*.safetensors")]

@@ -1,0 +1,95 @@
+"""The plot of who holds what: a bar per client, or per group of clients where there are very many."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from fedstrata.reports.picture import COLORS, picture, short_name
+
+NAMES_SHOWN = 60
+BARS_SHOWN = 240
+"""Of more clients the bars of a partition stand for several each."""
+CHARACTERS_ACROSS = 120
+
+
+def grouped_words(clients: int) -> str:
+    """What the bars of the partition are, where there are too many clients for one each."""
+    if clients <= BARS_SHOWN:
+        return ""
+    each = math.ceil(clients / BARS_SHOWN)
+    return f" Clients from the largest to the smallest, a bar for every {each} of {clients:,}: the mean of these."
+
+
+@picture
+def partition_plot(partition: dict[str, Any]) -> Figure | None:
+    """A bar per client, in examples, or in rows stacked by label; rare labels are one group.
+
+    Of very many clients a bar is the mean of several, from the largest to the smallest.
+    """
+    clients: dict[str, Any] = partition.get("clients", {})
+    if not clients:
+        return None
+    bars: dict[str, list[float]] = _label_counts(list(clients.values()))
+    if len(clients) > BARS_SHOWN:
+        return _grouped_bars(clients, bars)
+    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.grid(False, axis="x")
+    base = [0.0] * len(clients)
+    for color, (label, step) in zip(COLORS, bars.items(), strict=False):
+        axes.bar(range(len(clients)), step, 0.8, base, color=color, label=short_name(label))
+        base = [below + more for below, more in zip(base, step, strict=True)]
+    ticks = range(0, len(clients), math.ceil(len(clients) / NAMES_SHOWN))
+    names = [short_name(name) for name in clients]
+    upright = len(ticks) * max(map(len, names)) <= CHARACTERS_ACROSS
+    axes.set_xticks(ticks, [names[i] for i in ticks], rotation=0 if upright else 90)
+    axes.set_ylabel("examples" if list(bars) == ["examples"] else "rows")
+    if len(bars) > 1:
+        figure.legend(loc="outside right upper")
+    return figure
+
+
+def _grouped_bars(clients: dict[str, Any], bars: dict[str, list[float]]) -> Figure:
+    """The means of groups of clients, from the largest to the smallest, as one stacked shape per label."""
+    each = math.ceil(len(clients) / BARS_SHOWN)
+    sizes = [record["rows"] for record in clients.values()]
+    order = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
+    groups = [order[start : start + each] for start in range(0, len(order), each)]
+    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.grid(False, axis="x")
+    edges = [0, *itertools.accumulate(map(len, groups))]
+    base = [0.0] * len(groups)
+    for color, (label, step) in zip(COLORS, bars.items(), strict=False):
+        top = [below + fmean(step[i] for i in group) for below, group in zip(base, groups, strict=True)]
+        axes.stairs(top, edges, baseline=base, fill=True, color=color, label=short_name(label))
+        base = top
+    axes.set_xlabel("clients, from the largest to the smallest")
+    axes.set_ylabel("examples" if list(bars) == ["examples"] else "rows")
+    if len(bars) > 1:
+        figure.legend(loc="outside right upper")
+    return figure
+
+
+def _label_counts(clients: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    """Rows per label and client, the rarest of many labels as one; examples where rows have no label."""
+    total = Counter[str]()
+    for client in clients:
+        total.update(client["labels"] or {})
+    if not total:
+        return {"examples": [client["examples"] for client in clients]}
+    rare = {label for label, _ in total.most_common()[len(COLORS) - 1 :]} if len(total) > len(COLORS) else set()
+    shown = [label for label in total if label not in rare]
+    counts = {label: [(client["labels"] or {}).get(label, 0) for client in clients] for label in shown}
+    if rare:
+        counts[f"{len(rare)} rarer labels"] = [
+            sum(n for label, n in (client["labels"] or {}).items() if label in rare) for client in clients
+        ]
+    return counts

@@ -97,6 +97,7 @@ def join(settings: SiteSettings, say: Say, insecure: bool = False) -> None:
     import torch
 
     from fedstrata.sites import flower, flower_processes
+    from fedstrata.sites.message_client import Desk
     from fedstrata.sites.service import SiteService
 
     _check_insecure(insecure, settings.host)
@@ -108,9 +109,13 @@ def join(settings: SiteSettings, say: Say, insecure: bool = False) -> None:
     _log_to(logs / "site.log")
     secret, port = secret_file(settings.folder), _unused_port()
     tls = None if insecure else (settings.ca, settings.key)
+    ca = None if insecure else settings.ca.read_bytes()
     command = flower_processes.supernode(settings.server, port, tls, secret)
-    service = SiteService(settings, _log_step, _reach(settings, None if insecure else settings.ca.read_bytes()))
+    service = SiteService(settings, _log_step, _reach(settings, ca))
     stop, log = threading.Event(), logs / "supernode.log"
+    desk = Desk(settings.host, settings.name, ca, stop)
+    heard = (f"127.0.0.1:{port}", desk.take_call, stop, secret.read_bytes())
+    listener = threading.Thread(target=flower.answer_messages, args=heard, daemon=True)
     supervision = (
         command,
         log,
@@ -124,7 +129,9 @@ def join(settings: SiteSettings, say: Say, insecure: bool = False) -> None:
     with _interruptible():
         try:
             supervisor.start()
-            flower.answer_messages(f"127.0.0.1:{port}", service.answer, stop, secret.read_bytes())
+            listener.start()
+            for client in desk.clients():
+                client.answer_messages(service)
         finally:
             stop.set()
             supervisor.join(STARTUP_SECONDS)

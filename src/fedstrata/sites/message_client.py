@@ -110,7 +110,7 @@ class MessageClient:
         if (first := next(received, None)) is None:
             raise Over
         header = read_header(first)
-        reader = Reader(header.size, service.admit)
+        reader, began = Reader(header.size, service.admit), time.monotonic()
         try:
             message = read_frames(reader, received)
         except grpc.RpcError:
@@ -119,12 +119,15 @@ class MessageClient:
             received.cancel()
             return header.id, service.refuse(reader.metadata.get("run", ""), error)
         del reader
+        _log("received", header.size, began)
         return header.id, service.answer(message)
 
     def _deliver(self, id: str, answer: TensorFile) -> None:
-        call = self.channel.stream_unary(f"/{SERVICE}/{DELIVER}")
+        call, began = self.channel.stream_unary(f"/{SERVICE}/{DELIVER}"), time.monotonic()
         if call(frames(id, answer), metadata=self.metadata) == LATE:
             LOG.warning("an answer was not taken: the server does not wait for it any more")
+        else:
+            _log("sent", len(answer), began)
 
     def _retried(self, call: Any, *arguments: Any) -> Any:
         """What a call returns, once the connection holds.
@@ -147,6 +150,10 @@ class MessageClient:
                     until = time.monotonic() + RETRY_SECONDS
                 if self.closed.wait(PAUSE_SECONDS) or time.monotonic() > until:
                     raise Over from None
+
+
+def _log(what: str, size: int, began: float) -> None:
+    LOG.info("%s %.3f MB in %.2f s", what, size / 1e6, time.monotonic() - began)
 
 
 class Desk:

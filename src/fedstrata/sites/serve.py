@@ -114,16 +114,10 @@ def join(settings: SiteSettings, say: Say, insecure: bool = False) -> None:
     service = SiteService(settings, _log_step, _reach(settings, ca))
     stop, log = threading.Event(), logs / "supernode.log"
     desk = Desk(settings.host, settings.name, ca, stop)
-    heard = (f"127.0.0.1:{port}", desk.take_call, stop, secret.read_bytes())
-    listener = threading.Thread(target=flower.answer_messages, args=heard, daemon=True)
-    supervision = (
-        command,
-        log,
-        settings.folder,
-        stop,
-        say,
-        partial(_await_connection, settings.name, log, stop, say),
-    )
+    calls = (f"127.0.0.1:{port}", desk.take_call, stop, secret.read_bytes())
+    listener = threading.Thread(target=flower.answer_messages, args=calls, daemon=True)
+    wait = partial(_await_connection, settings.name, log, stop, say)
+    supervision = (command, log, settings.folder, stop, say, wait)
     supervisor = threading.Thread(target=_supervise, args=supervision, daemon=True)
     say(f"{settings.name}: joins {settings.server}; logs {logs}")
     with _interruptible():

@@ -61,6 +61,8 @@ ALONE = {
     "no_grpc_proxy": "127.0.0.1",
 }
 """The environment of every process: one thread, no model hub."""
+ANNOUNCED = "FEDSTRATA_ANNOUNCED_PORT"
+"""Environment of a run: the port of the relay through which its sites come for messages."""
 LONG = 120.0
 """Seconds for a process to start."""
 SYLLABLES = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
@@ -171,11 +173,11 @@ def await_word(word: str, process: subprocess.Popen[str], log: Path) -> None:
 
 
 class Relay:
-    """Forwards connections from its own port to another, and counts the bytes in both directions."""
+    """Forwards connections from its own port to another, and adds the bytes in both directions to ``counted``."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, counted: Counter[str]) -> None:
         self.to = port
-        self.bytes: Counter[str] = Counter()
+        self.bytes = counted
         self.lock = threading.Lock()
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self.listener.getsockname()[1]
@@ -313,12 +315,14 @@ def federation(folder: Path) -> Iterator[tuple[Path, Relay, dict[str, int]]]:
 
     command = [sys.executable, "-c", "from fedstrata.cli import main; main()"]
     made = folder / "federation"
-    port, stream = free_ports(2)
-    init(made, SITES, port=port, stream_port=stream)
+    port, stream, message = free_ports(3)
+    init(made, SITES, port=port, stream_port=stream, message_port=message)
     with ExitStack() as stack:
         server = stack.enter_context(started([*command, "serve", str(made)], folder / "serve.log"))
         await_word("serving at", server, folder / "serve.log")
-        relay = stack.enter_context(Relay(port))
+        counted: Counter[str] = Counter()
+        relay, messages = (stack.enter_context(Relay(where, counted)) for where in (port, message))
+        os.environ[ANNOUNCED] = str(messages.port)
         processes = {"serve": server.pid}
         joined = []
         for name in SITES:
@@ -348,6 +352,17 @@ def run_job(job: str, *words: str) -> None:
     """The process of a run: the job, and a line for every reply, timed by the clock that all processes share."""
     import fedstrata
     from fedstrata.events import Replied
+
+    if "engine.name=flower" in words:
+        from fedstrata.sites.message_server import MessageServer
+
+        listens = MessageServer.__init__
+
+        def announces(server: Any, *arguments: Any) -> None:
+            listens(server, *arguments)
+            server.port = int(os.environ[ANNOUNCED])  # the sites come through the relay
+
+        MessageServer.__init__ = announces  # type: ignore[method-assign]
 
     def tell(event: Any) -> None:
         if isinstance(event, Replied):

@@ -40,7 +40,7 @@ class Deployment:
         self.folder, self.names = folder, names
         self.home = folder / "federation"
         self.port = free_port()
-        init(self.home, names, port=self.port, stream_port=free_port())
+        init(self.home, names, port=self.port, stream_port=free_port(), message_port=free_port())
         rows = [(*row, names[i % len(names)]) for i, row in enumerate(SENTENCES)]
         self.everything = self.write(folder / "all.csv", ["text", "label", "site"], rows)
         for name in names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from fedstrata.sites.messages import (
     encode_message,
     encode_reply,
 )
+from fedstrata.sites.tensor_file import TensorFile
 
 RUN = "f" * 32
 NAMES = ("a", "b")
@@ -34,8 +36,8 @@ def honest(name: str, message: bytes) -> bytes:
     """What a site answers."""
     header = decode_message(message, "hello", "start", "request").header
     if isinstance(header, RequestHeader):
-        return encode_reply(RUN, Reply(name, 1, loss=0.5 if name == "a" else 0.25))
-    return encode_message(RUN, WelcomeHeader(examples=1, holds=isinstance(header, StartHeader)))
+        return bytes(encode_reply(RUN, Reply(name, 1, loss=0.5 if name == "a" else 0.25)))
+    return bytes(encode_message(RUN, WelcomeHeader(examples=1, holds=isinstance(header, StartHeader))))
 
 
 class Script:
@@ -51,10 +53,13 @@ class Script:
     def online(self) -> dict[str, Presence]:
         return dict(self.there)
 
-    def send(self, to: Presence, message: bytes, seconds: float) -> str:
+    def send(self, to: Presence, message: TensorFile, seconds: float, answer_bytes: int) -> str:
         number = f"m{len(self.sent)}"
-        self.sent[number] = {1: "a", 2: "b"}[to[0]], message
+        self.sent[number] = {1: "a", 2: "b"}[to[0]], bytes(message)
         return number
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(seconds)
 
     def requests(self, name: str) -> list[str]:
         """Numbers of the requests sent to a site."""
@@ -79,6 +84,7 @@ def engine(transport: Script, folder: Path, events: list[Any], deadline: float =
             hello=lambda name: encode_message(RUN, header),
             start=lambda: encode_message(RUN, StartHeader()),
             check=lambda request, reply: None,
+            answer_bytes=lambda request, examples: 0,
         ),
         transport=transport,
         deadline=deadline,

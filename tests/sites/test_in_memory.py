@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ from fedstrata.sites.messages import decode_message, encode_message
 from fedstrata.sites.provision import init
 from fedstrata.sites.service import SiteService
 from fedstrata.sites.settings import read_server, read_site
+from fedstrata.sites.tensor_file import TensorFile, read_file
 from tiny import SENTENCES, saved_tensors
 
 Jobs = Callable[..., dict[str, Any]]
@@ -40,24 +42,36 @@ class Post:
     def __init__(self, hosts: dict[str, SiteService]) -> None:
         self.hosts = hosts
         self.out: set[str] = set()
-        self.waiting: dict[str, tuple[str, bytes]] = {}
+        self.waiting: dict[str, tuple[str, bytes, int]] = {}
         self.messages: list[tuple[str, str, bytes]] = []
 
     def online(self) -> dict[str, Presence]:
         return {name: (i, "") for i, name in enumerate(self.hosts) if name not in self.out}
 
-    def send(self, to: Presence, message: bytes, seconds: float) -> str:
+    def send(self, to: Presence, message: TensorFile, seconds: float, answer_bytes: int) -> str:
         name = list(self.hosts)[to[0]]
-        self.messages.append((name, "down", message))
-        self.waiting[str(len(self.messages))] = name, message
+        self.messages.append((name, "down", bytes(message)))
+        self.waiting[str(len(self.messages))] = name, bytes(message), answer_bytes
         return str(len(self.messages))
 
     def receive(self, numbers: Iterable[str]) -> Iterator[tuple[str, bytes | None]]:
         for number in reversed(list(numbers)):  # the last one answers first
-            name, message = self.waiting.pop(number)
-            answer = self.hosts[name].answer(message)
+            name, message, limit = self.waiting.pop(number)
+            self.admit(self.hosts[name], message)
+            answer = bytes(self.hosts[name].answer(message))
+            assert len(answer) - 8 - int.from_bytes(answer[:8], "little") <= limit
             self.messages.append((name, "up", answer))
             yield number, answer
+
+    def admit(self, host: SiteService, message: bytes) -> None:
+        """A site takes as many bytes as an honest server sends, or refuses the message anyway."""
+        try:
+            host.admit(read_file(message).metadata, len(message) - 8 - int.from_bytes(message[:8], "little"))
+        except Exception:
+            assert host.answer(message).metadata["kind"] == "refusal"
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(seconds)
 
 
 def plainly(request: Request, port: int, token: str, deadline: float) -> ActivationClient:
@@ -400,13 +414,13 @@ def test_a_quorum_that_is_lost_stops_the_run_and_resume_goes_on(job: Jobs, villa
     same(fedstrata.run(here), fedstrata.run(there, resume=True))
 
 
-def changed(message: bytes, **fields: Any) -> bytes:
+def changed(message: bytes, **fields: Any) -> TensorFile:
     """A reply with other fields in its header."""
     envelope = decode_message(message, "reply")
     return encode_message(envelope.run, envelope.header.model_copy(update=fields), envelope.weights)
 
 
-def spoilt(message: bytes) -> bytes:
+def spoilt(message: bytes) -> TensorFile:
     """A reply whose head is not what the plan sends."""
     envelope = decode_message(message, "reply")
     weights = {**envelope.weights, "head": {name: t[:1] for name, t in envelope.weights["head"].items()}}
@@ -427,17 +441,21 @@ def spoilt(message: bytes) -> bytes:
     ],
 )
 def test_an_answer_that_makes_no_sense_is_none(
-    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch, answer: Callable[[bytes], bytes], reason: str
+    job: Jobs,
+    village: Village,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: Callable[[bytes], bytes | TensorFile],
+    reason: str,
 ) -> None:
     _, there = village.jobs(job("fedavg", "classify"))
     host, honest = village.post.hosts["b"], village.post.hosts["b"].answer
 
     def lies(message: bytes) -> bytes:
-        reply = honest(message)
+        reply = bytes(honest(message))
         if b'"kind":"reply"' not in reply:
             return reply
-        assert answer(reply) != reply
-        return answer(reply)
+        assert bytes(answer(reply)) != reply
+        return bytes(answer(reply))
 
     monkeypatch.setattr(host, "answer", lies)
     run = fedstrata.run(there)

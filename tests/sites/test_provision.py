@@ -237,6 +237,7 @@ def test_flower_reads_the_keys(federation: Path, monkeypatch: pytest.MonkeyPatch
         ({"host": "fed_1.example.org"}, "host: 'fed_1.example.org' cannot be named in a certificate"),
         ({"port": 0}, "port: "),
         ({"port": 9441}, "stream_port: is 9441, as port is"),
+        ({"message_port": 9440}, "message_port: is 9440, as port is"),
         ({"tls": (Path("no.pem"),) * 3}, "tls: ca: no.pem cannot be read"),
     ],
 )

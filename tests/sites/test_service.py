@@ -137,10 +137,6 @@ def test_the_start_model_is_the_one_that_was_announced(heard: tuple[SiteService,
     assert answer(host, said[StartHeader]).holds
 
 
-def test_an_empty_message_asks_who_it_is(heard: tuple[SiteService, dict[type, Envelope]]) -> None:
-    assert heard[0].answer(b"") == b"a"
-
-
 def test_nonsense_is_answered(heard: tuple[SiteService, dict[type, Envelope]]) -> None:
     for message in (b"nonsense", b"\xff" * 100, b"{}"):
         refusal = decode_message(heard[0].answer(message), "refusal").header

@@ -93,7 +93,7 @@ def test_paths_are_absolute_wherever_it_is_read(
 
 def test_what_is_left_out_has_a_default(server: Writes, site: Writes) -> None:
     ours, theirs = read_server(server()), read_site(site())
-    assert (ours.port, ours.stream_port) == (9440, 9441)
+    assert (ours.port, ours.stream_port, ours.message_port) == (9440, 9441, 9442)
     assert (theirs.data.text, theirs.data.label, theirs.data.test) == ("text", "label", None)
     assert (theirs.device.name, theirs.device.threads) == ("auto", None)
     assert (theirs.allow.payloads, theirs.allow.methods) == (["weights"], None)
@@ -101,8 +101,11 @@ def test_what_is_left_out_has_a_default(server: Writes, site: Writes) -> None:
 
 
 def test_every_key_may_be_set(server: Writes, site: Writes) -> None:
-    ours = read_server(server({"bind": "10.0.0.1", "port": 1, "stream_port": 65535}, sites={"b": "keys/b.pub"}))
-    assert (ours.bind, ours.port, ours.stream_port, list(ours.sites)) == ("10.0.0.1", 1, 65535, ["a", "b"])
+    ours = read_server(
+        server({"bind": "10.0.0.1", "port": 1, "stream_port": 65535, "message_port": 2}, sites={"b": "keys/b.pub"})
+    )
+    assert (ours.bind, ours.port, ours.stream_port, ours.message_port) == ("10.0.0.1", 1, 65535, 2)
+    assert list(ours.sites) == ["a", "b"]
     theirs = read_site(
         site(
             data={"test": ["x.csv"], "text": ["a", "b"], "columns": ["a"], "limit": 3, "documents": "blank"}
@@ -187,6 +190,8 @@ def test_sources_are_paths_where_they_can_be(site: Writes, tmp_path: Path) -> No
         ({"port": "9440"}, {}, ["port: must be a whole number, found '9440'"]),
         ({"port": 9441}, {}, ["stream_port: is 9441, as port is"]),
         ({"stream_port": 9440}, {}, ["stream_port: is 9440, as port is"]),
+        ({"port": 9442}, {}, ["message_port: is 9442, as port is"]),
+        ({"message_port": 9441}, {}, ["message_port: is 9441, as stream_port is"]),
         ({"stream_port": True}, {}, ["stream_port: must be a whole number, found true"]),
         ({"strem_port": 1}, {}, ["strem_port: no such key", "did you mean 'stream_port'?"]),
         ({"tls": None}, {}, ["tls: is missing"]),

@@ -38,6 +38,7 @@ from fedstrata.sites.messages import (
 )
 from fedstrata.sites.own_model import save_own_model
 from fedstrata.sites.site import Site
+from fedstrata.sites.tensor_file import TensorFile
 from fedstrata.tasks import Examples
 from fedstrata.tasks.classify import Classify
 from fedstrata.wire.codec import WireError, payload_bytes
@@ -67,11 +68,11 @@ def request(**changes: Any) -> Request:
 RUN = "0" * 32
 
 
-def asked(message: bytes) -> Request:
+def asked(message: bytes | TensorFile) -> Request:
     return decode_request(decode_message(message, "request"))
 
 
-def replied(message: bytes) -> Reply:
+def replied(message: bytes | TensorFile) -> Reply:
     return decode_reply(decode_message(message, "reply"))
 
 
@@ -92,7 +93,7 @@ def test_a_request_and_a_reply_come_back_as_they_were() -> None:
     assert nothing.loss != nothing.loss
 
 
-@pytest.mark.parametrize("message", [b"", b"nonsense", b"\xff" * 40, encode_reply(RUN, Reply("a", 1))[:-3]])
+@pytest.mark.parametrize("message", [b"", b"nonsense", b"\xff" * 40, bytes(encode_reply(RUN, Reply("a", 1)))[:-3]])
 def test_what_is_no_message_is_refused(message: bytes) -> None:
     for kind in KINDS:
         with pytest.raises(WireError, match=f"not a {kind}: "):
@@ -102,16 +103,6 @@ def test_what_is_no_message_is_refused(message: bytes) -> None:
 def test_a_reply_is_no_request() -> None:
     with pytest.raises(WireError, match="not a request: is a reply"):
         decode_message(encode_reply(RUN, Reply("a", 1)), "request")
-
-
-@pytest.mark.parametrize("name", ["a", "hospital-17", "مستشفى"])
-def test_tensors_stand_at_the_same_place_whoever_they_are_for(name: str) -> None:
-    """So that pieces of messages with the same tensors are the same pieces."""
-    one, other = (encode_request(RUN, request(client=client)) for client in ("b", name))
-    begins = [8 + int.from_bytes(message[:8], "little") for message in (one, other)]
-    assert begins[0] == begins[1]
-    assert one[begins[0] :] == other[begins[1] :]
-    assert asked(other).client == name
 
 
 REQUEST = {

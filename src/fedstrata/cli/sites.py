@@ -15,7 +15,7 @@ def init(
     folder: Annotated[Path, typer.Argument(help="Folder to write to.", show_default=False)],
     sites: Annotated[str, typer.Option(help="Names of the sites, a,b,c.", show_default=False)],
     host: Annotated[str, typer.Option(help="Name or address by which sites reach the server.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port for Flower messages.")] = 9440,
+    port: Annotated[int, typer.Option(help="Port for Flower: who is there.")] = 9440,
     stream_port: Annotated[int, typer.Option(help="Port for activations.")] = 9441,
     ca: Annotated[
         Path | None, typer.Option(help="CA certificate (PEM) that signed --certificate.", show_default=False)

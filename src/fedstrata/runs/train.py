@@ -37,7 +37,8 @@ from fedstrata.server.optimizer import make_server_optimizer
 from fedstrata.server.rounds import Half, Rounds
 from fedstrata.server.server import Server
 from fedstrata.server.state import RunState
-from fedstrata.sites.federation import Federation, RemoteStage, names_of, remote_engine
+from fedstrata.sites.federation import Federation, names_of, remote_engine
+from fedstrata.sites.remote_run import RemoteStage
 from fedstrata.wire.files import write_bytes
 
 Tell = Callable[[Event], None]

@@ -12,6 +12,7 @@ from fedstrata.events import Event, Waiting
 from fedstrata.plan.messages import NoReply, Reply, Request
 from fedstrata.server.records import Records
 from fedstrata.sites.messages import (
+    Answer,
     Envelope,
     FarewellHeader,
     RefusalHeader,
@@ -22,6 +23,7 @@ from fedstrata.sites.messages import (
     encode_message,
     encode_request,
 )
+from fedstrata.sites.tensor_file import TensorFile
 from fedstrata.wire.codec import WireError
 
 if TYPE_CHECKING:
@@ -38,8 +40,23 @@ REPORT_SECONDS = 5.0
 
 Presence = tuple[int, str]
 """A connected site: its number, and since when it has been connected."""
-Conversation = Generator[Callable[[], bytes], Envelope, Reply | WelcomeHeader]
-"""A conversation as a generator: yields a factory for the next message, receives the answer to it."""
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A message to be sent.
+
+    Attributes:
+        make: makes it, and makes it again if it was lost.
+        answer_bytes: most bytes of tensors that the answer may hold.
+    """
+
+    make: Callable[[], TensorFile]
+    answer_bytes: int = 0
+
+
+Conversation = Generator[Outgoing, Envelope, Reply | WelcomeHeader]
+"""A conversation as a generator: yields the next message, receives the answer to it."""
 
 
 class Transport(Protocol):
@@ -48,11 +65,14 @@ class Transport(Protocol):
     def online(self) -> dict[str, Presence]:
         """The sites that are connected now."""
 
-    def send(self, to: Presence, message: bytes, seconds: float) -> str:
-        """Send a message that expires after so many seconds; returns its id, empty if it cannot be sent."""
+    def send(self, to: Presence, message: TensorFile, seconds: float, answer_bytes: int) -> str:
+        """Send a message, to be answered within so many seconds with at most so many bytes of tensors; its id."""
 
-    def receive(self, ids: Iterable[str]) -> Iterator[tuple[str, bytes | None]]:
-        """The answers to these messages that have arrived; None in place of an answer that will not come."""
+    def receive(self, ids: Iterable[str]) -> Iterator[tuple[str, Answer]]:
+        """The answers to these messages that have arrived."""
+
+    def wait(self, seconds: float) -> None:
+        """Wait so long, or until an answer arrives."""
 
 
 @dataclass
@@ -61,7 +81,7 @@ class PendingReply:
 
     Attributes:
         conversation: the generator.
-        make_message: makes the next message, and makes it again if it was lost.
+        outgoing: the next message.
         send_after: monotonic time from which the message may be sent.
         message_id: of the message that was sent; empty while there is none.
         presence: of the site when the message was sent.
@@ -69,7 +89,7 @@ class PendingReply:
     """
 
     conversation: Conversation
-    make_message: Callable[[], bytes]
+    outgoing: Outgoing
     send_after: float = 0.0
     message_id: str = ""
     presence: Presence | None = None
@@ -86,14 +106,16 @@ class RemoteRun:
         hello: makes a site's first message.
         start: makes the message with the start model.
         check: raises WireError for a reply that does not answer its request.
+        answer_bytes: most bytes of tensors in the reply to a request, of a site with so many examples.
         tokens: site -> its token for the activation stream.
     """
 
     id: str
     names: Sequence[str]
-    hello: Callable[[str], bytes]
-    start: Callable[[], bytes]
+    hello: Callable[[str], TensorFile]
+    start: Callable[[], TensorFile]
     check: Callable[[Request, Reply], None]
+    answer_bytes: Callable[[Request, int], int]
     tokens: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -156,9 +178,9 @@ class RemoteEngine:
         return [reply for reply in replies if isinstance(reply, NoReply)]
 
     def _greet(self, name: str) -> Conversation:
-        welcome = (yield partial(self.run.hello, name)).header
+        welcome = (yield Outgoing(partial(self.run.hello, name))).header
         if isinstance(welcome, WelcomeHeader) and not welcome.holds:
-            welcome = (yield self.run.start).header
+            welcome = (yield Outgoing(self.run.start)).header
         if not isinstance(welcome, WelcomeHeader):
             raise WireError("does not greet back")
         self.welcomes[name] = welcome
@@ -167,7 +189,8 @@ class RemoteEngine:
     def _request(self, request: Request) -> Conversation:
         if request.client not in self.welcomes:
             yield from self._greet(request.client)
-        envelope = yield partial(encode_request, self.run.id, request)
+        size = self.run.answer_bytes(request, self.welcomes[request.client].examples)
+        envelope = yield Outgoing(partial(encode_request, self.run.id, request), size)
         if not isinstance(envelope.header, ReplyHeader):
             raise WireError("does not reply")
         reply = decode_reply(envelope)
@@ -177,7 +200,8 @@ class RemoteEngine:
         return reply
 
     def _farewell(self, save: bool) -> Conversation:
-        welcome = (yield partial(encode_message, self.run.id, FarewellHeader(save=save))).header
+        farewell = partial(encode_message, self.run.id, FarewellHeader(save=save))
+        welcome = (yield Outgoing(farewell)).header
         if not isinstance(welcome, WelcomeHeader):
             raise WireError("does not say farewell")
         return welcome
@@ -206,7 +230,7 @@ class RemoteEngine:
                     self.absent.add(name)
                     yield NoReply(name, "did not answer in time" if name in online else "is not connected")
                 return
-            time.sleep(min(1.0, max(POLL_SECONDS, (now - start) / 50)))
+            self.transport.wait(min(1.0, max(POLL_SECONDS, (now - start) / 50)))
 
     def _send(
         self, round: int, pending: Mapping[str, PendingReply], online: Mapping[str, Presence], until: float
@@ -217,9 +241,10 @@ class RemoteEngine:
                 reply.message_id = ""  # the site has restarted since, and has lost the message
             if reply.message_id or name not in online or time.monotonic() < reply.send_after:
                 continue
-            message = reply.make_message()
+            message = reply.outgoing.make()
             reply.sent_at, reply.presence = time.monotonic(), online[name]
-            reply.message_id = self.transport.send(online[name], message, until - reply.sent_at)
+            seconds, size = until - reply.sent_at, reply.outgoing.answer_bytes
+            reply.message_id = self.transport.send(online[name], message, seconds, size)
             reply.send_after = reply.sent_at + RETRY_SECONDS
             self._record(round, name, "down", len(message), None)
 
@@ -243,12 +268,16 @@ class RemoteEngine:
                 self.welcomes.pop(name, None)  # the site may have lost the run's state: redo the handshake
                 yield NoReply(name, str(error))
 
-    def _continue(self, round: int, name: str, reply: PendingReply, answer: bytes) -> None:
+    def _continue(
+        self, round: int, name: str, reply: PendingReply, answer: bytes | TensorFile | WireError
+    ) -> None:
+        if isinstance(answer, WireError):
+            raise answer
         self.absent.discard(name)
         self._record(round, name, "up", len(answer), time.monotonic() - reply.sent_at)
-        reply.make_message, reply.send_after = reply.conversation.send(self._open(name, answer)), 0.0
+        reply.outgoing, reply.send_after = reply.conversation.send(self._open(name, answer)), 0.0
 
-    def _open(self, name: str, answer: bytes) -> Envelope:
+    def _open(self, name: str, answer: bytes | TensorFile) -> Envelope:
         envelope = decode_message(answer, "welcome", "reply", "refusal")
         header = envelope.header
         if envelope.run != self.run.id:

@@ -4,46 +4,32 @@ from __future__ import annotations
 
 import math
 import secrets
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
 from filelock import FileLock, Timeout
 
 from fedstrata.errors import UserError
 from fedstrata.events import Event, Missed
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.job.tables import Engine, Job, method_name
-from fedstrata.models import checkpoints
-from fedstrata.plan.kinds import Weights
 from fedstrata.plan.labels import sort_labels
-from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import Streams
-from fedstrata.server import state
 from fedstrata.server.layers import ServerLayers
-from fedstrata.server.records import Records
-from fedstrata.server.server import Server
 from fedstrata.sites.checks import join_address, loopback
-from fedstrata.sites.engine import RemoteEngine, RemoteRun, Transport
-from fedstrata.sites.messages import HelloHeader, StartHeader, encode_message
+from fedstrata.sites.engine import RemoteEngine, Transport
+from fedstrata.sites.remote_run import RemoteStage, remote_run
 from fedstrata.sites.serve import secret_file
 from fedstrata.sites.settings import ServerSettings, read_server
-from fedstrata.wire.codec import WireError
-from fedstrata.wire.files import write_bytes
 
 if TYPE_CHECKING:
     from fedstrata.sites.activation_server import ActivationServer
 
-JOB_TABLES = ("task", "method", "train", "head", "wire")
-"""Tables of the job that are sent to a site; the others are the site's own."""
 SESSION_SHARE = 4
 """A client may keep the activation server waiting for a quarter of the deadline: others wait for their turns."""
 
@@ -55,7 +41,7 @@ class Federation:
     Attributes:
         settings: the server's.
         transport: carries messages to the sites.
-        tokens: site -> its token for the activation stream.
+        tokens: site -> its token for messages and for the activation stream.
         secure: TLS and keys are on.
     """
 
@@ -63,33 +49,6 @@ class Federation:
     transport: Transport
     tokens: Mapping[str, str]
     secure: bool
-
-
-@dataclass(frozen=True)
-class RemoteStage:
-    """A stage that is trained between sites.
-
-    Attributes:
-        job: the stage's job.
-        labels: class names in order; None where the task has none.
-        loaded: the stage's model and tokenizer.
-        server: holds the model's parts and what a reply must hold.
-        start: the start model's weights.
-        layers: the layers that the server holds; None where the method has none.
-        folder: the stage's output folder.
-        records: the stage's records.
-        installed: component of the caller's own -> its entry point and identity, which a site must have too.
-    """
-
-    job: Job
-    labels: tuple[str, ...] | None
-    loaded: checkpoints.Loaded
-    server: Server
-    start: Weights
-    layers: ServerLayers | None
-    folder: Path
-    records: Records
-    installed: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def names_of(job: Job) -> list[str]:
@@ -136,6 +95,8 @@ def federation(engine: Engine) -> Iterator[Federation]:
         UserError: the server does not answer, another run is on, or the run is insecure and not on one machine.
     """
     from fedstrata.sites import flower
+    from fedstrata.sites.message_server import MessageServer
+    from fedstrata.sites.transport import SiteTransport
 
     settings = _settings(engine)
     if engine.insecure and not loopback(settings.host):
@@ -145,8 +106,18 @@ def federation(engine: Engine) -> Iterator[Federation]:
     keys = {} if engine.insecure else {flower.public_key(path): name for name, path in settings.sites.items()}
     tokens = {name: secrets.token_hex(32) for name in settings.sites}
     server = join_address(settings.host, settings.port)
-    with _run_lock(settings.home), flower.connect(server, ca, keys, secret) as transport:
-        yield Federation(settings, transport, tokens, not engine.insecure)
+    listen = join_address(settings.bind, settings.message_port)
+    with (
+        _run_lock(settings.home),
+        flower.connect(server, ca, keys, secret) as caller,
+        MessageServer(listen, _tls(settings, not engine.insecure), tokens) as messages,
+    ):
+        yield Federation(settings, SiteTransport(caller, messages, tokens), tokens, not engine.insecure)
+
+
+def _tls(settings: ServerSettings, secure: bool) -> tuple[bytes, bytes] | None:
+    """The server's certificate and its key."""
+    return (settings.tls.certificate.read_bytes(), settings.tls.key.read_bytes()) if secure else None
 
 
 @contextmanager
@@ -178,7 +149,7 @@ def remote_engine(
         if stage.layers:
             server = stack.enter_context(_activation_server(stage.layers, federation, job.engine.deadline))
         engine = RemoteEngine(
-            run=_remote_run(stage, names, sent, federation.tokens, server.port if server else 0),
+            run=remote_run(stage, names, sent, federation.tokens, server.port if server else 0),
             transport=federation.transport,
             deadline=job.engine.deadline,
             records=stage.records,
@@ -202,87 +173,5 @@ def _activation_server(layers: ServerLayers, federation: Federation, deadline: f
     from fedstrata.sites.activation_server import ActivationServer
 
     settings = federation.settings
-    tls = (settings.tls.certificate.read_bytes(), settings.tls.key.read_bytes()) if federation.secure else None
-    return ActivationServer(
-        layers, join_address(settings.bind, settings.stream_port), tls, deadline / SESSION_SHARE
-    )
-
-
-def _remote_run(
-    stage: RemoteStage, names: Sequence[str], sent: Weights, tokens: Mapping[str, str], port: int
-) -> RemoteRun:
-    """What the sites need to know of a stage.
-
-    Args:
-        stage: the stage.
-        names: the sites' names.
-        sent: the weights of the start model that the sites get.
-        tokens: site -> its token for the activation stream.
-        port: of the activation stream; 0 where there is none.
-    """
-    job, run_id, files = stage.job, _run_id(stage.folder), _files(stage.loaded)
-    header = HelloHeader(
-        version=version("fedstrata"),
-        stage=job.stage,
-        job=_site_tables(job, checkpoints.max_positions(stage.loaded.model)),
-        long_text=job.data.long_text,
-        share=job.clients.test or 0.0,
-        labels=stage.labels,
-        start=state.fingerprint(sent),
-        components=dict(stage.installed),
-    )
-
-    def hello(name: str) -> bytes:
-        stream = (port, tokens[name], job.engine.deadline) if port else None
-        return encode_message(run_id, header.model_copy(update={"stream": stream}), {"files": files})
-
-    return RemoteRun(
-        id=run_id,
-        names=names,
-        hello=hello,
-        start=partial(encode_message, run_id, StartHeader(), sent),
-        check=partial(_check_reply, stage.server),
-        tokens=tokens,
-    )
-
-
-def _check_reply(server: Server, request: Request, reply: Reply) -> None:
-    """Refuse a reply that must not be aggregated.
-
-    Raises:
-        WireError: its loss is not finite, or it does not send what the plan says.
-    """
-    if request.phase == "train":
-        if not math.isfinite(reply.loss):
-            raise WireError(f"diverged (loss {reply.loss}); a smaller train.learning_rate helps")
-        try:
-            server.check(request.plan, reply)
-        except WireError as error:
-            raise WireError(f"sends what cannot be used: {error}") from None
-
-
-def _site_tables(job: Job, max_positions: int) -> dict[str, Any]:
-    """The tables of the job that are sent to a site."""
-    dump = job.dump()
-    tables = {table: dump[table] for table in JOB_TABLES}
-    tables["train"]["max_tokens"] = min(job.train.max_tokens, max_positions)
-    return tables
-
-
-def _files(loaded: checkpoints.Loaded) -> dict[str, torch.Tensor]:
-    """Name -> content, as bytes, of the files of a model's folder that hold no weights."""
-    with tempfile.TemporaryDirectory() as folder:
-        loaded.model.config.save_pretrained(folder)
-        loaded.tokenizer.save_pretrained(folder)
-        return {
-            path.name: torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
-            for path in sorted(Path(folder).iterdir())
-        }
-
-
-def _run_id(folder: Path) -> str:
-    """The name by which the sites know the stage; the same when it is resumed."""
-    path = folder / "state" / "run"
-    if not path.exists():
-        write_bytes(path, secrets.token_hex(16).encode())
-    return path.read_text()
+    address = join_address(settings.bind, settings.stream_port)
+    return ActivationServer(layers, address, _tls(settings, federation.secure), deadline / SESSION_SHARE)

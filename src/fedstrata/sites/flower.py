@@ -1,7 +1,7 @@
-"""The transport over Flower: messages between the server and the sites, as opaque bytes.
+"""Flower: which sites are there, proven by their keys, and the short messages that call them to a run.
 
-A message travels as one flat array. Both ends take Flower's tasks into processes that they run anyway: that of the
-run at the server, that with the rows and the model at a site. So no code is sent, and nothing is loaded twice.
+A message is one flat array. Both ends take Flower's tasks into processes that they run anyway, so no code is sent
+and nothing is loaded twice. The parts of the model go another way: :mod:`fedstrata.sites.message_stream`.
 """
 
 from __future__ import annotations

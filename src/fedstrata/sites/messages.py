@@ -17,13 +17,13 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import safetensors.torch
 from pydantic import Field, ValidationError
 from safetensors import SafetensorError
 
 from fedstrata.plan.kinds import Weights
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.sites.headers import Count, Header, from_header, header_model, to_header
+from fedstrata.sites.tensor_file import JSON_ERRORS, TensorFile, pack, read_file
 from fedstrata.wire.codec import WireError
 
 RequestHeader = header_model(Request)
@@ -95,9 +95,6 @@ class RefusalHeader(Header):
     final: bool
 
 
-BLOCK = 4096
-"""Headers are padded to a multiple of this many bytes: equal tensors then have equal offsets in the messages for
-different sites, so that a transport that sends messages in chunks can recognize equal chunks."""
 KINDS: dict[str, type[Header]] = {
     "hello": HelloHeader,
     "start": StartHeader,
@@ -108,15 +105,7 @@ KINDS: dict[str, type[Header]] = {
     "refusal": RefusalHeader,
 }
 """Kind of message -> its header."""
-DECODE_ERRORS = (
-    SafetensorError,
-    ValidationError,
-    json.JSONDecodeError,
-    UnicodeDecodeError,
-    KeyError,
-    TypeError,
-    RuntimeError,
-)
+DECODE_ERRORS = (SafetensorError, ValidationError, RuntimeError, *JSON_ERRORS)
 """Raised by the libraries for bytes that are no message."""
 
 
@@ -135,21 +124,24 @@ class Envelope:
     weights: Weights
 
 
-def encode_message(run: str, header: Header, weights: Weights = {}) -> bytes:  # noqa: B006
-    """The bytes of a message."""
+Answer = bytes | TensorFile | WireError | None
+"""What came back: a message; why it cannot be used; or None, if there will be none."""
+
+
+def encode_message(run: str, header: Header, weights: Weights = {}) -> TensorFile:  # noqa: B006
+    """A message; its tensors are not copied, and must not change until it has been sent."""
     kind = next(kind for kind, model in KINDS.items() if type(header) is model)
-    flat = {f"{part}|{name}": t.contiguous() for part, tensors in weights.items() for name, t in tensors.items()}
+    flat = {f"{part}|{name}": t for part, tensors in weights.items() for name, t in tensors.items()}
     metadata = {
         "kind": kind,
         "run": run,
         "header": json.dumps(header.model_dump()),
         "parts": json.dumps(list(weights)),
     }
-    metadata["pad"] = " " * (-len(json.dumps(metadata, ensure_ascii=False).encode()) % BLOCK)
-    return bytes(safetensors.torch.save(flat, metadata))
+    return pack(flat, metadata)
 
 
-def decode_message(message: bytes, *kinds: str) -> Envelope:
+def decode_message(message: bytes | TensorFile, *kinds: str) -> Envelope:
     """The content of a message, which must be of one of these kinds; its tensors are still to be checked.
 
     Raises:
@@ -157,21 +149,21 @@ def decode_message(message: bytes, *kinds: str) -> Envelope:
     """
     expected = " or ".join(kinds)
     try:
-        tensors = safetensors.torch.load(message)
-        metadata = read_metadata(message)
+        file = read_file(message) if isinstance(message, bytes) else message
+        metadata = file.metadata
         if metadata["kind"] not in kinds:
-            raise WireError(f"not a {expected}: is a {metadata['kind']}")
+            raise WireError(f"is a {metadata['kind'][:100]}")
         header = KINDS[metadata["kind"]].model_validate_json(metadata["header"])
-        parts = json.loads(metadata["parts"])  # in the sender's order; safetensors sorts by its own
+        parts = json.loads(metadata["parts"])  # in the sender's order; the file sorts by its own
         weights: Weights = {str(part): {} for part in parts}
     except DECODE_ERRORS as error:
         raise WireError(f"not a {expected}: {first_line(error)}") from None
-    for key, tensor in tensors.items():
+    for key, tensor in file.tensors.items():
         part, _, name = key.partition("|")
         if part not in weights:
             raise WireError(f"tensor {key!r}: belongs to no part")
         weights[part][name] = tensor
-    return Envelope(str(metadata["run"]), header, weights)
+    return Envelope(metadata["run"], header, weights)
 
 
 def read_metadata(message: bytes) -> dict[str, str]:
@@ -186,8 +178,8 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [""])[0]
 
 
-def encode_request(run: str, request: Request) -> bytes:
-    """The bytes of a request."""
+def encode_request(run: str, request: Request) -> TensorFile:
+    """The message of a request."""
     return encode_message(run, to_header(request), request.parts)
 
 
@@ -198,8 +190,8 @@ def decode_request(envelope: Envelope) -> Request:
     return request
 
 
-def encode_reply(run: str, reply: Reply) -> bytes:
-    """The bytes of a reply."""
+def encode_reply(run: str, reply: Reply) -> TensorFile:
+    """The message of a reply."""
     return encode_message(run, to_header(reply), reply.weights)
 
 

@@ -26,6 +26,7 @@ def init(
     host: str = "127.0.0.1",
     port: int = 9440,
     stream_port: int = 9441,
+    message_port: int = 9442,
     tls: tuple[Path, Path, Path] | None = None,
 ) -> list[Path]:
     """Write a federation: ``server.toml`` with certificate and public keys, and a folder to hand to each site.
@@ -36,8 +37,9 @@ def init(
         folder: to write into; it may hold other things.
         sites: their names.
         host: name or address under which sites reach the server.
-        port: for Flower messages.
+        port: for Flower.
         stream_port: for activations.
+        message_port: for messages.
         tls: the server's own certificate as PEM files: of the CA that signed it, itself, its private key. None
             makes a certificate for a year and the CA that signs it: enough for local tests.
 
@@ -48,7 +50,8 @@ def init(
         UserError: a name, host, port or certificate is invalid, or the folder holds a federation.
     """
     _need_extra()
-    listen = validated(Listen, {"host": host, "port": port, "stream_port": stream_port}, "federation")
+    ports = {"port": port, "stream_port": stream_port, "message_port": message_port}
+    listen = validated(Listen, {"host": host, **ports}, "federation")
     _check_names(sites)
     _check_unused(folder)
     certificates = make_certificates(host) if tls is None else read_certificates(*tls, host)

@@ -97,6 +97,7 @@ def join(settings: SiteSettings, say: Say, insecure: bool = False) -> None:
     import torch
 
     from fedstrata.sites import flower, flower_processes
+    from fedstrata.sites.message_client import Desk
     from fedstrata.sites.service import SiteService
 
     _check_insecure(insecure, settings.host)
@@ -108,23 +109,23 @@ def join(settings: SiteSettings, say: Say, insecure: bool = False) -> None:
     _log_to(logs / "site.log")
     secret, port = secret_file(settings.folder), _unused_port()
     tls = None if insecure else (settings.ca, settings.key)
+    ca = None if insecure else settings.ca.read_bytes()
     command = flower_processes.supernode(settings.server, port, tls, secret)
-    service = SiteService(settings, _log_step, _reach(settings, None if insecure else settings.ca.read_bytes()))
+    service = SiteService(settings, _log_step, _reach(settings, ca))
     stop, log = threading.Event(), logs / "supernode.log"
-    supervision = (
-        command,
-        log,
-        settings.folder,
-        stop,
-        say,
-        partial(_await_connection, settings.name, log, stop, say),
-    )
+    desk = Desk(settings.host, settings.name, ca, stop)
+    calls = (f"127.0.0.1:{port}", desk.take_call, stop, secret.read_bytes())
+    listener = threading.Thread(target=flower.answer_messages, args=calls, daemon=True)
+    wait = partial(_await_connection, settings.name, log, stop, say)
+    supervision = (command, log, settings.folder, stop, say, wait)
     supervisor = threading.Thread(target=_supervise, args=supervision, daemon=True)
     say(f"{settings.name}: joins {settings.server}; logs {logs}")
     with _interruptible():
         try:
             supervisor.start()
-            flower.answer_messages(f"127.0.0.1:{port}", service.answer, stop, secret.read_bytes())
+            listener.start()
+            for client in desk.clients():
+                client.answer_messages(service)
         finally:
             stop.set()
             supervisor.join(STARTUP_SECONDS)

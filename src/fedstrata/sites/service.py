@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from fedstrata.client.answer import ClientData
 from fedstrata.client.facts import facts_and_lines
-from fedstrata.client.setup import Ready, head_of, make_ready, resolve_auto
+from fedstrata.client.setup import Ready, head_of, make_ready
 from fedstrata.client.trainer import StepCallback
 from fedstrata.data.fingerprint import fingerprints
 from fedstrata.data.prepare import data_notes, prepare_own
 from fedstrata.errors import UserError
-from fedstrata.job.file import load
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models import checkpoints
 from fedstrata.models.cut import SplitLink
@@ -49,6 +48,8 @@ from fedstrata.sites.own_state import START, check_own, open_journal, write_jour
 from fedstrata.sites.permission import Refused, check_limits, own_component, permit
 from fedstrata.sites.settings import SiteSettings
 from fedstrata.sites.site import Reach, Site
+from fedstrata.sites.site_job import site_job
+from fedstrata.sites.tensor_file import TensorFile
 from fedstrata.wire.codec import WireError, check, wire_spec
 from fedstrata.wire.files import clear, write_bytes
 from fedstrata.wire.store import Store
@@ -59,6 +60,11 @@ FILES = re.compile(r"[\w-]+\.(json|txt|model|jinja)")
 
 OWN_FILES = ("hello", "rows.json", "journal.jsonl", "*.safetensors", ".*.part", "features.f32", "features.json")
 """What a site itself writes into a run's folder, beside the files of the start model."""
+
+MOST_FILE_BYTES = 1 << 28
+"""Of the files that come with the first message: settings and vocabulary of a model, not its weights."""
+WIDEST = 8
+"""Bytes of a parameter in a request, at most: fp32, or what an own codec may make of it."""
 
 ReachServer = Callable[[Request, int, str, float], AbstractContextManager[SplitLink]]
 """Opens the way to the server's layers: for a request, to a port, with a token, with a deadline in seconds."""
@@ -98,37 +104,52 @@ class SiteService:
     reach: ReachServer | None = None
     runs: dict[str, SiteRun] = field(default_factory=dict)
 
-    @quiet()
-    def answer(self, message: bytes) -> bytes:
-        """The answer to a message; what goes wrong here is reported there in words of this file alone.
+    def admit(self, metadata: Mapping[str, str], size: int) -> None:
+        """Refuse a message with more bytes of tensors than it can need, before they are received.
 
-        An empty message asks for the site's name.
+        Raises:
+            Exception: as when the message is answered; :meth:`refuse` says so to the server.
         """
-        if not message:
-            return self.settings.name.encode()
+        limit = MOST_FILE_BYTES
+        if metadata.get("kind") in ("start", "request"):
+            name = metadata.get("run", "")
+            _check_name(name)
+            run = self._run(name)
+            shapes = self._parts(run, self._folder(name) / "start").shapes.values()
+            limit = sum(WIDEST * math.prod(shape) for own in shapes for shape in own.values())
+        if size > limit:
+            raise WireError(f"its tensors have {size} bytes, at most {limit} are taken")
+
+    @quiet()
+    def answer(self, message: bytes | TensorFile) -> TensorFile:
+        """The answer to a message; what goes wrong here is reported there in words of this file alone."""
         run = ""
         try:
             envelope = decode_message(message, "hello", "start", "request", "farewell")
             run = envelope.run
-            if not re.fullmatch(r"[0-9a-f]{32}", run):
-                raise WireError("run: must be 32 hexadecimal digits")
-            del message  # so that its content is in memory once
+            _check_name(run)
+            del message  # so that its content is freed as early as can be
             return self._answer(envelope)
-        except Refused as error:
+        except Exception as error:
+            return self.refuse(run, error)
+
+    def refuse(self, run: str, error: Exception) -> TensorFile:
+        """The answer to a message that cannot be answered, in words of this file alone."""
+        if isinstance(error, Refused):
             LOG.warning("run %s: refused: %s", run, error)
             refusal = RefusalHeader(reason=f"refuses: {error}", final=True)
-        except WireError as error:
+        elif isinstance(error, WireError):
             LOG.warning("run %s: cannot do what it is asked: %s", run, error)
             refusal = RefusalHeader(reason=f"cannot do what it is asked: {error}"[:1000], final=False)
-        except UserError as error:
+        elif isinstance(error, UserError):
             LOG.error("run %s: %s", run, error)
             refusal = _failed("its data, model or device cannot be used; its own log says why")
-        except Exception as error:
-            LOG.exception("run %s", run)
+        else:
+            LOG.error("run %s", run, exc_info=error)
             refusal = _failed(f"{type(error).__name__}; its own log says more")
         return encode_message(run, refusal)
 
-    def _answer(self, envelope: Envelope) -> bytes:
+    def _answer(self, envelope: Envelope) -> TensorFile:
         name, header, weights = envelope.run, envelope.header, envelope.weights
         if isinstance(header, HelloHeader):
             return encode_message(name, self._greet(name, header, weights))
@@ -148,40 +169,17 @@ class SiteService:
         if hello.version != (here := version("fedstrata")):
             raise Refused(f"its FedStrata is {here}, the server's {hello.version}")
         folder = self._folder(name)
-        job = self._job(hello, folder)
+        job = site_job(self.settings, hello, folder)
         permit(self.settings, job)
         for file, content in files.get("files", {}).items():
             text = content.numpy().tobytes()
             if not FILES.fullmatch(file) or (file.endswith(".json") and "auto_map" in json.loads(text)):
                 raise Refused(f"the model comes with code of its own ({file})")
             write_bytes(folder / "start" / file, text)
-        write_bytes(folder / "hello", encode_message(name, hello))
+        write_bytes(folder / "hello", bytes(encode_message(name, hello)))
         self.runs = {name: SiteRun(hello, job, open_journal(folder))}  # of other runs nothing stays in memory
         LOG.info("run %s: %s, %s", name, hello.stage or "one stage", method_name(job.method))
         return self._welcome(name, self.runs[name])
-
-    def _job(self, hello: HelloHeader, folder: Path) -> Job:
-        """The server's job over the site's own rows and device; of ``[data]`` the server says one key alone."""
-        own, sent = self.settings, hello.job
-        data = {key: value for key, value in own.data.model_dump().items() if value is not None}
-        if hello.long_text is not None:
-            data["long_text"] = hello.long_text
-        clients = {"test": hello.share} if hello.share and own.data.test is None else {}
-        task = {**sent.get("task", {}), "labels": None if hello.labels is None else list(hello.labels)}
-        train = {**sent.get("train", {}), "device": own.device.name}
-        job: dict[str, Any] = {
-            "model": {"name": str(folder / "start")},
-            "task": task,
-            "data": data,
-            "clients": {"count": 1, **clients},
-            "train": train,
-            **{table: sent[table] for table in ("method", "head", "wire") if table in sent},
-        }
-        method = None
-        if "method" in hello.components:
-            options = {key: value for key, value in sent.get("method", {}).items() if key != "name"}
-            method = own_component(hello, "method", options)
-        return resolve_auto(load(job, method=method)[0])
 
     def _welcome(self, name: str, run: SiteRun) -> WelcomeHeader:
         """What it has for the run; with the start model it is ready to train."""
@@ -282,12 +280,17 @@ class SiteService:
                 raise WireError("this run is not known here")
             hello = decode_message(path.read_bytes(), "hello").header
             assert isinstance(hello, HelloHeader)
-            self.runs = {name: SiteRun(hello, self._job(hello, folder), open_journal(folder))}
+            self.runs = {name: SiteRun(hello, site_job(self.settings, hello, folder), open_journal(folder))}
             permit(self.settings, self.runs[name].job)  # its settings may have changed
         return self.runs[name]
 
     def _folder(self, name: str) -> Path:
         return self.settings.folder / "runs" / name
+
+
+def _check_name(run: str) -> None:
+    if not re.fullmatch(r"[0-9a-f]{32}", run):
+        raise WireError("run: must be 32 hexadecimal digits")
 
 
 def _failed(reason: str) -> RefusalHeader:

@@ -76,14 +76,19 @@ class Listen(_Settings):
     )
     """Address to listen on: all of the machine's, unless ``host`` is loopback."""
     port: Port = 9440
-    """Port for Flower messages."""
+    """Port for Flower, which tells who is there and calls the sites."""
     stream_port: Port = 9441
     """Port for activations, for methods that split the model."""
+    message_port: Port = 9442
+    """Port for messages: what sites are asked and what they reply, with the parts of the model."""
 
     @model_validator(mode="after")
     def _ports_differ(self) -> Self:
-        if self.port == self.stream_port:
-            raise ValueError(f"stream_port: is {self.stream_port}, as port is; expected another, from 1 to 65535")
+        ports: dict[int, str] = {}
+        for name in ("port", "stream_port", "message_port"):
+            other = ports.setdefault(number := getattr(self, name), name)
+            if other != name:
+                raise ValueError(f"{name}: is {number}, as {other} is; expected another, from 1 to 65535")
         return self
 
 

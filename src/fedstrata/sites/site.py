@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -79,9 +80,15 @@ class Site:
         self._check(request)
         for part, version in request.versions.items():
             if part in request.parts:
-                self._hold(part, version, self.runtime.wire.decode(request.parts[part]))
+                self.shared[part] = version, self.runtime.wire.decode(request.parts[part])
             elif self.shared[part][0] != version:
                 self.shared[part] = version, self._read(part, version)
+        with self._holding(request.parts):
+            reply = self._carry_out(request)
+        _within(sum(map(payload_bytes, reply.weights.values())), self.limit)
+        return reply
+
+    def _carry_out(self, request: Request) -> Reply:
         reach = self.reach(request) if self.reach and request.phase != "receive" else nullcontext()
         with reach as link:
             work = Work(
@@ -92,9 +99,7 @@ class Site:
                 callback=self.callback,
                 link=link and _Metered(link, self.limit),
             )
-            reply = drain(answer_request(work, EXCHANGES[self.method.exchange].handlers))
-        _within(sum(map(payload_bytes, reply.weights.values())), self.limit)
-        return reply
+            return drain(answer_request(work, EXCHANGES[self.method.exchange].handlers))
 
     def model(self, rounds: int) -> Weights:
         """The parts at this client after ``rounds`` rounds: personal ones, else the shared ones received."""
@@ -142,13 +147,20 @@ class Site:
         else:
             check(message, wire_spec(shapes, "fp32"))
 
-    def _hold(self, part: str, version: int, new: Tensors) -> None:
-        """Keep what was sent, so that a site that starts again need not be sent it once more."""
-        self.shared[part] = version, new
-        path = self._path(part, version)
-        self.data.store.note(self.folder / "held" / part, path, write_tensors(path, new))
-        for old in self._on_disk(part)[:-KEPT_VERSIONS]:
-            self._path(part, old).unlink()
+    @contextmanager
+    def _holding(self, received: Iterable[str]) -> Iterator[None]:
+        """Keep what was sent on the disk, so that a site that starts again need not be sent it once more.
+
+        It is written while the site works, and is there before the reply leaves.
+        """
+        paths = {part: self._path(part, self.shared[part][0]) for part in received}
+        with ThreadPoolExecutor(1, "held parts") as thread:
+            written = {part: thread.submit(write_tensors, paths[part], self.shared[part][1]) for part in paths}
+            yield
+        for part, checksum in written.items():
+            self.data.store.note(self.folder / "held" / part, paths[part], checksum.result())
+            for old in self._on_disk(part)[:-KEPT_VERSIONS]:
+                self._path(part, old).unlink()
 
     def _read(self, part: str, version: int) -> Tensors:
         """A version that is not the newest."""

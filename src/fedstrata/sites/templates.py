@@ -8,8 +8,9 @@ format = 2  # of this file
 
 host = "{host}"  # name or address under which sites reach this machine; the certificate names it
 # bind = "{bind}"  # address to listen on; default: host if it is loopback, else every address
-port = {port}  # for Flower messages; default 9440
+port = {port}  # for Flower, which tells who is there and calls the sites; default 9440
 stream_port = {stream_port}  # for activations, with methods that split the model; default 9441
+message_port = {message_port}  # for messages with parts of the model, while a run is on; default 9442
 
 {certificate}[tls]
 ca = "tls/ca.pem"  # certificate of the CA that signed the next one; every site has a copy
@@ -32,7 +33,7 @@ format = 2  # of this file
 # This folder is for the site alone: hand it over in private, then delete it at the server.
 
 name = "{name}"  # by which the server knows this site
-server = "{server}"  # the server's address for Flower messages
+server = "{server}"  # the server's address for Flower; it says the other ports
 ca = "ca.pem"  # certificate of the CA that signed the server's
 key = "{name}.key"  # this site's private key, readable by its owner alone (chmod 600)
 folder = "state"  # on this site's disk: personal parts, received parts, logs; created when needed

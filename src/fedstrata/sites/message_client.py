@@ -1,0 +1,207 @@
+"""A site's end of messages: it fetches what it is asked, answers, and delivers the answer."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+
+from fedstrata.sites.checks import join_address
+from fedstrata.sites.message_stream import (
+    DELIVER,
+    FETCH,
+    LATE,
+    MOST_FRAME,
+    SERVICE,
+    CallHeader,
+    frames,
+    read_frames,
+    read_header,
+)
+from fedstrata.sites.stream import OPTIONS
+from fedstrata.sites.tensor_file import Reader, TensorFile
+
+import grpc  # isort: skip  (stream says first what is needed for it)
+
+LOG = logging.getLogger("fedstrata.site")
+CONNECT_SECONDS = 10.0
+"""For a connection to be made."""
+RETRY_SECONDS = 300.0
+"""For which a lost connection is tried again; after that the site waits to be called."""
+PAUSE_SECONDS = 1.0
+"""Between two tries."""
+
+
+class Service(Protocol):
+    """What answers; see :class:`fedstrata.sites.service.SiteService`."""
+
+    def admit(self, metadata: Any, size: int) -> None:
+        """Refuse tensors of so many bytes before they are received."""
+
+    def answer(self, message: TensorFile) -> TensorFile:
+        """The answer to a message."""
+
+    def refuse(self, run: str, error: Exception) -> TensorFile:
+        """The answer to a message that could not be used."""
+
+
+class Over(Exception):
+    """There is nothing more to fetch from this server."""
+
+
+class MessageClient:
+    """A site's connection to one run.
+
+    Args:
+        address: "HOST:PORT" of the server.
+        site: the site's name.
+        token: by which the server knows it.
+        ca: certificates (PEM) of the CAs that may have signed the server's; None: plain text, for tests on one
+            machine.
+    """
+
+    def __init__(self, address: str, site: str, token: str, ca: bytes | None) -> None:
+        self.address, self.token = address, token
+        options = [
+            *OPTIONS.items(),
+            ("grpc.max_receive_message_length", MOST_FRAME),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.max_reconnect_backoff_ms", 2000),
+        ]
+        if ca is None:
+            self.channel = grpc.insecure_channel(address, options)
+        else:
+            self.channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(ca), options)
+        self.metadata = [("site-bin", site.encode()), ("token-bin", token.encode())]
+        self.closed = threading.Event()
+
+    def connects(self) -> bool:
+        """Whether the server can be reached, with a certificate that this site trusts."""
+        try:
+            grpc.channel_ready_future(self.channel).result(CONNECT_SECONDS)
+        except grpc.FutureTimeoutError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """End all calls; from any thread."""
+        self.closed.set()
+        self.channel.close()
+
+    def answer_messages(self, service: Service) -> None:
+        """Answer what the server has for this site, until it has no more or the connection is lost for good."""
+        try:
+            while True:
+                id, answer = self._retried(self._fetch, service)
+                self._retried(self._deliver, id, answer)
+                del answer  # the next message brings as much again
+        except Over:
+            pass
+        finally:
+            self.close()
+
+    def _fetch(self, service: Service) -> tuple[str, TensorFile]:
+        """The next message, answered."""
+        received = self.channel.stream_stream(f"/{SERVICE}/{FETCH}")(iter(()), metadata=self.metadata)
+        if (first := next(received, None)) is None:
+            raise Over
+        header = read_header(first)
+        reader, began = Reader(header.size, service.admit), time.monotonic()
+        try:
+            message = read_frames(reader, received)
+        except grpc.RpcError:
+            raise
+        except Exception as error:
+            received.cancel()
+            return header.id, service.refuse(reader.metadata.get("run", ""), error)
+        del reader
+        _log("received", header.size, began)
+        return header.id, service.answer(message)
+
+    def _deliver(self, id: str, answer: TensorFile) -> None:
+        call, began = self.channel.stream_unary(f"/{SERVICE}/{DELIVER}"), time.monotonic()
+        if call(frames(id, answer), metadata=self.metadata) == LATE:
+            LOG.warning("an answer was not taken: the server does not wait for it any more")
+        else:
+            _log("sent", len(answer), began)
+
+    def _retried(self, call: Any, *arguments: Any) -> Any:
+        """What a call returns, once the connection holds.
+
+        Raises:
+            Over: the server does not know this site any more, or could not be reached for too long.
+        """
+        until = time.monotonic() + RETRY_SECONDS
+        while True:
+            began = time.monotonic()
+            try:
+                if self.closed.is_set():
+                    raise Over
+                return call(*arguments)
+            except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed
+                code = error.code() if isinstance(error, grpc.RpcError) else grpc.StatusCode.CANCELLED
+                if code == grpc.StatusCode.UNAUTHENTICATED:
+                    raise Over from None
+                if time.monotonic() - began > RETRY_SECONDS / 2:  # it had held
+                    until = time.monotonic() + RETRY_SECONDS
+                if self.closed.wait(PAUSE_SECONDS) or time.monotonic() > until:
+                    raise Over from None
+
+
+def _log(what: str, size: int, began: float) -> None:
+    LOG.info("%s %.3f MB in %.2f s", what, size / 1e6, time.monotonic() - began)
+
+
+class Desk:
+    """Takes the server's calls, which come through Flower, and keeps the connection to the run that called last.
+
+    Args:
+        host: the server's.
+        site: the site's name.
+        ca: see :class:`MessageClient`.
+        stop: set when the program ends.
+    """
+
+    def __init__(self, host: str, site: str, ca: bytes | None, stop: threading.Event) -> None:
+        self.host, self.site, self.ca, self.stop = host, site, ca, stop
+        self.called = threading.Condition()
+        self.client: MessageClient | None = None
+
+    def take_call(self, call: bytes) -> bytes:
+        """Connect to the run that calls; returns nothing, or why not. An empty call asks for the site's name."""
+        if not call:
+            return self.site.encode()
+        try:
+            header = CallHeader.model_validate_json(call)
+        except ValidationError:
+            return b"does not understand the server's call; both must run the same version of FedStrata"
+        address = join_address(self.host, header.port)
+        with self.called:
+            client = self.client
+            if client and not client.closed.is_set() and (client.address, client.token) == (address, header.token):
+                return b""
+        client = MessageClient(address, self.site, header.token, self.ca)
+        if not client.connects():
+            client.close()
+            why = f"cannot connect to {address} (message_port in server.toml): a firewall, or another certificate"
+            LOG.error("%s", why)
+            return why.encode()
+        with self.called:
+            if self.client:
+                self.client.close()
+            self.client = client
+            self.called.notify_all()
+        return b""
+
+    def clients(self) -> Iterator[MessageClient]:
+        """The connection to each run that calls, one after another, until the program ends."""
+        while not self.stop.is_set():
+            with self.called:
+                self.called.wait_for(lambda: self.client and not self.client.closed.is_set(), 0.5)
+                client = self.client
+            if client and not client.closed.is_set():
+                yield client

@@ -1,0 +1,47 @@
+"""The job of a run as a site carries it out: the server's, over the site's own rows and device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fedstrata.client.setup import resolve_auto
+from fedstrata.job.file import load
+from fedstrata.job.tables import Job
+from fedstrata.sites.messages import HelloHeader
+from fedstrata.sites.permission import own_component
+from fedstrata.sites.settings import SiteSettings
+
+
+def site_job(own: SiteSettings, hello: HelloHeader, folder: Path) -> Job:
+    """The job; of ``[data]`` the server says one key alone.
+
+    Args:
+        own: the site's settings.
+        hello: what the server says.
+        folder: the run's, where the model's files are.
+
+    Raises:
+        Refused: it has a class of its own that is not installed here.
+        UserError: it is no job.
+    """
+    sent = hello.job
+    data = {key: value for key, value in own.data.model_dump().items() if value is not None}
+    if hello.long_text is not None:
+        data["long_text"] = hello.long_text
+    clients = {"test": hello.share} if hello.share and own.data.test is None else {}
+    task = {**sent.get("task", {}), "labels": None if hello.labels is None else list(hello.labels)}
+    train = {**sent.get("train", {}), "device": own.device.name}
+    job: dict[str, Any] = {
+        "model": {"name": str(folder / "start")},
+        "task": task,
+        "data": data,
+        "clients": {"count": 1, **clients},
+        "train": train,
+        **{table: sent[table] for table in ("method", "head", "wire") if table in sent},
+    }
+    method = None
+    if "method" in hello.components:
+        options = {key: value for key, value in sent.get("method", {}).items() if key != "name"}
+        method = own_component(hello, "method", options)
+    return resolve_auto(load(job, method=method)[0])

@@ -97,7 +97,7 @@ def measure(command: Sequence[str], environment: Mapping[str, str], out: Path, l
             if process.wait(limit):
                 failed = f"ended with {process.returncode}: {last_words(out / 'log.txt')}"
         except subprocess.TimeoutExpired:
-            failed = f"did not end within {limit:.0f} s"
+            failed = f"did not end within {limit:g} s"
         seconds = time.perf_counter() - started
         over.set()
         watcher.join()
@@ -138,7 +138,7 @@ def machine() -> dict[str, Any]:
         key, _, value = line.partition(":")
         found.setdefault(key.strip(), value.strip())
     flags = set(found.get("flags", "").split())
-    kilobytes = next(int(line.split()[1]) for line in Path("/proc/meminfo").open() if line.startswith("MemTotal"))
+    kilobytes = int(Path("/proc/meminfo").read_text().split()[1])  # MemTotal comes first
     return {
         "processor": found.get("model name", platform.machine()),
         "features": [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in flags],

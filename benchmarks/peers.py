@@ -1,11 +1,11 @@
-"""FedStrata beside what one would use instead: the same model, rows, batches and rates, whole processes in turn.
+"""FedStrata beside what one would use instead: same model, rows, batches and rates, whole processes in turn.
 
     python benchmarks/peers.py --out peers.json
     python benchmarks/peers.py --only 10,100 --peers "fedstrata,careful loop" --repeats 3
     python benchmarks/peers.py --quick
 
-A run lasts from the start of its process to its score; its memory is the peak of all its processes. Each peer has an
-environment of its own, which the first run installs (versions: ``benchmarks/environments.py``; rows:
+A run lasts from the start of its process to its end, with the score; its memory is the peak of all its processes.
+Each peer has an environment of its own, which the first run installs (``benchmarks/environments.py``; rows:
 ``benchmarks/workloads.py``; scripts: ``benchmarks/peers/``). The peers take turns, each repeat in another order; a
 ratio is the median of the ratios within a repeat. FedStrata tokenizes its texts in every run; all others but the
 loop "as written" get them tokenized, in batches of similar length. A peer that fails is named with its reason and

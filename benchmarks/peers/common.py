@@ -40,7 +40,7 @@ def arrays(which: str) -> dict[str, np.ndarray]:
 
 @cache
 def plan() -> dict[str, Any]:
-    """``batches``: [round][client] -> its steps, each a list of examples; ``plans`` likewise, where there are any."""
+    """``batches``: [round][client] -> its steps, each a list of examples; ``plans``, and ``of`` whom they are."""
     found: dict[str, Any] = json.loads((WORK / "plan.json").read_text("utf-8"))
     return found
 

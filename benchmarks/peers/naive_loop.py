@@ -1,4 +1,4 @@
-"""A plain PyTorch loop as people write it: each batch is drawn at random, tokenized and padded when it is needed."""
+"""A plain PyTorch loop as people write it: a batch is drawn at random, tokenized and padded when it is needed."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ class Batches(Dataset):
     def __len__(self) -> int:
         return int(self.size)
 
-    def iter(self, batch_size: int | None) -> Any:  # noqa: A003
+    def iter(self, batch_size: int | None) -> Any:
+        """The batches, whatever size is asked for."""
         return (tensors("train", index) for index in self.steps)
 
 
@@ -48,6 +49,7 @@ class Model(PyTorchModel):
     """Its model without the evaluation of every user before and after training, which no other peer does."""
 
     def evaluate(self, *arguments: Any, **named: Any) -> Metrics:
+        """Nothing."""
         return Metrics()
 
 

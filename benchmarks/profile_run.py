@@ -3,10 +3,10 @@
     python benchmarks/profile_run.py [JOB] [KEY=VALUE ...] [--json FILE]
 
 Without a job: a few clients with a small model on made-up text. The job runs in this process (``engine.name`` is
-set to ``inprocess``), its functions wrapped from outside; a second run, with torch.profiler on, divides the time of
-operators by their kinds. A row is time in it and not in a row within it; "other" is the rest, so the rows add up
-to the wall time. (Not named ``profile.py``: Python's own module of that name, which torch imports by way of cProfile,
-would be hidden from every script in this folder.)
+set to ``inprocess``), its functions wrapped from outside; a second run, with torch.profiler on, divides the time
+of operators by their kinds. A row is time in it and not in a row within it; "other" is the rest, so the rows add
+up to the wall time. (Not named ``profile.py``: that would hide Python's own module of that name, which torch
+imports by way of cProfile, from every script in this folder.)
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     python benchmarks/trend.py peers.json --add     # and append
 
 Only ratios are compared, each of which comes from one interleaved run: seconds of two days say nothing. A measure
-has become worse if all of it lies beyond all of what it was (its smallest ratio above the largest one then; of those
-of which more is better, below the smallest one). Exit status 1 says that some measure has.
+has become worse if all of it lies beyond all of what it was: its smallest ratio above the largest one then, or,
+where more is better, its largest below the smallest. Exit status 1 says that some measure has.
 """
 
 from __future__ import annotations

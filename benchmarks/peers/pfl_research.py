@@ -41,6 +41,7 @@ class Users:
         self.rounds = dict.fromkeys(range(len(WORKLOAD["sizes"])), 0)
 
     def __call__(self, client: int) -> Batches:
+        """The client's examples of its next round."""
         self.rounds[client] += 1
         return Batches(self.rounds[client] - 1, client)
 

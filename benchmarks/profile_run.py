@@ -192,13 +192,14 @@ def profile(job: Path, overrides: list[str], folder: Path) -> dict[str, Any]:
         fedstrata.report(folder / "clock")
     wall = time.perf_counter() - started
     clock.seconds["other"] += wall - sum(clock.seconds.values())
+    rows, calls = dict(clock.seconds.most_common()), dict(clock.calls)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         fedstrata.run(job, [*overrides, f"output.dir={folder / 'profiler'}"])
     return {
         "wall": wall,
         "imports": imported,
-        "rows": dict(clock.seconds.most_common()),
-        "calls": dict(clock.calls),
+        "rows": rows,
+        "calls": calls,
         "not_found": clock.missing,
         "operators": kinds_of(profiler),
     }

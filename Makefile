@@ -9,7 +9,7 @@ export DO_NOT_TRACK := 1
 
 ALONGSIDE := $(MAKE) --no-print-directory --jobs=3
 
-.PHONY: help install demo check test unit-tests all-tests deploy-test lint format types bench clean
+.PHONY: help install demo check test unit-tests all-tests deploy-test lint format types bench bench-peers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -46,11 +46,16 @@ format: $(INSTALLED) ## put the code into its format
 types: $(INSTALLED) ## check types
 	$(BIN)/mypy --strict src
 
-bench: $(INSTALLED) ## time a client's step, epochs over a frozen encoder, split steps, rounds between sites
+bench: $(INSTALLED) ## time a client's step, epochs over a frozen encoder, split steps, rounds between sites, whole runs
 	$(BIN)/python benchmarks/client_step.py
 	$(BIN)/python benchmarks/frozen.py
 	$(BIN)/python benchmarks/split.py
 	$(BIN)/python benchmarks/sites.py
+	$(BIN)/python benchmarks/profile_run.py
+	$(BIN)/python benchmarks/speed.py
+
+bench-peers: $(INSTALLED) ## time whole runs beside a plain loop, the Trainer, pfl-research, Flower and NVFlare
+	$(BIN)/python benchmarks/peers.py
 
 clean: ## remove .venv, caches and build files; runs/ stays
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
 
 from fedstrata.job.file import load
 from fedstrata.methods import METHODS
@@ -69,12 +74,128 @@ def test_sites_has_a_ratio_for_every_wire_type_and_number_of_sites(tmp_path: Pat
     assert all(step["ratio"] > 0 for step in steps)
 
 
-def test_the_job_of_rounds_between_sites_is_one(tmp_path: Path) -> None:
-    """A job file inside a string: no linter reads it, and the rounds themselves take minutes."""
-    found = importlib.util.spec_from_file_location("sites_benchmark", FOLDER / "sites.py")
+def module_of(name: str) -> ModuleType:
+    """A benchmark as a module; those beside it are found as when it is run."""
+    found = importlib.util.spec_from_file_location(f"{name}_benchmark", FOLDER / f"{name}.py")
     assert found is not None
     assert found.loader is not None
     module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    sys.modules[found.name] = module  # dataclasses look their module up
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(FOLDER)
+        found.loader.exec_module(module)
+    return module
+
+
+def test_the_job_of_rounds_between_sites_is_one(tmp_path: Path) -> None:
+    """A job file inside a string: no linter reads it, and the rounds themselves take minutes."""
+    module = module_of("sites")
     (job,) = load(module.make_job(tmp_path, "fedbfpt", 2))
     assert (job.clients.partition, job.method.rounds) == ("column", 2)
+
+
+@pytest.mark.run
+def test_peers_take_the_same_batches_to_nearly_the_same_weights(tmp_path: Path) -> None:
+    made = tmp_path / "peers.json"
+    words = ["--quick", "--peers", "fedstrata fp32,careful loop", "--out", made]
+    subprocess.run([sys.executable, FOLDER / "peers.py", *words], check=True, capture_output=True)
+    report = json.loads(made.read_text("utf-8"))
+    found = report["workloads"]["quick"]
+    assert found["failed"] == {}
+    assert {peer: len(runs) for peer, runs in found["runs"].items()} == {"fedstrata fp32": 1, "careful loop": 1}
+    assert found["apart"]["fedstrata fp32"] < 1e-3  # one wrong batch would make it about 1
+    assert all(run["seconds"] > 0 and run["peak"] > 0 for runs in found["runs"].values() for run in runs)
+
+
+def test_a_peer_that_fails_is_named_with_its_reason(tmp_path: Path) -> None:
+    measure = module_of("measure")
+    (tmp_path / "log").mkdir()
+    words = [sys.executable, "-c", "raise ValueError('no such client')"]
+    found = measure.measure(words, {}, tmp_path / "log", 60)
+    assert found.failed == "ended with 1: ValueError: no such client"
+    slow = measure.measure([sys.executable, "-c", "import time; time.sleep(60)"], {}, tmp_path / "log", 0.5)
+    assert slow.failed == "did not end within 0.5 s"
+
+
+def test_processes_that_a_peer_leaves_behind_are_ended_and_counted(tmp_path: Path) -> None:
+    """Ray and NVFlare start processes that outlive the one that started them."""
+    measure = module_of("measure")
+    child = "x = bytearray(300_000_000); import time; time.sleep(60)"
+    parent = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(4)"
+    found = measure.measure([sys.executable, "-c", parent], {}, tmp_path, 60)
+    assert found.failed == "wrote no result: nothing was printed"
+    assert found.peak > 300_000_000
+    assert not [pid for pid in measure.descendants(os.getpid()) if measure.memory(pid) > 300_000_000]
+
+
+def test_pip_refuses_for_a_reason() -> None:
+    reason = module_of("environments").reason
+    said = (
+        "ERROR: Ignored the following versions that require a different python version: 1.0\nERROR: No matching\n"
+    )
+    assert "installs under Python" in reason(said)
+    assert reason("ERROR: No matching distribution\n") == "does not install: No matching distribution"
+
+
+def line(median: float, date: str, **changes: Any) -> dict[str, Any]:
+    spread = {"median": median, "min": median - 0.1, "max": median + 0.1}
+    return {"measure": "run / loop", "machine": {"cores": 2}, "date": date, **spread, **changes}
+
+
+@pytest.mark.parametrize(
+    ("median", "verdict"),
+    [(1.0, "within the spread"), (1.15, "within the spread"), (1.3, "worse"), (0.7, "better")],
+)
+def test_trend_compares_with_the_newest_line_of_the_same_kind_of_machine(median: float, verdict: str) -> None:
+    old = [line(1.0, "2"), line(9.0, "1"), line(9.0, "3", machine={"cores": 8}), line(9.0, "3", measure="other")]
+    ((found, _, before),) = module_of("trend").compare([line(median, "4")], old)
+    assert (found, before) == (verdict, old[0])
+
+
+def test_trend_knows_measures_of_which_more_is_better() -> None:
+    trend = module_of("trend")
+    old, new = line(1.0, "1", measure="merge / copy"), line(2.0, "2", measure="merge / copy")
+    assert [found for found, _, _ in trend.compare([new], [old])] == ["better"]
+    assert [found for found, _, _ in trend.compare([new], [])] == ["new"]
+
+
+def test_trend_keeps_a_line_per_ratio(tmp_path: Path) -> None:
+    ratio = {"measure": "run / loop", "median": 0.5, "min": 0.4, "max": 0.6, "values": [0.4, 0.5, 0.6]}
+    report = {"commit": "abc", "machine": {"cores": 2}, "measures": [ratio, {**ratio, "measure": "import"}]}
+    (tmp_path / "report.json").write_text(json.dumps(report), "utf-8")
+    trend = tmp_path / "trend.jsonl"
+    words = [sys.executable, FOLDER / "trend.py", tmp_path / "report.json", "--trend", trend]
+    for _ in range(2):
+        subprocess.run([*words, "--add"], check=True)
+    kept = [json.loads(text) for text in trend.read_text("utf-8").splitlines()]
+    assert [row["measure"] for row in kept] == ["run / loop"] * 2
+    ratio |= {"median": 0.8, "min": 0.7, "max": 0.9}
+    (tmp_path / "report.json").write_text(json.dumps(report), "utf-8")
+    assert subprocess.run(words).returncode == 1
+
+
+def test_the_table_has_every_target_and_its_figures_come_from_files() -> None:
+    speed = module_of("speed")
+    target = speed.Target("a run", "1.2", 0.75, "10: seconds / careful loop", bound="the cores")
+    assert speed.cells(target, None)[2] == "–"
+    assert speed.cells(target, {"median": 0.7, "min": 0.6, "max": 0.8})[2:] == [
+        "0.7 (0.6 to 0.8)",
+        "≤ 0.75",
+        "met",
+    ]
+    assert speed.cells(target, {"median": 0.8, "min": 0.8, "max": 0.8})[2:] == ["0.8", "≤ 0.75", "the cores"]
+    page = speed.PAGE.read_text("utf-8")
+    made = speed.fill(page, speed.table([{"measures": []}]))
+    assert all(target.about in made for target in speed.TARGETS)
+    assert speed.fill(made, speed.table([{"measures": []}])) == made
+
+
+@pytest.mark.run
+def test_the_profile_adds_up_and_finds_every_function(tmp_path: Path) -> None:
+    made = tmp_path / "profile.json"
+    subprocess.run([sys.executable, FOLDER / "profile_run.py", "--json", made], check=True, capture_output=True)
+    found = json.loads(made.read_text("utf-8"))
+    assert found["not_found"] == []
+    assert sum(found["rows"].values()) == pytest.approx(found["wall"])
+    assert {"imports", "tokenizing", "forward", "backward", "optimizer", "scoring", "page"} <= found["rows"].keys()
+    assert found["operators"]["matrix products"] > 0

@@ -19,7 +19,8 @@ from filelock import FileLock, Timeout
 from fedstrata.errors import UserError
 from fedstrata.events import Event, Missed
 from fedstrata.exchanges import EXCHANGES
-from fedstrata.job.tables import Engine, Job, method_name
+from fedstrata.job.engine_table import Engine
+from fedstrata.job.tables import Job, method_name
 from fedstrata.models import checkpoints
 from fedstrata.plan.kinds import Weights
 from fedstrata.plan.labels import sort_labels

@@ -29,7 +29,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "reading rows": ("fedstrata.runs.job:prepare",),
     "tokenizing": ("fedstrata.client.setup:examples",),
     "start model": ("fedstrata.models.checkpoints:load", "fedstrata.models.checkpoints:parts_of"),
-    "batches": ("fedstrata.client.trainer:Trainer._batches",),
+    "batches": ("fedstrata.client.trainer:Trainer._steps",),
     "forward": ("fedstrata.client.trainer:Trainer._backward",),  # the backward pass within it is the next row
     "backward": ("torch.autograd:backward",),
     "optimizer": ("fedstrata.client.trainer:step", "fedstrata.client.trainer:make_optimizer"),

@@ -364,14 +364,14 @@ def batches_of(
     job: Any, examples: Any, round: int, clients: list[str], shards: list[Any]
 ) -> list[list[list[int]]]:
     """The batches that FedStrata makes of each client's examples in a round."""
-    from fedstrata.client.trainer import steps
+    from fedstrata.client.steps import steps
     from fedstrata.plan.streams import ORDER, Streams
 
     streams, found = Streams(job.train.seed), []
     for client, shard in zip(clients, shards, strict=True):
         order = streams.numpy(round, client, ORDER)
         made = steps(examples.tokens.lengths[shard], job.train, order)
-        found.append([shard[positions].tolist() for _, positions in made])
+        found.append([shard[positions].tolist() for step in made for positions in step.batches])
     return found
 
 

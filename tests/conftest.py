@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before the libraries that read it
+os.environ["OMP_NUM_THREADS"] = "1"  # tiny tensors gain nothing from more threads, and engines count cores by it
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tiny import SENTENCES, gpt2_tokenizer, tiny_model, tokenizer
-
-torch.set_num_threads(1)  # tiny tensors gain nothing from more, and waiting threads cost a busy machine dearly
-
 
 RUNS = ("bad_inputs", "cli", "components", "runs", "sites", "sweeps", "test_benchmarks.py", "test_docs.py")
 """Folders and files whose tests play whole runs or start processes."""

@@ -24,7 +24,7 @@ def run(
     job: JobFile,
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue what the output folder holds.")] = False,
-    engine: Annotated[str | None, typer.Option(help="What carries the exchanges: inprocess or flower.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Where the clients run: inprocess, pool or flower.")] = None,
     federation: Annotated[
         Path | None, typer.Option(help="Folder of a federation, for --engine flower.", show_default=False)
     ] = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from fedstrata.job.tables import Train
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.streams import EVALUATE, SERVER, Streams
 from fedstrata.tasks import Batch, Examples, Task
+from fedstrata.tasks.task import Predicted, SpreadTask
 
 MakePass = Callable[[FeatureCache | None], ModelPass]
 """Makes the way through the model, over the cache of a frozen encoder's hidden states where there is one."""
@@ -44,29 +46,57 @@ class Scorer:
 
         Of each pool of the examples the same again, as ``METRIC.POOL``.
         """
+        return scores_by_pool(examples, chosen, lambda inside: self._score(examples, inside, model_pass))
+
+    def predictions(
+        self, examples: Examples, chosen: Index | None, model_pass: ModelPass, share: tuple[int, int]
+    ) -> list[Predicted]:
+        """What the loaded model predicts for the batches of :meth:`run`, one by one.
+
+        Of ``share`` ``(i, n)`` every n-th batch from the i-th on. The task must be a
+        :class:`fedstrata.tasks.task.SpreadTask`.
+        """
+        assert isinstance(self.task, SpreadTask)
         chosen = np.arange(len(examples)) if chosen is None else chosen
-        scores = self._score(examples, chosen, model_pass)
-        for pool, members in examples.pools.items():
-            if len(inside := np.intersect1d(chosen, members)):
-                pooled = self._score(examples, inside, model_pass)
-                scores |= {f"{metric}.{pool}": value for metric, value in pooled.items()}
-        return scores
+        with self._scoring(model_pass):
+            own = self._batches(examples, chosen, model_pass, share)
+            return [self.task.predict(self.working.model, batch) for batch in own]
 
     def _score(self, examples: Examples, chosen: Index, model_pass: ModelPass) -> dict[str, float]:
+        with self._scoring(model_pass):
+            return self.task.score(self.working.model, self._batches(examples, chosen, model_pass))
+
+    @contextmanager
+    def _scoring(self, model_pass: ModelPass) -> Iterator[None]:
+        self.working.model.eval()
+        with torch.inference_mode(), model_pass.local_model(), autocast(self.working.device, self.train):
+            yield
+
+    def _batches(
+        self, examples: Examples, chosen: Index, model_pass: ModelPass, share: tuple[int, int] = (0, 1)
+    ) -> Iterator[Batch]:
+        """The batches of a share; all are made, as their masks are drawn one after another."""
         rng = self.streams.numpy(-1, SERVER, EVALUATE)
         lengths, budget = examples.tokens.lengths[chosen], self.train.tokens_per_batch
         size = 2 * self.train.batch_size
         order = batches(lengths, size, None) if budget is None else token_batches(lengths, 2 * budget, None)
-        model = self.working.model
-        model.eval()
+        for number, positions in enumerate(order):
+            index = chosen[positions]
+            batch = self.task.batch(examples, index, rng)
+            if number % share[1] == share[0]:
+                yield model_pass.inputs(index, batch).to(self.working.device)
 
-        def inputs() -> Iterator[Batch]:
-            for positions in order:
-                index = chosen[positions]
-                yield model_pass.inputs(index, self.task.batch(examples, index, rng)).to(self.working.device)
 
-        with torch.inference_mode(), model_pass.local_model(), autocast(self.working.device, self.train):
-            return self.task.score(model, inputs())
+def scores_by_pool(
+    examples: Examples, chosen: Index | None, score: Callable[[Index], dict[str, float]]
+) -> dict[str, float]:
+    """The scores of the chosen ``examples`` (None: all), and of each pool among them, as ``METRIC.POOL``."""
+    chosen = np.arange(len(examples)) if chosen is None else chosen
+    scores = score(chosen)
+    for pool, members in examples.pools.items():
+        if len(inside := np.intersect1d(chosen, members)):
+            scores |= {f"{metric}.{pool}": value for metric, value in score(inside).items()}
+    return scores
 
 
 class FeatureCaches:

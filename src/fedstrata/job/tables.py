@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, SerializeAsAny, model_validator
 
 from fedstrata.errors import did_you_mean
-from fedstrata.job.base import Names, Share, Table
+from fedstrata.job.base import Names, Table
 from fedstrata.job.data_tables import Clients, Data
+from fedstrata.job.engine_table import Engine
 from fedstrata.job.task_kinds import TASK_KINDS, named
 from fedstrata.job.train_table import Train as Train  # its users know it from here
 from fedstrata.methods import METHODS
@@ -118,29 +119,6 @@ class Client(Table):
     may_send: list[Payload] = Field(default_factory=_sendable)
     """``weights``: parts of the model; ``hidden_states``: the encoder's output for every text, with the labels;
     ``activations``: hidden states of every batch and their gradients (split learning)."""
-
-
-class Engine(Table):
-    """``[engine]``: where the clients run."""
-
-    name: Literal["inprocess", "flower"] = "inprocess"
-    federation: str | None = None
-    """Of flower: the folder that ``fedstrata federation init`` made, or its server.toml."""
-    deadline: Annotated[float, Field(gt=0)] = 3600.0
-    """Of flower: seconds to wait for a site to connect, and for its reply to a request."""
-    quorum: Share = 0.5
-    """Of flower: share of the sampled sites that must reply; with fewer the run stops."""
-    insecure: bool = False
-    """Of flower: without TLS and keys, on this machine alone."""
-
-    @model_validator(mode="after")
-    def _federation_fits(self) -> Self:
-        if self.name == "flower" and self.federation is None:
-            raise ValueError("federation: is missing; name = 'flower' needs the federation's folder")
-        for key in ("federation", "insecure"):
-            if self.name != "flower" and getattr(self, key):
-                raise ValueError(f"{key}: is for runs between sites, with name = 'flower' alone")
-        return self
 
 
 class Output(Table):

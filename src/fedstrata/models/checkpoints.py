@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from transformers import initialization
 
 from fedstrata.errors import UserError
 from fedstrata.job.task_kinds import TASK_KINDS
@@ -91,6 +92,22 @@ def load(
     for part in remote:
         stack[parts[part].depth] = nn.Identity()
     return Loaded(model, tokenizer, parts, fresh, carried, use_cache)
+
+
+def empty_twin(config: Any, kind: str, buffers: Mapping[str, torch.Tensor]) -> Any:
+    """A model like one that :func:`load` made, its parameters without values.
+
+    Args:
+        config: that model's.
+        kind: the task's kind.
+        buffers: that model's, by name.
+    """
+    with initialization.no_init_weights():
+        model = class_of(kind, config).from_config(config)
+    model.tie_weights()
+    for name, buffer in model.named_buffers():
+        buffer.copy_(buffers[name])
+    return model
 
 
 def _check_vocabulary(name: str, tokenizer: Any, config: Any) -> None:

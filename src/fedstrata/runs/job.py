@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.data.prepare import prepare, prepare_test
+from fedstrata.engines.machine import can_fork, cores
 from fedstrata.errors import UserError
 from fedstrata.events import Event
 from fedstrata.job.file import Overrides, load
@@ -34,6 +37,11 @@ def run_job(
         for job in jobs:
             check_between_sites(job, components)
         data = [prepare_test(job, base_dir) if job.between_sites else prepare(job, base_dir) for job in jobs]
-        from fedstrata.runs.stages import run_stages  # here, as it loads torch
+        first = "torch" not in sys.modules
+        from fedstrata.engines.processes import Nursery  # here, as it loads torch
+        from fedstrata.runs.stages import run_stages
 
-        return run_stages(jobs, data, base_dir, progress or (lambda event: None), components)
+        with closing(Nursery()) as nursery:
+            if first and cores() > 1 and any(job.engine.name in ("auto", "pool") for job in jobs) and can_fork():
+                nursery.fork_now()  # before anything is computed
+            return run_stages(jobs, data, base_dir, progress or (lambda event: None), components, nursery)

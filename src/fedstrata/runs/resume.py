@@ -28,7 +28,10 @@ NONE: Mapping[str, str] = MappingProxyType({})
 ORDER = ("stage", "start", "method", "model", "task", "data", "clients", "train", "head", "server", "wire")
 """Of several tables that differ, the first of these is named; of its keys the first of :data:`FIRST`."""
 FIRST = ("name", "config", "kind", "train", "test")
-FREE = {"engine": ("deadline", "quorum", "federation", "insecure"), "output": ("dir", "target", "keep_state")}
+FREE = {
+    "engine": ("workers", "deadline", "quorum", "federation", "insecure"),
+    "output": ("dir", "target", "keep_state"),
+}
 """Keys that no number of a run depends on."""
 RATES = ("train.learning_rate", "server.learning_rate")
 
@@ -84,6 +87,7 @@ def changes(job: Job, folder: Path, components: Mapping[str, str] = NONE) -> lis
     before.pop("changes", None)
     now = _tables(job, components)
     del now["format"]
+    _same_place(before.setdefault("engine", {}), now["engine"])
     found = _differences(before, now)
     for change in found:
         if why := _refusal(change, job):
@@ -175,6 +179,13 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Chan
         for key in sorted(keys, key=lambda name: (_place(name, FIRST), name)):
             found.append(Change(f"{table}.{key}", old.get(key), new.get(key)))
     return found
+
+
+def _same_place(before: dict[str, Any], now: Mapping[str, Any]) -> None:
+    """Clients on one machine may be played by another engine; an old folder does not say with how many threads."""
+    before.setdefault("threads", now["threads"])
+    if "flower" not in (before.get("name"), now["name"]):
+        before["name"] = now["name"]
 
 
 def _place(name: str, order: tuple[str, ...]) -> int:

@@ -19,13 +19,17 @@ from fedstrata.client.setup import (
 )
 from fedstrata.data.fingerprint import fingerprints
 from fedstrata.data.prepare import Prepared, population
+from fedstrata.engines.choice import Choice
+from fedstrata.engines.processes import Nursery
 from fedstrata.errors import UserError
 from fedstrata.events import Noted, StageEnded
 from fedstrata.job.tables import Job
 from fedstrata.models import checkpoints, scratch
+from fedstrata.models.configs import config_of
 from fedstrata.models.quiet import quiet
 from fedstrata.plan.parts import Parts
 from fedstrata.runs.components import Components
+from fedstrata.runs.engines import choose_engine, threads_set, with_choice, worker_modules
 from fedstrata.runs.folder import status_on_disk
 from fedstrata.runs.models import check_start, save_client_models
 from fedstrata.runs.notes import check_names, check_permission
@@ -52,7 +56,12 @@ START = "start"
 
 @quiet()
 def run_stages(
-    jobs: Sequence[Job], data: Sequence[Prepared], base_dir: Path | None, tell: Tell, components: Components
+    jobs: Sequence[Job],
+    data: Sequence[Prepared],
+    base_dir: Path | None,
+    tell: Tell,
+    components: Components,
+    nursery: Nursery,
 ) -> Result:
     """Run every stage of a job, or go on with them, in the folder that the first one names.
 
@@ -62,6 +71,7 @@ def run_stages(
         base_dir: folder in which relative paths are looked up after the working directory.
         tell: receives events.
         components: objects of the caller's own.
+        nursery: makes worker processes.
     """
     folder = Path(jobs[0].output.dir)
     places = [folder / "stages" / job.stage if len(jobs) > 1 else folder for job in jobs]
@@ -77,15 +87,32 @@ def run_stages(
             _start(job, rows, place, base_dir, Path(outlines) / (job.stage or "start")) if job.model else None
             for job, rows, place in zip(jobs, data, places, strict=True)
         ]
-        _check_stages(jobs, data, starts, tell)
+        parts = _check_stages(jobs, data, starts, tell)
+        choices = _engines(jobs, data, parts, places, components)
+        jobs = [with_choice(job, choice) if choice else job for job, choice in zip(jobs, choices, strict=True)]
         _check_begun(jobs, places, components)
         connected = federation(jobs[0].engine) if jobs[0].between_sites else nullcontext()
         with connected as sites:
-            for job, rows, start, place in zip(jobs, data, starts, places, strict=True):
+            for job, rows, start, place, choice in zip(jobs, data, starts, places, choices, strict=True):
                 begin = start or str(results[job.start].start)
-                stage = Stage(job=job, data=rows, folder=place, tell=tell, components=components, federation=sites)
+                engine: dict[str, Any] = {"federation": sites, "choice": choice, "nursery": nursery}
+                stage = Stage(job=job, data=rows, folder=place, tell=tell, components=components, **engine)
                 results[job.stage] = run_stage(stage, begin)
     return combine_stages(list(results.values()), folder) if len(jobs) > 1 else results[jobs[0].stage]
+
+
+def _engines(
+    jobs: Sequence[Job],
+    data: Sequence[Prepared],
+    parts: Sequence[Parts],
+    places: Sequence[Path],
+    components: Components,
+) -> list[Choice | None]:
+    """The engine of each stage whose clients are here."""
+    return [
+        None if job.between_sites else choose_engine(job, rows, own, place, components)
+        for job, rows, own, place in zip(jobs, data, parts, places, strict=True)
+    ]
 
 
 def _start(job: Job, data: Prepared, place: Path, base_dir: Path | None, outline: Path) -> str:
@@ -96,8 +123,10 @@ def _start(job: Job, data: Prepared, place: Path, base_dir: Path | None, outline
     return str(place / START) if (place / START).exists() else write_outline(job, data, base_dir, outline)
 
 
-def _check_stages(jobs: Sequence[Job], data: Sequence[Prepared], starts: Sequence[str | None], tell: Tell) -> None:
-    """Make every plan of every stage once, before anything is trained."""
+def _check_stages(
+    jobs: Sequence[Job], data: Sequence[Prepared], starts: Sequence[str | None], tell: Tell
+) -> list[Parts]:
+    """Make every plan of every stage once, before anything is trained; the parts of each stage's model."""
     first: dict[str, str] = {}
     made: dict[str, tuple[Job, Parts, list[str]]] = {}
     for job, rows, start in zip(jobs, data, starts, strict=True):
@@ -110,6 +139,7 @@ def _check_stages(jobs: Sequence[Job], data: Sequence[Prepared], starts: Sequenc
         made[job.stage] = job, parts, asked
         if start is None:
             check_start(job, parts, *made[job.start])
+    return [made[job.stage][1] for job in jobs]
 
 
 def _check_begun(jobs: Sequence[Job], places: Sequence[Path], components: Components) -> None:
@@ -184,6 +214,8 @@ def _go_on(stage: Stage, start: str, found: list[Change]) -> None:
     new = job.model is not None and job.model.config is not None and Path(start) != folder / START
     if new:
         scratch.add_weights(Path(start), job.task.kind, stage.data.labels, head_of(job), init_seed(job))
+    if stage.nursery and job.engine.name == "pool":
+        stage.nursery.load(worker_modules(job, config_of(start).model_type))  # while this process loads the model
     ready = make_ready(job, stage.data, start, task=own.task, codec=own.codec)
     if rounds := next((change.was for change in found if change.key == "method.rounds"), None):
         check_more_rounds(job, folder, rounds, ready.loaded.parts, ready.shards)
@@ -199,5 +231,5 @@ def _go_on(stage: Stage, start: str, found: list[Change]) -> None:
     if lost:
         stage.tell(Noted(lost))
     record_changes(job, folder, found, done, own.identities())
-    with status_on_disk(job, folder), run.committing():
+    with status_on_disk(job, folder), threads_set(job.engine.threads), run.committing():
         train_stage(ReadyStage(**vars(stage), ready=ready, weights=weights, state=run))

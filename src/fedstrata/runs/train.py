@@ -18,7 +18,10 @@ from fedstrata.client.facts import baseline, facts_and_lines
 from fedstrata.client.model_pass import plain_pass
 from fedstrata.client.setup import Ready
 from fedstrata.data.prepare import Prepared, population
+from fedstrata.engines.choice import Choice
 from fedstrata.engines.local import LocalEngine
+from fedstrata.engines.pool import PoolEngine
+from fedstrata.engines.processes import Nursery
 from fedstrata.events import Baseline, Encoded, Event, StageStarted
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.exchanges.exchange import ServerContext
@@ -29,6 +32,7 @@ from fedstrata.plan.kinds import Weights
 from fedstrata.plan.messages import Engine
 from fedstrata.plan.plan import Plan, make_plan
 from fedstrata.runs.components import Components
+from fedstrata.runs.engines import pool_engine, spread_score
 from fedstrata.runs.models import Trained, save_models
 from fedstrata.runs.notes import notes
 from fedstrata.server.aggregate import make_aggregate
@@ -39,6 +43,7 @@ from fedstrata.server.server import Server
 from fedstrata.server.state import RunState
 from fedstrata.sites.federation import Federation, names_of, remote_engine
 from fedstrata.sites.remote_run import RemoteStage
+from fedstrata.tasks.task import SpreadTask
 from fedstrata.wire.files import write_bytes
 
 Tell = Callable[[Event], None]
@@ -54,7 +59,9 @@ class Stage:
         folder: its output folder.
         tell: receives events.
         components: objects of the caller's own.
-        federation: the sites; None where the clients are in this process.
+        federation: the sites; None where the clients are here.
+        choice: the engine that plays the clients here.
+        nursery: makes worker processes.
     """
 
     job: Job
@@ -63,6 +70,8 @@ class Stage:
     tell: Tell
     components: Components = field(default_factory=Components)
     federation: Federation | None = None
+    choice: Choice | None = None
+    nursery: Nursery | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +118,7 @@ def train_stage(stage: ReadyStage) -> None:
             half=half,
             streams=streams,
             settings=round_settings(job),
-            score=_score(stage, plan),
+            score=_score(stage, plan, engine),
             records=stage.state.records,
             commit=lambda changed, finished: stage.state.commit(
                 server, changed, finished, time.monotonic() - began
@@ -118,6 +127,7 @@ def train_stage(stage: ReadyStage) -> None:
         )
         tokens = int(stage.ready.train.tokens.lengths.sum())
         said = notes(job, stage.ready.loaded, stage.data, tokens)
+        lines = lines if stage.choice is None else [*lines, f"engine: {stage.choice.line}"]
         always = Baseline(whose, job.task.headline, constant)
         name, last = method_name(job.method), job.method.rounds
         stage.tell(StageStarted(job.stage, name, last, done, sizes, said, tuple(lines), always))
@@ -166,14 +176,18 @@ def _server_half(stage: ReadyStage, server: Server, plan: Plan) -> Half:
     return EXCHANGES[stage.job.method.exchange].server(context)
 
 
-def _score(stage: ReadyStage, plan: Plan) -> Callable[[Server], dict[str, float]]:
-    """Scores the server's model on the common test rows."""
+def _score(stage: ReadyStage, plan: Plan, engine: Engine) -> Callable[[Server], dict[str, float]]:
+    """Scores the server's model on the common test rows, by the workers where there are some."""
     runtime, test, folder = stage.ready.runtime, stage.ready.test, stage.folder / "state" / "test"
     working = runtime.working
     whole = replace(plan, layers=tuple(range(working.parts.depth)), server=())
 
     def score(server: Server) -> dict[str, float]:
-        working.load({part: (_tag(server, part), server.weights[part]) for part in working.parts.names})
+        weights = {part: (_tag(server, part), server.weights[part]) for part in working.parts.names}
+        spread = isinstance(runtime.scorer.task, SpreadTask) and not plan.freeze_encoder  # whose states are cached
+        if spread and isinstance(engine, PoolEngine) and len(test):
+            return spread_score(engine, stage.ready, whole, weights)
+        working.load(weights)
         cache = None
         if plan.freeze_encoder:
             cache = runtime.caches.open(test, np.arange(len(test)), folder)
@@ -201,19 +215,27 @@ def _engine(stage: ReadyStage, server: Server, half: Half) -> Iterator[tuple[Eng
             yield reached
         return
     ready, stores = stage.ready, stage.state.store.below("clients")
+    sizes = {client: len(index) for client, index in ready.shards.items()}
+    data = {
+        client: ClientData(ready.train, index, ready.test, ready.tests.get(client, {}), stores.below(client))
+        for client, index in ready.shards.items()
+    }
+    shared = {part: (server.versions[part], server.received(part)) for part in server.parts.names}
+    if stage.job.engine.name == "pool":
+        assert stage.nursery is not None
+        with pool_engine(stage.job, ready, data, shared, stage.nursery, stage.tell) as pool:
+            yield pool, sizes
+        return
     engine = LocalEngine(
         runtimes=[ready.runtime],
         handlers=EXCHANGES[stage.job.method.exchange].handlers,
-        data={
-            client: ClientData(ready.train, index, ready.test, ready.tests.get(client, {}), stores.below(client))
-            for client, index in ready.shards.items()
-        },
-        shared={part: (server.versions[part], server.received(part)) for part in server.parts.names},
+        data=data,
+        shared=shared,
         connect=half.connect,
         interleaved=half.interleaved,
         tell=stage.tell,
     )
-    yield engine, {client: len(index) for client, index in ready.shards.items()}
+    yield engine, sizes
 
 
 def _tag(server: Server, part: str) -> object:

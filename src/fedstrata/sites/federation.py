@@ -15,7 +15,8 @@ from filelock import FileLock, Timeout
 from fedstrata.errors import UserError
 from fedstrata.events import Event, Missed
 from fedstrata.exchanges import EXCHANGES
-from fedstrata.job.tables import Engine, Job, method_name
+from fedstrata.job.engine_table import Engine
+from fedstrata.job.tables import Job, method_name
 from fedstrata.plan.labels import sort_labels
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import make_plan

@@ -15,7 +15,7 @@ from fedstrata.job.metrics import Predictions, scores
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.plan.kinds import Index
 from fedstrata.tasks.batches import Batch, Examples, branches, per_example
-from fedstrata.tasks.task import TaskContext
+from fedstrata.tasks.task import Predicted, TaskContext
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,20 @@ class Classify:
 
     def score(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
         """The metrics of classification over all batches, and the mean ``loss``."""
-        loss, truth, guess = 0.0, [], []
-        for batch in batches:
-            logits = model(**batch.inputs).logits.float()
-            loss += float(functional.cross_entropy(logits, batch.targets, reduction="sum"))
-            truth.append(batch.targets.cpu().numpy())
-            guess.append(logits.argmax(-1).cpu().numpy())
-        loss /= sum(map(len, truth))
-        predictions = Predictions(np.concatenate(truth), np.concatenate(guess), loss, self.labels, self.positive)
+        return self.metrics(self.predict(model, batch) for batch in batches)
+
+    def predict(self, model: nn.Module, batch: Batch) -> Predicted:
+        """Classes, and the summed cross-entropy in nats."""
+        logits = model(**batch.inputs).logits.float()
+        loss = float(functional.cross_entropy(logits, batch.targets, reduction="sum"))
+        return Predicted(batch.targets.cpu().numpy(), logits.argmax(-1).cpu().numpy(), loss)
+
+    def metrics(self, predicted: Iterable[Predicted]) -> dict[str, float]:
+        """See :meth:`score`."""
+        every = list(predicted)
+        truth, guess = (np.concatenate(found) for found in ([p.truth for p in every], [p.guess for p in every]))
+        loss = sum(batch.loss for batch in every) / len(truth)
+        predictions = Predictions(truth, guess, loss, self.labels, self.positive)
         return {**scores(TASK_KINDS[self.kind].metrics, predictions), "loss": loss}
 
 

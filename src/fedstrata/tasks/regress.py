@@ -14,7 +14,7 @@ from fedstrata.job.metrics import Predictions, scores
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.plan.kinds import Index
 from fedstrata.tasks.batches import Batch, Examples, branches, per_example
-from fedstrata.tasks.task import TaskContext
+from fedstrata.tasks.task import Predicted, TaskContext
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,18 @@ class Regress:
 
     def score(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
         """The metrics of regression over all batches."""
-        truth, guess = [], []
-        for batch in batches:
-            truth.append(batch.targets.cpu().numpy())
-            guess.append(model(**batch.inputs).logits.float().squeeze(-1).cpu().numpy())
-        predictions = Predictions(np.concatenate(truth), np.concatenate(guess))
+        return self.metrics(self.predict(model, batch) for batch in batches)
+
+    def predict(self, model: nn.Module, batch: Batch) -> Predicted:
+        """Numbers."""
+        guess = model(**batch.inputs).logits.float().squeeze(-1).cpu().numpy()
+        return Predicted(batch.targets.cpu().numpy(), guess)
+
+    def metrics(self, predicted: Iterable[Predicted]) -> dict[str, float]:
+        """See :meth:`score`."""
+        every = list(predicted)
+        truth, guess = (np.concatenate(found) for found in ([p.truth for p in every], [p.guess for p in every]))
+        predictions = Predictions(truth, guess)
         return scores(TASK_KINDS[self.kind].metrics, predictions)
 
 

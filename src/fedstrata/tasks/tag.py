@@ -15,7 +15,7 @@ from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.messages import Positions
 from fedstrata.tasks.batches import IGNORE_INDEX, Batch, Examples, pad, padded
-from fedstrata.tasks.task import TaskContext
+from fedstrata.tasks.task import Predicted, TaskContext
 
 
 @dataclass(frozen=True)
@@ -57,19 +57,26 @@ class Tag:
 
     def score(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
         """The metrics of tagging over all batches, and the mean ``loss`` of the words."""
-        loss, truth, guess = 0.0, [], []
-        for batch in batches:
-            logits = model(**batch.inputs).logits.float()
-            loss += float(
-                functional.cross_entropy(
-                    logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
-                )
-            )
-            for target, guessed in zip(batch.targets.cpu().numpy(), logits.argmax(-1).cpu().numpy(), strict=True):
-                words = target != IGNORE_INDEX
-                truth.append([self.labels[i] for i in target[words]])
-                guess.append([self.labels[i] for i in guessed[words]])
-        loss /= max(1, sum(map(len, truth)))
+        return self.metrics(self.predict(model, batch) for batch in batches)
+
+    def predict(self, model: nn.Module, batch: Batch) -> Predicted:
+        """Tags of the words, text by text, and their summed cross-entropy in nats."""
+        logits = model(**batch.inputs).logits.float()
+        flat, targets = logits.flatten(0, 1), batch.targets.flatten()
+        loss = float(functional.cross_entropy(flat, targets, ignore_index=IGNORE_INDEX, reduction="sum"))
+        truth, guess = list[list[str]](), list[list[str]]()
+        for target, guessed in zip(batch.targets.cpu().numpy(), logits.argmax(-1).cpu().numpy(), strict=True):
+            words = target != IGNORE_INDEX
+            truth.append([self.labels[i] for i in target[words]])
+            guess.append([self.labels[i] for i in guessed[words]])
+        return Predicted(truth, guess, loss)
+
+    def metrics(self, predicted: Iterable[Predicted]) -> dict[str, float]:
+        """See :meth:`score`."""
+        every = list(predicted)
+        truth = [text for batch in every for text in batch.truth]
+        guess = [text for batch in every for text in batch.guess]
+        loss = sum(batch.loss for batch in every) / max(1, sum(map(len, truth)))
         return {**scores(TASK_KINDS[self.kind].metrics, Predictions(truth, guess, loss)), "loss": loss}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -14,6 +14,21 @@ from fedstrata.job.tables import Job
 from fedstrata.job.task_kinds import TASK_KINDS, TaskKind
 from fedstrata.plan.kinds import Index
 from fedstrata.tasks.batches import Batch, Examples
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What a model predicts of one batch.
+
+    Attributes:
+        truth: what was to be predicted, as the task's metrics take it.
+        guess: what is predicted.
+        loss: sum over the predictions.
+    """
+
+    truth: Any
+    guess: Any
+    loss: float = 0.0
 
 
 class Task(Protocol):
@@ -50,6 +65,20 @@ class Task(Protocol):
 
     def score(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
         """Every metric of the task over all batches; sums are over predictions, not batches."""
+
+
+@runtime_checkable
+class SpreadTask(Protocol):
+    """A task whose batches may be predicted by several workers; others are scored in one process.
+
+    ``score(model, batches)`` is then ``metrics`` of what ``predict`` gives for each of the batches.
+    """
+
+    def predict(self, model: nn.Module, batch: Batch) -> Predicted:
+        """The model on one batch."""
+
+    def metrics(self, predicted: Iterable[Predicted]) -> dict[str, float]:
+        """Every metric of the task over all batches, in their order."""
 
 
 @dataclass(frozen=True)

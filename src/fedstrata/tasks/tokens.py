@@ -15,6 +15,7 @@ from fedstrata.job.metrics import Predictions, scores
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.models.masked_head import head_at
 from fedstrata.tasks.batches import Batch
+from fedstrata.tasks.task import Predicted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +49,18 @@ class TokenTask:
 
     def score(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
         """The metrics of language modeling over the predicted tokens of all batches; the loss is in nats."""
-        loss, truth, guess = 0.0, [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for batch in batches:
-            logits = self.logits(model, batch).float()
-            loss += float(functional.cross_entropy(logits, batch.targets, reduction="sum"))
-            truth.append(batch.targets.cpu().numpy())
-            guess.append(logits.argmax(-1).cpu().numpy())
-        count = sum(map(len, truth))
-        predictions = Predictions(np.concatenate(truth), np.concatenate(guess), loss / max(count, 1))
+        return self.metrics(self.predict(model, batch) for batch in batches)
+
+    def predict(self, model: nn.Module, batch: Batch) -> Predicted:
+        """Tokens, and the summed cross-entropy in nats."""
+        logits = self.logits(model, batch).float()
+        loss = float(functional.cross_entropy(logits, batch.targets, reduction="sum"))
+        return Predicted(batch.targets.cpu().numpy(), logits.argmax(-1).cpu().numpy(), loss)
+
+    def metrics(self, predicted: Iterable[Predicted]) -> dict[str, float]:
+        """See :meth:`score`."""
+        every, none = list(predicted), np.empty(0, np.int64)
+        truth = np.concatenate([none, *(batch.truth for batch in every)])
+        guess = np.concatenate([none, *(batch.guess for batch in every)])
+        predictions = Predictions(truth, guess, sum(batch.loss for batch in every) / max(len(truth), 1))
         return scores(TASK_KINDS[self.kind].metrics, predictions)

@@ -1,0 +1,154 @@
+"""Which engine plays a job's clients, with how many workers and threads: fixed rules, never a measurement.
+
+The threads of a client decide about the last bits of a run, so they follow from the machine and the job alone, and
+stay what they were when the run is resumed. Engine and workers change no bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedstrata.engines.machine import can_fork, cores, memory
+from fedstrata.errors import UserError, plural
+from fedstrata.job.tables import Job
+from fedstrata.plan.kinds import LANGUAGE
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.schedule import round_half_up
+
+RATE = 5e10
+"""FLOPs per second and core that training is reckoned with."""
+START = 5.0
+"""Seconds by which workers must shorten a run's training to be started: they cost 3 to 6 s of a core each run."""
+LIBRARIES = 300_000_000
+"""Bytes of a worker's own beside its model: what torch and the others take that is not shared."""
+HEAD_WIDTH = 32
+"""Width of an attention head, at the least."""
+USABLE = 0.75
+"""Share of the memory that workers may take together."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is known of a stage's training before its rows are tokenized.
+
+    Attributes:
+        examples: client -> its training rows.
+        tokens: of a row, on average; ``train.max_tokens`` at most.
+        parts: the model's.
+        gpus: GPUs that the job's device means; 0 on the CPU.
+    """
+
+    examples: Mapping[str, int]
+    tokens: float
+    parts: Parts
+    gpus: int = 0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How the clients are played.
+
+    Attributes:
+        name: ``inprocess`` or ``pool``.
+        workers: processes; 1 in process.
+        threads: of each.
+        why: in a few words.
+    """
+
+    name: str
+    workers: int
+    threads: int
+    why: str
+
+    @property
+    def line(self) -> str:
+        """The choice in a sentence."""
+        workers = f"{plural(self.workers, 'worker')} × " if self.name == "pool" else ""
+        return f"{self.name}, {workers}{plural(self.threads, 'thread')} ({self.why})"
+
+
+def choose(job: Job, work: Work, threads: int | None = None) -> Choice:
+    """The engine of a stage whose clients are on this machine.
+
+    Args:
+        job: the stage's job.
+        work: what is known of its training.
+        threads: with which the run began; None for one that begins now.
+    """
+    table, sampled = job.engine, side_by_side(job, len(work.examples))
+    fitting = _fitting(job, work)
+    together = max(1, min(sampled, cores(), fitting)) if work.gpus == 0 else 1
+    if threads is None:
+        threads = cores() // together if table.threads == "auto" else table.threads
+    if table.name == "pool" and not can_fork():
+        raise UserError("[engine] name: 'pool' makes its workers on Linux alone; expected 'inprocess'")
+    if table.name == "inprocess":
+        return Choice("inprocess", 1, threads, "as the job says")
+    if sampled < 2:
+        return Choice("inprocess", 1, threads, "one client trains at a time")
+    most = min(sampled, max(1, cores() // threads), fitting)
+    if work.gpus:
+        most = min(sampled, work.gpus)
+    workers = most if table.workers == "auto" else min(table.workers, sampled)
+    if table.name == "pool":
+        return Choice("pool", workers, threads, "as the job says")
+    if workers < 2 or not can_fork():
+        return Choice("inprocess", 1, threads, _why_one(work, threads, fitting))
+    saved = train_seconds(job, work) * (1 - 1 / workers) / threads
+    if saved < START:
+        return Choice("inprocess", 1, threads, "too little to train for workers to pay")
+    return Choice("pool", workers, threads, f"{sampled} clients train side by side")
+
+
+def side_by_side(job: Job, clients: int) -> int:
+    """How many clients of a round can train at the same time: all that are sampled, or one."""
+    method = job.method
+    if method.exchange != "weights" or method.client_schedule != "parallel" or method.population != "each":
+        return 1
+    return max(1, round_half_up(job.clients.fraction * clients))
+
+
+def train_seconds(job: Job, work: Work) -> float:
+    """Seconds that one core is reckoned to train: forward and backward pass cost 6 FLOPs per weight and token."""
+    train, sizes = job.train, list(work.examples.values())
+    steps = [train.epochs * math.ceil(size / train.batch_size) for size in sizes]
+    if train.steps:
+        steps = [min(train.steps, own) for own in steps]
+    tokens = train.batch_size * work.tokens * sum(steps) * job.clients.fraction * job.method.rounds
+    weights = sum(sum(part.linear) for part in work.parts.each if part.kind == "layer")
+    return 6 * weights * tokens / RATE
+
+
+def worker_bytes(job: Job, work: Work) -> int:
+    """Memory that a worker is reckoned to take at most: weights, gradients, moments, a reply, a batch's states.
+
+    For the backward pass a layer keeps about 100 bytes per token and element of its width, and 12 per head and
+    pair of tokens; a language model's head 12 per predicted token and word. :mod:`fedstrata.models.memory` counts
+    such things exactly, but takes a second to do so.
+    """
+    train, parts = job.train, work.parts
+    elements = sum(part.elements for part in parts.each)
+    width, heads = train.max_tokens, max(1, parts.hidden // HEAD_WIDTH)
+    vocabulary = max(shape[0] for shape in parts["embeddings"].shapes.values())
+    predicted = width if job.task.kind == "clm" or train.mlm_head == "full" else math.ceil(0.15 * width)
+    layer = width * (100 * parts.hidden + 12 * heads * width)
+    head = 12 * predicted * vocabulary if job.task.kind in LANGUAGE else 0
+    return LIBRARIES + 24 * elements + train.batch_size * (parts.depth * layer + head)
+
+
+def _fitting(job: Job, work: Work) -> int:
+    """Workers that the memory is enough for, beside the server's own 12 bytes per weight."""
+    own = LIBRARIES + 12 * sum(part.elements for part in work.parts.each)
+    return max(1, int((USABLE * memory() - own) // worker_bytes(job, work)))
+
+
+def _why_one(work: Work, threads: int, fitting: int) -> str:
+    if not can_fork():
+        return "not on Linux"
+    if work.gpus:
+        return "one GPU"
+    return (
+        "one core" if cores() < 2 * threads else "memory for one worker" if fitting < 2 else "one worker asked for"
+    )

@@ -1,0 +1,59 @@
+"""Messages between this program and its own worker processes: pickles over a Unix socket, files by descriptor.
+
+Nobody else can reach these sockets: they have no name and are handed from parent to child.
+"""
+
+from __future__ import annotations
+
+import array
+import pickle
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+HEADER = struct.Struct("!QB")
+"""Bytes of the pickle, and descriptors that come with it."""
+
+
+def send(connection: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
+    """Send a message, and open files with it."""
+    content = pickle.dumps(message, protocol=5)
+    header = HEADER.pack(len(content), len(descriptors))
+    if descriptors:
+        socket.send_fds(connection, [header], list(descriptors))
+    else:
+        connection.sendall(header)
+    connection.sendall(content)
+
+
+def receive(connection: socket.socket) -> tuple[Any, list[int]]:
+    """The next message with its descriptors.
+
+    Raises:
+        EOFError: the other end is gone.
+    """
+    item = array.array("i").itemsize
+    try:
+        header, ancillary, _, _ = connection.recvmsg(HEADER.size, socket.CMSG_SPACE(item * 8))
+        if not header:
+            raise EOFError
+        header += _exactly(connection, HEADER.size - len(header))
+        content = _exactly(connection, HEADER.unpack(header)[0])
+    except ConnectionError:
+        raise EOFError from None
+    descriptors = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(data[: len(data) - len(data) % item])
+    return pickle.loads(content), list(descriptors)
+
+
+def _exactly(connection: socket.socket, size: int) -> bytearray:
+    content, done = bytearray(size), 0
+    while done < size:
+        got = connection.recv_into(memoryview(content)[done:])
+        if not got:
+            raise EOFError
+        done += got
+    return content

@@ -1,0 +1,55 @@
+"""``[engine]``: where the clients run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from fedstrata.job.base import Share, Table
+from fedstrata.job.sentences import shown
+
+MOST = 4096
+"""Largest number of workers, and of threads of one."""
+
+
+def _number(value: Any) -> Any:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if value != "auto" and not (whole and 1 <= value <= MOST):
+        raise ValueError(f"must be 'auto' or a whole number from 1 to {MOST}, found {shown(value)}")
+    return value
+
+
+Number = Annotated[Literal["auto"] | int, BeforeValidator(_number)]
+
+
+class Engine(Table):
+    """``[engine]``: where the clients run."""
+
+    name: Literal["auto", "inprocess", "pool", "flower"] = "auto"
+    """``auto`` is ``pool`` where clients can train side by side and it pays, else ``inprocess``."""
+    workers: Number = "auto"
+    """Of pool: processes that play clients side by side."""
+    threads: Number = "auto"
+    """CPU threads with which one client trains; a run's last bits depend on it."""
+    federation: str | None = None
+    """Of flower: the folder that ``fedstrata federation init`` made, or its server.toml."""
+    deadline: Annotated[float, Field(gt=0)] = 3600.0
+    """Of flower: seconds to wait for a site to connect, and for its reply to a request."""
+    quorum: Share = 0.5
+    """Of flower: share of the sampled sites that must reply; with fewer the run stops."""
+    insecure: bool = False
+    """Of flower: without TLS and keys, on this machine alone."""
+
+    @model_validator(mode="after")
+    def _keys_fit(self) -> Self:
+        if self.name == "flower" and self.federation is None:
+            raise ValueError("federation: is missing; name = 'flower' needs the federation's folder")
+        for key in ("federation", "insecure"):
+            if self.name != "flower" and getattr(self, key):
+                raise ValueError(f"{key}: is for runs between sites, with name = 'flower' alone")
+        if self.name == "flower" and self.threads != "auto":
+            raise ValueError("threads: between sites each site sets its own, [device] threads of its site.toml")
+        if self.name in ("inprocess", "flower") and self.workers != "auto":
+            raise ValueError("workers: goes with name = 'pool' or 'auto'")
+        return self

@@ -1,0 +1,161 @@
+"""The engine of a stage whose clients are here: which one, and how it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from fedstrata.client.answer import ClientData
+from fedstrata.client.scorer import scores_by_pool
+from fedstrata.client.setup import Ready
+from fedstrata.data.prepare import Prepared, population
+from fedstrata.data.rows import text_columns
+from fedstrata.engines.choice import Choice, Work, choose
+from fedstrata.engines.pool import PoolEngine
+from fedstrata.engines.processes import Nursery, Processes
+from fedstrata.engines.seed import NotPortableError, Seed
+from fedstrata.errors import UserError
+from fedstrata.events import Event
+from fedstrata.job.tables import Job
+from fedstrata.job.task_kinds import TASK_KINDS
+from fedstrata.job.toml import read_toml
+from fedstrata.methods.centralized import Centralized
+from fedstrata.plan.kinds import Index, Tensors
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Plan
+from fedstrata.runs.components import Components
+from fedstrata.tasks.task import SpreadTask
+
+SEEN = 1000
+"""Rows whose length is looked at before they are tokenized."""
+LETTERS = 4
+"""Letters of a token, about."""
+
+
+def choose_engine(job: Job, data: Prepared, parts: Parts, folder: Path, own: Components) -> Choice:
+    """The engine of a stage: by its job and this machine, with the threads that its run began with.
+
+    Args:
+        job: the stage's job, its device resolved.
+        data: its rows.
+        parts: the model's parts.
+        folder: its output folder.
+        own: objects of the caller's own.
+    """
+    shards = population(job.method.population, data.shards)
+    texts = [data.train.columns[name][:SEEN] for name in text_columns(job)]
+    letters = sum(len(text) for column in texts for text in column) / max(1, len(texts[0]))
+    work = Work(
+        examples={client: len(rows) for client, rows in shards.items()},
+        tokens=min(job.train.max_tokens, letters / LETTERS + 2),
+        parts=parts,
+        gpus=torch.cuda.device_count() if job.train.device == "cuda" else 0,
+    )
+    began = recorded_threads(folder) if job.engine.threads == "auto" else None
+    choice = choose(job, work, began)
+    if choice.name == "pool" and job.engine.name == "auto" and (own.task or own.codec):
+        return Choice("inprocess", 1, choice.threads, "task or codec of the caller's own")
+    return choice
+
+
+def recorded_threads(folder: Path) -> int | None:
+    """The threads that a folder's run began with; None if there is none, or it says nothing of them."""
+    path = folder / "job.toml"
+    found = read_toml(path).get("engine", {}).get("threads") if path.exists() else None
+    return found if isinstance(found, int) else None
+
+
+def with_choice(job: Job, choice: Choice) -> Job:
+    """The job with its engine settled."""
+    pool = choice.name == "pool"
+    table = {"name": choice.name, "threads": choice.threads, "workers": choice.workers if pool else "auto"}
+    return job.model_copy(update={"engine": job.engine.model_copy(update=table)})
+
+
+def worker_modules(job: Job, architecture: str) -> list[str]:
+    """What all workers of a pool import beside what every run does.
+
+    Args:
+        job: the stage's job.
+        architecture: of the model, in Hugging Face's configs.
+    """
+    name = architecture.replace("-", "_")
+    own_scores = ["sklearn.metrics"] if job.clients.test is not None and TASK_KINDS[job.task.kind].classes else []
+    return [f"transformers.models.{name}.modeling_{name}", *own_scores]
+
+
+@contextmanager
+def threads_set(threads: int | str) -> Iterator[None]:
+    """Inside, torch computes with so many threads; with ``auto`` as before."""
+    before = torch.get_num_threads()
+    if isinstance(threads, int):
+        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def pool_engine(
+    job: Job,
+    ready: Ready,
+    data: Mapping[str, ClientData],
+    shared: dict[str, tuple[int, Tensors]],
+    nursery: Nursery,
+    tell: Callable[[Event], None],
+) -> Iterator[PoolEngine]:
+    """The engine ``pool`` over workers that are ended with it.
+
+    Args:
+        job: the stage's job, its engine settled.
+        ready: its model and examples.
+        data: client -> what it has.
+        shared: part -> version and tensors that clients begin with.
+        nursery: makes worker processes.
+        tell: receives events.
+
+    Raises:
+        UserError: an object of the caller's own cannot be brought to a worker.
+    """
+    seed = Seed(
+        job=job.model_copy(update={"method": Centralized()}),  # a worker follows plans; it needs no method
+        config=ready.loaded.model.config,
+        buffers={name: buffer.cpu() for name, buffer in ready.loaded.model.named_buffers()},
+        parts=ready.loaded.parts,
+        task=ready.runtime.trainer.task,
+        codec=ready.runtime.wire.codec,
+        exchange=job.method.exchange,
+        train=ready.train,
+        test=ready.test,
+    )
+    threads, count = job.engine.threads, job.engine.workers
+    assert isinstance(threads, int)
+    assert isinstance(count, int)
+    try:
+        gpus = torch.cuda.device_count() if job.train.device == "cuda" else 0
+        workers = Processes(nursery, seed, threads, gpus)
+    except NotPortableError as error:
+        raise UserError(
+            f"[engine] name: 'pool' needs what a worker can load by itself, but {error}; expected 'inprocess'"
+        ) from None
+    try:
+        yield PoolEngine(workers, count, data, shared, ready.runtime.wire, tell)
+    finally:
+        workers.close()
+
+
+def spread_score(
+    engine: PoolEngine, ready: Ready, plan: Plan, weights: Mapping[str, tuple[object, Tensors]]
+) -> dict[str, float]:
+    """As :meth:`fedstrata.client.scorer.Scorer.run`, over all test examples, by the workers of a pool."""
+    task = ready.runtime.scorer.task
+    assert isinstance(task, SpreadTask)
+
+    def score(chosen: Index) -> dict[str, float]:
+        return task.metrics(engine.predictions(plan, weights, chosen))
+
+    return scores_by_pool(ready.test, None, score)

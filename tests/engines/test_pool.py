@@ -1,0 +1,193 @@
+"""The pool: clients side by side in worker processes, with the bits of one process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+import torch
+
+import fedstrata
+from fedstrata import UserError
+from fedstrata.engines import processes
+from fedstrata.engines.processes import Nursery, Processes
+from fedstrata.events import Scored, StageStarted, Stepped
+from tiny import saved_models
+
+pytestmark = [pytest.mark.run, pytest.mark.usefixtures("_one_nursery")]
+Jobs = Callable[..., dict[str, Any]]
+CLIENT = "client-2"
+Case = tuple[str, str, dict[str, Any], int]
+
+CASES: list[Case] = [
+    ("fedavg", "mlm", {"wire": {"dtype": "int8"}, "clients": {"fraction": 0.67}}, 1),
+    ("fedbfpt", "mlm", {"train": {"optimizer_state": "persist"}}, 2),
+    ("fedsplitbert", "classify", {"clients": {"fraction": 0.67}}, 3),
+    ("fedfreezebert", "classify", {"head": {"kind": "mean"}}, 2),
+    ("fedavg", "classify", {"clients": {"count": 4, "test": 0.3}, "wire": {"dtype": "bf16"}}, 3),
+]
+
+
+@pytest.fixture(scope="module")
+def shared_nursery() -> Iterator[Nursery]:
+    """One nursery for all tests here: the libraries are loaded once."""
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture
+def _one_nursery(shared_nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Borrowed:
+        load, fork = shared_nursery.load, shared_nursery.fork
+
+        def close(self) -> None:
+            """It goes on to the next test."""
+
+    monkeypatch.setattr(processes, "Nursery", Borrowed)
+
+
+def play(made: dict[str, Any], folder: Path, workers: int = 0, **more: Any) -> Any:
+    table = ["engine.name=pool", f"engine.workers={workers}"] if workers else ["engine.name=inprocess"]
+    return fedstrata.run(made, [f"output.dir={folder}", *table], **more)
+
+
+def same_run(one: Path, other: Path) -> None:
+    """The same models and bytes; a ledger's lines stand in another order where clients are played side by side."""
+    first, second = saved_models(one), saved_models(other)
+    assert first.keys() == second.keys()
+    assert first
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+    lines = [sorted((run / "ledger.jsonl").read_text().splitlines()) for run in (one, other)]
+    assert lines[0] == lines[1]
+
+
+@pytest.mark.parametrize(("name", "kind", "tables", "workers"), CASES)
+def test_workers_give_the_bits_of_one_process(
+    job: Jobs, tmp_path: Path, name: str, kind: str, tables: dict[str, Any], workers: int
+) -> None:
+    made, told = job(name, kind, **tables), dict[str, list[Any]]()
+    if "test" in made["clients"]:
+        del made["data"]["test"]
+    play(made, tmp_path / "one", progress=told.setdefault("one", []).append)
+    play(made, tmp_path / "pool", workers, progress=told.setdefault("pool", []).append)
+    same_run(tmp_path / "one", tmp_path / "pool")
+    for kind_of_event in (Scored, Stepped):
+        one, pool = ([event for event in told[run] if isinstance(event, kind_of_event)] for run in ("one", "pool"))
+        key = str if kind_of_event is Stepped else lambda event: 0
+        assert sorted(one, key=key) == sorted(pool, key=key)
+
+
+@pytest.fixture
+def kill(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], list[int]]:
+    """Kills the worker that was given a client's second round, so many times."""
+
+    def order(client: str, times: int) -> list[int]:
+        messages, killed = Processes.messages, list[int]()
+
+        def watched(self: Processes) -> Iterator[tuple[int, Any]]:
+            for number, message in messages(self):
+                begun = isinstance(message, Stepped) and (message.round, message.client) == (1, client)
+                if begun and message.step == 1 and len(killed) < times:
+                    killed.append(self.processes[number].pid)
+                    os.kill(killed[-1], signal.SIGKILL)
+                yield number, message
+
+        monkeypatch.setattr(Processes, "messages", watched)
+        return killed
+
+    return order
+
+
+LONG = {"epochs": 25}
+"""So long that a worker is killed in the middle of its task."""
+
+
+def test_a_killed_worker_is_replaced_and_its_client_played_again(
+    job: Jobs, tmp_path: Path, kill: Callable[[str, int], list[int]]
+) -> None:
+    made = job("fedsplitbert", "classify", wire={"dtype": "int8"}, train={"optimizer_state": "persist", **LONG})
+    play(made, tmp_path / "one")
+    killed = kill(CLIENT, 2)
+    play(made, tmp_path / "pool", 2)
+    assert len(set(killed)) == 2
+    same_run(tmp_path / "one", tmp_path / "pool")
+
+
+def test_a_client_whose_workers_die_ends_the_run_which_another_engine_may_resume(
+    job: Jobs, tmp_path: Path, kill: Callable[[str, int], list[int]]
+) -> None:
+    made = job("fedsplitbert", "classify", train=LONG)
+    play(made, tmp_path / "one")
+    kill(CLIENT, 3)
+    with pytest.raises(UserError, match=f"^round 2, client {CLIENT}: its worker died, 3 times over; "):
+        play(made, tmp_path / "pool", 2)
+    play(made, tmp_path / "pool", resume=True)
+    same_run(tmp_path / "one", tmp_path / "pool")
+
+
+def test_an_error_in_a_worker_is_the_sentence_of_one_process(job: Jobs, tmp_path: Path) -> None:
+    made = job("fedsplitbert", "classify", train={"learning_rate": 1e30, "optimizer": "sgd"})
+    said = []
+    for workers in (0, 2):
+        with pytest.raises(UserError) as error:
+            play(made, tmp_path / str(workers), workers)
+        said.append(str(error.value))
+    assert said[0] == said[1]
+    assert "diverged" in said[0]
+
+
+def test_an_explicit_pool_says_why_it_stays_in_one_process(job: Jobs, tmp_path: Path) -> None:
+    told = list[Any]()
+    play(job("centralized"), tmp_path / "run", 2, progress=told.append)
+    lines = next(event.data for event in told if isinstance(event, StageStarted))
+    assert lines[-1] == "engine: inprocess, 1 thread (one client trains at a time)"
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_is_stopped_leaves_no_process_behind(job: Jobs, tmp_path: Path, how: signal.Signals) -> None:
+    made = job("fedavg", "classify", train={"epochs": 10_000})
+    made["engine"] = {"name": "pool", "workers": 2}
+    (tmp_path / "job.toml").write_text(tomli_w.dumps(made))
+    command = [sys.executable, "-m", "fedstrata", "run", str(tmp_path / "job.toml")]
+    # one core by OMP_NUM_THREADS: the nursery is then a program of its own; two: a fork of this one
+    cores = {"OMP_NUM_THREADS": "1" if how is signal.SIGINT else "2"}
+    with (tmp_path / "log.txt").open("w") as log:
+        run = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | cores, start_new_session=True)
+    rounds = tmp_path / "run" / "rounds.jsonl"
+    wait_until(lambda: (rounds.exists() and len(descendants(run.pid)) >= 3) or run.poll() is not None)
+    below = descendants(run.pid)
+    assert len(below) == 3, (tmp_path / "log.txt").read_text()
+    run.send_signal(how)
+    assert run.wait(60) == (130 if how is signal.SIGINT else -signal.SIGKILL)
+    wait_until(lambda: not any(map(alive, below)))
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    until = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes below one."""
+    listed = Path(f"/proc/{pid}/task/{pid}/children")
+    children = [int(child) for child in listed.read_text().split()] if listed.exists() else []
+    return [*children, *(below for child in children for below in descendants(child))]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs: it is there, and no zombie."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False

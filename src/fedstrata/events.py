@@ -35,6 +35,7 @@ class StageStarted:
         notes: what the user should know, a sentence each.
         data: what is known of the rows, a sentence each.
         baseline: what every score has to beat.
+        engine: what plays the clients, and why, in a few words; empty between sites.
     """
 
     stage: str
@@ -45,6 +46,7 @@ class StageStarted:
     notes: tuple[str, ...]
     data: tuple[str, ...] = ()
     baseline: Baseline = field(default_factory=Baseline)
+    engine: str = ""
 
     def __post_init__(self) -> None:
         if isinstance(self.baseline, dict):  # as it comes from another process

@@ -148,8 +148,8 @@ def test_an_error_in_a_worker_is_the_sentence_of_one_process(job: Jobs, tmp_path
 def test_an_explicit_pool_says_why_it_stays_in_one_process(job: Jobs, tmp_path: Path) -> None:
     told = list[Any]()
     play(job("centralized"), tmp_path / "run", 2, progress=told.append)
-    lines = next(event.data for event in told if isinstance(event, StageStarted))
-    assert lines[-1] == "engine: inprocess, 1 thread (one client trains at a time)"
+    said = next(event.engine for event in told if isinstance(event, StageStarted))
+    assert said == "inprocess, 1 thread (one client trains at a time)"
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])

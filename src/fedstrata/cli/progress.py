@@ -69,7 +69,7 @@ class Display(_Live):
         self.baseline = Baseline()
         self.replies = 0
         self.bytes = 0
-        self.examples = 0
+        self.training: dict[str, tuple[float, Stepped]] = {}  # since when, and the newest step
         self.since = time.monotonic()
 
     def __call__(self, event: Event) -> None:
@@ -99,10 +99,13 @@ class Display(_Live):
     def _started(self, event: StageStarted) -> None:
         self.rounds, self.baseline = event.rounds, event.baseline
         self.replies = self.bytes = 0
+        self.training = {}
         name = f"{event.stage}: " if event.stage else ""
         amounts = {"round": event.rounds, "client": len(event.clients), "example": sum(event.clients.values())}
         self._log(f"{name}{event.method}, {', '.join(plural(number, noun) for noun, number in amounts.items())}")
         self._log(*(f"data: {line}" for line in event.data), *(f"note: {note}" for note in event.notes))
+        if event.engine:
+            self._log(f"engine: {event.engine}")
         if event.done:
             self._log(f"continuing after {plural(event.done, 'finished round')}")
         self.bar.reset(self.line, total=float((event.rounds - event.done) * len(event.clients)))
@@ -121,19 +124,22 @@ class Display(_Live):
         self.bar.reset(self.line, description="preparing", total=None)
 
     def _stepped(self, event: Stepped) -> None:
-        self.examples = event.examples
-        rate = event.examples / max(time.monotonic() - self.since, 1e-9)
+        since, _ = self.training.get(event.client, (self.since, event))
+        self.training[event.client] = since, event
+        rate = event.examples / max(time.monotonic() - since, 1e-9)
         text = (
             f"{round_words(event.round, self.rounds)}  {event.client} loss {event.loss:.3f} "
             f"{rate:.0f}/s {self.bytes / 1e6:.1f} MB"
         )
-        self.bar.update(self.line, description=text, completed=self.replies + event.step / event.steps)
+        begun = sum(newest.step / newest.steps for _, newest in self.training.values())
+        self.bar.update(self.line, description=text, completed=self.replies + begun)
 
     def _replied(self, event: Replied) -> None:
         self.bytes = event.bytes
         self.replies += 1
         # A site reports no single steps, so of its examples per second nothing is known.
-        speed = f"{self.examples / max(event.seconds, 1e-9):.0f} examples/s" if self.examples else ""
+        _, newest = self.training.pop(event.client, (0.0, None))
+        speed = f"{newest.examples / max(event.seconds, 1e-9):.0f} examples/s" if newest else ""
         self._log(
             f"{round_words(event.round, self.rounds)}  {event.client}  loss {event.loss:.4f}  "
             f"{speed or f'{event.seconds:.1f} s'}  {event.bytes / 1e6:.1f} MB in total, all clients"

@@ -113,12 +113,19 @@ def side_by_side(job: Job, clients: int) -> int:
 def train_seconds(job: Job, work: Work) -> float:
     """Seconds that one core is reckoned to train: forward and backward pass cost 6 FLOPs per weight and token."""
     train, sizes = job.train, list(work.examples.values())
-    steps = [train.epochs * math.ceil(size / train.batch_size) for size in sizes]
+    texts = train.gradient_accumulation * _batch_texts(job, work.tokens)  # of a step
+    steps = [train.epochs * math.ceil(size / texts) for size in sizes]
     if train.steps:
         steps = [min(train.steps, own) for own in steps]
-    tokens = train.batch_size * work.tokens * sum(steps) * job.clients.fraction * job.method.rounds
+    tokens = texts * work.tokens * sum(steps) * job.clients.fraction * job.method.rounds
     weights = sum(sum(part.linear) for part in work.parts.each if part.kind == "layer")
     return 6 * weights * tokens / RATE
+
+
+def _batch_texts(job: Job, tokens: float) -> int:
+    """Texts of so many tokens in a batch."""
+    budget = job.train.tokens_per_batch
+    return job.train.batch_size if budget is None else max(1, math.ceil(budget / tokens))
 
 
 def worker_bytes(job: Job, work: Work) -> int:
@@ -135,7 +142,7 @@ def worker_bytes(job: Job, work: Work) -> int:
     predicted = width if job.task.kind == "clm" or train.mlm_head == "full" else math.ceil(0.15 * width)
     layer = width * (100 * parts.hidden + 12 * heads * width)
     head = 12 * predicted * vocabulary if job.task.kind in LANGUAGE else 0
-    return LIBRARIES + 24 * elements + train.batch_size * (parts.depth * layer + head)
+    return LIBRARIES + 24 * elements + _batch_texts(job, width) * (parts.depth * layer + head)
 
 
 def _fitting(job: Job, work: Work) -> int:

@@ -127,10 +127,10 @@ def train_stage(stage: ReadyStage) -> None:
         )
         tokens = int(stage.ready.train.tokens.lengths.sum())
         said = notes(job, stage.ready.loaded, stage.data, tokens)
-        lines = lines if stage.choice is None else [*lines, f"engine: {stage.choice.line}"]
+        where = stage.choice.line if stage.choice else ""
         always = Baseline(whose, job.task.headline, constant)
         name, last = method_name(job.method), job.method.rounds
-        stage.tell(StageStarted(job.stage, name, last, done, sizes, said, tuple(lines), always))
+        stage.tell(StageStarted(job.stage, name, last, done, sizes, said, tuple(lines), always, where))
         rounds.run(done)
     save_models(Trained(job, stage.clients, server, stage.ready.loaded, folder))
 

@@ -162,6 +162,7 @@ def test_the_defaults_on_the_job_page_are_those_of_the_tables() -> None:
         ("train", "steps"),
         ("server", "learning_rate"),
         ("engine", "federation"),
+        *(("wire", f"{way}_{key}") for way in ("up", "down") for key in ("bits", "density")),
     }  # None: the comment says so
     for name in ("train", "server", "wire", "client", "engine"):
         defaults = tables()[name]()
@@ -186,6 +187,8 @@ def test_the_job_page_has_only_valid_keys_and_values() -> None:
                 changed["task"] = {**changed["task"], "kind": "classify"}
             if table == "head":
                 changed["head"].setdefault("kind", "psum")
+            if table == "wire" and key not in ("dtype", "codec"):
+                changed["wire"]["codec"] = "delta"
             if (table, key) == ("engine", "federation"):
                 changed["engine"]["name"] = "flower"
             load(changed)

@@ -11,6 +11,7 @@ from fedstrata.errors import did_you_mean
 from fedstrata.job.base import Names, Positive, Seed, Share, Table
 from fedstrata.job.data_tables import Clients, Data
 from fedstrata.job.task_kinds import TASK_KINDS, named
+from fedstrata.job.wire_table import Wire
 from fedstrata.methods import METHODS
 from fedstrata.plan.kinds import Payload
 from fedstrata.plan.plan import Method
@@ -154,13 +155,6 @@ class Server(Table):
     tau: Annotated[float, Field(gt=0)] = 1e-3
     evaluate: Literal["rounds", "end"] = "rounds"
     """Score the model after every round, or once at the end."""
-
-
-class Wire(Table):
-    """``[wire]``: how tensors are encoded between client and server."""
-
-    dtype: str = "fp32"
-    """Both ways; ``int8`` has a scale per row and error feedback, and clients send changes in it."""
 
 
 def _sendable() -> list[Payload]:

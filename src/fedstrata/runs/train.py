@@ -207,7 +207,7 @@ def _engine(stage: ReadyStage, server: Server, half: Half) -> Iterator[tuple[Eng
             client: ClientData(ready.train, index, ready.test, ready.tests.get(client, {}), stores.below(client))
             for client, index in ready.shards.items()
         },
-        shared={part: (server.versions[part], server.received(part)) for part in server.parts.names},
+        shared={part: server.held(part) for part in server.parts.names},
         connect=half.connect,
         interleaved=half.interleaved,
         tell=stage.tell,

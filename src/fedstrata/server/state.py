@@ -5,6 +5,8 @@
     state/PART@VERSION.safetensors       a merged part (version 0 is the start model and is not stored)
     state/moments-PART@VERSION…          the server optimizer's memory of it
     state/residual-PART@VERSION…         what its messages have left out (error feedback)
+    state/held-PART@VERSION…             a part as clients hold it, where changes travel on the way down
+    state/changes-PART@VERSION…          the changes that led there
     state/layers/NAME/…                  what the optimizers of the server's own layers remember
     state/clients/NAME/…                 the parts a client keeps (:class:`fedstrata.wire.store.Store`)
     ledger.jsonl, rounds.jsonl, …        the records; cut back to their committed length on resumption
@@ -28,6 +30,7 @@ from fedstrata.plan.kinds import Tensors
 from fedstrata.server.journal import Journal
 from fedstrata.server.records import FileRecords
 from fedstrata.server.server import Server
+from fedstrata.wire.chain import Chain, Chains, saved
 from fedstrata.wire.files import checksum_of, clear, read_sealed, write_sealed
 from fedstrata.wire.store import Store, read_tensors, write_tensors
 
@@ -108,6 +111,8 @@ class RunState:
                 server.moments.setdefault(name, {})[kind] = tensor
             if residual := self._read(f"residual-{part}"):
                 server.residual[part] = residual
+        if server.chains:
+            self._restore_chains(server.chains)
         return self.manifest["done"], self.manifest["seconds"]
 
     def commit(self, server: Server, changed: Iterable[str], done: int, seconds: float) -> None:
@@ -121,6 +126,8 @@ class RunState:
         """
         for part in changed:
             self._write(server, part)
+        for part, chain in server.chains.each.items() if server.chains else ():
+            self._write_chain(part, chain)
         names = server.parts.names
         held = {client: [own[part] for part in names] for client, own in server.client_versions.items()}
         self.journal.note_clients(held)
@@ -181,6 +188,19 @@ class RunState:
             if tensors:
                 path = self.state / f"{kind}{part}@{server.versions[part]}.safetensors"
                 self.journal.note(self.state / f"{kind}{part}", path, write_tensors(path, tensors))
+
+    def _write_chain(self, part: str, chain: Chain) -> None:
+        """What clients hold of a part, where that has changed since it was last written."""
+        for kind, tensors in saved(chain).items():
+            path = self.state / f"{kind}{part}@{chain.version}.safetensors"
+            if chain.version and self.journal.path(f"{kind}{part}") != path:
+                self.journal.note(self.state / f"{kind}{part}", path, write_tensors(path, tensors))
+
+    def _restore_chains(self, chains: Chains) -> None:
+        for part in chains.each:
+            if path := self.journal.path(f"held-{part}"):
+                version = int(path.stem.rpartition("@")[2])
+                chains.restore(part, version, read_tensors(path), self._read(f"changes-{part}"))
 
     def _read(self, key: str) -> Tensors:
         path = self.journal.path(key)

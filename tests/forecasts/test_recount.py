@@ -113,6 +113,15 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("fedsplitbert", "classify", {"wire": {**DELTA, "up_bits": 2, "down_density": 0.1, "rotation": True}}),
     ("fedbert", "mlm", {"method": {"mode": "share"}, "wire": {**DELTA, "density": 0.01}}),
     ("local", "mlm", {}),
+    ("fedbert", "mlm", {"method": {"mode": "share"}, "wire": {"activations": "int4", "activations_density": 0.3}}),
+    (
+        "fedbert",
+        "classify",
+        {
+            "method": {"mode": "parallel"},
+            "wire": {"dtype": "int8", "activations": "int8", "gradients": "fp16", "gradients_density": 0.1},
+        },
+    ),
     ("fedfreezebert", "classify", {"head": {"kind": "psum"}}),
     ("fedfreezebert", "classify", {"head": {"kind": "cls"}, "wire": {"dtype": "int8"}, **CENTRALIZED}),
     ("fedbert", "classify", {"method": {"mode": "parallel"}, "wire": {"dtype": "fp16"}}),

@@ -322,7 +322,7 @@ def layers_in(folder: Path, copies: bool, batch_size: int = 4, kept: bool = True
     )
     working, trainer = runtime.working, runtime.trainer
     server = Server(working.parts, model_weights(working), runtime.wire)
-    settings = LayerSettings(working.parts.layers(0), copies, 64, runtime.dtype, Store(folder))
+    settings = LayerSettings(working.parts.layers(0), copies, 64, runtime.stream, Store(folder))
     layers = ServerLayers(working, server, settings, trainer.train, trainer.streams)
     layers.begin(0)
     return layers

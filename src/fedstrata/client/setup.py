@@ -28,6 +28,7 @@ from fedstrata.plan.schedule import sample_clients
 from fedstrata.plan.streams import INIT, SERVER, Streams
 from fedstrata.tasks import Examples, Task, TaskContext, build_task
 from fedstrata.tasks.examples import examples
+from fedstrata.wire.activations import stream_form
 from fedstrata.wire.codec import DTYPES, Codec, Wire
 from fedstrata.wire.delta import job_codec
 
@@ -114,6 +115,7 @@ def make_runtime(job: Job, loaded: checkpoints.Loaded, task: Task, codec: Codec)
         caches=FeatureCaches(working, task, train, lambda done, total: None),
         wire=Wire(codec),
         dtype=job.wire.dtype if job.wire.dtype in DTYPES else "fp32",
+        stream=stream_form(*job.wire.stream),
     )
 
 

@@ -31,6 +31,7 @@ from fedstrata.plan.streams import Streams
 from fedstrata.runs.components import Components
 from fedstrata.runs.train import round_settings
 from fedstrata.tasks import Task, TaskContext, build_task
+from fedstrata.wire.activations import stream_form
 from fedstrata.wire.delta import job_codec
 from fedstrata.wire.dry import DryWire
 
@@ -150,6 +151,7 @@ def _dry_context(
         train=job.train,
         wire=DryWire(components.codec or job_codec(job.wire.dtype, job.wire.forms)),
         dtype=job.wire.dtype,
+        stream=stream_form(*job.wire.stream),
         lengths={name: profile.lengths[index] for name, index in shards.items()},
         tests=profile.tests,
         predicted=task.head_positions,

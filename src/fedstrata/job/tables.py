@@ -234,9 +234,10 @@ class Job(Table):
 
     @model_validator(mode="after")
     def _wire_fits(self) -> Self:
-        if self.method.exchange == "activations" and self.wire.dtype == "int8":
+        if self.method.exchange == "activations" and self.wire.dtype == "int8" and not self.wire.activations:
             raise ValueError(
-                "[wire] dtype: 'int8' is for weights; hidden states and gradients travel in fp32, fp16 or bf16"
+                "[wire] dtype: 'int8' is for weights; hidden states and gradients travel in fp32, fp16 or bf16, "
+                "or as [wire] activations says"
             )
         return self
 

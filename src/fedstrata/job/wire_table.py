@@ -11,6 +11,9 @@ from fedstrata.job.base import Table
 Form = tuple[int, float, bool]
 """How changes travel in one direction: bits, density, rotation."""
 
+DELTA = ("bits", "density", "rotation", "up_bits", "down_bits", "up_density", "down_density")
+"""Keys of ``codec = "delta"``."""
+
 
 def _packable(bits: int) -> int:
     if bits not in (8, 4, 2, 1):
@@ -41,6 +44,13 @@ class Wire(Table):
     up_density: Density | None = None
     """On the way to the server; ``density`` when absent."""
     down_density: Density | None = None
+    activations: Literal["fp32", "fp16", "bf16", "int8", "int4"] | None = None
+    """Of split learning: how hidden states of batches travel, and their gradients; ``dtype`` when absent."""
+    activations_density: Density = 1.0
+    """Share of the channels of each token that a message holds, the largest."""
+    gradients: Literal["fp32", "fp16", "bf16", "int8", "int4"] | None = None
+    """How gradients travel; as ``activations`` when absent."""
+    gradients_density: Density | None = None
 
     @model_validator(mode="after")
     def _codec_fits(self) -> Self:
@@ -49,9 +59,8 @@ class Wire(Table):
                 "dtype: is 'int8', but with codec = 'delta' it is the type of whole states alone; "
                 "expected one of: fp32, fp16, bf16"
             )
-        keys = [key for key in type(self).model_fields if key not in ("dtype", "codec")]
         if self.codec == "none":
-            for key in keys:
+            for key in DELTA:
                 if getattr(self, key) != type(self).model_fields[key].default:
                     raise ValueError(f"{key}: goes with codec = 'delta' and only with it")
         return self
@@ -63,3 +72,12 @@ class Wire(Table):
             return None
         up = (self.up_bits or self.bits, self.up_density or self.density, self.rotation)
         return up, (self.down_bits or self.bits, self.down_density or self.density, self.rotation)
+
+    @property
+    def stream(self) -> tuple[tuple[str, float], tuple[str, float]]:
+        """Type and density of hidden states of batches, and of their gradients."""
+        states = self.activations or self.dtype
+        return (states, self.activations_density), (
+            self.gradients or states,
+            self.gradients_density or self.activations_density,
+        )

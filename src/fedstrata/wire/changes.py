@@ -205,7 +205,8 @@ def _dequantize(codes: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.T
     if bits == 1:
         return sign * scales.float()[:, None]
     first, step = _levels(scales, bits)
-    return sign * (first + step * (codes & (2 ** (bits - 1) - 1)).float())
+    rows: torch.Tensor = sign * (first + step * (codes & (2 ** (bits - 1) - 1)).float())
+    return rows
 
 
 def _levels(scales: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:

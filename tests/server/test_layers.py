@@ -230,7 +230,7 @@ def test_what_crosses_the_cut_is_hidden_states_and_gradients_alone(tmp_path: Pat
             assert message["lengths"].tolist() == batch.inputs["attention_mask"].sum(1).tolist()
     counted = link.link.traffic
     texts, tokens = 2 * EXAMPLES, 2 * int(sentences().tokens.lengths.sum())
-    assert dict(counted) == wire.message_bytes(tokens, texts, 32, "fp32", 6)
+    assert dict(counted) == wire.message_bytes(tokens, texts, 32, PLAIN, 6)
     assert sum(counted.values()) == 4 * tokens * 32 * 4 + 4 * texts
 
 
@@ -260,6 +260,7 @@ def test_half_the_bits_cost_half_the_bytes_and_little_else(dtype: str, tmp_path:
 
 
 FP16 = RowForm("fp16")
+PLAIN = wire.StreamForm(RowForm(), RowForm())
 
 
 def test_small_gradients_survive_fp16() -> None:

@@ -270,6 +270,13 @@ def test_the_bits_are_those_of_one_process(job: Jobs, net: Callable[..., Any], m
     ("mode", "tables"),
     [
         ("parallel", {"clients": {"test": 0.3}, "wire": {"dtype": "fp16"}}),
+        (
+            "share",
+            {
+                "clients": {"test": 0.3},
+                "wire": {"activations": "int4", "gradients": "int8", "gradients_density": 0.3},
+            },
+        ),
         ("head-emb-avg", {"clients": {"test": 0.3}, "method": {"lower": 1, "upper": 1}}),
     ],
 )

@@ -570,6 +570,7 @@ class Party:
         from fedstrata.plan.streams import Streams
         from fedstrata.tasks import Examples
         from fedstrata.tasks.mlm import MaskedLM
+        from fedstrata.wire.activations import stream_form
         from fedstrata.wire.codec import Wire, make_codec
 
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the benchmark to end this process
@@ -601,6 +602,7 @@ class Party:
                 caches=FeatureCaches(working, task, train, lambda done, total: None),
                 wire=Wire(make_codec(dtype)),
                 dtype=dtype,
+                stream=stream_form((dtype, 1.0), (dtype, 1.0)),
             )
             for dtype in DTYPES
         }
@@ -646,7 +648,7 @@ def be_server(pipe: Any, folder: Path, tls: tuple[bytes, bytes], sizes: tuple[st
     def layers_of(dtype: str) -> ServerLayers:
         runtime = party.runtimes[dtype]
         server = Server(party.parts, dict(weights), runtime.wire)
-        settings = LayerSettings(plan.server, False, 512, dtype, Store(folder / "layers" / dtype))
+        settings = LayerSettings(plan.server, False, 512, runtime.stream, Store(folder / "layers" / dtype))
         return ServerLayers(runtime.working, server, settings, runtime.trainer.train, runtime.trainer.streams)
 
     with ExitStack() as stack:

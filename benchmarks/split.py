@@ -39,6 +39,7 @@ from fedstrata.server.layers import LayerSettings, ServerLayers
 from fedstrata.server.server import Server
 from fedstrata.tasks import Examples
 from fedstrata.tasks.mlm import MaskedLM
+from fedstrata.wire.activations import stream_form
 from fedstrata.wire.codec import Wire, make_codec
 from fedstrata.wire.store import Store
 
@@ -92,14 +93,15 @@ def cases(size: str, examples: Examples, folder: Path) -> tuple[dict[str, Callab
         return time.perf_counter() - started
 
     def cut_step(dtype: str) -> Callable[[], float]:
-        settings = LayerSettings(cut.server, True, 512, dtype, Store(folder))
+        form = stream_form((dtype, 1.0), (dtype, 1.0))
+        settings = LayerSettings(cut.server, True, 512, form, Store(folder))
         server = Server(parts, weights, Wire(make_codec(dtype)))
         layers = ServerLayers(trainer.working, server, settings, train, trainer.streams)
 
         def run() -> float:
             request = Request(0, "a", cut, "train", {}, {})
             session = layers.open(request)
-            model_pass = CutPass(trainer.working, cut, session, CutLayer(session, dtype))
+            model_pass = CutPass(trainer.working, cut, session, CutLayer(session, form))
             started = time.perf_counter()
             drain(trainer.run(request, examples, index, model_pass, {}, _quiet))
             layers.wait()

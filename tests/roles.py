@@ -19,6 +19,7 @@ from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
 from fedstrata.tasks import Batch, Examples, Task
+from fedstrata.wire.activations import stream_form
 from fedstrata.wire.codec import Wire, make_codec
 from tiny import SENTENCES, tokenizer, train_config
 
@@ -36,6 +37,7 @@ def make_runtime(
         caches=FeatureCaches(working, task, config, lambda done, total: None),
         wire=Wire(make_codec(dtype)),
         dtype=dtype,
+        stream=stream_form((dtype, 1.0), (dtype, 1.0)),
     )
 
 

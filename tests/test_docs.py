@@ -29,6 +29,7 @@ from fedstrata.job.file import load
 from fedstrata.job.renamed import KEYS, VALUES
 from fedstrata.job.tables import Job
 from fedstrata.job.task_kinds import TASK_KINDS
+from fedstrata.job.wire_table import DELTA
 from fedstrata.models.checkpoints import auto_class
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.parts import Parts
@@ -164,6 +165,8 @@ def test_the_defaults_on_the_job_page_are_those_of_the_tables() -> None:
         ("train", "max_grad_norm"),
         ("server", "learning_rate"),
         ("engine", "federation"),
+        *(("wire", f"{way}_{key}") for way in ("up", "down") for key in ("bits", "density")),
+        *(("wire", key) for key in ("activations", "gradients", "gradients_density")),
     }  # None: the comment says so
     for name in ("train", "server", "wire", "client", "engine"):
         defaults = tables()[name]()
@@ -188,6 +191,8 @@ def test_the_job_page_has_only_valid_keys_and_values() -> None:
                 changed["task"] = {**changed["task"], "kind": "classify"}
             if table == "head":
                 changed["head"].setdefault("kind", "psum")
+            if table == "wire" and key in DELTA:
+                changed["wire"]["codec"] = "delta"
             if (table, key) == ("engine", "federation"):
                 changed["engine"]["name"] = "flower"
             load(changed)

@@ -23,7 +23,8 @@ from fedstrata.models.parts import find_parts
 from fedstrata.plan.plan import Plan
 from fedstrata.tasks import Examples
 from fedstrata.tasks.mlm import masked_lm
-from fedstrata.wire.codec import WireError, decode_tensors, wire_spec
+from fedstrata.wire.codec import WireError, wire_spec
+from fedstrata.wire.encoded import decode_tensors
 from tiny import tiny_model, tokenizer
 
 

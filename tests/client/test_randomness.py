@@ -99,7 +99,7 @@ def test_dropout_in_the_servers_layers_comes_from_a_stream_of_its_own(tmp_path: 
     working, trainer = runtime.working, runtime.trainer
     plan = Plan((0, 1, 2), ("embeddings", "head"), server=working.parts.layers(0))
     server = Server(working.parts, weights_of(working))
-    settings = LayerSettings(plan.server, True, 64, "fp32", Store(tmp_path))
+    settings = LayerSettings(plan.server, True, 64, runtime.stream, Store(tmp_path))
     layers = ServerLayers(working, server, settings, trainer.train, trainer.streams)
     lengths = torch.tensor([5], dtype=torch.int32)
     states = torch.rand(5, 32, generator=torch.Generator().manual_seed(0))

@@ -8,7 +8,8 @@ import transformers
 
 from fedstrata.cost.bytes import payload
 from fedstrata.models.parts import find_parts, part_tensors
-from fedstrata.wire.codec import DTYPES, encode_tensors, payload_bytes, quantize
+from fedstrata.wire.codec import DTYPES, payload_bytes, quantize
+from fedstrata.wire.encoded import encode_tensors
 from tiny import tiny_model
 
 

@@ -69,6 +69,7 @@ def twin(runtime: ClientRuntime) -> ClientRuntime:
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("fedavg", "mlm", {"wire": {"dtype": "int8"}, "clients": {"fraction": 0.67}}),
     ("fedbfpt", "mlm", {"train": {"optimizer_state": "persist"}}),
+    ("fedavg", "mlm", {"wire": {"codec": "delta", "bits": 1, "density": 0.05}, "clients": {"fraction": 0.67}}),
     ("fedsplitbert", "classify", {"clients": {"fraction": 0.67}}),
     ("fedfreezebert", "classify", {"head": {"kind": "mean"}, "clients": {"fraction": 0.67}}),
     ("fedbert", "classify", {"method": {"mode": "parallel"}}),
@@ -103,12 +104,20 @@ def test_two_models_give_the_same_bits_as_one(
         assert mine.read_bytes() == other.read_bytes()
 
 
-@pytest.mark.parametrize(("dtype", "optimizer"), [("int8", "adam"), ("bf16", "sgd")])
+@pytest.mark.parametrize(
+    ("wire", "optimizer"),
+    [
+        ({"dtype": "int8"}, "adam"),
+        ({"dtype": "bf16"}, "sgd"),
+        ({"codec": "delta", "bits": 2, "density": 0.1, "dtype": "fp16"}, "yogi"),
+        ({"codec": "delta", "bits": 1, "rotation": True}, "sgd"),
+    ],
+)
 def test_a_run_that_learns_nothing_ends_in_the_weights_it_began_with(
-    job: Jobs, dtype: str, optimizer: str
+    job: Jobs, wire: dict[str, Any], optimizer: str
 ) -> None:
     """The wire rounds on both ways, and a client misses a round now and then."""
-    tables: dict[str, Any] = {"wire": {"dtype": dtype}, "server": {"optimizer": optimizer, "evaluate": "end"}}
+    tables: dict[str, Any] = {"wire": wire, "server": {"optimizer": optimizer, "evaluate": "end"}}
     learns_nothing = {"learning_rate": 1e-300, "steps": 1}
     made = job("fedavg", train=learns_nothing, clients={"fraction": 0.67}, method={"rounds": 4}, **tables)
     result = fedstrata.run(made)

@@ -97,12 +97,31 @@ class WeighingLink:
 
 
 CENTRALIZED = {"method": {"variant": "centralized"}, "client": {"may_send": ["weights", "hidden_states"]}}
+DELTA = {"codec": "delta"}
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("fedavg", "mlm", {}),
     ("fedavg", "classify", {"wire": {"dtype": "int8"}, "clients": {"fraction": 0.67}, "method": {"rounds": 3}}),
     ("fedbfpt", "mlm", {"wire": {"dtype": "fp16"}, "clients": {"fraction": 0.34}, "method": {"rounds": 4}}),
     ("fedsplitbert", "classify", {"wire": {"dtype": "bf16"}}),
+    (
+        "fedavg",
+        "mlm",
+        {"wire": {**DELTA, "density": 0.05}, "clients": {"fraction": 0.34}, "method": {"rounds": 6}},
+    ),
+    ("fedavg", "mlm", {"wire": DELTA, "clients": {"fraction": 0.34}, "method": {"rounds": 9}}),
+    ("fedbfpt", "mlm", {"wire": {**DELTA, "bits": 1, "dtype": "fp16"}, "clients": {"fraction": 0.67}}),
+    ("fedsplitbert", "classify", {"wire": {**DELTA, "up_bits": 2, "down_density": 0.1, "rotation": True}}),
+    ("fedbert", "mlm", {"method": {"mode": "share"}, "wire": {**DELTA, "density": 0.01}}),
     ("local", "mlm", {}),
+    ("fedbert", "mlm", {"method": {"mode": "share"}, "wire": {"activations": "int4", "activations_density": 0.3}}),
+    (
+        "fedbert",
+        "classify",
+        {
+            "method": {"mode": "parallel"},
+            "wire": {"dtype": "int8", "activations": "int8", "gradients": "fp16", "gradients_density": 0.1},
+        },
+    ),
     ("fedfreezebert", "classify", {"head": {"kind": "psum"}}),
     ("fedfreezebert", "classify", {"head": {"kind": "cls"}, "wire": {"dtype": "int8"}, **CENTRALIZED}),
     ("fedbert", "classify", {"method": {"mode": "parallel"}, "wire": {"dtype": "fp16"}}),

@@ -24,7 +24,8 @@ from fedstrata.models.parts import find_parts
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
 from fedstrata.server.layers import SplitSession
-from fedstrata.wire.activations import message_bytes
+from fedstrata.wire.activations import StreamForm, message_bytes
+from fedstrata.wire.rows import RowForm
 from fedstrata.wire.store import read_tensors
 from roles import drawn_batches
 from tiny import model_of, saved_tensors, tiny_model
@@ -234,7 +235,7 @@ def test_the_servers_layers_are_not_in_the_initial_download(job: Jobs) -> None:
 
 def test_golden_bytes_of_a_batch() -> None:
     """The paper's RoBERTa-base, 16 texts of 512 tokens; the lengths come on top."""
-    assert sum(message_bytes(16 * 512, 16, 768, "fp32").values()) == 100_663_296 + 16 * 4
+    assert sum(message_bytes(16 * 512, 16, 768, StreamForm(RowForm(), RowForm())).values()) == 100_663_296 + 16 * 4
 
 
 @pytest.mark.parametrize("mode", MODES)

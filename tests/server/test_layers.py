@@ -34,6 +34,7 @@ from fedstrata.tasks.clm import CausalLM
 from fedstrata.tasks.mlm import masked_lm
 from fedstrata.wire import activations as wire
 from fedstrata.wire.codec import WireError
+from fedstrata.wire.rows import RowForm
 from fedstrata.wire.store import Store
 from roles import drawn_batches, make_runtime, sentences, train_request, train_round, weights_of
 from tiny import tiny_config, tiny_model, tokenizer
@@ -70,7 +71,7 @@ def split(runtime: ClientRuntime, lower: int = 0, upper: int = 0) -> Plan:
 
 def layers_of(runtime: ClientRuntime, plan: Plan, folder: Path, copies: bool = True) -> ServerLayers:
     server = Server(runtime.working.parts, weights_of(runtime.working), runtime.wire)
-    settings = LayerSettings(plan.server, copies, 64, runtime.dtype, Store(folder))
+    settings = LayerSettings(plan.server, copies, 64, runtime.stream, Store(folder))
     return ServerLayers(runtime.working, server, settings, runtime.trainer.train, runtime.trainer.streams)
 
 
@@ -99,7 +100,7 @@ def train_split(runtime: ClientRuntime, plan: Plan, folder: Path) -> tuple[float
     layers = layers_of(runtime, plan, folder)
     layers.begin(0)
     link = Heard(layers.open(train_request(plan)))
-    model_pass = CutPass(runtime.working, plan, link, CutLayer(link, runtime.dtype))
+    model_pass = CutPass(runtime.working, plan, link, CutLayer(link, runtime.stream))
     index = np.arange(EXAMPLES)
     reply, _ = drain(runtime.trainer.run(train_request(plan), sentences(), index, model_pass, {}, lambda *_: None))
     layers.wait()
@@ -220,7 +221,7 @@ def test_what_crosses_the_cut_is_hidden_states_and_gradients_alone(tmp_path: Pat
             assert message["lengths"].tolist() == batch.inputs["attention_mask"].sum(1).tolist()
     counted = link.link.traffic
     texts, tokens = 2 * EXAMPLES, 2 * int(sentences().tokens.lengths.sum())
-    assert dict(counted) == wire.message_bytes(tokens, texts, 32, "fp32", 6)
+    assert dict(counted) == wire.message_bytes(tokens, texts, 32, PLAIN, 6)
     assert sum(counted.values()) == 4 * tokens * 32 * 4 + 4 * texts
 
 
@@ -249,16 +250,20 @@ def test_half_the_bits_cost_half_the_bytes_and_little_else(dtype: str, tmp_path:
     assert sum(link.link.traffic.values()) == 4 * tokens * 32 * 2 + 4 * 2 * EXAMPLES + 2 * 4 * steps
 
 
+FP16 = RowForm("fp16")
+PLAIN = wire.StreamForm(RowForm(), RowForm())
+
+
 def test_small_gradients_survive_fp16() -> None:
     small = torch.full((1, 3, 4), 1e-12)
     small[0, 0, 0] = 3e-10
     lengths = torch.tensor([3])
-    message = wire.encode_gradients(small, lengths, "fp16")
+    message = wire.encode_gradients(small, lengths, FP16)
     assert torch.equal(small.half(), torch.zeros_like(small).half()), "without a scale they are gone"
-    back = wire.decode_gradients(message, 3, 4, "fp16")
+    back = wire.decode_gradients(message, 3, 4, FP16)
     torch.testing.assert_close(back, small[0], rtol=1e-3, atol=0)
-    nothing = wire.encode_gradients(torch.zeros(1, 3, 4), lengths, "fp16")
-    assert torch.equal(wire.decode_gradients(nothing, 3, 4, "fp16"), torch.zeros(3, 4))
+    nothing = wire.encode_gradients(torch.zeros(1, 3, 4), lengths, FP16)
+    assert torch.equal(wire.decode_gradients(nothing, 3, 4, FP16), torch.zeros(3, 4))
 
 
 def test_packing_leaves_padding_out_and_comes_back() -> None:

@@ -19,8 +19,10 @@ from fedstrata.plan.streams import Streams
 from fedstrata.server.records import MemoryRecords
 from fedstrata.server.rounds import Rounds, RoundSettings
 from fedstrata.server.server import Server
+from fedstrata.wire.activations import StreamForm
 from fedstrata.wire.codec import make_codec, wire_spec
 from fedstrata.wire.dry import DryWire, empty
+from fedstrata.wire.rows import RowForm
 from tiny import tiny_model, train_config
 
 
@@ -57,6 +59,7 @@ def play(*absent: tuple[int, str], quorum: float = 0.3) -> MemoryRecords:
         train=train_config(),
         wire=DryWire(make_codec("fp32")),
         dtype="fp32",
+        stream=StreamForm(RowForm(), RowForm()),
         lengths={client: np.full(4, 8) for client in "abc"},
         tests=dict,
         predicted=lambda lengths, width: 1,

@@ -54,6 +54,7 @@ CASES = {
     "fedbt": {"wire": {"dtype": "int8"}, "clients": {"fraction": 0.67}, "server": {"evaluate": "end"}},
     "fedsplitbert": {"wire": {"dtype": "int8"}},
     "fedfreezebert": {"head": {"kind": "cls"}},
+    "fedprox": {"wire": {"codec": "delta", "bits": 1, "density": 0.05}, "clients": {"fraction": 0.67}},
 }
 
 
@@ -176,10 +177,18 @@ def test_records_are_read_back(tmp_path: Path) -> None:
     assert read_lines(tmp_path / "none.jsonl") == []
 
 
-@pytest.mark.parametrize("lost", ["server", "clients"])
-def test_what_messages_left_out_outlives_a_kill(job: Jobs, tmp_path: Path, lost: str) -> None:
-    """An int8 run, killed and resumed, is the unbroken one; without its residuals it would not be."""
-    made = job("fedavg", method={"rounds": 4}, wire={"dtype": "int8"}, server={"evaluate": "end"})
+DELTA = {"codec": "delta", "bits": 1, "density": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("lost", "wire"),
+    [("server", {"dtype": "int8"}), ("clients", {"dtype": "int8"}), ("held", DELTA), ("changes", DELTA)],
+)
+def test_what_messages_left_out_outlives_a_kill(
+    job: Jobs, tmp_path: Path, lost: str, wire: dict[str, Any]
+) -> None:
+    """A run, killed and resumed, is the unbroken one; without its residuals it would not be."""
+    made = job("fedavg", method={"rounds": 4}, wire=wire, server={"evaluate": "end"})
 
     def dying(event: Any) -> None:
         if type(event).__name__ == "Replied" and event.round == 2:
@@ -190,14 +199,19 @@ def test_what_messages_left_out_outlives_a_kill(job: Jobs, tmp_path: Path, lost:
     with pytest.raises(KilledError):
         fedstrata.run(made, {"output.dir": broken}, progress=dying)
     shutil.copytree(broken, bare)
-    residuals = {"server": "state/residual-*", "clients": "state/clients/*/residual/round-*"}
+    residuals = {
+        "server": "state/residual-*",
+        "clients": "state/clients/*/residual/round-*",
+        "held": "state/held-*",
+        "changes": "state/changes-*",
+    }
     found = list(Path(bare).glob(residuals[lost]))
     assert len(found) >= 3, "of every client, of every part"
     for path in found:
         path.unlink()
     fedstrata.run(made, {"output.dir": broken}, resume=True)
     same(Path(whole), Path(broken))
-    if lost == "server":  # after the first round nothing had been left out yet
+    if lost != "clients":  # after the first round nothing had been left out yet
         fedstrata.run(made, {"output.dir": bare}, resume=True)
         same(Path(whole), Path(bare))
         return

@@ -182,6 +182,15 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedsplitbert", {"clients": {"test": 0.3}, "wire": {"dtype": "int8"}, "method": {"rounds": 3}}),
     ("fedfreezebert", {"head": {"kind": "mean"}, "wire": {"dtype": "bf16"}}),
     (
+        "fedavg",
+        {
+            "wire": {"codec": "delta", "bits": 2, "density": 0.05},
+            "clients": {"fraction": 0.34},
+            "method": {"rounds": 6},
+        },
+    ),
+    ("fedsplitbert", {"clients": {"test": 0.3}, "wire": {"codec": "delta", "bits": 1, "dtype": "fp16"}}),
+    (
         "fedfreezebert",
         {
             "head": {"kind": "cls"},
@@ -226,7 +235,12 @@ def test_a_message_holds_what_the_ledger_counts(job: Jobs, village: Village) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "tables"), [("fedsplitbert", {"clients": {"test": 0.3}}), ("fedbert", {"method": {"mode": "share"}})]
+    ("name", "tables"),
+    [
+        ("fedsplitbert", {"clients": {"test": 0.3}}),
+        ("fedbert", {"method": {"mode": "share"}}),
+        ("fedavg", {"wire": {"codec": "delta", "bits": 1, "density": 0.05}, "clients": {"fraction": 0.67}}),
+    ],
 )
 def test_a_run_that_was_killed_goes_on_to_the_same_bits(
     job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch, name: str, tables: dict[str, Any]

@@ -270,6 +270,13 @@ def test_the_bits_are_those_of_one_process(job: Jobs, net: Callable[..., Any], m
     ("mode", "tables"),
     [
         ("parallel", {"clients": {"test": 0.3}, "wire": {"dtype": "fp16"}}),
+        (
+            "share",
+            {
+                "clients": {"test": 0.3},
+                "wire": {"activations": "int4", "gradients": "int8", "gradients_density": 0.3},
+            },
+        ),
         ("head-emb-avg", {"clients": {"test": 0.3}, "method": {"lower": 1, "upper": 1}}),
     ],
 )
@@ -322,7 +329,7 @@ def layers_in(folder: Path, copies: bool, batch_size: int = 4, kept: bool = True
     )
     working, trainer = runtime.working, runtime.trainer
     server = Server(working.parts, model_weights(working), runtime.wire)
-    settings = LayerSettings(working.parts.layers(0), copies, 64, runtime.dtype, Store(folder))
+    settings = LayerSettings(working.parts.layers(0), copies, 64, runtime.stream, Store(folder))
     layers = ServerLayers(working, server, settings, trainer.train, trainer.streams)
     layers.begin(0)
     return layers

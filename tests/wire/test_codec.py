@@ -25,14 +25,13 @@ from fedstrata.wire.codec import (
     WireError,
     all_finite,
     check,
-    decode_tensors,
     dequantize,
-    encode_tensors,
     make_codec,
     payload_bytes,
     quantize,
     wire_spec,
 )
+from fedstrata.wire.encoded import decode_tensors, encode_tensors
 
 SHAPES = {"a.weight": (3, 4), "a.bias": (4,)}
 

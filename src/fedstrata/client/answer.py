@@ -20,6 +20,7 @@ from fedstrata.models.parts import part_tensors
 from fedstrata.plan.kinds import Index, Phase, Tensors
 from fedstrata.plan.messages import Reply, Request, Tagged
 from fedstrata.tasks import Examples
+from fedstrata.wire.activations import StreamForm
 from fedstrata.wire.codec import Wire, not_finite
 from fedstrata.wire.store import Store
 
@@ -34,7 +35,8 @@ class ClientRuntime:
         scorer: scores it.
         caches: of a frozen encoder's hidden states.
         wire: how parts travel.
-        dtype: how hidden states and gradients travel.
+        dtype: how hidden states travel that are sent once.
+        stream: how those of batches travel, and their gradients.
     """
 
     working: WorkingModel
@@ -43,6 +45,7 @@ class ClientRuntime:
     caches: FeatureCaches
     wire: Wire
     dtype: str
+    stream: StreamForm
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,9 @@ from fedstrata.plan.schedule import sample_clients
 from fedstrata.plan.streams import INIT, SERVER, Streams
 from fedstrata.tasks import Examples, Task, TaskContext, build_task
 from fedstrata.tasks.examples import examples
-from fedstrata.wire.codec import DTYPES, Codec, Wire, make_codec
+from fedstrata.wire.activations import stream_form
+from fedstrata.wire.codec import DTYPES, Codec, Wire
+from fedstrata.wire.delta import job_codec
 
 PLANS_TOLD = 20_000
 """Plans between two events about them."""
@@ -91,8 +93,9 @@ def make_ready(
     shards = population(job.method.population, data.shards)
     context = TaskContext(job, data.labels, loaded.tokenizer, loaded.model.config.vocab_size)
     tests = tested(job.method.population, data.tests) if data.tests else {}
+    codec = codec or job_codec(job.wire.dtype, job.wire.forms)
     return Ready(
-        runtime=make_runtime(job, loaded, (task or build_task)(context), codec or make_codec(job.wire.dtype)),
+        runtime=make_runtime(job, loaded, (task or build_task)(context), codec),
         loaded=loaded,
         train=train,
         test=test,
@@ -115,6 +118,7 @@ def make_runtime(job: Job, loaded: checkpoints.Loaded, task: Task, codec: Codec)
         caches=FeatureCaches(working, task, train, lambda done, total: None),
         wire=Wire(codec),
         dtype=job.wire.dtype if job.wire.dtype in DTYPES else "fp32",
+        stream=stream_form(*job.wire.stream),
     )
 
 

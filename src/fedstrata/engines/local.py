@@ -12,6 +12,7 @@ from fedstrata.client.trainer import drain
 from fedstrata.events import Event, Stepped
 from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.messages import Reply, Request
+from fedstrata.wire.chain import receive
 
 
 @dataclass
@@ -59,7 +60,7 @@ class LocalEngine:
     def _answer(self, runtime: ClientRuntime, request: Request) -> Generator[None, None, Reply]:
         for part, message in request.parts.items():
             if self.shared[part][0] != request.versions[part]:
-                self.shared[part] = request.versions[part], runtime.wire.decode(message)
+                self.shared[part] = request.versions[part], receive(runtime.wire, message, self.shared[part])
         with self.connect(request) as link:
             work = Work(
                 runtime=runtime,

@@ -21,6 +21,7 @@ from fedstrata.plan.kinds import Index, Tensors
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.plan import Plan
 from fedstrata.tasks.task import Predicted
+from fedstrata.wire.chain import receive
 from fedstrata.wire.codec import Wire
 
 AHEAD = 4
@@ -64,7 +65,7 @@ class PoolEngine:
     workers: Workers
     count: int
     data: Mapping[str, ClientData]
-    shared: Mapping[str, tuple[int, Tensors]]
+    shared: dict[str, tuple[int, Tensors]]
     wire: Wire
     tell: Callable[[Event], None]
     tags: dict[PartKey, object] = field(default_factory=dict)
@@ -88,8 +89,10 @@ class PoolEngine:
         for request in requests:
             for part, message in request.parts.items():
                 version = request.versions[part]
+                if self.shared[part][0] != version:
+                    self.shared[part] = version, receive(self.wire, message, self.shared[part])
                 if self.tags["client", part] != version:
-                    self._publish(("client", part), version, self.wire.decode(message))
+                    self._publish(("client", part), *self.shared[part])
             data = self.data[request.client]
             tests = data.tests if request.phase == "evaluate" else {}
             tasks.append(ClientTask(replace(request, parts={}), data.index, tests, data.store.folder))

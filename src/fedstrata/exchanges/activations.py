@@ -42,8 +42,7 @@ from fedstrata.plan.schedule import ScheduleSpan
 from fedstrata.plan.streams import ORDER, SERVER
 from fedstrata.server.layers import LayerSettings, ServerLayers
 from fedstrata.tasks import Batch
-from fedstrata.wire.activations import message_bytes
-from fedstrata.wire.codec import DTYPES
+from fedstrata.wire.activations import message_bytes, stream_form
 
 # The client's half
 
@@ -102,7 +101,7 @@ def pass_of(work: Work, cached: FeatureCache | None) -> ModelPass:
     """The client's way through its own and the server's layers."""
     assert work.link is not None
     working = work.runtime.working
-    return CutPass(working, work.request.plan, work.link, CutLayer(work.link, work.runtime.dtype))
+    return CutPass(working, work.request.plan, work.link, CutLayer(work.link, work.runtime.stream))
 
 
 def train(work: Work) -> Generator[None, None, Reply]:
@@ -148,7 +147,7 @@ def server_half(context: ServerContext) -> PlainHalf:
         names=context.plan.server,
         copies=context.method.client_schedule == "parallel",
         max_positions=context.max_positions,
-        dtype=runtime.dtype,
+        form=runtime.stream,
         store=context.store.below("layers"),
     )
     layers = ServerLayers(
@@ -176,7 +175,7 @@ class DryActivationsHalf(PlainHalf):
         else:
             batches = [context.tests()[client]]
         through = np.concatenate(batches)
-        sizes = message_bytes(int(through.sum()), len(through), context.parts.hidden, context.dtype, len(batches))
+        sizes = message_bytes(int(through.sum()), len(through), context.parts.hidden, context.stream, len(batches))
         return {}, [
             (way, what, size) for (way, what), size in sizes.items() if phase == "train" or what == "activations"
         ]
@@ -197,7 +196,7 @@ def cut_traffic(context: DryContext, lengths: Index) -> dict[str, Any]:
     train = context.train.model_copy(update={"epochs": 1, "steps": None})
     parts = context.parts
     sizes = [
-        sum(message_bytes(int(lengths[batch].sum()), len(batch), parts.hidden, context.dtype).values())
+        sum(message_bytes(int(lengths[batch].sum()), len(batch), parts.hidden, context.stream).values())
         for step in steps(lengths, train, order)
         for batch in step.batches
     ]
@@ -212,7 +211,7 @@ def notes(job: Job, parts: Parts, clients: int, tokens: int) -> list[str]:
     """What leaves the clients, and how much of it beside FedAvg."""
     lines = [f"each client sends the server {PERMISSION}"]
     if tokens:
-        epoch = 4 * tokens * parts.hidden * DTYPES[job.wire.dtype].itemsize
+        epoch = sum(message_bytes(tokens, 0, parts.hidden, stream_form(*job.wire.stream), 0).values())
         whole = 2 * clients * payload(parts, parts.names, job.wire.dtype)
         lines.append(
             f"an epoch moves {epoch / 1e6:.4g} MB through the cut, {epoch / whole:.3g} times the "

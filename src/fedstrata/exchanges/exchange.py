@@ -18,6 +18,7 @@ from fedstrata.plan.streams import Streams
 from fedstrata.server.layers import ServerLayers
 from fedstrata.server.rounds import Half, Rounds
 from fedstrata.server.server import Server
+from fedstrata.wire.activations import StreamForm
 from fedstrata.wire.dry import DryWire
 from fedstrata.wire.store import Store
 
@@ -60,7 +61,8 @@ class DryContext:
         streams: all randomness.
         train: the job's ``[train]``.
         wire: how parts travel.
-        dtype: how hidden states and gradients travel.
+        dtype: how hidden states travel that are sent once.
+        stream: how those of batches travel, and their gradients.
         lengths: client -> tokens of each of its examples.
         tests: makes client -> tokens of each example that it is scored on.
         predicted: lengths of a batch and its width -> positions through the head.
@@ -73,6 +75,7 @@ class DryContext:
     train: Train
     wire: DryWire
     dtype: str
+    stream: StreamForm
     lengths: Mapping[str, Index]
     tests: Callable[[], Mapping[str, Index]]
     predicted: Callable[[Index, int], int]

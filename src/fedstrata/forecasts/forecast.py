@@ -80,6 +80,8 @@ def _start(job: Job, base_dir: Path | None, place: Path) -> str:
 
 def _in_units(unit: str, job: Job, model: str, stage: Mapping[str, Any], known: Known) -> dict[str, Any]:
     """A stage's figures as a paper would print them: what goes up, beside that of FedAvg, and what is computed."""
+    if job.wire.codec != "none":
+        raise UserError("--units: the papers send whole parts; [wire] codec = 'none' counts as they do")
     parts = known.parts(model, job.task.kind, stage["labels"], head_of(job))
     sent = [round["sent"] for round in stage["rounds"]]
     count = stage["clients"]["count"]

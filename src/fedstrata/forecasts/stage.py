@@ -31,7 +31,8 @@ from fedstrata.plan.streams import Streams
 from fedstrata.runs.components import Components
 from fedstrata.runs.train import round_settings
 from fedstrata.tasks import Task, TaskContext, build_task
-from fedstrata.wire.codec import make_codec
+from fedstrata.wire.activations import stream_form
+from fedstrata.wire.delta import job_codec
 from fedstrata.wire.dry import DryWire
 
 MOST_PLANS = 20_000_000
@@ -148,8 +149,9 @@ def _dry_context(
         parts=parts,
         streams=Streams(job.train.seed),
         train=job.train,
-        wire=DryWire(components.codec or make_codec(job.wire.dtype)),
+        wire=DryWire(components.codec or job_codec(job.wire.dtype, job.wire.forms)),
         dtype=job.wire.dtype,
+        stream=stream_form(*job.wire.stream),
         lengths={name: profile.lengths[index] for name, index in shards.items()},
         tests=profile.tests,
         predicted=task.head_positions,

@@ -13,6 +13,7 @@ from fedstrata.job.data_tables import Clients, Data
 from fedstrata.job.engine_table import Engine
 from fedstrata.job.task_kinds import TASK_KINDS, named
 from fedstrata.job.train_table import Train as Train  # its users know it from here
+from fedstrata.job.wire_table import Wire
 from fedstrata.methods import METHODS
 from fedstrata.plan.kinds import Payload
 from fedstrata.plan.plan import Method
@@ -102,13 +103,6 @@ class Server(Table):
     """Score the model after every round, or once at the end."""
 
 
-class Wire(Table):
-    """``[wire]``: how tensors are encoded between client and server."""
-
-    dtype: str = "fp32"
-    """Both ways; ``int8`` has a scale per row and error feedback, and clients send changes in it."""
-
-
 def _sendable() -> list[Payload]:
     return ["weights", "activations"]
 
@@ -163,9 +157,10 @@ class Job(Table):
 
     @model_validator(mode="after")
     def _wire_fits(self) -> Self:
-        if self.method.exchange == "activations" and self.wire.dtype == "int8":
+        if self.method.exchange == "activations" and self.wire.dtype == "int8" and not self.wire.activations:
             raise ValueError(
-                "[wire] dtype: 'int8' is for weights; hidden states and gradients travel in fp32, fp16 or bf16"
+                "[wire] dtype: 'int8' is for weights; hidden states and gradients travel in fp32, fp16 or bf16, "
+                "or as [wire] activations says"
             )
         return self
 

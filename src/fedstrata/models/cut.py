@@ -18,6 +18,7 @@ from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.schedule import ScheduleSpan
 from fedstrata.wire.activations import (
+    StreamForm,
     decode_gradients,
     decode_states,
     encode_gradients,
@@ -48,20 +49,25 @@ class CutLayer(nn.Module):
 
     Attributes:
         link: the connection to them.
-        dtype: the wire type.
+        form: how hidden states and gradients travel.
         lengths: tokens of each text of the current batch, ``[B]``; set before each forward pass.
     """
 
-    def __init__(self, link: SplitLink, dtype: str) -> None:
+    def __init__(self, link: SplitLink, form: StreamForm) -> None:
         super().__init__()
-        self.link, self.dtype = link, dtype
+        self.link, self.form = link, form
         self.lengths = torch.empty(0)
 
     def forward(self, hidden: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         """Send ``[B, S, H]``, return the server's output; autograd stops here, see :meth:`fetch`."""
-        sent = {**encode_states(hidden.detach(), self.lengths, self.dtype), "lengths": self.lengths.int().cpu()}
+        sent = {
+            **encode_states(hidden.detach(), self.lengths, self.form.states),
+            "lengths": self.lengths.int().cpu(),
+        }
         reply = self.link.forward(sent)
-        states = decode_states(reply, len(sent["activations"]), hidden.shape[-1], self.dtype).to(hidden.device)
+        states = decode_states(reply, len(sent["activations"]), hidden.shape[-1], self.form.states).to(
+            hidden.device
+        )
         received = unpack(states, self.lengths, hidden.shape[1])
         self.sent, self.received = hidden, received.requires_grad_(torch.is_grad_enabled())
         return self.received
@@ -70,8 +76,8 @@ class CutLayer(nn.Module):
         """The hidden states that were sent, and the loss's gradient by them, which the server computes."""
         assert self.received.grad is not None
         rows = len(pack(self.received, self.lengths))
-        reply = self.link.backward(encode_gradients(self.received.grad, self.lengths, self.dtype))
-        gradients = decode_gradients(reply, rows, self.sent.shape[-1], self.dtype).to(self.sent.device)
+        reply = self.link.backward(encode_gradients(self.received.grad, self.lengths, self.form.gradients))
+        gradients = decode_gradients(reply, rows, self.sent.shape[-1], self.form.gradients).to(self.sent.device)
         return self.sent, unpack(gradients, self.lengths, self.sent.shape[1]).to(self.sent.dtype)
 
 

@@ -11,7 +11,7 @@ from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import SERVER, Streams
 from fedstrata.server.aggregate import make_aggregate
 from fedstrata.server.optimizer import make_server_optimizer
-from fedstrata.wire.codec import make_codec
+from fedstrata.wire.delta import job_codec
 
 
 def check_names(job: Job) -> None:
@@ -20,7 +20,7 @@ def check_names(job: Job) -> None:
     Raises:
         UserError: one of them has no such name.
     """
-    make_codec(job.wire.dtype)
+    job_codec(job.wire.dtype, job.wire.forms)
     make_aggregate(job.server.aggregate)
     make_server_optimizer(job.server)
 

@@ -220,7 +220,7 @@ def _engine(stage: ReadyStage, server: Server, half: Half) -> Iterator[tuple[Eng
         client: ClientData(ready.train, index, ready.test, ready.tests.get(client, {}), stores.below(client))
         for client, index in ready.shards.items()
     }
-    shared = {part: (server.versions[part], server.received(part)) for part in server.parts.names}
+    shared = {part: server.held(part) for part in server.parts.names}
     if stage.job.engine.name == "pool":
         assert stage.nursery is not None
         with pool_engine(stage.job, ready, data, shared, stage.nursery, stage.tell) as pool:

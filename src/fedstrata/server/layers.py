@@ -24,6 +24,7 @@ from fedstrata.plan.streams import SERVER_DROPOUT, Streams
 from fedstrata.server.replica import LayerReplica
 from fedstrata.server.server import Server
 from fedstrata.wire.activations import (
+    StreamForm,
     decode_gradients,
     decode_lengths,
     decode_states,
@@ -46,14 +47,14 @@ class LayerSettings:
         names: the parts, such as the layers 0 and 1.
         copies: each client has a copy of its own, to be averaged; else there is one, which all share.
         max_positions: most tokens of a text.
-        dtype: how hidden states and gradients travel.
+        form: how hidden states and gradients travel.
         store: the server's own disk, for the optimizers' memory.
     """
 
     names: tuple[str, ...]
     copies: bool
     max_positions: int
-    dtype: str
+    form: StreamForm
     store: Store
 
 
@@ -246,11 +247,11 @@ class SplitSession:
         Raises:
             WireError: the message is not :func:`fedstrata.wire.activations.encode_states` with lengths.
         """
-        layers, dtype = self.layers, self.layers.settings.dtype
+        layers, form = self.layers, self.layers.settings.form
         lengths = decode_lengths(message, layers.settings.max_positions).to(self.device)
         states = {name: tensor for name, tensor in message.items() if name != "lengths"}
         self._count("up", message, "activations")
-        rows = decode_states(states, int(lengths.sum()), layers.working.parts.hidden, dtype).to(self.device)
+        rows = decode_states(states, int(lengths.sum()), layers.working.parts.hidden, form.states).to(self.device)
         hidden = unpack(rows, lengths, layers.train.width)
         mask = (torch.arange(hidden.shape[1], device=self.device) < lengths[:, None]).long()
         trains = self.optimizer is not None
@@ -262,7 +263,7 @@ class SplitSession:
                 hidden = hidden.detach().requires_grad_(trains)
                 out = through(layers.working.model.config, self.replica.modules, hidden, mask)
         self.hidden, self.out, self.lengths = hidden, out, lengths
-        return self._count("down", encode_states(out.detach(), lengths, dtype), "activations")
+        return self._count("down", encode_states(out.detach(), lengths, form.states), "activations")
 
     def backward(self, message: Tensors) -> Tensors:
         """The loss's gradient by the states that came in, from that by those that went out; then a step begins.
@@ -271,14 +272,16 @@ class SplitSession:
             WireError: the message is not :func:`fedstrata.wire.activations.encode_gradients` of the last batch.
         """
         assert self.optimizer is not None
-        layers, dtype = self.layers, self.layers.settings.dtype
+        layers, form = self.layers, self.layers.settings.form
         self._count("up", message, "gradients")
-        rows = decode_gradients(message, int(self.lengths.sum()), layers.working.parts.hidden, dtype)
+        rows = decode_gradients(message, int(self.lengths.sum()), layers.working.parts.hidden, form.gradients)
         gradient = unpack(rows.to(self.out.device), self.lengths, self.out.shape[1])
         with layers.lock:
             torch.autograd.backward(self.out, gradient.to(self.out.dtype))
             assert self.hidden.grad is not None
-            reply = encode_gradients(self.hidden.grad, self.lengths, dtype)  # with the weights before the step
+            reply = encode_gradients(
+                self.hidden.grad, self.lengths, form.gradients
+            )  # with the weights before the step
             layers.step(self.replica, self.optimizer, learning_rate(layers.train, self.span, self.steps))
         self.steps += 1
         return self._count("down", reply, "gradients")

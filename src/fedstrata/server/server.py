@@ -15,6 +15,7 @@ from fedstrata.plan.plan import Plan
 from fedstrata.server.aggregate import MakeAggregate, WeightedMean
 from fedstrata.server.journal import Versions
 from fedstrata.server.optimizer import AdaptiveOptimizer, ServerOptimizer
+from fedstrata.wire.chain import Chains
 from fedstrata.wire.codec import StateCodec, Wire, WireError, not_finite
 
 HUGE = 1e4
@@ -40,6 +41,7 @@ class Server:
             the same share one tuple.
         moments: tensor name -> the optimizer's memory.
         residual: part -> what its messages have left out so far, added to the next.
+        chains: what clients hold, where changes travel on the way down; None where whole parts do.
     """
 
     parts: Parts
@@ -61,6 +63,7 @@ class Server:
         self._replied: set[str] = set()
         self._messages: dict[str, tuple[int, tuple[Tensors, Tensors]]] = {}
         self._checked: set[Plan] = set()
+        self.chains = Chains(self.wire, self.weights) if self.wire.chained else None
 
     def request(self, round: int, client: str, plan: Plan, phase: Phase = "train") -> Request:
         """What ``client`` is asked, with the parts it lacks; from now on it counts as holding them."""
@@ -70,9 +73,12 @@ class Server:
         needed = shared_parts(self.parts, plan)
         held = dict(zip(self.parts.names, self.client_versions.get(client, self._start), strict=True))
         stale = [part for part in needed if held[part] != self.versions[part]]
-        self._holds(client, tuple({**held, **{part: self.versions[part] for part in stale}}.values()))
         versions = {part: self.versions[part] for part in needed}
-        return Request(round, client, plan, phase, versions, {part: self.outgoing(part) for part in stale})
+        request = Request(
+            round, client, plan, phase, versions, {part: self.outgoing(part, held[part]) for part in stale}
+        )
+        self._holds(client, tuple({**held, **{part: self.versions[part] for part in stale}}.values()))
+        return request
 
     def forget(self, client: str) -> None:
         """A client did not answer: of what it was ever sent it may hold the start model alone."""
@@ -90,9 +96,18 @@ class Server:
             self.client_versions[client] = self._alike.setdefault(versions, versions)
             self._moved_clients[client] = None
 
-    def outgoing(self, part: str) -> Tensors:
-        """A part as it travels; encoded once per version, whatever the number of clients."""
+    def outgoing(self, part: str, before: int = 0) -> Tensors:
+        """A part as it travels to clients that have version ``before``; encoded once, whatever their number."""
+        if self.chains:
+            self.received(part)
+            return self.chains.message(part, before)
         return self._message(part)[0]
+
+    def held(self, part: str) -> tuple[int, Tensors]:
+        """The newest version of a part that any client may have, as it has it; one that is not yet sent is not."""
+        if self.chains:
+            return self.chains.each[part].version, self.chains.each[part].held
+        return self.versions[part], self.received(part)
 
     def _message(self, part: str) -> tuple[Tensors, Tensors]:
         """A part as it travels, and what that leaves out."""
@@ -104,6 +119,8 @@ class Server:
 
     def received(self, part: str) -> Tensors:
         """The part as clients see it: version 0 exact, later versions after encoding and decoding."""
+        if self.chains:
+            return self.chains.advance(part, self.versions[part], self.weights[part])
         return self.wire.decode(self.outgoing(part)) if self.versions[part] else self.weights[part]
 
     def unchanged(self, part: str) -> Tensors:
@@ -189,7 +206,7 @@ class Server:
         version = self.versions[part]
         place = self.parts.names.index(part)
         sent = version and any(held[place] == version for held in self.client_versions.values())
-        if sent and (left := self._message(part)[1]):  # version 0 is shipped whole
+        if sent and not self.chains and (left := self._message(part)[1]):  # version 0 is shipped whole
             self.residual[part] = left
         self.weights[part] = new
         self.versions[part] += 1

@@ -5,6 +5,8 @@
     state/PART@VERSION.safetensors       a merged part (version 0 is the start model and is not stored)
     state/moments-PART@VERSION…          the server optimizer's memory of it
     state/residual-PART@VERSION…         what its messages have left out (error feedback)
+    state/held-PART@VERSION…             a part as clients hold it, where changes travel on the way down
+    state/changes-PART@VERSION…          the changes that led there
     state/layers/NAME/…                  what the optimizers of the server's own layers remember
     state/clients/NAME/…                 the parts a client keeps (:class:`fedstrata.wire.store.Store`)
     ledger.jsonl, rounds.jsonl, …        the records; cut back to their committed length on resumption
@@ -31,6 +33,7 @@ from fedstrata.server.commits import Commit, CommitWriter, part_files
 from fedstrata.server.journal import Journal
 from fedstrata.server.records import FileRecords
 from fedstrata.server.server import Server
+from fedstrata.wire.chain import Chains, saved
 from fedstrata.wire.files import checksum_of, clear, flush, read_sealed, write_sealed
 from fedstrata.wire.store import Store, read_tensors, write_tensors
 
@@ -113,6 +116,8 @@ class RunState:
                 server.moments.setdefault(name, {})[kind] = tensor
             if residual := self._read(f"residual-{part}"):
                 server.residual[part] = residual
+        if server.chains:
+            self._restore_chains(server.chains)
         return self.manifest["done"], self.manifest["seconds"]
 
     def commit(self, server: Server, changed: Iterable[str], done: int, seconds: float) -> None:
@@ -127,11 +132,15 @@ class RunState:
         Raises:
             UserError: the commit before this one could not be written.
         """
+        self.writer.wait()
         self.journal.note_clients(server.take_moved())
         self.manifest = {"done": done, "seconds": seconds, "start": self.start, "versions": dict(server.versions)}
         commit = Commit(
             manifest=self.manifest,
-            files=[file for part in changed for file in part_files(self.state, server, part)],
+            files=[
+                *(file for part in changed for file in part_files(self.state, server, part)),
+                *self._chain_files(server),
+            ],
             lines=self.journal.take(),
             unflushed=[*self.journal.take_unflushed(), *self.records.take_unflushed()],
             marks=self.records.marks(),
@@ -205,6 +214,20 @@ class RunState:
         journal = Journal(self.state)
         journal.read(self.records.lines_to(JOURNAL, manifest["records"]))
         return journal.damaged()
+
+    def _chain_files(self, server: Server) -> Iterator[tuple[Path, Path, Tensors]]:
+        """What clients hold of the parts of which that has changed since it was last written."""
+        for part, chain in server.chains.each.items() if server.chains else ():
+            for kind, tensors in saved(chain).items():
+                key, path = f"{kind}{part}", self.state / f"{kind}{part}@{chain.version}.safetensors"
+                if chain.version and self.journal.path(key) != path:
+                    yield self.state / key, path, tensors
+
+    def _restore_chains(self, chains: Chains) -> None:
+        for part in chains.each:
+            if path := self.journal.path(f"held-{part}"):
+                version = int(path.stem.rpartition("@")[2])
+                chains.restore(part, version, read_tensors(path), self._read(f"changes-{part}"))
 
     def _read(self, key: str) -> Tensors:
         path = self.journal.path(key)

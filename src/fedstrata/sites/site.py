@@ -19,6 +19,7 @@ from fedstrata.plan.kinds import Tensors, Weights
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.plan import Method, make_plan
 from fedstrata.plan.schedule import ScheduleSpan
+from fedstrata.wire.chain import check_received, receive, steps_of
 from fedstrata.wire.codec import WireError, check, payload_bytes, wire_spec
 from fedstrata.wire.store import read_tensors, write_tensors
 
@@ -80,7 +81,7 @@ class Site:
         self._check(request)
         for part, version in request.versions.items():
             if part in request.parts:
-                self.shared[part] = version, self.runtime.wire.decode(request.parts[part])
+                self.shared[part] = version, self._received(part, request.parts[part])
             elif self.shared[part][0] != version:
                 self.shared[part] = version, self._read(part, version)
         with self._holding(request.parts):
@@ -128,24 +129,33 @@ class Site:
             raise WireError(f"plan: is not that of its method to {request.phase} in round {request.round + 1}")
         if strange := (request.versions.keys() | request.parts.keys()) - self.shared.keys():
             raise WireError(f"versions: names no part of this client's model: {', '.join(sorted(strange))}")
-        for part, message in request.parts.items():
-            self._check_part(request, part, message)
+        if alone := request.parts.keys() - request.versions.keys():
+            raise WireError(f"{min(alone)}: comes without its version")
         for part, version in request.versions.items():
+            before: int | None = version
+            if part in request.parts:
+                before = self._check_part(part, version, request.parts[part])
             held = self.shared[part][0]
-            known = {held, *self._on_disk(part), *([0] if self.start else [])}
-            if part not in request.parts and version not in known:
-                raise WireError(f"{part}: version {version} was never sent, this client holds {held}")
+            known = {None, held, *self._on_disk(part), *([0] if self.start else [])}
+            if before not in known:
+                raise WireError(f"{part}: version {before} was never sent, this client holds {held}")
         if request.phase == "evaluate" and not len(self.data.tests.get(self.name, ())):
             raise WireError(f"{self.name} has no test rows of its own")
 
-    def _check_part(self, request: Request, part: str, message: Tensors) -> None:
-        if part not in request.versions:
-            raise WireError(f"{part}: comes without its version")
+    def _check_part(self, part: str, version: int, message: Tensors) -> int | None:
+        """Check a part; the version that it is a change against, None where it is whole."""
         shapes = self.runtime.working.parts.shapes[part]
-        if request.versions[part]:
-            self.runtime.wire.check(message, shapes)
-        else:
-            check(message, wire_spec(shapes, "fp32"))
+        if version:
+            return check_received(self.runtime.wire, message, shapes, version)
+        check(message, wire_spec(shapes, "fp32"))
+        return None
+
+    def _received(self, part: str, message: Tensors) -> Tensors:
+        """The part that a message leads to from whichever version it is a change against."""
+        held = self.shared[part]
+        if (steps := steps_of(message)) and steps[0].before != held[0]:
+            held = steps[0].before, self._read(part, steps[0].before)
+        return receive(self.runtime.wire, message, held)
 
     @contextmanager
     def _holding(self, received: Iterable[str]) -> Iterator[None]:

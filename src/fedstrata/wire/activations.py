@@ -4,18 +4,40 @@
     up      gradients   [n, H]                        down    gradients   [n, H]
 
 ``n`` is the number of tokens of the ``B`` texts together: padding is not sent. Gradients in fp16 are scaled
-by a power of two, which travels with them (fp32), since most would vanish otherwise.
+by a power of two, which travels with them (fp32), since most would vanish otherwise. Either may travel in few
+bits, or with the largest channels of each token alone (:mod:`fedstrata.wire.rows`).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from fedstrata.plan.kinds import Tensors
-from fedstrata.wire.codec import DTYPES, WireError, check, wire_spec
+from fedstrata.wire.codec import WireError, check
+from fedstrata.wire.rows import RowForm, decode_rows, encode_rows, rows_spec
 
 HIGH = 2.0**10
 """The largest gradient of an fp16 message is scaled to about this: far below fp16's 65504."""
+
+
+@dataclass(frozen=True)
+class StreamForm:
+    """How the messages of a session travel.
+
+    Attributes:
+        states: hidden states, both ways.
+        gradients: their gradients, both ways.
+    """
+
+    states: RowForm
+    gradients: RowForm
+
+
+def stream_form(states: tuple[str, float], gradients: tuple[str, float]) -> StreamForm:
+    """The form of dtype and density of hidden states and of gradients."""
+    return StreamForm(RowForm(*states), RowForm(*gradients))
 
 
 def pack(states: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -35,47 +57,48 @@ def unpack(rows: torch.Tensor, lengths: torch.Tensor, width: int | None = None) 
     return states
 
 
-def encode_states(states: torch.Tensor, lengths: torch.Tensor, dtype: str) -> Tensors:
+def encode_states(states: torch.Tensor, lengths: torch.Tensor, form: RowForm) -> Tensors:
     """Hidden states ``[B, S, H]`` as they travel."""
-    return {"activations": pack(states, lengths).to(DTYPES[dtype])}
+    return encode_rows("activations", pack(states, lengths), form)
 
 
-def encode_gradients(gradients: torch.Tensor, lengths: torch.Tensor, dtype: str) -> Tensors:
+def encode_gradients(gradients: torch.Tensor, lengths: torch.Tensor, form: RowForm) -> Tensors:
     """Gradients ``[B, S, H]`` as they travel."""
     packed = pack(gradients, lengths)
-    if dtype != "fp16":
-        return {"gradients": packed.to(DTYPES[dtype])}
+    if form.dtype != "fp16":
+        return encode_rows("gradients", packed, form)
     largest = packed.abs().amax().float().clamp(2.0**-100, 2.0**100)
     scale = torch.exp2((torch.tensor(HIGH).to(largest) / largest).log2().floor())
-    return {"gradients": (packed.float() * scale).to(torch.float16), "scale": scale.reshape(1).cpu()}
+    return {**encode_rows("gradients", packed.float() * scale, form), "scale": scale.reshape(1).cpu()}
 
 
-def decode_states(message: Tensors, tokens: int, hidden: int, dtype: str) -> torch.Tensor:
+def decode_states(message: Tensors, tokens: int, hidden: int, form: RowForm) -> torch.Tensor:
     """The states ``[n, H]`` of a message, checked, fp32.
 
     Raises:
         WireError: it does not hold what :func:`encode_states` makes of so many tokens, or is not finite.
     """
-    check(message, wire_spec({"activations": (tokens, hidden)}, dtype))
-    return message["activations"].float()
+    check(message, rows_spec("activations", tokens, hidden, form))
+    return decode_rows("activations", message, hidden, form)
 
 
-def decode_gradients(message: Tensors, tokens: int, hidden: int, dtype: str) -> torch.Tensor:
+def decode_gradients(message: Tensors, tokens: int, hidden: int, form: RowForm) -> torch.Tensor:
     """The gradients ``[n, H]`` of a message, checked, fp32.
 
     Raises:
         WireError: it does not hold what :func:`encode_gradients` makes of so many tokens, or is not finite.
     """
     scale = message.get("scale")
-    if (scale is None) == (dtype == "fp16"):
-        raise WireError(f"scale: goes with gradients in fp16, these are {dtype}")
-    gradients = {name: tensor for name, tensor in message.items() if name == "gradients"}
-    check(gradients, wire_spec({"gradients": (tokens, hidden)}, dtype))
+    if (scale is None) == (form.dtype == "fp16"):
+        raise WireError(f"scale: goes with gradients in fp16, these are {form.dtype}")
+    gradients = {name: tensor for name, tensor in message.items() if name != "scale"}
+    check(gradients, rows_spec("gradients", tokens, hidden, form))
+    rows = decode_rows("gradients", gradients, hidden, form)
     if scale is None:
-        return message["gradients"].float()
+        return rows
     if scale.dtype != torch.float32 or scale.shape != (1,) or not 0 < float(scale) < float("inf"):
         raise WireError("scale: must be one number above 0 (fp32)")
-    return message["gradients"].float() / scale.to(message["gradients"].device)
+    return rows / scale.to(rows.device)
 
 
 def decode_lengths(message: Tensors, longest: int) -> torch.Tensor:
@@ -92,10 +115,12 @@ def decode_lengths(message: Tensors, longest: int) -> torch.Tensor:
     return lengths
 
 
-def message_bytes(tokens: int, texts: int, hidden: int, dtype: str, steps: int = 1) -> dict[tuple[str, str], int]:
+def message_bytes(
+    tokens: int, texts: int, hidden: int, form: StreamForm, steps: int = 1
+) -> dict[tuple[str, str], int]:
     """(direction, what) -> bytes of the messages of ``steps`` steps, of texts of so many tokens together."""
-    states = tokens * hidden * DTYPES[dtype].itemsize
-    gradients = states + (4 * steps if dtype == "fp16" else 0)
+    states = tokens * form.states.row_bytes(hidden)
+    gradients = tokens * form.gradients.row_bytes(hidden) + (4 * steps if form.gradients.dtype == "fp16" else 0)
     return {
         ("up", "activations"): states + 4 * texts,
         ("down", "activations"): states,

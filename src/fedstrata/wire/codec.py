@@ -11,9 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.plan.kinds import Tensors
@@ -180,11 +178,34 @@ class Wire:
         """What arrives is what was sent, to the bit."""
         return self.codec.name == "fp32"
 
+    @property
+    def chained(self) -> bool:
+        """On the way down changes travel too, see :mod:`fedstrata.wire.chain`."""
+        return hasattr(self.codec, "step")
+
     def encode(
         self, tensors: Tensors, reference: Tensors | None = None, residual: Tensors | None = None
     ) -> tuple[Tensors, Tensors]:
         """See :meth:`Codec.encode`."""
         return self.codec.encode(tensors, reference, residual or {})
+
+    def step(self, tensors: Tensors, held: Tensors) -> tuple[Tensors, Tensors]:
+        """The change from what clients hold to ``tensors`` as it travels, and what they then hold."""
+        made: tuple[Tensors, Tensors] = self.codec.step(tensors, held)  # type: ignore[attr-defined]
+        return made
+
+    def follow(self, message: Tensors, held: Tensors) -> Tensors:
+        """What a client then holds that is sent such a change."""
+        new: Tensors = self.codec.follow(message, held)  # type: ignore[attr-defined]
+        return new
+
+    def check_step(self, message: Tensors, shapes: Shapes) -> None:
+        """Compare a received change with what it must hold.
+
+        Raises:
+            WireError: see :meth:`check`.
+        """
+        self.codec.check_step(message, shapes)  # type: ignore[attr-defined]
 
     def decode(self, message: Tensors, reference: Tensors | None = None) -> Tensors:
         """The tensors of a message of one's own, or of one that was checked before."""
@@ -194,9 +215,12 @@ class Wire:
         """Compare a received message with what it must hold.
 
         Raises:
-            WireError: names, shapes or types differ, or a value is not finite.
+            WireError: names, shapes or types differ, a value is not finite, or the codec's own ``check_change``
+                objects.
         """
         check(message, self.codec.wire_spec(shapes, change))
+        if change and hasattr(self.codec, "check_change"):
+            self.codec.check_change(message, shapes)
 
     def size(self, shapes: Shapes, change: bool = False) -> int:
         """Bytes of a message of tensors of these shapes."""
@@ -245,25 +269,6 @@ def dequantize(message: Mapping[str, torch.Tensor]) -> Tensors:
 
 def _along(scale: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return scale.float().reshape(-1, *[1] * (tensor.ndim - 1))
-
-
-def encode_tensors(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """A message: safetensors bytes, never a pickle."""
-    return bytes(safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()}))
-
-
-def decode_tensors(message: bytes, spec: Spec) -> Tensors:
-    """The tensors of a message, checked.
-
-    Raises:
-        WireError: the bytes are no safetensors file, or :func:`check` objects.
-    """
-    try:
-        tensors: Tensors = safetensors.torch.load(message)
-    except (SafetensorError, KeyError) as error:  # KeyError: a dtype that torch has no name for
-        raise WireError(f"not a safetensors message: {error}") from None
-    check(tensors, spec)
-    return tensors
 
 
 def check(tensors: Mapping[str, torch.Tensor], spec: Spec) -> None:

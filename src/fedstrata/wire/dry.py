@@ -41,6 +41,11 @@ class DryWire(Wire):
         shapes = self._shapes.setdefault(key, dict(key))
         return self.message(shapes), {}
 
+    def step(self, tensors: Tensors, held: Tensors) -> tuple[Tensors, Tensors]:
+        """A change of the size that its specification says; what clients hold has the shapes that it had."""
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        return empty(self.codec.step_spec(shapes)), held  # type: ignore[attr-defined]
+
     def decode(self, message: Tensors, reference: Tensors | None = None) -> Tensors:
         """Tensors of the shapes that were encoded."""
         assert isinstance(message, DryMessage)

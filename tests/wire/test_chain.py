@@ -61,6 +61,9 @@ def test_clients_that_missed_versions_hold_what_the_others_hold(dtype: str, form
                 kinds.add((before is None, len(steps_of(message)) > 1))
                 clients[every] = version, receive(wire, message, held)
                 assert equal(clients[every][1], shared)
+                assert equal(wire.decode(wire.encode(shared)[0]), shared), "a whole part leads to the same bits"
+                all_steps = chains.message("part", 0)
+                assert equal(receive(wire, all_steps, held), shared), "steps that were taken are not taken again"
     assert kinds == {(False, False), (False, True), (True, False)} or form[1] < 1 or form[0] < 8
     assert not equal(chains.each["part"].held, weights)
 

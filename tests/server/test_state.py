@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,7 +162,10 @@ def test_only_current_files_are_held_and_in_the_end_none(job: Jobs, tmp_path: Pa
 
     def look(event: Any) -> None:
         if type(event).__name__ == "Replied" and event.round == 3:
-            held[:] = sorted(path.name for path in (tmp_path / "run" / "state").glob("*@*"))
+            state = tmp_path / "run" / "state"
+            while not (state / "manifest-000003.json").exists() or [*state.glob("*@1.*")]:
+                time.sleep(0.01)  # the commit of the round before is being written
+            held[:] = sorted(path.name for path in state.glob("*@*"))
 
     fedstrata.run(job("fedavg", method={"rounds": 4}), progress=look)
     names = ("embeddings", "head", "layer.0", "layer.1", "layer.2")

@@ -7,7 +7,7 @@ they are computed without dropout, when a batch first needs them and padded as t
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from fedstrata.cost.flops import over_kept_states_flops
 from fedstrata.errors import UserError
 from fedstrata.job.tables import Job, Train, method_name
 from fedstrata.models.depth import in_stack
+from fedstrata.models.dropout import drawing
 from fedstrata.models.families import FAMILIES
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.messages import Positions
@@ -193,6 +194,7 @@ class FrozenLayersPass(WholePass):
         learning = base.training
         with (
             torch.no_grad(),
+            drawing(_nothing),  # attention as in a training step
             torch.autocast(device.type, torch.bfloat16, enabled=self.train.precision == "bf16"),
             in_stack(working.model, working.parts, below),
             working.frozen_in_bf16(self._below()),
@@ -275,3 +277,8 @@ def _without_pooler(base: Any) -> Iterator[None]:
         yield
     finally:
         base.pooler = pooler
+
+
+def _nothing(shape: Sequence[int]) -> torch.Tensor:
+    """Dropout's bits, of which layers that are evaluated take none."""
+    raise AssertionError(f"dropout below the lowest trained layer draws {shape}")

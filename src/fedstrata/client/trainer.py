@@ -147,7 +147,7 @@ class Trainer:
             self.working.model.train()
             with dropout.fork(), model_pass.local_model():
                 losses.append(self._backward(batch, share))
-        return torch.stack(losses).sum()
+        return torch.stack(losses).double().sum()
 
     def _backward(self, batch: Batch, share: float) -> torch.Tensor:
         """A batch's share of a step's loss; its gradients are added at the parameters (those above a cut)."""

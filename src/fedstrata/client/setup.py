@@ -18,6 +18,7 @@ from fedstrata.errors import UserError, did_you_mean
 from fedstrata.events import Counted, Event
 from fedstrata.job.tables import Job
 from fedstrata.models import checkpoints, scratch
+from fedstrata.models.adapter_names import AdapterConfig
 from fedstrata.models.cut import check_cut
 from fedstrata.models.families import FP32_ALONE
 from fedstrata.models.heads import HeadConfig
@@ -78,7 +79,7 @@ def make_ready(
         UserError: the model is not usable, or does not fit the job.
     """
     loaded = checkpoints.load(
-        start, job.task.kind, data.labels, init_seed(job), job.train.dropout, head_of(job), away
+        start, job.task.kind, data.labels, init_seed(job), job.train.dropout, head_of(job), away, adapter_of(job)
     )
     check_precision(job, loaded.parts)
     job = _fit(job, checkpoints.max_positions(loaded.model))
@@ -134,10 +135,10 @@ def check_plans(
     Raises:
         UserError: the method's options do not fit the model, or name a client that is none.
     """
-    for option, value in job.method:
+    for option, value in [*((f"[method] {key}", value) for key, value in job.method), *_ranks(job)]:
         for client in value if isinstance(value, dict) else ():  # an option by client
             if client != "default" and client not in clients:
-                raise UserError(f"[method] {option}: no client {client!r}; {did_you_mean(client, clients)}")
+                raise UserError(f"{option}: no client {client!r}; {did_you_mean(client, clients)}")
     check_precision(job, parts)
     streams, names = Streams(job.train.seed), list(clients)
     checked: set[Plan] = set()
@@ -153,6 +154,11 @@ def check_plans(
         done = (round + 1) * len(sampled)
         if done // PLANS_TOLD > (done - len(sampled)) // PLANS_TOLD:
             tell(Counted("plans", done, job.method.rounds * len(sampled)))
+
+
+def _ranks(job: Job) -> list[tuple[str, object]]:
+    """The rank by client, where the clients are those that it names: not where one holds all the data."""
+    return [("[adapter] rank", job.adapter.rank)] if job.method.population == "each" else []
 
 
 def check_precision(job: Job, parts: Parts) -> None:
@@ -248,6 +254,23 @@ def _fit(job: Job, longest: int) -> Job:
     if "max_tokens" in job.train.model_fields_set:
         raise UserError(f"[train] max_tokens: is {job.train.max_tokens}, but the model reads at most {longest}")
     return job.model_copy(update={"train": job.train.model_copy(update={"max_tokens": longest})})
+
+
+def adapter_of(job: Job) -> AdapterConfig | None:
+    """The adapters the job asks for; None where it has none."""
+    table = job.adapter
+    if table.kind == "none":
+        return None
+    ranks = table.rank if isinstance(table.rank, dict) else {"default": table.rank}
+    ranks = {"default": max(ranks.values()), **ranks}
+    return AdapterConfig(
+        ranks=tuple(sorted(ranks.items())),
+        alpha=table.alpha,
+        targets=None if table.targets is None else tuple(table.targets),
+        dropout=table.dropout if job.train.dropout else 0.0,
+        init=table.init,
+        merge=table.merge,
+    )
 
 
 def head_of(job: Job) -> HeadConfig | None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedstrata.client.setup import head_of, model_path, resolve_auto, write_outline
+from fedstrata.client.setup import adapter_of, head_of, model_path, resolve_auto, write_outline
 from fedstrata.cost import papers
 from fedstrata.cost.bytes import payload
 from fedstrata.data.prepare import NO_DATA, prepare
@@ -80,7 +80,7 @@ def _start(job: Job, base_dir: Path | None, place: Path) -> str:
 
 def _in_units(unit: str, job: Job, model: str, stage: Mapping[str, Any], known: Known) -> dict[str, Any]:
     """A stage's figures as a paper would print them: what goes up, beside that of FedAvg, and what is computed."""
-    parts = known.parts(model, job.task.kind, stage["labels"], head_of(job))
+    parts = known.parts(model, job.task.kind, stage["labels"], head_of(job), adapter_of(job))
     sent = [round["sent"] for round in stage["rounds"]]
     count = stage["clients"]["count"]
     figure, what = papers.upload(unit, parts, job.task.kind, sent or [()], count, job.wire.dtype)

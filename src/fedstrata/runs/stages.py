@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.client.setup import (
+    adapter_of,
     check_plans,
     head_of,
     init_seed,
@@ -92,13 +93,17 @@ def _check_stages(jobs: Sequence[Job], data: Sequence[Prepared], starts: Sequenc
     made: dict[str, tuple[Job, Parts, list[str]]] = {}
     for job, rows, start in zip(jobs, data, starts, strict=True):
         first[job.stage] = start or first[job.start]
-        parts = checkpoints.parts_of(first[job.stage], job.task.kind, rows.labels, head_of(job))
+        parts = checkpoints.parts_of(first[job.stage], job.task.kind, rows.labels, head_of(job), adapter_of(job))
         if job.between_sites:
             check_sites(job, parts)
         check_plans(job, parts, names_of(job) if job.between_sites else rows.shards, tell)
         asked = names_of(job) if job.between_sites else list(population(job.method.population, rows.shards))
         made[job.stage] = job, parts, asked
         if start is None:
+            if not made[job.start][0].adapter.merged_model:
+                raise UserError(
+                    f"[adapter] merged_model: must be true in stage {job.start!r}, whose model is next"
+                )
             check_start(job, parts, *made[job.start])
 
 

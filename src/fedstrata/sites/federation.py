@@ -42,7 +42,7 @@ from fedstrata.wire.files import write_bytes
 if TYPE_CHECKING:
     from fedstrata.sites.activation_server import ActivationServer
 
-JOB_TABLES = ("task", "method", "train", "head", "wire")
+JOB_TABLES = ("task", "method", "train", "head", "adapter", "wire")
 """Tables of the job that are sent to a site; the others are the site's own."""
 SESSION_SHARE = 4
 """A client may keep the activation server waiting for a quarter of the deadline: others wait for their turns."""
@@ -172,7 +172,8 @@ def remote_engine(
     """
     job, names = stage.job, names_of(stage.job)
     plan = make_plan(job.method, stage.server.parts, job.task.kind, 0, names[0], Streams(job.train.seed))
-    sent = {part: tensors for part, tensors in stage.start.items() if part not in plan.server}
+    away = plan.away(stage.server.parts)
+    sent = {part: tensors for part, tensors in stage.start.items() if part not in away}
     with ExitStack() as stack:
         server = None
         if stage.layers:

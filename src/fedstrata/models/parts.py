@@ -215,7 +215,7 @@ def _adapter_modules(model: Any, division: Division, found: _Modules) -> None:
             found.lowest[key] = lowest
 
 
-def _lowest(linear: Mapping[str, nn.Module], division: Division, hidden: int) -> dict[_Key, Lowest]:
+def _lowest(linear: Mapping[str, Any], division: Division, hidden: int) -> dict[_Key, Lowest]:
     """What the parts of one layer save where it is the lowest whose adapters learn.
 
     Args:
@@ -227,7 +227,7 @@ def _lowest(linear: Mapping[str, nn.Module], division: Division, hidden: int) ->
     factors = {name: factor_of(name, division.adapter) for name in linear}
     adapted = {factor.module for factor in factors.values() if factor}
     group, level, wide = {}, 0, 0  # module -> 0 for those that take the input, then 1, 2, …
-    sizes = {name: module.weight.numel() for name, module in linear.items()}  # type: ignore[union-attr,operator]
+    sizes = {name: module.weight.numel() for name, module in linear.items()}
     plain = [name for name, factor in factors.items() if factor is None]
     for name in plain:
         level += wide >= 3 * hidden**2

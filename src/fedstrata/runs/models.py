@@ -97,10 +97,11 @@ def save_models(trained: Trained) -> None:
     card = SHARED_CARD.format(shared=", ".join(common) or "no weights", personal=", ".join(personal))
     shared = {name: tensor for part in common for name, tensor in held[part].items()}
     if trained.loaded.adapter:
-        _save_personal(trained, plans, held, personal)
         moved = _personal_matrices(trained.loaded, server.parts, personal)
         shared = {name: tensor for name, tensor in shared.items() if name not in moved}
     checkpoints.save(trained.loaded, shared, trained.folder / "shared", card)
+    if trained.loaded.adapter:
+        _save_personal(trained, plans, held, personal)
     if not job.between_sites:
         if not trained.loaded.adapter:
             _complete(trained, plans, {part: held[part] for part in personal})

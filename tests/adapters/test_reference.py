@@ -13,12 +13,14 @@ import torch
 import fedstrata
 from fedstrata.methods import METHODS
 from fedstrata.models.adapter_names import AdapterConfig
+from fedstrata.models.checkpoints import auto_class
+from fedstrata.models.memory import saved_bytes, step_memory
 from fedstrata.models.parts import find_parts, part_tensors
 from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import Streams
 from fedstrata.tasks.classify import Classify
 from roles import drawn_batches, make_runtime, train_round
-from tiny import saved_models, tiny_model
+from tiny import saved_models, tiny_config, tiny_model
 
 peft = pytest.importorskip("peft", reason="adapters need the extra 'lora'")
 from fedstrata.models.adapters import adapted_modules, add_adapters, without_adapters
@@ -198,3 +200,26 @@ def test_an_svd_start_computes_as_the_model_does() -> None:
     for (a, b), rank in zip(first.factors, ((0, 2), (2, 4)), strict=True):
         product = first.product(model.get_parameter(a).detach(), model.get_parameter(b).detach())
         assert torch.allclose(torch.linalg.svdvals(product)[:2].float(), values[slice(*rank)], atol=1e-5)
+
+
+@pytest.mark.parametrize("merge", ["plain", "freeze_a"])
+def test_the_memory_of_a_step_is_that_of_the_adapted_model(merge: str) -> None:
+    """Every weight, gradients and moments of what is trained alone, and what autograd keeps in a real step."""
+    chosen = config(merge)
+    model = tiny_model("bert", "classify", num_labels=3)
+    add_adapters(model, chosen)
+    parts = find_parts(model, chosen)
+    plan = make_plan(METHODS["fedavg"](), parts, "classify", 0, "a", Streams(0))
+    forecast = step_memory(auto_class("classify"), tiny_config("bert", num_labels=3), chosen)(
+        plan, 4, 16, 0, False
+    )
+    elements = sum(parameter.numel() for parameter in model.parameters())
+    trained = sum(p.numel() for name, p in model.named_parameters() if name in names_of(parts, plan.train))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in names_of(parts, plan.train))
+    kept = saved_bytes(model, parts, plan, (4, 16), 0, False)
+    assert forecast == 4 * elements + 12 * trained + kept
+
+
+def names_of(parts: Any, each: tuple[str, ...]) -> set[str]:
+    return {name for part in each for name in parts.shapes[part]}

@@ -189,8 +189,8 @@ def test_the_job_page_has_only_valid_keys_and_values() -> None:
                 changed["clients"]["partition"] = partition
             if key in ("metric", "labels", "positive") or table == "head":
                 changed["task"] = {**changed["task"], "kind": "classify"}
-            if table == "head":
-                changed["head"].setdefault("kind", "psum")
+            if table in ("head", "adapter"):
+                changed[table].setdefault("kind", {"head": "psum", "adapter": "lora"}[table])
             if table == "wire" and key in DELTA:
                 changed["wire"]["codec"] = "delta"
             if (table, key) == ("engine", "federation"):

@@ -86,6 +86,23 @@ def test_workers_give_the_bits_of_one_process(
         assert sorted(one, key=key) == sorted(pool, key=key)
 
 
+LORA = {"kind": "lora", "dropout": 0.1}
+ADAPTED: list[tuple[str, dict[str, Any]]] = [
+    ("fedavg", {"adapter": {**LORA, "rank": {"default": 2, CLIENT: 4}}, "wire": {"codec": "delta", "bits": 4}}),
+    ("fedsplitbert", {"adapter": {**LORA, "merge": "freeze_a", "init": "svd"}, "clients": {"fraction": 0.67}}),
+]
+
+
+@pytest.mark.parametrize(("name", "tables"), ADAPTED)
+def test_workers_have_the_same_adapters(job: Jobs, tmp_path: Path, name: str, tables: dict[str, Any]) -> None:
+    pytest.importorskip("peft", reason="adapters need the extra 'lora'")
+    made = job(name, "classify", method={"rounds": 3}, **tables)
+    play(made, tmp_path / "one")
+    play(made, tmp_path / "pool", 2)
+    same_run(tmp_path / "one", tmp_path / "pool")
+    assert list(tmp_path.glob("pool/**/adapter_model.safetensors"))
+
+
 @pytest.fixture
 def kill(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], list[int]]:
     """Kills the worker that was given a client's second round, so many times."""

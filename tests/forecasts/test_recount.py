@@ -130,17 +130,23 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "kind", "tables"), CASES)
-def test_bytes_off_the_messages_are_those_of_ledger_and_forecast(
-    job: Jobs, monkeypatch: pytest.MonkeyPatch, name: str, kind: str, tables: dict[str, Any]
-) -> None:
-    engines: list[WeighingEngine] = []
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[WeighingEngine]:
+    """Those of the runs to come."""
+    made: list[WeighingEngine] = []
 
     def weighing(**fields: Any) -> WeighingEngine:
-        engines.append(WeighingEngine(**fields))
-        return engines[-1]
+        made.append(WeighingEngine(**fields))
+        return made[-1]
 
     monkeypatch.setattr(train_module, "LocalEngine", weighing)
+    return made
+
+
+@pytest.mark.parametrize(("name", "kind", "tables"), CASES)
+def test_bytes_off_the_messages_are_those_of_ledger_and_forecast(
+    job: Jobs, engines: list[WeighingEngine], name: str, kind: str, tables: dict[str, Any]
+) -> None:
     made = job(name, kind, 4 if "head" in tables else 3, **tables)
     [forecast] = fedstrata.forecast(made).values()
     result = fedstrata.run(made)
@@ -148,6 +154,21 @@ def test_bytes_off_the_messages_are_those_of_ledger_and_forecast(
     assert engine.scale["up"] == result.bytes["up"] == forecast["clients"]["up_bytes"]
     assert engine.scale["down"] == result.bytes["down"] == forecast["clients"]["down_bytes"]
     assert result.bytes["setup"] == len(engine.met) * initial_download(model_of(result), result.ledger)
+
+
+@pytest.mark.parametrize("merge", ["plain", "alternate"])
+def test_bytes_of_adapters_that_travel_as_changes_are_those_of_ledger_and_forecast(
+    job: Jobs, engines: list[WeighingEngine], merge: str
+) -> None:
+    pytest.importorskip("peft", reason="adapters need the extra 'lora'")
+    adapter = {"kind": "lora", "rank": 2, "merge": merge}
+    wire = {"codec": "delta", "bits": 4, "density": 0.3}
+    made = job("fedavg", "classify", method={"rounds": 3}, adapter=adapter, wire=wire)
+    [forecast] = fedstrata.forecast(made).values()
+    result = fedstrata.run(made)
+    [engine] = engines
+    assert engine.scale["up"] == result.bytes["up"] == forecast["clients"]["up_bytes"] > 0
+    assert engine.scale["down"] == result.bytes["down"] == forecast["clients"]["down_bytes"] > 0
 
 
 def initial_download(model: Path, ledger: list[dict[str, Any]]) -> int:

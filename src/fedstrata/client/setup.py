@@ -10,6 +10,7 @@ import torch
 
 from fedstrata.client.answer import ClientRuntime
 from fedstrata.client.frozen_layers import check_frozen_layers
+from fedstrata.client.model_options import adapter_of, head_of
 from fedstrata.client.precision import batch_tokens, resolve_precision
 from fedstrata.client.scorer import FeatureCaches, Scorer
 from fedstrata.client.trainer import Trainer
@@ -23,7 +24,6 @@ from fedstrata.models import checkpoints, scratch
 from fedstrata.models.configs import config_of
 from fedstrata.models.cut import check_cut
 from fedstrata.models.families import FP32_ALONE
-from fedstrata.models.heads import HeadConfig
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan, make_plan
@@ -83,7 +83,7 @@ def make_ready(
         UserError: the model is not usable, or does not fit the job.
     """
     loaded = checkpoints.load(
-        start, job.task.kind, data.labels, init_seed(job), job.train.dropout, head_of(job), away
+        start, job.task.kind, data.labels, init_seed(job), job.train.dropout, head_of(job), away, adapter_of(job)
     )
     check_precision(job, loaded.parts)
     job = _fit(job, checkpoints.max_positions(loaded.model))
@@ -141,10 +141,10 @@ def check_plans(
     Raises:
         UserError: the method's options do not fit the model, or name a client that is none.
     """
-    for option, value in job.method:
+    for option, value in [*((f"[method] {key}", value) for key, value in job.method), *_ranks(job)]:
         for client in value if isinstance(value, dict) else ():  # an option by client
             if client != "default" and client not in clients:
-                raise UserError(f"[method] {option}: no client {client!r}; {did_you_mean(client, clients)}")
+                raise UserError(f"{option}: no client {client!r}; {did_you_mean(client, clients)}")
     check_precision(job, parts)
     streams, names = Streams(job.train.seed), list(clients)
     checked: set[Plan] = set()
@@ -161,6 +161,11 @@ def check_plans(
         if done // PLANS_TOLD > (done - len(sampled)) // PLANS_TOLD:
             tell(Counted("plans", done, job.method.rounds * len(sampled)))
     check_frozen_layers(job, parts, checked)
+
+
+def _ranks(job: Job) -> list[tuple[str, object]]:
+    """The rank by client, where the clients are those that it names: not where one holds all the data."""
+    return [("[adapter] rank", job.adapter.rank)] if job.method.population == "each" else []
 
 
 def check_precision(job: Job, parts: Parts) -> None:
@@ -280,9 +285,3 @@ def _fit(job: Job, longest: int) -> Job:
     if "max_tokens" in job.train.model_fields_set:
         raise UserError(f"[train] max_tokens: is {job.train.max_tokens}, but the model reads at most {longest}")
     return job.model_copy(update={"train": job.train.model_copy(update={"max_tokens": longest})})
-
-
-def head_of(job: Job) -> HeadConfig | None:
-    """The head the job asks for; None where it leaves that to the checkpoint."""
-    made = job.head.model_dump()
-    return HeadConfig(**made) if job.head.kind else None

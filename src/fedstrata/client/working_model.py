@@ -113,7 +113,7 @@ class WorkingModel:
         Below the lowest trained part autograd then builds no graph.
         """
         names = {name for part in plan.train for name in self.parts.shapes[part]}
-        served = {name for part in plan.server for name in self.parts.shapes[part]}
+        served = {name for part in plan.away(self.parts) for name in self.parts.shapes[part]}
         for name, parameter in self.model.named_parameters():
             if name not in served:
                 parameter.requires_grad_(name in names)

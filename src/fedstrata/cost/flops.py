@@ -57,7 +57,7 @@ def server_flops(parts: Parts, plan: Plan, work: Positions) -> int:
     """FLOPs of what a client's training costs the server, whose layers of the plan learn with it."""
     if not plan.server:
         return 0
-    whole = replace(plan, train=(*plan.train, *plan.server), server=())
+    whole = replace(plan, train=(*plan.train, *parts.adapted(plan.server)), server=())
     return train_flops(parts, whole, work) - train_flops(parts, plan, work)
 
 
@@ -67,8 +67,9 @@ def _linear(part: Part, work: Positions) -> int:
 
 
 def _encoder(parts: Parts, layers: Iterable[int], work: Positions) -> int:
-    stack = sum(_linear(parts[parts.layer(i)], work) + _attention(parts, work) for i in layers)
-    return stack + sum(_linear(part, work) for part in parts.each if part.kind == "embeddings")
+    of_layers = [part for i in layers for part in _unit(parts, i)]
+    stack = sum(_linear(part, work) for part in (*_unit(parts, None), *of_layers))
+    return stack + sum(_attention(parts, work) for part in of_layers if part.kind == "layer")
 
 
 def _head_layers(parts: Parts, work: Positions) -> int:
@@ -80,24 +81,28 @@ def _attention(parts: Parts, work: Positions) -> int:
     return 4 * work.pairs * parts.hidden
 
 
-def _local_stack(parts: Parts, layers: Sequence[int]) -> list[Part]:
-    """The parts of a local model from the embeddings up, a layer as often as it stands there."""
-    below = [part for part in parts.each if part.kind == "embeddings"]
-    return [*below, *(parts[parts.layer(i)] for i in layers), *(p for p in parts.each if p.kind in ABOVE)]
+def _unit(parts: Parts, depth: int | None) -> list[Part]:
+    """A layer with its adapters, or the embeddings with theirs."""
+    own = [parts[parts.layer(depth)]] if depth is not None else [p for p in parts.each if p.kind == "embeddings"]
+    return [*own, *parts.adapters_of(depth)]
+
+
+def _local_stack(parts: Parts, layers: Sequence[int]) -> list[list[Part]]:
+    """The units of a local model from the embeddings up, a layer as often as it stands there."""
+    return [*(_unit(parts, i) for i in (None, *layers)), *([p] for p in parts.each if p.kind in ABOVE)]
 
 
 def _backward_flops(parts: Parts, plan: Plan, work: Positions) -> int:
-    """Walks from the head down to the lowest trained part."""
+    """Walks from the head down to the lowest unit in which something is trained."""
     stack = _local_stack(parts, plan.layers)
-    learning = [part.name in plan.train for part in stack]
+    learning = [any(part.name in plan.train for part in unit) for unit in stack]
     if not any(learning):
         return 0
     place = learning.index(True)
-    lowest = stack[place]
+    lowest = stack[place][0]
     trained_kinds = {part.kind for part in parts.each if part.name in plan.train}
     total = sum(
-        _part_backward(parts, part, learns, work)
-        for part, learns in zip(stack[place:], learning[place:], strict=True)
+        _part_backward(parts, part, part.name in plan.train, work) for unit in stack[place:] for part in unit
     )
     head = "head" in trained_kinds
     encoder = lowest.kind not in ABOVE  # something in the encoder learns
@@ -107,15 +112,28 @@ def _backward_flops(parts: Parts, plan: Plan, work: Positions) -> int:
         "embeddings" in trained_kinds
     ) != head:  # a tied decoder multiplies in the head, learns with the embeddings
         total += (1 if "embeddings" in trained_kinds else -1) * 2 * work.predicted * parts.tied
+    if encoder and lowest.name not in plan.train:  # frozen, but its adapters learn
+        return total - _below_adapters(parts, stack[place], plan, work)
     return total - _input_gradient(parts, lowest, head and not encoder, work)
 
 
 def _part_backward(parts: Parts, part: Part, learns: bool, work: Positions) -> int:
     """Gradients of one part: by its input, and by its weights where it learns."""
-    if part.kind == "embeddings":
-        return 2 * _linear(part, work)  # only ELECTRA's projection
     attention = 2 * _attention(parts, work) if part.kind == "layer" else 0
     return (1 + learns) * _linear(part, work) + attention
+
+
+def _below_adapters(parts: Parts, unit: Sequence[Part], plan: Plan, work: Positions) -> int:
+    """What the walk counted of gradients that nobody needs in the lowest layer whose adapters learn.
+
+    Its frozen modules need none by their input up to the lowest adapter; nor does the A of that adapter, nor its B
+    where A stays as it is; and attention only those by the products that an adapter below it moves.
+    """
+    known = {part.above for part in unit if part.factors != "b" and part.name in plan.train}
+    idle = sum(part.lowest.inputs + (part.above not in known) * part.lowest.inner for part in unit)
+    layer = unit[0].kind == "layer"
+    products = (4 - unit[0].lowest.products) * _attention(parts, work) // 2 if layer else 0
+    return 2 * work.tokens * idle + products
 
 
 def _input_gradient(parts: Parts, lowest: Part, frozen: bool, work: Positions) -> int:

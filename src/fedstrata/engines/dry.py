@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,11 +43,15 @@ class DryEngine:
             yield handlers[request.phase](self.context, request)
 
 
+Moved = Sequence[tuple[frozenset[str], Tensors]]
+"""Tensors of adapters, and those of the matrices that change with them where products are merged exactly."""
+
+
 class DryAggregate:
     """Knows which tensors were sent, and nothing of their values."""
 
-    def __init__(self) -> None:
-        self.tensors: Tensors = {}
+    def __init__(self, moved: Moved = ()) -> None:
+        self.tensors, self.moved = Tensors(), moved
 
     def add(self, tensors: Mapping[str, torch.Tensor], weight: int, client: str) -> None:
         """See :class:`fedstrata.server.aggregate.Aggregate`."""
@@ -55,6 +59,9 @@ class DryAggregate:
 
     def result(self) -> Tensors:
         """See :class:`fedstrata.server.aggregate.Aggregate`."""
+        for factors, matrices in self.moved:
+            if factors & self.tensors.keys():
+                self.tensors |= matrices
         return self.tensors
 
 
@@ -81,10 +88,16 @@ def dry_run(
     weights: dict[str, Tensors] = {
         name: empty(wire_spec(shapes, "fp32")) for name, shapes in context.parts.shapes.items()
     }
+    parts = context.parts
+    moved = [
+        (frozenset(name for own in parts.adapters_of(part.depth) for name in own.shapes), weights[part.name])
+        for part in parts.each
+        if part.kind == "base"
+    ]
     rounds = Rounds(
         method=context.method,
         task=task,
-        server=Server(context.parts, weights, context.wire, DryAggregate, DryOptimizer()),
+        server=Server(parts, weights, context.wire, lambda: DryAggregate(moved), DryOptimizer()),
         engine=DryEngine(context),
         half=EXCHANGES[context.method.exchange].dry_server(context),
         streams=context.streams,

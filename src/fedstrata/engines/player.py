@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from fedstrata.client.answer import ClientData, ClientRuntime, Work, answer_request
+from fedstrata.client.model_options import adapter_of
 from fedstrata.client.model_pass import plain_pass
 from fedstrata.client.setup import make_runtime
 from fedstrata.client.trainer import drain
@@ -18,7 +19,8 @@ from fedstrata.engines.seed import Seed
 from fedstrata.errors import UserError
 from fedstrata.events import Encoded, Event, Stepped
 from fedstrata.exchanges import EXCHANGES
-from fedstrata.models.checkpoints import Loaded, empty_twin
+from fedstrata.models.checkpoints import Loaded
+from fedstrata.models.twin import empty_twin
 from fedstrata.plan.kinds import Index, Tensors
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.plan import Plan
@@ -127,7 +129,7 @@ class Player:
 
     def __post_init__(self) -> None:
         seed = self.seed
-        model = empty_twin(seed.config, seed.job.task.kind, seed.buffers)
+        model = empty_twin(seed.config, seed.job.task.kind, seed.buffers, adapter_of(seed.job))
         loaded = Loaded(model, None, seed.parts, (), {})
         self.runtime: ClientRuntime = make_runtime(seed.job, loaded, seed.task, seed.codec)
         self.runtime.caches.on_encoded = lambda done, total: self.tell(Encoded(done, total))

@@ -144,7 +144,7 @@ def server_half(context: ServerContext) -> PlainHalf:
     """The half that holds the plan's layers, of the server's own model."""
     runtime = context.runtime
     settings = LayerSettings(
-        names=context.plan.server,
+        names=context.plan.away(context.server.parts),
         copies=context.method.client_schedule == "parallel",
         max_positions=context.max_positions,
         form=runtime.stream,

@@ -8,7 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedstrata.client.setup import head_of, model_path, resolve_jobs, write_outline
+from fedstrata.client.model_options import adapter_of, head_of
+from fedstrata.client.setup import model_path, resolve_jobs, write_outline
 from fedstrata.cost import papers
 from fedstrata.cost.bytes import payload
 from fedstrata.data.prepare import NO_DATA, prepare
@@ -82,7 +83,7 @@ def _in_units(unit: str, job: Job, model: str, stage: Mapping[str, Any], known: 
     """A stage's figures as a paper would print them: what goes up, beside that of FedAvg, and what is computed."""
     if job.wire.codec != "none":
         raise UserError("--units: the papers send whole parts; [wire] codec = 'none' counts as they do")
-    parts = known.parts(model, job.task.kind, stage["labels"], head_of(job))
+    parts = known.parts(model, job.task.kind, stage["labels"], head_of(job), adapter_of(job))
     sent = [round["sent"] for round in stage["rounds"]]
     count = stage["clients"]["count"]
     figure, what = papers.upload(unit, parts, job.task.kind, sent or [()], count, job.wire.dtype)

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata.client.setup import check_plans, head_of
+from fedstrata.client.model_options import adapter_of, head_of
+from fedstrata.client.setup import check_plans
 from fedstrata.cost.ledger import SETUP
 from fedstrata.data.prepare import population
 from fedstrata.engines.dry import dry_run
@@ -21,6 +22,7 @@ from fedstrata.forecasts.options import ForecastOptions
 from fedstrata.forecasts.profile import DataProfile
 from fedstrata.job.tables import Job
 from fedstrata.models import checkpoints, configs
+from fedstrata.models.adapter_names import AdapterConfig
 from fedstrata.models.heads import HeadConfig
 from fedstrata.models.memory import step_memory
 from fedstrata.plan.kinds import Index
@@ -45,10 +47,10 @@ Step = Callable[[Plan, int, int, int, bool, str], int]
 
 @dataclass(frozen=True)
 class Known:
-    """What is computed once per model, task, classes and head, however many methods are forecast."""
+    """What is computed once per model, task, classes, head and adapters, however many methods are forecast."""
 
-    parts: Callable[[str, str, tuple[str, ...] | None, HeadConfig | None], Parts]
-    step: Callable[[str, str, tuple[str, ...] | None, HeadConfig | None], Step]
+    parts: Callable[[str, str, tuple[str, ...] | None, HeadConfig | None, AdapterConfig | None], Parts]
+    step: Callable[[str, str, tuple[str, ...] | None, HeadConfig | None, AdapterConfig | None], Step]
 
 
 def nothing_known() -> Known:
@@ -64,7 +66,7 @@ def stage_costs(
     Raises:
         UserError: the method does not fit, there is no such client, or the rounds are too many.
     """
-    of_model = (model, job.task.kind, profile.labels, head_of(job))
+    of_model = (model, job.task.kind, profile.labels, head_of(job), adapter_of(job))
     parts = known.parts(*of_model)
     shards = population(job.method.population, profile.shards)
     name = _whose(options.client, shards, profile.shards)
@@ -197,6 +199,12 @@ def _memory(job: Job, task: Task, step: Step) -> Callable[[Plan, Index], int]:
     return memory
 
 
-def _step_of(model: str, kind: str, labels: tuple[str, ...] | None, head: HeadConfig | None) -> Step:
+def _step_of(
+    model: str,
+    kind: str,
+    labels: tuple[str, ...] | None,
+    head: HeadConfig | None,
+    adapter: AdapterConfig | None,
+) -> Step:
     config = configs.config_of(model, kind, labels, head)
-    return step_memory(checkpoints.class_of(kind, config), config)
+    return step_memory(checkpoints.class_of(kind, config), config, adapter)

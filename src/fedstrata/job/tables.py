@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, SerializeAsAny, model_validator
 
 from fedstrata.errors import did_you_mean
+from fedstrata.job.adapter_table import Adapter
 from fedstrata.job.base import Names, Table
 from fedstrata.job.data_tables import Clients, Data
 from fedstrata.job.engine_table import Engine
@@ -141,6 +142,7 @@ class Job(Table):
     method: SerializeAsAny[Method]
     train: Train = Train()
     head: Head = Head()
+    adapter: Adapter = Adapter()
     server: Server = Server()
     wire: Wire = Wire()
     client: Client = Client()

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from torch import nn
-from transformers import initialization
 
 from fedstrata.errors import UserError
 from fedstrata.job.task_kinds import TASK_KINDS
+from fedstrata.models.adapter_names import AdapterConfig
+from fedstrata.models.adapters import (
+    WITHOUT_BASE,
+    adapted_modules,
+    add_adapters,
+    has_adapters,
+    take_adapters,
+    without_adapters,
+)
 from fedstrata.models.configs import HF_LOAD_ERRORS, config_of, unusable
 from fedstrata.models.folders import WEIGHTS, partial_folder, publish, write_card
 from fedstrata.models.headed import write_headed
@@ -41,6 +49,8 @@ class Loaded:
         carried: the checkpoint's pooler where this task's model has none; saved again with the model, so that a
             later stage finds it.
         use_cache: what the checkpoint's config says; training itself keeps no past keys and values.
+        adapter: the adapters that were put into the model; None where it has none.
+        name: folder or hub id that the model was loaded from.
     """
 
     model: Any
@@ -49,6 +59,8 @@ class Loaded:
     fresh: tuple[str, ...]
     carried: Tensors
     use_cache: bool | None = None
+    adapter: AdapterConfig | None = None
+    name: str = ""
 
 
 def load(
@@ -59,6 +71,7 @@ def load(
     dropout: bool = True,
     head: HeadConfig | None = None,
     remote: Sequence[str] = (),
+    adapter: AdapterConfig | None = None,
 ) -> Loaded:
     """Load a checkpoint for a task.
 
@@ -70,9 +83,10 @@ def load(
         dropout: False sets every dropout of the model to 0.
         head: one of our own heads; None for what the checkpoint has or the architecture's own.
         remote: layers that the server holds; the model is made without them.
+        adapter: adapters to put into the model; their values are the folder's where it has some.
 
     Raises:
-        UserError: nothing usable is found there, or the checkpoint lacks encoder tensors.
+        UserError: nothing usable is found there, the checkpoint lacks encoder tensors, or the adapters do not fit.
     """
     config = config_of(name, kind, labels, head)
     if not dropout:
@@ -84,29 +98,24 @@ def load(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model, info = _pretrained(class_of(kind, config), name, config)
-        parts = find_parts(model)
+        new = find_parts(model)
+        fresh = _fresh(name, config, new, info, remote)
+        parts = find_parts(_with_adapters(model, name, adapter), adapter) if adapter else new
         carried = {} if "pooler" in parts.names else _pooler(name, config)
-    fresh = _fresh(name, config, parts, info, remote)
     _check_vocabulary(name, tokenizer, config)
     stack = model.get_submodule(parts.stack)
     for part in remote:
         stack[parts[part].depth] = nn.Identity()
-    return Loaded(model, tokenizer, parts, fresh, carried, use_cache)
+    return Loaded(model, tokenizer, parts, fresh, carried, use_cache, adapter, name)
 
 
-def empty_twin(config: Any, kind: str, buffers: Mapping[str, torch.Tensor]) -> Any:
-    """A model like one that :func:`load` made, its parameters without values.
-
-    Args:
-        config: that model's.
-        kind: the task's kind.
-        buffers: that model's, by name.
-    """
-    with initialization.no_init_weights():
-        model = class_of(kind, config).from_config(config)
-    model.tie_weights()
-    for name, buffer in model.named_buffers():
-        buffer.copy_(buffers[name])
+def _with_adapters(model: Any, name: str, adapter: AdapterConfig) -> Any:
+    """The model, with adapters: new ones, or those of its folder."""
+    if not has_adapters(name):
+        add_adapters(model, adapter)
+        return model
+    add_adapters(model, replace(adapter, init="gaussian"))  # the folder's matrices lack what its factors hold
+    take_adapters(model, name)
     return model
 
 
@@ -162,11 +171,17 @@ def auto_class(kind: str) -> Any:
     return getattr(transformers, TASK_KINDS[kind].model)
 
 
-def parts_of(name: str, kind: str, labels: Sequence[str] | None = None, head: HeadConfig | None = None) -> Parts:
+def parts_of(
+    name: str,
+    kind: str,
+    labels: Sequence[str] | None = None,
+    head: HeadConfig | None = None,
+    adapter: AdapterConfig | None = None,
+) -> Parts:
     """The parts of the model a task makes of a ``config.json``; no weights are read.
 
     Raises:
-        UserError: there is no config.
+        UserError: there is no config, or the adapters do not fit.
     """
     try:
         with torch.device("meta"):
@@ -174,11 +189,15 @@ def parts_of(name: str, kind: str, labels: Sequence[str] | None = None, head: He
             model = class_of(kind, config).from_config(config)
     except HF_LOAD_ERRORS as error:
         raise unusable(name, error) from None
-    return find_parts(model)
+    if adapter:
+        add_adapters(model, adapter, shapes_only=True)
+    return find_parts(model, adapter)
 
 
 def save(loaded: Loaded, weights: Tensors, folder: Path, card: str = "") -> None:
     """Write a model, or parts of one, and its tokenizer as a Hugging Face folder: whole or not at all.
+
+    Adapters are added to the matrices that they stand beside: the folder is that of a plain model.
 
     Args:
         loaded: the model's config, tokenizer and carried pooler.
@@ -187,25 +206,36 @@ def save(loaded: Loaded, weights: Tensors, folder: Path, card: str = "") -> None
         card: what a reader of the folder should know.
     """
     partial = partial_folder(folder)
+    loader = write_files(loaded, partial)
+    plain = without_adapters(adapted_modules(loaded.model), weights) if loaded.adapter else weights
+    if tensors := {**plain, **loaded.carried}:
+        write_tensors(partial / WEIGHTS, tensors)
+    write_card(partial, card, loader)
+    publish(partial, folder)
+
+
+def write_files(loaded: Loaded, folder: Path) -> str:
+    """Write a model's config and tokenizer into a folder; returns what its card has to say of a head of ours."""
     config = copy.deepcopy(loaded.model.config)
     if loaded.use_cache is None:
         del config.use_cache
     else:
         config.use_cache = loaded.use_cache
     config.architectures, config.dtype = [type(loaded.model).__name__], torch.float32
-    config.save_pretrained(partial)
-    loader = write_headed(partial) if getattr(config, KEY, None) else ""
-    if tensors := {**weights, **loaded.carried}:
-        write_tensors(partial / WEIGHTS, tensors)
-    loaded.tokenizer.save_pretrained(partial)
-    write_card(partial, card, loader)
-    publish(partial, folder)
+    config.save_pretrained(folder)
+    loaded.tokenizer.save_pretrained(folder)
+    return write_headed(folder) if getattr(config, KEY, None) else ""
 
 
 def _pretrained(auto: Any, name: str, config: Any) -> tuple[Any, Any]:
     try:
         return auto.from_pretrained(  # type: ignore[no-any-return]
-            name, config=config, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+            name,
+            config=config,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            key_mapping=WITHOUT_BASE if has_adapters(name) else None,
         )
     except HF_LOAD_ERRORS as error:
         raise unusable(name, error) from None

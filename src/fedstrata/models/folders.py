@@ -13,6 +13,8 @@ from fedstrata.wire.files import link, replace_folder, write_bytes
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 """Hugging Face's names: of the file with all weights, and of the one that says which of several has a tensor."""
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+"""peft's name of the file with all adapters."""
 CARD = "README.md"
 CODE = "modeling_fedstrata"
 """Name of the Python file of a model with one of our heads (:mod:`fedstrata.models.headed`), without ``.py``."""
@@ -20,6 +22,7 @@ FILES = (
     *(WEIGHTS, "model-0*.safetensors", INDEX, "config.json", "generation_config.json", CARD, f"{CODE}.py"),
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model"),
     *("chat_template.jinja", "client-*.safetensors", "untrained.safetensors"),
+    *(ADAPTER_WEIGHTS, "adapter_config.json"),
 )
 """What the folders that FedStrata writes models into may hold of its own; anything else in them stays there."""
 

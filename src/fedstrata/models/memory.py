@@ -10,6 +10,8 @@ import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
+from fedstrata.models.adapter_names import AdapterConfig
+from fedstrata.models.adapters import add_adapters
 from fedstrata.models.attention import place_attention
 from fedstrata.models.depth import local_depth
 from fedstrata.models.dropout import drawing, place_dropout
@@ -25,13 +27,14 @@ MOMENTS = {"adamw": 8, "sgd": 0}
 
 
 def step_memory(
-    auto: Any, config: transformers.PreTrainedConfig
+    auto: Any, config: transformers.PreTrainedConfig, adapter: AdapterConfig | None = None
 ) -> Callable[[Plan, int, int, int, bool, str], int]:
     """A function that gives the peak memory of a client's training step, for a model with this config.
 
     Args:
         auto: the Hugging Face class of the task.
         config: the model's.
+        adapter: its adapters.
 
     Returns:
         (plan, rows, width, predicted, bf16, optimizer) -> bytes: all weights but those of the server's layers,
@@ -44,21 +47,26 @@ def step_memory(
         config.pad_token_id = 0  # a classifier over GPT-2 asks for one
     with torch.device("meta"):
         model = auto.from_config(config)
+    if adapter:
+        add_adapters(model, adapter, shapes_only=True)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device="cpu")
         model.tie_weights()
-    parts = find_parts(model)
+    parts = find_parts(model, adapter)
     known: dict[object, int] = {}
 
     def memory(plan: Plan, rows: int, width: int, predicted: int, bf16: bool, optimizer: str = "adamw") -> int:
         trained = parts.elements(plan.train)
-        weights = WEIGHT * parts.elements(part for part in parts.names if part not in plan.server)
+        away = plan.away(parts)
+        weights = WEIGHT * parts.elements(part for part in parts.names if part not in away)
         if not trained:
             return weights
         depths = parts.depths(plan.train)
         learns = tuple(i in depths for i in plan.local(parts))  # only their places in the local model matter
+        inside = [part for part in map(parts.__getitem__, plan.train) if part.depth is not None]
+        halves = tuple(sorted({(part.factors, part.above) for part in inside}))
         others = tuple(part for part in plan.train if parts[part].depth is None)
-        key = (learns, others, rows, width, predicted, bf16)
+        key = (learns, halves, others, rows, width, predicted, bf16)
         if key not in known:
             known[key] = saved_bytes(model, parts, plan, (rows, width), predicted, bf16)
         return weights + (GRADIENT + MOMENTS[optimizer]) * trained + known[key]

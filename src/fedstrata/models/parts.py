@@ -1,21 +1,23 @@
 """Finds the parts of a model in its architecture.
 
 A tied tensor lives in one part only, the one where it is first met: the MLM decoder matrix is in ``embeddings``.
+Of an adapter the factors that are trained are parts of their own; an A that stays as it is belongs to its layer.
 No weights are read, so a model on the ``meta`` device, made from a config alone, works as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from fedstrata.errors import UserError
-from fedstrata.plan.kinds import PartKind, Tensors
-from fedstrata.plan.parts import Part, Parts
+from fedstrata.models.adapter_names import BASE, AdapterConfig, factor_of
+from fedstrata.plan.kinds import Factors, PartKind, Tensors
+from fedstrata.plan.parts import Lowest, Part, Parts
 
 LINEAR = (nn.Linear, Conv1D)
 """Modules that multiply; GPT-2's Conv1D holds its weight as ``[in, out]``."""
@@ -27,25 +29,42 @@ class _Key:
 
     kind: PartKind
     depth: int | None = None
+    factors: Factors = "both"
+    above: int = 0
 
     @property
     def name(self) -> str:
-        return self.kind if self.depth is None else f"{self.kind}.{self.depth}"
+        place = () if self.depth is None else (str(self.depth),)
+        factors = () if self.factors == "both" else (self.factors,)
+        return ".".join([self.kind, *place, *factors, *([f"above{self.above}"] if self.above else [])])
 
 
 HEAD = _Key("head")
 
 
 @dataclass(frozen=True)
-class _Division:
+class Division:
     """Which part a tensor or module belongs to, by its dotted name."""
 
     prefix: str
     stack: str
     below: frozenset[str]
     """Children of the base model that come before its stack of layers, or hold it."""
+    adapter: AdapterConfig | None = None
 
     def key(self, name: str) -> _Key:
+        """The part of a tensor, or of the linear module of this name."""
+        place, merge = self.place(name), self.adapter and self.adapter.merge
+        if merge == "exact" and name.endswith(f"{BASE}.weight"):
+            return _Key("base", place.depth)
+        factor = self.adapter and factor_of(name, self.adapter)
+        if not factor or (factor.letter == "a" and merge == "freeze_a"):
+            return place
+        letter = factor.letter if merge in ("alternate", "freeze_a") else "both"
+        return _Key("adapter", place.depth, letter, factor.above)
+
+    def place(self, name: str) -> _Key:
+        """The layer, or what else of the model, a tensor or module stands in."""
         if name.startswith(f"{self.stack}."):
             return _Key("layer", int(name[len(self.stack) + 1 :].split(".")[0]))
         if not name.startswith(f"{self.prefix}."):
@@ -63,29 +82,37 @@ class _Modules:
     Attributes:
         linear: part -> weight elements of its linear modules, in order.
         first: part -> the first module that its input goes through.
+        lowest: part -> what it saves in the lowest layer whose adapter learns.
         tied: linear elements of the head whose weight lives elsewhere.
         head_layers: layer of the head -> weight elements of its linear modules.
     """
 
     linear: dict[_Key, list[int]] = field(default_factory=dict)
     first: dict[_Key, nn.Module] = field(default_factory=dict)
+    lowest: dict[_Key, Lowest] = field(default_factory=dict)
     tied: int = 0
     head_layers: dict[str, int] = field(default_factory=dict)
 
 
-def find_parts(model: Any) -> Parts:
+def find_parts(model: Any, adapter: AdapterConfig | None = None) -> Parts:
     """The parts of a Hugging Face encoder, or GPT-2, with a task head.
+
+    Args:
+        model: the model.
+        adapter: the adapters that were put into it.
 
     Raises:
         UserError: the model's base has no single stack of ``config.num_hidden_layers`` layers.
     """
-    division = _divide(model)
+    division = replace(divide(model), adapter=adapter)
     shapes: dict[_Key, dict[str, tuple[int, ...]]] = {}
     for name, tensor in model.named_parameters():
         shapes.setdefault(division.key(name), {})[name] = tuple(tensor.shape)
     modules = _modules(model, division, shapes)
     depth = model.config.num_hidden_layers
     layers = [_Key("layer", i) for i in range(depth)]
+    own = sorted((key for key in shapes if key.kind == "adapter"), key=lambda key: (key.above, key.factors))
+    stack = [key for layer in layers for key in (layer, _Key("base", layer.depth), *_beside(own, layer.depth))]
     if not modules.linear.get(layers[0]):
         raise UserError(
             f"model {type(model).__name__}: its layers hold no linear modules; expected an encoder like BERT"
@@ -99,8 +126,11 @@ def find_parts(model: Any) -> Parts:
                 shapes=shapes[key],
                 linear=tuple(modules.linear.get(key, ())),
                 norm_first=key in modules.first and not isinstance(modules.first[key], LINEAR),
+                factors=key.factors,
+                above=key.above,
+                lowest=modules.lowest.get(key, Lowest()),
             )
-            for key in (_Key("embeddings"), *layers, _Key("pooler"), HEAD)
+            for key in (_Key("embeddings"), *_beside(own, None), *stack, _Key("pooler"), HEAD)
             if key in shapes
         ),
         stack=division.stack,
@@ -109,7 +139,12 @@ def find_parts(model: Any) -> Parts:
         head_layers=tuple(modules.head_layers.values()),
         chained=getattr(model, "chained", False),
         architecture=model.config.model_type,
+        ranks=adapter.by_client if adapter else {},
     )
+
+
+def _beside(adapters: Iterable[_Key], depth: int | None) -> list[_Key]:
+    return [key for key in adapters if key.depth == depth]
 
 
 def part_tensors(model: nn.Module, parts: Parts, names: Iterable[str]) -> Tensors:
@@ -117,7 +152,12 @@ def part_tensors(model: nn.Module, parts: Parts, names: Iterable[str]) -> Tensor
     return {tensor: model.get_parameter(tensor).detach() for part in names for tensor in parts.shapes[part]}
 
 
-def _divide(model: Any) -> _Division:
+def divide(model: Any) -> Division:
+    """How a model's names divide it.
+
+    Raises:
+        UserError: see :func:`find_parts`.
+    """
     prefix: str = model.base_model_prefix
     base = getattr(model, prefix, model)
     depth = model.config.num_hidden_layers
@@ -133,10 +173,10 @@ def _divide(model: Any) -> _Division:
         )
     children = [name for name, _ in base.named_children()]
     holder = children.index(stacks[0].split(".")[0])
-    return _Division(prefix, f"{prefix}.{stacks[0]}", frozenset(children[: holder + 1]))
+    return Division(prefix, f"{prefix}.{stacks[0]}", frozenset(children[: holder + 1]))
 
 
-def _modules(model: Any, division: _Division, shapes: Mapping[_Key, Mapping[str, Any]]) -> _Modules:
+def _modules(model: Any, division: Division, shapes: Mapping[_Key, Mapping[str, Any]]) -> _Modules:
     found = _Modules()
     branches = getattr(model, "branches", 1)  # of a head that classifies several states
     for name, module in model.named_modules():
@@ -150,8 +190,66 @@ def _modules(model: Any, division: _Division, shapes: Mapping[_Key, Mapping[str,
             found.head_layers[layer] = found.head_layers.get(layer, 0) + module.weight.numel()
         elif isinstance(module, LINEAR):
             found.linear.setdefault(key, []).append(module.weight.numel())
-            found.tied += module.weight.numel() * (f"{name}.weight" not in shapes.get(key, ()))
+            found.tied += module.weight.numel() * (key == HEAD and f"{name}.weight" not in shapes.get(key, ()))
     if branches > 1:  # a shared pooler or classifier runs once per branch
         found.linear[_Key("pooler")] = found.linear.get(_Key("pooler"), []) * branches
         found.linear[HEAD] = found.linear[HEAD] * (branches // len(found.linear[HEAD]))
+    if division.adapter:
+        _adapter_modules(model, division, found)
     return found
+
+
+def _adapter_modules(model: Any, division: Division, found: _Modules) -> None:
+    """Complete the modules of a model with adapters."""
+    assert division.adapter is not None
+    for name, tensor in model.named_parameters():
+        factor = factor_of(name, division.adapter)
+        if factor and "lora_embedding_B" in name:  # multiplies; the A of an embedding is looked up
+            found.linear.setdefault(division.key(name), []).append(tensor.numel())
+            found.lowest[division.key(name)] = Lowest(inner=tensor.numel())
+    for depth in range(model.config.num_hidden_layers):
+        layer = model.get_submodule(f"{division.stack}.{depth}")
+        path = f"{division.stack}.{depth}."
+        linear = {path + name: own for name, own in layer.named_modules() if isinstance(own, LINEAR)}
+        for key, lowest in _lowest(linear, division, model.config.hidden_size).items():
+            found.lowest[key] = lowest
+
+
+def _lowest(linear: Mapping[str, Any], division: Division, hidden: int) -> dict[_Key, Lowest]:
+    """What the parts of one layer save where it is the lowest whose adapters learn.
+
+    Args:
+        linear: the layer's linear modules by name, in order.
+        division: the model's.
+        hidden: width H. The modules up to 3 H^2 elements take the layer's input: Q, K and V, apart or in one.
+    """
+    assert division.adapter is not None
+    factors = {name: factor_of(name, division.adapter) for name in linear}
+    adapted = {factor.module for factor in factors.values() if factor}
+    group, level, wide = {}, 0, 0  # module -> 0 for those that take the input, then 1, 2, …
+    sizes = {name: module.weight.numel() for name, module in linear.items()}
+    plain = [name for name, factor in factors.items() if factor is None]
+    for name in plain:
+        level += wide >= 3 * hidden**2
+        group[name.removesuffix(BASE)] = level
+        wide += sizes[name]
+    bottom = min((group[name] for name in adapted), default=0)
+    inputs: dict[_Key, int] = {}
+    inner: dict[_Key, int] = {}
+    for name, factor in factors.items():
+        key, module = division.key(name), factor.module if factor else name.removesuffix(BASE)
+        if group[module] <= bottom:
+            into = inner if factor and factor.letter == "b" else inputs
+            into[key] = into.get(key, 0) + sizes[name]
+    first = [module in adapted for module, at in group.items() if at == 0]
+    products = 4 if len(first) == 1 else _products(*first)
+    products = products if bottom == 0 else 0
+    return {
+        key: Lowest(inputs.get(key, 0), inner.get(key, 0), products if key.kind == "layer" else 4)
+        for key in inputs.keys() | inner.keys()
+    }
+
+
+def _products(q: bool, k: bool, v: bool) -> int:
+    """Of attention's four products going back, those computed where only these of Q, K and V learn."""
+    return q + k + (q or k) + v

@@ -16,7 +16,9 @@ Weights = dict[str, Tensors]
 Index: TypeAlias = "npt.NDArray[np.int64]"
 """Places of rows or examples, or their lengths in tokens, ``[n]``."""
 
-PartKind = Literal["embeddings", "layer", "adapter", "pooler", "head"]
+PartKind = Literal["embeddings", "layer", "base", "adapter", "pooler", "head"]
+Factors = Literal["both", "a", "b"]
+"""What an adapter's part holds of the products B A: both factors, or one of them."""
 Payload = Literal["weights", "hidden_states", "activations"]
 """What leaves a client: parts of the model; a frozen encoder's hidden states of its texts, with the labels; or the
 hidden states of every batch and their gradients, to and from layers that the server holds."""

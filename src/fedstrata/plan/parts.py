@@ -2,7 +2,9 @@
 
     embeddings     everything below the first layer
     layer.0 …      the stack of equal layers, one part each
-    adapter.0 …    what is trained of a layer in its place, where the model has adapters
+    base.0 …       the matrices under a layer's adapters, where merging moves them
+    adapter.0 …    what is trained of a layer in its place, where the model has adapters; in several parts where
+                   their factors, or ranks, are trained apart
     pooler         the pooler, where the model has one
     head           everything above: final norm, MLM head or classifier
 
@@ -13,12 +15,28 @@ A part is known by its kind and depth; its name is only a name. Parts are found 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from fedstrata.plan.kinds import PartKind
+from fedstrata.plan.kinds import Factors, PartKind
+
+
+@dataclass(frozen=True)
+class Lowest:
+    """What of a part needs no gradient where its frozen layer is the lowest whose adapter learns.
+
+    Attributes:
+        inputs: weight elements of its linear modules that take what nothing below can learn from.
+        inner: weight elements of its B factors that take an A factor of such an input: likewise, unless A learns.
+        products: of attention's four products going back, how many are computed.
+    """
+
+    inputs: int = 0
+    inner: int = 0
+    products: int = 4
 
 
 @dataclass(frozen=True)
@@ -33,6 +51,9 @@ class Part:
         linear: weight elements of each of its linear modules in order, where they multiply (a tied decoder counts
             in ``head``): the forward pass costs 2 FLOPs per element and position.
         norm_first: its input goes through a norm of its own before any linear module.
+        factors: of an adapter: what it holds of the products B A.
+        above: of an adapter: the rank above which it lies; a client of this rank or a lower one never trains it.
+        lowest: of a layer with adapters, and of its adapters.
     """
 
     name: str
@@ -41,6 +62,9 @@ class Part:
     shapes: Mapping[str, tuple[int, ...]]
     linear: tuple[int, ...] = ()
     norm_first: bool = False
+    factors: Factors = "both"
+    above: int = 0
+    lowest: Lowest = Lowest()
 
     @cached_property
     def elements(self) -> int:
@@ -61,6 +85,7 @@ class Parts:
             linear modules.
         chained: those layers stand on one another, not each on a hidden state alone.
         architecture: the architecture's name in Hugging Face's configs.
+        ranks: client -> the rank of its adapters, and ``default``; empty where all have the same.
     """
 
     each: tuple[Part, ...]
@@ -70,7 +95,12 @@ class Parts:
     head_layers: tuple[int, ...] = ()
     chained: bool = False
     architecture: str = ""
+    ranks: Mapping[str, int] = field(default_factory=dict)
     by_name: Mapping[str, Part] = field(init=False, repr=False, compare=False)
+    sent_before: dict[Any, list[Counter[int | None]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Method, task and streams -> for each round, how often each layer was sent in the rounds before it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_name", {part.name: part for part in self.each})
@@ -96,15 +126,32 @@ class Parts:
         return {part.depth: part for part in self.each if part.kind == "layer" and part.depth is not None}
 
     @cached_property
-    def _adapters(self) -> Mapping[int | None, Part]:
-        return {part.depth: part for part in self.each if part.kind == "adapter"}
+    def _adapters(self) -> Mapping[int | None, tuple[Part, ...]]:
+        found: dict[int | None, tuple[Part, ...]] = {}
+        for part in self.each:
+            if part.kind == "adapter":
+                found[part.depth] = (*found.get(part.depth, ()), part)
+        return found
+
+    @cached_property
+    def alternate(self) -> bool:
+        """The factors of the adapters are trained and sent in turns."""
+        return {"a", "b"} <= {part.factors for own in self._adapters.values() for part in own}
+
+    def adapters_of(self, depth: int | None) -> tuple[Part, ...]:
+        """The adapters of a layer, or of the embeddings: those without depth."""
+        return self._adapters.get(depth, ())
+
+    def rank_of(self, client: str) -> int | None:
+        """The rank of a client's adapters; None where all have the same."""
+        return self.ranks.get(client, self.ranks["default"]) if self.ranks else None
 
     @cached_property
     def without_adapters(self) -> Parts:
         """The same parts but for the adapters; themselves where there are none."""
         if not self._adapters:
             return self
-        return replace(self, each=tuple(part for part in self.each if part.kind != "adapter"))
+        return replace(self, each=tuple(part for part in self.each if part.kind not in ("adapter", "base")))
 
     @cached_property
     def depth(self) -> int:
@@ -142,10 +189,15 @@ class Parts:
         """
         if not self._adapters:
             return tuple(names)
-        made = []
+        made: list[str] = []
         for part in map(self.__getitem__, names):
             if part.kind in ("layer", "embeddings"):
-                made += [self._adapters[part.depth].name] if part.depth in self._adapters else []
+                made += [adapter.name for adapter in self.adapters_of(part.depth)]
             else:
                 made.append(part.name)
         return tuple(dict.fromkeys(made))
+
+    def at_depths_of(self, names: Iterable[str]) -> tuple[str, ...]:
+        """All parts of the layers that these parts belong to, in the model's order."""
+        depths = self.depths(names)
+        return tuple(part.name for part in self.each if part.depth in depths)

@@ -7,6 +7,7 @@ To add a method: one file that subclasses :class:`Method`, and one line in ``fed
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
@@ -15,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedstrata.plan.kinds import ClientSchedule, Payload, Population
 from fedstrata.plan.parts import Parts
-from fedstrata.plan.streams import Streams
+from fedstrata.plan.streams import SERVER, Streams
 
 Rounds = Annotated[int, Field(ge=1, le=1_000_000)]
 """Number of rounds of a method."""
@@ -51,6 +52,10 @@ class Plan:
         """The layers that the client itself computes with."""
         away = set(parts.depths(self.server))
         return tuple(i for i in self.layers if i not in away)
+
+    def away(self, parts: Parts) -> tuple[str, ...]:
+        """The parts that the server holds: its layers, with their adapters."""
+        return parts.at_depths_of(self.server)
 
     def builds(self, parts: Parts) -> tuple[str, ...]:
         """The parts the local model consists of, in the model's order."""
@@ -140,10 +145,42 @@ class Method(BaseModel, ABC):
 def make_plan(method: Method, parts: Parts, task: str, round: int, client: str, streams: Streams) -> Plan:
     """A method's plan as the model carries it out: with adapters, what it says of a layer holds for its adapter.
 
-    Methods plan by the parts without adapters. Args: as :meth:`Method.plan`.
+    Methods plan by the parts without adapters. A client trains the adapters up to its own rank. Where factors
+    alternate it trains and sends B when the layer is sent for the first time, A for the second, and so on, the
+    same for all clients; personal adapters are trained whole. Args: as :meth:`Method.plan`.
     """
     plan = method.plan(parts.without_adapters, task, round, client, streams)
     if parts.without_adapters is parts:
         return plan
     train, send, keep = map(parts.adapted, (plan.train, plan.send, plan.keep))
-    return replace(plan, train=train, send=send, keep=keep)
+    rank = parts.rank_of(client)
+    turns = _turns(method, parts, task, round, streams) if parts.alternate else {}
+
+    def rests(name: str) -> bool:
+        """This adapter is not this client's to train, or not in this round."""
+        part = parts[name]
+        above = rank is not None and part.kind == "adapter" and part.above >= rank
+        return above or (name in send and turns.get(part.depth, part.factors) != part.factors)
+
+    return replace(
+        plan,
+        train=tuple(name for name in train if not rests(name)),
+        send=tuple(name for name in send if not rests(name)),
+        keep=keep,
+    )
+
+
+def _turns(method: Method, parts: Parts, task: str, round: int, streams: Streams) -> Mapping[int | None, str]:
+    """Depth -> the factors whose turn it is in ``round``, by how often its layer was sent in earlier rounds.
+
+    The rounds' parity would not do: a method that comes back to a layer every other round would only ever train
+    one of the two. Counted are the plans of the server's own name, so that all clients agree.
+    """
+    key = (repr(method), task, streams)
+    sent = parts.sent_before.setdefault(key, [Counter()])
+    while len(sent) <= round:
+        plan = method.plan(parts.without_adapters, task, len(sent) - 1, SERVER, streams)
+        layers = (parts[name] for name in plan.send if parts[name].kind in ("layer", "embeddings"))
+        sent.append(sent[-1] + Counter(part.depth for part in layers))
+    depths = (part.depth for part in parts.each if part.kind == "adapter")
+    return {depth: "a" if sent[round][depth] % 2 else "b" for depth in depths}

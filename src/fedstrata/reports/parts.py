@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-STACKED = ("layer", "adapter")
-"""Kinds of which a model has one part per depth."""
+STACKED = ("layer", "base", "adapter")
+"""Kinds whose parts belong to a layer."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ def part_words(names: Sequence[str], parts: Mapping[str, PartRecord]) -> str:
 def _ranges(kind: str, depths: Sequence[int]) -> str:
     """``layers 0–2, 5`` of the layers at these depths; empty where there are none."""
     spans: list[tuple[int, int]] = []
+    depths = sorted(set(depths))
     for depth in depths:
         if spans and depth == spans[-1][1] + 1:
             spans[-1] = spans[-1][0], depth

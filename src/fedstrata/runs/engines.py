@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -84,7 +85,9 @@ def worker_modules(job: Job, architecture: str) -> list[str]:
     """
     name = architecture.replace("-", "_")
     own_scores = ["sklearn.metrics"] if job.clients.test is not None and TASK_KINDS[job.task.kind].classes else []
-    return [f"transformers.models.{name}.modeling_{name}", *own_scores]
+    # on a GPU machine peft may ask for the GPUs, which a process that is to be forked must not
+    adapters = ["peft"] if job.adapter.kind == "lora" and job.train.device == "cpu" else []
+    return [f"transformers.models.{name}.modeling_{name}", *own_scores, *adapters]
 
 
 @contextmanager
@@ -125,7 +128,7 @@ def pool_engine(
         job=job.model_copy(update={"method": Centralized()}),  # a worker follows plans; it needs no method
         config=ready.loaded.model.config,
         buffers={name: buffer.cpu() for name, buffer in ready.loaded.model.named_buffers()},
-        parts=ready.loaded.parts,
+        parts=replace(ready.loaded.parts),  # without what it remembers of plans, which a worker never makes
         task=ready.runtime.trainer.task,
         codec=ready.runtime.wire.codec,
         exchange=job.method.exchange,

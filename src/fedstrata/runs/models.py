@@ -3,6 +3,8 @@
     model/                  the one model, where there is one: of the server, or of the only client
     clients/NAME/model/     where clients keep parts: each client's model; the score is the mean over these
     shared/                 then also: the parts that all clients have in common, which are no whole model
+    adapter/                with adapters: those of the one model, for peft; clients/NAME/adapter/ likewise
+    base/                   the model that they belong to, where the run moved matrices of the start model
 
 A client's folder costs next to no disk: its weights are second names (hard links) of the file in ``shared/`` and
 of the one with the client's own parts in ``state/clients/``.
@@ -17,6 +19,9 @@ from pathlib import Path
 from fedstrata.errors import UserError
 from fedstrata.job.tables import Job
 from fedstrata.models import checkpoints
+from fedstrata.models.adapter_folder import save_adapters, save_base
+from fedstrata.models.adapter_names import BASE
+from fedstrata.models.adapters import adapted_modules, without_adapters
 from fedstrata.models.folders import CODE, FILES, tensor_sizes, write_client_folder
 from fedstrata.models.headed import CARD
 from fedstrata.plan.kinds import Weights
@@ -80,18 +85,28 @@ def save_models(trained: Trained) -> None:
         weights = {name: tensor for tensors in server.weights.values() for name, tensor in tensors.items()}
         if len(clients) == 1 and not job.between_sites:
             weights |= Store(trained.folder / "state" / "clients" / clients[0]).load(job.method.rounds)
-        checkpoints.save(trained.loaded, weights, trained.folder / "model")
+        if job.adapter.merged_model:
+            checkpoints.save(trained.loaded, weights, trained.folder / "model")
+        if trained.loaded.adapter:
+            base = save_base(trained.loaded, weights, trained.folder / "base")
+            save_adapters(trained.loaded, weights, trained.folder / "adapter", base)
         return
     plans = last_plans(job, server.parts, clients)
-    held = _as_held(server, next(iter(plans.values())).server)
+    held = _as_held(server, next(iter(plans.values())).away(server.parts))
     common = [part for part in server.parts.names if part not in personal]
     card = SHARED_CARD.format(shared=", ".join(common) or "no weights", personal=", ".join(personal))
     shared = {name: tensor for part in common for name, tensor in held[part].items()}
+    if trained.loaded.adapter:
+        moved = _personal_matrices(trained.loaded, server.parts, personal)
+        shared = {name: tensor for name, tensor in shared.items() if name not in moved}
     checkpoints.save(trained.loaded, shared, trained.folder / "shared", card)
+    if trained.loaded.adapter:
+        _save_personal(trained, plans, held, personal)
     if not job.between_sites:
-        _complete(trained, plans, {part: held[part] for part in personal})
-        clear(trained.folder / "clients", FILES)  # of a call that was killed here
-        if job.output.client_models is not False:
+        if not trained.loaded.adapter:
+            _complete(trained, plans, {part: held[part] for part in personal})
+            clear(trained.folder / "clients", FILES)  # of a call that was killed here
+        if job.output.client_models is not False and job.adapter.merged_model:
             save_client_models(trained.folder, clients)
 
 
@@ -105,6 +120,33 @@ def save_client_models(folder: Path, clients: Iterable[str]) -> None:
         personal = next((path for path in found if path and path.exists()), None)
         if personal and not place.exists():
             write_client_folder(shared, personal, place, CLIENT_CARD.format(client=client), head)
+
+
+def _save_personal(trained: Trained, plans: Mapping[str, Plan], held: Weights, personal: Sequence[str]) -> None:
+    """Save each client's adapters, and its personal tensors as those of a plain model."""
+    loaded, folder, parts = trained.loaded, trained.folder, trained.server.parts
+    common = {name: tensor for own in held.values() for name, tensor in own.items()}
+    base = save_base(loaded, common, folder / "base")
+    if trained.job.between_sites:
+        return
+    clear(folder / "clients", FILES)  # of a call that was killed here
+    moved = {name.replace(f"{BASE}.", ".") for name in _personal_matrices(loaded, parts, personal)}
+    moved |= {name for part in personal for name in parts.shapes[part]}
+    for client, plan in plans.items():
+        kept = {name for part in plan.keep for name in parts.shapes[part]}
+        own = Store(folder / "state" / "clients" / client).load(trained.job.method.rounds)
+        weights = {**common, **{name: tensor for name, tensor in own.items() if name in kept}}
+        card = CLIENT_CARD.format(client=client)
+        save_adapters(loaded, weights, folder / "clients" / client / "adapter", base, card)
+        plain = without_adapters(adapted_modules(loaded.model), weights)
+        write_tensors(_completed(folder, client), {name: t for name, t in plain.items() if name in moved})
+
+
+def _personal_matrices(loaded: checkpoints.Loaded, parts: Parts, personal: Sequence[str]) -> set[str]:
+    """The matrices that have adapters of which each client has its own."""
+    own = {name for part in personal for name in parts.shapes[part]}
+    adapted = adapted_modules(loaded.model)
+    return {matrix.base for matrix in adapted if any(own & set(factors) for factors in matrix.factors)}
 
 
 def _as_held(server: Server, away: Sequence[str]) -> Weights:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedstrata.data.prepare import Prepared, data_notes
 from fedstrata.errors import UserError, plural
 from fedstrata.exchanges import EXCHANGES
+from fedstrata.job.adapter_rules import check_adapter
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models.checkpoints import Loaded
 from fedstrata.plan.plan import make_plan
@@ -18,11 +19,12 @@ def check_names(job: Job) -> None:
     """Look up what a job names in the registries of codecs, aggregates and server optimizers.
 
     Raises:
-        UserError: one of them has no such name.
+        UserError: one of them has no such name, or the adapters do not go with what is named.
     """
     job_codec(job.wire.dtype, job.wire.forms)
     make_aggregate(job.server.aggregate)
     make_server_optimizer(job.server)
+    check_adapter(job)
 
 
 def check_permission(job: Job) -> None:
@@ -48,6 +50,8 @@ def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int) -> tuple[str, .
         lines.append("the tokenizer was trained on all clients' training rows")
     if loaded.fresh:
         lines.append(f"newly initialized: {', '.join(loaded.fresh)}")
+    if job.adapter.kind == "lora" and job.adapter.merge == "plain":
+        lines.append("the adapters' A and B are averaged apart, which is not the average of their products B A")
     lines += EXCHANGES[job.method.exchange].notes(job, loaded.parts, len(data.shards), tokens)
     streams = Streams(job.train.seed)
     rounds = range(job.method.rounds)

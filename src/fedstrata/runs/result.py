@@ -35,6 +35,8 @@ class Result:
         seconds: clock time.
         model: folder of the final model; None where each client has its own.
         shared: folder of the parts that all clients have in common where each has its own model; else None.
+        adapter: folder of the final model's adapters, for peft; None without adapters, or where each client has
+            its own, in ``clients/NAME/adapter``.
         scored: which folder or folders the score belongs to, as a phrase; None of a run that is not finished.
         clients: client -> its ``rows`` and ``examples``, and where it keeps parts its own ``score`` and the folder
             of its own ``model``, below ``folder``.
@@ -60,6 +62,7 @@ class Result:
     baseline: dict[str, Any] | None = None
     data: dict[str, Any] | None = None
     stages: tuple[Result, ...] = field(default=())
+    adapter: Path | None = None
 
     @property
     def start(self) -> Path:
@@ -126,19 +129,23 @@ def _clients(folder: Path, partition: Mapping[str, Any], scores: Mapping[str, An
 
 def _models(job: Job, folder: Path, status: str) -> dict[str, str | None]:
     """The folders of the models, and which of them the score belongs to."""
-    model, shared = _folder(folder, "model"), _folder(folder, "shared")
-    if status != "finished" or not (model or shared):
+    model, shared, adapter = (_folder(folder, name) for name in ("model", "shared", "adapter"))
+    if status != "finished" or not (model or shared or adapter):
         scored = None
     elif model:
         scored = "model"
+    elif adapter and not shared:
+        scored = "adapter"
     elif job.between_sites:
         run = (folder / "state" / "run").read_text(encoding="utf-8")
         scored = f"each site's own model, on its own disk: state/models/{run}"
+    elif any((folder / "clients").glob("*/adapter")) and not job.adapter.merged_model:
+        scored = "clients/NAME/adapter of each client; the score is the mean over them"
     elif any((folder / "clients").glob("*/model")):
         scored = "clients/NAME/model of each client; the score is the mean over them"
     else:
         scored = "the models of the clients, not saved; --resume with output.client_models=true saves them"
-    return {"model": model, "shared": shared, "scored": scored}
+    return {"model": model, "shared": shared, "adapter": adapter, "scored": scored}
 
 
 def _folder(folder: Path, name: str) -> str | None:
@@ -156,7 +163,7 @@ def combine_stages(stages: Sequence[Result], folder: Path) -> Result:
         "flops": sum(stage.flops for stage in stages),
         "seconds": sum(stage.seconds for stage in stages),
     }
-    for name in ("model", "shared", "clients"):
+    for name in ("model", "shared", "clients", "adapter", "base"):
         if (stages[-1].folder / name).exists():
             partial = folder / f".{name}.part"
             shutil.rmtree(partial, ignore_errors=True)
@@ -177,6 +184,7 @@ def read_result(folder: Path) -> Result:
         model=data["model"] and folder / data["model"],
         shared=data["shared"] and folder / data["shared"],
         scored=data["scored"],
+        adapter=folder / data["adapter"] if data.get("adapter") else None,
         target=data.get("target"),
         baseline=data.get("baseline"),
         data=data.get("data"),

@@ -8,9 +8,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from fedstrata.client.model_options import adapter_of, head_of
 from fedstrata.client.setup import (
     check_plans,
-    head_of,
     init_seed,
     make_ready,
     model_path,
@@ -47,8 +47,8 @@ from fedstrata.runs.resume import (
 from fedstrata.runs.train import ReadyStage, Stage, Tell, start_weights, train_stage
 from fedstrata.server import state
 from fedstrata.sites.federation import check_sites, federation, names_of, settle_sites
-from fedstrata.wire.codec import not_finite
 from fedstrata.wire.files import checksum_of
+from fedstrata.wire.codec import not_finite
 
 START = "start"
 """Folder of a new model in the output folder of the stage that begins with it."""
@@ -131,13 +131,17 @@ def _check_stages(
     made: dict[str, tuple[Job, Parts, list[str]]] = {}
     for job, rows, start in zip(jobs, data, starts, strict=True):
         first[job.stage] = start or first[job.start]
-        parts = checkpoints.parts_of(first[job.stage], job.task.kind, rows.labels, head_of(job))
+        parts = checkpoints.parts_of(first[job.stage], job.task.kind, rows.labels, head_of(job), adapter_of(job))
         if job.between_sites:
             check_sites(job, parts)
         check_plans(job, parts, names_of(job) if job.between_sites else rows.shards, tell)
         asked = names_of(job) if job.between_sites else list(population(job.method.population, rows.shards))
         made[job.stage] = job, parts, asked
         if start is None:
+            if not made[job.start][0].adapter.merged_model:
+                raise UserError(
+                    f"[adapter] merged_model: must be true in stage {job.start!r}, whose model is next"
+                )
             check_start(job, parts, *made[job.start])
     return [made[job.stage][1] for job in jobs]
 

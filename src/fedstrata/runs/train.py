@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ from fedstrata.engines.choice import Choice
 from fedstrata.engines.local import LocalEngine
 from fedstrata.engines.pool import PoolEngine
 from fedstrata.engines.processes import Nursery
+from fedstrata.errors import UserError
 from fedstrata.events import Baseline, Encoded, Event, StageStarted
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.exchanges.exchange import ServerContext
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models import checkpoints
+from fedstrata.models.adapters import adapted_modules
 from fedstrata.models.parts import part_tensors
 from fedstrata.plan.kinds import Weights
 from fedstrata.plan.messages import Engine
@@ -38,6 +41,7 @@ from fedstrata.runs.notes import notes
 from fedstrata.server.aggregate import make_aggregate
 from fedstrata.server.cohort import RoundSettings
 from fedstrata.server.optimizer import make_server_optimizer
+from fedstrata.server.products import ExactMean
 from fedstrata.server.rounds import Half, Rounds
 from fedstrata.server.server import Server
 from fedstrata.server.state import RunState
@@ -158,7 +162,12 @@ def _make_server(stage: ReadyStage) -> Server:
     table, own, runtime = stage.job.server, stage.components, stage.ready.runtime
     begin = own.aggregate or make_aggregate(table.aggregate)
     optimizer = own.server_optimizer or make_server_optimizer(table)
-    return Server(runtime.working.parts, dict(stage.weights), runtime.wire, begin, optimizer)
+    weights = dict(stage.weights)
+    if stage.job.adapter.kind == "lora" and stage.job.adapter.merge == "exact":
+        if own.aggregate or own.server_optimizer:
+            raise UserError("[adapter] merge: 'exact' goes with no aggregate or server optimizer of one's own")
+        begin = partial(ExactMean, adapted_modules(runtime.working.model), weights)
+    return Server(runtime.working.parts, weights, runtime.wire, begin, optimizer)
 
 
 def _server_half(stage: ReadyStage, server: Server, plan: Plan) -> Half:

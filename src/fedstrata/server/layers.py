@@ -44,7 +44,7 @@ class LayerSettings:
     """How the server's layers are held.
 
     Attributes:
-        names: the parts, such as the layers 0 and 1.
+        names: the parts, such as the layers 0 and 1, with their adapters.
         copies: each client has a copy of its own, to be averaged; else there is one, which all share.
         max_positions: most tokens of a text.
         form: how hidden states and gradients travel.
@@ -84,9 +84,12 @@ class ServerLayers:
     def __post_init__(self) -> None:
         model, parts = self.working.model, self.working.parts
         names = self.settings.names
+        held = {name: model.get_parameter(name) for part in names for name in parts.shapes[part]}
+        self.learning = parts.adapted(part for part in names if parts[part].kind == "layer")
         own = LayerReplica(
             modules=[model.get_submodule(f"{parts.stack}.{i}") for i in parts.depths(names)],
-            trained={name: model.get_parameter(name) for part in names for name in parts.shapes[part]},
+            held=held,
+            trained={name: held[name] for part in self.learning for name in parts.shapes[part]},
         )
         self.replicas = [own]
         self.lock = threading.RLock()
@@ -196,9 +199,9 @@ class ServerLayers:
         else:
             for part in names:
                 for name, tensor in server.weights[part].items():
-                    replica.trained[name].detach().copy_(tensor)
-        for parameter in replica.trained.values():
-            parameter.requires_grad_(True)
+                    replica.held[name].detach().copy_(tensor)
+        for name, parameter in replica.held.items():
+            parameter.requires_grad_(name in replica.trained)
         replica.anchor = anchor_of(replica.trained.values(), self.train)
 
     def _optimizer(self, replica: LayerReplica, round: int, whose: str) -> torch.optim.Optimizer:
@@ -215,7 +218,7 @@ class ServerLayers:
         shapes = self.working.parts.shapes
         return {
             part: {name: replica.trained[name].detach().to("cpu", copy=True) for name in shapes[part]}
-            for part in self.settings.names
+            for part in self.learning
         }
 
 

@@ -17,13 +17,15 @@ class LayerReplica:
 
     Attributes:
         modules: the layers, from below.
-        trained: their parameters, by the names they have in the model.
+        held: their parameters, by the names they have in the model.
+        trained: those of them that are trained.
         in_use: reserved by an open session.
         stepping: the step that was begun last.
         anchor: what the proximal term holds the parameters near: the weights that were loaded.
     """
 
     modules: list[torch.nn.Module]
+    held: dict[str, torch.nn.Parameter]
     trained: dict[str, torch.nn.Parameter]
     in_use: bool = False
     stepping: Future[None] | None = None
@@ -31,7 +33,7 @@ class LayerReplica:
 
     def another(self) -> LayerReplica:
         """A further set, whose weights are yet to be loaded."""
-        return LayerReplica(*copy.deepcopy((self.modules, self.trained)))
+        return LayerReplica(*copy.deepcopy((self.modules, self.held, self.trained)))
 
     def wait(self) -> None:
         """Wait for the step that was begun; before it is done nothing may use the layers."""

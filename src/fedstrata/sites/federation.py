@@ -144,7 +144,8 @@ def remote_engine(
     """
     job, names = stage.job, names_of(stage.job)
     plan = make_plan(job.method, stage.server.parts, job.task.kind, 0, names[0], Streams(job.train.seed))
-    sent = {part: tensors for part, tensors in stage.start.items() if part not in plan.server}
+    away = plan.away(stage.server.parts)
+    sent = {part: tensors for part, tensors in stage.start.items() if part not in away}
     with ExitStack() as stack:
         server = None
         if stage.layers:

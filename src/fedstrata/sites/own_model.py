@@ -6,6 +6,8 @@ from pathlib import Path
 
 from fedstrata.client.setup import Ready
 from fedstrata.models import checkpoints
+from fedstrata.models.adapter_folder import save_adapters, save_base
+from fedstrata.models.adapters import adapted_modules, without_adapters
 from fedstrata.models.folders import write_card
 from fedstrata.sites.site import Site
 from fedstrata.wire.store import write_tensors
@@ -34,6 +36,10 @@ def save_own_model(site: Site, ready: Ready, rounds: int, folder: Path) -> None:
     weights = {n: t for own in site.model(rounds).values() for n, t in own.items()}
     if site.shared.keys() == set(ready.runtime.working.parts.names):
         checkpoints.save(ready.loaded, weights, folder, MODEL_CARD.format(site=site.name))
+        if ready.loaded.adapter:
+            base = save_base(ready.loaded, weights, folder / "base")
+            save_adapters(ready.loaded, weights, folder / "adapter", base)
     else:
-        write_tensors(folder / OWN_PARTS, weights)
+        plain = without_adapters(adapted_modules(ready.loaded.model), weights)
+        write_tensors(folder / OWN_PARTS, plain)
         write_card(folder, PARTS_CARD.format(file=OWN_PARTS))

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from fedstrata.client.answer import ClientData
 from fedstrata.client.facts import facts_and_lines
-from fedstrata.client.setup import Ready, head_of, make_ready
+from fedstrata.client.model_options import adapter_of, head_of
+from fedstrata.client.setup import Ready, make_ready
 from fedstrata.client.trainer import StepCallback
 from fedstrata.data.fingerprint import fingerprints
 from fedstrata.data.prepare import data_notes, prepare_own
@@ -241,7 +242,8 @@ class SiteService:
         return ClientData(ready.train, index, ready.test, tests, store)
 
     def _parts(self, run: SiteRun, start: Path) -> Parts:
-        return checkpoints.parts_of(str(start), run.job.task.kind, run.hello.labels, head_of(run.job))
+        job, labels = run.job, run.hello.labels
+        return checkpoints.parts_of(str(start), job.task.kind, labels, head_of(job), adapter_of(job))
 
     def _reach(self, run: SiteRun) -> Reach | None:
         reach, stream = self.reach, run.hello.stream
@@ -252,10 +254,10 @@ class SiteService:
         return lambda request: reach(request, *stream)
 
     def _server_parts(self, run: SiteRun, parts: Parts) -> tuple[str, ...]:
-        """The layers that the server holds."""
+        """The parts that the server holds."""
         job = run.job
         streams = Streams(job.train.seed)
-        return make_plan(job.method, parts, job.task.kind, 0, self.settings.name, streams).server
+        return make_plan(job.method, parts, job.task.kind, 0, self.settings.name, streams).away(parts)
 
     def _end(self, name: str, run: SiteRun, save: bool) -> Header:
         welcome = self._welcome(name, run)

@@ -64,8 +64,9 @@ class Site:
         working = self.runtime.working
         streams = self.runtime.trainer.streams
         plan = make_plan(self.method, working.parts, self.task, 0, self.name, streams)
+        away = plan.away(working.parts)
         for part in working.parts.names:
-            if part not in plan.server:
+            if part not in away:
                 own = part_tensors(working.model, working.parts, [part])
                 self.shared[part] = 0, {name: tensor.to("cpu", copy=True) for name, tensor in own.items()}
         for part in self.shared:

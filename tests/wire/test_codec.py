@@ -23,7 +23,6 @@ from fedstrata.wire.codec import (
     StateCodec,
     Wire,
     WireError,
-    all_finite,
     check,
     dequantize,
     make_codec,
@@ -32,6 +31,7 @@ from fedstrata.wire.codec import (
     wire_spec,
 )
 from fedstrata.wire.encoded import decode_tensors, encode_tensors
+from fedstrata.wire.finite import all_finite
 
 SHAPES = {"a.weight": (3, 4), "a.bias": (4,)}
 

@@ -21,7 +21,8 @@ from fedstrata.plan.kinds import Index, Phase, Tensors
 from fedstrata.plan.messages import Reply, Request, Tagged
 from fedstrata.tasks import Examples
 from fedstrata.wire.activations import StreamForm
-from fedstrata.wire.codec import Wire, not_finite
+from fedstrata.wire.codec import Wire
+from fedstrata.wire.finite import not_finite
 from fedstrata.wire.store import Store
 
 

@@ -46,9 +46,10 @@ from fedstrata.runs.resume import (
 )
 from fedstrata.runs.train import ReadyStage, Stage, Tell, start_weights, train_stage
 from fedstrata.server import state
+from fedstrata.server.ended import damaged_end, finish
 from fedstrata.sites.federation import check_sites, federation, names_of, settle_sites
 from fedstrata.wire.files import checksum_of
-from fedstrata.wire.codec import not_finite
+from fedstrata.wire.finite import not_finite
 
 START = "start"
 """Folder of a new model in the output folder of the stage that begins with it."""
@@ -188,7 +189,7 @@ def run_stage(stage: Stage, start: str) -> Result:
                 "cannot get more of them; output.keep_state = true keeps it"
             )
         _go_on(stage, start, found)
-    state.finish(folder, job.output.keep_state, job.train.keep_feature_cache)
+    finish(folder, job.output.keep_state, job.train.keep_feature_cache)
     stage.tell(StageEnded(job.stage, reused))
     return read_result(folder)
 
@@ -199,7 +200,7 @@ def _reuse(stage: Stage, found: list[Change], commit: Mapping[str, Any]) -> None
     if rate := next((change.key for change in found if change.key in RATES), None):
         raise UserError(f"{folder}: {rate}: its run is finished, so nothing is trained at another rate")
     same_rows(folder, fingerprints(stage.data))
-    if (wrong := state.damaged_end(folder)) is not None:
+    if (wrong := damaged_end(folder)) is not None:
         raise UserError(f"{folder}: its run is finished, but {wrong} is damaged or missing since then")
     record_changes(job, folder, found, commit["done"], stage.components.identities())
     if checksum_of(folder / "result.json") != commit["finished"]:

@@ -16,7 +16,8 @@ from fedstrata.server.aggregate import MakeAggregate, WeightedMean
 from fedstrata.server.journal import Versions
 from fedstrata.server.optimizer import AdaptiveOptimizer, ServerOptimizer
 from fedstrata.wire.chain import Chains
-from fedstrata.wire.codec import StateCodec, Wire, WireError, not_finite
+from fedstrata.wire.codec import StateCodec, Wire, WireError
+from fedstrata.wire.finite import not_finite
 
 HUGE = 1e4
 """No weight of a model that learns is as large."""

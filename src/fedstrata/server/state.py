@@ -34,7 +34,7 @@ from fedstrata.server.journal import Journal
 from fedstrata.server.records import FileRecords
 from fedstrata.server.server import Server
 from fedstrata.wire.chain import Chains, saved
-from fedstrata.wire.files import checksum_of, clear, flush, read_sealed, write_sealed
+from fedstrata.wire.files import flush, read_sealed, write_sealed
 from fedstrata.wire.store import Store, read_tensors, write_tensors
 
 JOURNAL = "state/journal"
@@ -42,8 +42,6 @@ RECORDS = ("ledger", "rounds", "missing", "transport", JOURNAL)
 MANIFESTS = "manifest-[0-9]*.json"
 HELD = 2
 """Commits that are kept."""
-ROUND_FILES = ("round-[0-9]*.safetensors", ".round-*.part")
-CACHES = ("features.f32", "features.json")
 
 
 def fingerprint(weights: Mapping[str, Tensors], tokenizer: str = "") -> str:
@@ -87,7 +85,7 @@ class RunState:
         Raises:
             UserError: no commit is intact, or the run began from another start model.
         """
-        commits = _manifests(self.folder)
+        commits = manifests(self.folder)
         if not commits:
             self._begin()
             return 0, ""
@@ -172,7 +170,7 @@ class RunState:
             flush(path)
         records = {**commit.marks, **self.journaled.marks()}
         write_sealed(self._path(commit.manifest["done"]), {**commit.manifest, "records": records})
-        for old in _manifests(self.folder)[HELD:]:
+        for old in manifests(self.folder)[HELD:]:
             old.unlink()
         for files in self._part_files().values():
             for _, path in files[:-HELD]:
@@ -253,60 +251,11 @@ class RunState:
         return self.state / f"manifest-{done:06d}.json"
 
 
-def _manifests(folder: Path) -> list[Path]:
+def manifests(folder: Path) -> list[Path]:
     """The commits, the newest first."""
     return sorted((folder / "state").glob(MANIFESTS), reverse=True)
 
 
 def newest_commit(folder: Path) -> dict[str, Any] | None:
     """The newest commit as it was written; None if it is damaged, or there is none."""
-    return next(map(read_sealed, _manifests(folder)), None)
-
-
-def finish(folder: Path, keep_state: bool = False, keep_cache: bool = False) -> None:
-    """Note in the newest commit that the run is finished, and drop what only resuming needs.
-
-    The clients' own parts stay, and the whole state with ``keep_state``; feature caches with ``keep_cache``.
-    """
-    state, manifest = folder / "state", newest_commit(folder)
-    assert manifest is not None
-    records = FileRecords(folder)
-    sizes = {name: path.stat().st_size for name in RECORDS if (path := records.path(name)).exists()}
-    manifest["records"] = {name: (size, checksum_of(records.path(name))) for name, size in sizes.items()}
-    newest, *older = _manifests(folder)
-    for path in () if keep_state else older:  # first, as their files will be gone
-        path.unlink()
-    kept = keep_state and manifest.get("kept", True)  # what was dropped once does not come back
-    write_sealed(newest, {**manifest, "finished": checksum_of(folder / "result.json"), "kept": kept})
-    if not keep_cache:
-        clear(state, CACHES)
-    if not kept:
-        _drop(state, records)
-
-
-def _drop(state: Path, records: FileRecords) -> None:
-    journal = Journal(state)
-    journal.read(records.lines(JOURNAL))
-    for name in ("received", "layers"):
-        clear(state / name, ("[!.]*.safetensors", *ROUND_FILES))
-    for path in (state / "clients").glob("*"):
-        for store in (Store(path).residual, Store(path).optimizer):
-            clear(store.folder, ROUND_FILES)
-        for old in sorted(path.glob(ROUND_FILES[0]))[:-1]:
-            old.unlink()
-    for path in state.glob("*@[0-9]*.safetensors"):
-        if path.name.rpartition("@")[0] in journal.files:
-            path.unlink()
-
-
-def damaged_end(folder: Path) -> Path | None:
-    """What a finished run has left behind and is no longer as it was written; None if all of it is."""
-    manifest, records = newest_commit(folder), FileRecords(folder)
-    assert manifest is not None
-    if (wrong := records.damaged(manifest["records"])) is not None:
-        return wrong
-    journal = Journal(folder / "state")
-    journal.read(records.lines(JOURNAL))
-    if not manifest["kept"]:
-        journal.files = {key: file for key, file in journal.files.items() if re.fullmatch("clients/[^/]+", key)}
-    return journal.damaged()
+    return next(map(read_sealed, manifests(folder)), None)

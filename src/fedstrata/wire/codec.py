@@ -15,6 +15,7 @@ import torch
 
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.plan.kinds import Tensors
+from fedstrata.wire.finite import not_finite
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Tensor name -> shape."""
@@ -285,21 +286,3 @@ def check(tensors: Mapping[str, torch.Tensor], spec: Spec) -> None:
             raise WireError(f"{name}: is {tensor.dtype} {tuple(tensor.shape)}, must be {wanted}")
     if name := not_finite(tensors):
         raise WireError(f"{name}: holds a value that is not finite")
-
-
-def not_finite(tensors: Mapping[str, torch.Tensor]) -> str:
-    """The first tensor that holds a value that is not finite; empty if all are finite."""
-    return next((name for name, tensor in tensors.items() if not all_finite(tensor)), "")
-
-
-def all_finite(tensor: torch.Tensor) -> bool:
-    """Whether no value is infinite or NaN, as far as there are values; no copy.
-
-    What is not finite makes the sum so too; where the sum alone has outgrown its type, the values decide.
-    """
-    if tensor.is_meta or not (tensor.is_floating_point() and tensor.numel()):
-        return True
-    if math.isfinite(float(tensor.sum())):
-        return True
-    least, largest = torch.aminmax(tensor)  # NaN, if there is one
-    return bool(torch.isfinite(least) & torch.isfinite(largest))

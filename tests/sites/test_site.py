@@ -332,7 +332,10 @@ def test_of_layers_that_the_server_held_no_whole_model_is_saved(tmp_path: Path) 
         data=SimpleNamespace(store=Store(tmp_path / "store")),
     )
     parts = SimpleNamespace(names=("layer.0", "head"))
-    ready = SimpleNamespace(runtime=SimpleNamespace(working=SimpleNamespace(parts=parts)))
+    ready = SimpleNamespace(
+        runtime=SimpleNamespace(working=SimpleNamespace(parts=parts)),
+        loaded=SimpleNamespace(model=torch.nn.Linear(2, 2), adapter=None),
+    )
     save_own_model(site, ready, 2, tmp_path / "model")  # type: ignore[arg-type]
     assert {path.name for path in (tmp_path / "model").iterdir()} == {"README.md", "own_parts.safetensors"}
     assert read_tensors(tmp_path / "model" / "own_parts.safetensors").keys() == {"classifier.weight"}

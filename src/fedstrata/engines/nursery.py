@@ -91,7 +91,7 @@ def _work(connection: socket.socket) -> None:
     """Answer tasks one after another."""
     import torch
 
-    from fedstrata.engines.player import Played, Player, without_weights
+    from fedstrata.engines.player import Played, Player, failed, without_weights
     from fedstrata.engines.seed import load_seed
     from fedstrata.engines.shared_memory import read_shared, write_shared
 
@@ -99,8 +99,12 @@ def _work(connection: socket.socket) -> None:
     threading.Thread(target=_listen, args=(connection, inbox), daemon=True).start()
     (content, places, threads), [file] = inbox.get()
     torch.set_num_threads(threads)
-    seed = load_seed(content, read_shared(file, places))
-    player = Player(seed, lambda event: send(connection, event))
+    try:
+        seed = load_seed(content, read_shared(file, places))
+        player = Player(seed, lambda event: send(connection, event))
+    except Exception as error:
+        send(connection, (failed(error), []))
+        return
     send(connection, os.getpid())  # ready
     while True:
         message, files = inbox.get()

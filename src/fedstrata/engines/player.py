@@ -139,7 +139,7 @@ class Player:
         try:
             return self._play(task) if isinstance(task, ClientTask) else self._predict(task)
         except Exception as error:
-            return Failed(_pickled(error))
+            return failed(error)
 
     def _play(self, task: ClientTask) -> Played:
         notes: list[Note] = []
@@ -182,8 +182,8 @@ def with_weights(played: Played, flat: Mapping[tuple[str, str], torch.Tensor]) -
     return replace(played, reply=replace(played.reply, weights=weights))
 
 
-def _pickled(error: Exception) -> bytes:
-    """An exception as bytes; one that cannot be pickled as its text."""
+def failed(error: Exception) -> Failed:
+    """An exception as an answer; one that cannot be pickled as its text."""
     if not isinstance(error, UserError):
         error.add_note("in a worker:\n" + "".join(traceback.format_tb(error.__traceback__)))
     try:
@@ -191,4 +191,4 @@ def _pickled(error: Exception) -> bytes:
         pickle.loads(content)  # some can be written and not be read
     except Exception:
         content = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
-    return content
+    return Failed(content)

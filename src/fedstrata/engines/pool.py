@@ -146,6 +146,8 @@ class PoolEngine:
                 for number, message in self.workers.messages():
                     if message is None:
                         waiting += self._lost(number, deaths, tasks)
+                    elif isinstance(message, Failed) and number not in self.busy:
+                        _checked(message)  # it could not be made
                     elif isinstance(message, Played | list | Failed):
                         answers[self.busy.pop(number)] = message
                         self.idle.append(number)

@@ -98,8 +98,9 @@ class _Pickler(pickle.Pickler):
 
 
 def _whole(found: np.memmap[Any, Any]) -> bool:
-    """Whether an array is all that was mapped, not a piece of it."""
-    return bool(found.flags.c_contiguous) and not isinstance(found.base, np.memmap)
+    """Whether an array is all that was mapped: not a piece of it, nor computed from it, which has no file."""
+    mapped = found.filename is not None and not isinstance(found.base, np.memmap)
+    return mapped and bool(found.flags.c_contiguous)
 
 
 class _Unpickler(pickle.Unpickler):

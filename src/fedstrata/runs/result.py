@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from fedstrata.job.tables import Job, method_name
 from fedstrata.models.folders import FILES
 from fedstrata.plan.kinds import FORMAT
 from fedstrata.plan.streams import SERVER
+from fedstrata.server.state import newest_commit
 from fedstrata.wire.files import clear, link, read_lines, replace_folder, write_bytes
 
 KEYS = ("status", "score", "bytes", "flops", "seconds", "clients", "model", "shared", "scored")
@@ -105,13 +106,21 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
         "rounds": job.method.rounds,
         "bytes": totals(ledger),
         "flops": sum(record["flops"] + record.get("server_flops", 0) for record in trained),
-        "seconds": sum(record["seconds"] for record in rounds),
+        "seconds": _seconds(folder, rounds),
         **_models(job, folder, status),
         "target": None if wanted is None else target,
         "missing": read_lines(folder / "missing.jsonl"),
         "clients": _clients(folder, partition.get("clients", {}), last.get("clients", {})),
     }
     _write(folder, result)
+
+
+def _seconds(folder: Path, rounds: Iterable[Mapping[str, Any]]) -> float:
+    """Clock time of the rounds; not the sum of the clients' own, which may work side by side."""
+    commit = newest_commit(folder)
+    if commit and commit["done"]:
+        return float(commit["seconds"])
+    return float(sum(record["seconds"] for record in rounds))
 
 
 def _clients(folder: Path, partition: Mapping[str, Any], scores: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -16,7 +16,6 @@ from fedstrata.job.tables import Job, method_name
 from fedstrata.models.folders import FILES
 from fedstrata.plan.kinds import FORMAT
 from fedstrata.plan.streams import SERVER
-from fedstrata.server.state import newest_commit
 from fedstrata.wire.files import clear, link, read_lines, replace_folder, write_bytes
 
 KEYS = ("status", "score", "bytes", "flops", "seconds", "clients", "model", "shared", "scored")
@@ -117,6 +116,8 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
 
 def _seconds(folder: Path, rounds: Iterable[Mapping[str, Any]]) -> float:
     """Clock time of the rounds; not the sum of the clients' own, which may work side by side."""
+    from fedstrata.server.state import newest_commit  # needs torch, which results that are only read do not
+
     commit = newest_commit(folder)
     if commit and commit["done"]:
         return float(commit["seconds"])

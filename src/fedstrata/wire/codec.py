@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -68,6 +68,20 @@ class Codec(Protocol):
 
     def decode(self, message: Tensors, reference: Tensors | None) -> Tensors:
         """The tensors of a message that was checked against :meth:`wire_spec`, fp32."""
+
+
+@runtime_checkable
+class ChainedCodec(Protocol):
+    """A codec whose changes travel on the way down as well; the methods are those of :class:`Wire`."""
+
+    def step(self, tensors: Tensors, held: Tensors) -> tuple[Tensors, Tensors]:
+        """See :meth:`Wire.step`."""
+
+    def follow(self, message: Tensors, held: Tensors) -> Tensors:
+        """See :meth:`Wire.follow`."""
+
+    def check_step(self, message: Tensors, shapes: Shapes) -> None:
+        """See :meth:`Wire.check_step`."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +196,7 @@ class Wire:
     @property
     def chained(self) -> bool:
         """On the way down changes travel too, see :mod:`fedstrata.wire.chain`."""
-        return hasattr(self.codec, "step")
+        return isinstance(self.codec, ChainedCodec)
 
     def encode(
         self, tensors: Tensors, reference: Tensors | None = None, residual: Tensors | None = None
@@ -192,21 +206,18 @@ class Wire:
 
     def step(self, tensors: Tensors, held: Tensors) -> tuple[Tensors, Tensors]:
         """The change from what clients hold to ``tensors`` as it travels, and what they then hold."""
-        made: tuple[Tensors, Tensors] = self.codec.step(tensors, held)  # type: ignore[attr-defined]
-        return made
+        assert isinstance(self.codec, ChainedCodec)
+        return self.codec.step(tensors, held)
 
     def follow(self, message: Tensors, held: Tensors) -> Tensors:
         """What a client then holds that is sent such a change."""
-        new: Tensors = self.codec.follow(message, held)  # type: ignore[attr-defined]
-        return new
+        assert isinstance(self.codec, ChainedCodec)
+        return self.codec.follow(message, held)
 
     def check_step(self, message: Tensors, shapes: Shapes) -> None:
-        """Compare a received change with what it must hold.
-
-        Raises:
-            WireError: see :meth:`check`.
-        """
-        self.codec.check_step(message, shapes)  # type: ignore[attr-defined]
+        """Compare a received change with what it must hold; it raises what :meth:`check` raises."""
+        assert isinstance(self.codec, ChainedCodec)
+        self.codec.check_step(message, shapes)
 
     def decode(self, message: Tensors, reference: Tensors | None = None) -> Tensors:
         """The tensors of a message of one's own, or of one that was checked before."""

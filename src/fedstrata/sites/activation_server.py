@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedstrata.errors import UserError
 from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.messages import Request
 from fedstrata.server.layers import ServerLayers, SplitSession
+from fedstrata.sites.listening import listen
 from fedstrata.sites.stream import (
     KEEPALIVE_SECONDS,
     METHOD,
@@ -125,7 +125,7 @@ class ActivationServer:
         self.server = grpc.server(self.threads, options=options, maximum_concurrent_rpcs=MAX_STREAMS)
         handler = grpc.stream_stream_rpc_method_handler(self._serve)
         self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
-        self.port = self._listen(address, tls)
+        self.port = listen(self.server, address, tls, "cannot listen on {address} for the activations of clients")
         self.server.start()
         self.watchdog = threading.Thread(target=self._watch, name="activation watchdog", daemon=True)
         self.watchdog.start()
@@ -170,15 +170,6 @@ class ActivationServer:
         self.server.stop(None).wait()
         self.threads.shutdown()
         self.watchdog.join()
-
-    def _listen(self, address: str, tls: tuple[bytes, bytes] | None) -> int:
-        try:
-            if tls:
-                chain, key = tls
-                return int(self.server.add_secure_port(address, grpc.ssl_server_credentials([(key, chain)])))
-            return int(self.server.add_insecure_port(address))
-        except RuntimeError:
-            raise UserError(f"cannot listen on {address} for the activations of clients") from None
 
     def _end(self, session: Session) -> None:
         """Cancel a session, and wait until nothing of it uses the layers."""

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from fedstrata.errors import UserError
+from fedstrata.sites.listening import listen
 from fedstrata.sites.message_stream import (
     DELIVER,
     FETCH,
@@ -98,7 +98,9 @@ class MessageServer:
             DELIVER: grpc.stream_unary_rpc_method_handler(self._deliver),
         }
         self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        self.port = self._listen(address, tls)
+        self.port = listen(
+            self.server, address, tls, "message_port: cannot listen on {address} for the messages of sites"
+        )
         self.server.start()
 
     def __enter__(self) -> MessageServer:
@@ -161,15 +163,6 @@ class MessageServer:
             self.changed.notify_all()
         self.server.stop(1).wait()
         self.threads.shutdown()
-
-    def _listen(self, address: str, tls: tuple[bytes, bytes] | None) -> int:
-        try:
-            if tls:
-                chain, key = tls
-                return int(self.server.add_secure_port(address, grpc.ssl_server_credentials([(key, chain)])))
-            return int(self.server.add_insecure_port(address))
-        except RuntimeError:
-            raise UserError(f"message_port: cannot listen on {address} for the messages of sites") from None
 
     def _site(self, call: Any) -> Mailbox:
         """Whose call this is; tokens are compared in constant time, failures are uninformative."""

@@ -1,8 +1,8 @@
 """Dropout whose masks come from a stream that the caller sets, drawn 16 bits for each element.
 
 Torch draws dropout's masks on a CPU one after the other from a global generator: 6 ns for each element, a seventh
-of a step of BERT-base in bf16 that trains one layer of six. Where a stream is set (:func:`drawing`) and the tensors
-are on a CPU, masks come from it, and everything else is as in torch.
+of a step of BERT-base in bf16 that trains one layer of six. Where a stream is set (:func:`drawing`) and the
+tensors are on a CPU, masks come from it, and everything else is as in torch.
 """
 
 from __future__ import annotations

@@ -74,14 +74,34 @@ def test_readme_commands_run(job: Jobs, tmp_path: Path, monkeypatch: pytest.Monk
         done = runner.invoke(app, ["run", "job.toml", "method.rounds=1", f"output.dir=runs/{name}"])
         assert done.exit_code == 0, done.output
     lines = [line for line in commands(ROOT / "README.md") if line.startswith(".venv/bin/fedstrata ")]
-    assert len(lines) == 5
+    assert len(lines) == 8
+    shutil.copyfile(made["data"]["train"], "rows.csv")
     for line in lines:
         words = shlex.split(line)[1:]
+        if words[0] == "init":
+            Path("job.toml").rename("small.toml")
         if "--resume" in words:
             words.append("method.rounds=10")
         done = runner.invoke(app, words)
         assert done.exit_code == 0, f"{line}\n{done.output}"
+        if words[0] == "init":
+            Path("small.toml").replace("job.toml")
     assert (tmp_path / "report.html").exists()
+
+
+def test_the_python_page_runs(
+    model_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its blocks one after another, with a tiny model in place of the one it names."""
+    monkeypatch.chdir(tmp_path)
+    code = "\n".join(blocks(ROOT / "docs" / "python.md", "python"))
+    model = model_folder("distilbert", head="none")
+    names: dict[str, Any] = {}
+    exec(code.replace("distilbert-base-uncased", str(model)), names)
+    result = names["result"]
+    assert result.status == "finished"
+    for attribute in re.findall(r"`result\.(\w+)", (ROOT / "docs" / "python.md").read_text("utf-8")):
+        assert hasattr(result, attribute)
 
 
 def test_the_commands_between_sites_are_those_that_are_tried(

@@ -52,19 +52,23 @@ def __dir__() -> list[str]:
 
 
 def run(
-    job: str | Path | Mapping[str, Any],
+    job: str | Path | Mapping[str, Any] | Job,
     overrides: Sequence[str] | Mapping[str, Any] = (),
     *,
     resume: bool = False,
+    callbacks: Sequence[Any] = (),
     progress: Callable[[Any], None] | None = None,
     **components: Any,
 ) -> Result:
     """Run a job: every stage of it, into its output folder. :func:`report` makes a page of it.
 
     Args:
-        job: path of a job file, or its content as a mapping.
+        job: path of a job file, its content as a mapping, or a :class:`Job`. In the latter two ``data.train`` and
+            ``data.test`` may also be rows in memory: a pandas or polars data frame, an Arrow table, a
+            ``datasets.Dataset``, a list of dicts, or a dict from clients to any of these.
         overrides: ``key=value`` words or a mapping, laid over the file.
         resume: continue what an earlier, stopped call began in the output folder.
+        callbacks: objects with methods of :class:`fedstrata.callbacks.Callback`, or functions of one event.
         progress: called with every :mod:`fedstrata.events` event.
         components: objects of the caller's own: ``method``, ``task``, ``codec``, ``aggregate`` and
             ``server_optimizer``, see :class:`fedstrata.runs.components.Components`.
@@ -80,7 +84,10 @@ def run(
     where, table = sweep_table(job)
     if table:
         raise UserError(f"{where}: holds a [sweep], which is many runs; fedstrata.sweep runs them")
-    return run_job(job, overrides, resume=resume, progress=progress, components=Components(**components))
+    from fedstrata.callbacks import calls
+
+    tell = calls([*([progress] if progress else []), *callbacks])
+    return run_job(job, overrides, resume=resume, progress=tell, components=Components(**components))
 
 
 def sweep(
@@ -138,7 +145,7 @@ def report(
 
 
 def forecast(  # noqa: PLR0913  # what a caller may ask, each by its name
-    job: str | Path | Mapping[str, Any],
+    job: str | Path | Mapping[str, Any] | Job,
     overrides: Sequence[str] | Mapping[str, Any] = (),
     *,
     methods: Sequence[str] = (),
@@ -156,7 +163,7 @@ def forecast(  # noqa: PLR0913  # what a caller may ask, each by its name
     on the job's own data, except that the number of masked positions is the expected one.
 
     Args:
-        job: path of a job file, or its content as a mapping.
+        job: path of a job file, its content as a mapping, or a :class:`Job`.
         overrides: laid over the file.
         methods: methods to compare; the job's own when empty.
         count: examples of each client, instead of the job's data.

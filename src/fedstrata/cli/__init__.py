@@ -1,4 +1,4 @@
-"""The command line: ``fedstrata run | forecast | partition | report | federation | serve | join``."""
+"""The command line: ``fedstrata init | validate | run | forecast | partition | report | methods | …``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import click
 import typer
 
-from fedstrata.cli import jobs, sites
+from fedstrata.cli import jobs, sites, start
 from fedstrata.cli.forecast import forecast
 
 app = typer.Typer(
@@ -61,11 +61,14 @@ def _options(
     """Federated training of BERT-class models, part by part."""
 
 
+app.command()(start.init)
+app.command()(start.validate)
 app.command()(jobs.run)
 app.command()(forecast)
 app.command()(jobs.partition)
 app.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(jobs.split)
 app.command()(jobs.report)
+app.command()(start.methods)
 app.add_typer(federations, name="federation")
 federations.command()(sites.init)
 federations.command()(sites.add)

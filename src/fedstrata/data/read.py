@@ -14,8 +14,10 @@ from typing import Any
 from fedstrata.data.forms import FORMS, WORD_FORMS, extension, known, records
 from fedstrata.data.forms.data_sets import HUB_ID, hub_records, saved, saved_records
 from fedstrata.data.forms.how import Findings, How, Records
+from fedstrata.data.forms.memory import memory_records
 from fedstrata.data.forms.plain import document_records
 from fedstrata.errors import UserError, did_you_mean
+from fedstrata.job.in_memory import PREFIX, InMemory
 
 HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 """A surrogate, as JSON can spell it alone; no tokenizer takes one."""
@@ -45,7 +47,9 @@ class Rows:
         return max(map(len, self.columns.values()), default=0)
 
 
-def read(source: str | list[str], how: How, limit: int | None = None, base_dir: Path | None = None) -> Rows:
+def read(
+    source: str | list[str] | InMemory, how: How, limit: int | None = None, base_dir: Path | None = None
+) -> Rows:
     """Read the wanted columns of a source, every value as text.
 
     A row in which a wanted value is missing, null, NaN or blank is dropped and counted. Other values are not
@@ -54,8 +58,8 @@ def read(source: str | list[str], how: How, limit: int | None = None, base_dir: 
     Args:
         source: a file of a kind in :data:`fedstrata.data.forms.FORMS`, also compressed as ``.gz``; a folder of
             one kind of them, or one that ``save_to_disk`` wrote; a data set id (``name:config#split``, by default
-            the split ``train``); or a list of these. In a folder of txt files each file is one row, with the
-            columns ``text``, ``file``, ``folder`` and ``label``, the same.
+            the split ``train``); a list of these; or rows in memory. In a folder of txt files each file is one
+            row, with the columns ``text``, ``file``, ``folder`` and ``label``, the same.
         how: the wanted columns, and what is said of the files. Where values are lists of words there are equally
             many in each column of a row, and they become texts with ``WORD_END`` between the words.
         limit: stop reading after so many rows that have every wanted value.
@@ -64,13 +68,18 @@ def read(source: str | list[str], how: How, limit: int | None = None, base_dir: 
     Raises:
         UserError: a source is missing, unreadable or malformed, or lacks a wanted column or any full row.
     """
-    sources = _sources(source)
     rows = Rows({column: [] for column in how.wanted}, 0)
-    opened = [_open(name, how, base_dir) for name in sources]
-    for name, found in zip(sources, opened, strict=True):
+    for name, found in _opened(source, how, base_dir):
         if limit is None or len(rows) < limit:
             rows = _append(rows, name, _texts(found, how.wanted, how.words), limit)
     return replace(rows, classes=how.classes, found=how.found)
+
+
+def _opened(source: str | list[str] | InMemory, how: How, base_dir: Path | None) -> list[tuple[str, Records]]:
+    """Each source by its name, and its records; that all exist is settled before any is read."""
+    if isinstance(source, InMemory):
+        return [(source.kind, memory_records(source, how))]
+    return [(name, _open(name, how, base_dir)) for name in _sources(source)]
 
 
 def _sources(source: str | list[str]) -> list[str]:
@@ -138,6 +147,10 @@ def _words(value: Any, where: str, column: str) -> str:
 
 def _open(source: str, how: How, base_dir: Path | None) -> Records:
     """The records of one source; whether it exists is settled at once, before any source is read."""
+    if source.startswith(PREFIX):
+        raise UserError(
+            f"{source}: these rows were handed over from Python; run the job from there, with the rows"
+        )
     bases = [Path()] if base_dir is None else [Path(), base_dir]
     for path in (base / source for base in bases):
         if os.path.exists(path):
@@ -169,7 +182,7 @@ def _local(path: Path, how: How) -> Records:
 
 def _folder(path: Path, how: How) -> Records:
     forms = WORD_FORMS if how.words else FORMS
-    files = _files(path, forms)
+    files = files_in(path, forms)
     kinds = {forms[extension(file)]: file.relative_to(path).as_posix() for file in files}
     if not files:
         raise UserError(f"{path}: the folder holds no file of a known kind (expected one of: {', '.join(forms)})")
@@ -181,7 +194,7 @@ def _folder(path: Path, how: How) -> Records:
     return chain.from_iterable(records(file, how) for file in files)
 
 
-def _files(path: Path, forms: Collection[str]) -> list[Path]:
+def files_in(path: Path, forms: Collection[str] = tuple({**FORMS, **WORD_FORMS})) -> list[Path]:
     """Every file of a known kind in a folder and below, sorted, without hidden ones and Excel's locks."""
 
     def refuse(error: OSError) -> None:

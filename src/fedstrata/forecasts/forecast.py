@@ -17,7 +17,7 @@ from fedstrata.errors import UserError
 from fedstrata.forecasts.options import ForecastOptions
 from fedstrata.forecasts.profile import DataProfile, data_profile
 from fedstrata.forecasts.stage import Known, nothing_known, stage_costs
-from fedstrata.job.file import Overrides, load, pairs_of
+from fedstrata.job.file import JobSource, Overrides, load, pairs_of
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models.quiet import quiet
 from fedstrata.plan.plan import make_plan
@@ -26,9 +26,7 @@ from fedstrata.runs.notes import check_names
 
 
 @quiet()
-def forecast(
-    source: str | Path | Mapping[str, Any], overrides: Overrides, options: ForecastOptions
-) -> dict[str, dict[str, Any]]:
+def forecast(source: JobSource, overrides: Overrides, options: ForecastOptions) -> dict[str, dict[str, Any]]:
     """See :func:`fedstrata.forecast`."""
     base_dir = Path(source).resolve().parent if isinstance(source, str | Path) else None
     given = list(pairs_of(overrides))

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, PlainSerializer, model_validator
 
 from fedstrata.errors import did_you_mean
 from fedstrata.job.base import Positive, Share, Table
+from fedstrata.job.in_memory import InMemory, as_source
 from fedstrata.job.label_tables import TABLES
 from fedstrata.job.renamed import renamed
 
-Source = str | list[str] | dict[Annotated[str, Field(pattern=r"^[\w-]+$")], str | list[str]]
-"""A file, folder or data set id; several; or several by name, whose training rows are each a client's, and whose
-test rows are scored apart as well."""
+Rows = Annotated[InstanceOf[InMemory], PlainSerializer(str, when_used="json")]
+"""Rows handed over from Python."""
+OneSource = str | list[str] | Rows
+Source = OneSource | dict[Annotated[str, Field(pattern=r"^[\w-]+$")], OneSource]
+"""A file, folder or data set id; several; rows in memory; or several of these by name, whose training rows are
+each a client's, and whose test rows are scored apart as well."""
+Held = Annotated[Source, BeforeValidator(as_source)]
+"""A source in which data frames, data sets and lists of dicts are taken as they are."""
 
 
 def _delimiter(text: str) -> str:
@@ -39,9 +45,9 @@ Encoding = Annotated[str, AfterValidator(_encoding)]
 class Data(Table):
     """``[data]``: whose rows, from where."""
 
-    train: Source = ""
+    train: Held = ""
     """May be absent between sites, which have rows of their own."""
-    test: Source | None = None
+    test: Annotated[Source | None, BeforeValidator(as_source)] = None
     holdout: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Share of the training rows held out as test rows where ``test`` is absent."""
     text: str | list[str] = "text"

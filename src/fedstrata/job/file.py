@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedstrata.errors import UserError, did_you_mean
+from fedstrata.job.in_memory import held_value, hold
 from fedstrata.job.renamed import renamed
 from fedstrata.job.sentences import sentence, shown
 from fedstrata.job.tables import Job
@@ -27,17 +28,17 @@ from fedstrata.job.toml import read_toml
 from fedstrata.methods import METHODS
 from fedstrata.plan.plan import Method
 
+JobSource = str | Path | Mapping[str, Any] | Job
+"""Path of a job file, its content as a mapping, or one stage as an object."""
 Overrides = Sequence[str | tuple[str, Any]] | Mapping[str, Any]
 """``key=value`` words, (key, value) pairs, or a mapping; later ones win."""
 
 
-def load(
-    source: str | Path | Mapping[str, Any], overrides: Overrides = (), method: Method | None = None
-) -> list[Job]:
+def load(source: JobSource, overrides: Overrides = (), method: Method | None = None) -> list[Job]:
     """Read and check a job: one :class:`Job` per stage, in order.
 
     Args:
-        source: path of a TOML file, or its content as a mapping.
+        source: path of a TOML file, its content as a mapping, or one stage as an object.
         overrides: keys laid over the file; in a word ``key=value`` the value is in TOML form, or a bare string.
         method: an object of the caller's own, in place of every stage's ``[method]``.
 
@@ -106,13 +107,18 @@ def _link_stages(where: str, names: Sequence[str], stages: list[dict[str, Any]])
             raise UserError(f"{place}: must name an earlier stage ({', '.join(names[:i])}), found {found}")
 
 
-def _read(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def _read(source: JobSource) -> tuple[str, dict[str, Any]]:
+    if isinstance(source, Job):
+        return "job", source.given()
     if isinstance(source, Mapping):
-        return "job", copy.deepcopy(dict(source))
+        try:
+            return "job", copy.deepcopy(hold(source))
+        except ValueError as error:
+            raise UserError(f"job: {error}") from None
     return str(source), read_toml(source)
 
 
-def sweep_table(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def sweep_table(source: JobSource) -> tuple[str, dict[str, Any]]:
     """How error messages name a job, and its table ``[sweep]``; empty where it has none."""
     where, data = _read(source)
     table = data.get("sweep", {})
@@ -128,7 +134,15 @@ def pairs_of(overrides: Overrides) -> Iterator[tuple[str, Any]]:
         UserError: a word is not of the form ``key=value``, or its value is half a list, table or string.
     """
     for item in overrides.items() if isinstance(overrides, Mapping) else overrides:
-        yield _pair(item) if isinstance(item, str) else item
+        key, value = _pair(item) if isinstance(item, str) else item
+        yield key, _held(key, value)
+
+
+def _held(key: str, value: Any) -> Any:
+    try:
+        return held_value(key, value)
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def _pair(word: str) -> tuple[str, Any]:
@@ -173,9 +187,11 @@ def _job(where: str, stage: str, data: dict[str, Any], method: Method | None = N
     for table in ("task", "data", *(("method",) if method is None else ())):
         if table not in data:
             raise UserError(f"{place}: the table [{table}] is missing")
-        if not isinstance(data[table], Mapping):
+        if not isinstance(data[table], Mapping | Method):
             raise UserError(f"{place}: {table}: must be a table ([{table}]), found {shown(data[table])}")
-    method = method or _method(place, data["method"])
+    if method is None:
+        brought = data["method"]
+        method = brought if isinstance(brought, Method) else _method(place, brought)
     data = _named_sources_are_clients(_merge(method.presets(), {**data, "method": {}}))
     try:
         return Job.model_validate({**data, "stage": stage, "method": method})

@@ -37,7 +37,9 @@ BOUNDS = {
     "string_too_short": ("min_length", "must not be empty"),
 }
 """Type of pydantic's error -> where its context has the bound, and what is expected."""
-BRANCH = re.compile(r"(list|dict|constrained|function|nullable|union)[-\[]|(str|int|float|bool|\[key\])$")
+BRANCH = re.compile(
+    r"(list|dict|constrained|function|nullable|union|is-instance)[-\[]|(str|int|float|bool|\[key\])$"
+)
 """The words in an error's place that name a type of a union and no key."""
 
 
@@ -75,6 +77,8 @@ def shown(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, datetime.date | datetime.time):
         return str(value)
+    if not isinstance(value, str | int | float | list | tuple | dict | None):  # from Python: its type says enough
+        return f"a {type(value).__module__.partition('.')[0]}.{type(value).__name__}"
     try:
         text = repr(value)
     except ValueError:  # Python writes no number of more than 4300 digits

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, SerializeAsAny, model_validator
+from pydantic import AfterValidator, Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
-from fedstrata.errors import did_you_mean
+from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job.adapter_table import Adapter
 from fedstrata.job.base import Names, Table
 from fedstrata.job.data_tables import Clients, Data
 from fedstrata.job.engine_table import Engine
+from fedstrata.job.sentences import sentence
 from fedstrata.job.task_kinds import TASK_KINDS, named
 from fedstrata.job.train_table import Train as Train  # its users know it from here
 from fedstrata.job.wire_table import Wire
@@ -237,6 +239,35 @@ class Job(Table):
         if self.head.pooler and self.head.kind == "mean":
             raise ValueError("[head] pooler: takes token 0, so it does not go with 'mean'")
         return self
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _method_by_name(cls, found: Any) -> Any:
+        """A method may be written as in a job file: a mapping with its ``name`` and options."""
+        if not isinstance(found, Mapping):
+            return found
+        options = dict(found)
+        name = options.pop("name", None)
+        if name not in METHODS:
+            raise ValueError(f"{name!r} is not a method; {did_you_mean(str(name), METHODS)}")
+        return METHODS[name](**options)
+
+    if not TYPE_CHECKING:  # so that an editor completes the tables, and a mistake is one sentence from Python, too
+
+        def __init__(self, **tables: Any) -> None:
+            try:
+                super().__init__(**tables)
+            except ValidationError as error:
+                raise UserError(f"job: {sentence(error, type(self))}") from None
+
+    def given(self) -> dict[str, Any]:
+        """What was set, as the content of a job file of one stage; a method of the caller's own as it is."""
+        tables = {name: getattr(self, name) for name in self.model_fields_set - {"stage", "start", "method"}}
+        data = {name: table.model_dump(exclude_unset=True) for name, table in tables.items() if table is not None}
+        name = method_name(self.method)
+        if name in METHODS:
+            return {**data, "method": {"name": name, **self.method.model_dump(exclude_unset=True)}}
+        return {**data, "method": self.method}
 
     def dump(self) -> dict[str, Any]:
         """The resolved job as plain data, with the method's name."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedstrata.data.prepare import prepare, prepare_test
 from fedstrata.engines.machine import can_fork, cores
 from fedstrata.errors import UserError
 from fedstrata.events import Event
-from fedstrata.job.file import Overrides, load
+from fedstrata.job.file import JobSource, Overrides, load
 from fedstrata.runs.components import Components, check_between_sites
 from fedstrata.runs.folder import own_folder
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def run_job(
-    source: str | Path | Mapping[str, Any],
+    source: JobSource,
     overrides: Overrides = (),
     *,
     resume: bool = False,

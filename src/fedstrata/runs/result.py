@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedstrata.cost.ledger import totals
 from fedstrata.cost.target import reached
@@ -17,6 +17,10 @@ from fedstrata.models.folders import FILES
 from fedstrata.plan.kinds import FORMAT
 from fedstrata.plan.streams import SERVER
 from fedstrata.wire.files import clear, link, read_lines, replace_folder, write_bytes
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
 
 KEYS = ("status", "score", "bytes", "flops", "seconds", "clients", "model", "shared", "scored")
 """What every ``result.json`` has."""
@@ -46,6 +50,8 @@ class Result:
         target: of a job with ``output.target``: that ``score``, and the ``rounds`` and ``bytes`` of the last stage
             until it was first reached, None where it never was.
         stages: the stages' results, in order; empty for a job of one stage.
+        task: the last stage's kind of task.
+        headline: its headline metric.
     """
 
     folder: Path
@@ -63,6 +69,62 @@ class Result:
     data: dict[str, Any] | None = None
     stages: tuple[Result, ...] = field(default=())
     adapter: Path | None = None
+    task: str = ""
+    headline: str = ""
+
+    @property
+    def history(self) -> pandas.DataFrame:
+        """A row for each client and each scored model of every round, stage by stage; scores as ``score.NAME``."""
+        from fedstrata.runs import views
+
+        if self.stages:
+            lines = [
+                {"stage": one.folder.name, **line} for one in self.stages for line in views.history(one.folder)
+            ]
+            return views.frame(lines)
+        return views.frame(views.history(self.folder))
+
+    def pipeline(self, **options: Any) -> Any:
+        """A ``transformers`` pipeline over the trained model: ``result.pipeline()("a text")``.
+
+        Args:
+            options: of ``transformers.pipeline``; entities are joined with ``aggregation_strategy="simple"``.
+
+        Raises:
+            UserError: there is no single model, or its task has no pipeline.
+        """
+        from fedstrata.runs import views
+
+        return views.pipeline(self._one_model(), self.task, **options)
+
+    def plot(self) -> Figure:
+        """The last stage's score and training loss, round by round."""
+        from fedstrata.runs import views
+
+        last = self.stages[-1] if self.stages else self
+        return views.plot(last.folder.name, last.headline, views.history(last.folder))
+
+    def _repr_html_(self) -> str:
+        from fedstrata.runs import views
+
+        score = ", ".join(f"{name} {value:.4f}" for name, value in self.score.items())
+        sent = ", ".join(f"{self.bytes[way] / 1e6:,.1f} MB {way}" for way in ("up", "down"))
+        return views.as_html(
+            [
+                ("run", str(self.folder)),
+                ("status", self.status),
+                ("score", score or "none"),
+                ("sent, all clients", sent),
+                ("compute", f"{self.flops / 1e12:,.2f} TFLOP"),
+                ("time", f"{self.seconds:,.0f} s"),
+                ("model", str(self.model or self.scored or "none")),
+            ]
+        )
+
+    def _one_model(self) -> Path:
+        if self.model is None:
+            raise UserError(f"{self.folder}: there is no single model ({self.scored or self.status})")
+        return self.model
 
     @property
     def start(self) -> Path:
@@ -198,6 +260,8 @@ def read_result(folder: Path) -> Result:
         target=data.get("target"),
         baseline=data.get("baseline"),
         data=data.get("data"),
+        task=data.get("task", ""),
+        headline=data.get("headline", ""),
         stages=tuple(read_result(folder / "stages" / name) for name in data.get("stages", ())),
     )
 

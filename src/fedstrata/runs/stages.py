@@ -77,17 +77,10 @@ def run_stages(
     folder = Path(jobs[0].output.dir)
     places = [folder / "stages" / job.stage if len(jobs) > 1 else folder for job in jobs]
     jobs = [with_recorded_precision(job, place) for job, place in zip(jobs, places, strict=True)]
-    jobs = [settle_sites(job) for job in resolve_jobs(jobs, base_dir)]
-    for job in jobs:
-        check_names(job)
-        if not job.between_sites:
-            check_permission(job)
+    jobs = _settled(jobs, base_dir)
     results: dict[str, Result] = {}
     with tempfile.TemporaryDirectory() as outlines:
-        starts = [
-            _start(job, rows, place, base_dir, Path(outlines) / (job.stage or "start")) if job.model else None
-            for job, rows, place in zip(jobs, data, places, strict=True)
-        ]
+        starts = _starts(jobs, data, places, base_dir, Path(outlines))
         parts = _check_stages(jobs, data, starts, tell)
         choices = _engines(jobs, data, parts, places, components)
         jobs = [with_choice(job, choice) if choice else job for job, choice in zip(jobs, choices, strict=True)]
@@ -100,6 +93,49 @@ def run_stages(
                 stage = Stage(job=job, data=rows, folder=place, tell=tell, components=components, **engine)
                 results[job.stage] = run_stage(stage, begin)
     return combine_stages(list(results.values()), folder) if len(jobs) > 1 else results[jobs[0].stage]
+
+
+def check_stages(
+    jobs: Sequence[Job], data: Sequence[Prepared], base_dir: Path | None, outlines: Path, tell: Tell
+) -> list[Parts]:
+    """Check every stage's job, model and plans, as :func:`run_stages` does before it trains.
+
+    Args:
+        jobs: the stages' jobs.
+        data: their rows.
+        base_dir: folder in which relative paths are looked up after the working directory.
+        outlines: an empty folder for configs of new models.
+        tell: receives events.
+
+    Returns:
+        The parts of each stage's model.
+
+    Raises:
+        UserError: what the run would refuse.
+    """
+    jobs = _settled(jobs, base_dir)
+    nowhere = [outlines / "none" for _ in jobs]
+    return _check_stages(jobs, data, _starts(jobs, data, nowhere, base_dir, outlines), tell)
+
+
+def _settled(jobs: Sequence[Job], base_dir: Path | None) -> list[Job]:
+    """Jobs with every "auto" resolved, checked for what this machine and the clients permit."""
+    jobs = [settle_sites(job) for job in resolve_jobs(jobs, base_dir)]
+    for job in jobs:
+        check_names(job)
+        if not job.between_sites:
+            check_permission(job)
+    return jobs
+
+
+def _starts(
+    jobs: Sequence[Job], data: Sequence[Prepared], places: Sequence[Path], base_dir: Path | None, outlines: Path
+) -> list[str | None]:
+    """The start model of each stage; None where it is that of an earlier one."""
+    return [
+        _start(job, rows, place, base_dir, outlines / (job.stage or "start")) if job.model else None
+        for job, rows, place in zip(jobs, data, places, strict=True)
+    ]
 
 
 def _engines(

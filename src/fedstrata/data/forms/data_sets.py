@@ -22,6 +22,23 @@ def saved(path: Path) -> bool:
     return (path / SPLITS).is_file() or all((path / name).is_file() for name in (SAVED[1], "state.json"))
 
 
+def saved_columns(path: Path) -> list[str]:
+    """The columns of a data set saved to a folder, of one with splits those of its first.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    import datasets  # slow to load and seldom needed
+
+    try:
+        data = datasets.load_from_disk(str(path))
+    except (OSError, ValueError, KeyError, TypeError, datasets.exceptions.DatasetsError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{path}: is no readable folder of save_to_disk ({reason})") from None
+    names = data.column_names
+    return list(next(iter(names.values())) if isinstance(names, dict) else names)
+
+
 def saved_records(path: Path, how: How) -> Records:
     """Of a data set saved to a folder; of one with splits, of the split ``train``.
 
@@ -45,7 +62,7 @@ def saved_records(path: Path, how: How) -> Records:
         data = data["train"]
     else:
         how.note(path, "data set of save_to_disk")
-    yield from _records(str(path), data, how)
+    yield from data_set_records(str(path), data, how)
 
 
 def hub_records(source: str, identity: re.Match[str], how: How, missing: str, hint: str) -> Records:
@@ -70,10 +87,15 @@ def hub_records(source: str, identity: re.Match[str], how: How, missing: str, hi
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"{missing}, nor reachable as a data set id ({reason}){hint}") from None
-    yield from _records(source, data, how)
+    yield from data_set_records(source, data, how)
 
 
-def _records(source: str, data: Any, how: How) -> Records:
+def data_set_records(source: str, data: Any, how: How) -> Records:
+    """Of a loaded data set, which ``source`` names in error messages.
+
+    Raises:
+        UserError: it lacks a column.
+    """
     check(source, data.column_names, how.wanted)
     data = data.select_columns(list(how.wanted))
     kinds = class_labels(data.features, how)

@@ -55,6 +55,22 @@ def parse(path: Path, number: int, text: str) -> Any:
         ) from None
 
 
+def parquet_columns(path: Path) -> list[str]:
+    """The columns of a Parquet file.
+
+    Raises:
+        UserError: it is none that can be read.
+    """
+    from pyarrow import ArrowException, parquet  # here, as it is slow to load and seldom needed
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            return list(file.schema_arrow.names)
+    except (ArrowException, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{path}: is not a readable Parquet file ({reason})") from None
+
+
 def parquet_records(path: Path, how: How) -> Records:
     """Of a Parquet file; tags that a data set wrote as numbers have its names."""
     from pyarrow import ArrowException, parquet  # here, as it is slow to load and seldom needed

@@ -29,10 +29,15 @@ def csv_records(path: Path, how: How) -> Records:
     """Of a file in CSV form; the delimiter is ``how.delimiter``, or the one with which the header fits."""
     delimiter = how.delimiter or find_delimiter(path, how)
     if delimiter is None:  # the columns that the likeliest one makes are named in the refusal
-        delimiter = max(DELIMITERS, key=lambda one: len(_first_rows(path, how, one, 1)[0]))
+        delimiter = likeliest_delimiter(path, how)
     if delimiter != (how.delimiter or ","):
         how.note(path, f"delimiter {delimiter!r}")
     return _table(_csv_fields(path, how, delimiter), path, how, delimiter)
+
+
+def likeliest_delimiter(path: Path, how: How) -> str:
+    """The delimiter that makes the most fields of a file's first line."""
+    return max(DELIMITERS, key=lambda one: len(_first_rows(path, how, one, 1)[0]))
 
 
 def find_delimiter(path: Path, how: How) -> str | None:

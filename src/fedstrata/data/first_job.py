@@ -1,0 +1,203 @@
+"""A job file for rows of which nothing is known yet, with a comment on everything that was guessed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedstrata.data.forms import known
+from fedstrata.data.guess import Guess, guess
+from fedstrata.data.read import files_in
+from fedstrata.data.sample import Sample, sample
+from fedstrata.errors import UserError, plural
+
+MODELS = {
+    ("latin", "gpu"): "bert-base-uncased",
+    ("latin", "cpu"): "distilbert-base-uncased",
+    ("other", "gpu"): "bert-base-multilingual-cased",
+    ("other", "cpu"): "distilbert-base-multilingual-cased",
+}
+"""(letters, machine) -> a model to start from."""
+TEST_NAMES = ("test", "testing", "dev", "devel", "valid", "validation", "val", "eval")
+TRAIN_NAMES = ("train", "training")
+
+
+def first_job(
+    data: Sequence[Path],
+    out: Path,
+    *,
+    task: str | None = None,
+    text: Sequence[str] = (),
+    label: str | None = None,
+    test: Path | None = None,
+    model: str | None = None,
+    clients: int | None = None,
+) -> tuple[str, list[str]]:
+    """A job file for rows, and what was found in them, a line each.
+
+    Args:
+        data: a file or folder of rows, or several: one for each client.
+        out: where the job file will stand; paths in it are found from there.
+        task: kind of the task, if it is known.
+        text: columns of the text, if they are known.
+        label: column of the label, if it is known.
+        test: file of test rows.
+        model: folder or hub id of the model to start from.
+        clients: number of clients, where the rows do not say.
+
+    Raises:
+        UserError: the rows cannot be read, or no column looks like text or like a label.
+    """
+    train, beside = _files(data)
+    first = next(iter(train.values())) if isinstance(train, Mapping) else train
+    rows = sample(first)
+    found = guess(rows, task, text, label)
+    test = test or next((file for file in beside if _fits(file, found, rows)), None)
+    where = {"train": _from(train, out), "test": test and _from(test, out)}
+    start = model or MODELS["latin" if found.latin else "other", "gpu" if shutil.which("nvidia-smi") else "cpu"]
+    lines = [
+        f"rows    {first}: {'' if rows.whole else 'more than '}{plural(len(rows), 'row')}, "
+        f"columns {', '.join(rows.columns)}",
+        f"task    {found.kind}: {found.reasons['task.kind']}",
+        f"text    {found.text if isinstance(found.text, str) else ' and '.join(found.text)}",
+    ]
+    if found.client and not isinstance(train, Mapping):
+        lines.append(f"clients column {found.client!r}: {found.reasons['clients.column']}")
+    if test:
+        lines.append(f"test    {test}")
+    return _written(found, rows, where, start, clients), lines
+
+
+def _files(data: Sequence[Path]) -> tuple[Path | dict[str, Path], list[Path]]:
+    """What to train on, a file or one for each client; and files beside it that may hold test rows."""
+    for path in data:
+        if not path.exists():
+            raise UserError(f"{path}: there is no such file or folder")
+    if len(data) > 1:
+        return _by_client(list(data)), []
+    only = data[0]
+    if only.is_dir():
+        files = [file for file in files_in(only) if file.parent == only]
+        train = [file for file in files if _word(file) in TRAIN_NAMES]
+        if len(train) == 1:
+            return train[0], _test_beside(train[0])
+        tables = [file for file in files if file.suffix != ".txt"]
+        if len(tables) == len(files) > 1 and len({file.suffix for file in files}) == 1:
+            return _by_client(files), []
+        return only, []
+    return only, _test_beside(only) if _word(only) in TRAIN_NAMES else []
+
+
+def _by_client(files: Sequence[Path]) -> dict[str, Path]:
+    """Each file by its name, as a client's."""
+    names = ["".join(c if c.isalnum() or c in "-_" else "-" for c in file.stem).strip("-") for file in files]
+    if len(set(names)) < len(names) or not all(names):
+        raise UserError("several files have the same name; each is a client's, so rename one of them")
+    return dict(zip(names, files, strict=True))
+
+
+def _word(file: Path) -> str:
+    """The part of a file's name that may say what it is for."""
+    words = file.name.partition(".")[0].lower().replace("-", "_").split("_")
+    return next((word for word in words if word in (*TRAIN_NAMES, *TEST_NAMES)), "")
+
+
+def _test_beside(train: Path) -> list[Path]:
+    """Files of the same kind beside one of training rows that may hold test rows; ``test`` before ``dev``."""
+    beside = [file for file in sorted(train.parent.iterdir()) if file.suffix == train.suffix and known(file)]
+    return [file for name in TEST_NAMES for file in beside if _word(file) == name]
+
+
+def _fits(test: Path, found: Guess, rows: Sample) -> bool:
+    """Whether test rows have the columns of the training rows, with labels where there are some."""
+    try:
+        there = sample(test)
+    except UserError:
+        return False
+    wanted = [found.text] if isinstance(found.text, str) else list(found.text)
+    wanted += [found.label] if found.label else []
+    filled = all(any(str(value).strip() for value in there.columns.get(name, [])) for name in wanted)
+    return filled and (there.names is None) == (rows.names is None)
+
+
+def _from(path: Path | Mapping[str, Path], out: Path) -> Any:
+    """A path as the job file names it: as it was given where the file stands in the working directory."""
+    if isinstance(path, Mapping):
+        return {name: _from(one, out) for name, one in path.items()}
+    return str(path) if out.parent.resolve() == Path.cwd() else str(path.resolve())
+
+
+def _written(found: Guess, rows: Sample, where: Mapping[str, Any], model: str, clients: int | None) -> str:
+    """The job file's text."""
+    pretrains = found.kind in ("mlm", "clm")
+    lines = [
+        "# Written by fedstrata init from a look at the rows; guesses have a comment. Every key: docs/job.md",
+        "#",
+        "#     fedstrata validate job.toml      rows, classes, model and costs, without training",
+        "#     fedstrata run job.toml           train; any key can be set here, such as method.rounds=3",
+        "",
+        "[model]",
+        f"name = {_toml(model)}    # folder or hub id",
+        "",
+        "[task]",
+        f"kind = {_toml(found.kind)}    # {found.reasons['task.kind']}",
+        "",
+        *_data_lines(found, rows, where),
+        "",
+        *_client_lines(found, where["train"], clients),
+        "",
+        "[method]",
+        *(
+            ('name = "fedbfpt"    # one layer at a time; fedstrata methods lists the others', "rounds = 5")
+            if pretrains
+            else (
+                'name = "fedbt"    # from the top layers down; fedstrata methods lists the others',
+                "rounds = 10",
+            )
+        ),
+        "",
+        "[train]",
+        f"max_tokens = {found.tokens}    # nine in ten texts are likely to be shorter",
+        "batch_size = 16",
+        f"learning_rate = {'1e-4' if pretrains else '2e-4'}    # to be tuned on rows that are not the test rows",
+        "",
+        "[output]",
+        'dir = "runs/first"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _data_lines(found: Guess, rows: Sample, where: Mapping[str, Any]) -> list[str]:
+    train, test = where["train"], where["test"]
+    lines = ["[data]"]
+    if not isinstance(train, Mapping):
+        lines.append(f"train = {_toml(train)}")
+    held_out = "holdout = 0.1    # share of the rows that is held out to test on"
+    lines.append(f"test = {_toml(test)}" if test else held_out)
+    if rows.names:
+        lines.append(f"columns = {_toml(rows.names)}    # the file has no header line")
+    if not rows.words:
+        lines.append(f"text = {_toml(found.text)}")
+        if found.label:
+            lines.append(f"label = {_toml(found.label)}")
+    if isinstance(train, Mapping):
+        lines += ["", "[data.train]    # a file for each client", *(f"{n} = {_toml(p)}" for n, p in train.items())]
+    return lines
+
+
+def _client_lines(found: Guess, train: Any, clients: int | None) -> list[str]:
+    if isinstance(train, Mapping):
+        return ["[clients]", 'partition = "files"']
+    if found.client and clients is None:
+        whose = "    # the rows of each of its values are a client's"
+        return ["[clients]", 'partition = "column"', f"column = {_toml(found.client)}{whose}"]
+    dealt = "    # the rows do not say whose they are: they are dealt at random"
+    return ["[clients]", f"count = {clients or 6}{dealt}", 'partition = "iid"']
+
+
+def _toml(value: Any) -> str:
+    """A string or a list of strings as TOML writes it."""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,58 @@
+"""Rows of data frames, data sets and lists of dicts that a caller hands over from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fedstrata.data.forms.data_sets import data_set_records
+from fedstrata.data.forms.how import How, Records, check
+from fedstrata.errors import UserError
+from fedstrata.job.in_memory import InMemory
+
+
+def memory_records(source: InMemory, how: How) -> Records:
+    """The records of an object that holds rows.
+
+    Raises:
+        UserError: it is not here, or lacks a column.
+    """
+    where, rows = source.kind, source.rows
+    if rows is None:
+        raise UserError(
+            f"{source}: these rows were handed over from Python; run the job from there, with the rows"
+        )
+    if source.kind == "datasets.Dataset":
+        yield from data_set_records(where, rows, how)
+        return
+    if source.kind == "list of dicts":
+        check(where, list(dict.fromkeys(key for row in rows for key in row)), how.wanted)
+        found: Iterable[Mapping[str, Any]] = rows
+    elif source.kind == "pandas DataFrame":
+        check(where, [str(name) for name in rows.columns], how.wanted)
+        found = _frame_rows(rows, how)
+    else:
+        if source.kind == "polars LazyFrame":
+            rows = rows.collect()
+        check(where, list(rows.columns if hasattr(rows, "iter_rows") else rows.column_names), how.wanted)
+        rows = rows.select(list(how.wanted))
+        found = rows.iter_rows(named=True) if hasattr(rows, "iter_rows") else rows.to_pylist()
+    for number, row in enumerate(found, 1):
+        yield f"{where}, row {number}", {name: _plain(row.get(name)) for name in how.wanted}
+
+
+def _frame_rows(frame: Any, how: How) -> Iterable[Mapping[str, Any]]:
+    """The rows of a pandas frame; what it counts as missing is None."""
+    columns = [frame[name].astype(object) for name in how.wanted]
+    values = [column.where(column.notna(), None) for column in columns]
+    for row in zip(*values, strict=True):
+        yield dict(zip(how.wanted, row, strict=True))
+
+
+def _plain(value: Any) -> Any:
+    """A value as a file would give it: arrays and tuples as lists, numpy's numbers as Python's."""
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    if hasattr(value, "tolist") and hasattr(value, "dtype"):
+        return value.tolist()
+    return value

@@ -1,0 +1,321 @@
+"""A first job for rows of which nothing is said: which columns are text, labels and clients; which task fits."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import mean
+from typing import Any
+
+from fedstrata.data.sample import Sample
+from fedstrata.errors import UserError, did_you_mean
+from fedstrata.job.task_kinds import TASK_KINDS
+
+LABELS = (
+    "label",
+    "labels",
+    "class",
+    "classes",
+    "category",
+    "target",
+    "sentiment",
+    "gold",
+    "intent",
+    "topic",
+    "polarity",
+    "rating",
+    "stars",
+    "score",
+    "similarity",
+    "ner_tags",
+    "ner",
+    "tags",
+    "tag",
+    "labels_ner",
+    "y",
+)
+"""How columns of labels are called, the surest first."""
+TEXTS = (
+    "text",
+    "sentence",
+    "content",
+    "body",
+    "review",
+    "comment",
+    "tweet",
+    "utterance",
+    "document",
+    "abstract",
+    "description",
+    "question",
+    "message",
+    "note",
+    "report",
+    "title",
+    "tokens",
+    "words",
+)
+PAIRS = (
+    ("premise", "hypothesis"),
+    ("question", "sentence"),
+    ("query", "passage"),
+    ("question", "answer"),
+    ("question", "context"),
+)
+"""Names of two columns that belong together; so do two that differ only in a last 1 and 2, or a and b."""
+CLIENTS = (
+    "client",
+    "client_id",
+    "hospital",
+    "clinic",
+    "site",
+    "institution",
+    "bank",
+    "publisher",
+    "center",
+    "centre",
+    "lab",
+    "laboratory",
+    "organization",
+    "organisation",
+    "owner",
+    "company",
+    "branch",
+    "department",
+    "source",
+    "user",
+    "author",
+    "speaker",
+)
+CLASSES = 200
+"""Classes that a column of labels has at most."""
+NUMBERS = 20
+"""Different numbers from which on a column of them is a quantity and no class."""
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A first job for rows.
+
+    Attributes:
+        kind: the task's.
+        text: the column of the text, or two.
+        label: the column of the label; None without one.
+        client: the column whose values are the clients; None without one.
+        tokens: what nine in ten texts have at most, estimated from their words.
+        latin: whether most letters are Latin ones.
+        reasons: key of the job -> why it is set so, a phrase each.
+    """
+
+    kind: str
+    text: str | list[str]
+    label: str | None
+    client: str | None
+    tokens: int
+    latin: bool
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+def guess(rows: Sample, kind: str | None = None, text: Sequence[str] = (), label: str | None = None) -> Guess:
+    """Guess a job for rows; what the caller knows is not guessed.
+
+    Args:
+        rows: the first rows.
+        kind: the task's kind, if it is known.
+        text: the columns of the text, if they are known.
+        label: the column of the label, if it is known.
+
+    Raises:
+        UserError: a named column is not there, or no column looks like text or, for the kind, like a label.
+    """
+    for name in (*text, *((label,) if label else ())):
+        if name not in rows.columns:
+            raise UserError(f"column {name!r} is not there; {did_you_mean(name, rows.columns)}")
+    if kind is not None and kind not in TASK_KINDS:
+        raise UserError(f"--task: {kind!r} is no kind of task; {did_you_mean(kind, TASK_KINDS)}")
+    found = _tagged(rows, text, label) if kind in (None, "tag") else None
+    if found:
+        return found
+    if kind == "tag":
+        raise UserError(f"no column holds a list of words beside a list of tags; found {', '.join(rows.columns)}")
+    client = _client(rows, {*text, label or ""})
+    texts = list(text) or _texts(rows, {label or "", client or ""})
+    target = label or (None if kind in ("mlm", "clm") else _label(rows, {*texts, client or ""}))
+    two = list(text) if len(text) == 2 else _pair([name for name in texts if name not in (target, client)])
+    chosen, why = _kind(rows, target, bool(two)) if kind is None else (kind, "as asked for")
+    if TASK_KINDS[chosen].labeled and target is None:
+        raise UserError(f"no column looks like a label; name it with --label, one of: {', '.join(rows.columns)}")
+    one = text[0] if len(text) == 1 else _first_text(rows, texts)
+    columns = two if two and chosen in ("pair", "regress") else one
+    reasons = {"task.kind": why}
+    if client:
+        reasons["clients.column"] = f"{len(set(_filled(rows, client)))} values"
+    return Guess(chosen, columns, target, client, _tokens(rows, columns), _latin(rows, columns), reasons)
+
+
+def _tagged(rows: Sample, text: Sequence[str], label: str | None) -> Guess | None:
+    """A job of tags, where one column holds lists of words and another as many tags."""
+    lists = [name for name in rows.columns if all(isinstance(value, list) for value in _filled(rows, name))]
+    lists = [name for name in lists if _filled(rows, name)]
+    words = [*text] or [name for name in lists if _words(_filled(rows, name)[0]) and _plain(name) not in LABELS]
+    if not words or len(lists) < 2 or words[0] not in lists:
+        return None
+    sizes = [len(value) for value in _filled(rows, words[0])]
+    tags = [name for name in lists if name != words[0] and [len(v) for v in _filled(rows, name)] == sizes]
+    target = label or _named(tags, LABELS) or (tags[-1] if tags else None)
+    if target is None:
+        return None
+    length = _up(1.3 * sorted(sizes)[int(0.9 * (len(sizes) - 1))])
+    why = "a word and its tag per line" if rows.words else f"a list of tags in {target!r}"
+    latin = _share_latin(" ".join(_filled(rows, words[0])[0]))
+    return Guess("tag", words[0], target, _client(rows, {words[0], target}), length, latin, {"task.kind": why})
+
+
+def _words(value: Sequence[Any]) -> bool:
+    """Whether a list holds words, and no sentences."""
+    texts = [word for word in value if isinstance(word, str)]
+    return len(texts) == len(value) > 0 and mean(len(word.split()) for word in texts) <= 2
+
+
+def _client(rows: Sample, taken: set[str]) -> str | None:
+    """The column that says whose a row is, by its name and its values."""
+    name = _named([name for name in rows.columns if name not in taken], CLIENTS)
+    if name is None:
+        return None
+    values = [str(value) for value in _filled(rows, name)]
+    different = len(set(values))
+    return name if 2 <= different <= 1_000 and len(values) / different >= 5 else None
+
+
+def _texts(rows: Sample, taken: set[str]) -> list[str]:
+    """The columns of texts, the longest first."""
+    sizes = {}
+    for name in rows.columns:
+        values = [value for value in _filled(rows, name) if isinstance(value, str)]
+        numbers = sum(_number(value) for value in values)
+        if name not in taken and values and numbers < len(values) / 2:
+            sizes[name] = mean(len(value.split()) for value in values), len(set(values)) / len(values)
+    named = [name for name in sizes if _plain(name) in TEXTS]
+    long = [name for name, (words, different) in sizes.items() if words >= 3 and different > 0.1]
+    found = dict.fromkeys([*long, *(named if not long else [])])
+    if not found:
+        listed = ", ".join(rows.columns)
+        raise UserError(f"no column looks like text; name it with --text, one of: {listed}")
+    return sorted(found, key=lambda name: -sizes[name][0])
+
+
+def _first_text(rows: Sample, texts: Sequence[str]) -> str:
+    """The column whose name says most plainly that it is the text, else the one of the longest texts."""
+    return _named(texts, TEXTS) or texts[0]
+
+
+def _label(rows: Sample, texts: set[str]) -> str | None:
+    """The column of labels: by its name, else the only one of few different short values."""
+    free = [name for name in rows.columns if name not in texts]
+    fit = [name for name in free if _classes(rows, name) or _quantity(rows, name)]
+    if name := _named(fit, LABELS):
+        return name
+    short = [name for name in fit if _classes(rows, name) and not _counts_rows(name)]
+    coded = [name for name in short if all(str(value).isdigit() for value in _filled(rows, name))]
+    chosen = coded if len(coded) == 1 else short
+    return chosen[0] if len(chosen) == 1 else None
+
+
+def _classes(rows: Sample, name: str) -> bool:
+    """Whether a column's values may be names of classes: few, short and repeated."""
+    values = [str(value) for value in _filled(rows, name) if not isinstance(value, list | dict)]
+    different = len(set(values))
+    return 2 <= different <= min(CLASSES, max(2, len(values) // 3)) and mean(map(len, values)) <= 40
+
+
+def _quantity(rows: Sample, name: str) -> bool:
+    """Whether a column's values are numbers of a quantity."""
+    values = [str(value) for value in _filled(rows, name)]
+    return len(set(values)) >= NUMBERS and all(_number(value) for value in values) and not _counts_rows(name)
+
+
+def _counts_rows(name: str) -> bool:
+    return _plain(name) in (
+        "id",
+        "index",
+        "idx",
+        "row",
+        "number",
+        "nr",
+        "uid",
+        "guid",
+        "year",
+        "date",
+        "time",
+        "file",
+    )
+
+
+def _kind(rows: Sample, label: str | None, pair: bool) -> tuple[str, str]:
+    """The task's kind, and why."""
+    if label is None:
+        return "mlm", "no column looks like a label: the model is trained further on the text itself"
+    if _quantity(rows, label) and any("." in str(value) for value in _filled(rows, label)):
+        return "regress", f"{label!r} holds numbers"
+    classes = len(set(map(str, _filled(rows, label))))
+    return ("pair" if pair else "classify"), f"{label!r} holds {classes} classes"
+
+
+def _pair(texts: Sequence[str]) -> list[str]:
+    """Two columns of texts that belong together, in their order; none if there are none."""
+    plain = {_plain(name): name for name in texts}
+    for one, two in PAIRS:
+        if one in plain and two in plain:
+            return [plain[one], plain[two]]
+    for name in texts:
+        for first, second in (("1", "2"), ("a", "b"), ("A", "B")):
+            other = re.sub(rf"{first}(?=\D*$)", second, name)
+            if other != name and other in texts and re.search(rf"[\W_\d]?{first}(\W|$|\s)", name):
+                return [name, other]
+    return []
+
+
+def _named(names: Sequence[str], usual: Sequence[str]) -> str | None:
+    """The column whose name is the first of the usual ones."""
+    plain = {_plain(name): name for name in reversed(names)}
+    return next((plain[word] for word in usual if word in plain), None)
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().replace(" ", "_").replace("-", "_")
+
+
+def _filled(rows: Sample, name: str) -> list[Any]:
+    values = rows.columns[name]
+    return [value for value in values if value is not None and value == value and str(value).strip()]
+
+
+def _number(value: Any) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except (TypeError, ValueError):
+        return False
+
+
+def _tokens(rows: Sample, columns: str | Sequence[str]) -> int:
+    """Tokens that nine in ten texts have at most: 1.3 for a word and two around it, up to a multiple of 32."""
+    names = [columns] if isinstance(columns, str) else columns
+    texts = zip(*(rows.columns[name] for name in names), strict=True)
+    sizes = sorted(sum(len(str(value).split()) for value in row) for row in texts)
+    return _up(1.3 * sizes[int(0.9 * (len(sizes) - 1))] + 3)
+
+
+def _up(tokens: float) -> int:
+    return min(512, max(32, 32 * math.ceil(tokens / 32)))
+
+
+def _latin(rows: Sample, columns: str | Sequence[str]) -> bool:
+    name = columns if isinstance(columns, str) else columns[0]
+    return _share_latin("".join(str(value) for value in rows.columns[name][:200]))
+
+
+def _share_latin(text: str) -> bool:
+    letters = [letter for letter in text if letter.isalpha()]
+    return not letters or sum(letter < "\u0250" for letter in letters) > len(letters) / 2

@@ -1,0 +1,117 @@
+"""Rows handed over as Python objects, in place of a file's name in ``data.train`` or ``data.test``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+
+class InMemory:
+    """Rows in an object of the caller's own: a data frame, a data set, or a list of dicts.
+
+    Copies of a job share the object. A copy in another process is without it: rows are read where the caller is.
+
+    Attributes:
+        rows: the object; None in another process.
+        kind: its type, in words.
+        count: how many rows it has; None where it does not say.
+    """
+
+    def __init__(self, rows: Any, kind: str, count: int | None) -> None:
+        self.rows = rows
+        self.kind = kind
+        self.count = count
+
+    def __deepcopy__(self, memo: Any) -> InMemory:
+        return self
+
+    def __reduce__(self) -> Any:
+        return InMemory, (None, self.kind, self.count)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        return PREFIX + self.kind + ("" if self.count is None else f" of {self.count:,} rows")
+
+    __repr__ = __str__
+
+
+PREFIX = "python: "
+"""With this a recorded job names rows that it does not have."""
+
+
+def as_source(value: Any) -> Any:
+    """What ``data.train`` or ``data.test`` is set to, with objects that hold rows as :class:`InMemory`.
+
+    Args:
+        value: a path, a list of paths, a pandas or polars data frame, an Arrow table, a ``datasets.Dataset``, a
+            list of dicts, or a dict from names to any of these. Anything else is returned as it is.
+
+    Raises:
+        ValueError: it is a whole dictionary of splits.
+    """
+    if isinstance(value, str | InMemory):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    kind = _kind(value)
+    if kind == "DatasetDict":
+        names = ", ".join(map(repr, value))
+        raise ValueError(f"is a DatasetDict of the splits {names}; hand over one of them, such as splits['train']")
+    if kind:
+        return InMemory(value, kind, _count(value))
+    if isinstance(value, Mapping):
+        return {name: as_source(one) for name, one in value.items()}
+    if isinstance(value, list | tuple) and value:
+        if all(isinstance(row, Mapping) for row in value):
+            return InMemory(value, "list of dicts", len(value))
+        return [os.fspath(one) if isinstance(one, os.PathLike) else one for one in value]
+    return value
+
+
+def hold(job: Mapping[str, Any]) -> dict[str, Any]:
+    """A job as a mapping, with objects that hold rows as :class:`InMemory` in ``[data]`` of each stage.
+
+    Raises:
+        ValueError: see :func:`as_source`; the sentence begins with the key.
+    """
+    held = dict(job)
+    if isinstance(held.get("data"), Mapping):
+        held["data"] = {key: held_value(f"data.{key}", value) for key, value in held["data"].items()}
+    if isinstance(held.get("stages"), list):
+        held["stages"] = [hold(stage) if isinstance(stage, Mapping) else stage for stage in held["stages"]]
+    return held
+
+
+def held_value(key: str, value: Any) -> Any:
+    """The value of a dotted key, with objects that hold rows as :class:`InMemory` where the key is one of rows."""
+    table, _, name = key.rpartition(".")
+    if table.rpartition(".")[2] != "data" or name not in ("train", "test"):
+        return value
+    try:
+        return as_source(value)
+    except ValueError as error:
+        raise ValueError(f"[data] {name}: {error}") from None
+
+
+def _kind(value: Any) -> str:
+    """What an object that holds rows is called; empty for any other. Asked by shape: no library is imported."""
+    library, name = type(value).__module__.partition(".")[0], type(value).__name__
+    known = {
+        ("pandas", "DataFrame"): "pandas DataFrame",
+        ("polars", "DataFrame"): "polars DataFrame",
+        ("polars", "LazyFrame"): "polars LazyFrame",
+        ("pyarrow", "Table"): "Arrow table",
+        ("datasets", "Dataset"): "datasets.Dataset",
+        ("datasets", "DatasetDict"): "DatasetDict",
+    }
+    return known.get((library, name), "")
+
+
+def _count(value: Any) -> int | None:
+    try:
+        return len(value)
+    except TypeError:
+        return None

@@ -1,0 +1,114 @@
+"""A result as a notebook shows it: data frames, a plot, HTML, the model and a pipeline; made from its files."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedstrata.errors import UserError
+from fedstrata.job.task_kinds import TASK_KINDS
+from fedstrata.models.folders import CODE
+from fedstrata.plan.streams import SERVER
+from fedstrata.wire.files import read_lines
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+    from transformers import Pipeline, PreTrainedModel, PreTrainedTokenizerBase
+
+PIPELINES = {
+    "mlm": "fill-mask",
+    "clm": "text-generation",
+    "classify": "text-classification",
+    "pair": "text-classification",
+    "regress": "text-classification",
+    "tag": "token-classification",
+}
+"""Kind of task -> the transformers pipeline that its models serve."""
+
+
+class TrainedModel(NamedTuple):
+    """A trained model and its tokenizer, as ``transformers`` loads them."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+def frame(records: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
+    """Records as a data frame, a row each."""
+    import pandas  # here: slow to load
+
+    return pandas.DataFrame.from_records(list(records))
+
+
+def history(folder: Path) -> list[dict[str, Any]]:
+    """The records of the rounds of one stage, scores as columns of their own (``score.accuracy``)."""
+    lines = []
+    for record in read_lines(folder / "rounds.jsonl"):
+        flat = {key: value for key, value in record.items() if not isinstance(value, dict)}
+        scores = record.get("score") or {}
+        lines.append({**flat, **{f"score.{name}": value for name, value in scores.items()}})
+    return lines
+
+
+def load_model(folder: Path, task: str) -> TrainedModel:
+    """The model in a folder as the class of its task, and its tokenizer.
+
+    Raises:
+        UserError: the folder's model cannot be loaded.
+    """
+    import transformers
+
+    kind = getattr(transformers, TASK_KINDS[task].model)
+    if not (folder / "config.json").exists():
+        raise UserError(f"{folder}: holds no model")
+    model = kind.from_pretrained(folder, trust_remote_code=_own_code(folder))
+    return TrainedModel(model, transformers.AutoTokenizer.from_pretrained(folder))
+
+
+def pipeline(folder: Path, task: str, **options: Any) -> Pipeline:
+    """A ``transformers`` pipeline over the model in a folder; entities of ``tag`` are joined."""
+    import transformers
+
+    name = PIPELINES.get(task)
+    if name is None:
+        raise UserError(f"pipeline: task {task!r} has none; model() gives the model and its tokenizer")
+    if task == "tag":
+        options = {"aggregation_strategy": "simple", **options}
+    options = {"trust_remote_code": _own_code(folder), **options}
+    return transformers.pipeline(name, model=str(folder), tokenizer=str(folder), **options)
+
+
+def _own_code(folder: Path) -> bool:
+    """Whether the folder holds the code of a head over four layers, which the run itself wrote there."""
+    return (folder / f"{CODE}.py").exists()
+
+
+def plot(title: str, headline: str, records: Sequence[Mapping[str, Any]]) -> Figure:
+    """The headline score, and the clients' mean training loss, round by round."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    scored = [line for line in records if line["client"] == SERVER and f"score.{headline}" in line]
+    left.plot([line["round"] + 1 for line in scored], [line[f"score.{headline}"] for line in scored], marker="o")
+    left.set(xlabel="round", ylabel=headline, title=title)
+    losses: dict[int, list[float]] = {}
+    for line in records:
+        if line["client"] != SERVER and line.get("loss") is not None:
+            losses.setdefault(line["round"] + 1, []).append(line["loss"])
+    right.plot(list(losses), [sum(values) / len(values) for values in losses.values()], marker="o")
+    right.set(xlabel="round", ylabel="training loss, mean of the clients")
+    return figure
+
+
+def as_html(rows: Sequence[tuple[str, str]]) -> str:
+    """A table of names and values."""
+    cells = "".join(
+        f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
+        f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
+        for name, value in rows
+    )
+    return f"<table>{cells}</table>"

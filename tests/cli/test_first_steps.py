@@ -1,0 +1,81 @@
+"""``init``, ``validate`` and ``methods``, as a new user calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import fedstrata
+from fedstrata.cli import main
+from fedstrata.methods import METHODS
+from tiny import SENTENCES
+
+
+def call(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    lines = "".join(f'"{text}",{label}\n' for text, label in SENTENCES * 5)
+    (tmp_path / "rows.csv").write_text(f"text,label\n{lines}", encoding="utf-8")
+    return tmp_path / "rows.csv"
+
+
+def test_from_a_file_to_a_trained_model(
+    rows: Path, model_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("init", "rows.csv", "--model", str(model_folder())) == 0
+    assert "task    classify" in capsys.readouterr().out
+    assert call("validate", "job.toml") == 0
+    shown = capsys.readouterr().out
+    assert "54 training rows" in shown
+    assert "eye" in shown
+    assert "fedbt" in shown
+    assert "nothing was trained" in shown
+    assert not Path("runs").exists(), "validate writes nothing"
+    result = fedstrata.run("job.toml", ["method.rounds=1", "train.steps=1"])
+    assert result.status == "finished"
+    assert result.model is not None
+
+
+def test_init_overwrites_nothing(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("job.toml").write_text("mine", encoding="utf-8")
+    assert call("init", "rows.csv") == 2
+    assert "job.toml: is there already" in capsys.readouterr().err
+    assert Path("job.toml").read_text(encoding="utf-8") == "mine"
+
+
+def test_validate_refuses_what_a_run_would(
+    rows: Path, model_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    call("init", "rows.csv", "--model", str(model_folder()))
+    for word, sentence in (
+        ("data.label=lable", "has no column 'lable'"),
+        ("method.cycle=9", "cycle = 9"),
+        ("model.name=nowhere/at-all", "nowhere/at-all"),
+        ("clients.count=200", "client"),
+        ("output.dir=rows.csv", "is a file"),
+    ):
+        capsys.readouterr()
+        assert call("validate", "job.toml", word) == 2, word
+        said = capsys.readouterr().err
+        assert sentence in said
+        assert "Traceback" not in said
+
+
+def test_methods_lists_them_all_and_their_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("methods") == 0
+    listed = capsys.readouterr().out
+    assert all(any(line.startswith(f"{name} ") for line in listed.splitlines()) for name in METHODS)
+    for name, kind in METHODS.items():
+        assert call("methods", name) == 0
+        shown = capsys.readouterr().out
+        assert all(f"  {option}" in shown for option in kind.model_fields)
+    assert call("methods", "fedbbt") == 2
+    assert "did you mean 'fedbt'" in capsys.readouterr().err

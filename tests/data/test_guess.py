@@ -1,0 +1,145 @@
+"""First jobs for rows of which nothing is said."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pandas
+import pytest
+
+from fedstrata.data.first_job import first_job
+from fedstrata.data.guess import guess
+from fedstrata.data.prepare import prepare
+from fedstrata.data.sample import sample
+from fedstrata.errors import UserError
+from fedstrata.job.file import load
+
+WORDS = ["patient", "stone", "kidney", "fever", "heart", "the", "has", "a", "no", "in", "one", "all", "since"]
+
+
+def text(number: int, words: int = 12) -> str:
+    return " ".join(random.Random(number).choices(WORDS, k=words))
+
+
+def table(**columns: list[object]) -> pandas.DataFrame:
+    return pandas.DataFrame({"text": [text(i) for i in range(60)], **columns})
+
+
+LABELS = ["kidney", "heart", "eye"] * 20
+
+
+def written(tmp_path: Path, frame: pandas.DataFrame, name: str = "rows.csv", **how: object) -> Path:
+    path = tmp_path / name
+    if path.suffix == ".parquet":
+        frame.to_parquet(path)
+    elif path.suffix == ".jsonl":
+        frame.to_json(path, orient="records", lines=True)
+    else:
+        frame.to_csv(path, **{"index": False, **how})  # type: ignore[call-overload]
+    return path
+
+
+@pytest.mark.parametrize(
+    ("columns", "kind", "label", "client"),
+    [
+        ({"label": LABELS}, "classify", "label", None),
+        ({"id": list(range(60)), "Diagnosis": LABELS}, "classify", "Diagnosis", None),
+        ({"label": LABELS, "hospital": ["a", "b"] * 30}, "classify", "label", "hospital"),
+        ({"score": [i / 7 for i in range(60)]}, "regress", "score", None),
+        ({"score": [i % 5 for i in range(60)]}, "classify", "score", None),
+        ({"id": list(range(60))}, "mlm", None, None),
+        ({"year": [1990 + i % 9 for i in range(60)]}, "mlm", None, None),
+    ],
+)
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.parquet"])
+def test_columns_say_what_they_are(
+    tmp_path: Path, columns: dict[str, list[object]], kind: str, label: str | None, client: str | None, name: str
+) -> None:
+    found = guess(sample(written(tmp_path, table(**columns), name)))
+    assert (found.kind, found.text, found.label, found.client) == (kind, "text", label, client)
+
+
+def test_two_texts_and_a_label_are_a_pair(tmp_path: Path) -> None:
+    frame = table(label=LABELS).rename(columns={"text": "sentence1"})
+    frame.insert(1, "sentence2", [text(100 + i) for i in range(60)])
+    found = guess(sample(written(tmp_path, frame)))
+    assert (found.kind, found.text) == ("pair", ["sentence1", "sentence2"])
+
+
+def test_words_and_tags_are_found_whatever_the_extension(tmp_path: Path) -> None:
+    lines = "\n\n".join(
+        "\n".join(f"{word} {'B-X' if word == 'stone' else 'O'}" for word in WORDS) for _ in range(9)
+    )
+    for name in ("rows.conll", "rows.txt", "rows.tsv"):
+        (tmp_path / name).write_text(lines, encoding="utf-8")
+        found = guess(sample(tmp_path / name))
+        assert (found.kind, found.text, found.label) == ("tag", "text", "label")
+
+
+def test_a_file_without_a_header_gets_names(tmp_path: Path) -> None:
+    frame = pandas.DataFrame({0: [f"{text(i)}." for i in range(60)], 1: [i % 2 for i in range(60)]})
+    rows = sample(written(tmp_path, frame, "rows.tsv", sep="\t", header=False))
+    assert rows.names == ["column1", "column2"]
+    assert len(rows) == 60
+    found = guess(rows)
+    assert (found.kind, found.text, found.label) == ("classify", "column1", "column2")
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.parquet"])
+def test_the_job_file_that_is_written_reads_the_rows(tmp_path: Path, name: str) -> None:
+    path = written(tmp_path, table(label=LABELS, hospital=["a", "b", "c"] * 20), name)
+    job, lines = first_job([path], tmp_path / "job.toml")
+    (tmp_path / "job.toml").write_text(job, encoding="utf-8")
+    stage = load(tmp_path / "job.toml")[0]
+    prepared = prepare(stage, tmp_path)
+    assert set(prepared.shards) == {"a", "b", "c"}
+    assert prepared.labels == ("eye", "heart", "kidney")
+    assert any("classify" in line for line in lines)
+
+
+def test_a_file_for_each_client(tmp_path: Path) -> None:
+    files = [written(tmp_path, table(label=LABELS), f"{name}.csv") for name in ("north", "south")]
+    for data in (files, [tmp_path]):
+        out = tmp_path / "out" / "job.toml"
+        out.parent.mkdir(exist_ok=True)
+        out.write_text(first_job(data, out)[0], encoding="utf-8")
+        assert set(prepare(load(out)[0]).shards) == {"north", "south"}
+
+
+def test_test_rows_beside_training_rows_are_found_unless_they_lack_labels(tmp_path: Path) -> None:
+    written(tmp_path, table(label=LABELS), "train.csv")
+    written(tmp_path, table(), "test.csv")
+    assert 'test = "' not in first_job([tmp_path / "train.csv"], tmp_path / "job.toml")[0]
+    written(tmp_path, table(label=LABELS), "dev.csv")
+    assert f'test = "{tmp_path / "dev.csv"}"' in first_job([tmp_path], tmp_path / "job.toml")[0]
+
+
+@pytest.mark.parametrize("name", ["a b.csv", "ünïcode.csv", 'quo"te.csv'])
+def test_any_file_name_is_written_so_that_it_is_read(tmp_path: Path, name: str) -> None:
+    path = written(tmp_path, table(label=LABELS), name)
+    out = tmp_path / "job.toml"
+    out.write_text(first_job([path], out)[0], encoding="utf-8")
+    assert len(prepare(load(out)[0]).train) == 54
+
+
+def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
+    numbers = pandas.DataFrame({"a": range(60), "b": range(60)})
+    with pytest.raises(UserError, match="no column looks like text; name it with --text, one of: a, b"):
+        guess(sample(written(tmp_path, numbers)))
+    rows = sample(written(tmp_path, table()))
+    with pytest.raises(UserError, match="no column looks like a label"):
+        guess(rows, "classify")
+    with pytest.raises(UserError, match="column 'lable' is not there"):
+        guess(rows, label="lable")
+    with pytest.raises(UserError, match="no such file"):
+        sample(tmp_path / "nothing.csv")
+    (tmp_path / "empty.csv").write_text("", encoding="utf-8")
+    with pytest.raises(UserError, match="empty"):
+        sample(tmp_path / "empty.csv")
+
+
+def test_letters_choose_the_model(tmp_path: Path) -> None:
+    arabic = pandas.DataFrame({"text": ["المريض لديه حصاة في الكلى"] * 30, "label": ["a", "b"] * 15})
+    assert "multilingual" in first_job([written(tmp_path, arabic)], tmp_path / "job.toml")[0]
+    assert "multilingual" not in first_job([written(tmp_path, table(label=LABELS))], tmp_path / "job.toml")[0]

@@ -1,0 +1,171 @@
+"""Rows handed over from Python, jobs as objects, callbacks, and what a result gives a notebook."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pandas
+import pyarrow
+import pytest
+
+import fedstrata
+from fedstrata.data.prepare import prepare
+from fedstrata.errors import UserError
+from fedstrata.events import Replied, Scored
+from fedstrata.job.file import load
+from tiny import SENTENCES
+
+Jobs = Callable[..., dict[str, Any]]
+ROWS = [{"text": text, "label": label} for text, label in SENTENCES]
+FRAME = pandas.DataFrame(ROWS)
+KINDS = {
+    "pandas": FRAME,
+    "arrow": pyarrow.Table.from_pylist(ROWS),
+    "datasets": datasets.Dataset.from_list(ROWS),
+    "dicts": ROWS,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_in_memory_train_the_model_that_the_same_file_does(job: Jobs, kind: str, tmp_path: Path) -> None:
+    made = job("fedavg", "classify", method={"rounds": 1})
+    file = fedstrata.run(made)
+    memory = {"data": {"train": KINDS[kind], "test": KINDS[kind]}, "output": {"dir": str(tmp_path / "memory")}}
+    result = fedstrata.run({**made, **memory})
+    assert result.model is not None
+    assert file.model is not None
+    assert (result.model / "model.safetensors").read_bytes() == (file.model / "model.safetensors").read_bytes()
+    assert result.score == file.score
+    assert 'train = "python: ' in (tmp_path / "memory" / "job.toml").read_text(encoding="utf-8")
+
+
+def test_a_dict_of_tables_is_a_client_each(job: Jobs) -> None:
+    made = job(
+        "fedavg", "classify", data={"train": {"north": FRAME[:5], "south": ROWS[3:]}}, clients={"count": None}
+    )
+    del made["clients"]
+    prepared = prepare(load(made)[0])
+    assert {client: len(rows) for client, rows in prepared.shards.items()} == {"north": 5, "south": 9}
+
+
+def test_what_pandas_counts_as_missing_is_dropped_and_lists_are_words(job: Jobs) -> None:
+    frame = pandas.DataFrame({"text": ["one", None, "two", "three"], "label": pandas.array([1, 0, pandas.NA, 0])})
+    made = job("fedavg", "classify", data={"train": frame, "test": frame}, clients={"count": 1})
+    rows = prepare(load(made)[0]).train
+    assert rows.columns == {"text": ["one", "three"], "label": ["1", "0"]}
+    assert rows.dropped == 2
+    words = pandas.DataFrame({"text": [["The", "eye"], ("a",)], "label": [["O", "B-X"], ("O",)]})
+    tagged = prepare(load(job("fedavg", "tag", data={"train": words, "test": words}, clients={"count": 1}))[0])
+    assert tagged.train.columns["text"] == ["The\neye", "a"]
+
+
+def test_class_names_of_a_data_set_are_its_labels(job: Jobs) -> None:
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["b", "a"])}
+    )
+    rows = datasets.Dataset.from_dict({"text": ["x", "y"] * 4, "label": [0, 1] * 4}, features=features)
+    assert prepare(load(job("fedavg", "classify", data={"train": rows, "test": rows}))[0]).labels == ("b", "a")
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (FRAME["text"], "[data] train: must be a string, a list or a table, found a pandas.Series"),
+        (FRAME.to_numpy(), "[data] train: must be a string, a list or a table, found a numpy.ndarray"),
+        ([1, 2], "[data] train, entry 1: must be a string, found 1"),
+        (datasets.DatasetDict(a=KINDS["datasets"]), "[data] train: is a DatasetDict of the splits 'a'"),
+        (
+            FRAME.rename(columns={"label": "lable"}),
+            "pandas DataFrame: has no column 'label'; did you mean 'lable'?",
+        ),
+        (FRAME[:0], "found 0 rows"),
+    ],
+)
+def test_what_holds_no_rows_is_refused_in_one_short_sentence(job: Jobs, found: Any, sentence: str) -> None:
+    with pytest.raises(UserError) as refused:
+        prepare(load(job("fedavg", "classify", data={"train": found}))[0])
+    assert sentence in str(refused.value) or "is empty" in str(refused.value)
+    assert len(str(refused.value)) < 250
+    assert "\n" not in str(refused.value)
+
+
+def test_a_recorded_job_says_that_its_rows_are_elsewhere(job: Jobs, tmp_path: Path) -> None:
+    fedstrata.run(job("fedavg", data={"train": ROWS}, method={"rounds": 1}))
+    with pytest.raises(UserError, match="handed over from Python"):
+        prepare(load(job("fedavg", data={"train": "python: list of dicts of 12 rows"}))[0])
+    resumed = fedstrata.run(job("fedavg", data={"train": ROWS}, method={"rounds": 1}), resume=True)
+    assert resumed.status == "finished"
+    other = [*ROWS[1:], ROWS[0]]
+    with pytest.raises(UserError, match="rows"):
+        fedstrata.run(job("fedavg", data={"train": other}, method={"rounds": 1}), resume=True)
+
+
+def test_a_job_object_runs_as_its_tables_do(job: Jobs, tmp_path: Path) -> None:
+    made = job("fedbt", "classify", method={"rounds": 1})
+    from_tables = fedstrata.run(made)
+    built = fedstrata.Job(**{**made, "output": {"dir": str(tmp_path / "object")}})
+    from_object = fedstrata.run(built, {"train.seed": 0})
+    assert from_object.score == from_tables.score
+    assert from_object.flops == from_tables.flops
+    assert fedstrata.forecast(built).keys() == {"fedbt"}
+    with pytest.raises(UserError, match=r"job: \[task\] kind: 'clasify' is invalid; did you mean 'classify'"):
+        fedstrata.Job(**{**made, "task": {"kind": "clasify"}})
+    with pytest.raises(UserError, match="did you mean 'fedbt'"):
+        fedstrata.Job(**{**made, "method": {"name": "fedbtt"}})
+
+
+class Seen:
+    """Counts what it is called for."""
+
+    def __init__(self) -> None:
+        self.replied: list[Replied] = []
+        self.scored: list[Scored] = []
+
+    def on_replied(self, event: Replied) -> None:
+        self.replied.append(event)
+
+    def on_scored(self, event: Scored) -> None:
+        self.scored.append(event)
+
+
+def test_callbacks_get_the_events_they_have_methods_for(job: Jobs) -> None:
+    seen, all_events = Seen(), list[Any]()
+    result = fedstrata.run(job("fedavg"), callbacks=[seen, all_events.append])
+    assert len(seen.replied) == 6
+    assert seen.scored[-1].score == result.score
+    assert [event for event in all_events if isinstance(event, Replied)] == seen.replied
+    assert {type(event).__name__ for event in all_events} >= {"StageStarted", "Stepped", "StageEnded"}
+
+
+def test_a_callback_that_is_never_called_is_refused(job: Jobs) -> None:
+    class Misspelled:
+        def on_score(self, event: Scored) -> None: ...
+
+    for callback, sentence in (
+        (Misspelled(), "on_score is called for no event; did you mean 'on_scored'"),
+        (Seen, "is a class"),
+        (3, "neither a function nor"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            fedstrata.run(job("fedavg"), callbacks=[callback])
+
+
+def test_a_result_gives_frames_plot_pipeline_and_html(job: Jobs) -> None:
+    result = fedstrata.run(job("fedavg", "classify"))
+    history = result.history
+    assert len(history) == 2 * 3 + 3
+    assert history["score.accuracy"].dropna().iloc[-1] == result.score["accuracy"]
+    answer = result.pipeline()("the heart pumps blood")
+    assert answer[0]["label"] in ("eye", "heart", "kidney")
+    lines = result.plot().axes[0].lines
+    assert list(lines[0].get_ydata()) == list(history["score.accuracy"].dropna())
+    page = result._repr_html_()
+    assert f"{result.score['accuracy']:.4f}" in page
+    assert str(result.folder) in page
+    recorded = json.loads((result.folder / "result.json").read_text(encoding="utf-8"))
+    assert recorded["task"] == result.task == "classify"
+    assert result.headline == "accuracy"

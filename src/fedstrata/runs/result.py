@@ -16,6 +16,7 @@ from fedstrata.job.tables import Job, method_name
 from fedstrata.models.folders import FILES
 from fedstrata.plan.kinds import FORMAT
 from fedstrata.plan.streams import SERVER
+from fedstrata.runs.environment import environments
 from fedstrata.wire.files import clear, link, read_lines, replace_folder, write_bytes
 
 if TYPE_CHECKING:
@@ -171,6 +172,7 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
         **_models(job, folder, status),
         "target": None if wanted is None else target,
         "missing": read_lines(folder / "missing.jsonl"),
+        "environment": environments(folder),
         "clients": _clients(folder, partition.get("clients", {}), last.get("clients", {})),
     }
     _write(folder, result)

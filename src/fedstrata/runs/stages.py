@@ -28,8 +28,10 @@ from fedstrata.models import checkpoints, scratch
 from fedstrata.models.configs import config_of
 from fedstrata.models.quiet import quiet
 from fedstrata.plan.parts import Parts
+from fedstrata.reports.card import write_cards
 from fedstrata.runs.components import Components
 from fedstrata.runs.engines import choose_engine, threads_set, with_choice, worker_modules
+from fedstrata.runs.environment import record_environment
 from fedstrata.runs.folder import status_on_disk
 from fedstrata.runs.models import check_start, save_client_models
 from fedstrata.runs.notes import check_names, check_permission
@@ -92,7 +94,11 @@ def run_stages(
                 engine: dict[str, Any] = {"federation": sites, "choice": choice, "nursery": nursery}
                 stage = Stage(job=job, data=rows, folder=place, tell=tell, components=components, **engine)
                 results[job.stage] = run_stage(stage, begin)
-    return combine_stages(list(results.values()), folder) if len(jobs) > 1 else results[jobs[0].stage]
+    if len(jobs) == 1:
+        return results[jobs[0].stage]
+    whole = combine_stages(list(results.values()), folder)
+    write_cards(folder)
+    return whole
 
 
 def check_stages(
@@ -225,6 +231,7 @@ def run_stage(stage: Stage, start: str) -> Result:
                 "cannot get more of them; output.keep_state = true keeps it"
             )
         _go_on(stage, start, found)
+    write_cards(folder)
     finish(folder, job.output.keep_state, job.train.keep_feature_cache)
     stage.tell(StageEnded(job.stage, reused))
     return read_result(folder)
@@ -272,5 +279,6 @@ def _go_on(stage: Stage, start: str, found: list[Change]) -> None:
     if lost:
         stage.tell(Noted(lost))
     record_changes(job, folder, found, done, own.identities())
+    record_environment(folder, job.engine.threads)
     with status_on_disk(job, folder), threads_set(job.engine.threads), run.committing():
         train_stage(ReadyStage(**vars(stage), ready=ready, weights=weights, state=run))

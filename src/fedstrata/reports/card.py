@@ -1,0 +1,196 @@
+"""Model cards: what a saved model is, what it was trained on (by counts alone), its scores, costs and limits."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from fedstrata.errors import plural
+from fedstrata.job.toml import read_toml
+from fedstrata.models.folders import CARD
+from fedstrata.wire.files import write_bytes
+
+END = "<!-- end of what fedstrata writes; what follows stays -->"
+PIPELINES = {"mlm": "fill-mask", "clm": "text-generation", "tag": "token-classification"}
+"""Kind of task -> the hub's name for it, where it is not text-classification."""
+CLASSES = {
+    "mlm": "AutoModelForMaskedLM",
+    "clm": "AutoModelForCausalLM",
+    "tag": "AutoModelForTokenClassification",
+}
+TASKS = {
+    "mlm": "masked language modeling",
+    "clm": "causal language modeling",
+    "classify": "classification of texts",
+    "pair": "classification of pairs of texts",
+    "regress": "regression",
+    "tag": "tagging of words",
+}
+
+
+def write_cards(folder: Path) -> None:
+    """Write the card of every model in a finished run's folder; what else a card says stays below it."""
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    last = [folder, *(folder / "stages" / name for name in result.get("stages", ()))][-1]
+    job = read_toml(last / "job.toml")
+    stages = [read_toml(folder / "stages" / name / "job.toml") for name in result.get("stages", ())]
+    for place in (folder / "model", folder / "adapter", *sorted(folder.glob("clients/*/model"))):
+        if place.is_dir():
+            path = place / CARD
+            before = path.read_text(encoding="utf-8") if path.exists() else ""
+            kept = before.rpartition(END)[2].strip()
+            text = _card(result, job, stages, place.name == "model", kept)
+            write_bytes(path, text.encode())
+
+
+def _card(
+    result: Mapping[str, Any], job: Mapping[str, Any], stages: Sequence[Mapping[str, Any]], whole: bool, kept: str
+) -> str:
+    task = result["task"]
+    first = (stages[0] if stages else job).get("model") or {}
+    base = first.get("name") or "a new model from a config"
+    methods = " → ".join(stage["method"]["name"] for stage in stages) or result["method"]
+    lines = [
+        _header(result, base, methods),
+        f"# {base_name(base)}, trained by {methods}",
+        "",
+        f"A model for {TASKS.get(task, task)}, trained by several clients whose text stayed with them, with "
+        "[FedStrata](https://pypi.org/project/fedstrata/).",
+        "",
+        *_section("How to load", [_loading(task, whole)]),
+        *_section("Training", _training(result, job, stages, base, methods)),
+        *_section("Data", _data(result)),
+        *_section("Scores", _scores(result)),
+        *_section("Costs", [_costs(result)]),
+        *_section("Limits", _limits(result)),
+        END,
+    ]
+    return "\n".join(lines) + "\n" + (f"\n{kept}\n" if kept else "")
+
+
+def base_name(base: str) -> str:
+    """The last part of a hub id or path: the rest may say where things lie on a machine."""
+    return re.split(r"[/\\]", base.rstrip("/\\"))[-1]
+
+
+def _header(result: Mapping[str, Any], base: str, methods: str) -> str:
+    """The block that the hub reads, by its own tools."""
+    from huggingface_hub import EvalResult, ModelCardData  # here: slow to load
+
+    task = PIPELINES.get(result["task"], "text-classification")
+    scores = [
+        EvalResult(
+            task_type=task,
+            dataset_type="private",
+            dataset_name="held-out rows of the run",
+            metric_type=name,
+            metric_value=round(float(value), 6),
+        )
+        for name, value in result["score"].items()
+    ]
+    hub = base if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base) and not Path(base).exists() else None
+    data = ModelCardData(
+        library_name="transformers",
+        pipeline_tag=task,
+        base_model=hub,
+        tags=["federated-learning", "fedstrata", *methods.split(" → ")],
+        model_name=f"{base_name(base)}-{result['method']}",
+        eval_results=scores or None,
+    )
+    return f"---\n{data.to_yaml()}\n---\n"
+
+
+def _section(title: str, lines: Sequence[str]) -> list[str]:
+    return [f"## {title}", "", *lines, ""] if lines else []
+
+
+def _loading(task: str, whole: bool) -> str:
+    if not whole:
+        return "Adapters: `peft.PeftModel.from_pretrained(base, folder)`, with the base model named in the config."
+    kind = CLASSES.get(task, "AutoModelForSequenceClassification")
+    return (
+        "```python\n"
+        f"from transformers import AutoTokenizer, {kind}\n\n"
+        f"model = {kind}.from_pretrained(folder)\n"
+        "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
+        "```"
+    )
+
+
+def _training(
+    result: Mapping[str, Any],
+    job: Mapping[str, Any],
+    stages: Sequence[Mapping[str, Any]],
+    base: str,
+    methods: str,
+) -> list[str]:
+    train = job.get("train", {})
+    rounds = [stage["method"].get("rounds", "?") for stage in stages] or [result["rounds"]]
+    lines = [
+        f"* start model: {base_name(base)}; its license holds for this model, too",
+        f"* method: {methods}, {' and '.join(f'{count} rounds' for count in rounds)}",
+        f"* learning rate {train.get('learning_rate')}, batches of {train.get('batch_size', 'a token budget')}, "
+        f"at most {train.get('max_tokens')} tokens, seed {train.get('seed')}",
+    ]
+    if privacy := result.get("privacy"):
+        lines.append(f"* differential privacy: {json.dumps(privacy)}")
+    else:
+        lines.append("* differential privacy: none")
+    return lines
+
+
+def _data(result: Mapping[str, Any]) -> list[str]:
+    rows = [client["rows"] for client in result.get("clients", {}).values() if client["rows"]]
+    known = result.get("data") or {}
+    lines = []
+    if rows:
+        spread = f"{min(rows):,} to {max(rows):,}, median {median(rows):,.0f}" if len(rows) > 1 else f"{rows[0]:,}"
+        lines.append(f"* {plural(len(rows), 'client')}, training rows of each: {spread}")
+    if known.get("test_rows"):
+        lines.append(f"* {plural(known['test_rows'], 'test row')}")
+    if classes := known.get("classes"):
+        lines.append(f"* {len(classes)} classes: {', '.join(classes)}")
+    return lines
+
+
+def _scores(result: Mapping[str, Any]) -> list[str]:
+    if not result["score"]:
+        return ["None was measured."]
+    always = (result.get("baseline") or {}).get("score", {})
+    lines = ["| metric | this model | baseline |", "|---|---|---|"]
+    for name, value in result["score"].items():
+        than = f"{always[name]:.4f}" if always.get(name) is not None else ""
+        lines.append(f"| {name} | {value:.4f} | {than} |")
+    about = (result.get("baseline") or {}).get("what")
+    lines += ["", "One run, one seed" + (f"; baseline: {about}." if about else ".")]
+    each = [client["score"] for client in result.get("clients", {}).values() if client.get("score")]
+    values = [score[result["headline"]] for score in each if result["headline"] in score]
+    if values:
+        lines.append(f"Over the clients {result['headline']} is {min(values):.4f} to {max(values):.4f}.")
+    return lines
+
+
+def _costs(result: Mapping[str, Any]) -> str:
+    sent = result["bytes"]
+    return (
+        f"All clients together sent {sent['up'] / 1e6:,.1f} MB and received {sent['down'] / 1e6:,.1f} MB in the "
+        f"rounds, and {sent.get('setup', 0) / 1e6:,.1f} MB at the start; training took "
+        f"{result['flops'] / 1e12:,.2f} TFLOP."
+    )
+
+
+def _limits(result: Mapping[str, Any]) -> list[str]:
+    lines = [
+        "* The scores hold for texts like those of the test rows; nothing was tested beyond them.",
+        "* Its errors and biases are those of its start model and of the clients' texts.",
+    ]
+    if not result.get("privacy"):
+        lines.append(
+            "* It was trained without differential privacy: whoever has the weights may learn something of the "
+            "training texts from them."
+        )
+    return lines

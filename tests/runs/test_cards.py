@@ -1,0 +1,69 @@
+"""What a run leaves for others: model cards, and what it was made with."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+
+import fedstrata
+from fedstrata.models.folders import CARD
+
+Jobs = Callable[..., dict[str, Any]]
+
+
+def test_a_model_has_a_card_of_counts_scores_and_costs(job: Jobs, tmp_path: Path) -> None:
+    result = fedstrata.run(job("fedbt", "classify", method={"rounds": 1}))
+    assert result.model is not None
+    card = huggingface_hub.ModelCard.load(result.model / CARD)
+    assert card.data.pipeline_tag == "text-classification"
+    assert set(card.data.tags) == {"federated-learning", "fedstrata", "fedbt"}
+    scores = {one.metric_type: one.metric_value for one in card.data.eval_results}
+    assert scores == {name: pytest.approx(value, abs=1e-6) for name, value in result.score.items()}
+    assert "3 clients, training rows of each: 4 to 4, median 4" in card.text
+    assert f"sent {result.bytes['up'] / 1e6:,.1f} MB" in card.text
+    assert "without differential privacy" in card.text
+    assert "3 classes: eye, heart, kidney" in card.text
+    whole = (result.model / CARD).read_text(encoding="utf-8")
+    assert str(tmp_path) not in whole, "where things lie on this machine is nobody's business"
+    assert "client-0" not in whole, "nor are the clients' names"
+    assert not any(text in whole for text in ("kidney filters", "urine")), "nor is any text"
+
+
+def test_a_clients_card_keeps_what_it_said_of_the_client(job: Jobs) -> None:
+    result = fedstrata.run(job("fedsplitbert", "classify"))
+    text = (result.folder / "clients" / "client-1" / "model" / CARD).read_text("utf-8")
+    assert text.startswith("---\n")
+    assert "The model of the client client-1." in text
+    again = fedstrata.run(job("fedsplitbert", "classify"), resume=True)
+    assert (again.folder / "clients" / "client-1" / "model" / CARD).read_text("utf-8") == text
+
+
+def test_stages_stand_in_the_card_of_the_last_model(job: Jobs, model_folder: Callable[..., Path]) -> None:
+    made = job("fedbt", "mlm", method={"rounds": 1})
+    made["stages"] = [{"name": "pretrain"}, {"name": "finetune", "task": {"kind": "classify"}}]
+    result = fedstrata.run(made)
+    assert result.model is not None
+    text = (result.model / CARD).read_text("utf-8")
+    assert "method: fedbt → fedbt, 1 rounds and 1 rounds" in text
+    assert text.count("## Scores") == 1
+
+
+def test_a_result_says_what_it_was_made_with(job: Jobs) -> None:
+    result = fedstrata.run(job("fedavg", method={"rounds": 1}, output={"keep_state": True}))
+    [first] = json.loads((result.folder / "result.json").read_text("utf-8"))["environment"]
+    assert first["versions"]["torch"] == torch.__version__.partition("+")[0] or first["versions"]["torch"]
+    assert first["python"] == platform.python_version()
+    assert first["machine"]["cores"] >= 1
+    assert first["date"].endswith("+00:00")
+    assert platform.node() not in json.dumps(first), "not the machine's name"
+    more = fedstrata.run(job("fedavg", method={"rounds": 2}, output={"keep_state": True}), resume=True)
+    entries = json.loads((more.folder / "result.json").read_text("utf-8"))["environment"]
+    assert entries[0] == first
+    assert len(entries) == 2

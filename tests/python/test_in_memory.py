@@ -93,15 +93,16 @@ def test_what_holds_no_rows_is_refused_in_one_short_sentence(job: Jobs, found: A
     assert "\n" not in str(refused.value)
 
 
-def test_a_recorded_job_says_that_its_rows_are_elsewhere(job: Jobs, tmp_path: Path) -> None:
-    fedstrata.run(job("fedavg", data={"train": ROWS}, method={"rounds": 1}))
+def test_a_recorded_job_says_that_its_rows_are_elsewhere(job: Jobs) -> None:
+    made = job("fedavg", data={"train": ROWS}, method={"rounds": 1})
+    fedstrata.run(made)
     with pytest.raises(UserError, match="handed over from Python"):
         prepare(load(job("fedavg", data={"train": "python: list of dicts of 12 rows"}))[0])
-    resumed = fedstrata.run(job("fedavg", data={"train": ROWS}, method={"rounds": 1}), resume=True)
+    resumed = fedstrata.run(made, resume=True)
     assert resumed.status == "finished"
     other = [*ROWS[1:], ROWS[0]]
     with pytest.raises(UserError, match="rows"):
-        fedstrata.run(job("fedavg", data={"train": other}, method={"rounds": 1}), resume=True)
+        fedstrata.run(made, {"data.train": other}, resume=True)
 
 
 def test_a_job_object_runs_as_its_tables_do(job: Jobs, tmp_path: Path) -> None:

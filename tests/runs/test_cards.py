@@ -37,11 +37,12 @@ def test_a_model_has_a_card_of_counts_scores_and_costs(job: Jobs, tmp_path: Path
 
 
 def test_a_clients_card_keeps_what_it_said_of_the_client(job: Jobs) -> None:
-    result = fedstrata.run(job("fedsplitbert", "classify"))
+    made = job("fedsplitbert", "classify")
+    result = fedstrata.run(made)
     text = (result.folder / "clients" / "client-1" / "model" / CARD).read_text("utf-8")
     assert text.startswith("---\n")
     assert "The model of the client client-1." in text
-    again = fedstrata.run(job("fedsplitbert", "classify"), resume=True)
+    again = fedstrata.run(made, resume=True)
     assert (again.folder / "clients" / "client-1" / "model" / CARD).read_text("utf-8") == text
 
 
@@ -51,19 +52,20 @@ def test_stages_stand_in_the_card_of_the_last_model(job: Jobs, model_folder: Cal
     result = fedstrata.run(made)
     assert result.model is not None
     text = (result.model / CARD).read_text("utf-8")
-    assert "method: fedbt → fedbt, 1 rounds and 1 rounds" in text
+    assert "method: fedbt → fedbt, 1 round and 1 round" in text
     assert text.count("## Scores") == 1
 
 
 def test_a_result_says_what_it_was_made_with(job: Jobs) -> None:
-    result = fedstrata.run(job("fedavg", method={"rounds": 1}, output={"keep_state": True}))
+    made = job("fedavg", method={"rounds": 1}, output={"keep_state": True})
+    result = fedstrata.run(made)
     [first] = json.loads((result.folder / "result.json").read_text("utf-8"))["environment"]
-    assert first["versions"]["torch"] == torch.__version__.partition("+")[0] or first["versions"]["torch"]
+    assert first["versions"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
     assert first["python"] == platform.python_version()
     assert first["machine"]["cores"] >= 1
     assert first["date"].endswith("+00:00")
     assert platform.node() not in json.dumps(first), "not the machine's name"
-    more = fedstrata.run(job("fedavg", method={"rounds": 2}, output={"keep_state": True}), resume=True)
+    more = fedstrata.run(made, {"method.rounds": 2}, resume=True)
     entries = json.loads((more.folder / "result.json").read_text("utf-8"))["environment"]
     assert entries[0] == first
     assert len(entries) == 2

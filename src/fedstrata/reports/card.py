@@ -129,10 +129,10 @@ def _training(
     methods: str,
 ) -> list[str]:
     train = job.get("train", {})
-    rounds = [stage["method"].get("rounds", "?") for stage in stages] or [result["rounds"]]
+    rounds = [int(stage["method"].get("rounds", 0)) for stage in stages] or [result["rounds"]]
     lines = [
         f"* start model: {base_name(base)}; its license holds for this model, too",
-        f"* method: {methods}, {' and '.join(f'{count} rounds' for count in rounds)}",
+        f"* method: {methods}, {' and '.join(plural(count, 'round') for count in rounds)}",
         f"* learning rate {train.get('learning_rate')}, batches of {train.get('batch_size', 'a token budget')}, "
         f"at most {train.get('max_tokens')} tokens, seed {train.get('seed')}",
     ]

@@ -71,7 +71,7 @@ def _processor() -> str:
 
 
 def _git() -> dict[str, Any] | None:
-    """The commit of the sources around the working directory, and whether they differ from it; None outside of git."""
+    """The commit of the sources around the working directory, and whether they differ; None outside of git."""
     above = Path.cwd()
     if not any((folder / ".git").exists() for folder in (above, *above.parents)):
         return None

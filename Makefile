@@ -3,13 +3,14 @@ PYTHON ?= python3
 SHELL := bash
 BIN := .venv/bin
 INSTALLED := .venv/installed
+AXE := .venv/axe/node_modules/axe-core/axe.min.js
 
 export HF_HUB_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1
 
 ALONGSIDE := $(MAKE) --no-print-directory --jobs=3
 
-.PHONY: help install demo check test unit-tests all-tests deploy-test lint format types bench bench-peers clean
+.PHONY: help install demo check test unit-tests all-tests deploy-test page-test lint format types bench bench-peers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -33,6 +34,12 @@ all-tests: $(INSTALLED)
 
 deploy-test: $(INSTALLED) ## three sites with TLS and keys: killed, refused, resumed; six minutes
 	$(BIN)/pytest -m '' tests/sites/test_flower.py tests/sites/test_deployment.py
+
+page-test: $(INSTALLED) $(AXE) ## reports in Chromium: phone and desk, light and dark, screen readers; needs Chromium and npm
+	FEDSTRATA_PAGE_TEST=1 $(BIN)/pytest tests/reports/test_browser.py
+
+$(AXE):
+	npm install --no-save --no-audit --no-fund --prefix .venv/axe axe-core@4.10.3
 
 lint: $(INSTALLED) ## check style, format and layers
 	$(BIN)/ruff check

@@ -15,7 +15,7 @@ from fedstrata.errors import UserError
 from fedstrata.reports.page import write_page
 from fedstrata.reports.parts import part_words, read_parts
 from fedstrata.reports.runs import load_run
-from fedstrata.reports.summary import summary
+from fedstrata.reports.summary import client_sentences, summary
 
 Make = Callable[..., Path]
 
@@ -148,3 +148,11 @@ def test_a_page_takes_the_place_of_a_page_alone(tmp_path: Path) -> None:
     assert path.read_text() == "<html>mine</html>"
     path.unlink()
     assert write_page([], write_page([], path)) == path
+
+
+def test_each_client_has_a_sentence_for_its_owner(run: Make) -> None:
+    sentences = client_sentences(load_run(run(clients=["Anna", "Bela"])))
+    assert sentences[0] == (
+        "Anna trained on 120 examples in 3 rounds: 9.00 MB left it (layers 0–2, head), and 31.0 MB came to it."
+    )
+    assert len(sentences) == 2

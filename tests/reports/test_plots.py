@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import csv
+import io
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from fedstrata.reports import plots
+from fedstrata.reports.downloads import MOST_ROWS, latex_text, links
 from fedstrata.reports.partition_plot import BARS_SHOWN, partition_plot
 from fedstrata.reports.picture import COLORS
 from fedstrata.reports.plots import LINES_SHOWN
 from fedstrata.reports.runs import load_run
+from fedstrata.reports.sweep_page import SweepPoint, front
 from fedstrata.reports.tables import ROWS_SHOWN, client_rows, shown_rows
 
 Make = Callable[..., Path]
@@ -20,10 +26,10 @@ Make = Callable[..., Path]
 def test_every_picture_is_an_svg_and_deterministic(run: Make) -> None:
     made = load_run(run(labels=["eye", "heart"]))
     for draw in (
-        lambda: plots.score_plot([made], "round", "bytes", "flops"),
+        lambda: plots.score_plot([made], "bytes"),
         lambda: plots.loss_plot(made),
         lambda: plots.schedule_plot(made, "client-0"),
-        lambda: plots.bytes_plot(made),
+        lambda: plots.bytes_plot(made, "up"),
         lambda: plots.partition_plot(made.partition),
     ):
         picture = draw()
@@ -33,9 +39,12 @@ def test_every_picture_is_an_svg_and_deterministic(run: Make) -> None:
 
 
 def test_axes_say_what_they_count(run: Make) -> None:
-    picture = plots.score_plot([load_run(run())], "round", "bytes", "flops")
-    for words in ("MB", "TFLOP", "not wall time", "0: before training", "loss"):
-        assert words in picture, words
+    made = load_run(run())
+    words = {"round": "0: before training", "bytes": "MB in total", "flops": "not wall time"}
+    for cost in plots.CURVES:
+        picture = plots.score_plot([made], cost)
+        assert words[cost] in picture
+        assert "loss" in picture
 
 
 def test_nothing_is_drawn_of_nothing(run: Make) -> None:
@@ -43,24 +52,25 @@ def test_nothing_is_drawn_of_nothing(run: Make) -> None:
     for name in ("result.json", "rounds.jsonl", "ledger.jsonl", "partition.json"):
         (folder / name).unlink()
     made = load_run(folder)
-    assert plots.loss_plot(made) == plots.bytes_plot(made) == plots.partition_plot(made.partition) == ""
+    assert plots.loss_plot(made) == plots.bytes_plot(made, "up") == plots.partition_plot(made.partition) == ""
     assert plots.score_plot([made], "round") == ""
 
 
 def test_rounds_are_drawn_from_1_and_the_start_model_at_0(run: Make) -> None:
     made = load_run(run())
     # what the decorator turns into an SVG
-    scores, losses, schedule, sent = (
+    scores, costs, losses, schedule, sent = (
         plot.__wrapped__(*arguments)
         for plot, arguments in (
-            (plots.score_plot, ([made], "round", "bytes")),
+            (plots.score_plot, ([made], "round")),
+            (plots.score_plot, ([made], "bytes")),
             (plots.loss_plot, (made,)),
             (plots.schedule_plot, (made, "client-0")),
-            (plots.bytes_plot, (made,)),
+            (plots.bytes_plot, (made, "up")),
         )
     )
     assert list(scores.axes[0].lines[0].get_xdata()) == [0, 1, 2, 3]
-    assert list(scores.axes[1].lines[0].get_xdata()) == [0.0, 12.0, 24.0, 36.0]
+    assert list(costs.axes[0].lines[0].get_xdata()) == [0.0, 12.0, 24.0, 36.0]
     assert list(losses.axes[0].lines[0].get_xdata()) == [1, 2, 3]
     many = load_run(run("many", clients=[f"client-{i}" for i in range(len(COLORS) + 1)]))
     means = plots.loss_plot.__wrapped__(many).axes[0].lines[-1]
@@ -83,8 +93,8 @@ def test_a_page_does_not_grow_with_the_number_of_clients(run: Callable[..., Path
         labels = {name: {"rows": i, "examples": i, "labels": {"a": i, "b": 1}} for i, name in enumerate(names)}
         made = replace(load_run(run(f"many-{number}", clients=names)), partition={"clients": labels})
         pictures = list(plots.run_pictures(made))
-        sizes[number] = drawn([svg for svg, _, _ in pictures])
-        said = " ".join(caption for _, caption, _ in pictures)
+        sizes[number] = drawn([one.svg for one in pictures])
+        said = " ".join(one.caption for one in pictures)
         assert f"{LINES_SHOWN} of the {number:,} that trained" in said
         assert f"a bar for every {-(-number // BARS_SHOWN)} of {number:,}" in said
         rows, others = shown_rows(made, client_rows(made))
@@ -101,3 +111,61 @@ def test_grouped_bars_are_the_means_of_their_clients() -> None:
     assert len(heights) == BARS_SHOWN
     assert heights[0] == 2 * BARS_SHOWN - 1.5, "the mean of the two largest"
     assert sum(heights) * 2 == sum(range(2 * BARS_SHOWN))
+
+
+def test_downloads_hold_the_figures_of_the_pictures(run: Make) -> None:
+    made = load_run(run(labels=["eye", "heart"]))
+    shown = {one.title: one for one in plots.run_pictures(made)}
+    sent = shown["Traffic up by part"].records
+    assert sum(line["bytes"] for line in sent) == made.result["bytes"]["up"]
+    files = {link["label"]: link["href"] for link in links("Traffic up", sent, shown["Traffic up by part"].svg)}
+    assert files.keys() == {"SVG", "CSV", "LaTeX"}
+    text = base64.b64decode(files["CSV"].partition(",")[2]).decode()
+    assert sum(int(line["bytes"]) for line in csv.DictReader(io.StringIO(text))) == made.result["bytes"]["up"]
+    assert base64.b64decode(files["SVG"].partition(",")[2]).decode() == shown["Traffic up by part"].svg
+    latex = base64.b64decode(files["LaTeX"].partition(",")[2]).decode()
+    assert latex.count(r" \\") == len(sent) + 1
+    assert links("many", [{"a": 1}] * (MOST_ROWS + 1)) == []
+
+
+def test_latex_takes_what_it_would_read_as_commands() -> None:
+    assert r"50\% \& more\_x" in latex_text([{"a": "50% & more_x"}])
+
+
+def test_private_parts_are_shown_apart_from_sent_ones(run: Make) -> None:
+    folder = run()
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["client"] != "server":
+            line["sent"] = ["head"]
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shown = {one.title: one for one in plots.run_pictures(load_run(folder))}["Parts by round"]
+    states = {(line["part"], line["round"]): line["state"] for line in shown.records}
+    assert states["layer.0", 1] == "trained, kept"
+    assert states["head", 1] == "trained, sent"
+    assert "trained, kept" in shown.svg
+
+
+def test_the_worst_client_is_named(run: Make) -> None:
+    folder = run(headline="accuracy", clients=["a", "b", "c"])
+    result = json.loads((folder / "result.json").read_text())
+    for name, value in (("a", 0.9), ("b", 0.2), ("c", 0.4)):
+        result["clients"][name]["score"] = {"accuracy": value}
+    (folder / "result.json").write_text(json.dumps(result))
+    made = load_run(folder)
+    assert plots.worst_words(made).endswith(
+        "the worst at the bottom: b with 0.200; the mean over the clients is 0.500."
+    )
+    axes = plots.clients_plot.__wrapped__(made).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "c", "b"]
+
+
+def test_the_front_leaves_out_what_another_row_beats() -> None:
+    points = [
+        SweepPoint("cheap", 0.6, 0, 1, 1),
+        SweepPoint("dear", 0.8, 0, 9, 9),
+        SweepPoint("beaten", 0.5, 0, 5, 5),
+        SweepPoint("same", 0.6, 0, 2, 2),
+    ]
+    assert [point.row for point in front("accuracy", points, "mb")] == ["cheap", "dear"]
+    assert [point.row for point in front("loss", points, "mb")] == ["cheap", "beaten"]

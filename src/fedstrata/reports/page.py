@@ -6,17 +6,20 @@ import itertools
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from fedstrata.errors import UserError
 from fedstrata.reports import plots
-from fedstrata.reports.runs import Run
-from fedstrata.reports.summary import summary
+from fedstrata.reports.downloads import links
+from fedstrata.reports.html_table import Head, HtmlTable
+from fedstrata.reports.picture import Shown
+from fedstrata.reports.runs import Run, curve
+from fedstrata.reports.summary import client_sentences, summary
 from fedstrata.reports.tables import NOTE, client_rows, figure, result_rows, score_figure, shown_rows
 
 
@@ -32,7 +35,8 @@ def write_page(runs: Sequence[Run], path: Path) -> Path:
     return render(
         path,
         "page.html.j2",
-        rows=rows,
+        names=", ".join(row["run"] for row in rows),
+        overview=_overview(rows),
         note=NOTE,
         comparison=_comparison(runs),
         runs=[_run(run, row) for run, row in zip(runs, rows, strict=True)],
@@ -55,16 +59,57 @@ def render(path: Path, template: str, **values: Any) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters.update(figure=figure, score_figure=score_figure)
     page = templates.get_template(template).render(**values)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(_unique_ids(page), encoding="utf-8")
     return path
 
 
-def shown(pictures: Iterator[tuple[str, str, bool]]) -> list[dict[str, Any]]:
-    """Pictures as a template takes them: SVG, caption, and whether as wide as the page; empty ones dropped."""
-    return [{"svg": Markup(svg), "caption": caption, "wide": wide} for svg, caption, wide in pictures if svg]
+def shown(pictures: Iterable[Shown]) -> list[dict[str, Any]]:
+    """Pictures as a template takes them: described SVG, caption and downloads; empty ones are dropped."""
+    return [
+        {"svg": _described(one), "caption": one.caption, "downloads": links(one.title, one.records, one.svg)}
+        for one in pictures
+        if one.svg
+    ]
+
+
+def _described(one: Shown) -> Markup:
+    """A picture that says to a screen reader what it is."""
+    words = f"<title>{escape(one.title)}</title><desc>{escape(one.caption)}</desc>"
+    begin, end, rest = one.svg.partition(">")
+    return Markup(begin + ' role="img"' + end + words + rest)
+
+
+def _overview(rows: Sequence[dict[str, Any]]) -> HtmlTable:
+    """The runs beside one another."""
+    heads = (
+        *(Head(name, words=True) for name in ("run", "method", "task", "status")),
+        *(Head(name) for name in ("score", "baseline", "clients", "rounds")),
+        *(Head(f"MB {what}", "per client") for what in ("up", "down", "initial download")),
+        Head("MB up + down", "all clients"),
+        Head("TFLOP", "all clients"),
+        Head("seconds", "wall time"),
+    )
+    cells = [
+        [
+            *(str(row[key]) for key in ("run", "method", "task", "status")),
+            _score_words(row),
+            score_figure(row["baseline"]),
+            *(str(row[key]) for key in ("clients", "rounds")),
+            *(figure(row[key]) for key in ("up_mb", "down_mb", "setup_mb", "total_mb", "tflops")),
+            f"{row['seconds']:,.1f}",
+        ]
+        for row in rows
+    ]
+    return HtmlTable("Runs", heads, cells, [f"#run-{i}" for i in range(1, len(rows) + 1)])
+
+
+def _score_words(row: dict[str, Any]) -> str:
+    spread = "" if row["spread"] is None else f" ± {score_figure(row['spread'])}"
+    return (
+        score_figure(None) if row["score"] is None else f"{row['headline']} {score_figure(row['score'])}{spread}"
+    )
 
 
 def _comparison(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -77,27 +122,63 @@ def _comparison(runs: Sequence[Run]) -> list[dict[str, Any]]:
     note = (
         "" if not any(run.stages for run in runs) else " A run with stages starts where its earlier stages ended."
     )
-    caption = f"The score against {plots.CURVES}.{note}"
-    return shown((plots.score_plot(group, "bytes", "flops"), caption, True) for group in alike.values())
+    return shown(
+        Shown(
+            f"{metric} of all runs against {what}",
+            plots.score_plot(group, cost),
+            f"The score against {what}.{note}",
+            [{"run": run.name, **point._asdict()} for run in group for point in curve(run)],
+        )
+        for metric, group in alike.items()
+        for cost, what in plots.CURVES.items()
+    )
 
 
 def _run(run: Run, row: dict[str, Any]) -> dict[str, Any]:
-    stages = [{**_stage(stage), "name": stage.name if run.stages else ""} for stage in run.stage_runs]
+    stages = [
+        {**_stage(stage, "h4" if run.stages else "h3"), "name": stage.name if run.stages else ""}
+        for stage in run.stage_runs
+    ]
     message = run.result["message"] or ""
     return {"row": row, "message": message, "summary": summary(run) if run.stages else "", "stages": stages}
 
 
-def _stage(stage: Run) -> dict[str, Any]:
+def _stage(stage: Run, level: str) -> dict[str, Any]:
     rows, others = shown_rows(stage, client_rows(stage))
     return {
         "summary": summary(stage),
         "pictures": shown(plots.run_pictures(stage)),
-        "clients": rows,
+        "sentences": client_sentences(stage),
+        "clients": _clients_table(stage, rows) if rows else None,
         "others": others,
-        "headline": stage.result["headline"],
-        "scored": any(row["score"] is not None for row in rows),
+        "level": level,
         "job": _job(stage.job),
     }
+
+
+def _clients_table(stage: Run, rows: Sequence[dict[str, Any]]) -> HtmlTable:
+    """A line for each client."""
+    scored = any(row["score"] is not None for row in rows)
+    heads = [
+        Head("client", words=True),
+        *(Head(name) for name in ("examples", "rounds", "MB up", "MB down", "TFLOP")),
+        Head("seconds", "wall time"),
+        Head("last training loss"),
+        *([Head(stage.result["headline"], "own model")] if scored else []),
+    ]
+    cells = [
+        [
+            row["client"],
+            f"{row['examples']:,}",
+            str(row["rounds"]),
+            *(figure(row[key]) for key in ("up_mb", "down_mb", "tflops")),
+            f"{row['seconds']:,.1f}",
+            score_figure(row["loss"]),
+            *([score_figure(row["score"])] if scored else []),
+        ]
+        for row in rows
+    ]
+    return HtmlTable(f"Clients {stage.name}", heads, cells)
 
 
 def _job(job: dict[str, Any]) -> str:

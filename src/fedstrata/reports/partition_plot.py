@@ -11,12 +11,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from fedstrata.reports.picture import COLORS, picture, short_name
+from fedstrata.reports.picture import COLORS, WIDTH, picture, short_name, small
 
 NAMES_SHOWN = 60
 BARS_SHOWN = 240
 """Of more clients the bars of a partition stand for several each."""
-CHARACTERS_ACROSS = 120
 
 
 def grouped_words(clients: int) -> str:
@@ -39,21 +38,30 @@ def partition_plot(partition: dict[str, Any]) -> Figure | None:
     bars: dict[str, list[float]] = _label_counts(list(clients.values()))
     if len(clients) > BARS_SHOWN:
         return _grouped_bars(clients, bars)
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    figure = Figure(figsize=(WIDTH, max(1.8, 0.9 + 0.2 * min(len(clients), NAMES_SHOWN))), layout="constrained")
     axes = figure.add_subplot()
-    axes.grid(False, axis="x")
+    axes.grid(False, axis="y")
     base = [0.0] * len(clients)
     for color, (label, step) in zip(COLORS, bars.items(), strict=False):
-        axes.bar(range(len(clients)), step, 0.8, base, color=color, label=short_name(label))
+        axes.barh(range(len(clients)), step, 0.8, base, color=color, label=short_name(label))
         base = [below + more for below, more in zip(base, step, strict=True)]
     ticks = range(0, len(clients), math.ceil(len(clients) / NAMES_SHOWN))
     names = [short_name(name) for name in clients]
-    upright = len(ticks) * max(map(len, names)) <= CHARACTERS_ACROSS
-    axes.set_xticks(ticks, [names[i] for i in ticks], rotation=0 if upright else 90)
-    axes.set_ylabel("examples" if list(bars) == ["examples"] else "rows")
+    axes.set_yticks(ticks, [names[i] for i in ticks])
+    axes.set_ylim(len(clients) - 0.4, -0.6)  # the first client at the top
+    axes.set_xlabel("examples" if list(bars) == ["examples"] else "rows")
     if len(bars) > 1:
-        figure.legend(loc="outside right upper")
+        figure.legend(loc="outside lower center", ncols=2)
     return figure
+
+
+def partition_records(partition: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows of each client by label, as they are drawn; examples where rows have no label."""
+    clients: dict[str, Any] = partition.get("clients", {})
+    bars = _label_counts(list(clients.values()))
+    return [
+        {"client": name, **{label: counts[i] for label, counts in bars.items()}} for i, name in enumerate(clients)
+    ]
 
 
 def _grouped_bars(clients: dict[str, Any], bars: dict[str, list[float]]) -> Figure:
@@ -62,8 +70,7 @@ def _grouped_bars(clients: dict[str, Any], bars: dict[str, list[float]]) -> Figu
     sizes = [record["rows"] for record in clients.values()]
     order = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
     groups = [order[start : start + each] for start in range(0, len(order), each)]
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = small()
     axes.grid(False, axis="x")
     edges = [0, *itertools.accumulate(map(len, groups))]
     base = [0.0] * len(groups)
@@ -74,7 +81,7 @@ def _grouped_bars(clients: dict[str, Any], bars: dict[str, list[float]]) -> Figu
     axes.set_xlabel("clients, from the largest to the smallest")
     axes.set_ylabel("examples" if list(bars) == ["examples"] else "rows")
     if len(bars) > 1:
-        figure.legend(loc="outside right upper")
+        figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 

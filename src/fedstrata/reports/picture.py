@@ -6,8 +6,9 @@ import functools
 import io
 import re
 import warnings
-from collections.abc import Callable
-from typing import ParamSpec
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ParamSpec
 
 from matplotlib import style
 from matplotlib.axes import Axes
@@ -19,6 +20,8 @@ P = ParamSpec("P")
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's palette without yellow: told apart by all kinds of color vision."""
 NAME_LENGTH = 24
+WIDTH, HEIGHT = 4.4, 3.1
+"""Inches of a figure with one panel."""
 
 STYLE = {
     "svg.fonttype": "none",
@@ -36,6 +39,23 @@ STYLE = {
     "lines.linewidth": 1.8,
     "lines.markersize": 4,
 }
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A picture of a page.
+
+    Attributes:
+        title: what it is, in a few words.
+        svg: the picture; empty where there was nothing to draw.
+        caption: what it shows.
+        records: the figures that it was drawn from, to download.
+    """
+
+    title: str
+    svg: str
+    caption: str
+    records: Sequence[Mapping[str, Any]] = ()
 
 
 def picture(draw: Callable[P, Figure | None]) -> Callable[P, str]:
@@ -59,8 +79,8 @@ def picture(draw: Callable[P, Figure | None]) -> Callable[P, str]:
 
 
 def small() -> tuple[Figure, Axes]:
-    """A figure of half the page's width with one panel."""
-    figure = Figure(figsize=(5.4, 3.6), layout="constrained")
+    """A figure with one panel, of a phone's width: there its text is 9 pixels high or more."""
+    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     return figure, figure.add_subplot()
 
 

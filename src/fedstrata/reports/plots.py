@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import matplotlib
@@ -19,13 +19,14 @@ from matplotlib.patches import Patch
 
 from fedstrata.errors import plural
 from fedstrata.plan.kinds import LOWER_IS_BETTER
-from fedstrata.reports.partition_plot import grouped_words, partition_plot
+from fedstrata.reports.partition_plot import grouped_words, partition_plot, partition_records
 from fedstrata.reports.parts import STACKED, PartRecord
-from fedstrata.reports.picture import COLORS, picture, short_name, small, whole_numbers
-from fedstrata.reports.runs import Run, curve, model_parts, parts
-from fedstrata.reports.tables import MB, TERA, by_client, result_rows
+from fedstrata.reports.picture import COLORS, HEIGHT, WIDTH, Shown, picture, short_name, small, whole_numbers
+from fedstrata.reports.runs import Run, curve, headline, model_parts, parts
+from fedstrata.reports.tables import MB, TERA, by_client, result_rows, score_figure
 from fedstrata.reports.tables import figure as amount
 
+Cost = Literal["round", "bytes", "flops"]
 MARKS = ("o", "s", "^", "D", "v", "P")
 DASHES = ("-", "--", ":", "-.")
 AXES = {
@@ -47,30 +48,100 @@ STATES = (
     ("#ffffff", "not sampled"),
     ("#e6e6e6", "not built"),
     ("#9ecae1", "built, frozen"),
-    ("#08519c", "trained"),
+    ("#08519c", "trained, sent"),
     ("#c7b8d8", "the server's"),
+    ("#e08214", "trained, kept"),
 )
 """Of a part at a client in a round: its color and its name."""
-CURVES = "cumulative communication, and against the work done"
+CURVES: dict[Cost, str] = {"round": "rounds", "bytes": "cumulative communication", "flops": "work done"}
+"""What the score is drawn against, in words."""
+DIRECTIONS = {"up": "up to the server", "down": "down to the clients"}
+CLIENTS_SHOWN = 60
+"""Clients whose scores are drawn; of more the worst."""
 ROUNDS_SHOWN = 100
 LINES_SHOWN = 60
 """Of more clients the losses of so many are drawn, at equal distances in their order."""
 
 
-def run_pictures(run: Run) -> Iterator[tuple[str, str, bool]]:
-    """The plots of a run's page, in order: plot, caption, and whether it is as wide as the page."""
-    curves = f"The score after each round, against {CURVES}."
-    yield score_plot([run], "round", "bytes", "flops"), curves, True
-    yield loss_plot(run), f"Training loss of the clients, each on its own examples.{_sampled(run)}", False
+def run_pictures(run: Run) -> Iterator[Shown]:
+    """The pictures of a run's page, in order."""
+    metric, points = run.result["headline"], curve(run)
+    records = [{**point._asdict(), "round": point.round + 1, "metric": metric} for point in points]
+    for cost, what in CURVES.items():
+        title = f"{metric} against {what}"
+        yield Shown(title, score_plot([run], cost), f"The score after each round, against {what}.", records)
+    losses = [{key: line[key] for key in ("round", "client", "examples", "loss")} for line in run.work]
+    said = f"Training loss of the clients, each on its own examples.{_sampled(run)}"
+    yield Shown("Training loss", loss_plot(run), said, losses)
     if run.work:
         client = next((line["client"] for line in run.work if line["trained"]), run.work[0]["client"])
-        yield schedule_plot(run, client), f"Parts at {client}, round by round. {_alike(run)}", False
+        caption = f"Parts at {client}, round by round. {_alike(run)}"
+        yield Shown("Parts by round", schedule_plot(run, client), caption, _schedule_records(run, client))
     setup = amount(result_rows([run])[0]["setup_mb"])
-    communication = "Communication by part: training and evaluation together"
-    yield bytes_plot(run), f"{communication}, without the initial download, {setup} MB per client.", True
+    for direction, words in DIRECTIONS.items():
+        caption = f"MB {words} by part, all clients, without the initial download, {setup} MB per client."
+        sent = [line for line in _traffic(run) if line["direction"] == direction]
+        yield Shown(f"Traffic {direction} by part", bytes_plot(run, direction), caption, sent)
     test, dropped = run.partition.get("test", 0), run.partition.get("left_out", 0)
     held = f"What each client had. {plural(test, 'test example')}; {plural(dropped, 'row')} dropped."
-    yield partition_plot(run.partition), held + grouped_words(len(run.partition.get("clients", {}))), True
+    grouped = grouped_words(len(run.partition.get("clients", {})))
+    yield Shown(
+        "Rows of each client", partition_plot(run.partition), held + grouped, partition_records(run.partition)
+    )
+    yield Shown(f"{metric} by client", clients_plot(run), worst_words(run), _client_scores(run))
+
+
+def _traffic(run: Run) -> list[dict[str, Any]]:
+    """Bytes by round, direction and part, all clients together; rounds from 1."""
+    sent = Counter[tuple[str, str, int]]()
+    for line in run.transfers:
+        sent[line["direction"], line["part"], max(0, line["round"])] += line["bytes"]  # scoring the start model
+    return [{"direction": way, "part": part, "round": at + 1, "bytes": n} for (way, part, at), n in sent.items()]
+
+
+def _schedule_records(run: Run, client: str) -> list[dict[str, Any]]:
+    """State of each part at a client by round."""
+    lines = [line for line in run.work if line["client"] == client]
+    return [
+        {"round": line["round"] + 1, "part": name, "state": STATES[_state(run.parts[name], line)][1]}
+        for line in lines
+        for name in model_parts(run)
+    ]
+
+
+def _client_scores(run: Run) -> list[dict[str, Any]]:
+    """The headline score of each client that has one, the worst last."""
+    metric = run.result["headline"]
+    values = {name: headline(run, one.get("score")) for name, one in run.result["clients"].items()}
+    known = [(name, value) for name, value in values.items() if value is not None]
+    order = sorted(known, key=lambda item: item[1], reverse=metric not in LOWER_IS_BETTER)
+    return [{"client": name, metric: value} for name, value in order]
+
+
+def worst_words(run: Run) -> str:
+    """Whose score is the worst, beside the mean over the clients."""
+    metric, scores = run.result["headline"], _client_scores(run)
+    if not scores:
+        return ""
+    worst, mean = scores[-1], sum(line[metric] for line in scores) / len(scores)
+    figures = f"{score_figure(worst[metric])}; the mean over the clients is {score_figure(mean)}"
+    return f"{metric} of each client, the worst at the bottom: {worst['client']} with {figures}."
+
+
+@picture
+def clients_plot(run: Run) -> Figure | None:
+    """The headline score of each client, the worst at the bottom; of very many the worst alone."""
+    metric, scores = run.result["headline"], _client_scores(run)[-CLIENTS_SHOWN:]
+    if not scores:
+        return None
+    figure = Figure(figsize=(WIDTH, max(1.6, 0.5 + 0.2 * len(scores))), layout="constrained")
+    axes = figure.add_subplot()
+    places = range(len(scores), 0, -1)
+    axes.plot([line[metric] for line in scores], places, "o", color=COLORS[0])
+    axes.plot([scores[-1][metric]], [1], "o", color=COLORS[1])
+    axes.set_yticks(list(places), [short_name(line["client"]) for line in scores])
+    axes.set_xlabel(f"{metric} (lower is better)" if metric in LOWER_IS_BETTER else metric)
+    return figure
 
 
 def _sampled(run: Run) -> str:
@@ -92,57 +163,61 @@ def _alike(run: Run) -> str:
 
 
 @picture
-def score_plot(runs: Sequence[Run], *against: Literal["round", "bytes", "flops"]) -> Figure | None:
-    """The headline score against rounds, MB or TFLOP, a panel each; one line per run, all of one headline."""
+def score_plot(runs: Sequence[Run], against: Cost) -> Figure | None:
+    """The headline score against rounds, MB or TFLOP; one line per run, all of one headline."""
     curves = [(run, curve(run)) for run in runs if curve(run)]
     if not curves:
         return None
-    figure = Figure(figsize=(11, 3.4 + 0.1 * len(curves)), layout="constrained")
-    panels = figure.subplots(1, len(against), sharey=True, squeeze=False)[0]
-    for axes, cost in zip(panels, against, strict=True):
-        label, unit = AXES[cost]
-        for i, (run, points) in enumerate(curves):
-            x = [point.round + 1 if cost == "round" else getattr(point, cost) / unit for point in points]
-            y = [point.score for point in points]
-            dash = DASHES[i // len(COLORS) % len(DASHES)]
-            axes.plot(x, y, dash, color=COLORS[i % len(COLORS)], marker="o", label=short_name(run.name))
-        axes.set_xlabel(label)
-        if cost == "round":
-            whole_numbers(axes)
+    figure = Figure(figsize=(WIDTH, HEIGHT + (0.12 * len(curves) if len(runs) > 1 else 0)), layout="constrained")
+    axes = figure.add_subplot()
+    label, unit = AXES[against]
+    for i, (run, points) in enumerate(curves):
+        x = [point.round + 1 if against == "round" else getattr(point, against) / unit for point in points]
+        y = [point.score for point in points]
+        dash = DASHES[i // len(COLORS) % len(DASHES)]
+        axes.plot(x, y, dash, color=COLORS[i % len(COLORS)], marker="o", label=short_name(run.name))
+    axes.set_xlabel(label)
+    if against == "round":
+        whole_numbers(axes)
     metric = runs[0].result["headline"]
-    panels[0].set_ylabel(f"{metric} (lower is better)" if metric in LOWER_IS_BETTER else metric)
+    axes.set_ylabel(f"{metric} (lower is better)" if metric in LOWER_IS_BETTER else metric)
     if len(runs) > 1:
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+        figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 
 @picture
-def bytes_plot(run: Run) -> Figure | None:
-    """MB of all clients per round, up beside down, every bar stacked from the parts that were sent."""
-    sent = Counter[tuple[str, str, int]]()
-    for line in run.transfers:
-        sent[line["direction"], line["part"], max(0, line["round"])] += line["bytes"]  # scoring the start model
-    if not sent:
+def bytes_plot(run: Run, direction: str) -> Figure | None:
+    """MB of all clients per round, one way, every bar stacked from the parts that were sent."""
+    traffic = _traffic(run)
+    if not any(line["direction"] == direction for line in traffic):
         return None
-    rounds = range(1 + max(at for _, _, at in sent))
-    sent_parts = {name for _, name, _ in sent}
-    colors = {name: color for name, color in part_colors(run).items() if name in sent_parts}
-    figure = Figure(figsize=(11, 3.4), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    titles = {"up": "up: clients to server", "down": "down: server to clients"}
-    for axes, (direction, title) in zip(panels, titles.items(), strict=True):
-        base = [0.0 for _ in rounds]
-        for name, color in colors.items():
-            top = [below + sent[direction, name, at] / MB for below, at in zip(base, rounds, strict=True)]
-            _bars(axes, base, top, color)
-            base = top
-        axes.set_title(title)
-        axes.set_xlabel("round")
-        whole_numbers(axes)
-    panels[0].set_ylabel("MB, all clients")
-    keys = [Patch(color=color, label=name) for name, color in reversed(colors.items())]
-    figure.legend(handles=keys, loc="outside right upper", ncols=1 + len(keys) // 16)
+    rounds = range(max(line["round"] for line in traffic))
+    sent = {(line["part"], line["round"] - 1): line["bytes"] for line in traffic if line["direction"] == direction}
+    named = {line["part"] for line in traffic}
+    colors = {name: color for name, color in part_colors(run).items() if name in named}
+    figure = Figure(figsize=(WIDTH, HEIGHT + 0.12 * math.ceil(len(colors) / 3)), layout="constrained")
+    axes = figure.add_subplot()
+    base = [0.0 for _ in rounds]
+    for name, color in colors.items():
+        top = [below + sent.get((name, at), 0) / MB for below, at in zip(base, rounds, strict=True)]
+        _bars(axes, base, top, color)
+        base = top
+    axes.set_ylim(0, 1.05 * _highest(traffic) / MB)  # the same both ways
+    axes.set_xlabel("round")
+    whole_numbers(axes)
+    axes.set_ylabel(f"MB {DIRECTIONS[direction]}")
+    keys = [Patch(color=color, label=name) for name, color in colors.items()]
+    figure.legend(handles=keys, loc="outside lower center", ncols=3)
     return figure
+
+
+def _highest(traffic: Sequence[Mapping[str, Any]]) -> int:
+    """The most bytes that went one way in a round."""
+    sums = Counter[tuple[str, int]]()
+    for line in traffic:
+        sums[line["direction"], line["round"]] += line["bytes"]
+    return max(sums.values())
 
 
 @picture
@@ -169,7 +244,7 @@ def loss_plot(run: Run) -> Figure | None:
     axes.set_xlabel("round")
     axes.set_ylabel("training loss (lower is better)")
     whole_numbers(axes)
-    figure.legend(loc="outside lower center", ncols=3)
+    figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 
@@ -225,7 +300,7 @@ def _state(part: PartRecord, line: dict[str, Any] | None) -> int:
     if line is None:
         return 0
     if part.name in line["trained"]:
-        return 3
+        return 3 if part.name in line["sent"] else 5
     if part.name in line.get("server", ()):
         return 4
     return 2 if part.depth is None or part.depth in line["layers"] else 1

@@ -8,8 +8,10 @@ from typing import Any
 from fedstrata.errors import plural
 from fedstrata.reports.parts import part_words
 from fedstrata.reports.runs import Run, curve, parts
-from fedstrata.reports.tables import figure, result_rows, score_figure
+from fedstrata.reports.tables import MB, client_rows, figure, result_rows, score_figure
 
+SENTENCES = 60
+"""Most clients of which each has a sentence."""
 STATUS = {
     "finished": "The run finished",
     "stopped": "The run stopped before its end",
@@ -112,3 +114,26 @@ def _duration(seconds: float) -> str:
     minutes, left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {left} s"
+
+
+def client_sentences(run: Run) -> list[str]:
+    """A sentence for each client: what it trained on, what left it, what it got; none where there are many."""
+    if not run.work or len(run.clients) > SENTENCES:
+        return []
+    return [_client_sentence(run, row) for row in client_rows(run)]
+
+
+def _client_sentence(run: Run, row: dict[str, Any]) -> str:
+    name = row["client"]
+    sent = [line for line in run.transfers if line["client"] == name and line["direction"] == "up"]
+    got = sum(line["bytes"] for line in run.ledger if line["client"] == name and line["direction"] == "down")
+    if not row["rounds"]:
+        return f"{name} took part in no round; {figure(got / MB)} MB came to it."
+    named = {line["part"] for line in sent}
+    what = part_words([part for part in parts(run) if part in named], run.parts)
+    left = f"{figure(row['up_mb'])} MB left it ({what})" if sent else "nothing of a model or text left it"
+    metric = run.result["headline"]
+    own = "" if row["score"] is None else f" Its own model scores {metric} {score_figure(row['score'])}."
+    examples, rounds = plural(row["examples"], "example"), plural(row["rounds"], "round")
+    came = f"{figure(got / MB)} MB came to it"
+    return f"{name} trained on {examples} in {rounds}: {left}, and {came}.{own}"

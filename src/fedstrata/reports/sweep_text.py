@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from fedstrata.plan.kinds import LOWER_IS_BETTER
+from fedstrata.reports.downloads import csv_text, tex
 from fedstrata.reports.sweep import SweepRow
 from fedstrata.reports.tables import figure
 
@@ -89,7 +87,7 @@ def latex(rows: Sequence[SweepRow], against: str | None) -> str:
     blocks = []
     for stage, lines in by_stage(rows):
         heads = column_heads(lines)
-        body = [" & ".join(map(_tex, cells)) + r" \\" for cells in (heads, *table_cells(lines))]
+        body = [" & ".join(map(tex, cells)) + r" \\" for cells in (heads, *table_cells(lines))]
         blocks += [f"% stage {stage}"] if stage else []
         blocks += [r"\begin{tabular}{l" + "r" * (len(heads) - 1) + "}", r"\toprule", body[0], r"\midrule"]
         blocks += [*body[1:], r"\bottomrule", r"\end{tabular}", ""]
@@ -102,12 +100,12 @@ def rows_csv(rows: Sequence[SweepRow]) -> str:
     for row in rows:
         fields = {key: value for key, value in asdict(row).items() if key not in ("metrics", "failed", "scores")}
         lines.append({**fields, "seeds": len(row.seeds), "failed": len(row.failed)})
-    return _csv(lines)
+    return csv_text(lines)
 
 
 def cells_csv(rows: Sequence[SweepRow]) -> str:
     """A line per row, stage, seed and metric."""
-    return _csv(
+    return csv_text(
         [
             {"row": row.row, "stage": row.stage, "seed": seed, "metric": name, "value": value}
             for row in rows
@@ -160,19 +158,24 @@ def _metric(rows: Sequence[SweepRow]) -> str:
     return metrics.pop() if len(metrics) == 1 else "score"
 
 
-def _csv(lines: Sequence[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    if lines:
-        writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
-    return text.getvalue()
-
-
-def _tex(word: str) -> str:
-    special = {"\\": r"\textbackslash{}", "±": r"$\pm$", "<": "$<$", "–": "--", "→": r"$\to$"}
-    special |= {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-    }
-    return "".join(special.get(letter, letter) for letter in word)
+def verdicts(rows: Sequence[SweepRow], against: str | None) -> list[str]:
+    """How each row of a stage stands to the one compared with: score, and bytes; a sentence each."""
+    sentences = []
+    for row in rows:
+        base = next((other for other in rows if other.row == against or row.row.startswith(f"{against} ")), None)
+        if base is None or base is row or row.mean is None or base.mean is None or row.metric != base.metric:
+            continue
+        sign = -1 if row.metric in LOWER_IS_BETTER else 1
+        gap = sign * (row.mean - base.mean)
+        how = "the same as" if not gap else f"{abs(gap):.4f} {'better' if gap > 0 else 'worse'} than"
+        share = f", with {row.up_mb / base.up_mb:.1%} of its MB up" if row.up_mb is not None and base.up_mb else ""
+        if row.p_holm is None:
+            sure = "one seed says nothing of chance" if len(row.seeds) < 2 else "no test is possible"
+        elif row.p_holm < 0.05:
+            sure = f"more than chance over {len(row.seeds)} seeds (p {row.p_holm:.3f}, Holm)"
+        else:
+            sure = (
+                f"not told apart from chance by {len(row.seeds)} seeds (p {row.p_holm:.3f}), no proof of equality"
+            )
+        sentences.append(f"{row.row}: {row.metric} {row.mean:.4f}, {how} {base.row}{share}; {sure}.")
+    return sentences

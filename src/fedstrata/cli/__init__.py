@@ -15,7 +15,6 @@ from fedstrata.cli import jobs, sites, start
 from fedstrata.cli.forecast import forecast
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     suggest_commands=False,  # click does
     pretty_exceptions_enable=False,

@@ -15,6 +15,7 @@ from fedstrata.job.data_tables import Clients, Data
 from fedstrata.job.engine_table import Engine
 from fedstrata.job.sentences import sentence
 from fedstrata.job.task_kinds import TASK_KINDS, named
+from fedstrata.job.track_table import Track
 from fedstrata.job.train_table import Train as Train  # its users know it from here
 from fedstrata.job.wire_table import Wire
 from fedstrata.methods import METHODS
@@ -149,6 +150,7 @@ class Job(Table):
     wire: Wire = Wire()
     client: Client = Client()
     engine: Engine = Engine()
+    track: Track = Track()
     output: Output = Output()
 
     @model_validator(mode="after")

@@ -15,6 +15,7 @@ from fedstrata.events import Event
 from fedstrata.job.file import JobSource, Overrides, load
 from fedstrata.runs.components import Components, check_between_sites
 from fedstrata.runs.folder import own_folder
+from fedstrata.runs.tracked import tracked
 
 if TYPE_CHECKING:
     from fedstrata.runs.result import Result
@@ -41,7 +42,9 @@ def run_job(
         from fedstrata.engines.processes import Nursery  # here, as it loads torch
         from fedstrata.runs.stages import run_stages
 
-        with closing(Nursery()) as nursery:
+        with closing(Nursery()) as nursery, tracked(jobs, progress or (lambda event: None)) as (tell, finish):
             if first and cores() > 1 and any(job.engine.name in ("auto", "pool") for job in jobs) and can_fork():
                 nursery.fork_now()  # before anything is computed
-            return run_stages(jobs, data, base_dir, progress or (lambda event: None), components, nursery)
+            result = run_stages(jobs, data, base_dir, tell, components, nursery)
+            finish(result)
+            return result

@@ -31,6 +31,7 @@ FIRST = ("name", "config", "kind", "train", "test")
 FREE = {
     "engine": ("workers", "deadline", "quorum", "federation", "insecure"),
     "output": ("dir", "target", "keep_state"),
+    "track": ("to", "project"),
 }
 """Keys that no number of a run depends on."""
 RATES = ("train.learning_rate", "server.learning_rate")

@@ -1,0 +1,106 @@
+"""Trackers: the figures of a run in TensorBoard's and MLflow's own files; one that fails ends no run."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedstrata
+from fedstrata.errors import UserError
+from fedstrata.events import Noted
+
+Jobs = Callable[..., dict[str, Any]]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensorboard_has_the_figures_of_the_run(job: Jobs) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    result = fedstrata.run(job("fedavg", "classify", track={"to": ["tensorboard"]}))
+    found = EventAccumulator(str(result.folder / "track" / "tensorboard"))
+    found.Reload()
+    scores = [event.value for event in found.Scalars("score/accuracy")]
+    assert scores == pytest.approx(list(result.history["score.accuracy"].dropna()))
+    assert [event.step for event in found.Scalars("loss/client-1")] == [1, 2]
+    assert any("text_summary" in tag for tag in found.Tags()["tensors"])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_has_figures_job_and_page(job: Jobs) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    result = fedstrata.run(job("fedavg", "classify", track={"to": ["mlflow"], "project": "hospitals"}))
+    client = mlflow.MlflowClient((result.folder / "track" / "mlruns").as_uri())
+    [run] = client.search_runs([client.get_experiment_by_name("hospitals").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics["result/accuracy"] == pytest.approx(result.score["accuracy"])
+    history = [one.value for one in client.get_metric_history(run.info.run_id, "score/accuracy")]
+    assert history == pytest.approx(list(result.history["score.accuracy"].dropna()))
+    assert run.data.params["task.kind"] == "classify"
+    assert [one.path for one in client.list_artifacts(run.info.run_id)] == ["report.html"]
+
+
+class Company:
+    """Stands for wandb: notes what it is given, and breaks where it is told to."""
+
+    def __init__(self, breaks: bool = False) -> None:
+        self.given: list[dict[str, float]] = []
+        self.breaks, self.summary, self.ended = breaks, dict[str, Any](), False
+
+    def init(self, **how: Any) -> Company:
+        self.given.append(how)
+        return self
+
+    def log(self, values: dict[str, float]) -> None:
+        if self.breaks:
+            raise ConnectionError("the line is dead")
+        self.given.append(values)
+
+    def Artifact(self, *names: str, **kinds: str) -> Company:
+        return self
+
+    def add_file(self, path: str) -> None:
+        assert Path(path).exists()
+
+    def log_artifact(self, artifact: Any) -> None: ...
+
+    def finish(self) -> None:
+        self.ended = True
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_whose_machines_get_the_figures_is_said_before_the_first(
+    job: Jobs, monkeypatch: pytest.MonkeyPatch, breaks: bool
+) -> None:
+    company = Company(breaks)
+    module = types.ModuleType("wandb")
+    module.__dict__.update(init=company.init, Artifact=company.Artifact)
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    events = list[Any]()
+    told_first = list[bool]()
+    made = job("fedavg", "classify", track={"to": ["wandb"]})
+    original = company.init
+    module.__dict__["init"] = lambda **how: (told_first.append(bool(events)), original(**how))[1]
+    result = fedstrata.run(made, callbacks=[events.append])
+    notes = [event.sentence for event in events if isinstance(event, Noted)]
+    assert told_first == [True]
+    assert any("another company's" in note for note in notes)
+    assert result.status == "finished"
+    assert company.ended is not breaks
+    assert any("wandb failed and gets nothing more" in note for note in notes) is breaks
+
+
+def test_a_tracker_that_is_not_installed_is_refused_before_training(
+    job: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(UserError, match=r"\[track\] to: 'trackio' needs the package trackio: pip install trackio"):
+        fedstrata.run(job("fedavg", track={"to": ["trackio"]}))
+    with pytest.raises(UserError, match="tensorbord"):
+        fedstrata.run(job("fedavg", track={"to": ["tensorbord"]}))

@@ -10,7 +10,7 @@ export DO_NOT_TRACK := 1
 
 ALONGSIDE := $(MAKE) --no-print-directory --jobs=3
 
-.PHONY: help install demo check test unit-tests all-tests deploy-test page-test lint format types bench bench-peers clean
+.PHONY: help install demo check test unit-tests all-tests deploy-test page-test docs lint format types bench bench-peers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -40,6 +40,9 @@ page-test: $(INSTALLED) $(AXE) ## reports in Chromium: phone and desk, light and
 
 $(AXE):
 	npm install --no-save --no-audit --no-fund --prefix .venv/axe axe-core@4.10.3
+
+docs: $(INSTALLED) ## the documents as a site in build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lint: $(INSTALLED) ## check style, format and layers
 	$(BIN)/ruff check

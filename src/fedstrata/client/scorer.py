@@ -25,6 +25,10 @@ MakePass = Callable[[FeatureCache | None], ModelPass]
 """Makes the way through the model, over the cache of a frozen encoder's hidden states where there is one."""
 
 
+Keep = Callable[[Index, list[Predicted]], None]
+"""Takes the test examples that were scored and what was predicted, batch by batch."""
+
+
 @dataclass
 class Scorer:
     """Scores a model.
@@ -41,12 +45,20 @@ class Scorer:
     train: Train
     streams: Streams
 
-    def run(self, examples: Examples, chosen: Index | None, model_pass: ModelPass) -> dict[str, float]:
+    def run(
+        self, examples: Examples, chosen: Index | None, model_pass: ModelPass, keep: Keep | None = None
+    ) -> dict[str, float]:
         """The loaded model on all ``examples`` or the chosen ones, by the task's metrics.
 
         Of each pool of the examples the same again, as ``METRIC.POOL``.
+
+        Args:
+            examples: the test examples.
+            chosen: those that count; None for all.
+            model_pass: the way through the model.
+            keep: takes the predictions behind each score, where the task gives them one by one.
         """
-        return scores_by_pool(examples, chosen, lambda inside: self._score(examples, inside, model_pass))
+        return scores_by_pool(examples, chosen, lambda inside: self._score(examples, inside, model_pass, keep))
 
     def predictions(
         self, examples: Examples, chosen: Index | None, model_pass: ModelPass, share: tuple[int, int]
@@ -62,7 +74,13 @@ class Scorer:
             own = self._batches(examples, chosen, model_pass, share)
             return [self.task.predict(self.working.model, batch) for batch in own]
 
-    def _score(self, examples: Examples, chosen: Index, model_pass: ModelPass) -> dict[str, float]:
+    def _score(
+        self, examples: Examples, chosen: Index, model_pass: ModelPass, keep: Keep | None
+    ) -> dict[str, float]:
+        if keep and isinstance(self.task, SpreadTask):
+            found = self.predictions(examples, chosen, model_pass, (0, 1))
+            keep(chosen, found)
+            return self.task.metrics(found)
         with self._scoring(model_pass):
             return self.task.score(self.working.model, self._batches(examples, chosen, model_pass))
 
@@ -77,14 +95,18 @@ class Scorer:
     ) -> Iterator[Batch]:
         """The batches of a share; all are made, as their masks are drawn one after another."""
         rng = self.streams.numpy(-1, SERVER, EVALUATE)
-        lengths, budget = examples.tokens.lengths[chosen], self.train.tokens_per_batch
-        size = 2 * self.train.batch_size
-        order = batches(lengths, size, None) if budget is None else token_batches(lengths, 2 * budget, None)
-        for number, positions in enumerate(order):
-            index = chosen[positions]
+        for number, index in enumerate(scored_batches(examples, chosen, self.train)):
             batch = self.task.batch(examples, index, rng)
             if number % share[1] == share[0]:
                 yield model_pass.inputs(index, batch).to(self.working.device)
+
+
+def scored_batches(examples: Examples, chosen: Index, train: Train) -> list[Index]:
+    """The chosen test examples of each batch, in the order in which they are scored."""
+    lengths, budget = examples.tokens.lengths[chosen], train.tokens_per_batch
+    size = 2 * train.batch_size
+    order = batches(lengths, size, None) if budget is None else token_batches(lengths, 2 * budget, None)
+    return [chosen[positions] for positions in order]
 
 
 def scores_by_pool(

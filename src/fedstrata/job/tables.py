@@ -125,6 +125,8 @@ class Output(Table):
     dir: Annotated[str, Field(min_length=1), AfterValidator(os.path.expanduser)] = "runs/try"
     client_models: bool | None = None
     """Save each client's own model where clients keep parts; done unless it is false."""
+    predictions: bool = False
+    """Write what the final model predicts for each test example, with its label, to ``predictions.jsonl``."""
     keep_state: bool = False
     """Keep what resuming needs when the run has ended, so that it can be given more rounds."""
     target: float | None = None

@@ -11,10 +11,11 @@ from typing import Any
 
 from fedstrata.errors import plural
 from fedstrata.job.toml import read_toml
-from fedstrata.models.folders import CARD
+from fedstrata.models.folders import CARD, CODE
 from fedstrata.wire.files import write_bytes
 
 END = "<!-- end of what fedstrata writes; what follows stays -->"
+ADAPTERS = "Adapters: `peft.PeftModel.from_pretrained(base, folder)`, with the base model that the config names."
 PIPELINES = {"mlm": "fill-mask", "clm": "text-generation", "tag": "token-classification"}
 """Kind of task -> the hub's name for it, where it is not text-classification."""
 CLASSES = {
@@ -43,12 +44,14 @@ def write_cards(folder: Path) -> None:
             path = place / CARD
             before = path.read_text(encoding="utf-8") if path.exists() else ""
             kept = before.rpartition(END)[2].strip()
-            text = _card(result, job, stages, place.name == "model", kept)
+            code = ", trust_remote_code=True" if (place / f"{CODE}.py").exists() else ""
+            loading = ADAPTERS if place.name == "adapter" else _loading(result["task"], code)
+            text = _card(result, job, stages, loading, kept)
             write_bytes(path, text.encode())
 
 
 def _card(
-    result: Mapping[str, Any], job: Mapping[str, Any], stages: Sequence[Mapping[str, Any]], whole: bool, kept: str
+    result: Mapping[str, Any], job: Mapping[str, Any], stages: Sequence[Mapping[str, Any]], loading: str, kept: str
 ) -> str:
     task = result["task"]
     first = (stages[0] if stages else job).get("model") or {}
@@ -58,10 +61,9 @@ def _card(
         _header(result, base, methods),
         f"# {base_name(base)}, trained by {methods}",
         "",
-        f"A model for {TASKS.get(task, task)}, trained by several clients whose text stayed with them, with "
-        "[FedStrata](https://pypi.org/project/fedstrata/).",
+        f"A model for {TASKS.get(task, task)}, trained with FedStrata by several clients whose text stayed with them.",
         "",
-        *_section("How to load", [_loading(task, whole)]),
+        *_section("How to load", [loading]),
         *_section("Training", _training(result, job, stages, base, methods)),
         *_section("Data", _data(result)),
         *_section("Scores", _scores(result)),
@@ -108,14 +110,13 @@ def _section(title: str, lines: Sequence[str]) -> list[str]:
     return [f"## {title}", "", *lines, ""] if lines else []
 
 
-def _loading(task: str, whole: bool) -> str:
-    if not whole:
-        return "Adapters: `peft.PeftModel.from_pretrained(base, folder)`, with the base model named in the config."
+def _loading(task: str, code: str) -> str:
+    """The lines of Python that load a whole model; ``code`` is what a head of FedStrata's own needs besides."""
     kind = CLASSES.get(task, "AutoModelForSequenceClassification")
     return (
         "```python\n"
         f"from transformers import AutoTokenizer, {kind}\n\n"
-        f"model = {kind}.from_pretrained(folder)\n"
+        f"model = {kind}.from_pretrained(folder{code})\n"
         "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
         "```"
     )

@@ -148,12 +148,23 @@ def _stage(stage: Run, level: str) -> dict[str, Any]:
     return {
         "summary": summary(stage),
         "pictures": shown(plots.run_pictures(stage)),
+        "classes": _classes_table(stage) if stage.classes else None,
         "sentences": client_sentences(stage),
         "clients": _clients_table(stage, rows) if rows else None,
         "others": others,
         "level": level,
         "job": _job(stage.job),
     }
+
+
+def _classes_table(stage: Run) -> HtmlTable:
+    """A line for each class, or type of entity, of the final model on the test rows."""
+    heads = [Head("class", words=True), *map(Head, ("precision", "recall", "F1", "examples"))]
+    cells = [
+        [one["class"], *(score_figure(one[key]) for key in ("precision", "recall", "f1")), f"{one['examples']:,}"]
+        for one in stage.classes["classes"]
+    ]
+    return HtmlTable(f"Classes {stage.name}", heads, cells)
 
 
 def _clients_table(stage: Run, rows: Sequence[dict[str, Any]]) -> HtmlTable:

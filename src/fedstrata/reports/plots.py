@@ -19,6 +19,7 @@ from matplotlib.patches import Patch
 
 from fedstrata.errors import plural
 from fedstrata.plan.kinds import LOWER_IS_BETTER
+from fedstrata.reports.confusion import confusion_plot, confusion_records
 from fedstrata.reports.partition_plot import grouped_words, partition_plot, partition_records
 from fedstrata.reports.parts import STACKED, PartRecord
 from fedstrata.reports.picture import COLORS, HEIGHT, WIDTH, Shown, picture, short_name, small, whole_numbers
@@ -89,6 +90,8 @@ def run_pictures(run: Run) -> Iterator[Shown]:
         "Rows of each client", partition_plot(run.partition), held + grouped, partition_records(run.partition)
     )
     yield Shown(f"{metric} by client", clients_plot(run), worst_words(run), _client_scores(run))
+    said = "Confusion matrix of the final model on the test rows: a row per true class, shares of the row."
+    yield Shown("Confusion matrix", confusion_plot(run.classes), said, confusion_records(run.classes))
 
 
 def _traffic(run: Run) -> list[dict[str, Any]]:

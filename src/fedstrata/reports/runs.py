@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
@@ -38,6 +38,7 @@ class Run:
         rounds: one line per round and client, and one per scored round with client ``server``.
         ledger: one line per transfer, in bytes.
         stages: the stages of a job that has several; they have the rounds, ledger, partition and parts.
+        classes: confusion matrix and figures of each class; empty where there are none.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Run:
     rounds: tuple[dict[str, Any], ...]
     ledger: tuple[dict[str, Any], ...]
     stages: tuple[Run, ...] = ()
+    classes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def stage_runs(self) -> tuple[Run, ...]:
@@ -104,6 +106,7 @@ def load_run(folder: Path) -> Run:
         rounds=rounds,
         ledger=ledger,
         stages=stages,
+        classes=_object(folder / "classes.json"),
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from fedstrata.client.answer import ClientData
-from fedstrata.client.scorer import scores_by_pool
+from fedstrata.client.scorer import Keep, scores_by_pool
 from fedstrata.client.setup import Ready
 from fedstrata.data.prepare import Prepared, population
 from fedstrata.data.rows import text_columns
@@ -152,13 +152,15 @@ def pool_engine(
 
 
 def spread_score(
-    engine: PoolEngine, ready: Ready, plan: Plan, weights: Mapping[str, tuple[object, Tensors]]
+    engine: PoolEngine, ready: Ready, plan: Plan, weights: Mapping[str, tuple[object, Tensors]], keep: Keep
 ) -> dict[str, float]:
     """As :meth:`fedstrata.client.scorer.Scorer.run`, over all test examples, by the workers of a pool."""
     task = ready.runtime.scorer.task
     assert isinstance(task, SpreadTask)
 
     def score(chosen: Index) -> dict[str, float]:
-        return task.metrics(engine.predictions(plan, weights, chosen))
+        found = engine.predictions(plan, weights, chosen)
+        keep(chosen, found)
+        return task.metrics(found)
 
     return scores_by_pool(ready.test, None, score)

@@ -30,7 +30,7 @@ ORDER = ("stage", "start", "method", "model", "task", "data", "clients", "train"
 FIRST = ("name", "config", "kind", "train", "test")
 FREE = {
     "engine": ("workers", "deadline", "quorum", "federation", "insecure"),
-    "output": ("dir", "target", "keep_state"),
+    "output": ("dir", "target", "keep_state", "predictions"),
     "track": ("to", "project"),
 }
 """Keys that no number of a run depends on."""

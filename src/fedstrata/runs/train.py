@@ -17,6 +17,7 @@ import numpy as np
 from fedstrata.client.answer import ClientData, ClientRuntime
 from fedstrata.client.facts import baseline, facts_and_lines
 from fedstrata.client.model_pass import plain_pass
+from fedstrata.client.scorer import Keep
 from fedstrata.client.setup import Ready
 from fedstrata.data.prepare import Prepared, population
 from fedstrata.engines.choice import Choice
@@ -38,6 +39,7 @@ from fedstrata.runs.components import Components
 from fedstrata.runs.engines import pool_engine, spread_score
 from fedstrata.runs.models import Trained, save_models
 from fedstrata.runs.notes import notes
+from fedstrata.runs.predictions import LastPredictions, write_predictions
 from fedstrata.server.aggregate import make_aggregate
 from fedstrata.server.cohort import RoundSettings
 from fedstrata.server.optimizer import make_server_optimizer
@@ -108,6 +110,7 @@ def train_stage(stage: ReadyStage) -> None:
     streams = runtime.trainer.streams
     plan = make_plan(job.method, server.parts, job.task.kind, 0, stage.clients[0], streams)
     half = _server_half(stage, server, plan)
+    predicted = LastPredictions(len(stage.ready.test))
     with _engine(stage, server, half) as (engine, sizes):
         facts, lines = facts_and_lines(job, stage.data, stage.ready)
         whose, constant = baseline(job, stage.ready, stage.data.labels, bool(plan.keep))
@@ -122,7 +125,7 @@ def train_stage(stage: ReadyStage) -> None:
             half=half,
             streams=streams,
             settings=round_settings(job),
-            score=_score(stage, plan, engine),
+            score=_score(stage, plan, engine, predicted.keep),
             records=stage.state.records,
             commit=lambda changed, finished: stage.state.commit(
                 server, changed, finished, time.monotonic() - began
@@ -136,6 +139,7 @@ def train_stage(stage: ReadyStage) -> None:
         name, last = method_name(job.method), job.method.rounds
         stage.tell(StageStarted(job.stage, name, last, done, sizes, said, tuple(lines), always, where))
         rounds.run(done)
+    write_predictions(job, stage.ready, stage.data.labels, predicted, folder)
     save_models(Trained(job, stage.clients, server, stage.ready.loaded, folder))
 
 
@@ -185,7 +189,7 @@ def _server_half(stage: ReadyStage, server: Server, plan: Plan) -> Half:
     return EXCHANGES[stage.job.method.exchange].server(context)
 
 
-def _score(stage: ReadyStage, plan: Plan, engine: Engine) -> Callable[[Server], dict[str, float]]:
+def _score(stage: ReadyStage, plan: Plan, engine: Engine, keep: Keep) -> Callable[[Server], dict[str, float]]:
     """Scores the server's model on the common test rows, by the workers where there are some."""
     runtime, test, folder = stage.ready.runtime, stage.ready.test, stage.folder / "state" / "test"
     working = runtime.working
@@ -195,12 +199,12 @@ def _score(stage: ReadyStage, plan: Plan, engine: Engine) -> Callable[[Server], 
         weights = {part: (_tag(server, part), server.weights[part]) for part in working.parts.names}
         spread = isinstance(runtime.scorer.task, SpreadTask) and not plan.freeze_encoder  # whose states are cached
         if spread and isinstance(engine, PoolEngine) and len(test):
-            return spread_score(engine, stage.ready, whole, weights)
+            return spread_score(engine, stage.ready, whole, weights, keep)
         working.load(weights)
         cache = None
         if plan.freeze_encoder:
             cache = runtime.caches.open(test, np.arange(len(test)), folder)
-        return runtime.scorer.run(test, None, plain_pass(working, whole, cache))
+        return runtime.scorer.run(test, None, plain_pass(working, whole, cache), keep)
 
     return score
 

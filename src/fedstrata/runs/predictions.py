@@ -1,0 +1,116 @@
+"""What the final model predicts on the test rows: a confusion matrix, a line per class, and each prediction."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedstrata.client.scorer import scored_batches
+from fedstrata.client.setup import Ready
+from fedstrata.job.tables import Job
+from fedstrata.job.task_kinds import TASK_KINDS
+from fedstrata.plan.kinds import Index
+from fedstrata.tasks.task import Predicted
+from fedstrata.wire.files import write_bytes
+
+CLASSES = "classes.json"
+PREDICTIONS = "predictions.jsonl"
+
+
+class LastPredictions:
+    """The predictions of the last score over all test examples.
+
+    Attributes:
+        found: batch by batch; None before the first score.
+    """
+
+    def __init__(self, examples: int) -> None:
+        self.examples = examples
+        self.found: list[Predicted] | None = None
+
+    def keep(self, chosen: Index, found: list[Predicted]) -> None:
+        """Take the predictions of a score; those of a part of the examples are not kept."""
+        if len(chosen) == self.examples:
+            self.found = found
+
+
+def write_predictions(
+    job: Job, ready: Ready, labels: Sequence[str] | None, last: LastPredictions, folder: Path
+) -> None:
+    """Write ``classes.json`` of a task with classes, and ``predictions.jsonl`` if the job asks for it.
+
+    Nothing is written where the clients scored models of their own, or no round was scored by this call.
+    """
+    target = TASK_KINDS[job.task.kind].target
+    if last.found is None or target == "token":
+        return
+    if target != "number":
+        found = entity_classes(last.found) if target == "tag" else text_classes(last.found, list(labels or ()))
+        write_bytes(folder / CLASSES, json.dumps(found, indent=1, ensure_ascii=False).encode())
+    if job.output.predictions:
+        order = scored_batches(ready.test, np.arange(len(ready.test)), job.train)
+        lines = sorted(_lines(order, last.found, labels, target), key=lambda line: line["example"])
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        write_bytes(folder / PREDICTIONS, text.encode())
+
+
+def text_classes(found: Sequence[Predicted], labels: list[str]) -> dict[str, Any]:
+    """Labels, confusion matrix (a row per true class) and precision, recall, F1 and examples of each class."""
+    from sklearn import metrics  # here: slow to load
+
+    truth = np.concatenate([batch.truth for batch in found])
+    guess = np.concatenate([batch.guess for batch in found])
+    every = list(range(len(labels)))
+    matrix = metrics.confusion_matrix(truth, guess, labels=every)
+    columns = metrics.precision_recall_fscore_support(truth, guess, labels=every, zero_division=0.0)
+    names = ("precision", "recall", "f1", "examples")
+    return {
+        "labels": labels,
+        "confusion": matrix.tolist(),
+        "classes": [
+            {"class": label, **{name: column[i].item() for name, column in zip(names, columns, strict=True)}}
+            for i, label in enumerate(labels)
+        ],
+    }
+
+
+def entity_classes(found: Sequence[Predicted]) -> dict[str, Any]:
+    """Precision, recall, F1 and number of each type of entity, as seqeval counts whole entities."""
+    from seqeval.metrics import classification_report  # here: slow to load
+
+    truth = [text for batch in found for text in batch.truth]
+    guess = [text for batch in found for text in batch.guess]
+    report = classification_report(truth, guess, output_dict=True, zero_division=0)
+    return {
+        "labels": [name for name in report if not name.endswith(" avg")],
+        "confusion": None,
+        "classes": [
+            {
+                "class": name,
+                "precision": float(line["precision"]),
+                "recall": float(line["recall"]),
+                "f1": float(line["f1-score"]),
+                "examples": int(line["support"]),
+            }
+            for name, line in report.items()
+            if not name.endswith(" avg")
+        ],
+    }
+
+
+def _lines(
+    order: Sequence[Index], found: Sequence[Predicted], labels: Sequence[str] | None, target: str
+) -> Iterator[dict[str, Any]]:
+    """Of each test example its number, label and prediction; no text."""
+    for index, batch in zip(order, found, strict=True):
+        for example, truth, guess in zip(index, batch.truth, batch.guess, strict=True):
+            if target == "class":
+                assert labels is not None
+                truth, guess = labels[int(truth)], labels[int(guess)]
+            elif target == "number":
+                truth, guess = float(truth), float(guess)
+            yield {"example": int(example), "label": truth, "prediction": guess}

@@ -1,0 +1,77 @@
+"""Confusion matrix, classes and predictions of the final model, against those of the saved model itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import fedstrata
+from fedstrata.events import StageStarted
+from tiny import SENTENCES
+
+Jobs = Callable[..., dict[str, Any]]
+
+
+def own_predictions(folder: Path) -> list[str]:
+    """What the saved model says, by plain transformers, text by text."""
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    with torch.inference_mode():
+        guesses = [int(model(**tokenizer(text, return_tensors="pt")).logits.argmax()) for text, _ in SENTENCES]
+    return [model.config.id2label[guess] for guess in guesses]
+
+
+@pytest.mark.parametrize("engine", [{"name": "inprocess"}, {"name": "pool", "workers": 2}])
+def test_predictions_are_those_of_the_saved_model(job: Jobs, engine: dict[str, Any]) -> None:
+    result = fedstrata.run(job("fedavg", "classify", output={"predictions": True}, engine=engine))
+    assert result.model is not None
+    lines = [json.loads(line) for line in (result.folder / "predictions.jsonl").read_text("utf-8").splitlines()]
+    assert [line["example"] for line in lines] == list(range(len(SENTENCES)))
+    assert [line["label"] for line in lines] == [label for _, label in SENTENCES]
+    assert [line["prediction"] for line in lines] == own_predictions(result.model)
+    right = sum(line["label"] == line["prediction"] for line in lines)
+    found = json.loads((result.folder / "classes.json").read_text("utf-8"))
+    matrix = found["confusion"]
+    assert sum(map(sum, matrix)) == len(SENTENCES)
+    assert sum(matrix[i][i] for i in range(len(matrix))) == right
+    assert result.score["accuracy"] == pytest.approx(right / len(SENTENCES))
+    assert result.score["macro_f1"] == pytest.approx(sum(one["f1"] for one in found["classes"]) / 3)
+    for i, one in enumerate(found["classes"]):
+        predicted = sum(row[i] for row in matrix)
+        assert one["precision"] == pytest.approx(matrix[i][i] / predicted if predicted else 0)
+        assert one["examples"] == sum(matrix[i])
+
+
+def test_entities_have_a_line_each(job: Jobs, tmp_path: Path) -> None:
+    rows = [
+        {"text": text.split(), "label": ["B-X" if w == "kidney" else "O" for w in text.split()]}
+        for text, _ in SENTENCES
+    ]
+    result = fedstrata.run(job("fedavg", "tag", data={"train": rows, "test": rows}, output={"predictions": True}))
+    found = json.loads((result.folder / "classes.json").read_text("utf-8"))
+    assert [one["class"] for one in found["classes"]] == ["X"]
+    assert found["classes"][0]["examples"] == sum(row["label"].count("B-X") for row in rows)
+    assert found["classes"][0]["f1"] == pytest.approx(result.score["f1"])
+    first = json.loads((result.folder / "predictions.jsonl").read_text("utf-8").splitlines()[0])
+    assert first["label"] == rows[0]["label"]
+    page = fedstrata.report(result.folder).read_text("utf-8")
+    assert "Classes" in page
+
+
+def test_the_page_has_the_matrix_and_a_run_without_asking_has_no_predictions(job: Jobs) -> None:
+    events = list[Any]()
+    result = fedstrata.run(job("fedavg", "classify"), callbacks=[events.append])
+    assert any(isinstance(event, StageStarted) for event in events)
+    assert not (result.folder / "predictions.jsonl").exists()
+    page = fedstrata.report(result.folder).read_text("utf-8")
+    assert "<title>Confusion matrix</title>" in page
+    assert not (
+        fedstrata.run(job("fedavg", "mlm", output={"dir": str(result.folder.parent / "mlm")})).folder
+        / "classes.json"
+    ).exists()

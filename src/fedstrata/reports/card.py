@@ -61,7 +61,7 @@ def _card(
         _header(result, base, methods),
         f"# {base_name(base)}, trained by {methods}",
         "",
-        f"A model for {TASKS.get(task, task)}, trained with FedStrata by several clients whose text stayed with them.",
+        f"A model for {TASKS.get(task, task)}, trained with FedStrata by clients whose text stayed with them.",
         "",
         *_section("How to load", [loading]),
         *_section("Training", _training(result, job, stages, base, methods)),

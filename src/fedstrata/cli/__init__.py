@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import click
 import typer
 
-from fedstrata.cli import jobs, sites, start
+from fedstrata.cli import handover, jobs, sites, start
 from fedstrata.cli.forecast import forecast
 
 app = typer.Typer(
@@ -68,6 +68,8 @@ app.command()(jobs.partition)
 app.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(jobs.split)
 app.command()(jobs.report)
 app.command()(start.methods)
+app.command()(handover.export)
+app.command()(handover.push)
 app.add_typer(federations, name="federation")
 federations.command()(sites.init)
 federations.command()(sites.add)

@@ -1,0 +1,61 @@
+"""Commands for a trained model: ``export`` and ``push``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedstrata.cli.common import sentences
+from fedstrata.errors import UserError
+
+Folder = Annotated[Path, typer.Argument(help="A run's output folder, or a model's.", show_default=False)]
+
+
+def export(
+    folder: Folder,
+    onnx: Annotated[bool, typer.Option("--onnx", help="As ONNX, for onnxruntime.")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="Also with weights of 8 bits.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write to.", show_default="onnx in the folder")
+    ] = None,
+) -> None:
+    """Write a trained model in another form, and compare it with the original on the test rows."""
+    with sentences() as console:
+        if not onnx:
+            raise UserError("export: names no form; expected --onnx")
+        from fedstrata.runs.handover import export as write
+
+        reports, where = write(folder, out, int8)
+        for report in reports:
+            console.print(
+                f"{report.path}  {report.bytes / 1e6:,.1f} MB  {report.agreement:.1%} of the predictions as the "
+                f"model's, logits within {report.difference:.2g}",
+                markup=False,
+                soft_wrap=True,
+            )
+        console.print(f"compared on {where}", markup=False, soft_wrap=True)
+
+
+def push(
+    folder: Folder,
+    repository: Annotated[str, typer.Argument(help="Name on the hub, such as our-lab/findings.")],
+    public: Annotated[bool, typer.Option("--public", help="For everybody to see; else private.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Upload a trained model with its card to the hub of Hugging Face, which is another company's."""
+    with sentences() as console:
+        from fedstrata.runs.handover import model_folder
+        from fedstrata.runs.handover import push as upload
+
+        place = model_folder(folder)
+        files = [path for path in place.iterdir() if path.is_file()]
+        size = sum(path.stat().st_size for path in files)
+        seen = "everybody can see it" if public else "private"
+        what = f"{len(files)} files of {place}, {size / 1e6:,.1f} MB,"
+        where = f"go to Hugging Face's machines as {repository} ({seen})"
+        console.print(f"{what} {where}", markup=False, soft_wrap=True)
+        if not yes and not typer.confirm("Upload?"):
+            raise UserError("push: not confirmed; nothing was uploaded")
+        console.print(f"pushed  {upload(folder, repository, public)}", soft_wrap=True)

@@ -1,0 +1,159 @@
+"""A saved model as ONNX, by torch's exporter, whole or with 8-bit weights; and how far it is from the original."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import nn
+
+from fedstrata.errors import UserError
+from fedstrata.models.folders import CODE
+from fedstrata.models.quiet import quiet
+
+INSTALL = "pip install 'fedstrata[onnx]'"
+EXAMPLE = ("a text", "another text, which is longer")
+BATCH = 16
+
+
+@dataclass(frozen=True)
+class OnnxReport:
+    """An exported model and its distance from the original.
+
+    Attributes:
+        path: the file.
+        bytes: its size.
+        difference: largest absolute difference of a logit.
+        agreement: share of the predictions that are the same.
+        texts: number of texts that were compared.
+    """
+
+    path: Path
+    bytes: int
+    difference: float
+    agreement: float
+    texts: int
+
+
+class Logits(nn.Module):
+    """A model that takes its inputs in order and gives its logits alone."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.model = model
+        self.names = tuple(names)
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """The logits."""
+        logits: torch.Tensor = self.model(**dict(zip(self.names, inputs, strict=True))).logits
+        return logits
+
+
+@quiet()
+def export_onnx(folder: Path, out: Path, texts: Sequence[Any], int8: bool = False) -> list[OnnxReport]:
+    """Write ``model.onnx``, and with ``int8`` also ``model.int8.onnx``, and compare each with the model.
+
+    Args:
+        folder: the model's folder.
+        out: where to write; tokenizer and config go beside the model.
+        texts: what to compare on: texts, pairs, or lists of words.
+        int8: also with weights of 8 bits, quantized dynamically.
+
+    Raises:
+        UserError: the libraries are missing, or the model has no logits to export.
+    """
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401  # torch's exporter needs it
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+    except ImportError as error:
+        raise UserError(f"export: --onnx needs {error.name}: {INSTALL}") from None
+    model, tokenizer = _loaded(folder)
+    names = [name for name in tokenizer.model_input_names if name != "token_type_ids" or _has_types(model)]
+    example = tokenizer(list(EXAMPLE), return_tensors="pt", padding=True)
+    out.mkdir(parents=True, exist_ok=True)
+    whole = out / "model.onnx"
+    shapes = tuple({0: "batch", 1: "tokens"} for _ in names)
+    with torch.inference_mode(), _plain_attention(model), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter's own parts
+        torch.onnx.export(
+            Logits(model, names).eval(),
+            tuple(example[name] for name in names),
+            str(whole),
+            input_names=names,
+            output_names=["logits"],
+            dynamic_shapes=(shapes,),
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+    tokenizer.save_pretrained(out)
+    model.config.save_pretrained(out)
+    files = [whole]
+    if int8:
+        files.append(out / "model.int8.onnx")
+        quantize_dynamic(whole, files[1], weight_type=QuantType.QInt8)
+    reports = []
+    for file in files:
+        session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+        reports.append(_compared(file, session, model, tokenizer, names, texts))
+    return reports
+
+
+def _loaded(folder: Path) -> tuple[Any, Any]:
+    """The model as the class that its config names, and its tokenizer."""
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=(folder / f"{CODE}.py").exists())
+    name = (config.architectures or [""])[0]
+    kind = getattr(transformers, name, None)
+    if kind is None:
+        own = (folder / f"{CODE}.py").exists()
+        kind = transformers.AutoModelForSequenceClassification if own else None
+    if kind is None:
+        raise UserError(f"{folder}: its config names the model {name!r}, which transformers does not have")
+    extra = {"trust_remote_code": True} if (folder / f"{CODE}.py").exists() else {}
+    return kind.from_pretrained(folder, **extra).eval(), transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def _has_types(model: Any) -> bool:
+    return getattr(model.config, "type_vocab_size", 0) > 0
+
+
+@contextmanager
+def _plain_attention(model: Any) -> Iterator[None]:
+    """The attention that every exporter knows."""
+    before = model.config._attn_implementation
+    model.config._attn_implementation = "eager"
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = before
+
+
+def _compared(
+    file: Path, session: Any, model: Any, tokenizer: Any, names: Sequence[str], texts: Sequence[Any]
+) -> OnnxReport:
+    furthest, same, total = 0.0, 0, 0
+    for start in range(0, len(texts), BATCH):
+        inputs = _tokens(tokenizer, texts[start : start + BATCH])
+        with torch.inference_mode():
+            expected = model(**{name: inputs[name] for name in names}).logits.float().numpy()
+        [found] = session.run(None, {name: inputs[name].numpy() for name in names})
+        real = inputs["attention_mask"].numpy().astype(bool) if expected.ndim == 3 else slice(None)
+        furthest = max(furthest, float(np.abs(found - expected)[real].max()))
+        equal = (found.argmax(-1) == expected.argmax(-1))[real]
+        same, total = same + int(equal.sum()), total + equal.size
+    return OnnxReport(file, file.stat().st_size, furthest, same / max(1, total), len(texts))
+
+
+def _tokens(tokenizer: Any, texts: Sequence[Any]) -> Mapping[str, torch.Tensor]:
+    how = {"return_tensors": "pt", "padding": True, "truncation": True, "max_length": 512}
+    if isinstance(texts[0], tuple):
+        return dict(tokenizer([one for one, _ in texts], [two for _, two in texts], **how))
+    return dict(tokenizer(list(texts), is_split_into_words=isinstance(texts[0], list), **how))

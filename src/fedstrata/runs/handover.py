@@ -1,0 +1,102 @@
+"""A finished model for use elsewhere: exported, or pushed to a hub."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedstrata.data.prepare import prepare
+from fedstrata.data.read import WORD_END
+from fedstrata.data.rows import text_columns
+from fedstrata.errors import UserError
+from fedstrata.job.file import load
+from fedstrata.job.task_kinds import TASK_KINDS
+from fedstrata.job.toml import read_toml
+
+if TYPE_CHECKING:
+    from fedstrata.models.onnx import OnnxReport
+
+COMPARED = 200
+"""Test rows on which an exported model is compared."""
+PLAIN = ("A short text.", "Another text, somewhat longer than the first one.", "One more.")
+
+
+def model_folder(folder: Path) -> Path:
+    """The folder of the model that a folder is, or that a run left in it.
+
+    Raises:
+        UserError: there is none.
+    """
+    for place in (folder / "model", folder):
+        if (place / "config.json").exists():
+            return place
+    raise UserError(f"{folder}: holds no model; expected a run's output folder, or a folder with a config.json")
+
+
+def export(folder: Path, out: Path | None = None, int8: bool = False) -> tuple[list[OnnxReport], str]:
+    """Export a model to ONNX, compared on the run's own test rows where they can be read.
+
+    Args:
+        folder: a run's output folder, or a model's.
+        out: where to write; ``onnx`` in the folder by default.
+        int8: also with weights of 8 bits.
+
+    Returns:
+        A report for each file, and on which texts they were compared.
+
+    Raises:
+        UserError: there is no model, or a library is missing.
+    """
+    model = model_folder(folder)
+    texts, where = _test_texts(model.parent)
+    from fedstrata.models.onnx import export_onnx
+
+    return export_onnx(model, out or folder / "onnx", texts, int8), where
+
+
+def push(folder: Path, repository: str, public: bool = False) -> str:
+    """Upload a model's folder to the hub of Hugging Face; the repository is private unless ``public``.
+
+    Returns:
+        The address of the repository.
+
+    Raises:
+        UserError: there is no model, nobody is logged in, or the hub refuses.
+    """
+    model = model_folder(folder)
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    api = HfApi()
+    try:
+        if api.token is None and api.whoami() is None:
+            raise UserError("push: nobody is logged in")
+        url = api.create_repo(repository, private=not public, exist_ok=True)
+        api.upload_folder(repo_id=repository, folder_path=str(model))
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"push: {repository}: {reason}; log in with: hf auth login") from None
+    return str(url)
+
+
+def _test_texts(run: Path) -> tuple[Sequence[Any], str]:
+    """Texts of a run's test rows in the form that its tokenizer takes; else a few plain ones."""
+    stages = sorted((run / "stages").glob("*/job.toml"), key=lambda path: path.stat().st_mtime)
+    path = run / "job.toml" if (run / "job.toml").exists() else (stages[-1] if stages else None)
+    if path is None:
+        return PLAIN, f"{len(PLAIN)} plain texts, as there is no run beside the model"
+    table = read_toml(path)
+    try:
+        for name in ("format", "changes", "components", "stage", "start"):
+            table.pop(name, None)
+        table.setdefault("model", {"name": str(run / "model")})
+        job = load(table)[0]
+        rows = prepare(job, Path.cwd()).test
+    except UserError as error:
+        return PLAIN, f"{len(PLAIN)} plain texts, as the test rows cannot be read ({error})"
+    columns = [rows.columns[name][:COMPARED] for name in text_columns(job)]
+    where = f"{len(columns[0])} test rows"
+    if TASK_KINDS[job.task.kind].words:
+        return [text.split(WORD_END) for text in columns[0]], where
+    return (list(zip(*columns, strict=True)) if len(columns) == 2 else columns[0]), where

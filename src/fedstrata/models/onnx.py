@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -99,7 +100,9 @@ def export_onnx(folder: Path, out: Path, texts: Sequence[Any], int8: bool = Fals
     files = [whole]
     if int8:
         files.append(out / "model.int8.onnx")
+        logging.disable(logging.WARNING)  # advice about a step that these models do not need
         quantize_dynamic(whole, files[1], weight_type=QuantType.QInt8)
+        logging.disable(logging.NOTSET)
     reports = []
     for file in files:
         session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])

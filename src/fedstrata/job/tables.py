@@ -12,6 +12,7 @@ from fedstrata.job.adapter_table import Adapter
 from fedstrata.job.base import Names, Table
 from fedstrata.job.data_tables import Clients, Data
 from fedstrata.job.engine_table import Engine
+from fedstrata.job.privacy_table import Privacy
 from fedstrata.job.task_kinds import TASK_KINDS, named
 from fedstrata.job.train_table import Train as Train  # its users know it from here
 from fedstrata.job.wire_table import Wire
@@ -146,6 +147,7 @@ class Job(Table):
     server: Server = Server()
     wire: Wire = Wire()
     client: Client = Client()
+    privacy: Privacy = Privacy()
     engine: Engine = Engine()
     output: Output = Output()
 

@@ -1,1 +1,1 @@
-"""What keeps a client's message from being read: integers that can be summed behind masks."""
+"""Defenses: clipping and noise, what they promise, and sums that hide the single messages."""

@@ -16,9 +16,8 @@ from fedstrata.privacy.fixed_point import (
 )
 
 LIMIT = st.floats(-RANGE, RANGE, allow_nan=False)
-ROWS = st.lists(
-    st.tuples(st.integers(1, 1 << 20), st.lists(LIMIT, min_size=5, max_size=5)), min_size=1, max_size=9
-)
+VALUES = st.lists(LIMIT, min_size=5, max_size=5)
+ROWS = st.lists(st.tuples(st.integers(1, 1 << 20), VALUES), min_size=1, max_size=9)
 
 
 @given(ROWS)

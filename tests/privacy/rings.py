@@ -36,7 +36,7 @@ def again(member: Member) -> Member:
 class Ring:
     """Plays the steps. ``drops`` says who is there no more from which step on."""
 
-    def __init__(self, members: Mapping[str, Member], drops: Mapping[str, Collection[str]] = {}) -> None:  # noqa: B006
+    def __init__(self, members: Mapping[str, Member], drops: Mapping[str, Collection[str]] = {}) -> None:
         self.members = dict(members)
         self.drops = drops
         self.gone: set[str] = set()

@@ -12,12 +12,13 @@ import numpy as np
 from fedstrata.client.feature_cache import FeatureCache
 from fedstrata.client.model_pass import ModelPass
 from fedstrata.client.scorer import FeatureCaches, Scorer
+from fedstrata.client.sum_rules import SumRules
 from fedstrata.client.trainer import StepCallback, Trainer
 from fedstrata.client.working_model import WorkingModel
 from fedstrata.errors import UserError
 from fedstrata.models.cut import SplitLink
 from fedstrata.models.parts import part_tensors
-from fedstrata.plan.kinds import Index, Phase, Tensors
+from fedstrata.plan.kinds import Index, Phase, Weights
 from fedstrata.plan.messages import Reply, Request, Tagged
 from fedstrata.tasks import Examples
 from fedstrata.wire.activations import StreamForm
@@ -38,6 +39,7 @@ class ClientRuntime:
         wire: how parts travel.
         dtype: how hidden states travel that are sent once.
         stream: how those of batches travel, and their gradients.
+        sums: of the masked sums in which parts travel; None where they travel as they are.
     """
 
     working: WorkingModel
@@ -47,6 +49,7 @@ class ClientRuntime:
     wire: Wire
     dtype: str
     stream: StreamForm
+    sums: SumRules | None = None
 
 
 @dataclass(frozen=True)
@@ -127,8 +130,24 @@ def feature_cache(work: Work) -> FeatureCache | None:
     return work.runtime.caches.open(data.train, data.index, data.store.folder / "features")
 
 
-def train_with(pass_of: PassOf) -> Handler:
-    """The phase ``train``: what the plan trains is trained, kept and sent."""
+def encoded_parts(work: Work) -> Weights:
+    """The sent parts as they travel; what they leave out is kept for the next message."""
+    runtime, request, store = work.runtime, work.request, work.data.store
+    working, parts = runtime.working, runtime.working.parts
+    residual, message = store.residual.load(request.round), {}
+    for part in request.plan.send:
+        tensors = part_tensors(working.model, parts, [part])
+        reference = work.shared[part][1] if runtime.wire.changes else None
+        encoded, left = runtime.wire.encode(tensors, reference, residual)
+        message[part] = {name: tensor.to("cpu", copy=True) for name, tensor in encoded.items()}
+        residual.update(left)
+    if residual:
+        store.residual.save(request.round, residual)
+    return message
+
+
+def train_with(pass_of: PassOf, encode: Callable[[Work], Weights] = encoded_parts) -> Handler:
+    """The phase ``train``: what the plan trains is trained, kept and sent as ``encode`` makes it."""
 
     def handler(work: Work) -> Generator[None, None, Reply]:
         request, runtime, store = work.request, work.runtime, work.data.store
@@ -150,7 +169,7 @@ def train_with(pass_of: PassOf) -> Handler:
             store.optimizer.save(request.round, memory)
         if kept:
             store.save(request.round, kept)
-        return replace(reply, weights=_encoded_parts(work))
+        return replace(reply, weights=encode(work))
 
     return handler
 
@@ -180,19 +199,3 @@ def receive(work: Work) -> Generator[None, None, Reply]:
     """The phase ``receive``: the parts that came with the request have been taken, and that is all."""
     yield from ()
     return Reply(work.request.client, len(work.data.index))
-
-
-def _encoded_parts(work: Work) -> dict[str, Tensors]:
-    """The sent parts as they travel; what they leave out is kept for the next message."""
-    runtime, request, store = work.runtime, work.request, work.data.store
-    working, parts = runtime.working, runtime.working.parts
-    residual, message = store.residual.load(request.round), {}
-    for part in request.plan.send:
-        tensors = part_tensors(working.model, parts, [part])
-        reference = work.shared[part][1] if runtime.wire.changes else None
-        encoded, left = runtime.wire.encode(tensors, reference, residual)
-        message[part] = {name: tensor.to("cpu", copy=True) for name, tensor in encoded.items()}
-        residual.update(left)
-    if residual:
-        store.residual.save(request.round, residual)
-    return message

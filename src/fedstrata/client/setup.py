@@ -13,6 +13,7 @@ from fedstrata.client.frozen_layers import check_frozen_layers
 from fedstrata.client.model_options import adapter_of, head_of
 from fedstrata.client.precision import batch_tokens, resolve_precision
 from fedstrata.client.scorer import FeatureCaches, Scorer
+from fedstrata.client.sum_rules import SumRules, check_senders
 from fedstrata.client.trainer import Trainer
 from fedstrata.client.working_model import WorkingModel
 from fedstrata.data import demo
@@ -119,6 +120,7 @@ def make_runtime(job: Job, loaded: checkpoints.Loaded, task: Task, codec: Codec)
         wire=Wire(codec),
         dtype=job.wire.dtype if job.wire.dtype in DTYPES else "fp32",
         stream=stream_form(*job.wire.stream),
+        sums=SumRules(job.method, job.task.kind, streams) if job.privacy.sum_only else None,
     )
 
 
@@ -150,8 +152,10 @@ def check_plans(
     checked: set[Plan] = set()
     for round in range(job.method.rounds):
         sampled = sample_clients(names, job.clients.fraction, round, streams)
-        for client in sampled:
-            plan = make_plan(job.method, parts, job.task.kind, round, client, streams)
+        plans = {name: make_plan(job.method, parts, job.task.kind, round, name, streams) for name in sampled}
+        if job.privacy.sum_only:
+            check_senders(round, {name: plan.send for name, plan in plans.items()})
+        for plan in plans.values():
             if plan not in checked:
                 checked.add(plan)
                 plan.check(parts)

@@ -157,6 +157,8 @@ def _dry_context(
         lengths={name: profile.lengths[index] for name, index in shards.items()},
         tests=profile.tests,
         predicted=task.head_positions,
+        sums=job.privacy.sum_only,
+        task=job.task.kind,
     )
 
 

@@ -76,7 +76,7 @@ class FixedPoint:
             words: the sum.
             total: of the weights in it.
         """
-        return self.signed(words) * (self.step / total)
+        return self.signed(words).astype(np.float64) * self.step / total
 
     def pack(self, words: Words) -> npt.NDArray[np.uint8]:
         """The lowest :attr:`width` bytes of each word, little-endian, ``[n * width]``."""

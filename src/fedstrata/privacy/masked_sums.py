@@ -29,12 +29,11 @@ from fedstrata.privacy import shamir
 from fedstrata.privacy.fixed_point import Integers, Words
 from fedstrata.privacy.masks import add_mask
 from fedstrata.privacy.roster import Entry, Roster, decode_entry, public_key
+from fedstrata.privacy.shamir import SECRET_BYTES, SHARE_BYTES
 from fedstrata.privacy.sum_terms import (
     ENTRY_BYTES,
     LEAST,
     MOST,
-    SECRET_BYTES,
-    SHARE_BYTES,
     SIGNATURE_BYTES,
     Group,
     Message,

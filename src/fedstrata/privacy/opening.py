@@ -14,10 +14,9 @@ from fedstrata.privacy.fixed_point import Words
 from fedstrata.privacy.masked_sums import is_open, signed_entry, signed_survivors
 from fedstrata.privacy.masks import add_mask
 from fedstrata.privacy.roster import Roster, decode_entry, public_key
+from fedstrata.privacy.shamir import SECRET_BYTES, SHARE_BYTES
 from fedstrata.privacy.sum_terms import (
     LEAST,
-    SECRET_BYTES,
-    SHARE_BYTES,
     SIGNATURE_BYTES,
     Group,
     Message,
@@ -113,14 +112,17 @@ class Opening:
         shares = b"".join(self.sealed[other][name] for other in members if other != name)
         return {"members": named(members), "shares": shares}
 
-    def take_masked(self, name: str, numbers: Mapping[int, npt.NDArray[np.uint8]]) -> None:
-        """A member's numbers behind masks, packed; nothing of them can be read here."""
-        for group, content in numbers.items():
-            words = self.roster.fixed.unpack(content)
-            if group in self.sums:
-                self.sums[group] += words
-            else:
-                self.sums[group] = words
+    def take_masked(self, name: str, numbers: Mapping[int, Sequence[npt.NDArray[np.uint8]]]) -> None:
+        """A member's numbers behind masks, packed, group -> its parts; nothing of them can be read here."""
+        for group, parts in numbers.items():
+            if group not in self.sums:
+                length = sum(len(content) for content in parts) // self.roster.fixed.width
+                self.sums[group] = np.zeros(length, np.uint64)
+            start = 0
+            for content in parts:
+                words = self.roster.fixed.unpack(content)
+                self.sums[group][start : start + len(words)] += words
+                start += len(words)
         self.arrived.append(name)
 
     @property

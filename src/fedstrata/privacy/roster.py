@@ -9,7 +9,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from fedstrata.privacy.fixed_point import MOST_WEIGHT, FixedPoint, fixed_point
 from fedstrata.privacy.masks import derive
-from fedstrata.privacy.sum_terms import ENTRY_BYTES, SECRET_BYTES, Group, digest
+from fedstrata.privacy.shamir import SECRET_BYTES
+from fedstrata.privacy.sum_terms import ENTRY_BYTES, Group, digest
 from fedstrata.wire.codec import WireError
 
 

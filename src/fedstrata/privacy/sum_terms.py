@@ -19,6 +19,8 @@ SIGNATURE_BYTES = 132
 """Of ECDSA over the largest curve, as two numbers; shorter ones are filled with zeros."""
 ENTRY_BYTES = 2 * SECRET_BYTES + 8
 """Two public keys and a weight."""
+ATTEMPT_BYTES = 16
+"""Of the random name that the server gives to an attempt at a sum."""
 TAG_BYTES = 16
 """Of ChaCha20-Poly1305."""
 

@@ -187,6 +187,8 @@ class SiteSettings(_Settings):
     device: Device = Device()
     allow: Allow = Allow()
     limits: Limits = Limits()
+    peers: dict[Name, PublicKey] = {}
+    """Name of each site of the federation -> its public key, by which masked sums are signed."""
 
     @property
     def host(self) -> str:

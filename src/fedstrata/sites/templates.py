@@ -63,4 +63,10 @@ payloads = ["weights"]  # of these three; default ["weights"]
 [limits]
 # bytes_per_round = 500_000_000  # most bytes that may leave in a round; default: no limit
 min_examples = 1  # fewest examples of its own that the site trains on; default 1
+
+# The public keys of all sites of the federation, this one's included. With [privacy] sum_only a site adds its changes
+# only to those of sites that sign with these keys. Take a new one from whoever set up the federation, never from the
+# server.
+[peers]
+{peers}
 """

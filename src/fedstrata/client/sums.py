@@ -31,6 +31,9 @@ from fedstrata.wire.files import write_bytes
 MASKED = "masked"
 """The one tensor of a part behind masks: uint8, as many bytes per element as the sum needs."""
 
+SUM_FILES = ("attempt.json", "opened.json")
+"""What a client keeps: the attempt under way, and whose sum it has opened in which round."""
+
 
 def sum_step(work: Work) -> Generator[None, None, Reply]:
     """A step of a masked sum other than ``train``.
@@ -161,14 +164,14 @@ def _folder(work: Work) -> Path:
 
 
 def _read(work: Work) -> dict[str, Any]:
-    path = _folder(work) / "attempt.json"
+    path = _folder(work) / SUM_FILES[0]
     return json.loads(path.read_bytes()) if path.exists() else {}
 
 
 def _save(work: Work, member: Member) -> None:
     attempt = work.request.sums["attempt"].hex()
     kept = {"round": work.request.round, "attempt": attempt, "secrets": member.dump()}
-    path = _folder(work) / "attempt.json"
+    path = _folder(work) / SUM_FILES[0]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, json.dumps(kept).encode())
     path.chmod(0o600)
@@ -180,7 +183,7 @@ def _note_opened(work: Work, member: Member) -> None:
     Raises:
         WireError: another one was opened before.
     """
-    path, round = _folder(work) / "opened.json", str(work.request.round)
+    path, round = _folder(work) / SUM_FILES[1], str(work.request.round)
     opened = json.loads(path.read_bytes()) if path.exists() else {}
     whose = digest(named(member.secrets.survivors)).hex()
     if opened.setdefault(round, whose) != whose:

@@ -191,7 +191,7 @@ def _sum_signing(stage: ReadyStage) -> SumSigning | None:
     """What masked sums are signed with; in one process with nothing."""
     if not stage.job.privacy.sum_only:
         return None
-    return SumSigning() if stage.federation is None else remote_signing(stage.folder, stage.federation)
+    return SumSigning() if stage.federation is None else remote_signing(stage.folder, stage.federation.settings)
 
 
 def _score(stage: ReadyStage, plan: Plan, engine: Engine) -> Callable[[Server], dict[str, float]]:

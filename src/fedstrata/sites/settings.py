@@ -187,8 +187,8 @@ class SiteSettings(_Settings):
     device: Device = Device()
     allow: Allow = Allow()
     limits: Limits = Limits()
-    peers: dict[Name, PublicKey] = {}
-    """Name of each site of the federation -> its public key, by which masked sums are signed."""
+    peers: Annotated[Path, BeforeValidator(checks.folder_path)] | None = None
+    """Folder with the public key of every site of the federation, ``NAME.pub``; they sign masked sums."""
 
     @property
     def host(self) -> str:

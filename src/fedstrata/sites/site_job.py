@@ -38,7 +38,7 @@ def site_job(own: SiteSettings, hello: HelloHeader, folder: Path) -> Job:
         "data": data,
         "clients": {"count": 1, **clients},
         "train": train,
-        **{table: sent[table] for table in ("method", "head", "adapter", "wire") if table in sent},
+        **{table: sent[table] for table in ("method", "head", "adapter", "wire", "privacy") if table in sent},
     }
     method = None
     if "method" in hello.components:

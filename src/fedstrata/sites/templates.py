@@ -36,6 +36,8 @@ name = "{name}"  # by which the server knows this site
 server = "{server}"  # the server's address for Flower; it says the other ports
 ca = "ca.pem"  # certificate of the CA that signed the server's
 key = "{name}.key"  # this site's private key, readable by its owner alone (chmod 600)
+peers = "peers"  # folder with the public key of every site, NAME.pub, for [privacy] sum_only: this site adds its
+# changes only to those of sites that sign with these keys; take one from whoever made it, never from the server
 folder = "state"  # on this site's disk: personal parts, received parts, logs; created when needed
 
 # The site's own rows.
@@ -63,10 +65,4 @@ payloads = ["weights"]  # of these three; default ["weights"]
 [limits]
 # bytes_per_round = 500_000_000  # most bytes that may leave in a round; default: no limit
 min_examples = 1  # fewest examples of its own that the site trains on; default 1
-
-# The public keys of all sites of the federation, this one's included. With [privacy] sum_only a site adds its changes
-# only to those of sites that sign with these keys. Take a new one from whoever set up the federation, never from the
-# server.
-[peers]
-{peers}
 """

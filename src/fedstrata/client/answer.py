@@ -11,6 +11,7 @@ import numpy as np
 
 from fedstrata.client.feature_cache import FeatureCache
 from fedstrata.client.model_pass import ModelPass
+from fedstrata.client.private import Draw, Private
 from fedstrata.client.scorer import FeatureCaches, Scorer
 from fedstrata.client.trainer import StepCallback, Trainer
 from fedstrata.client.working_model import WorkingModel
@@ -38,6 +39,7 @@ class ClientRuntime:
         wire: how parts travel.
         dtype: how hidden states travel that are sent once.
         stream: how those of batches travel, and their gradients.
+        private: noise over what leaves a client; None without any.
     """
 
     working: WorkingModel
@@ -47,6 +49,7 @@ class ClientRuntime:
     wire: Wire
     dtype: str
     stream: StreamForm
+    private: Private | None = None
 
 
 @dataclass(frozen=True)
@@ -137,8 +140,11 @@ def train_with(pass_of: PassOf) -> Handler:
         persist = runtime.trainer.train.optimizer_state == "persist"
         memory = store.optimizer.load(request.round) if persist else {}
         model_pass = pass_of(work, feature_cache(work))
+        private, examples = runtime.private, len(work.data.index)
+        draw = private and private.draw(request, work.shared)
+        noise = private.example_noise(draw, examples) if private and draw else None
         reply, memory = yield from runtime.trainer.run(
-            request, work.data.train, work.data.index, model_pass, memory, work.callback
+            request, work.data.train, work.data.index, model_pass, memory, work.callback, noise
         )
         kept = part_tensors(working.model, working.parts, plan.keep)
         if name := not_finite(kept):
@@ -150,7 +156,8 @@ def train_with(pass_of: PassOf) -> Handler:
             store.optimizer.save(request.round, memory)
         if kept:
             store.save(request.round, kept)
-        return replace(reply, weights=_encoded_parts(work))
+        reply = replace(reply, weights=_encoded_parts(work, draw))
+        return private.told(reply) if private else reply
 
     return handler
 
@@ -182,13 +189,14 @@ def receive(work: Work) -> Generator[None, None, Reply]:
     return Reply(work.request.client, len(work.data.index))
 
 
-def _encoded_parts(work: Work) -> dict[str, Tensors]:
-    """The sent parts as they travel; what they leave out is kept for the next message."""
+def _encoded_parts(work: Work, draw: Draw | None) -> dict[str, Tensors]:
+    """The sent parts as they travel, noised if so; what they leave out is kept for the next message.
+
+    Whatever the codec then does, and what it leaves out, depends on the noised message alone.
+    """
     runtime, request, store = work.runtime, work.request, work.data.store
-    working, parts = runtime.working, runtime.working.parts
     residual, message = store.residual.load(request.round), {}
-    for part in request.plan.send:
-        tensors = part_tensors(working.model, parts, [part])
+    for part, tensors in _sent_parts(work, draw).items():
         reference = work.shared[part][1] if runtime.wire.changes else None
         encoded, left = runtime.wire.encode(tensors, reference, residual)
         message[part] = {name: tensor.to("cpu", copy=True) for name, tensor in encoded.items()}
@@ -196,3 +204,12 @@ def _encoded_parts(work: Work) -> dict[str, Tensors]:
     if residual:
         store.residual.save(request.round, residual)
     return message
+
+
+def _sent_parts(work: Work, draw: Draw | None) -> dict[str, Tensors]:
+    """Part -> its tensors after training, with noise over the change of all of them where there is noise."""
+    request, working, private = work.request, work.runtime.working, work.runtime.private
+    sent = {part: part_tensors(working.model, working.parts, [part]) for part in request.plan.send}
+    if private is None or draw is None:
+        return sent
+    return private.message(request, sent, {part: work.shared[part][1] for part in sent}, draw)

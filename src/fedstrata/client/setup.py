@@ -12,6 +12,7 @@ from fedstrata.client.answer import ClientRuntime
 from fedstrata.client.frozen_layers import check_frozen_layers
 from fedstrata.client.model_options import adapter_of, head_of
 from fedstrata.client.precision import batch_tokens, resolve_precision
+from fedstrata.client.private import private_of
 from fedstrata.client.scorer import FeatureCaches, Scorer
 from fedstrata.client.trainer import Trainer
 from fedstrata.client.working_model import WorkingModel
@@ -119,6 +120,7 @@ def make_runtime(job: Job, loaded: checkpoints.Loaded, task: Task, codec: Codec)
         wire=Wire(codec),
         dtype=job.wire.dtype if job.wire.dtype in DTYPES else "fp32",
         stream=stream_form(*job.wire.stream),
+        private=private_of(job),
     )
 
 

@@ -67,6 +67,7 @@ class DryContext:
         tests: makes client -> tokens of each example that it is scored on.
         predicted: lengths of a batch and its width -> positions through the head.
         memory: what was computed once and holds for many clients and rounds.
+        poisson: every example takes part in every step by a coin of its own.
     """
 
     method: Method
@@ -80,6 +81,7 @@ class DryContext:
     tests: Callable[[], Mapping[str, Index]]
     predicted: Callable[[Index, int], int]
     memory: dict[Any, Any] = field(default_factory=dict)
+    poisson: bool = False
 
 
 DryHandler = Callable[[DryContext, Request], Reply]

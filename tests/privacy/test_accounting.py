@@ -39,7 +39,7 @@ def test_releases_of_several_kinds_add_up() -> None:
 
 @pytest.mark.parametrize("noise", [0.5, 1.0, 3.0])
 def test_delta_of_one_release_is_the_closed_form(noise: float) -> None:
-    """Balle and Wang 2018, theorem 8: at the epsilon that is told, the delta of a Gaussian is the one asked for."""
+    """Balle and Wang 2018, theorem 8: at the epsilon told, the delta is the one asked for."""
     epsilon = epsilon_of([Spending(noise, 1.0, 1)], 1e-5, "pld")
     upper, lower = 0.5 / noise - epsilon * noise, -0.5 / noise - epsilon * noise
     delta = stats.norm.cdf(upper) - math.exp(epsilon) * stats.norm.cdf(lower)
@@ -93,7 +93,9 @@ def lower_bound(outputs: dict[bool, np.ndarray], delta: float) -> float:
     thresholds = np.quantile(np.concatenate([there[:half], gone[:half]]), np.linspace(0.01, 0.999, 60))
     best = 0.0
     for sign in (1, -1):  # the threshold is chosen on one half, the bound holds on the other
-        rates = [((sign * there[:half] > sign * t).mean(), (sign * gone[:half] > sign * t).mean()) for t in thresholds]
+        rates = [
+            ((sign * there[:half] > sign * t).mean(), (sign * gone[:half] > sign * t).mean()) for t in thresholds
+        ]
         chosen = thresholds[np.argmax([(hit - delta) / (miss + 20 / half) for hit, miss in rates])]
         hits, misses = ((sign * own[half:] > sign * chosen).sum() for own in (there, gone))
         low = stats.beta.ppf(0.0005, hits, half - hits + 1) if hits else 0.0
@@ -103,7 +105,7 @@ def lower_bound(outputs: dict[bool, np.ndarray], delta: float) -> float:
 
 
 def messages(noise: float, rounds: int, tries: int) -> dict[bool, np.ndarray]:
-    """What the server sees of a client that moves one weight as far as it may, or not at all: the sum of rounds."""
+    """What the server sees of a client that moves one weight by the clip, or not: the sum of rounds."""
     rng = np.random.default_rng(7)
     start = {"a": {"w": torch.zeros(tries)}}
     seen = {}

@@ -12,7 +12,7 @@ from fedstrata.errors import UserError
 from fedstrata.job.privacy_table import Privacy
 from fedstrata.job.tables import Job, Train
 from fedstrata.plan.kinds import Tensors, Weights
-from fedstrata.plan.messages import Reply, Request, Tagged
+from fedstrata.plan.messages import Positions, Reply, Request, Tagged
 from fedstrata.plan.streams import Streams
 from fedstrata.privacy.accounting import Spending, calibrate
 from fedstrata.privacy.noise import privatized
@@ -87,6 +87,11 @@ class Private:
     def told(self, reply: Reply) -> Reply:
         """A reply without what no noise covers: its loss; at level ``client`` the number of its examples too."""
         return replace(reply, loss=None, examples=1 if self.table.level == "client" else reply.examples)
+
+    def told_outside(self, reply: Reply) -> Reply:
+        """A reply that leaves for another machine: nothing that was counted or timed of the client's rows."""
+        steps = 1 if self.table.level == "client" else reply.steps
+        return replace(self.told(reply), steps=steps, work=Positions(), flops=0, seconds=0.0)
 
 
 def private_of(job: Job) -> Private | None:

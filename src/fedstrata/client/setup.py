@@ -30,6 +30,7 @@ from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan, make_plan
 from fedstrata.plan.schedule import sample_clients
 from fedstrata.plan.streams import INIT, SERVER, Streams
+from fedstrata.privacy.per_example import mixing_module
 from fedstrata.tasks import Examples, Task, TaskContext, build_task
 from fedstrata.tasks.examples import examples
 from fedstrata.wire.activations import stream_form
@@ -111,6 +112,11 @@ def make_ready(
 def make_runtime(job: Job, loaded: checkpoints.Loaded, task: Task, codec: Codec) -> ClientRuntime:
     """The roles over a loaded model."""
     train, streams = job.train, Streams(job.train.seed)
+    if job.privacy.level == "example" and (mixing := mixing_module(loaded.model)):
+        raise UserError(
+            f"[privacy] level: 'example' goes with models in which no example depends on others of its batch, and "
+            f"{mixing} normalizes over the batch"
+        )
     working = WorkingModel(loaded.model, loaded.parts, train.device, train.precision == "bf16")
     return ClientRuntime(
         working=working,
@@ -163,6 +169,11 @@ def check_plans(
         if done // PLANS_TOLD > (done - len(sampled)) // PLANS_TOLD:
             tell(Counted("plans", done, job.method.rounds * len(sampled)))
     check_frozen_layers(job, parts, checked)
+    if job.privacy.level == "client" and not any(plan.send for plan in checked):
+        raise UserError(
+            "[privacy] level: 'client' noises what clients send, and as set here they send nothing; expected "
+            "'example' or 'none'"
+        )
 
 
 def _ranks(job: Job) -> list[tuple[str, object]]:

@@ -23,7 +23,7 @@ from fedstrata.models.quiet import quiet
 from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.notes import check_names
-from fedstrata.runs.privacy import combined_privacy
+from fedstrata.runs.privacy import check_task, combined_privacy
 
 
 @quiet()
@@ -42,6 +42,7 @@ def forecast(
             jobs = resolve_jobs(load(source, pairs, options.components.method), base_dir)
             for job in jobs:
                 check_names(job)
+                check_task(job, options.components.task)
             start: dict[str, str] = {}
             for job in jobs:
                 place = Path(outlines) / (job.stage or "start")

@@ -48,8 +48,8 @@ def _check_beside(job: Job) -> None:
     level = job.privacy.level
     if job.clients.test is not None:
         raise UserError(
-            f"[clients] test: clients would tell their scores on rows of their own, which no noise covers; with "
-            f"level = {level!r} expected [data] test, with rows that the server has"
+            "[clients] test: clients would tell their scores on rows of their own, which no noise covers; with "
+            f"[privacy] level = {level!r} expected [data] test, with rows that the server has"
         )
     if TASK_KINDS[job.task.kind].classes and job.task.labels is None:
         raise UserError(
@@ -78,11 +78,6 @@ def _check_examples(job: Job) -> None:
 
 def _check_messages(job: Job) -> None:
     """The change of each message is clipped and noised."""
-    if job.method.population != "each":
-        raise UserError(
-            f"[privacy] level: 'client' noises what clients send, and with {method_name(job.method)!r} they send "
-            "nothing; expected 'example' or 'none'"
-        )
     if not (job.privacy.sum_only or job.privacy.single_message):
         raise UserError(
             "[privacy] level: 'client' without sum_only leaves the server every single message, so that each "

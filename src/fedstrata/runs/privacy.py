@@ -33,11 +33,7 @@ def settle_privacy(job: Job, clients: Collection[str]) -> Job:
         return job
     most = job.method.rounds
     if not job.between_sites:
-        streams, names = Streams(job.train.seed), list(clients)
-        counts = Counter[str]()
-        for round in range(job.method.rounds):
-            counts.update(sample_clients(names, job.clients.fraction, round, streams))
-        most = max(counts.values(), default=0)
+        most = max(scheduled(job, clients).values(), default=0)
     if table.participations is not None and table.participations < most:
         raise UserError(
             f"[privacy] participations: is {table.participations}, but a client may be asked in {most} rounds; "
@@ -45,6 +41,15 @@ def settle_privacy(job: Job, clients: Collection[str]) -> Job:
         )
     settled = table.model_copy(update={"participations": table.participations or max(1, most)})
     return job.model_copy(update={"privacy": settled})
+
+
+def scheduled(job: Job, clients: Collection[str]) -> Counter[str]:
+    """Client -> the rounds in which it will be asked."""
+    streams, names = Streams(job.train.seed), list(clients)
+    counts = Counter[str]()
+    for round in range(job.method.rounds):
+        counts.update(sample_clients(names, job.clients.fraction, round, streams))
+    return counts
 
 
 def participated(
@@ -58,6 +63,19 @@ def participated(
     told = {(line["client"], line["round"]) for line in lines if line["client"] != SERVER and line.get(key)}
     told |= {(line["client"], line["round"]) for line in missing if line["round"] >= 0}
     return Counter(client for client, _ in told)
+
+
+def check_task(job: Job, own: object) -> None:
+    """Refuse a task of the caller's own where every example's gradient is clipped.
+
+    Raises:
+        UserError: its loss may let one example's gradient depend on others.
+    """
+    if own is not None and job.privacy.level == "example":
+        raise UserError(
+            "[privacy] level: 'example' goes with the tasks of [task] kind, whose loss is a mean over predictions "
+            "that each belong to one example; with a task of one's own this is not known"
+        )
 
 
 def privacy_record(job: Job, examples: Mapping[str, int], rounds: Mapping[str, int]) -> Record | None:

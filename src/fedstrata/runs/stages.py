@@ -33,7 +33,7 @@ from fedstrata.runs.engines import choose_engine, threads_set, with_choice, work
 from fedstrata.runs.folder import status_on_disk
 from fedstrata.runs.models import check_start, save_client_models
 from fedstrata.runs.notes import check_names, check_permission
-from fedstrata.runs.privacy import settle_privacy
+from fedstrata.runs.privacy import check_task, settle_privacy
 from fedstrata.runs.result import Result, combine_stages, read_result, write_result
 from fedstrata.runs.resume import (
     RATES,
@@ -81,6 +81,7 @@ def run_stages(
     jobs = [settle_sites(job) for job in resolve_jobs(jobs, base_dir)]
     for job in jobs:
         check_names(job)
+        check_task(job, components.task)
         if not job.between_sites:
             check_permission(job)
     results: dict[str, Result] = {}

@@ -28,7 +28,7 @@ from fedstrata.sites.tensor_file import TensorFile
 from fedstrata.wire.codec import WireError
 from fedstrata.wire.files import write_bytes
 
-JOB_TABLES = ("task", "method", "train", "head", "adapter", "wire")
+JOB_TABLES = ("task", "method", "train", "head", "adapter", "wire", "privacy")
 """Tables of the job that are sent to a site; the others are the site's own."""
 MOST_STATES_BYTES = 1 << 26
 """Of an example's hidden states: more than 512 tokens of the largest models have, in all branches of a head."""

@@ -59,7 +59,7 @@ LOG = logging.getLogger("fedstrata.site")
 FILES = re.compile(r"[\w-]+\.(json|txt|model|jinja)")
 """What a model's folder may hold beside its weights: nothing that runs."""
 
-OWN_FILES = ("hello", "rows.json", "journal.jsonl", "*.safetensors", ".*.part", "features.f32", "features.json")
+OWN_FILES = ("hello", "rows.json", "journal.jsonl", "noise.*", "*.safetensors", ".*.part", "features.*")
 """What a site itself writes into a run's folder, beside the files of the start model."""
 
 MOST_FILE_BYTES = 1 << 28
@@ -188,7 +188,7 @@ class SiteService:
         if not holds:
             return WelcomeHeader(examples=0, holds=False)
         site = self._site(name, run)
-        return WelcomeHeader(examples=len(site.data.index), holds=True)
+        return WelcomeHeader(examples=site.examples, holds=True)
 
     def _take_start(self, name: str, run: SiteRun, weights: Weights) -> Header:
         folder = self._folder(name) / "start"

@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from fedstrata.privacy.masked_sums import GroupsOf, Member, load_secrets, new_secrets
+from fedstrata.privacy.masked_sums import GroupsOf, Member
 from fedstrata.privacy.opening import Opening
+from fedstrata.privacy.sum_secrets import load_secrets, new_secrets
 from fedstrata.privacy.sum_terms import Signer, Unsigned, groups_of
 
 SESSION = b"session"
@@ -30,7 +31,9 @@ def members_of(
 
 def again(member: Member) -> Member:
     """The member after its program has ended and started again."""
-    return Member(member.name, member.session, member.signer, member.groups_of, load_secrets(member.dump()))
+    return Member(
+        member.name, member.session, member.signer, member.groups_of, load_secrets(member.secrets.dump())
+    )
 
 
 class Ring:

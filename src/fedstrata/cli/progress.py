@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from types import TracebackType
 from typing import Self
@@ -141,8 +140,9 @@ class Display(_Live):
         # A site reports no single steps, so of its examples per second nothing is known.
         _, newest = self.training.pop(event.client, (0.0, None))
         speed = f"{newest.examples / max(event.seconds, 1e-9):.0f} examples/s" if newest else ""
+        loss = "trained" if event.loss is None else f"loss {event.loss:.4f}"
         self._log(
-            f"{round_words(event.round, self.rounds)}  {event.client}  {_loss_words(event.loss)}"
+            f"{round_words(event.round, self.rounds)}  {event.client}  {loss}  "
             f"{speed or f'{event.seconds:.1f} s'}  {event.bytes / 1e6:.1f} MB in total, all clients"
         )
         self.bar.update(self.line, completed=self.replies)
@@ -237,8 +237,3 @@ def _beaten(score: dict[str, float], baseline: Baseline) -> bool:
         return True
     sign = -1 if name in LOWER_IS_BETTER else 1
     return sign * score[name] > sign * baseline.score[name]
-
-
-def _loss_words(loss: float) -> str:
-    """A client's loss; nothing where it has not told it."""
-    return "" if math.isnan(loss) else f"loss {loss:.4f}  "

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedstrata.client.feature_cache import FeatureCache
 from fedstrata.client.model_pass import ModelPass
+from fedstrata.client.private import Draw, Private
 from fedstrata.client.scorer import FeatureCaches, Scorer
 from fedstrata.client.sum_rules import SumRules
 from fedstrata.client.trainer import StepCallback, Trainer
@@ -40,6 +41,7 @@ class ClientRuntime:
         dtype: how hidden states travel that are sent once.
         stream: how those of batches travel, and their gradients.
         sums: of the masked sums in which parts travel; None where they travel as they are.
+        private: noise over what leaves a client; None without any.
     """
 
     working: WorkingModel
@@ -50,6 +52,7 @@ class ClientRuntime:
     dtype: str
     stream: StreamForm
     sums: SumRules | None = None
+    private: Private | None = None
 
 
 @dataclass(frozen=True)
@@ -130,13 +133,18 @@ def feature_cache(work: Work) -> FeatureCache | None:
     return work.runtime.caches.open(data.train, data.index, data.store.folder / "features")
 
 
-def encoded_parts(work: Work) -> Weights:
-    """The sent parts as they travel; what they leave out is kept for the next message."""
+Encode = Callable[[Work, Draw | None], Weights]
+"""Makes the sent parts as they travel; with noise that is drawn so."""
+
+
+def encoded_parts(work: Work, draw: Draw | None) -> Weights:
+    """The sent parts as they travel, noised if so; what they leave out is kept for the next message.
+
+    Whatever the codec then does, and what it leaves out, depends on the noised message alone.
+    """
     runtime, request, store = work.runtime, work.request, work.data.store
-    working, parts = runtime.working, runtime.working.parts
     residual, message = store.residual.load(request.round), {}
-    for part in request.plan.send:
-        tensors = part_tensors(working.model, parts, [part])
+    for part, tensors in sent_parts(work, draw).items():
         reference = work.shared[part][1] if runtime.wire.changes else None
         encoded, left = runtime.wire.encode(tensors, reference, residual)
         message[part] = {name: tensor.to("cpu", copy=True) for name, tensor in encoded.items()}
@@ -146,7 +154,16 @@ def encoded_parts(work: Work) -> Weights:
     return message
 
 
-def train_with(pass_of: PassOf, encode: Callable[[Work], Weights] = encoded_parts) -> Handler:
+def sent_parts(work: Work, draw: Draw | None) -> Weights:
+    """Part -> its tensors after training, with noise over the change of all of them where there is noise."""
+    request, working, private = work.request, work.runtime.working, work.runtime.private
+    sent = {part: part_tensors(working.model, working.parts, [part]) for part in request.plan.send}
+    if private is None or draw is None:
+        return sent
+    return private.message(request, sent, {part: work.shared[part][1] for part in sent}, draw)
+
+
+def train_with(pass_of: PassOf, encode: Encode = encoded_parts) -> Handler:
     """The phase ``train``: what the plan trains is trained, kept and sent as ``encode`` makes it."""
 
     def handler(work: Work) -> Generator[None, None, Reply]:
@@ -156,8 +173,11 @@ def train_with(pass_of: PassOf, encode: Callable[[Work], Weights] = encoded_part
         persist = runtime.trainer.train.optimizer_state == "persist"
         memory = store.optimizer.load(request.round) if persist else {}
         model_pass = pass_of(work, feature_cache(work))
+        private, examples = runtime.private, len(work.data.index)
+        draw = private.draw(request, work.shared) if private else None
+        noise = private.example_noise(draw, examples) if private and draw else None
         reply, memory = yield from runtime.trainer.run(
-            request, work.data.train, work.data.index, model_pass, memory, work.callback
+            request, work.data.train, work.data.index, model_pass, memory, work.callback, noise
         )
         kept = part_tensors(working.model, working.parts, plan.keep)
         if name := not_finite(kept):
@@ -169,7 +189,8 @@ def train_with(pass_of: PassOf, encode: Callable[[Work], Weights] = encoded_part
             store.optimizer.save(request.round, memory)
         if kept:
             store.save(request.round, kept)
-        return replace(reply, weights=encode(work))
+        reply = replace(reply, weights=encode(work, draw))
+        return private.told(reply) if private else reply
 
     return handler
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fedstrata.errors import UserError
+from fedstrata.job.tables import Job
 from fedstrata.plan.parts import Parts
-from fedstrata.plan.plan import Method, make_plan
+from fedstrata.plan.plan import Method, Plan, make_plan
 from fedstrata.plan.streams import Streams
 from fedstrata.privacy.sum_terms import LEAST, MOST, Group, Signer, Unsigned, digest, groups_of
 
@@ -44,16 +45,29 @@ def session(run: bytes, round: int, attempt: bytes) -> bytes:
     return digest(b"fedstrata session", run, round.to_bytes(8, "big"), attempt)
 
 
-def check_senders(round: int, sends: Mapping[str, Sequence[str]]) -> None:
-    """Refuse a round in which a part is sent by so few that their sum would tell of each.
+def sum_rules_of(job: Job) -> SumRules | None:
+    """What a client of a job knows of its masked sums; None where parts travel as they are."""
+    return SumRules(job.method, job.task.kind, Streams(job.train.seed)) if job.privacy.sum_only else None
+
+
+def check_senders(job: Job, round: int, plans: Mapping[str, Plan]) -> None:
+    """Refuse a round of masked sums in which a part is sent by so few that their sum would tell of each.
 
     Args:
+        job: the job.
         round: 0-based.
-        sends: client of the round -> the parts that it sends.
+        plans: client of the round -> its plan.
 
     Raises:
         UserError: so it is, or there are too many clients.
     """
+    if not job.privacy.sum_only:
+        return
+    sends = {name: plan.send for name, plan in plans.items()}
+    if not any(sends.values()):
+        raise UserError(
+            f"[privacy] sum_only: in round {round + 1} nobody sends anything that could be summed; expected false"
+        )
     if len(sends) > MOST:
         raise UserError(
             f"[privacy] sum_only: takes at most {MOST} clients a round, found {len(sends)}, because the work of "

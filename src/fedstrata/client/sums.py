@@ -8,24 +8,27 @@ the difference of two would be the message of whoever is in one of them alone.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from fedstrata.client.answer import Handler, PassOf, Work, train_with
+from fedstrata.client.answer import Handler, PassOf, Work, sent_parts, train_with
+from fedstrata.client.private import Draw
 from fedstrata.client.sum_rules import SumRules, session
 from fedstrata.errors import UserError
-from fedstrata.models.parts import part_tensors
-from fedstrata.plan.kinds import SUM_PHASES, Tensors
+from fedstrata.plan.kinds import SUM_PHASES, Tensors, Weights
 from fedstrata.plan.messages import Reply
 from fedstrata.privacy.fixed_point import SaturationError, capped
-from fedstrata.privacy.masked_sums import Member, load_secrets, new_secrets
+from fedstrata.privacy.masked_sums import Member
+from fedstrata.privacy.sum_secrets import load_secrets, new_secrets
 from fedstrata.privacy.sum_terms import ATTEMPT_BYTES, Message, digest, named
-from fedstrata.wire.codec import WireError
+from fedstrata.wire.codec import Shapes, WireError
 from fedstrata.wire.files import write_bytes
 
 MASKED = "masked"
@@ -75,28 +78,31 @@ def before_training(work: Work) -> None:
     _save(work, member)
 
 
-def masked_parts(work: Work) -> dict[str, Tensors]:
+def masked_parts(work: Work, draw: Draw | None) -> Weights:
     """The trained parts' changes as integers behind masks, packed: part -> ``MASKED``.
+
+    Noise comes before; so the integers, like all that is made of a noised message, depend on the noised one alone.
 
     Raises:
         UserError: a change is too large to be encoded.
     """
     request, shapes = work.request, work.runtime.working.parts.shapes
     question = dict(request.sums)
-    member = _under_way(work, question)
+    member, sent = _under_way(work, question), sent_parts(work, draw)
     member.asked("train", question)
     roster = member.roster()
     fixed, numbers = roster.fixed, {}
+    changes = {part: _change(shapes[part], sent[part], work.shared[part][1]) for part in sent}
     try:
         for place in roster.own_groups(request.client):
             parts = roster.groups[place].parts
-            numbers[place] = np.concatenate([fixed.integers(_change(work, part)) for part in parts])
+            numbers[place] = np.concatenate([fixed.integers(changes[part]) for part in parts])
     except SaturationError as error:
         raise UserError(
             f"round {request.round + 1}, client {request.client}: a change of {error}; a smaller "
             "train.learning_rate helps, with --resume from the last finished round"
         ) from None
-    message: dict[str, Tensors] = {}
+    message: Weights = {}
     for place, words in member.masked(question, numbers).items():
         start = 0
         for part in roster.groups[place].parts:
@@ -107,15 +113,16 @@ def masked_parts(work: Work) -> dict[str, Tensors]:
     return {part: message[part] for part in request.plan.send}
 
 
-def _change(work: Work, part: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """What training has changed of a part, exact, as one vector: tensors in the order of the part's shapes."""
-    working, reference = work.runtime.working, work.shared[part][1]
-    tensors = part_tensors(working.model, working.parts, [part])
-    names = working.parts.shapes[part]
-    return np.concatenate(
-        [(tensors[n].detach().cpu().double() - reference[n].double()).reshape(-1).numpy() for n in names]
-        or [np.zeros(0)]
-    )
+def _change(shapes: Shapes, tensors: Tensors, reference: Tensors) -> npt.NDArray[np.float64]:
+    """What has changed of a part, exact, as one vector: tensors in the order of the part's shapes."""
+    changes = [(tensors[n].detach().cpu().double() - reference[n].double()).reshape(-1).numpy() for n in shapes]
+    return np.concatenate(changes or [np.zeros(0)])
+
+
+def _weight(work: Work) -> int:
+    """The client's weight in the mean; where its presence is to be hidden, all weigh the same."""
+    private = work.runtime.private
+    return 1 if private is not None and private.table.level == "client" else capped(len(work.data.index))
 
 
 def _rules(work: Work) -> SumRules:
@@ -127,7 +134,7 @@ def _rules(work: Work) -> SumRules:
 
 def _member(work: Work, attempt: bytes, kept: str | None) -> Member:
     rules, round, parts = _rules(work), work.request.round, work.runtime.working.parts
-    held = new_secrets(capped(len(work.data.index))) if kept is None else load_secrets(kept)
+    held = new_secrets(_weight(work)) if kept is None else load_secrets(kept)
     return Member(
         name=work.request.client,
         session=session(rules.run, round, attempt),
@@ -170,7 +177,7 @@ def _read(work: Work) -> dict[str, Any]:
 
 def _save(work: Work, member: Member) -> None:
     attempt = work.request.sums["attempt"].hex()
-    kept = {"round": work.request.round, "attempt": attempt, "secrets": member.dump()}
+    kept = {"round": work.request.round, "attempt": attempt, "secrets": member.secrets.dump()}
     path = _folder(work) / SUM_FILES[0]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, json.dumps(kept).encode())
@@ -200,9 +207,9 @@ def without_loss(reply: Reply) -> Reply:
     Raises:
         UserError: the training diverged.
     """
-    if not np.isfinite(reply.loss):
+    if reply.loss is not None and not math.isfinite(reply.loss):
         raise UserError(
             f"client {reply.client}: its training diverged (loss {reply.loss}); a smaller train.learning_rate "
             "helps, with --resume from the last finished round"
         )
-    return replace(reply, loss=float("nan"))
+    return replace(reply, loss=None)

@@ -27,7 +27,7 @@ from fedstrata.wire.dry import empty
 def dry_sum_step(context: DryContext, request: Request) -> Reply:
     """A step other than ``train``; in a forecast nobody drops out."""
     own = request.client
-    weight = capped(len(context.lengths[own])).to_bytes(8, "big")
+    weight = weight_of(context, own).to_bytes(8, "big")
     signature = bytes(SIGNATURE_BYTES)
     if request.phase == "sum_keys":
         sums = {"keys": bytes(ENTRY_BYTES - len(weight)) + weight, "signature": signature}
@@ -54,7 +54,12 @@ def dry_summed(context: DryContext, request: Request) -> Reply:
 
 def fixed_point_of(context: DryContext, names: tuple[str, ...]) -> FixedPoint:
     """How numbers are integers in a sum of these clients."""
-    return fixed_point(sum(capped(len(context.lengths[name])) for name in names))
+    return fixed_point(sum(weight_of(context, name) for name in names))
+
+
+def weight_of(context: DryContext, name: str) -> int:
+    """A client's weight in the mean."""
+    return 1 if context.equal_weights else capped(len(context.lengths[name]))
 
 
 def _groups(context: DryContext, request: Request, names: tuple[str, ...]) -> tuple[Group, ...]:

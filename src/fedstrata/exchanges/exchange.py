@@ -85,7 +85,9 @@ class DryContext:
         predicted: lengths of a batch and its width -> positions through the head.
         memory: what was computed once and holds for many clients and rounds.
         sums: parts travel in masked sums.
+        equal_weights: in these all clients weigh the same.
         task: the task's kind.
+        poisson: every example takes part in every step by a coin of its own.
     """
 
     method: Method
@@ -100,7 +102,9 @@ class DryContext:
     predicted: Callable[[Index, int], int]
     memory: dict[Any, Any] = field(default_factory=dict)
     sums: bool = False
+    equal_weights: bool = False
     task: str = ""
+    poisson: bool = False
 
 
 DryHandler = Callable[[DryContext, Request], Reply]

@@ -91,7 +91,8 @@ class SummedHalf(PlainHalf):
         steps.ask_late(
             "sum_survivors", opening.survivors, lambda name: {"survivors": whose}, opening.take_signature
         )
-        steps.ask_late("sum_open", opening.survivors, lambda name: opening.open_question(), opening.take_opened)
+        signers = [name for name in opening.survivors if name in opening.signatures]
+        steps.ask_late("sum_open", signers, lambda name: opening.open_question(), opening.take_opened)
         self.open(loop, round, opening)
         return loop.server.merge()
 
@@ -103,7 +104,8 @@ class SummedHalf(PlainHalf):
             start = 0
             for part in roster.groups[place].parts:
                 moved = Tensors()
-                for name, old in server.weights[part].items():
+                for name in server.parts.shapes[part]:  # of restored weights the order is another
+                    old = server.weights[part][name]
                     change = mean[start : start + old.numel()].reshape(old.shape)
                     moved[name] = (old.double() + change).float()
                     start += old.numel()
@@ -171,7 +173,7 @@ class _Steps:
             except WireError as error:
                 loop.miss(round, NoReply(reply.client, f"sends what cannot be used: {error}"))
                 continue
-            loop.record_unread(round, self.plans[reply.client], reply)
+            loop.record(round, self.plans[reply.client], reply)
             loop.ledger(
                 Entry(round, reply.client, "train", "up", part, payload_bytes(tensors))
                 for part, tensors in reply.weights.items()

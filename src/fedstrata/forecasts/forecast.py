@@ -23,6 +23,7 @@ from fedstrata.models.quiet import quiet
 from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.notes import check_names
+from fedstrata.runs.privacy import check_task, combined_privacy
 
 
 @quiet()
@@ -41,6 +42,7 @@ def forecast(
             jobs = resolve_jobs(load(source, pairs, options.components.method), base_dir)
             for job in jobs:
                 check_names(job)
+                check_task(job, options.components.task)
             start: dict[str, str] = {}
             for job in jobs:
                 place = Path(outlines) / (job.stage or "start")
@@ -54,6 +56,8 @@ def forecast(
             ]
             name = " → ".join(dict.fromkeys(method_name(job.method) for job in jobs))
             costs[name] = _together(stages, options.bandwidth, options.gflops)
+            told = [(job.stage, stage["privacy"]) for job, stage in zip(jobs, stages, strict=True)]
+            costs[name]["privacy"] = combined_privacy(told)
             if options.units is not None:
                 costs[name]["units"] = [
                     _in_units(options.units, job, start[job.stage], stage, known)

@@ -31,6 +31,7 @@ from fedstrata.plan.plan import Plan, make_plan
 from fedstrata.plan.schedule import round_half_up
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.components import Components
+from fedstrata.runs.privacy import participated, privacy_record, settle_privacy
 from fedstrata.runs.train import round_settings
 from fedstrata.tasks import Task, TaskContext, build_task
 from fedstrata.wire.activations import stream_form
@@ -70,12 +71,14 @@ def stage_costs(
     parts = known.parts(*of_model)
     shards = population(job.method.population, profile.shards)
     name = _whose(options.client, shards, profile.shards)
+    job = settle_privacy(job, shards)
     _check(job, parts, profile, len(shards), options)
     task = (options.components.task or build_task)(TaskContext(job, profile.labels))
     context = _dry_context(job, parts, profile, shards, task, options.components)
     records = dry_run(context, job.task.kind, round_settings(job), options.tell)
     memory = _memory(job, task, known.step(*of_model))
     sums, work = _bytes(records.lines("ledger")), records.lines("rounds")
+    examples = {client: len(lengths) for client, lengths in context.lengths.items()}
     own = {line["round"]: line for line in work if line["client"] == name}
 
     def costs(round: int) -> dict[str, Any]:
@@ -102,6 +105,7 @@ def stage_costs(
         "examples": sum(map(len, shards.values())),
         "collects": any(line["phase"] == "hidden_states" for line in records.lines("ledger")),
         "parts": parts.records(),
+        "privacy": privacy_record(job, examples, participated(job, work, ())),
     }
 
 
@@ -158,7 +162,9 @@ def _dry_context(
         tests=profile.tests,
         predicted=task.head_positions,
         sums=job.privacy.sum_only,
+        equal_weights=job.privacy.level == "client",
         task=job.task.kind,
+        poisson=job.privacy.level == "example",
     )
 
 

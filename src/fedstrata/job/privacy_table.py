@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedstrata.job.base import Table
+from fedstrata.job.base import Positive, Table
 
 Omission = Literal["decoder_bias", "position_rows", "embeddings", "unlisted_rows"]
 """What can be left out of messages: rows are those of embedding tables, ``unlisted_rows`` those of the tokens that
 no public vocabulary lists."""
 
-NOISE = ("clip", "epsilon", "noise", "delta", "accountant", "single_message")
+NOISE = ("clip", "epsilon", "noise", "delta", "accountant", "participations", "single_message")
 """Keys that go with noise alone."""
 
 
@@ -29,6 +29,9 @@ class Privacy(Table):
     """In place of ``epsilon``: standard deviation of the noise, in units of ``clip``."""
     delta: Annotated[float, Field(gt=0, le=0.1)] = 1e-5
     accountant: Literal["pld", "rdp"] = "pld"
+    participations: Positive | None = None
+    """Most rounds in which a client takes part: ``epsilon`` is calibrated for them. Absent: as the sampling of
+    clients has it; between sites every round, since the server picks whom it asks."""
     single_message: bool = False
     """Of ``client`` without ``sum_only``: it is known that the server sees every single message, and that the
     promise is about these."""

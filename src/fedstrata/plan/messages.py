@@ -68,7 +68,7 @@ class Reply:
         client: its name.
         examples: number of its training examples: its weight in the mean.
         weights: the parts sent, as they travel; in phase ``hidden_states`` those, under that name.
-        loss: mean over the steps of the round, without the proximal term.
+        loss: mean over the steps of the round, without the proximal term; None where it is not told.
         steps: optimizer steps made.
         work: positions computed with.
         flops: of the training steps, by :func:`fedstrata.cost.flops.train_flops`.
@@ -81,7 +81,7 @@ class Reply:
     client: str
     examples: int
     weights: Weights = field(default_factory=dict)
-    loss: float = float("nan")
+    loss: float | None = float("nan")
     steps: int = 0
     work: Positions = field(default_factory=Positions)
     flops: int = 0

@@ -15,12 +15,10 @@ their pair masks opened. A member answers each step once; the same question gets
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -30,6 +28,7 @@ from fedstrata.privacy.fixed_point import Integers, Words
 from fedstrata.privacy.masks import add_mask
 from fedstrata.privacy.roster import Entry, Roster, decode_entry, public_key
 from fedstrata.privacy.shamir import SECRET_BYTES, SHARE_BYTES
+from fedstrata.privacy.sum_secrets import Secrets
 from fedstrata.privacy.sum_terms import (
     ENTRY_BYTES,
     LEAST,
@@ -57,40 +56,6 @@ GroupsOf = Callable[[tuple[str, ...]], tuple[Group, ...]]
 
 
 @dataclass
-class Secrets:
-    """What a member keeps between the steps, as plain data.
-
-    Attributes:
-        box: private key for what others send it.
-        mask: private key of its masks.
-        weight: its weight in the mean.
-        seeds: group -> the seed of its own mask.
-        own_shares: its shares of its own secrets: of the private key, then by group.
-        roster: what it was told of the members: name -> entry, in hexadecimal.
-        members: who has sent shares, so that there are masks with them.
-        sealed: member -> the shares that it sent, in hexadecimal.
-        survivors: whose numbers have arrived; what it has signed, and will not sign of others.
-        answers: step -> digest of the question, and the answer, in hexadecimal.
-    """
-
-    box: str
-    mask: str
-    weight: int
-    seeds: dict[str, str] = dataclasses.field(default_factory=dict)
-    own_shares: list[str] = dataclasses.field(default_factory=list)
-    roster: dict[str, str] = dataclasses.field(default_factory=dict)
-    members: list[str] = dataclasses.field(default_factory=list)
-    sealed: dict[str, str] = dataclasses.field(default_factory=dict)
-    survivors: list[str] = dataclasses.field(default_factory=list)
-    answers: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-
-def new_secrets(weight: int) -> Secrets:
-    """Those of one attempt at a sum; they are never used again."""
-    return Secrets(secrets.token_bytes(SECRET_BYTES).hex(), secrets.token_bytes(SECRET_BYTES).hex(), weight)
-
-
-@dataclass
 class Member:
     """One member of one attempt at a sum.
 
@@ -107,10 +72,6 @@ class Member:
     signer: Signer
     groups_of: GroupsOf
     secrets: Secrets
-
-    def dump(self) -> str:
-        """What it keeps, as JSON."""
-        return json.dumps(dataclasses.asdict(self.secrets))
 
     def answer(self, step: str, question: Mapping[str, bytes]) -> Message:
         """The answer to a step without numbers; to the same question the same.
@@ -287,11 +248,6 @@ class Member:
         except InvalidTag:  # its sender or the server has spoiled it; others may have theirs
             return [NO_SHARE] * count
         return pieces(content, [SHARE_BYTES] * count, "shares")
-
-
-def load_secrets(content: str) -> Secrets:
-    """What :meth:`Member.dump` wrote."""
-    return Secrets(**json.loads(content))
 
 
 def signed_entry(session: bytes, name: str, entry: bytes) -> bytes:

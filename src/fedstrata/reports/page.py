@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from fedstrata.errors import UserError
 from fedstrata.reports import plots
+from fedstrata.reports.privacy import privacy_lines
 from fedstrata.reports.runs import Run
 from fedstrata.reports.summary import summary
 from fedstrata.reports.tables import NOTE, client_rows, figure, result_rows, score_figure, shown_rows
@@ -84,13 +85,16 @@ def _comparison(runs: Sequence[Run]) -> list[dict[str, Any]]:
 def _run(run: Run, row: dict[str, Any]) -> dict[str, Any]:
     stages = [{**_stage(stage), "name": stage.name if run.stages else ""} for stage in run.stage_runs]
     message = run.result["message"] or ""
-    return {"row": row, "message": message, "summary": summary(run) if run.stages else "", "stages": stages}
+    whole = privacy_lines(run.result.get("privacy")) if run.stages else []
+    head = {"row": row, "message": message, "summary": summary(run) if run.stages else "", "privacy": whole}
+    return {**head, "stages": stages}
 
 
 def _stage(stage: Run) -> dict[str, Any]:
     rows, others = shown_rows(stage, client_rows(stage))
     return {
         "summary": summary(stage),
+        "privacy": privacy_lines(stage.result.get("privacy")),
         "pictures": shown(plots.run_pictures(stage)),
         "clients": rows,
         "others": others,

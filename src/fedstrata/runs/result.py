@@ -16,6 +16,7 @@ from fedstrata.job.tables import Job, method_name
 from fedstrata.models.folders import FILES
 from fedstrata.plan.kinds import FORMAT
 from fedstrata.plan.streams import SERVER
+from fedstrata.runs.privacy import combined_privacy, participated, privacy_record
 from fedstrata.wire.files import clear, link, read_lines, replace_folder, write_bytes
 
 KEYS = ("status", "score", "bytes", "flops", "seconds", "clients", "model", "shared", "scored")
@@ -45,6 +46,8 @@ class Result:
             them (:func:`fedstrata.client.facts.token_facts`).
         target: of a job with ``output.target``: that ``score``, and the ``rounds`` and ``bytes`` of the last stage
             until it was first reached, None where it never was.
+        privacy: what noise promises (:func:`fedstrata.runs.privacy.privacy_record`, of several stages
+            :func:`fedstrata.runs.privacy.combined_privacy`); None without noise.
         stages: the stages' results, in order; empty for a job of one stage.
     """
 
@@ -63,6 +66,7 @@ class Result:
     data: dict[str, Any] | None = None
     stages: tuple[Result, ...] = field(default=())
     adapter: Path | None = None
+    privacy: dict[str, Any] | None = None
 
     @property
     def start(self) -> Path:
@@ -87,7 +91,9 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
     trained = [record for record in rounds if record["client"] != SERVER]
     last = scored[-1] if scored else {}
     partition = _partition(folder / "partition.json")
-    ledger = read_lines(folder / "ledger.jsonl")
+    ledger, missing = read_lines(folder / "ledger.jsonl"), read_lines(folder / "missing.jsonl")
+    clients = partition.get("clients", {})
+    examples = {client: record["examples"] for client, record in clients.items()}
     wanted = job.output.target
     met = None if wanted is None else reached(wanted, job.task.headline, rounds, ledger)
     target = {"score": wanted, "rounds": met and met.rounds, "bytes": met and met.bytes}
@@ -108,8 +114,9 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
         "seconds": _seconds(folder, rounds),
         **_models(job, folder, status),
         "target": None if wanted is None else target,
-        "missing": read_lines(folder / "missing.jsonl"),
-        "clients": _clients(folder, partition.get("clients", {}), last.get("clients", {})),
+        "missing": missing,
+        "privacy": privacy_record(job, examples, participated(job, trained, missing)),
+        "clients": _clients(folder, clients, last.get("clients", {})),
     }
     _write(folder, result)
 
@@ -172,6 +179,7 @@ def combine_stages(stages: Sequence[Result], folder: Path) -> Result:
         "bytes": {kind: sum(stage.bytes[kind] for stage in stages) for kind in kinds},
         "flops": sum(stage.flops for stage in stages),
         "seconds": sum(stage.seconds for stage in stages),
+        "privacy": combined_privacy([(stage.folder.name, stage.privacy) for stage in stages]),
     }
     for name in ("model", "shared", "clients", "adapter", "base"):
         if (stages[-1].folder / name).exists():
@@ -198,6 +206,7 @@ def read_result(folder: Path) -> Result:
         target=data.get("target"),
         baseline=data.get("baseline"),
         data=data.get("data"),
+        privacy=data.get("privacy"),
         stages=tuple(read_result(folder / "stages" / name) for name in data.get("stages", ())),
     )
 

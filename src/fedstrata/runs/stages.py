@@ -33,6 +33,7 @@ from fedstrata.runs.engines import choose_engine, threads_set, with_choice, work
 from fedstrata.runs.folder import status_on_disk
 from fedstrata.runs.models import check_start, save_client_models
 from fedstrata.runs.notes import check_names, check_permission
+from fedstrata.runs.privacy import check_task, settle_privacy
 from fedstrata.runs.result import Result, combine_stages, read_result, write_result
 from fedstrata.runs.resume import (
     RATES,
@@ -80,6 +81,7 @@ def run_stages(
     jobs = [settle_sites(job) for job in resolve_jobs(jobs, base_dir)]
     for job in jobs:
         check_names(job)
+        check_task(job, components.task)
         if not job.between_sites:
             check_permission(job)
     results: dict[str, Result] = {}
@@ -91,6 +93,7 @@ def run_stages(
         parts = _check_stages(jobs, data, starts, tell)
         choices = _engines(jobs, data, parts, places, components)
         jobs = [with_choice(job, choice) if choice else job for job, choice in zip(jobs, choices, strict=True)]
+        jobs = [_settled(job, rows) for job, rows in zip(jobs, data, strict=True)]
         _check_begun(jobs, places, components)
         connected = federation(jobs[0].engine) if jobs[0].between_sites else nullcontext()
         with connected as sites:
@@ -114,6 +117,11 @@ def _engines(
         None if job.between_sites else choose_engine(job, rows, own, place, components)
         for job, rows, own, place in zip(jobs, data, parts, places, strict=True)
     ]
+
+
+def _settled(job: Job, data: Prepared) -> Job:
+    """The job with what its noise is calibrated for."""
+    return settle_privacy(job, [] if job.between_sites else population(job.method.population, data.shards))
 
 
 def _start(job: Job, data: Prepared, place: Path, base_dir: Path | None, outline: Path) -> str:

@@ -34,10 +34,12 @@ from fedstrata.models.parts import part_tensors
 from fedstrata.plan.kinds import Weights
 from fedstrata.plan.messages import Engine
 from fedstrata.plan.plan import Plan, make_plan
+from fedstrata.reports.privacy import privacy_lines
 from fedstrata.runs.components import Components
 from fedstrata.runs.engines import pool_engine, spread_score
 from fedstrata.runs.models import Trained, save_models
 from fedstrata.runs.notes import notes
+from fedstrata.runs.privacy import privacy_record, scheduled
 from fedstrata.server.aggregate import make_aggregate
 from fedstrata.server.cohort import RoundSettings
 from fedstrata.server.optimizer import make_server_optimizer
@@ -131,7 +133,8 @@ def train_stage(stage: ReadyStage) -> None:
             tell=stage.tell,
         )
         tokens = int(stage.ready.train.tokens.lengths.sum())
-        said = notes(job, stage.ready.loaded, stage.data, tokens)
+        promise = privacy_lines(privacy_record(job, sizes, scheduled(job, stage.clients)))
+        said = (*notes(job, stage.ready.loaded, stage.data, tokens), *promise)
         where = stage.choice.line if stage.choice else ""
         always = Baseline(whose, job.task.headline, constant)
         name, last = method_name(job.method), job.method.rounds

@@ -240,11 +240,6 @@ class Rounds:
         check_loss(round, reply, self.server)
         self.records.append("rounds", [reply_record(round, self.server.parts, plan, reply)])
 
-    def record_unread(self, round: int, plan: Plan, reply: Reply) -> None:
-        """Write down the work of a client whose loss nobody else knows."""
-        line = reply_record(round, self.server.parts, plan, reply)
-        self.records.append("rounds", [{**line, "loss": None}])
-
     def record_collected(self, round: int, plan: Plan, reply: Reply) -> None:
         """Write down what a client computed once, without training."""
         self.records.append("rounds", [collected_record(round, plan, reply)])

@@ -16,7 +16,7 @@ LOG = logging.getLogger("fedstrata.site")
 START = "start/model.safetensors"
 """The start model, in a run's folder."""
 OWN_FILES = (
-    *("hello", "rows.json", "journal.jsonl", "*.safetensors", ".*.part", "features.f32", "features.json"),
+    *("hello", "rows.json", "journal.jsonl", "noise.*", "*.safetensors", ".*.part", "features.*"),
     *SUM_FILES,
 )
 """What a site itself writes into a run's folder, beside the files of the start model."""

@@ -118,7 +118,7 @@ def _check_reply(server: Server, request: Request, reply: Reply) -> None:
         WireError: its loss is not finite, or it does not send what the plan says.
     """
     if request.phase == "train" and not request.sums:  # of a masked sum its receiver knows what it must hold
-        if not math.isfinite(reply.loss):
+        if reply.loss is not None and not math.isfinite(reply.loss):
             raise WireError(f"diverged (loss {reply.loss}); a smaller train.learning_rate helps")
         try:
             server.check(request.plan, reply)

@@ -186,7 +186,7 @@ class SiteService:
         if not holds:
             return WelcomeHeader(examples=0, holds=False)
         site = self._site(name, run)
-        return WelcomeHeader(examples=len(site.data.index), holds=True)
+        return WelcomeHeader(examples=site.examples, holds=True)
 
     def _take_start(self, name: str, run: SiteRun, weights: Weights) -> Header:
         folder = self._folder(name) / "start"

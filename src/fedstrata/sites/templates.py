@@ -65,4 +65,13 @@ payloads = ["weights"]  # of these three; default ["weights"]
 [limits]
 # bytes_per_round = 500_000_000  # most bytes that may leave in a round; default: no limit
 min_examples = 1  # fewest examples of its own that the site trains on; default 1
+# epsilon = 20.0  # most that the noise of all runs together may let through; then runs without noise are refused
+# delta = 1e-5  # of epsilon
+
+# What a run must offer. Without noise, parts of the model tell words and classes of the rows they were trained on.
+[require]
+# level = "example"  # noise that hides any one example, or "client": any change of this site's; default: none
+# epsilon = 8.0  # most that a run may let through of this site, by its own count; default: no limit
+# delta = 1e-5  # of epsilon, whatever the job's is
+# sum_only = true  # the server sees nothing but sums over the sites; default false
 """

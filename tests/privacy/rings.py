@@ -72,7 +72,7 @@ class Ring:
                 for g in server.roster.own_groups(name)
             }
             masked = member.masked(question, own)
-            server.take_masked(name, {g: server.roster.fixed.pack(words) for g, words in masked.items()})
+            server.take_masked(name, {g: [server.roster.fixed.pack(words)] for g, words in masked.items()})
 
     def until_open(self) -> None:
         server = self.server

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -11,8 +13,11 @@ from fedstrata.client.sum_rules import SumRules
 from fedstrata.client.sums import MASKED
 from fedstrata.exchanges.dry import dry_train
 from fedstrata.exchanges.exchange import DryContext
+from fedstrata.exchanges.sums import LEDGER
+from fedstrata.job.tables import Job
 from fedstrata.plan.kinds import Weights
 from fedstrata.plan.messages import Reply, Request
+from fedstrata.plan.schedule import sample_clients
 from fedstrata.privacy.fixed_point import FixedPoint, capped, fixed_point
 from fedstrata.privacy.shamir import SECRET_BYTES, SHARE_BYTES
 from fedstrata.privacy.sum_terms import (
@@ -20,8 +25,12 @@ from fedstrata.privacy.sum_terms import (
     SIGNATURE_BYTES,
     Group,
     share_bytes,
+    threshold,
 )
 from fedstrata.wire.dry import empty
+
+MASK_BYTES_PER_SECOND = 2e8
+"""Bytes of masks that a core makes and adds in a second: an estimate, for a forecast alone."""
 
 
 def dry_sum_step(context: DryContext, request: Request) -> Reply:
@@ -71,3 +80,40 @@ def _groups(context: DryContext, request: Request, names: tuple[str, ...]) -> tu
         context.memory["groups"] = rules.groups(context.parts, request.round, names)
     groups: tuple[Group, ...] = context.memory["groups"]
     return groups
+
+
+def sum_figures(context: DryContext, job: Job, ledger: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """What a forecast tells of a stage's masked sums; None where there are none.
+
+    Args:
+        context: method, model and clients.
+        job: the stage's.
+        ledger: as forecast.
+
+    Returns:
+        ``clients`` a round and the ``threshold`` of them that must be left to open a sum; ``bytes_per_number`` and
+        ``step`` of the integers in the first round, the ``half_step`` that a mean may be off, and the ``largest``
+        change that can be sent; ``protocol_bytes`` of keys, shares and signatures, all clients, both ways; and an
+        estimate of the ``seconds`` that the masks of the first round take each client, and the server.
+    """
+    if not context.sums:
+        return None
+    names = sample_clients(list(context.lengths), job.clients.fraction, 0, context.streams)
+    fixed = fixed_point_of(context, tuple(names))
+    lines = [line for line in ledger if line["direction"] == "up" and line["round"] == 0]
+    masked = max((sum_bytes(lines, name) for name in names), default=0)
+    return {
+        "clients": len(names),
+        "threshold": threshold(len(names)),
+        "bytes_per_number": fixed.width,
+        "step": fixed.step,
+        "half_step": fixed.step / 2,
+        "largest": fixed.bound * fixed.step,
+        "protocol_bytes": sum(line["bytes"] for line in ledger if line["part"] == LEDGER),
+        "seconds": len(names) * masked / MASK_BYTES_PER_SECOND,
+    }
+
+
+def sum_bytes(ledger: Iterable[Mapping[str, Any]], name: str) -> int:
+    """Bytes of the masked parts of a client."""
+    return sum(line["bytes"] for line in ledger if line["client"] == name and line["part"] != LEDGER)

@@ -131,5 +131,6 @@ def _together(stages: Sequence[dict[str, Any]], bandwidth: float | None, gflops:
         "total": total,
         "clients": {**summed, "count": everyone[0]["count"]},
         "holdings": [stage["holdings"] for stage in stages],
+        "sums": next((stage["sums"] for stage in stages if stage["sums"]), None),
         "split": next((stage["split"] for stage in stages if stage["split"]), None),
     }

@@ -17,6 +17,7 @@ from fedstrata.data.prepare import population
 from fedstrata.engines.dry import dry_run
 from fedstrata.errors import UserError, did_you_mean, plural
 from fedstrata.exchanges import EXCHANGES
+from fedstrata.exchanges.dry_sums import sum_figures
 from fedstrata.exchanges.exchange import DryContext
 from fedstrata.forecasts.options import ForecastOptions
 from fedstrata.forecasts.profile import DataProfile
@@ -96,6 +97,7 @@ def stage_costs(
 
     return {
         "split": EXCHANGES[job.method.exchange].forecast(context, context.lengths[name]),
+        "sums": sum_figures(context, job, records.lines("ledger")),
         "client": name,
         "labels": profile.labels,
         "setup": {"down_bytes": sums[SETUP, name, "down"]},

@@ -62,7 +62,8 @@ def test_what_is_opened_is_the_sum_of_the_clients_own_integers(
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("fedavg", "classify", {}),
     ("fedprox", "classify", {"train": {"proximal_mu": 0.5}, "wire": {"dtype": "bf16"}}),
-    ("fedbfpt", "mlm", {"method": {"local_layers": {"default": 1, "client_1": 3, "client_2": 3, "client_3": 3}}}),
+    ("fedbfpt", "mlm", {}),
+    ("fedavg", "classify", {"adapter": {"kind": "lora", "rank": {"default": 8, "client-0": 4}}}),
     ("fedbt", "mlm", {}),
     ("fedsplitbert", "classify", {"clients": {"test": 0.3, "count": 3}}),
     ("fedfreezebert", "classify", {"head": {"kind": "cls"}}),
@@ -151,7 +152,7 @@ REFUSALS: list[tuple[str, str, dict[str, Any], str]] = [
     ),
     ("centralized", "classify", {}, r"one client holds all that is trained on"),
     ("local", "classify", {}, r"nobody sends anything that could be summed"),
-    ("fedavg", "classify", {"clients": {"count": 2}}, r"only client_1 and client_2 would send embeddings"),
+    ("fedavg", "classify", {"clients": {"count": 2}}, r"only client-0 and client-1 would send embeddings"),
     ("fedavg", "classify", {"clients": {"fraction": 0.3}}, r"would send embeddings, and a sum of fewer than 3"),
     ("fedavg", "classify", {"wire": {"dtype": "int8"}}, r"'int8' has a scale for every row"),
     ("fedavg", "classify", {"wire": {"codec": "delta"}}, r"\[wire\] codec = 'delta' has scales and places"),
@@ -162,10 +163,10 @@ REFUSALS: list[tuple[str, str, dict[str, Any], str]] = [
         r"merge = 'exact' takes the product of each client's own factors",
     ),
     (
-        "fedbfpt",
-        "mlm",
-        {"method": {"local_layers": {"default": 1, "client_2": 3}}},
-        r"only client_2 would send layer|only client_\d+ would send",
+        "fedavg",
+        "classify",
+        {"adapter": {"kind": "lora", "rank": {"default": 4, "client-2": 8}}},
+        r"in round 1 only client-2 would send .*, and a sum of fewer than 3 clients hides nobody",
     ),
 ]
 

@@ -66,7 +66,7 @@ def check_between_sites(job: Job, components: Components) -> None:
     ):
         if job.privacy.sum_only and getattr(components, part) is not None:
             raise UserError(
-                f"[privacy] sum_only: the run's own {part} {why}; expected false, or none of one's own"
+                f"[privacy] sum_only: the run's own {part} {why}; expected false, or none"
             )
     if job.between_sites:
         components.installed()

@@ -26,6 +26,7 @@ from fedstrata.cli import app
 from fedstrata.client.setup import check_plans
 from fedstrata.data.partition import PARTITIONS
 from fedstrata.job.file import load
+from fedstrata.job.privacy_table import NOISE
 from fedstrata.job.renamed import KEYS, VALUES
 from fedstrata.job.tables import Job
 from fedstrata.job.task_kinds import TASK_KINDS
@@ -212,6 +213,12 @@ def test_the_job_page_has_only_valid_keys_and_values() -> None:
                 changed["task"] = {**changed["task"], "kind": "classify"}
             if table in ("head", "adapter"):
                 changed[table].setdefault("kind", {"head": "psum", "adapter": "lora"}[table])
+            if table == "privacy" and key in NOISE:
+                changed[table].setdefault("level", "client")
+                if key not in ("epsilon", "noise"):
+                    changed[table]["epsilon"] = 8.0
+            if (table, key) == ("privacy", "public_vocabulary"):
+                changed[table]["omit"] = ["unlisted_rows"]
             if table == "wire" and key in DELTA:
                 changed["wire"]["codec"] = "delta"
             if (table, key) == ("engine", "federation"):

@@ -88,7 +88,7 @@ class Replied:
 
     round: int
     client: str
-    loss: float
+    loss: float | None
     examples: int
     seconds: float
     bytes: int

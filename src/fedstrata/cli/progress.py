@@ -140,8 +140,9 @@ class Display(_Live):
         # A site reports no single steps, so of its examples per second nothing is known.
         _, newest = self.training.pop(event.client, (0.0, None))
         speed = f"{newest.examples / max(event.seconds, 1e-9):.0f} examples/s" if newest else ""
+        loss = "trained" if event.loss is None else f"loss {event.loss:.4f}"
         self._log(
-            f"{round_words(event.round, self.rounds)}  {event.client}  loss {event.loss:.4f}  "
+            f"{round_words(event.round, self.rounds)}  {event.client}  {loss}  "
             f"{speed or f'{event.seconds:.1f} s'}  {event.bytes / 1e6:.1f} MB in total, all clients"
         )
         self.bar.update(self.line, completed=self.replies)

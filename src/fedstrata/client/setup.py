@@ -12,7 +12,9 @@ from fedstrata.client.answer import ClientRuntime
 from fedstrata.client.frozen_layers import check_frozen_layers
 from fedstrata.client.model_options import adapter_of, head_of
 from fedstrata.client.precision import batch_tokens, resolve_precision
+from fedstrata.client.private import private_of
 from fedstrata.client.scorer import FeatureCaches, Scorer
+from fedstrata.client.sum_rules import check_senders, sum_rules_of
 from fedstrata.client.trainer import Trainer
 from fedstrata.client.working_model import WorkingModel
 from fedstrata.data import demo
@@ -29,6 +31,7 @@ from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan, make_plan
 from fedstrata.plan.schedule import sample_clients
 from fedstrata.plan.streams import INIT, SERVER, Streams
+from fedstrata.privacy.per_example import mixing_module
 from fedstrata.tasks import Examples, Task, TaskContext, build_task
 from fedstrata.tasks.examples import examples
 from fedstrata.wire.activations import stream_form
@@ -100,16 +103,18 @@ def make_ready(
         train=train,
         test=test,
         shards={client: train.tokens.of_rows(rows) for client, rows in shards.items()},
-        tests={
-            client: {name: test.tokens.of_rows(rows) for name, rows in each.items()}
-            for client, each in tests.items()
-        },
+        tests={c: {name: test.tokens.of_rows(rows) for name, rows in each.items()} for c, each in tests.items()},
     )
 
 
 def make_runtime(job: Job, loaded: checkpoints.Loaded, task: Task, codec: Codec) -> ClientRuntime:
     """The roles over a loaded model."""
     train, streams = job.train, Streams(job.train.seed)
+    if job.privacy.level == "example" and (mixing := mixing_module(loaded.model)):
+        raise UserError(
+            f"[privacy] level: 'example' goes with models in which no example depends on others of its batch, and "
+            f"{mixing} normalizes over the batch"
+        )
     working = WorkingModel(loaded.model, loaded.parts, train.device, train.precision == "bf16")
     return ClientRuntime(
         working=working,
@@ -119,6 +124,8 @@ def make_runtime(job: Job, loaded: checkpoints.Loaded, task: Task, codec: Codec)
         wire=Wire(codec),
         dtype=job.wire.dtype if job.wire.dtype in DTYPES else "fp32",
         stream=stream_form(*job.wire.stream),
+        sums=sum_rules_of(job),
+        private=private_of(job),
     )
 
 
@@ -150,8 +157,9 @@ def check_plans(
     checked: set[Plan] = set()
     for round in range(job.method.rounds):
         sampled = sample_clients(names, job.clients.fraction, round, streams)
-        for client in sampled:
-            plan = make_plan(job.method, parts, job.task.kind, round, client, streams)
+        plans = {name: make_plan(job.method, parts, job.task.kind, round, name, streams) for name in sampled}
+        check_senders(job, round, plans)
+        for plan in plans.values():
             if plan not in checked:
                 checked.add(plan)
                 plan.check(parts)
@@ -161,6 +169,11 @@ def check_plans(
         if done // PLANS_TOLD > (done - len(sampled)) // PLANS_TOLD:
             tell(Counted("plans", done, job.method.rounds * len(sampled)))
     check_frozen_layers(job, parts, checked)
+    if job.privacy.level == "client" and not any(plan.send for plan in checked):
+        raise UserError(
+            "[privacy] level: 'client' noises what clients send, and as set here they send nothing; expected "
+            "'example' or 'none'"
+        )
 
 
 def _ranks(job: Job) -> list[tuple[str, object]]:

@@ -13,6 +13,7 @@ import torch
 
 from fedstrata.client.dropout import DropoutRng
 from fedstrata.client.model_pass import Boundary, ModelPass
+from fedstrata.client.noisy_steps import NoisySteps
 from fedstrata.client.optimizer import (
     Anchor,
     add_proximal,
@@ -23,6 +24,7 @@ from fedstrata.client.optimizer import (
     memory_of,
     step,
 )
+from fedstrata.client.private import ExampleNoise
 from fedstrata.client.steps import Step, steps
 from fedstrata.client.working_model import Parameters, WorkingModel
 from fedstrata.job.tables import Train
@@ -72,6 +74,7 @@ class Trainer:
         model_pass: ModelPass,
         memory: Mapping[str, torch.Tensor],
         callback: StepCallback,
+        noise: ExampleNoise | None = None,
     ) -> Generator[None, None, tuple[Reply, Tensors]]:
         """One client's training in one round, from the weights loaded before.
 
@@ -84,6 +87,7 @@ class Trainer:
             model_pass: how batches go through the model.
             memory: of the optimizer, from the client's last round.
             callback: called after every step.
+            noise: over the clipped gradients of the examples; None without any.
 
         Returns:
             The reply, and the optimizer's memory where it persists.
@@ -96,11 +100,17 @@ class Trainer:
         dropout = self._dropout(request)
         losses: list[torch.Tensor] = []
         work, seen, newest = Positions(), 0, 0.0
-        for drawn, batches in self._steps(request, examples, index):
+        noisy = None
+        if noise is not None:
+            noisy = NoisySteps(self.working, self.task, self.train, self._autocast, noise)
+        for drawn, batches in self._steps(request, examples, index, noisy):
             span = ScheduleSpan(drawn.total, drawn.epoch_steps, *request.span)
             if not losses:
                 model_pass.begin(span, trained)
-            losses.append(self._gradients(batches, model_pass, dropout))
+            if noisy is None:
+                losses.append(self._gradients(batches, model_pass, dropout))
+            else:
+                losses.append(noisy.gradients(batches, model_pass, dropout, trained))
             rate = learning_rate(self.train, span, len(losses) - 1, drawn.epoch)
             model_pass.step(partial(self._update, trained, anchor, optimizer, rate))
             work = sum((batch.work for _, batch in batches), work)
@@ -116,6 +126,9 @@ class Trainer:
         reply = _reply(request.client, len(index), losses, work, flops, seconds)
         return reply, memory_of(optimizer, trained) if self.train.optimizer_state == "persist" else {}
 
+    def _autocast(self) -> torch.autocast:
+        return autocast(self.working.device, self.train)
+
     def _dropout(self, request: Request) -> DropoutRng:
         seed = self.streams.integer(request.round, request.client, DROPOUT)
         return DropoutRng(seed, self.working.device)
@@ -126,11 +139,14 @@ class Trainer:
         return anchor_of((p for name, p in trained.items() if name in shared), self.train)
 
     def _steps(
-        self, request: Request, examples: Examples, index: Index
+        self, request: Request, examples: Examples, index: Index, noisy: NoisySteps | None = None
     ) -> Iterator[tuple[Step, list[tuple[Index, Batch]]]]:
         """The steps of one round, each with its batches and their examples."""
         order = self.streams.numpy(request.round, request.client, ORDER)
         draw = self.streams.numpy(request.round, request.client, BATCH)
+        if noisy is not None:
+            yield from noisy.steps(examples, index, draw)
+            return
         for drawn in steps(examples.tokens.lengths[index], self.train, order):
             chosen = [index[positions] for positions in drawn.batches]
             yield drawn, [(each, self.task.batch(examples, each, draw, self.train.width)) for each in chosen]

@@ -12,6 +12,8 @@ import numpy as np
 
 from fedstrata.client.feature_cache import fitting, layout
 from fedstrata.client.frozen_layers import over_kept_states
+from fedstrata.client.poisson import poisson_steps
+from fedstrata.client.private import SAMPLE
 from fedstrata.client.steps import Step, steps
 from fedstrata.cost.flops import encoder_flops, train_flops
 from fedstrata.exchanges.exchange import DryContext
@@ -66,6 +68,9 @@ def batches_of(context: DryContext, request: Request) -> list[Index]:
 
 
 def _steps(context: DryContext, request: Request) -> Iterator[Step]:
+    if context.poisson:
+        draw = context.streams.numpy(request.round, request.client, SAMPLE)
+        return poisson_steps(context.lengths[request.client], context.train, draw)
     order = context.streams.numpy(request.round, request.client, ORDER)
     return steps(context.lengths[request.client], context.train, order)
 
@@ -74,7 +79,12 @@ def round_work(context: DryContext, request: Request) -> tuple[int, Positions]:
     """Steps of the client's round, and the positions that it will compute with."""
     lengths, train = context.lengths[request.client], context.train
     key = (len(lengths), int(lengths[0]) if len(lengths) else 0, "work")
-    alike = len(lengths) > 0 and int(lengths.min()) == int(lengths.max()) and _every_example(lengths, train)
+    alike = (
+        not context.poisson
+        and len(lengths) > 0
+        and int(lengths.min()) == int(lengths.max())
+        and _every_example(lengths, train)
+    )
     if alike and key in context.memory:  # the same whatever the order: texts of one length, all of them used
         return context.memory[key]  # type: ignore[no-any-return]
     done, total = 0, Positions()

@@ -23,6 +23,7 @@ from fedstrata.models.quiet import quiet
 from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.notes import check_names
+from fedstrata.runs.privacy import check_task, combined_privacy
 
 
 @quiet()
@@ -39,6 +40,7 @@ def forecast(source: JobSource, overrides: Overrides, options: ForecastOptions) 
             jobs = resolve_jobs(load(source, pairs, options.components.method), base_dir)
             for job in jobs:
                 check_names(job)
+                check_task(job, options.components.task)
             start: dict[str, str] = {}
             for job in jobs:
                 place = Path(outlines) / (job.stage or "start")
@@ -52,6 +54,8 @@ def forecast(source: JobSource, overrides: Overrides, options: ForecastOptions) 
             ]
             name = " → ".join(dict.fromkeys(method_name(job.method) for job in jobs))
             costs[name] = _together(stages, options.bandwidth, options.gflops)
+            told = [(job.stage, stage["privacy"]) for job, stage in zip(jobs, stages, strict=True)]
+            costs[name]["privacy"] = combined_privacy(told)
             if options.units is not None:
                 costs[name]["units"] = [
                     _in_units(options.units, job, start[job.stage], stage, known)
@@ -125,5 +129,6 @@ def _together(stages: Sequence[dict[str, Any]], bandwidth: float | None, gflops:
         "total": total,
         "clients": {**summed, "count": everyone[0]["count"]},
         "holdings": [stage["holdings"] for stage in stages],
+        "sums": next((stage["sums"] for stage in stages if stage["sums"]), None),
         "split": next((stage["split"] for stage in stages if stage["split"]), None),
     }

@@ -17,6 +17,7 @@ from fedstrata.data.prepare import population
 from fedstrata.engines.dry import dry_run
 from fedstrata.errors import UserError, did_you_mean, plural
 from fedstrata.exchanges import EXCHANGES
+from fedstrata.exchanges.dry_sums import sum_figures
 from fedstrata.exchanges.exchange import DryContext
 from fedstrata.forecasts.options import ForecastOptions
 from fedstrata.forecasts.profile import DataProfile
@@ -31,6 +32,7 @@ from fedstrata.plan.plan import Plan, make_plan
 from fedstrata.plan.schedule import round_half_up
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.components import Components
+from fedstrata.runs.privacy import participated, privacy_record, settle_privacy
 from fedstrata.runs.train import round_settings
 from fedstrata.tasks import Task, TaskContext, build_task
 from fedstrata.wire.activations import stream_form
@@ -70,12 +72,14 @@ def stage_costs(
     parts = known.parts(*of_model)
     shards = population(job.method.population, profile.shards)
     name = _whose(options.client, shards, profile.shards)
+    job = settle_privacy(job, shards)
     _check(job, parts, profile, len(shards), options)
     task = (options.components.task or build_task)(TaskContext(job, profile.labels))
     context = _dry_context(job, parts, profile, shards, task, options.components)
     records = dry_run(context, job.task.kind, round_settings(job), options.tell)
     memory = _memory(job, task, known.step(*of_model))
     sums, work = _bytes(records.lines("ledger")), records.lines("rounds")
+    examples = {client: len(lengths) for client, lengths in context.lengths.items()}
     own = {line["round"]: line for line in work if line["client"] == name}
 
     def costs(round: int) -> dict[str, Any]:
@@ -93,6 +97,7 @@ def stage_costs(
 
     return {
         "split": EXCHANGES[job.method.exchange].forecast(context, context.lengths[name]),
+        "sums": sum_figures(context, job, records.lines("ledger")),
         "client": name,
         "labels": profile.labels,
         "setup": {"down_bytes": sums[SETUP, name, "down"]},
@@ -102,6 +107,7 @@ def stage_costs(
         "examples": sum(map(len, shards.values())),
         "collects": any(line["phase"] == "hidden_states" for line in records.lines("ledger")),
         "parts": parts.records(),
+        "privacy": privacy_record(job, examples, participated(job, work, ())),
     }
 
 
@@ -157,6 +163,10 @@ def _dry_context(
         lengths={name: profile.lengths[index] for name, index in shards.items()},
         tests=profile.tests,
         predicted=task.head_positions,
+        sums=job.privacy.sum_only,
+        equal_weights=job.privacy.level == "client",
+        task=job.task.kind,
+        poisson=job.privacy.level == "example",
     )
 
 

@@ -13,6 +13,7 @@ from fedstrata.job.adapter_table import Adapter
 from fedstrata.job.base import Names, Table
 from fedstrata.job.data_tables import Clients, Data
 from fedstrata.job.engine_table import Engine
+from fedstrata.job.privacy_table import Privacy
 from fedstrata.job.sentences import sentence
 from fedstrata.job.task_kinds import TASK_KINDS, named
 from fedstrata.job.track_table import Track
@@ -151,6 +152,7 @@ class Job(Table):
     server: Server = Server()
     wire: Wire = Wire()
     client: Client = Client()
+    privacy: Privacy = Privacy()
     engine: Engine = Engine()
     track: Track = Track()
     output: Output = Output()

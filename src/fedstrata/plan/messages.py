@@ -46,6 +46,7 @@ class Request:
         span: the shares of the run's training that are done before and after the client's round.
         versions: the version of every shared part that the plan needs.
         parts: those of them that the client lacks, as they travel.
+        sums: the question of a step of a masked sum.
     """
 
     round: int
@@ -56,6 +57,7 @@ class Request:
     parts: Weights
     first: bool = False
     span: tuple[float, float] = (0.0, 1.0)
+    sums: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -66,24 +68,26 @@ class Reply:
         client: its name.
         examples: number of its training examples: its weight in the mean.
         weights: the parts sent, as they travel; in phase ``hidden_states`` those, under that name.
-        loss: mean over the steps of the round, without the proximal term.
+        loss: mean over the steps of the round, without the proximal term; None where it is not told.
         steps: optimizer steps made.
         work: positions computed with.
         flops: of the training steps, by :func:`fedstrata.cost.flops.train_flops`.
         seconds: clock time of the client's work.
         scores: in phase ``evaluate``, the client's model on its test rows; by client where it is scored on several
             clients' own.
+        sums: the answer to a step of a masked sum.
     """
 
     client: str
     examples: int
     weights: Weights = field(default_factory=dict)
-    loss: float = float("nan")
+    loss: float | None = float("nan")
     steps: int = 0
     work: Positions = field(default_factory=Positions)
     flops: int = 0
     seconds: float = 0.0
     scores: dict[str, dict[str, float]] = field(default_factory=dict)
+    sums: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,18 @@ def split_lines(forecast: Mapping[str, Costs]) -> list[str]:
     return lines
 
 
+def sum_lines(forecast: Mapping[str, Costs]) -> list[str]:
+    """What masked sums are and cost, a sentence for each method that has them."""
+    return [
+        f"{name}: the server sees sums of {own['clients']} clients a round and opens one as long as "
+        f"{own['threshold']} of them are left; {own['bytes_per_number']} bytes a number, the mean at most "
+        f"{own['half_step']:.1e} off, no change beyond {own['largest']:.3g}; keys and shares "
+        f"{figure(own['protocol_bytes'] / MB)} MB, masks about {figure(own['seconds'])} s a round and client"
+        for name, costs in forecast.items()
+        if (own := costs["sums"])
+    ]
+
+
 def unit_lines(forecast: Mapping[str, Costs]) -> list[str]:
     """The figures in a paper's unit, a sentence per method and stage; none where no unit was asked for."""
     lines = []

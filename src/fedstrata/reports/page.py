@@ -18,6 +18,7 @@ from fedstrata.reports import plots
 from fedstrata.reports.downloads import links
 from fedstrata.reports.html_table import Head, HtmlTable
 from fedstrata.reports.picture import Shown
+from fedstrata.reports.privacy import privacy_lines
 from fedstrata.reports.runs import Run, curve
 from fedstrata.reports.summary import client_sentences, summary
 from fedstrata.reports.tables import NOTE, client_rows, figure, result_rows, score_figure, shown_rows
@@ -140,13 +141,16 @@ def _run(run: Run, row: dict[str, Any]) -> dict[str, Any]:
         for stage in run.stage_runs
     ]
     message = run.result["message"] or ""
-    return {"row": row, "message": message, "summary": summary(run) if run.stages else "", "stages": stages}
+    whole = privacy_lines(run.result.get("privacy")) if run.stages else []
+    head = {"row": row, "message": message, "summary": summary(run) if run.stages else "", "privacy": whole}
+    return {**head, "stages": stages}
 
 
 def _stage(stage: Run, level: str) -> dict[str, Any]:
     rows, others = shown_rows(stage, client_rows(stage))
     return {
         "summary": summary(stage),
+        "privacy": privacy_lines(stage.result.get("privacy")),
         "pictures": shown(plots.run_pictures(stage)),
         "classes": _classes_table(stage) if stage.classes else None,
         "sentences": client_sentences(stage),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from fedstrata.errors import UserError
 from fedstrata.job.tables import Job
 from fedstrata.plan.components import AT_SITES, identity, installed_name
 
@@ -54,10 +55,16 @@ class Components:
 
 
 def check_between_sites(job: Job, components: Components) -> None:
-    """Refuse what sites cannot have.
+    """Refuse what sites cannot have, and what masked sums cannot.
 
     Raises:
-        UserError: a class of the caller's own is not installed as an entry point.
+        UserError: a class of the caller's own is not installed as an entry point, or needs single messages.
     """
+    for part, why in (
+        ("aggregate", "works on single messages, of which the server sees none"),
+        ("codec", "makes messages that are no integers to be added"),
+    ):
+        if job.privacy.sum_only and getattr(components, part) is not None:
+            raise UserError(f"[privacy] sum_only: the run's own {part} {why}; expected false, or none")
     if job.between_sites:
         components.installed()

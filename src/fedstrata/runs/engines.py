@@ -125,7 +125,7 @@ def pool_engine(
         UserError: an object of the caller's own cannot be brought to a worker.
     """
     seed = Seed(
-        job=job.model_copy(update={"method": Centralized()}),  # a worker follows plans; it needs no method
+        job=job if job.privacy.sum_only else job.model_copy(update={"method": Centralized()}),
         config=ready.loaded.model.config,
         buffers={name: buffer.cpu() for name, buffer in ready.loaded.model.named_buffers()},
         parts=replace(ready.loaded.parts),  # without what it remembers of plans, which a worker never makes

@@ -14,7 +14,7 @@ from fedstrata.errors import UserError
 from fedstrata.job.tables import Job
 from fedstrata.job.toml import read_toml
 from fedstrata.plan.kinds import FORMAT
-from fedstrata.runs.result import write_result
+from fedstrata.runs.result_file import write_result
 from fedstrata.wire.files import write_bytes
 
 MARKER = ".fedstrata"

@@ -6,6 +6,7 @@ from fedstrata.data.prepare import Prepared, data_notes
 from fedstrata.errors import UserError, plural
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.job.adapter_rules import check_adapter
+from fedstrata.job.privacy_rules import check_privacy
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models.checkpoints import Loaded
 from fedstrata.plan.plan import make_plan
@@ -19,12 +20,14 @@ def check_names(job: Job) -> None:
     """Look up what a job names in the registries of codecs, aggregates and server optimizers.
 
     Raises:
-        UserError: one of them has no such name, or the adapters do not go with what is named.
+        UserError: one of them has no such name, or the adapters or the privacy
+            do not go with what is named.
     """
     job_codec(job.wire.dtype, job.wire.forms)
     make_aggregate(job.server.aggregate)
     make_server_optimizer(job.server)
     check_adapter(job)
+    check_privacy(job)
 
 
 def check_permission(job: Job) -> None:

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.cost.ledger import totals
-from fedstrata.cost.target import reached
 from fedstrata.errors import UserError
-from fedstrata.job.tables import Job, method_name
 from fedstrata.models.folders import FILES
-from fedstrata.plan.kinds import FORMAT
-from fedstrata.plan.streams import SERVER
-from fedstrata.runs.environment import environments
+from fedstrata.runs.privacy import combined_privacy
 from fedstrata.wire.files import clear, link, read_lines, replace_folder, write_bytes
 
 if TYPE_CHECKING:
@@ -50,6 +45,8 @@ class Result:
             them (:func:`fedstrata.client.facts.token_facts`).
         target: of a job with ``output.target``: that ``score``, and the ``rounds`` and ``bytes`` of the last stage
             until it was first reached, None where it never was.
+        privacy: what noise promises (:func:`fedstrata.runs.privacy.privacy_record`, of several stages
+            :func:`fedstrata.runs.privacy.combined_privacy`); None without noise.
         stages: the stages' results, in order; empty for a job of one stage.
         task: the last stage's kind of task.
         headline: its headline metric.
@@ -72,6 +69,7 @@ class Result:
     adapter: Path | None = None
     task: str = ""
     headline: str = ""
+    privacy: dict[str, Any] | None = None
 
     @property
     def history(self) -> pandas.DataFrame:
@@ -142,90 +140,6 @@ class Result:
         return read_lines(self.folder / "ledger.jsonl")
 
 
-def write_result(job: Job, folder: Path, status: str, message: str | None) -> None:
-    """Sum up a stage from its records."""
-    rounds = read_lines(folder / "rounds.jsonl")
-    first = min(0, job.method.rounds - 1)  # without any round the start model's score is the result
-    scored = [record for record in rounds if record["client"] == SERVER and record["round"] >= first]
-    trained = [record for record in rounds if record["client"] != SERVER]
-    last = scored[-1] if scored else {}
-    partition = _partition(folder / "partition.json")
-    ledger = read_lines(folder / "ledger.jsonl")
-    wanted = job.output.target
-    met = None if wanted is None else reached(wanted, job.task.headline, rounds, ledger)
-    target = {"score": wanted, "rounds": met and met.rounds, "bytes": met and met.bytes}
-    result = {
-        "format": FORMAT,
-        "status": status,
-        "message": message,
-        "stage": job.stage,
-        "method": method_name(job.method),
-        "task": job.task.kind,
-        "headline": job.task.headline,
-        "score": last.get("score", {}),
-        "baseline": partition.get("baseline"),
-        "data": partition.get("data"),
-        "rounds": job.method.rounds,
-        "bytes": totals(ledger),
-        "flops": sum(record["flops"] + record.get("server_flops", 0) for record in trained),
-        "seconds": _seconds(folder, rounds),
-        **_models(job, folder, status),
-        "target": None if wanted is None else target,
-        "missing": read_lines(folder / "missing.jsonl"),
-        "environment": environments(folder),
-        "clients": _clients(folder, partition.get("clients", {}), last.get("clients", {})),
-    }
-    _write(folder, result)
-
-
-def _seconds(folder: Path, rounds: Iterable[Mapping[str, Any]]) -> float:
-    """Clock time of the rounds; not the sum of the clients' own, which may work side by side."""
-    from fedstrata.server.state import newest_commit  # needs torch, which results that are only read do not
-
-    commit = newest_commit(folder)
-    if commit and commit["done"]:
-        return float(commit["seconds"])
-    return float(sum(record["seconds"] for record in rounds))
-
-
-def _clients(folder: Path, partition: Mapping[str, Any], scores: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What each client has: rows and examples, and of its own a score and a model."""
-    return {
-        client: {
-            "rows": partition.get(client, {}).get("rows", 0),
-            "examples": partition.get(client, {}).get("examples", 0),
-            "score": scores.get(client),
-            "model": _folder(folder, f"clients/{client}/model"),
-        }
-        for client in dict.fromkeys([*partition, *scores])
-    }
-
-
-def _models(job: Job, folder: Path, status: str) -> dict[str, str | None]:
-    """The folders of the models, and which of them the score belongs to."""
-    model, shared, adapter = (_folder(folder, name) for name in ("model", "shared", "adapter"))
-    if status != "finished" or not (model or shared or adapter):
-        scored = None
-    elif model:
-        scored = "model"
-    elif adapter and not shared:
-        scored = "adapter"
-    elif job.between_sites:
-        run = (folder / "state" / "run").read_text(encoding="utf-8")
-        scored = f"each site's own model, on its own disk: state/models/{run}"
-    elif any((folder / "clients").glob("*/adapter")) and not job.adapter.merged_model:
-        scored = "clients/NAME/adapter of each client; the score is the mean over them"
-    elif any((folder / "clients").glob("*/model")):
-        scored = "clients/NAME/model of each client; the score is the mean over them"
-    else:
-        scored = "the models of the clients, not saved; --resume with output.client_models=true saves them"
-    return {"model": model, "shared": shared, "adapter": adapter, "scored": scored}
-
-
-def _folder(folder: Path, name: str) -> str | None:
-    return name if (folder / name).exists() else None
-
-
 def combine_stages(stages: Sequence[Result], folder: Path) -> Result:
     """The result of a job of several stages: the last one's score and model, the sums of all costs."""
     last = _read(stages[-1].folder)
@@ -236,6 +150,7 @@ def combine_stages(stages: Sequence[Result], folder: Path) -> Result:
         "bytes": {kind: sum(stage.bytes[kind] for stage in stages) for kind in kinds},
         "flops": sum(stage.flops for stage in stages),
         "seconds": sum(stage.seconds for stage in stages),
+        "privacy": combined_privacy([(stage.folder.name, stage.privacy) for stage in stages]),
     }
     for name in ("model", "shared", "clients", "adapter", "base"):
         if (stages[-1].folder / name).exists():
@@ -245,7 +160,7 @@ def combine_stages(stages: Sequence[Result], folder: Path) -> Result:
             replace_folder(partial, folder / name, FILES)
         else:
             clear(folder / name, FILES)
-    _write(folder, result)
+    write_summary(folder, result)
     return read_result(folder)
 
 
@@ -264,6 +179,7 @@ def read_result(folder: Path) -> Result:
         data=data.get("data"),
         task=data.get("task", ""),
         headline=data.get("headline", ""),
+        privacy=data.get("privacy"),
         stages=tuple(read_result(folder / "stages" / name) for name in data.get("stages", ())),
     )
 
@@ -294,13 +210,6 @@ def _read(folder: Path) -> dict[str, Any]:
     return data
 
 
-def _partition(path: Path) -> dict[str, Any]:
-    """Who has what; nothing where the run that is to write the file has not come so far."""
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (FileNotFoundError, ValueError, TypeError):
-        return {}
-
-
-def _write(folder: Path, result: dict[str, Any]) -> None:
+def write_summary(folder: Path, result: dict[str, Any]) -> None:
+    """Write a ``result.json``."""
     write_bytes(folder / "result.json", json.dumps(result, indent=1, ensure_ascii=False).encode())

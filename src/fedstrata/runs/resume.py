@@ -195,6 +195,10 @@ def _place(name: str, order: tuple[str, ...]) -> int:
 
 def _refusal(change: Change, job: Job) -> str:
     """Why a change is not possible; empty if it is."""
+    if change.key in RATES and job.privacy.level != "none":
+        return "a round's messages may have left: made again at another rate, they would spend its epsilon twice"
+    if change.key == "privacy.participations":
+        return "its noise was calibrated for the rounds that it began with"
     if change.key in RATES:
         default = LEARNING_RATES.get(job.server.optimizer, 1.0)
         was, now = (default if value is None else value for value in (change.was, change.now))

@@ -35,7 +35,9 @@ from fedstrata.runs.environment import record_environment
 from fedstrata.runs.folder import status_on_disk
 from fedstrata.runs.models import check_start, save_client_models
 from fedstrata.runs.notes import check_names, check_permission
-from fedstrata.runs.result import Result, combine_stages, read_result, write_result
+from fedstrata.runs.privacy import check_task, settle_privacy
+from fedstrata.runs.result import Result, combine_stages, read_result
+from fedstrata.runs.result_file import write_result
 from fedstrata.runs.resume import (
     RATES,
     Change,
@@ -79,13 +81,14 @@ def run_stages(
     folder = Path(jobs[0].output.dir)
     places = [folder / "stages" / job.stage if len(jobs) > 1 else folder for job in jobs]
     jobs = [with_recorded_precision(job, place) for job, place in zip(jobs, places, strict=True)]
-    jobs = _settled(jobs, base_dir)
+    jobs = _settled(jobs, base_dir, components)
     results: dict[str, Result] = {}
     with tempfile.TemporaryDirectory() as outlines:
         starts = _starts(jobs, data, places, base_dir, Path(outlines))
         parts = _check_stages(jobs, data, starts, tell)
         choices = _engines(jobs, data, parts, places, components)
         jobs = [with_choice(job, choice) if choice else job for job, choice in zip(jobs, choices, strict=True)]
+        jobs = [_calibrated(job, rows) for job, rows in zip(jobs, data, strict=True)]
         _check_begun(jobs, places, components)
         connected = federation(jobs[0].engine) if jobs[0].between_sites else nullcontext()
         with connected as sites:
@@ -119,16 +122,17 @@ def check_stages(
     Raises:
         UserError: what the run would refuse.
     """
-    jobs = _settled(jobs, base_dir)
+    jobs = _settled(jobs, base_dir, Components())
     nowhere = [outlines / "none" for _ in jobs]
     return _check_stages(jobs, data, _starts(jobs, data, nowhere, base_dir, outlines), tell)
 
 
-def _settled(jobs: Sequence[Job], base_dir: Path | None) -> list[Job]:
+def _settled(jobs: Sequence[Job], base_dir: Path | None, components: Components) -> list[Job]:
     """Jobs with every "auto" resolved, checked for what this machine and the clients permit."""
     jobs = [settle_sites(job) for job in resolve_jobs(jobs, base_dir)]
     for job in jobs:
         check_names(job)
+        check_task(job, components.task)
         if not job.between_sites:
             check_permission(job)
     return jobs
@@ -156,6 +160,11 @@ def _engines(
         None if job.between_sites else choose_engine(job, rows, own, place, components)
         for job, rows, own, place in zip(jobs, data, parts, places, strict=True)
     ]
+
+
+def _calibrated(job: Job, data: Prepared) -> Job:
+    """The job with what its noise is calibrated for."""
+    return settle_privacy(job, [] if job.between_sites else population(job.method.population, data.shards))
 
 
 def _start(job: Job, data: Prepared, place: Path, base_dir: Path | None, outline: Path) -> str:

@@ -27,7 +27,7 @@ from fedstrata.engines.processes import Nursery
 from fedstrata.errors import UserError
 from fedstrata.events import Baseline, Encoded, Event, StageStarted
 from fedstrata.exchanges import EXCHANGES
-from fedstrata.exchanges.exchange import ServerContext
+from fedstrata.exchanges.exchange import ServerContext, SumSigning
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models import checkpoints
 from fedstrata.models.adapters import adapted_modules
@@ -35,11 +35,13 @@ from fedstrata.models.parts import part_tensors
 from fedstrata.plan.kinds import Weights
 from fedstrata.plan.messages import Engine
 from fedstrata.plan.plan import Plan, make_plan
+from fedstrata.reports.privacy import privacy_lines
 from fedstrata.runs.components import Components
 from fedstrata.runs.engines import pool_engine, spread_score
 from fedstrata.runs.models import Trained, save_models
 from fedstrata.runs.notes import notes
 from fedstrata.runs.predictions import LastPredictions, write_predictions
+from fedstrata.runs.privacy import privacy_record, scheduled
 from fedstrata.server.aggregate import make_aggregate
 from fedstrata.server.cohort import RoundSettings
 from fedstrata.server.optimizer import make_server_optimizer
@@ -49,6 +51,7 @@ from fedstrata.server.server import Server
 from fedstrata.server.state import RunState
 from fedstrata.sites.federation import Federation, names_of, remote_engine
 from fedstrata.sites.remote_run import RemoteStage
+from fedstrata.sites.signing import remote_signing
 from fedstrata.tasks.task import SpreadTask
 from fedstrata.wire.files import write_bytes
 
@@ -133,7 +136,8 @@ def train_stage(stage: ReadyStage) -> None:
             tell=stage.tell,
         )
         tokens = int(stage.ready.train.tokens.lengths.sum())
-        said = notes(job, stage.ready.loaded, stage.data, tokens)
+        promise = privacy_lines(privacy_record(job, sizes, scheduled(job, stage.clients)))
+        said = (*notes(job, stage.ready.loaded, stage.data, tokens), *promise)
         where = stage.choice.line if stage.choice else ""
         always = Baseline(whose, job.task.headline, constant)
         name, last = method_name(job.method), job.method.rounds
@@ -185,8 +189,16 @@ def _server_half(stage: ReadyStage, server: Server, plan: Plan) -> Half:
         classes=None if labels is None else len(labels),
         max_positions=checkpoints.max_positions(stage.ready.loaded.model),
         store=stage.state.store,
+        sums=_sum_signing(stage),
     )
     return EXCHANGES[stage.job.method.exchange].server(context)
+
+
+def _sum_signing(stage: ReadyStage) -> SumSigning | None:
+    """What masked sums are signed with; in one process with nothing."""
+    if not stage.job.privacy.sum_only:
+        return None
+    return SumSigning() if stage.federation is None else remote_signing(stage.folder, stage.federation.settings)
 
 
 def _score(stage: ReadyStage, plan: Plan, engine: Engine, keep: Keep) -> Callable[[Server], dict[str, float]]:

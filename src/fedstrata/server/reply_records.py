@@ -20,7 +20,7 @@ def check_loss(round: int, reply: Reply, server: Server) -> None:
     Raises:
         UserError: its loss is not finite; the learning rate that is likely to blame is named.
     """
-    if not math.isfinite(reply.loss):
+    if reply.loss is not None and not math.isfinite(reply.loss):
         raise UserError(
             f"round {round + 1}, client {reply.client}: its training diverged (loss {reply.loss}); a smaller "
             f"{server.suspect}.learning_rate helps, with --resume from the last finished round"

@@ -74,6 +74,11 @@ def check_sites(job: Job, parts: Parts) -> None:
     plan = make_plan(job.method, parts, job.task.kind, 0, names_of(job)[0], Streams(job.train.seed))
     if job.method.population != "each" or not EXCHANGES[job.method.exchange].sends(plan):
         raise UserError(f"[method] name: {name!r} sends nothing between clients, so it is not for sites")
+    if plan.keep and job.privacy.level != "none":
+        raise UserError(
+            f"[privacy] level: with {name} each site has a model of its own, which it alone can score, and no "
+            "noise covers its scores; expected a method that sends all that it trains, or level = 'none'"
+        )
     if plan.keep and job.clients.test is None:
         raise UserError(
             f"[clients] test: is missing; with {name} each site has a model of its own, which is scored on rows "

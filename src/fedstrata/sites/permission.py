@@ -10,6 +10,7 @@ from fedstrata.job.tables import Job, method_name
 from fedstrata.plan.components import identity, load_installed
 from fedstrata.plan.plan import make_plan
 from fedstrata.sites.messages import HelloHeader
+from fedstrata.sites.noise_account import NoiseAccount, refusal_of_epsilon, refusal_of_level
 from fedstrata.sites.settings import SiteSettings
 from fedstrata.sites.site import Site
 
@@ -35,6 +36,8 @@ def permit(settings: SiteSettings, job: Job) -> None:
         )
     if job.method.population != "each":
         raise Refused(f"{name} needs all rows in one place")
+    if reason := refusal_of_level(settings.require, settings.limits.epsilon, job):
+        raise Refused(reason)
 
 
 def check_limits(settings: SiteSettings, site: Site) -> None:
@@ -47,6 +50,9 @@ def check_limits(settings: SiteSettings, site: Site) -> None:
     if count < limits.min_examples:
         raise Refused(f"it has fewer examples than the {limits.min_examples} it wants to train on")
     runtime, parts = site.runtime, site.runtime.working.parts
+    if reason := refusal_of_epsilon(settings.require, runtime.private, count, site.method.rounds):
+        raise Refused(reason)
+    site.account = NoiseAccount(settings.folder, limits.epsilon, limits.delta)
     for round in range(site.method.rounds):
         plan = make_plan(site.method, parts, site.task, round, site.name, runtime.trainer.streams)
         leaves = sum(runtime.wire.size(parts.shapes[part], runtime.wire.changes) for part in plan.send)

@@ -29,6 +29,7 @@ from fedstrata.job.toml import read_toml
 from fedstrata.plan.kinds import Payload
 from fedstrata.sites import checks
 from fedstrata.sites.checks import loopback
+from fedstrata.sites.noise_tables import Delta, Epsilon, Require
 
 FORMAT = 2
 """The number that ``format`` must have in ``server.toml`` and ``site.toml``."""
@@ -169,6 +170,10 @@ class Limits(Table):
     """Most bytes that may leave in a round."""
     min_examples: Positive = 1
     """Fewest examples of its own that the site trains on."""
+    epsilon: Epsilon | None = None
+    """Most that all runs together may spend on the site; runs without noise are then refused."""
+    delta: Delta = 1e-5
+    """Of ``epsilon``."""
 
 
 class SiteSettings(_Settings):
@@ -187,6 +192,9 @@ class SiteSettings(_Settings):
     device: Device = Device()
     allow: Allow = Allow()
     limits: Limits = Limits()
+    peers: Annotated[Path, BeforeValidator(checks.folder_path)] | None = None
+    """Folder with the public key of every site of the federation, ``NAME.pub``; they sign masked sums."""
+    require: Require = Require()
 
     @property
     def host(self) -> str:

@@ -19,6 +19,8 @@ from fedstrata.plan.kinds import Tensors, Weights
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.plan import Method, make_plan
 from fedstrata.plan.schedule import ScheduleSpan
+from fedstrata.sites.noise import SecretNoise
+from fedstrata.sites.noise_account import NoiseAccount, release_of
 from fedstrata.wire.chain import check_received, receive, steps_of
 from fedstrata.wire.codec import WireError, check, payload_bytes, wire_spec
 from fedstrata.wire.store import read_tensors, write_tensors
@@ -46,6 +48,7 @@ class Site:
         limit: most bytes that may leave it in reply to a request; None for no limit.
         callback: called after every step.
         reach: opens the way to the server's layers; None where the method has none there.
+        account: of what noise has spent over all runs; None where nobody keeps it.
     """
 
     name: str
@@ -59,9 +62,12 @@ class Site:
     callback: StepCallback = lambda step, steps, loss, seen: None
     reach: Reach | None = None
     shared: dict[str, tuple[int, Tensors]] = field(default_factory=dict)
+    account: NoiseAccount | None = None
 
     def __post_init__(self) -> None:
         working = self.runtime.working
+        if self.runtime.private:
+            self.runtime.private.draw = SecretNoise(self.folder)
         streams = self.runtime.trainer.streams
         plan = make_plan(self.method, working.parts, self.task, 0, self.name, streams)
         away = plan.away(working.parts)
@@ -85,8 +91,12 @@ class Site:
                 self.shared[part] = version, self._received(part, request.parts[part])
             elif self.shared[part][0] != version:
                 self.shared[part] = version, self._read(part, version)
+        private, count = self.runtime.private, len(self.data.index)
+        if private and self.account and request.phase == "train":
+            self.account.spend(self.folder.name, request.round, private.table.level, release_of(private, count))
         with self._holding(request.parts):
             reply = self._carry_out(request)
+            reply = private.told_outside(reply) if private else reply
         _within(sum(map(payload_bytes, reply.weights.values())), self.limit)
         return reply
 
@@ -102,6 +112,12 @@ class Site:
                 link=link and _Metered(link, self.limit),
             )
             return drain(answer_request(work, EXCHANGES[self.method.exchange].handlers))
+
+    @property
+    def examples(self) -> int:
+        """The number of its examples as the server is told; 1 where noise hides whether it has any."""
+        private = self.runtime.private
+        return 1 if private and private.table.level == "client" else len(self.data.index)
 
     def model(self, rounds: int) -> Weights:
         """The parts at this client after ``rounds`` rounds: personal ones, else the shared ones received."""
@@ -140,8 +156,14 @@ class Site:
             known = {None, held, *self._on_disk(part), *([0] if self.start else [])}
             if before not in known:
                 raise WireError(f"{part}: version {before} was never sent, this client holds {held}")
-        if request.phase == "evaluate" and not len(self.data.tests.get(self.name, ())):
+        if request.phase == "evaluate":
+            self._check_score()
+
+    def _check_score(self) -> None:
+        if not len(self.data.tests.get(self.name, ())):
             raise WireError(f"{self.name} has no test rows of its own")
+        if self.runtime.private:
+            raise WireError(f"{self.name} tells no score of its own rows: no noise covers it")
 
     def _check_part(self, part: str, version: int, message: Tensors) -> int | None:
         """Check a part; the version that it is a change against, None where it is whole."""

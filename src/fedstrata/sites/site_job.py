@@ -38,10 +38,19 @@ def site_job(own: SiteSettings, hello: HelloHeader, folder: Path) -> Job:
         "data": data,
         "clients": {"count": 1, **clients},
         "train": train,
-        **{table: sent[table] for table in ("method", "head", "adapter", "wire") if table in sent},
+        **{table: sent[table] for table in ("method", "head", "adapter", "wire", "privacy") if table in sent},
     }
+    job["privacy"] = _own_count(job.get("privacy", {}), sent.get("method", {}))
     method = None
     if "method" in hello.components:
         options = {key: value for key, value in sent.get("method", {}).items() if key != "name"}
         method = own_component(hello, "method", options)
     return resolve_auto(load(job, method=method)[0])
+
+
+def _own_count(privacy: dict[str, Any], method: dict[str, Any]) -> dict[str, Any]:
+    """``[privacy]`` with noise for every round: the server may ask in each, whatever it says."""
+    table = {key: value for key, value in privacy.items() if value is not None}
+    if table.get("level", "none") != "none" and "epsilon" in table:
+        table["participations"] = method.get("rounds", 1)
+    return table

@@ -36,6 +36,8 @@ name = "{name}"  # by which the server knows this site
 server = "{server}"  # the server's address for Flower; it says the other ports
 ca = "ca.pem"  # certificate of the CA that signed the server's
 key = "{name}.key"  # this site's private key, readable by its owner alone (chmod 600)
+peers = "peers"  # folder with the public key of every site, NAME.pub, for [privacy] sum_only: this site adds its
+# changes only to those of sites that sign with these keys; take one from whoever made it, never from the server
 folder = "state"  # on this site's disk: personal parts, received parts, logs; created when needed
 
 # The site's own rows.
@@ -63,4 +65,13 @@ payloads = ["weights"]  # of these three; default ["weights"]
 [limits]
 # bytes_per_round = 500_000_000  # most bytes that may leave in a round; default: no limit
 min_examples = 1  # fewest examples of its own that the site trains on; default 1
+# epsilon = 20.0  # most that the noise of all runs together may let through; then runs without noise are refused
+# delta = 1e-5  # of epsilon
+
+# What a run must offer. Without noise, parts of the model tell words and classes of the rows they were trained on.
+[require]
+# level = "example"  # noise that hides any one example, or "client": any change of this site's; default: none
+# epsilon = 8.0  # most that a run may let through of this site, by its own count; default: no limit
+# delta = 1e-5  # of epsilon, whatever the job's is
+# sum_only = true  # the server sees nothing but sums over the sites; default false
 """

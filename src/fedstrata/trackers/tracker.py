@@ -57,7 +57,8 @@ class Tracking:
             case StageStarted():
                 self.stage = f"{event.stage}/" if event.stage else ""
             case Replied():
-                values = {f"loss/{event.client}": event.loss, "bytes": float(event.bytes)}
+                values = {"bytes": float(event.bytes)}
+                values |= {} if event.loss is None else {f"loss/{event.client}": event.loss}
                 self._all(lambda sink: sink.figures(self._named(values), event.round + 1))
             case Scored():
                 values = {f"score/{name}": value for name, value in event.score.items()}

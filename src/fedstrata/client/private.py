@@ -1,0 +1,129 @@
+"""What ``[privacy]`` means for a client: how much noise, from which stream, and what it does not tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedstrata.client.poisson import sampling
+from fedstrata.errors import UserError
+from fedstrata.job.privacy_table import Privacy
+from fedstrata.job.tables import Job, Train
+from fedstrata.plan.kinds import Tensors, Weights
+from fedstrata.plan.messages import Positions, Reply, Request, Tagged
+from fedstrata.plan.streams import Streams
+from fedstrata.privacy.accounting import Spending, calibrate
+from fedstrata.privacy.noise import privatized
+
+Draw = Callable[[str], np.random.Generator]
+"""Use -> the generator for it, of one request."""
+SAMPLE = "sample"
+"""Use of the stream that decides which examples take part."""
+NOISE = "noise"
+"""Use of the stream of the noise."""
+
+
+@dataclass(frozen=True)
+class ExampleNoise:
+    """The noise of one client's round of training.
+
+    Attributes:
+        clip: the longest gradient of an example.
+        noise: standard deviation of the noise, in units of ``clip``.
+        expected: expected number of examples of a step, which the noised sum is divided by.
+        sample: decides which examples take part.
+        rng: draws the noise.
+    """
+
+    clip: float
+    noise: float
+    expected: float
+    sample: np.random.Generator
+    rng: np.random.Generator
+
+
+@dataclass
+class Private:
+    """The noise of a stage's clients.
+
+    Attributes:
+        table: the job's ``[privacy]``.
+        train: the job's ``[train]``.
+        draw: a request, and the shared parts that the client holds -> the streams of its noise. Of this process
+            they are the job's; a site puts its own in their place, which no one else knows.
+    """
+
+    table: Privacy
+    train: Train
+    draw: Callable[[Request, Tagged], Draw]
+
+    def example_noise(self, draw: Draw, examples: int) -> ExampleNoise | None:
+        """The noise over a client's gradients; None where the level is another."""
+        if self.table.level != "example":
+            return None
+        rate, _, _ = sampling(examples, self.train)
+        noise = noise_of(self.table, self.train, examples)
+        return ExampleNoise(self.table.clip, noise, rate * examples, draw(SAMPLE), draw(NOISE))
+
+    def message(self, request: Request, sent: Weights, start: Mapping[str, Tensors], draw: Draw) -> Weights:
+        """What a client sends: with noise over its change where the level is ``client``.
+
+        Raises:
+            UserError: its training diverged.
+        """
+        if self.table.level != "client" or not sent:
+            return sent
+        noise = noise_of(self.table, self.train, 1)
+        try:
+            return privatized(sent, start, self.table.clip, noise, draw(NOISE))
+        except ValueError as error:
+            raise UserError(
+                f"round {request.round + 1}, client {request.client}: its training diverged ({error}); a smaller "
+                "train.learning_rate helps"
+            ) from None
+
+    def told(self, reply: Reply) -> Reply:
+        """A reply without what no noise covers: its loss; at level ``client`` the number of its examples too."""
+        return replace(reply, loss=None, examples=1 if self.table.level == "client" else reply.examples)
+
+    def told_outside(self, reply: Reply) -> Reply:
+        """A reply that leaves for another machine: nothing that was counted or timed of the client's rows."""
+        steps = 1 if self.table.level == "client" else reply.steps
+        return replace(self.told(reply), steps=steps, work=Positions(), flops=0, seconds=0.0)
+
+
+def private_of(job: Job) -> Private | None:
+    """The noise of a job's clients; None without any."""
+    if job.privacy.level == "none":
+        return None
+    streams = Streams(job.train.seed)
+
+    def draw(request: Request, shared: Tagged) -> Draw:
+        return lambda use: streams.numpy(request.round, request.client, use)
+
+    return Private(job.privacy, job.train, draw)
+
+
+def spending(table: Privacy, train: Train, examples: int, rounds: int) -> Spending:
+    """What a client with so many examples spends in so many rounds.
+
+    Args:
+        table: the job's ``[privacy]``, settled.
+        train: the job's ``[train]``.
+        examples: the client's training examples.
+        rounds: in which it takes part.
+    """
+    rate, steps, _ = sampling(examples, train) if table.level == "example" else (1.0, 1, 1)
+    return Spending(noise_of(table, train, examples), rate, rounds * steps)
+
+
+def noise_of(table: Privacy, train: Train, examples: int) -> float:
+    """The noise of a client with so many examples, in units of the clip; calibrated where an epsilon is given."""
+    if table.noise is not None:
+        return table.noise
+    assert table.epsilon is not None
+    assert table.participations is not None
+    rate, steps, _ = sampling(examples, train) if table.level == "example" else (1.0, 1, 1)
+    return calibrate(table.epsilon, table.delta, table.accountant, rate, steps * table.participations)

@@ -1,0 +1,74 @@
+"""``[privacy]``: what bounds what can be learned from a run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedstrata.job.base import Positive, Table
+
+Omission = Literal["decoder_bias", "position_rows", "embeddings", "unlisted_rows"]
+"""What can be left out of messages: rows are those of embedding tables, ``unlisted_rows`` those of the tokens that
+no public vocabulary lists."""
+
+NOISE = ("clip", "epsilon", "noise", "delta", "accountant", "participations", "single_message")
+"""Keys that go with noise alone."""
+
+
+class Privacy(Table):
+    """``[privacy]``: noise and what it promises, sums instead of single messages, and what is left out."""
+
+    level: Literal["none", "example", "client"] = "none"
+    """Whose presence the noise hides: nobody's, any one training example's, or any one client's whole data."""
+    clip: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """Longest norm (L2) of an example's gradient, or of the change in a client's message; longer ones are cut."""
+    epsilon: Annotated[float, Field(gt=0, le=1e3)] | None = None
+    """What the whole stage may spend, for ``delta``; the noise is calibrated for it."""
+    noise: Annotated[float, Field(ge=1e-3, le=1e6)] | None = None
+    """In place of ``epsilon``: standard deviation of the noise, in units of ``clip``."""
+    delta: Annotated[float, Field(gt=0, le=0.1)] = 1e-5
+    accountant: Literal["pld", "rdp"] = "pld"
+    participations: Positive | None = None
+    """Most rounds in which a client takes part: ``epsilon`` is calibrated for them. Absent: as the sampling of
+    clients has it; between sites every round, since the server picks whom it asks."""
+    single_message: bool = False
+    """Of ``client`` without ``sum_only``: it is known that the server sees every single message, and that the
+    promise is about these."""
+    sum_only: bool = False
+    """The server sees sums of the clients' messages, and no single one."""
+    omit: list[Omission] = Field(default_factory=list)
+    """What clients do not send."""
+    public_vocabulary: Annotated[str, Field(min_length=1)] | None = None
+    """Of ``unlisted_rows``: a file with a token of the public vocabulary on each line."""
+
+    @model_validator(mode="after")
+    def _noise_is_known(self) -> Self:
+        if self.level == "none":
+            if told := [key for key in NOISE if getattr(self, key) != self._default(key)]:
+                raise ValueError(f"{told[0]}: goes with level = 'example' or 'client', not with 'none'")
+        elif (self.epsilon is None) == (self.noise is None):
+            found = "neither" if self.noise is None else "both"
+            raise ValueError(
+                f"epsilon: found {found} of epsilon and noise; level = {self.level!r} needs one of them"
+            )
+        if self.single_message and self.level != "client":
+            raise ValueError("single_message: goes with level = 'client' and only with it")
+        if self.single_message and self.sum_only:
+            raise ValueError(
+                "single_message: with sum_only = true the server sees no single message; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _omissions_fit(self) -> Self:
+        if twice := next((name for name in self.omit if self.omit.count(name) > 1), None):
+            raise ValueError(f"omit: names {twice!r} more than once")
+        if ("unlisted_rows" in self.omit) != (self.public_vocabulary is not None):
+            raise ValueError("public_vocabulary: goes with 'unlisted_rows' in omit, which needs it")
+        if {"unlisted_rows", "embeddings"} <= set(self.omit):
+            raise ValueError("omit: 'embeddings' leaves out every row, so 'unlisted_rows' goes without it")
+        return self
+
+    def _default(self, key: str) -> Any:
+        return type(self).model_fields[key].default

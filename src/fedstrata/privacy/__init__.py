@@ -1,0 +1,1 @@
+"""Defenses: clipping and noise, what they promise, and sums that hide the single messages."""

@@ -1,0 +1,68 @@
+"""Clipped and noised messages: what one client's change may be, and the noise over it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import torch
+
+from fedstrata.plan.kinds import Tensors, Weights
+
+PIECE = 1 << 22
+"""Numbers drawn at a time."""
+
+
+def norm_of(tensors: Iterable[torch.Tensor]) -> float:
+    """The L2 norm of tensors together, summed in fp64."""
+    return math.sqrt(sum(float(tensor.detach().double().square().sum()) for tensor in tensors))
+
+
+def gaussian(shape: torch.Size, deviation: float, rng: np.random.Generator) -> torch.Tensor:
+    """Independent normal numbers, fp32: drawn in fp64, so that their steps are far below those of fp32."""
+    drawn = torch.empty(math.prod(shape))
+    for piece in torch.split(drawn, PIECE):
+        piece.copy_(torch.from_numpy(rng.standard_normal(len(piece)) * deviation))
+    return drawn.reshape(shape)
+
+
+def privatized(
+    sent: Weights, start: Mapping[str, Tensors], clip: float, noise: float, rng: np.random.Generator
+) -> Weights:
+    """A message whose change, all tensors together, is at most ``clip`` long, with noise over it.
+
+    Args:
+        sent: part -> its tensors after training, in the order of the plan.
+        start: part -> the tensors that training began with.
+        clip: longest L2 norm of the change of the whole message; a longer one is scaled.
+        noise: standard deviation of the noise at every element, in units of ``clip``.
+        rng: draws the noise; nobody who sees the message may know it.
+
+    Raises:
+        ValueError: the change is not finite.
+    """
+    changes = {
+        part: {name: tensor.detach().cpu().double() - start[part][name].double() for name, tensor in own.items()}
+        for part, own in sent.items()
+    }
+    norm = norm_of(tensor for own in changes.values() for tensor in own.values())
+    if not math.isfinite(norm):
+        raise ValueError("its change is not finite")
+    scale = 1.0 if norm <= clip else clip / norm
+    deviation = noise * clip
+    return {
+        part: {
+            name: (start[part][name].double() + _noised(change * scale, deviation, rng)).float()
+            for name, change in own.items()
+        }
+        for part, own in changes.items()
+    }
+
+
+def _noised(change: torch.Tensor, deviation: float, rng: np.random.Generator) -> torch.Tensor:
+    """A change in fp64 with noise over it."""
+    flat = change.reshape(-1).clone()
+    for piece in torch.split(flat, PIECE):
+        piece.add_(torch.from_numpy(rng.standard_normal(len(piece))), alpha=deviation)
+    return flat.reshape(change.shape)

@@ -1,0 +1,37 @@
+"""What a run promises, in sentences: the same before it and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+UNITS = {
+    "example": "one training example more or less at a client",
+    "client": "whether a client's own change or none is in its messages",
+}
+"""Level -> what two neighbors differ in."""
+UNCOVERED = {
+    "example": "the number of each client's examples, the scores on the test rows, and how long anything took",
+    "client": "who took part and when, the scores on the test rows, and how long anything took",
+}
+"""Level -> what is told beside the parts of the model and has no noise."""
+
+
+def privacy_lines(record: Mapping[str, Any] | None) -> list[str]:
+    """A record of :func:`fedstrata.runs.privacy.privacy_record` in sentences; none without noise."""
+    if not record:
+        return []
+    if record["epsilon"] is None:
+        return [f"privacy: no epsilon for the whole job, as {record['why']}; each stage has its own"]
+    level, clients = record["level"], record["clients"].values()
+    least = min((own["epsilon"] for own in clients), default=0.0)
+    span = f"{record['epsilon']:.3g}"
+    if f"{least:.3g}" != span:
+        span = f"{span} at most, {least:.3g} at least"
+    whole = "each message by itself, as the server sees it" if level == "client" else "all that a client sends"
+    return [
+        f"privacy: epsilon {span}, delta {record['delta']:g} ({record['accountant']}), level {level}, clip "
+        f"{record['clip']:g}: for {UNITS[level]}; it holds against the server and whoever has the model, "
+        f"for {whole}, over all rounds",
+        f"privacy: no noise covers {UNCOVERED[level]}; losses are not told",
+    ]

@@ -1,0 +1,141 @@
+"""What a run promises: epsilon of every client, before the run and after it, by the same sums."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from fedstrata.client.private import spending
+from fedstrata.errors import UserError
+from fedstrata.job.tables import Job
+from fedstrata.plan.schedule import sample_clients
+from fedstrata.plan.streams import SERVER, Streams
+from fedstrata.privacy.accounting import Spending, epsilon_of
+
+Record = dict[str, Any]
+"""``level``, ``clip``, ``delta``, ``accountant``, ``epsilon`` (the largest of any client), and ``clients``: client
+-> its ``rounds``, ``noise``, ``rate``, ``releases`` and ``epsilon``."""
+
+
+def settle_privacy(job: Job, clients: Collection[str]) -> Job:
+    """The job with the number of rounds that its noise is calibrated for.
+
+    Args:
+        job: the job.
+        clients: the clients' names.
+
+    Raises:
+        UserError: clients take part in more rounds than ``participations`` says.
+    """
+    table = job.privacy
+    if table.level == "none" or table.noise is not None:
+        return job
+    most = job.method.rounds
+    if not job.between_sites:
+        most = max(scheduled(job, clients).values(), default=0)
+    if table.participations is not None and table.participations < most:
+        raise UserError(
+            f"[privacy] participations: is {table.participations}, but a client may be asked in {most} rounds; "
+            "epsilon would be larger than what the job says"
+        )
+    settled = table.model_copy(update={"participations": table.participations or max(1, most)})
+    return job.model_copy(update={"privacy": settled})
+
+
+def scheduled(job: Job, clients: Collection[str]) -> Counter[str]:
+    """Client -> the rounds in which it will be asked."""
+    streams, names = Streams(job.train.seed), list(clients)
+    counts = Counter[str]()
+    for round in range(job.method.rounds):
+        counts.update(sample_clients(names, job.clients.fraction, round, streams))
+    return counts
+
+
+def participated(
+    job: Job, lines: Iterable[Mapping[str, Any]], missing: Iterable[Mapping[str, Any]]
+) -> Counter[str]:
+    """Client -> the rounds of a run's records in which something of it may have left.
+
+    A client that was asked and did not answer counts too: its message may be on its way.
+    """
+    key = "trained" if job.privacy.level == "example" else "sent"
+    told = {(line["client"], line["round"]) for line in lines if line["client"] != SERVER and line.get(key)}
+    told |= {(line["client"], line["round"]) for line in missing if line["round"] >= 0}
+    return Counter(client for client, _ in told)
+
+
+def check_task(job: Job, own: object) -> None:
+    """Refuse a task of the caller's own where every example's gradient is clipped.
+
+    Raises:
+        UserError: its loss may let one example's gradient depend on others.
+    """
+    if own is not None and job.privacy.level == "example":
+        raise UserError(
+            "[privacy] level: 'example' goes with the tasks of [task] kind, whose loss is a mean over predictions "
+            "that each belong to one example; with a task of one's own this is not known"
+        )
+
+
+def privacy_record(job: Job, examples: Mapping[str, int], rounds: Mapping[str, int]) -> Record | None:
+    """What a stage spends; None where it has no noise.
+
+    Args:
+        job: the stage's job, settled.
+        examples: client -> its training examples.
+        rounds: client -> in how many rounds it takes part.
+
+    Raises:
+        UserError: dp-accounting is not installed.
+    """
+    table = job.privacy
+    if table.level == "none":
+        return None
+    clients = {}
+    for client, count in examples.items():
+        spent = spending(table, job.train, max(1, count), rounds.get(client, 0))
+        clients[client] = {
+            "rounds": rounds.get(client, 0),
+            "noise": spent.noise,
+            "rate": spent.rate,
+            "releases": spent.count,
+            "epsilon": epsilon_of([spent], table.delta, table.accountant),
+        }
+    return {
+        "level": table.level,
+        "clip": table.clip,
+        "delta": table.delta,
+        "accountant": table.accountant,
+        "epsilon": max((own["epsilon"] for own in clients.values()), default=0.0),
+        "clients": clients,
+    }
+
+
+def combined_privacy(stages: Sequence[tuple[str, Record | None]]) -> Record | None:
+    """What several stages spend together; None where none has noise.
+
+    ``epsilon`` is None, with the reason as ``why``, where the stages promise nothing together.
+
+    Args:
+        stages: each one's name, and its record.
+    """
+    records = [record for _, record in stages if record]
+    if not records:
+        return None
+    if len(stages) == 1:
+        return records[0]
+    without = [name for name, record in stages if not record]
+    levels = sorted({record["level"] for record in records})
+    if without or len(levels) > 1:
+        why = f"stage {without[0]!r} has no noise" if without else f"the stages have levels {' and '.join(levels)}"
+        return {"level": levels[0], "epsilon": None, "why": why, "clients": {}}
+    delta, accountant = max(record["delta"] for record in records), records[-1]["accountant"]
+    clients = {}
+    for client in dict.fromkeys(name for record in records for name in record["clients"]):
+        own = [record["clients"][client] for record in records if client in record["clients"]]
+        spent = [Spending(one["noise"], one["rate"], one["releases"]) for one in own]
+        rounds = sum(one["rounds"] for one in own)
+        clients[client] = {"rounds": rounds, "epsilon": epsilon_of(spent, delta, accountant)}
+    largest = max((own["epsilon"] for own in clients.values()), default=0.0)
+    return {**records[-1], "delta": delta, "epsilon": largest, "clients": clients}

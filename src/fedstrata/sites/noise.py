@@ -1,0 +1,108 @@
+"""A site's own noise: its streams follow from a secret of the site's and from what it is asked.
+
+The server knows the job's seed, and with it every stream of the job; of these it knows none. The same request gets
+the same noise again, after any restart. Another request for the same round is refused: the difference of two
+answers with noise of their own would tell more than was accounted for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedstrata.client.private import Draw
+from fedstrata.plan.messages import Request, Tagged
+from fedstrata.wire.codec import WireError
+from fedstrata.wire.files import append_lines, decode_lines, flush, write_bytes
+
+KEY, ASKED = "noise.key", "noise.jsonl"
+FILES = (KEY, ASKED)
+"""What is written into a run's folder, and cleared when the run is over."""
+
+
+class SecretNoise:
+    """The noise of one run at one site.
+
+    Args:
+        folder: the run's, on the site's own disk.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, request: Request, shared: Tagged) -> Draw:
+        """The streams of a request.
+
+        Raises:
+            WireError: another request for the same round has been answered.
+        """
+        digest = request_digest(request, shared)
+        self._only(request.round, digest)
+        key = self._key()
+
+        def draw(use: str) -> np.random.Generator:
+            seed = hmac.new(key, f"{digest}\0{use}".encode(), hashlib.sha256).digest()
+            # Philox is a keyed counter: without the key its next numbers are not found from earlier ones
+            return np.random.Generator(np.random.Philox(np.random.SeedSequence(int.from_bytes(seed, "little"))))
+
+        return draw
+
+    def _only(self, round: int, digest: str) -> None:
+        path = self.folder / ASKED
+        asked = {line["round"]: line["request"] for line in whole_lines(path)}
+        if round not in asked:
+            add_line(path, {"round": round, "request": digest})
+        elif asked[round] != digest:
+            raise WireError(f"round {round + 1}: another request was answered with noise; expected the same one")
+
+    def _key(self) -> bytes:
+        """The secret, made when it is first needed; readable by the site's owner alone."""
+        path = self.folder / KEY
+        if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            part = path.with_suffix(".part")
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(secrets.token_bytes(32))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        key = path.read_bytes()
+        if len(key) != 32:
+            raise WireError("its noise cannot be drawn; its own log says why")
+        return key
+
+
+def request_digest(request: Request, shared: Tagged) -> str:
+    """A digest of all that a reply depends on: what is asked, and the parts from which training starts."""
+    asked = {"round": request.round, "client": request.client, "phase": request.phase, "span": request.span}
+    digest = hashlib.sha256(json.dumps({**asked, "plan": asdict(request.plan)}, sort_keys=True).encode())
+    for part in sorted(request.versions):
+        for name, tensor in sorted(shared[part][1].items()):
+            digest.update(f"\0{part}|{name}|{tuple(tensor.shape)}\0".encode())
+            digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def whole_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a JSON-lines file without one that was being written when the machine stopped."""
+    content = path.read_bytes() if path.exists() else b""
+    return decode_lines(content[: content.rfind(b"\n") + 1])
+
+
+def add_line(path: Path, line: dict[str, Any]) -> None:
+    """Add a record, which is on the disk when this returns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = path.read_bytes() if path.exists() else b""
+    if content and not content.endswith(b"\n"):
+        write_bytes(path, content[: content.rfind(b"\n") + 1])
+    append_lines(path, [line])
+    flush(path)

@@ -1,0 +1,121 @@
+"""What a site demands of a run's noise, and what it has spent over all runs."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedstrata.client.poisson import sampling
+from fedstrata.client.private import Private, noise_of
+from fedstrata.errors import UserError
+from fedstrata.job.privacy_rules import check_privacy
+from fedstrata.job.tables import Job
+from fedstrata.privacy.accounting import Spending, epsilon_of
+from fedstrata.sites.noise import add_line, whole_lines
+from fedstrata.sites.noise_tables import Require
+from fedstrata.wire.codec import WireError
+
+ACCOUNT = "noise.jsonl"
+"""In a site's folder: a line for every round whose message has left with noise; it is never cleared."""
+
+
+def refusal_of_level(require: Require, limit: float | None, job: Job) -> str | None:
+    """Why a site takes no part in a job; None where it does.
+
+    Args:
+        require: what it demands.
+        limit: epsilon of its ``[limits]``.
+        job: the job.
+    """
+    table = job.privacy
+    if require.sum_only and not table.sum_only:
+        return "it takes part only where the server sees nothing but sums ([privacy] sum_only = true)"
+    wanted = require.level
+    if wanted is not None and table.level != wanted:
+        return f"it takes part only with [privacy] level = {wanted!r}, the job's is {table.level!r}"
+    if limit is not None and table.level == "none":
+        return "it takes part only in runs with noise, since it accounts for what all runs together tell of it"
+    try:
+        check_privacy(job)
+    except UserError as error:
+        return f"the job's noise promises nothing: {error}"
+    return None
+
+
+def release_of(private: Private, examples: int) -> Spending:
+    """What one round's message of a site with so many examples spends."""
+    rate, steps = 1.0, 1
+    if private.table.level == "example":
+        rate, steps, _ = sampling(examples, private.train)
+    return Spending(noise_of(private.table, private.train, examples), rate, steps)
+
+
+def refusal_of_epsilon(require: Require, private: Private | None, examples: int, rounds: int) -> str | None:
+    """Why a run would spend more than a site takes; None where it would not."""
+    if require.epsilon is None or private is None:
+        return None
+    one = release_of(private, examples)
+    epsilon = epsilon_of([Spending(one.noise, one.rate, one.count * rounds)], require.delta, "pld")
+    if epsilon <= require.epsilon:
+        return None
+    return (
+        f"the run's noise promises it epsilon {epsilon:.3g} (delta {require.delta:g}), it takes part up to "
+        f"{require.epsilon:g}"
+    )
+
+
+@dataclass
+class NoiseAccount:
+    """What a site has spent, on its disk before the message leaves.
+
+    Attributes:
+        folder: the site's.
+        limit: the most that it spends; None for no limit.
+        delta: of the limit.
+    """
+
+    folder: Path
+    limit: float | None
+    delta: float
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+
+    @property
+    def path(self) -> Path:
+        """The file with a line for every round."""
+        return self.folder / ACCOUNT
+
+    def epsilon(self, more: tuple[str, Spending] | None = None) -> float:
+        """Spent so far, with one release more; what was spent at different levels is added.
+
+        Args:
+            more: the level, and the release.
+        """
+        spent: dict[str, list[Spending]] = {}
+        for line in whole_lines(self.path):
+            spent.setdefault(line["level"], []).append(Spending(line["noise"], line["rate"], line["count"]))
+        if more:
+            spent.setdefault(more[0], []).append(more[1])
+        share = self.delta / max(1, len(spent))
+        return sum(epsilon_of(own, share, "pld") for own in spent.values())
+
+    def spend(self, run: str, round: int, level: str, release: Spending) -> None:
+        """Write a round down, once however often it is asked for.
+
+        Raises:
+            WireError: it would be more than the limit.
+        """
+        with self._lock:
+            if any((line["run"], line["round"]) == (run, round) for line in whole_lines(self.path)):
+                return
+            if self.limit is not None:
+                epsilon = self.epsilon((level, release))
+                if epsilon > self.limit:
+                    raise WireError(
+                        f"round {round + 1}: over all runs it would have spent epsilon {epsilon:.3g}, its limit "
+                        f"is {self.limit:g}"
+                    )
+            line = {"run": run, "round": round, "level": level}
+            add_line(self.path, {**line, "noise": release.noise, "rate": release.rate, "count": release.count})

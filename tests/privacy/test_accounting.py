@@ -1,0 +1,129 @@
+"""Epsilon against dp-accounting's own values, the closed form, and a brute-force attack on a toy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from fedstrata.privacy.accounting import LEAST_NOISE, Spending, calibrate, epsilon_of
+from fedstrata.privacy.noise import gaussian, norm_of, privatized
+
+
+@pytest.mark.parametrize(
+    ("noise", "rate", "count", "expected"),
+    [
+        (1.0, 1.0, 6, 12.8707),  # all clients in six rounds, as measured before
+        (5.0, 1.0, 6, 1.9482),
+        (10.0, 1.0, 6, 0.9068),
+        (1.1, 0.01, 1000, 1.5154),  # dp_accounting.pld.PLDAccountant at its own step of 1e-4
+        (0.6, 0.05, 300, 18.7299),
+        (2.0, 0.3, 100, 7.9248),
+    ],
+)
+def test_epsilon_is_that_of_dp_accounting(noise: float, rate: float, count: int, expected: float) -> None:
+    found = epsilon_of([Spending(noise, rate, count)], 1e-5, "pld")
+    assert expected - 1e-3 < found < expected + 2e-3
+    assert found < epsilon_of([Spending(noise, rate, count)], 1e-5, "rdp") < 1.2 * found
+
+
+def test_releases_of_several_kinds_add_up() -> None:
+    both = [Spending(2.0, 1.0, 3), Spending(4.0, 1.0, 5)]
+    alike = Spending((3 / 4 + 5 / 16) ** -0.5, 1.0, 1)
+    assert epsilon_of(both, 1e-5, "pld") == pytest.approx(epsilon_of([alike], 1e-5, "pld"), rel=1e-6)
+    assert epsilon_of([], 1e-5, "pld") == epsilon_of([Spending(1.0, 1.0, 0)], 1e-5, "rdp") == 0.0
+
+
+@pytest.mark.parametrize("noise", [0.5, 1.0, 3.0])
+def test_delta_of_one_release_is_the_closed_form(noise: float) -> None:
+    """Balle and Wang 2018, theorem 8: at the epsilon told, the delta is the one asked for."""
+    epsilon = epsilon_of([Spending(noise, 1.0, 1)], 1e-5, "pld")
+    upper, lower = 0.5 / noise - epsilon * noise, -0.5 / noise - epsilon * noise
+    delta = stats.norm.cdf(upper) - math.exp(epsilon) * stats.norm.cdf(lower)
+    assert delta == pytest.approx(1e-5, rel=1e-3)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize(("epsilon", "rate", "count"), [(8.0, 1.0, 5), (1.0, 0.05, 200), (0.3, 0.5, 3)])
+def test_calibrated_noise_is_just_enough(accountant: str, epsilon: float, rate: float, count: int) -> None:
+    noise = calibrate(epsilon, 1e-5, accountant, rate, count)  # type: ignore[arg-type]
+    found, less = (
+        epsilon_of([Spending(z, rate, count)], 1e-5, accountant)  # type: ignore[arg-type]
+        for z in (noise, noise / 1.01)
+    )
+    assert found <= epsilon < less
+    assert calibrate(epsilon, 1e-5, "pld", rate, 0) == LEAST_NOISE
+
+
+def test_a_message_is_clipped_as_a_whole_and_noised_everywhere() -> None:
+    shape = (200, 100)
+    start = {"a": {"w": torch.full(shape, 2.0)}, "b": {"v": torch.full((100,), -1.0)}}
+    sent = {"a": {"w": start["a"]["w"] + 3.0}, "b": {"v": start["b"]["v"] + 4.0}}
+    rng = np.random.default_rng(0)
+    still = privatized(sent, start, 1.0, 0.0, rng)
+    changes = [still[part][name] - start[part][name] for part, name in (("a", "w"), ("b", "v"))]
+    assert norm_of(changes) == pytest.approx(1.0, abs=1e-4)
+    assert float(changes[1][0] / changes[0][0, 0]) == pytest.approx(4 / 3, rel=1e-3)
+    short = privatized(sent, start, 1e6, 0.0, rng)
+    torch.testing.assert_close(short, sent)
+    noised = privatized(sent, start, 2.0, 5.0, rng)
+    rest = torch.cat([(noised[p][n] - start[p][n]).flatten() for p, n in (("a", "w"), ("b", "v"))])
+    assert float(rest.std()) == pytest.approx(10.0, rel=0.02)
+    with pytest.raises(ValueError, match="not finite"):
+        privatized({"a": {"w": sent["a"]["w"] * math.inf}}, start, 1.0, 1.0, rng)
+
+
+def test_gaussian_numbers_are_gaussian() -> None:
+    drawn = gaussian(torch.Size((50_000,)), 2.0, np.random.default_rng(0)).numpy()
+    assert stats.kstest(drawn / 2.0, "norm").pvalue > 0.01
+    assert len(np.unique(drawn)) > 49_000
+
+
+def lower_bound(outputs: dict[bool, np.ndarray], delta: float) -> float:
+    """The largest epsilon that a test of "was the unit there?" proves, at 99.9 %: Clopper and Pearson 1934.
+
+    Whoever claims (epsilon, delta) has P(test says yes | there) <= e^epsilon P(test says yes | not there) + delta,
+    for any test; here those that ask whether the output is above a threshold.
+    """
+    there, gone = outputs[True], outputs[False]
+    half = len(there) // 2
+    thresholds = np.quantile(np.concatenate([there[:half], gone[:half]]), np.linspace(0.01, 0.999, 60))
+    best = 0.0
+    for sign in (1, -1):  # the threshold is chosen on one half, the bound holds on the other
+        rates = [
+            ((sign * there[:half] > sign * t).mean(), (sign * gone[:half] > sign * t).mean()) for t in thresholds
+        ]
+        chosen = thresholds[np.argmax([(hit - delta) / (miss + 20 / half) for hit, miss in rates])]
+        hits, misses = ((sign * own[half:] > sign * chosen).sum() for own in (there, gone))
+        low = stats.beta.ppf(0.0005, hits, half - hits + 1) if hits else 0.0
+        high = stats.beta.ppf(0.9995, misses + 1, half - misses)
+        best = max(best, math.log(max(low - delta, 1e-12) / high))
+    return best
+
+
+def messages(noise: float, rounds: int, tries: int) -> dict[bool, np.ndarray]:
+    """What the server sees of a client that moves one weight by the clip, or not: the sum of rounds."""
+    rng = np.random.default_rng(7)
+    start = {"a": {"w": torch.zeros(tries)}}
+    seen = {}
+    for there in (True, False):
+        total = np.zeros(tries)
+        for _ in range(rounds):
+            # one weight in each of many independent tries: the noise over them is drawn at once
+            change = 1.0 if there else 0.0
+            noised = privatized(start, start, 1.0, noise, rng)["a"]["w"].numpy() + change
+            total += noised
+        seen[there] = total
+    return seen
+
+
+def test_no_attack_on_a_toy_beats_the_claim() -> None:
+    """And with half the noise one does, so that the test can fail."""
+    noise, rounds, delta = 2.0, 4, 1e-3
+    claim = epsilon_of([Spending(noise, 1.0, rounds)], delta, "pld")
+    found = lower_bound(messages(noise, rounds, 200_000), delta)
+    assert 0.5 * claim < found < claim
+    assert lower_bound(messages(noise / 2, rounds, 200_000), delta) > claim

@@ -1,0 +1,208 @@
+"""Clipped sums of per-example gradients against autograd, one example at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedstrata.client.dropout import DropoutRng
+from fedstrata.client.model_pass import WholePass
+from fedstrata.client.noisy_steps import NoisySteps, apart, joined
+from fedstrata.client.private import ExampleNoise
+from fedstrata.client.working_model import WorkingModel
+from fedstrata.models.adapter_names import AdapterConfig
+from fedstrata.models.adapters import add_adapters
+from fedstrata.models.parts import find_parts
+from fedstrata.plan.plan import Plan
+from fedstrata.privacy.noise import norm_of
+from fedstrata.privacy.per_example import clipped_sum, tappable, tapped, whole_sum
+from fedstrata.tasks import Batch, Task
+from fedstrata.tasks.batches import IGNORE_INDEX, Examples
+from fedstrata.tasks.classify import Classify
+from fedstrata.tasks.clm import CausalLM
+from fedstrata.tasks.mlm import masked_lm
+from fedstrata.tasks.regress import Regress
+from fedstrata.tasks.tag import Tag
+from roles import sentences
+from tiny import gpt2_tokenizer, tiny_model, tokenizer, train_config
+
+CASES: dict[str, tuple[str, str]] = {
+    "bert classify": ("bert", "classify"),
+    "bert mlm": ("bert", "mlm"),
+    "bert mlm full": ("bert", "mlm full"),
+    "bert tag": ("bert", "tag"),
+    "bert regress": ("bert", "regress"),
+    "roberta mlm": ("roberta", "mlm"),
+    "distilbert mlm": ("distilbert", "mlm"),
+    "electra mlm": ("electra", "mlm"),
+    "modernbert mlm": ("modernbert", "mlm"),
+    "gpt2 clm": ("gpt2", "clm"),
+    "adapters classify": ("bert lora", "classify"),
+    "adapters mlm": ("bert lora", "mlm"),
+    "adapters of tables": ("bert tables", "classify"),
+}
+SEEN = 6
+
+
+def made(kind: str, what: str) -> tuple[Any, Task, list[Batch]]:
+    """A model without dropout, its task, and a batch for each of some examples."""
+    head = what.split()[0]
+    family = kind.split()[0]
+    labels = {"classify": 3, "tag": 3, "regress": 1}.get(head)
+    model = tiny_model(family, head, **({"num_labels": labels} if labels else {}))
+    if "lora" in kind:
+        add_adapters(model, AdapterConfig((("default", 4),), 8.0, None, 0.0, "gaussian", "plain"))
+    if "tables" in kind:
+        add_adapters(
+            model, AdapterConfig((("default", 4),), 8.0, ("word_embeddings", "query"), 0.0, "gaussian", "plain")
+        )
+    tokens = gpt2_tokenizer() if family == "gpt2" else tokenizer()
+    tasks: dict[str, Callable[[], Task]] = {
+        "classify": lambda: Classify(0, ("a", "b", "c")),
+        "regress": lambda: Regress(0),
+        "tag": lambda: Tag(0, ("O", "B-x", "I-x")),
+        "clm": lambda: CausalLM(0),
+        "mlm": lambda: masked_lm(tokens, len(tokens), 0.3, what.endswith("full")),
+    }
+    task, examples = tasks[head](), sentences()
+    rng = np.random.default_rng(0)
+    if head == "tag":
+        tags = rng.integers(0, 3, len(examples.tokens.ids))
+        tags[rng.random(len(tags)) < 0.3] = IGNORE_INDEX
+        examples = Examples(examples.tokens, tags)
+    if head == "regress":
+        examples = Examples(examples.tokens, rng.normal(size=len(examples)))
+    width = int(examples.tokens.lengths[:SEEN].max())
+    return model, task, [task.batch(examples, np.array([i]), rng, width) for i in range(SEEN)]
+
+
+def gradients(model: Any, task: Task, batch: Batch, trained: dict[str, nn.Parameter]) -> dict[str, torch.Tensor]:
+    """Autograd's own."""
+    model.zero_grad(set_to_none=True)
+    task.loss(model, batch).backward()
+    found = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in trained.items()}
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def trained_of(model: Any, kind: str) -> dict[str, nn.Parameter]:
+    """All parameters; of a model with adapters these and the head."""
+    named = dict(model.named_parameters())
+    if kind != "bert" and kind.startswith("bert"):
+        named = {n: p for n, p in named.items() if "lora_" in n or n.startswith(("classifier", "cls."))}
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in named)
+    return named
+
+
+def slow(model: Any, task: Task, single: list[Batch], trained: dict[str, nn.Parameter]) -> tuple[Any, Any, float]:
+    """The sum of clipped gradients, example by example, their norms, and the clip: half of them are longer."""
+    total = {name: torch.zeros_like(p) for name, p in trained.items()}
+    norms, each = [], []
+    for batch in single:
+        own = gradients(model, task, batch, trained)
+        norms.append(norm_of(own.values()))
+        each.append(own)
+    clip = float(np.median(norms))
+    for norm, own in zip(norms, each, strict=True):
+        for name, gradient in own.items():
+            total[name] += gradient * min(1.0, clip / norm)
+    return total, norms, clip
+
+
+def steps_of(
+    model: Any, task: Task, trained: dict[str, nn.Parameter], clip: float, noise: float = 0.0
+) -> NoisySteps:
+    working = WorkingModel(model, find_parts(model))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in trained)
+    draws = ExampleNoise(clip, noise, 1.0, np.random.default_rng(1), np.random.default_rng(2))
+    return NoisySteps(working, task, train_config(dropout=False, batch_size=SEEN), nullcontext, draws)
+
+
+def model_pass(steps: NoisySteps) -> WholePass:
+    return WholePass(steps.working, Plan(tuple(range(steps.working.parts.depth)), ()))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_clipped_sum_is_that_of_a_loop_over_single_examples(case: str) -> None:
+    kind, what = CASES[case]
+    model, task, single = made(kind, what)
+    model.eval()
+    trained = trained_of(model, kind)
+    expected, norms, clip = slow(model, task, single, trained)
+    steps = steps_of(model, task, trained, clip)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    model.config.attention_probs_dropout_prob = model.config.hidden_dropout_prob = 0.0
+    whole = joined(single)
+    found, loss = steps._clipped(whole, model_pass(steps), DropoutRng(0, torch.device("cpu")), trained)
+    assert steps.tapping is (kind != "bert tables")  # an adapter of a table has matrices without a module
+    assert min(norms) < clip < max(norms)
+    for name, own in expected.items():
+        torch.testing.assert_close(found[name], own, rtol=1e-3, atol=2e-6, msg=lambda text, n=name: f"{n}: {text}")
+    assert float(loss) > 0
+
+
+def test_a_tied_table_counts_the_product_of_its_two_uses() -> None:
+    """The word embeddings of a language model are its decoder too: one gradient, not two."""
+    model, task, single = made("bert", "mlm")
+    model.eval()
+    name = "bert.embeddings.word_embeddings.weight"
+    trained = {name: dict(model.named_parameters())[name]}
+    for other, parameter in model.named_parameters():
+        parameter.requires_grad_(other == name)
+    _, norms, clip = slow(model, task, single, trained)
+    whole = joined(single)
+    counts = whole.positions.sum(1)
+    with tapped(model, trained, SEEN) as calls:
+        (task.loss(model, whole) * int(counts.sum())).backward()
+    owners = whole.positions.nonzero()[:, 0]
+    _, found = clipped_sum(trained, calls, owners, 1 / counts.clamp(min=1).float(), clip)
+    np.testing.assert_allclose(found.numpy(), norms, rtol=1e-4)
+
+
+def test_what_the_taps_overlook_is_found() -> None:
+    """A parameter that is used beside its module: the sum of what was tapped is not autograd's."""
+
+    class Sly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) @ self.inner.weight
+
+    model, x = Sly(), torch.randn(5, 4)
+    trained = dict(model.named_parameters())
+    assert tappable(model, trained)
+    with tapped(model, trained, 5) as calls:
+        model(x).square().sum().backward()
+    found = whole_sum(trained, calls, None, 5)
+    assert not torch.allclose(found["inner.weight"], model.inner.weight.grad, rtol=1e-2)
+
+
+def test_apart_is_the_opposite_of_joined() -> None:
+    for kind, what in (("bert", "mlm"), ("bert", "tag"), ("bert", "classify")):
+        _, _, single = made(kind, what)
+        for one, again in zip(single, apart(joined(single)), strict=True):
+            torch.testing.assert_close(one.inputs, again.inputs)
+            torch.testing.assert_close(one.targets, again.targets)
+
+
+def test_the_noise_has_its_deviation_and_no_batch_is_noise_alone() -> None:
+    model, task, _ = made("bert", "classify")
+    trained = dict(model.named_parameters())
+    steps = steps_of(model, task, trained, 0.05, noise=3.0)
+    loss = steps.gradients([], model_pass(steps), DropoutRng(0, torch.device("cpu")), trained)
+    drawn = torch.cat([p.grad.flatten() for p in trained.values()])
+    assert float(loss) == 0.0
+    assert float(drawn.std()) == pytest.approx(0.15, rel=0.02)
+    assert abs(float(drawn.mean())) < 4 * 0.15 / len(drawn) ** 0.5

@@ -1,4 +1,4 @@
-"""The command line: ``fedstrata run | forecast | partition | report | federation | serve | join``."""
+"""The command line: ``fedstrata run | forecast | audit | partition | report | federation | serve | join``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import click
 import typer
 
 from fedstrata.cli import jobs, sites
+from fedstrata.cli.audit import audit
 from fedstrata.cli.forecast import forecast
 
 app = typer.Typer(
@@ -63,6 +64,7 @@ def _options(
 
 app.command()(jobs.run)
 app.command()(forecast)
+app.command()(audit)
 app.command()(jobs.partition)
 app.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(jobs.split)
 app.command()(jobs.report)

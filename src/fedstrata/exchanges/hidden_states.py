@@ -172,7 +172,7 @@ class HiddenStatesHalf(PlainHalf):
         """Collect every client's hidden states once; the head is trained later, on the server."""
         clients = loop.engine.clients()
         loop.expect(clients)
-        plan = Plan(_whole(loop.server.parts), train=(), keep=_heads(loop.server.parts), freeze_encoder=True)
+        plan = collecting_plan(loop.server.parts)
         requests = (loop.request(0, client, plan, "hidden_states") for client in clients)
         for reply in loop.replies(0, requests, clients):
             message = reply.weights.get(PART, {})
@@ -257,6 +257,11 @@ def dry_send(context: DryContext, request: Request) -> Reply:
         weights={PART: SizedTensors({}, size)},
         flops=encoder_flops(parts, encoded_lengths(lengths, context.train)),
     )
+
+
+def collecting_plan(parts: Parts) -> Plan:
+    """The plan of a client that sends its texts' hidden states: it trains nothing, and no head is sent to it."""
+    return Plan(_whole(parts), train=(), keep=_heads(parts), freeze_encoder=True)
 
 
 def _whole(parts: Parts) -> tuple[int, ...]:

@@ -31,6 +31,10 @@ Phase = Literal["train", "evaluate", "hidden_states", "receive"]
 """What a request is for: to train; to score the model; to send the hidden states of all texts; or to take the
 parts that come with it, and no more."""
 
+AUDIT = "audit.json"
+"""What an audit writes into a run's folder."""
+AUDIT_FORMAT = 1
+"""Of that file."""
 FORMAT = 3
 """Version of the files in a run's folder; a folder of another version is refused."""
 

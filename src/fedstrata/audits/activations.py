@@ -46,7 +46,9 @@ def _tokens(view: View) -> list[Finding]:
     for how, read in readings.items():
         figures = scored(bench, states, read)
         hits, cases = figures["tokens"].count
-        sentence = f"from the hidden states of batches the server reads {hits:,} of {cases:,} tokens at their places"
+        sentence = (
+            f"from the hidden states of batches the server reads {hits:,} of {cases:,} tokens at their places ({how})"
+        )
         found.append(Finding("activations", how, view.setting, figures, sentence))
     return found
 
@@ -61,7 +63,7 @@ def _messages(view: View, played: Played, what: str) -> Iterator[torch.Tensor]:
             states = {name: tensor for name, tensor in message.items() if name != "lengths"}
             if what == MESSAGES[0]:
                 yield decode_states(states, tokens, hidden, form.states).float()
-        elif what == MESSAGES[1]:
+        elif kind == what == MESSAGES[1]:
             yield decode_gradients(message, tokens, hidden, form.gradients).float()
 
 
@@ -96,14 +98,14 @@ def _masked(view: View) -> list[Finding]:
     true, shadow_true = (_predicted(played) for played in (view.client, view.shadow))
     figures = detection(sizes, true, best_threshold(shadow, shadow_true))
     sentence = f"from the gradients the server {read_words(figures, 'masked places')}"
-    found = [Finding("gradients", "size of each place's gradient", view.setting, figures, sentence)]
+    found = [Finding("gradients", "size", view.setting, figures, sentence)]
     plan = view.client.plan
     if view.bench.parts.layer(plan.layers[-1]) not in plan.server:
         return found  # the client's own layers above the cut mix the places' gradients
     words = _words(view)
     hits, cases = words["tokens"].count
     sentence = f"from the first batch's gradients the server reads {hits:,} of {cases:,} masked words"
-    return [*found, Finding("gradients", "the head's answer to a step along the gradient", view.setting, words, sentence)]
+    return [*found, Finding("gradients", "head's answer", view.setting, words, sentence)]
 
 
 def _sizes(view: View, played: Played) -> Floats:

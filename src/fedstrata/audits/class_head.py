@@ -27,7 +27,7 @@ def attack(view: View) -> list[Finding]:
         f"from the classifier's bias the server {read_words(figures, 'classes that the client has')}; its estimate of "
         f"their shares is off by {off.value:.2f} (total variation; equal shares: {off.chance:.2f})"
     )
-    return [Finding("class_head", "change of the classifier's bias", view.setting, figures, sentence)]
+    return [Finding("class_head", "classifier bias", view.setting, figures, sentence)]
 
 
 def _raised(view: View, played: Played, names: list[str]) -> Floats:

@@ -34,7 +34,7 @@ def _words(view: View) -> list[Finding]:
     threshold = best_threshold(shadow, shadow_true[kept])
     guess = view.common(int(shadow_true.sum()))[kept]
     figures = detection(scores, true[kept], threshold, guess)
-    how = "direction of a row's change" if tied else "rows moved beyond the replayed optimizer"
+    how = "direction of rows" if tied else "rows moved"
     sentence = f"from the embeddings the server {read_words(figures, 'distinct tokens')}"
     return [Finding("embeddings", how, view.setting, figures, sentence)]
 
@@ -69,7 +69,7 @@ def _length(view: View) -> list[Finding]:
         f"from the rows of positions the server reads that the longest text has {read} tokens; "
         f"it has {int(true.sum())}"
     )
-    return [Finding("embeddings", "position rows moved", view.setting, figures, sentence)]
+    return [Finding("embeddings", "position rows", view.setting, figures, sentence)]
 
 
 def _positions(played: Played, longest: int) -> Truth:

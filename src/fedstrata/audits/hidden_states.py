@@ -38,8 +38,8 @@ def _by_token(view: View, client: Tensors, shadow: Tensors) -> list[Finding]:
         figures = scored(view.bench, states, make(rows, tokens, table)(states.rows))
         hits, cases = figures["tokens"].count
         sentence = (
-            f"from the hidden states the server reads {hits:,} of {cases:,} tokens at their places, and the labels, "
-            "which are sent with them"
+            f"from the hidden states the server reads {hits:,} of {cases:,} tokens at their places ({how}), and "
+            "the labels, which are sent with them"
         )
         found.append(Finding("hidden_states", how, view.setting, figures, sentence))
     return found
@@ -60,7 +60,7 @@ def _by_text(view: View, client: Tensors, shadow: Tensors) -> list[Finding]:
     truth = true[:, kept].numpy()
     figures = detection(scores.ravel(), truth.ravel(), threshold, guess.ravel())
     sentence = f"from one vector of each text the server {read_words(figures, 'words of the texts')}; labels are sent as well"
-    return [Finding("hidden_states", "ridge probe for a text's words", view.setting, figures, sentence)]
+    return [Finding("hidden_states", "ridge probe", view.setting, figures, sentence)]
 
 
 def _decoded(view: View, played: Played) -> Tensors:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedstrata.audits.figures import Floats, best_threshold, detection, share
+from fedstrata.audits.figures import Figure, Floats, best_threshold, detection, share
 from fedstrata.audits.finding import Finding, View
 from fedstrata.audits.first_layer import Matrix, candidates, first_matrices
 from fedstrata.audits.play import Played, flat
 from fedstrata.audits.replay import moved_beyond
-from fedstrata.audits.span import Span, span_of
+from fedstrata.audits.span import Span, rounding, span_of
 from fedstrata.plan.kinds import Index
 
 CONTROL = 1000
@@ -36,6 +36,11 @@ class _Checked:
     scores: Floats
     exact: bool
 
+    def standardized(self) -> _Checked:
+        """Scores in standard deviations from the mean over all tokens, at each position."""
+        spread = self.scores.std(0).clip(1e-12)
+        return _Checked((self.scores - self.scores.mean(0)) / spread, False)
+
 
 def attack(view: View) -> list[Finding]:
     """Tokens and texts, from the layers and from the adapters."""
@@ -53,6 +58,8 @@ def _read(view: View, channel: str, matrices: list[Matrix]) -> list[Finding]:
     if checked is None or public is None:
         sentence = f"from the lowest of the {channel} the server reads nothing: its change spans every direction"
         return [Finding(channel, "span check", view.setting, {}, sentence)]
+    if not (checked.exact and public.exact):
+        checked, public = checked.standardized(), public.standardized()
     kept, bench = view.bench.ordinary, view.bench
     true, shadow_true = (_places(p, bench.vocabulary, c.scores.shape[1]) for p, c in _pairs(view, checked, public))
     threshold = best_threshold(public.scores[kept].max(1), shadow_true[kept].any(1))
@@ -72,8 +79,8 @@ def _read(view: View, channel: str, matrices: list[Matrix]) -> list[Finding]:
     return [Finding(channel, _how(checked), view.setting, figures, _sentence(channel, figures, exact))]
 
 
-def _sentence(channel: str, figures: dict[str, object], exact: int) -> str:
-    places, control = figures["places recall"].count, figures["control group"].count  # type: ignore[attr-defined]
+def _sentence(channel: str, figures: dict[str, Figure], exact: int) -> str:
+    places, control = figures["places recall"].count, figures["control group"].count
     whole = "the text exactly: " if exact else ""
     return (
         f"from the lowest of the {channel} the server reads {whole}{places[0]:,} of {places[1]:,} tokens at their "
@@ -98,7 +105,9 @@ def _check(view: View, played: Played, matrices: list[Matrix]) -> _Checked | Non
     positions = min(PLACES, max(map(len, texts), default=1))
     tokens = torch.arange(view.bench.vocabulary)
     rows: list[torch.Tensor] = []
-    for chunk in candidates(view.bench, matrices[0], positions, tokens):
+    first = matrices[0]
+    into = Matrix(first.factor, False) if first.factor else first
+    for chunk in candidates(view.bench, into, positions, tokens):
         found = [span.scores(chunk if a is None else chunk @ a.T) for span, a in spans]
         rows.append(torch.stack(found).amin(0))
     return _Checked(torch.cat(rows).double().numpy(), all(span.exact for span, _ in spans))
@@ -107,13 +116,17 @@ def _check(view: View, played: Played, matrices: list[Matrix]) -> _Checked | Non
 def _spans(view: View, played: Played, matrices: list[Matrix]) -> list[tuple[Span, torch.Tensor | None]]:
     """The span of matrices that take the layer's input itself, and of each B, with the A before it."""
     change = moved_beyond(view.bench, played, [matrix.name for matrix in matrices])
-    plain = [matrix.rows(change[matrix.name]) for matrix in matrices if not matrix.factor]
-    before = flat(view.bench.start)
-    found: list[tuple[Span | None, torch.Tensor | None]] = [(span_of(torch.cat(plain)), None)] if plain else []
-    for matrix in matrices:
-        if matrix.factor:
-            found.append((span_of(matrix.rows(change[matrix.name])), before[matrix.factor]))
-    return [(span, a) for span, a in found if span is not None and span.basis.shape[1] < span.basis.shape[0]]
+    after, before = flat(played.after), flat(view.bench.start)
+    dtype = view.bench.ready.runtime.wire.codec.name
+    groups = [[matrix for matrix in matrices if not matrix.factor]]
+    groups += [[matrix] for matrix in matrices if matrix.factor]
+    found = []
+    for group in filter(None, groups):
+        noise = max(rounding(after[matrix.name], dtype) for matrix in group)
+        span = span_of(torch.cat([matrix.rows(change[matrix.name]) for matrix in group]), noise)
+        if span is not None and span.basis.shape[1] < span.basis.shape[0]:
+            found.append((span, before[group[0].factor] if group[0].factor else None))
+    return found
 
 
 def _texts(played: Played) -> list[Index]:

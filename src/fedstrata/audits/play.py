@@ -17,6 +17,7 @@ from torch import nn
 from fedstrata.audits.bench import Bench
 from fedstrata.client.answer import ClientData
 from fedstrata.engines.local import LocalEngine
+from fedstrata.errors import UserError
 from fedstrata.exchanges.exchange import ServerContext
 from fedstrata.exchanges.hidden_states import PART, collecting_plan
 from fedstrata.job.tables import Train
@@ -29,6 +30,7 @@ from fedstrata.plan.schedule import ScheduleSpan
 from fedstrata.server.rounds import Half
 from fedstrata.server.server import Server
 from fedstrata.tasks import Batch, Examples, Task
+from fedstrata.wire.codec import WireError
 from fedstrata.wire.store import Store
 
 MESSAGES = ("activations", "gradients")
@@ -187,7 +189,13 @@ def play(bench: Bench, client: str, examples: Examples, index: Index, train: Tra
         request = _request(bench, server, client)
         recorded.half.begin_group(0)
         [reply] = engine.exchange([request])
-    server.check(request.plan, reply)
+    try:
+        server.check(request.plan, reply)
+    except WireError as error:
+        raise UserError(
+            f"audit: what {client} sends cannot be used: {error}; if its training diverged, a smaller "
+            "train.learning_rate helps"
+        ) from None
     came = {part: _as_bytes(tensors) for part, tensors in reply.weights.items()}
     before = {part: server.received(part) for part in request.plan.send}
     after = {

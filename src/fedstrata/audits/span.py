@@ -2,21 +2,22 @@
 
 DAGER (Petrov, Dimitrov, Baader, Müller, Vechev: DAGER: Exact Gradient Inversion for Large Language Models, NeurIPS
 2024), section 3. Fewer inputs than the matrix is wide leave a span of fewer directions, which the right inputs lie
-in and others do not. Where the directions cannot be told from noise (an optimizer that takes the sign of the
+in and others do not, but for what rounding takes away. Where the directions cannot be told from noise (an optimizer that takes the sign of the
 gradient, dropout, many steps) those that stand out of it are taken (Gavish and Donoho, IEEE Trans. Inf. Theory 60,
 2014), and the check is no longer exact.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 
-GAP = 30.0
-"""A singular value that is as many times smaller than the one before it begins the noise."""
 EDGE = 2.858
 """Times the median singular value: the edge of the noise of a square matrix (Gavish and Donoho, section I)."""
+ARITHMETIC = 2e-7
+"""What sums in fp32 leave at most of the largest singular value."""
 
 
 @dataclass(frozen=True)
@@ -25,30 +26,43 @@ class Span:
 
     Attributes:
         basis: orthonormal, ``[in, k]``.
-        exact: they end at a gap: whatever was put in lies in them.
+        exact: what lies outside is rounding alone: whatever was put in lies inside.
     """
 
     basis: torch.Tensor
     exact: bool
 
     def scores(self, vectors: torch.Tensor) -> torch.Tensor:
-        """The share of each vector's length that lies in the span, squared: 1 is all of it; ``[..., in]`` -> ``[...]``."""
+        """The share of each vector's length that lies in the span, squared: 1 is all; ``[..., in]`` -> ``[...]``."""
         length = vectors.square().sum(-1).clamp_min(1e-30)
         return (vectors @ self.basis).square().sum(-1) / length
 
 
-def span_of(change: torch.Tensor) -> Span | None:
-    """The span of the rows of a change, ``[out, in]``; None where it tells nothing: no change, or every direction."""
-    scale = change.abs().amax()
-    if not torch.isfinite(scale) or scale == 0:
+def span_of(change: torch.Tensor, rounding: float) -> Span | None:
+    """The span of the rows of a change, ``[out, in]``; None where it tells nothing: no change, or every direction.
+
+    Args:
+        change: by how much a matrix has moved.
+        rounding: standard deviation of what rounding adds to each of its elements.
+    """
+    if not torch.isfinite(change).all() or not change.any():
         return None
-    _, values, right = torch.linalg.svd((change / scale).double(), full_matrices=False)
-    floor = values.clamp_min(values[0] * 1e-12)
-    ratios = floor[:-1] / floor[1:]
-    gap = int(ratios.argmax()) if len(ratios) else 0
-    if len(ratios) and ratios[gap] >= GAP and gap + 1 < change.shape[1]:
-        return Span(right[: gap + 1].T.float(), True)
-    if change.shape[0] < change.shape[1]:  # as many directions as rows: all of them
+    rows, width = change.shape
+    _, values, right = torch.linalg.svd(change.double(), full_matrices=False)
+    edge = max(1.5 * rounding * (math.sqrt(rows) + math.sqrt(width)), ARITHMETIC * float(values[0]))
+    kept = int((values > edge).sum())
+    if 0 < kept < len(values):
+        return Span(right[:kept].T.float(), True)
+    if kept and rows < width:  # as many directions as rows: all of them
         return Span(right.T.float(), False)
     kept = int((values > EDGE * values.median()).sum())
-    return Span(right[:kept].T.float(), False) if 0 < kept < change.shape[1] else None
+    return Span(right[:kept].T.float(), False) if 0 < kept < width else None
+
+
+def rounding(weights: torch.Tensor, dtype: str) -> float:
+    """The standard deviation of what rounding adds to a weight on its way; unknown, so 0, for codecs of steps."""
+    steps = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+    if dtype not in steps:
+        return 0.0
+    size = float(weights.double().square().mean().sqrt())
+    return size * torch.finfo(steps[dtype]).eps / math.sqrt(12)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedstrata.audits.figures import Floats, Truth, best_threshold, detection
+from fedstrata.audits.figures import Figure, Floats, Truth, best_threshold, detection
 from fedstrata.audits.finding import Finding, View, read_words
 from fedstrata.audits.play import Played
 from fedstrata.audits.replay import moved_beyond
@@ -24,13 +24,14 @@ def attack(view: View) -> list[Finding]:
     certain = detection(scores, true, float(np.nextafter(0, 1)), guess)
     tuned = detection(scores, true, best_threshold(shadow, shadow_true), guess)
     return [
-        Finding("token_head", f"decoder bias {how}", view.setting, figures, _sentence(figures))
-        for how, figures in (("raised", certain), ("by a threshold from public text", tuned))
+        Finding("token_head", f"decoder bias, {how}", view.setting, figures, _sentence(figures, how))
+        for how, figures in (("raised", certain), ("tuned", tuned))
     ]
 
 
-def _sentence(figures: dict[str, object]) -> str:
-    return f"from the decoder's bias the server {read_words(figures, 'predicted words (distinct tokens)')}"  # type: ignore[arg-type]
+def _sentence(figures: dict[str, Figure], how: str) -> str:
+    words = read_words(figures, "predicted words (distinct tokens)")
+    return f"from the decoder's bias ({how}) the server {words}"
 
 
 def _raised(view: View, played: Played, name: str) -> Floats:

@@ -33,6 +33,7 @@ from fedstrata.exchanges.exchange import (
 )
 from fedstrata.exchanges.weights import pass_of
 from fedstrata.models.parts import part_tensors
+from fedstrata.plan.disclosure import SENT
 from fedstrata.plan.kinds import Index, Tensors, Weights
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.parts import Parts
@@ -272,11 +273,9 @@ def _heads(parts: Parts) -> tuple[str, ...]:
     return tuple(part.name for part in parts.each if part.kind == "head")
 
 
-PERMISSION = "the encoder's hidden states of every text, from which texts can be reconstructed, and the labels"
-
 EXCHANGE = Exchange(
     payload="hidden_states",
-    permission=PERMISSION,
+    permission=SENT["hidden_states"],
     handlers={"hidden_states": send_hidden_states, "evaluate": evaluate_with(pass_of), "receive": receive},
     sends=lambda plan: True,
     fits=fits,
@@ -284,5 +283,5 @@ EXCHANGE = Exchange(
     dry_handlers={"hidden_states": dry_send, "evaluate": dry_evaluate, "receive": dry_receive},
     dry_server=lambda context: HiddenStatesHalf(DryTraining()),
     forecast=nothing_more,
-    notes=lambda job, parts, clients, tokens: [f"each client sends the server {PERMISSION}"],
+    notes=lambda job, parts, clients, tokens: [f"each client sends the server {SENT['hidden_states']}"],
 )

@@ -8,6 +8,7 @@ from fedstrata.client.frozen_layers import FrozenLayersPass, KeptStates, KeptTex
 from fedstrata.client.model_pass import ModelPass, plain_pass
 from fedstrata.exchanges.dry import dry_evaluate, dry_receive, dry_train
 from fedstrata.exchanges.exchange import Exchange, PlainHalf, fits_plan, no_notes, nothing_more
+from fedstrata.plan.disclosure import SENT
 
 
 def pass_of(work: Work, cache: FeatureCache | None) -> ModelPass:
@@ -23,7 +24,7 @@ def pass_of(work: Work, cache: FeatureCache | None) -> ModelPass:
 
 EXCHANGE = Exchange(
     payload="weights",
-    permission="trained parts of the model",
+    permission=SENT["weights"],
     handlers={"train": train_with(pass_of), "evaluate": evaluate_with(pass_of), "receive": receive},
     sends=lambda plan: bool(plan.send),
     fits=fits_plan,

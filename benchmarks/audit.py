@@ -76,7 +76,9 @@ def measure(model: str, out: Path, only: set[str], seeds: list[int]) -> None:
                     found = fedstrata.audit(job(model, kind, tables, seed, folder))
                 line = dict(zip(("model", "task", "row", "seed"), key, strict=True))
                 with out.open("a") as file:
-                    file.write(json.dumps({**line, "seconds": found["seconds"], "stage": found["stages"][0]}) + "\n")
+                    file.write(
+                        json.dumps({**line, "seconds": found["seconds"], "stage": found["stages"][0]}) + "\n"
+                    )
                 print(*key, f"{found['seconds']:.0f} s", flush=True)
 
 
@@ -93,7 +95,9 @@ def table(out: Path) -> None:
             print(f"\n### {key[0]}\n\n| task, method | read from | round | attack | figures | seeds |")
             print("|---|---|---|---|---|---|")
         words = ", ".join(word for name in (found[0] or {}) if (word := _cell(name, found)))
-        print(f"| {key[1]}, {key[2]} | {key[3].replace('_', ' ')} | {key[4]} | {key[5]} | {words or 'nothing'} | {len(found)} |")
+        print(
+            f"| {key[1]}, {key[2]} | {key[3].replace('_', ' ')} | {key[4]} | {key[5]} | {words or 'nothing'} | {len(found)} |"
+        )
         before = key
 
 

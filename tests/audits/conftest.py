@@ -29,9 +29,9 @@ def public(tmp_path: Path) -> str:
 def audited(job: Callable[..., dict[str, Any]], public: str) -> Audited:
     """Audits a small job: the one stage's record."""
 
-    def audit(name: str, kind: str, /, *, client: str | None = None, **tables: Any) -> dict[str, Any]:
+    def audit(name: str, kind: str, /, *, whose: str | None = None, **tables: Any) -> dict[str, Any]:
         made = job(name, kind, 3, **tables)
-        [stage] = fedstrata.audit(made, client=client, public=public)["stages"]
+        [stage] = fedstrata.audit(made, client=whose, public=public)["stages"]
         found: dict[str, Any] = stage
         return found
 

@@ -46,9 +46,7 @@ def _tokens(view: View) -> list[Finding]:
     for how, read in readings.items():
         figures = scored(bench, states, read)
         hits, cases = figures["tokens"].count
-        sentence = (
-            f"from the hidden states of batches the server reads {hits:,} of {cases:,} tokens at their places ({how})"
-        )
+        sentence = f"from the hidden states of batches the server reads {hits:,} of {cases:,} tokens at their places ({how})"
         found.append(Finding("activations", how, view.setting, figures, sentence))
     return found
 

@@ -73,7 +73,12 @@ def audit(source: str | Path | Mapping[str, Any], overrides: Overrides, options:
 
 
 def _start(
-    job: Job, data: Prepared, base_dir: Path | None, place: Path, folder: Path, starts: Mapping[str, tuple[str, str]]
+    job: Job,
+    data: Prepared,
+    base_dir: Path | None,
+    place: Path,
+    folder: Path,
+    starts: Mapping[str, tuple[str, str]],
 ) -> tuple[str, str]:
     """Folder or hub id of the stage's model, and a note where it is not the one that a run would have."""
     if job.model is None:
@@ -119,9 +124,7 @@ def _stage(
     }
 
 
-def _findings(
-    bench: Bench, options: AuditOptions, notes: list[str]
-) -> tuple[list[Finding], list[dict[str, Any]]]:
+def _findings(bench: Bench, options: AuditOptions, notes: list[str]) -> tuple[list[Finding], list[dict[str, Any]]]:
     """What the attacks find in every setting, and what was played."""
     if not bench.exchange.sends(bench.plan):
         notes.append("nothing leaves the clients: there is nothing to attack")

@@ -55,7 +55,9 @@ def first_matrices(bench: Bench) -> list[Matrix]:
             for handle in handles:
                 handle.remove()
     first = next(iter(inputs.values()))[0]
-    same = {path for path, (found, _) in inputs.items() if found.shape == first.shape and torch.equal(found, first)}
+    same = {
+        path for path, (found, _) in inputs.items() if found.shape == first.shape and torch.equal(found, first)
+    }
     made = [Matrix(f"{path}.weight", inputs[path][1]) for path in inputs if path in same]
     for path in inputs:  # the B of an adapter takes what its A makes
         factor = path.replace(".lora_B.", ".lora_A.")

@@ -226,7 +226,9 @@ def _request(bench: Bench, server: Server, client: str) -> Request:
 
 def _as_bytes(tensors: Tensors) -> Tensors:
     """What a receiver reads from a message: through bytes, as between sites."""
-    content = safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    content = safetensors.torch.save(
+        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    )
     read: Tensors = safetensors.torch.load(content)
     return read
 

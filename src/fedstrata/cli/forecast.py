@@ -93,9 +93,18 @@ def _check(source: Path | dict[str, Any], pairs: Sequence[Any], methods: Sequenc
 
 
 def _show(console: Console, costs: dict[str, dict[str, Any]], compare: bool) -> None:
-    from fedstrata.reports.forecast import methods_table, note, rounds_table, split_lines, unit_lines
+    from fedstrata.reports.forecast import (
+        methods_table,
+        note,
+        readable_lines,
+        rounds_table,
+        split_lines,
+        unit_lines,
+    )
 
     console.print(methods_table(costs) if compare else rounds_table(next(iter(costs.values()))))
     console.print(note(costs), markup=False)  # a sentence about [clients] is no markup
     for line in [*split_lines(costs), *unit_lines(costs)]:
         console.print(line)
+    for line in readable_lines(costs):
+        console.print(line, markup=False)

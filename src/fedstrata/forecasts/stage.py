@@ -22,6 +22,7 @@ from fedstrata.forecasts.options import ForecastOptions
 from fedstrata.forecasts.profile import DataProfile
 from fedstrata.job.tables import Job
 from fedstrata.models import checkpoints, configs
+from fedstrata.plan.disclosure import SENT, channels, sentence
 from fedstrata.models.adapter_names import AdapterConfig
 from fedstrata.models.heads import HeadConfig
 from fedstrata.models.memory import step_memory
@@ -102,7 +103,19 @@ def stage_costs(
         "examples": sum(map(len, shards.values())),
         "collects": any(line["phase"] == "hidden_states" for line in records.lines("ledger")),
         "parts": parts.records(),
+        "readable": _readable(job, context, name),
     }
+
+
+def _readable(job: Job, context: DryContext, client: str) -> list[str]:
+    """What the server can read of what a client sends, a sentence each."""
+    plans = [_plan(context, job.task.kind, round, client) for round in range(job.method.rounds)]
+    sent, kind = {part for plan in plans for part in plan.send}, TASK_KINDS[job.task.kind]
+    found = sentence(channels(context.parts, sent, kind.target == "token", kind.classes))
+    whole = (
+        [] if job.method.exchange == "weights" else [f"each client sends the server {SENT[job.method.exchange]}"]
+    )
+    return [*whole, *([found] if found else [])]
 
 
 def _check(job: Job, parts: Parts, profile: DataProfile, clients: int, options: ForecastOptions) -> None:

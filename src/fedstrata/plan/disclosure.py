@@ -29,6 +29,18 @@ READ: Mapping[Channel, str] = {
 }
 """Channel -> what whoever receives it can read."""
 
+NAMES: Mapping[Channel, str] = {
+    "embeddings": "the embeddings",
+    "token_head": "the language model's head",
+    "class_head": "the classifier",
+    "layers": "the layers",
+    "adapters": "the adapters",
+    "hidden_states": "the hidden states",
+    "activations": "the activations",
+    "reply": "each reply",
+}
+"""Channel -> what people call it."""
+
 SENT: Mapping[Payload, str] = {
     "weights": (
         "trained parts of the model, from which can be read: words of the texts (embeddings, head of a language "
@@ -65,5 +77,5 @@ def channels(parts: Parts, sent: Iterable[str], tokens: bool, classes: bool) -> 
 
 def sentence(found: Iterable[Channel]) -> str:
     """What can be read through channels, as one sentence for people; empty where there are none."""
-    said = [f"from {channel.replace('_', ' ')}, {READ[channel]}" for channel in found]
-    return f"the server can read, {'; '.join(said)}" if said else ""
+    said = [f"from {NAMES[channel]} {READ[channel]}" for channel in found]
+    return f"of each client the server can read {'; '.join(said)} (fedstrata audit measures it)" if said else ""

@@ -49,7 +49,9 @@ def _words(figure: Mapping[str, Any] | None) -> dict[str, str]:
 
 def audit_table(stage: Stage) -> Table:
     """The figures of a stage; what repeats from row to row is left out."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=audit_title(stage), title_justify="left", title_style="")
+    table = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, title=audit_title(stage), title_justify="left", title_style=""
+    )
     for name in ("read from", "round", "attack", "figure"):
         table.add_column(name, overflow="fold")
     for name in ("value", "95 %", "chance"):

@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from fedstrata.errors import UserError
 from fedstrata.reports import plots
+from fedstrata.reports.audit import audit_lines, audit_rows, audit_title
 from fedstrata.reports.runs import Run
 from fedstrata.reports.summary import summary
 from fedstrata.reports.tables import NOTE, client_rows, figure, result_rows, score_figure, shown_rows
@@ -84,7 +85,21 @@ def _comparison(runs: Sequence[Run]) -> list[dict[str, Any]]:
 def _run(run: Run, row: dict[str, Any]) -> dict[str, Any]:
     stages = [{**_stage(stage), "name": stage.name if run.stages else ""} for stage in run.stage_runs]
     message = run.result["message"] or ""
-    return {"row": row, "message": message, "summary": summary(run) if run.stages else "", "stages": stages}
+    return {
+        "row": row,
+        "message": message,
+        "summary": summary(run) if run.stages else "",
+        "stages": stages,
+        "audits": _audits(run),
+    }
+
+
+def _audits(run: Run) -> list[dict[str, Any]]:
+    """What an audit found, a table and sentences for each stage."""
+    return [
+        {"title": audit_title(stage), "rows": audit_rows(stage), "lines": audit_lines(stage)}
+        for stage in run.result["audit"]
+    ]
 
 
 def _stage(stage: Run) -> dict[str, Any]:

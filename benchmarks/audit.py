@@ -1,11 +1,11 @@
-"""What each method gives away: ``fedstrata audit`` of one job per method, over seeds; docs/results/privacy.md is its table.
+"""What each method gives away: ``fedstrata audit`` of one job per method and seed; docs/results/privacy.md has its table.
 
-    python benchmarks/audit.py measure --model demo:minilm --out results.jsonl [--only fedavg,fedbert] [--seeds 0,1,2]
+    python benchmarks/audit.py measure --model demo:minilm --out results.jsonl [--seeds 0,1,2]
     python benchmarks/audit.py table results.jsonl
 
-Text of the clients: definitions of the Human Phenotype Ontology (the demo's), six clients by Dirichlet 0.5 over organ
-systems, of which the first is audited. Public text: Python's documentation. Each round has 10 steps of 8 texts of at
-most 48 tokens, in fp32 and with dropout, unless the row says otherwise; the seed draws partition, batches, masks, head.
+Text of the clients: definitions of the Human Phenotype Ontology (the demo's), six clients by Dirichlet 0.5 over
+organ systems, of which the first is audited. Public text: Python's documentation. Each round has 10 steps of 8 texts
+of at most 48 tokens, in fp32 and with dropout, unless the row says otherwise.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """FedStrata: federated training of BERT-class models, part by part.
 
-The Python face: :func:`run`, :func:`sweep`, :func:`forecast`, :func:`audit`, :func:`report`, and the classes that a caller needs.
+The Python face: :func:`run`, :func:`sweep`, :func:`forecast`, :func:`audit`, :func:`report`, and the classes that a
+caller needs.
 Heavy libraries are imported when a function first needs them.
 """
 
@@ -202,8 +203,8 @@ def audit(
 ) -> dict[str, Any]:
     """Measure what the server can read from what one client sends in the first round of each stage.
 
-    The client's own code plays the round; attacks read what it sends, and are compared with its texts. What an attack
-    has to learn or set comes from public text. ``audit.json`` in the job's output folder has the result.
+    The client's own code plays the round; attacks read what it sends, and are compared with its texts. What an
+    attack has to learn or set comes from public text. ``audit.json`` in the job's output folder has the result.
 
     Args:
         job: path of a job file, or its content as a mapping.
@@ -214,8 +215,8 @@ def audit(
         progress: called with every :mod:`fedstrata.events` event.
 
     Returns:
-        ``stages``, each with what was played (``plays``), ``findings`` (channel, attack, setting, figures with their
-        intervals and what chance gives, and a sentence) and ``notes``; and ``seconds``.
+        ``stages``, each with what was played (``plays``), ``findings`` (channel, attack, setting, figures with
+        their intervals and what chance gives, and a sentence) and ``notes``; and ``seconds``.
 
     Raises:
         UserError: the job, its data, its model or the public text is not usable.

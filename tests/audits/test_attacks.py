@@ -35,7 +35,8 @@ def figures(stage: Stage, channel: str, setting: str, attack: str) -> dict[str, 
 
 def test_rows_of_the_embeddings_name_every_token(audited: Audited) -> None:
     """With weight decay and a proximal term, which move every row."""
-    stage = audited("fedprox", "classify", train={"proximal_mu": 0.1, "epochs": 2, "steps": 3, "weight_decay": 0.1})
+    train = {"proximal_mu": 0.1, "epochs": 2, "steps": 3, "weight_decay": 0.1}
+    stage = audited("fedprox", "classify", train=train)
     for setting in ("1 step, 1 text", "1 step", "3 steps"):
         found = figures(stage, "embeddings", setting, "rows moved")
         assert found["precision"]["value"] == found["recall"]["value"] == 1.0
@@ -144,7 +145,8 @@ def test_without_the_replay_the_proximal_term_hides_the_rows(
 ) -> None:
     """The replay is what makes the attack: one that forgets the steps finds nothing."""
     monkeypatch.setattr("fedstrata.audits.replay.step", lambda optimizer, rate: step(optimizer, 0.0))
-    stage = audited("fedprox", "classify", train={"proximal_mu": 5.0, "epochs": 2, "steps": 3, "weight_decay": 0.5})
+    train = {"proximal_mu": 5.0, "epochs": 2, "steps": 3, "weight_decay": 0.5}
+    stage = audited("fedprox", "classify", train=train)
     assert figures(stage, "embeddings", "3 steps", "rows moved")["auc"]["value"] < 1.0
 
 

@@ -43,10 +43,11 @@ def _tokens(view: View) -> list[Finding]:
         "trained inverter": network_reader(public.rows, public.tokens, table)(states.rows),
     }
     found = []
-    for how, read in readings.items():
-        figures = scored(bench, states, read)
+    for how, guessed in readings.items():
+        figures = scored(bench, states, guessed)
         hits, cases = figures["tokens"].count
-        sentence = f"from the hidden states of batches the server reads {hits:,} of {cases:,} tokens at their places ({how})"
+        read = f"{hits:,} of {cases:,} tokens at their places ({how})"
+        sentence = f"from the hidden states of batches the server reads {read}"
         found.append(Finding("activations", how, view.setting, figures, sentence))
     return found
 

@@ -49,8 +49,8 @@ def audit(source: str | Path | Mapping[str, Any], overrides: Overrides, options:
     jobs = load(source, overrides)
     if any(job.between_sites for job in jobs):
         raise UserError(
-            "audit: between sites the rows are at the sites; a site audits with rows of its own, engine.name=inprocess "
-            "and data.train=FILE"
+            "audit: between sites the rows are at the sites; a site audits with rows of its own, "
+            "engine.name=inprocess and data.train=FILE"
         )
     jobs = resolve_jobs(jobs, base_dir)
     for job in jobs:
@@ -85,7 +85,7 @@ def _start(
         trained = folder / "stages" / job.start / "model"
         if trained.is_dir():
             return str(trained), ""
-        note = f"stage {job.start!r} has not been run in {folder}, so this stage is played from that one's start model"
+        note = f"stage {job.start!r} has not been run in {folder}: this one is played from its start model"
         return starts[job.start][0], note
     if job.model.config is None:
         return model_path(job, base_dir), ""

@@ -1,4 +1,4 @@
-"""A stage made ready to be audited: its model as the server holds it, and texts of a client's and of the public's."""
+"""A stage made ready to be audited: its model as the server holds it, texts of a client and of the public."""
 
 from __future__ import annotations
 

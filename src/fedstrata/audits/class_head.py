@@ -24,8 +24,8 @@ def attack(view: View) -> list[Finding]:
     figures["total variation"] = _distance(_estimate(scores, shadow, shadow_true), true)
     off = figures["total variation"]
     sentence = (
-        f"from the classifier's bias the server {read_words(figures, 'classes that the client has')}; its estimate of "
-        f"their shares is off by {off.value:.2f} (total variation; equal shares: {off.chance:.2f})"
+        f"from the classifier's bias the server {read_words(figures, 'classes that the client has')}; its "
+        f"estimate of their shares is off by {off.value:.2f} (total variation; equal shares: {off.chance:.2f})"
     )
     return [Finding("class_head", "classifier bias", view.setting, figures, sentence)]
 

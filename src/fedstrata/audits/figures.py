@@ -97,8 +97,8 @@ def area(scores: Floats, truth: Truth) -> Figure:
 def best_threshold(scores: Floats, truth: Truth) -> float:
     """The score from which on "true" gives the largest F1; infinite where nothing is true.
 
-    It lies between two scores: in the middle by their ratio, and far down where the lower one is 0, which is what a
-    weight gets that nothing has moved. Found on public text alone, and then used on what a client has sent.
+    It lies between two scores: in the middle by their ratio, and far down where the lower one is 0, which is what
+    a weight gets that nothing has moved. Found on public text alone, and then used on what a client has sent.
     """
     if not truth.any():
         return float("inf")

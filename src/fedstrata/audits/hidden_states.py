@@ -59,7 +59,8 @@ def _by_text(view: View, client: Tensors, shadow: Tensors) -> list[Finding]:
     guess = np.broadcast_to(view.common(count)[kept.numpy()], scores.shape)
     truth = true[:, kept].numpy()
     figures = detection(scores.ravel(), truth.ravel(), threshold, guess.ravel())
-    sentence = f"from one vector of each text the server {read_words(figures, 'words of the texts')}; labels are sent as well"
+    read = read_words(figures, "words of the texts")
+    sentence = f"from one vector of each text the server {read}; labels are sent as well"
     return [Finding("hidden_states", "ridge probe", view.setting, figures, sentence)]
 
 

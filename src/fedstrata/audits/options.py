@@ -9,7 +9,7 @@ from fedstrata.errors import UserError, did_you_mean
 from fedstrata.events import Event
 
 ATTACKS = ("embeddings", "token_head", "class_head", "layers", "hidden_states", "activations")
-"""The attacks, by what they read from; those on a stage's payload are carried out. ``layers`` reads adapters too."""
+"""The attacks, by what they read from; those that fit a stage are carried out. ``layers`` reads adapters too."""
 
 
 @dataclass(frozen=True)

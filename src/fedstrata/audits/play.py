@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import safetensors.torch
-import torch
 from torch import nn
 
 from fedstrata.audits.bench import Bench

@@ -1,4 +1,4 @@
-"""Readers of hidden states: nothing trained, a ridge regression, or a small network, learned on public text alone."""
+"""Readers of hidden states: nothing trained, a ridge regression or a small network, learned on public text."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ def public_texts(job: Job, source: str | None, base_dir: Path | None) -> tuple[l
 
     Args:
         job: the stage's job.
-        source: a file or ``demo:`` name with a text column as in the job's ``[data]``, or a txt file; None for text
-            that every Python has: its own documentation.
+        source: a file or ``demo:`` name with a text column as in the job's ``[data]``, or a txt file; None for
+            text that every Python has: its own documentation.
         base_dir: folder in which relative paths are looked up after the working directory.
 
     Raises:
@@ -73,7 +73,7 @@ def _python_documentation() -> list[str]:
 
 
 def public_examples(job: Job, data: Prepared, ready: Ready, texts: list[str]) -> Examples:
-    """The texts as examples of the job's task; what needs labels gets drawn ones, as the server could draw them."""
+    """The texts as examples of the job's task; what needs labels gets drawn ones, as a server could draw them."""
     kind, rng = TASK_KINDS[job.task.kind], Streams(job.train.seed).numpy(0, NAME, "public")
     columns = text_columns(job)
     made = {column: texts[place :: len(columns)] for place, column in enumerate(columns)}

@@ -17,9 +17,9 @@ from fedstrata.job.tables import Train
 from fedstrata.plan.streams import ORDER
 
 WORK = 2e12
-"""Most FLOPs of one play: an audit is to take minutes. The own steps of a longer round are cut, and this is said."""
+"""Most FLOPs of one play: an audit is to take minutes. The steps of a longer round are cut, and this is said."""
 STATES = 512
-"""Texts of the client whose hidden states are played."""
+"""Texts of the client whose hidden states are played, and a third of the public ones."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def played_pair(bench: Bench, setting: Setting) -> tuple[Played, Played]:
     train, public = setting.train, np.arange(len(bench.public))
     if bench.exchange.payload == "hidden_states":
         client = play(bench, bench.client, bench.ready.train, bench.index[:STATES], train)
-        return client, play(bench, NAME, bench.public, public, train)
+        return client, play(bench, NAME, bench.public, public[: 3 * STATES], train)
     client = play(bench, bench.client, bench.ready.train, bench.index, train)
     shadow = public[: max(len(bench.index), train.batch_size)]
     per_epoch = max(1, math.ceil(len(shadow) / (train.batch_size * train.gradient_accumulation)))

@@ -2,9 +2,9 @@
 
 DAGER (Petrov, Dimitrov, Baader, Müller, Vechev: DAGER: Exact Gradient Inversion for Large Language Models, NeurIPS
 2024), section 3. Fewer inputs than the matrix is wide leave a span of fewer directions, which the right inputs lie
-in and others do not, but for what rounding takes away. Where the directions cannot be told from noise (an optimizer that takes the sign of the
-gradient, dropout, many steps) those that stand out of it are taken (Gavish and Donoho, IEEE Trans. Inf. Theory 60,
-2014), and the check is no longer exact.
+in and others do not, but for what rounding takes away. Where the directions cannot be told from noise (an optimizer
+that takes the sign of the gradient, dropout, many steps) those that stand out of it are taken (Gavish and Donoho, IEEE
+Trans. Inf. Theory 60, 2014), and the check is no longer exact.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Span:
     exact: bool
 
     def scores(self, vectors: torch.Tensor) -> torch.Tensor:
-        """The share of each vector's length that lies in the span, squared: 1 is all; ``[..., in]`` -> ``[...]``."""
+        """The share of each vector's squared length in the span, 1 is all of it; ``[..., in]`` -> ``[...]``."""
         length = vectors.square().sum(-1).clamp_min(1e-30)
         return (vectors @ self.basis).square().sum(-1) / length
 

@@ -21,11 +21,12 @@ from fedstrata.exchanges.exchange import DryContext
 from fedstrata.forecasts.options import ForecastOptions
 from fedstrata.forecasts.profile import DataProfile
 from fedstrata.job.tables import Job
+from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.models import checkpoints, configs
-from fedstrata.plan.disclosure import SENT, channels, sentence
 from fedstrata.models.adapter_names import AdapterConfig
 from fedstrata.models.heads import HeadConfig
 from fedstrata.models.memory import step_memory
+from fedstrata.plan.disclosure import SENT, channels, sentence
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan, make_plan

@@ -1,7 +1,7 @@
 """What can be read from what leaves a client: the one table behind every sentence about it.
 
-Permission texts, the first lines of a run, a new ``site.toml``, the forecast and the documents take their words from
-here; tests hold that they do. What was measured is in docs/results/privacy.md, ``fedstrata audit`` measures a job.
+Permission texts, the first lines of a run, a new ``site.toml``, the forecast and the documents take their words
+from here; tests hold that they do. ``fedstrata audit`` measures it; docs/results/privacy.md has what was measured.
 """
 
 from __future__ import annotations
@@ -46,10 +46,12 @@ SENT: Mapping[Payload, str] = {
         "trained parts of the model, from which can be read: words of the texts (embeddings, head of a language "
         "model), classes (classifier), and of few texts whole texts (layers)"
     ),
-    "hidden_states": "the encoder's hidden states of every text, from which texts can be reconstructed, and the labels",
+    "hidden_states": (
+        "the encoder's hidden states of every text, from which texts can be reconstructed, and the labels"
+    ),
     "activations": (
-        "the hidden states of every batch, from which texts can be reconstructed, and their gradients; and trained "
-        "parts of the model, as under weights"
+        "the hidden states of every batch, from which texts can be reconstructed, and their gradients; and "
+        "trained parts of the model, as under weights"
     ),
 }
 """Payload -> what leaves a client, and what it tells, in words for whoever has to permit it."""

@@ -70,7 +70,7 @@ def audit_title(stage: Stage) -> str:
     name = f"{stage['stage']}: " if stage["stage"] else ""
     public = stage["public"]
     return (
-        f"{name}{stage['method']}, {stage['task']}: what the server reads of {stage['client']} in the first round; "
+        f"{name}{stage['method']}, {stage['task']}: what the server reads of {stage['client']} in round 1; "
         f"thresholds from {plural(public['texts'], 'text')} of {public['source']}"
     )
 

@@ -15,13 +15,13 @@ from markupsafe import Markup
 
 from fedstrata.errors import UserError
 from fedstrata.reports import plots
-from fedstrata.reports.audit import audit_lines, audit_rows, audit_title
+from fedstrata.reports.audit import Stage, audit_lines, audit_rows, audit_title
 from fedstrata.reports.runs import Run
 from fedstrata.reports.summary import summary
 from fedstrata.reports.tables import NOTE, client_rows, figure, result_rows, score_figure, shown_rows
 
 
-def write_page(runs: Sequence[Run], path: Path) -> Path:
+def write_page(runs: Sequence[Run], path: Path, audits: Sequence[Sequence[Stage]] = ()) -> Path:
     """Write the report of one or more runs to ``path``, whose folder is made, and return ``path``.
 
     The same runs give the same bytes.
@@ -36,7 +36,9 @@ def write_page(runs: Sequence[Run], path: Path) -> Path:
         rows=rows,
         note=NOTE,
         comparison=_comparison(runs),
-        runs=[_run(run, row) for run, row in zip(runs, rows, strict=True)],
+        runs=[
+            _run(run, row, audit) for run, row, audit in zip(runs, rows, audits or [()] * len(rows), strict=True)
+        ],
     )
 
 
@@ -82,7 +84,7 @@ def _comparison(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return shown((plots.score_plot(group, "bytes", "flops"), caption, True) for group in alike.values())
 
 
-def _run(run: Run, row: dict[str, Any]) -> dict[str, Any]:
+def _run(run: Run, row: dict[str, Any], audit: Sequence[Stage]) -> dict[str, Any]:
     stages = [{**_stage(stage), "name": stage.name if run.stages else ""} for stage in run.stage_runs]
     message = run.result["message"] or ""
     return {
@@ -90,15 +92,14 @@ def _run(run: Run, row: dict[str, Any]) -> dict[str, Any]:
         "message": message,
         "summary": summary(run) if run.stages else "",
         "stages": stages,
-        "audits": _audits(run),
+        "audits": _audits(audit),
     }
 
 
-def _audits(run: Run) -> list[dict[str, Any]]:
+def _audits(stages: Sequence[Stage]) -> list[dict[str, Any]]:
     """What an audit found, a table and sentences for each stage."""
     return [
-        {"title": audit_title(stage), "rows": audit_rows(stage), "lines": audit_lines(stage)}
-        for stage in run.result["audit"]
+        {"title": audit_title(stage), "rows": audit_rows(stage), "lines": audit_lines(stage)} for stage in stages
     ]
 
 

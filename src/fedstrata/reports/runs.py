@@ -17,7 +17,6 @@ from fedstrata.errors import UserError
 from fedstrata.job.toml import read_toml
 from fedstrata.plan.kinds import FORMAT
 from fedstrata.plan.streams import SERVER
-from fedstrata.reports.audit import read_audit
 from fedstrata.reports.parts import PartRecord, read_parts
 
 SETUP = "setup"
@@ -32,7 +31,7 @@ class Run:
 
     Attributes:
         name: the folder's name.
-        result: ``result.json`` and ``audit.json``; of a run that wrote none, the same from what it had recorded.
+        result: ``result.json``; of a run that wrote none, the same keys from what it had recorded.
         job: the resolved job, table by table.
         partition: how many rows, examples and labels each client had.
         parts: the model's parts by name, in the model's order.
@@ -95,13 +94,10 @@ def load_run(folder: Path) -> Run:
     stages = tuple(load_run(folder / "stages" / n) for n in names if (folder / "stages" / n).is_dir())
     rounds = _lines(folder / "rounds.jsonl", {"round", "client"})
     ledger = _lines(folder / "ledger.jsonl", {"round", "client", "phase", "direction", "part", "bytes"})
+    recorded = _summed(stages) if stages else _recorded(job, rounds, ledger)
     return Run(
         name=folder.resolve().name,
-        result={
-            **(_summed(stages) if stages else _recorded(job, rounds, ledger)),
-            **result,
-            "audit": read_audit(folder),
-        },
+        result={**recorded, **result},
         job=job,
         partition=_object(folder / "partition.json"),
         parts=_parts(folder / "parts.json"),

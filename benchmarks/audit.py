@@ -1,11 +1,11 @@
-"""What each method gives away: ``fedstrata audit`` of one job per method and seed; docs/results/privacy.md has its table.
+"""What methods give away: ``fedstrata audit`` of jobs, over seeds; docs/results/privacy.md has the table.
 
     python benchmarks/audit.py measure --model demo:minilm --out results.jsonl [--seeds 0,1,2]
     python benchmarks/audit.py table results.jsonl
 
 Text of the clients: definitions of the Human Phenotype Ontology (the demo's), six clients by Dirichlet 0.5 over
-organ systems, of which the first is audited. Public text: Python's documentation. Each round has 10 steps of 8 texts
-of at most 48 tokens, in fp32 and with dropout, unless the row says otherwise.
+organ systems, of which the first is audited. Public text: Python's documentation. Each round has 10 steps of 8
+texts of at most 48 tokens, in fp32 and with dropout, unless the row says otherwise.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def measure(model: str, out: Path, only: set[str], seeds: list[int]) -> None:
 
 
 def table(out: Path) -> None:
-    """A line for each row, what is read from, how the client trained, and attack: mean over the seeds, and ends."""
+    """A line for each job, channel, round and attack: the mean over the seeds, and ends."""
     cells: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for line in map(json.loads, out.read_text().splitlines()):
         for finding in line["stage"]["findings"]:
@@ -95,9 +95,8 @@ def table(out: Path) -> None:
             print(f"\n### {key[0]}\n\n| task, method | read from | round | attack | figures | seeds |")
             print("|---|---|---|---|---|---|")
         words = ", ".join(word for name in (found[0] or {}) if (word := _cell(name, found)))
-        print(
-            f"| {key[1]}, {key[2]} | {key[3].replace('_', ' ')} | {key[4]} | {key[5]} | {words or 'nothing'} | {len(found)} |"
-        )
+        row = [f"{key[1]}, {key[2]}", key[3].replace("_", " "), *key[4:], words or "nothing", str(len(found))]
+        print(f"| {' | '.join(row)} |")
         before = key
 
 

@@ -1,7 +1,7 @@
 """FedStrata: federated training of BERT-class models, part by part.
 
-The Python face: :func:`run`, :func:`sweep`, :func:`forecast`, :func:`audit`, :func:`report`, and the classes that a
-caller needs.
+The Python face: :func:`run`, :func:`sweep`, :func:`forecast`, :func:`audit`, :func:`report`, and the classes
+that a caller needs.
 Heavy libraries are imported when a function first needs them.
 """
 

@@ -83,7 +83,7 @@ def _nearest(view: View, states: States) -> torch.Tensor:
     """For each state the token whose vector at that place, as it enters the lowest layer, is the nearest."""
     bench, positions = view.bench, int(states.lengths.max())
     into = Matrix(f"{bench.parts.stack}.0.weight", False)  # the layer itself: its input
-    sample = torch.linspace(0, bench.vocabulary - 1, min(SAMPLE, bench.vocabulary)).long().unique()
+    sample = torch.from_numpy(np.unique(np.linspace(0, bench.vocabulary - 1, SAMPLE).astype(np.int64)))
     total = torch.stack([chunk.sum(0) for chunk in candidates(bench, into, positions, sample)]).sum(0)
     search = Nearest(states.rows, states.places, total / len(sample))
     for chunk in candidates(bench, into, positions, torch.arange(bench.vocabulary)):
@@ -108,13 +108,14 @@ def _masked(view: View) -> list[Finding]:
 
 
 def _sizes(view: View, played: Played) -> Floats:
-    return torch.cat(list(_messages(view, played, MESSAGES[1]))).norm(dim=1).double().numpy()
+    sizes: Floats = torch.cat(list(_messages(view, played, MESSAGES[1]))).norm(dim=1).double().numpy()
+    return sizes
 
 
 def _predicted(played: Played) -> Truth:
     """Which tokens, padding left out, were to be predicted, ``[N]``."""
     batches = [seen.batch for seen in played.seen]
-    return torch.cat([b.positions[b.inputs["attention_mask"] > 0] for b in batches]).numpy()  # type: ignore[index, call-overload]
+    return torch.cat([b.positions[b.inputs["attention_mask"] > 0] for b in batches]).numpy()  # type: ignore[index]
 
 
 class _Given(torch.nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from fedstrata.audits.figures import Figure, Floats, best_threshold, detection, mean
 from fedstrata.audits.finding import Finding, View, read_words
@@ -32,7 +33,9 @@ def attack(view: View) -> list[Finding]:
 
 def _raised(view: View, played: Played, names: list[str]) -> Floats:
     """The change of each class's bias, over the heads' branches."""
-    return sum(change.double().numpy() for change in moved_beyond(view.bench, played, names).values())  # type: ignore[return-value]
+    changes = moved_beyond(view.bench, played, names)
+    raised: Floats = torch.stack([changes[name] for name in names]).sum(0).double().numpy()
+    return raised
 
 
 def _shares(played: Played, classes: int) -> Floats:

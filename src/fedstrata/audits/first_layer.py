@@ -89,7 +89,7 @@ def candidates(bench: Bench, first: Matrix, positions: int, tokens: torch.Tensor
             catch, with_kwargs=True
         )
         try:
-            for chunk in tokens.split(CHUNK):
+            for chunk in torch.split(tokens, CHUNK):
                 ids = chunk[:, None].expand(-1, positions).contiguous()
                 try:
                     model(input_ids=ids, attention_mask=torch.ones_like(ids))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedstrata.audits.figures import Figure, Floats, best_threshold, detection, share
+from fedstrata.audits.figures import Figure, Floats, Truth, best_threshold, detection, share
 from fedstrata.audits.finding import Finding, View
 from fedstrata.audits.first_layer import Matrix, candidates, first_matrices
 from fedstrata.audits.play import Played, flat
@@ -62,8 +62,10 @@ def _read(view: View, channel: str, matrices: list[Matrix]) -> list[Finding]:
         checked, public = checked.standardized(), public.standardized()
     kept, bench = view.bench.ordinary, view.bench
     true, shadow_true = (_places(p, bench.vocabulary, c.scores.shape[1]) for p, c in _pairs(view, checked, public))
-    threshold = best_threshold(public.scores[kept].max(1), shadow_true[kept].any(1))
-    scores, words = checked.scores[kept].max(1), true[kept].any(1)
+    shadow_words: Truth = np.asarray(shadow_true[kept].any(1))
+    threshold = best_threshold(public.scores[kept].max(1), shadow_words)
+    scores = checked.scores[kept].max(1)
+    words: Truth = np.asarray(true[kept].any(1))
     figures = detection(scores, words, threshold, view.common(int(shadow_true[kept].any(1).sum()))[kept])
     control = view.common(CONTROL)[kept] & ~words
     figures["control group"] = share(int((scores[control] >= threshold).sum()), int(control.sum()))

@@ -188,31 +188,38 @@ def play(bench: Bench, client: str, examples: Examples, index: Index, train: Tra
         request = _request(bench, server, client)
         recorded.half.begin_group(0)
         [reply] = engine.exchange([request])
+    return _received(bench, server, request, reply, _Truth(train, examples, index, task.seen, recorded.stream))
+
+
+@dataclass(frozen=True)
+class _Truth:
+    """What the client had, and what passed the cut."""
+
+    train: Train
+    examples: Examples
+    index: Index
+    seen: list[Seen]
+    stream: list[tuple[str, Tensors]]
+
+
+def _received(bench: Bench, server: Server, request: Request, reply: Reply, truth: _Truth) -> Played:
+    """The reply as the server decodes it.
+
+    Raises:
+        UserError: the server would refuse it.
+    """
+    wire, plan = bench.ready.runtime.wire, request.plan
     try:
-        server.check(request.plan, reply)
+        server.check(plan, reply)
     except WireError as error:
         raise UserError(
-            f"audit: what {client} sends cannot be used: {error}; if its training diverged, a smaller "
+            f"audit: what {reply.client} sends cannot be used: {error}; if its training diverged, a smaller "
             "train.learning_rate helps"
         ) from None
     came = {part: _as_bytes(tensors) for part, tensors in reply.weights.items()}
-    before = {part: server.received(part) for part in request.plan.send}
-    after = {
-        part: runtime.wire.decode(came[part], before[part] if runtime.wire.changes else None)
-        for part in request.plan.send
-    }
-    return Played(
-        plan=request.plan,
-        train=train,
-        reply=reply,
-        before=before,
-        after=after,
-        sent=came.get(PART, {}),
-        stream=recorded.stream,
-        examples=examples,
-        index=index,
-        seen=task.seen,
-    )
+    before = {part: server.received(part) for part in plan.send}
+    after = {part: wire.decode(came[part], before[part] if wire.changes else None) for part in plan.send}
+    return Played(plan=plan, reply=reply, before=before, after=after, sent=came.get(PART, {}), **vars(truth))
 
 
 def _request(bench: Bench, server: Server, client: str) -> Request:

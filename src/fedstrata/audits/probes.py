@@ -24,7 +24,9 @@ def nearest(vectors: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """For each vector the row of a table ``[V, H]`` with the largest cosine, both taken from the table's mean."""
     center = table.mean(0)
     rows = functional.normalize(table - center, dim=1)
-    found = [(functional.normalize(chunk - center, dim=1) @ rows.T).argmax(1) for chunk in vectors.split(ROWS)]
+    found = [
+        (functional.normalize(chunk - center, dim=1) @ rows.T).argmax(1) for chunk in torch.split(vectors, ROWS)
+    ]
     return torch.cat(found) if found else torch.empty(0, dtype=torch.long)
 
 
@@ -104,7 +106,7 @@ def network_reader(states: torch.Tensor, tokens: torch.Tensor, table: torch.Tens
     def read(found: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             made = functional.normalize(network((found - center) / spread), dim=1)
-        return torch.cat([(chunk @ rows.T).argmax(1) for chunk in made.split(ROWS)])
+        return torch.cat([(chunk @ rows.T).argmax(1) for chunk in torch.split(made, ROWS)])
 
     return read
 
@@ -117,4 +119,5 @@ def _ridge(inputs: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
     """The linear map of least squares with a ridge; one example less than the input is wide has a solution too."""
     square = inputs.double().T @ inputs.double()
     square += RIDGE * square.diagonal().mean() * torch.eye(len(square), dtype=torch.float64)
-    return torch.linalg.solve(square, (inputs.T @ outputs).double()).float()
+    solved: torch.Tensor = torch.linalg.solve(square, (inputs.T @ outputs).double())
+    return solved.float()

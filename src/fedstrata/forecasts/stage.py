@@ -34,6 +34,7 @@ from fedstrata.plan.schedule import round_half_up
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.components import Components
 from fedstrata.runs.train import round_settings
+from fedstrata.server.records import MemoryRecords
 from fedstrata.tasks import Task, TaskContext, build_task
 from fedstrata.wire.activations import stream_form
 from fedstrata.wire.delta import job_codec
@@ -93,30 +94,31 @@ def stage_costs(
             **_of_plan(parts, plan),
         }
 
+    rounds = [costs(round) for round in range(job.method.rounds)]
     return {
         "split": EXCHANGES[job.method.exchange].forecast(context, context.lengths[name]),
         "client": name,
         "labels": profile.labels,
         "setup": {"down_bytes": sums[SETUP, name, "down"]},
-        "rounds": [costs(round) for round in range(job.method.rounds)],
+        "rounds": rounds,
         "clients": _everyone(len(shards), sums, work),
         "holdings": profile.source,
         "examples": sum(map(len, shards.values())),
-        "collects": any(line["phase"] == "hidden_states" for line in records.lines("ledger")),
-        "parts": parts.records(),
-        "readable": _readable(job, context, name),
+        **_about(job, parts, rounds, records),
     }
 
 
-def _readable(job: Job, context: DryContext, client: str) -> list[str]:
-    """What the server can read of what a client sends, a sentence each."""
-    plans = [_plan(context, job.task.kind, round, client) for round in range(job.method.rounds)]
-    sent, kind = {part for plan in plans for part in plan.send}, TASK_KINDS[job.task.kind]
-    found = sentence(channels(context.parts, sent, kind.target == "token", kind.classes))
-    whole = (
-        [] if job.method.exchange == "weights" else [f"each client sends the server {SENT[job.method.exchange]}"]
-    )
-    return [*whole, *([found] if found else [])]
+def _about(job: Job, parts: Parts, rounds: Sequence[Mapping[str, Any]], records: MemoryRecords) -> dict[str, Any]:
+    """The model's parts; whether hidden states are collected; and what the server can read, a sentence each."""
+    sent, kind = {part for round in rounds for part in round["sent"]}, TASK_KINDS[job.task.kind]
+    found = sentence(channels(parts, sent, kind.target == "token", kind.classes))
+    payload = job.method.exchange
+    whole = [] if payload == "weights" else [f"each client sends the server {SENT[payload]}"]
+    return {
+        "parts": parts.records(),
+        "collects": any(line["phase"] == "hidden_states" for line in records.lines("ledger")),
+        "readable": [*whole, *([found] if found else [])],
+    }
 
 
 def _check(job: Job, parts: Parts, profile: DataProfile, clients: int, options: ForecastOptions) -> None:

@@ -1,6 +1,7 @@
 """FedStrata: federated training of BERT-class models, part by part.
 
-The Python face: :func:`run`, :func:`sweep`, :func:`forecast`, :func:`report`, and the classes that a caller needs.
+The Python face: :func:`run`, :func:`sweep`, :func:`forecast`, :func:`audit`, :func:`report`, and the classes
+that a caller needs.
 Heavy libraries are imported when a function first needs them.
 """
 
@@ -31,7 +32,7 @@ for _name, _value in {
 }.items():
     os.environ.setdefault(_name, _value)
 
-__all__ = ["Job", "Method", "Plan", "Result", "UserError", "forecast", "report", "run", "sweep"]
+__all__ = ["Job", "Method", "Plan", "Result", "UserError", "audit", "forecast", "report", "run", "sweep"]
 
 _MODULES = {
     "Job": "fedstrata.job.tables",
@@ -196,3 +197,43 @@ def forecast(  # noqa: PLR0913  # what a caller may ask, each by its name
     from fedstrata.forecasts.forecast import forecast as compute
 
     return compute(job, overrides, options)
+
+
+def audit(
+    job: str | Path | Mapping[str, Any],
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    client: str | None = None,
+    attacks: Sequence[str] | None = None,
+    public: str | None = None,
+    progress: Callable[[Any], None] | None = None,
+) -> dict[str, Any]:
+    """Measure what the server can read from what one client sends in the first round of each stage.
+
+    The client's own code plays the round; attacks read what it sends, and are compared with its texts. What an
+    attack has to learn or set comes from public text. ``audit.json`` in the job's output folder has the result.
+
+    Args:
+        job: path of a job file, or its content as a mapping.
+        overrides: laid over the file.
+        client: whose round; the first client's when absent.
+        attacks: which, of :data:`fedstrata.audits.options.ATTACKS`; all that fit when absent.
+        public: a file or ``demo:`` name with public text; absent: the documentation that comes with Python.
+        progress: called with every :mod:`fedstrata.events` event.
+
+    Returns:
+        ``stages``, each with what was played (``plays``), ``findings`` (channel, attack, setting, figures with
+        their intervals and what chance gives, and a sentence) and ``notes``; and ``seconds``.
+
+    Raises:
+        UserError: the job, its data, its model or the public text is not usable.
+    """
+    from fedstrata.job.file import load
+
+    load(job, overrides)  # a mistake in the job file is reported before torch is imported
+    from fedstrata.audits.options import ATTACKS, AuditOptions
+
+    options = AuditOptions(client, attacks or ATTACKS, public, progress or (lambda event: None))
+    from fedstrata.audits.audit import audit as play
+
+    return play(job, overrides, options)

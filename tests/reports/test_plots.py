@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedstrata.reports import plots
+from fedstrata.reports.client_scores import clients_plot, worst_words
 from fedstrata.reports.downloads import MOST_ROWS, latex_text, links
 from fedstrata.reports.partition_plot import BARS_SHOWN, partition_plot
 from fedstrata.reports.picture import COLORS
@@ -153,10 +154,8 @@ def test_the_worst_client_is_named(run: Make) -> None:
         result["clients"][name]["score"] = {"accuracy": value}
     (folder / "result.json").write_text(json.dumps(result))
     made = load_run(folder)
-    assert plots.worst_words(made).endswith(
-        "the worst at the bottom: b with 0.200; the mean over the clients is 0.500."
-    )
-    axes = plots.clients_plot.__wrapped__(made).axes[0]
+    assert worst_words(made).endswith("the worst at the bottom: b with 0.200; the mean over the clients is 0.500.")
+    axes = clients_plot.__wrapped__(made).axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "c", "b"]
 
 

@@ -1,4 +1,4 @@
-"""The command line: ``fedstrata init | validate | run | forecast | partition | report | methods | …``."""
+"""The command line: ``fedstrata init | validate | run | forecast | audit | partition | report | …``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import click
 import typer
 
 from fedstrata.cli import handover, jobs, sites, start
+from fedstrata.cli.audit import audit
 from fedstrata.cli.forecast import forecast
 
 app = typer.Typer(
@@ -64,6 +65,7 @@ app.command()(start.init)
 app.command()(start.validate)
 app.command()(jobs.run)
 app.command()(forecast)
+app.command()(audit)
 app.command()(jobs.partition)
 app.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(jobs.split)
 app.command()(jobs.report)

@@ -93,7 +93,15 @@ def _check(source: Path | dict[str, Any], pairs: Sequence[Any], methods: Sequenc
 
 
 def _show(console: Console, costs: dict[str, dict[str, Any]], compare: bool) -> None:
-    from fedstrata.reports.forecast import methods_table, note, rounds_table, split_lines, sum_lines, unit_lines
+    from fedstrata.reports.forecast import (
+        methods_table,
+        note,
+        readable_lines,
+        rounds_table,
+        split_lines,
+        sum_lines,
+        unit_lines,
+    )
     from fedstrata.reports.privacy import privacy_lines
 
     console.print(methods_table(costs) if compare else rounds_table(next(iter(costs.values()))))
@@ -103,5 +111,6 @@ def _show(console: Console, costs: dict[str, dict[str, Any]], compare: bool) -> 
         for name, own in costs.items()
         for line in privacy_lines(own["privacy"])
     ]
-    for line in [*split_lines(costs), *sum_lines(costs), *unit_lines(costs), *promised]:
+    lines = [*split_lines(costs), *sum_lines(costs), *unit_lines(costs), *promised, *readable_lines(costs)]
+    for line in lines:
         console.print(line, markup=False)

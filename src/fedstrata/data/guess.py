@@ -9,86 +9,11 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any
 
+from fedstrata.data.column_names import CLIENTS, LABELS, PAIRS, TEXTS
 from fedstrata.data.sample import Sample
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job.task_kinds import TASK_KINDS
 
-LABELS = (
-    "label",
-    "labels",
-    "class",
-    "classes",
-    "category",
-    "target",
-    "sentiment",
-    "gold",
-    "intent",
-    "topic",
-    "polarity",
-    "rating",
-    "stars",
-    "score",
-    "similarity",
-    "ner_tags",
-    "ner",
-    "tags",
-    "tag",
-    "labels_ner",
-    "y",
-)
-"""How columns of labels are called, the surest first."""
-TEXTS = (
-    "text",
-    "sentence",
-    "content",
-    "body",
-    "review",
-    "comment",
-    "tweet",
-    "utterance",
-    "document",
-    "abstract",
-    "description",
-    "question",
-    "message",
-    "note",
-    "report",
-    "title",
-    "tokens",
-    "words",
-)
-PAIRS = (
-    ("premise", "hypothesis"),
-    ("question", "sentence"),
-    ("query", "passage"),
-    ("question", "answer"),
-    ("question", "context"),
-)
-"""Names of two columns that belong together; so do two that differ only in a last 1 and 2, or a and b."""
-CLIENTS = (
-    "client",
-    "client_id",
-    "hospital",
-    "clinic",
-    "site",
-    "institution",
-    "bank",
-    "publisher",
-    "center",
-    "centre",
-    "lab",
-    "laboratory",
-    "organization",
-    "organisation",
-    "owner",
-    "company",
-    "branch",
-    "department",
-    "source",
-    "user",
-    "author",
-    "speaker",
-)
 CLASSES = 200
 """Classes that a column of labels has at most."""
 NUMBERS = 20

@@ -34,6 +34,7 @@ from fedstrata.exchanges.exchange import (
 )
 from fedstrata.job.tables import Job
 from fedstrata.models.cut import CutLayer, SplitLink, cut_at
+from fedstrata.plan.disclosure import SENT
 from fedstrata.plan.kinds import Index, Phase, Weights
 from fedstrata.plan.messages import Positions, Reply, Request
 from fedstrata.plan.parts import Parts
@@ -204,12 +205,9 @@ def cut_traffic(context: DryContext, lengths: Index) -> dict[str, Any]:
     return {"batch_bytes": max(sizes), "epoch_bytes": sum(sizes), "fedavg_round_bytes": whole}
 
 
-PERMISSION = "the hidden states of every batch, from which texts can be reconstructed, and their gradients"
-
-
 def notes(job: Job, parts: Parts, clients: int, tokens: int) -> list[str]:
     """What leaves the clients, and how much of it beside FedAvg."""
-    lines = [f"each client sends the server {PERMISSION}"]
+    lines = [f"each client sends the server {SENT['activations']}"]
     if tokens:
         epoch = sum(message_bytes(tokens, 0, parts.hidden, stream_form(*job.wire.stream), 0).values())
         whole = 2 * clients * payload(parts, parts.names, job.wire.dtype)
@@ -222,7 +220,7 @@ def notes(job: Job, parts: Parts, clients: int, tokens: int) -> list[str]:
 
 EXCHANGE = Exchange(
     payload="activations",
-    permission=PERMISSION,
+    permission=SENT["activations"],
     handlers={"train": train, "evaluate": evaluate_with(pass_of), "receive": receive},
     sends=lambda plan: bool(plan.server),
     fits=fits_plan,

@@ -33,6 +33,7 @@ from fedstrata.exchanges.exchange import (
 )
 from fedstrata.exchanges.weights import pass_of
 from fedstrata.models.parts import part_tensors
+from fedstrata.plan.disclosure import SENT
 from fedstrata.plan.kinds import Index, Tensors, Weights
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.parts import Parts
@@ -172,7 +173,7 @@ class HiddenStatesHalf(PlainHalf):
         """Collect every client's hidden states once; the head is trained later, on the server."""
         clients = loop.engine.clients()
         loop.expect(clients)
-        plan = Plan(_whole(loop.server.parts), train=(), keep=_heads(loop.server.parts), freeze_encoder=True)
+        plan = collecting_plan(loop.server.parts)
         requests = (loop.request(0, client, plan, "hidden_states") for client in clients)
         for reply in loop.replies(0, requests, clients):
             message = reply.weights.get(PART, {})
@@ -259,6 +260,11 @@ def dry_send(context: DryContext, request: Request) -> Reply:
     )
 
 
+def collecting_plan(parts: Parts) -> Plan:
+    """The plan of a client that sends its texts' hidden states: it trains nothing, and no head is sent to it."""
+    return Plan(_whole(parts), train=(), keep=_heads(parts), freeze_encoder=True)
+
+
 def _whole(parts: Parts) -> tuple[int, ...]:
     return tuple(range(parts.depth))
 
@@ -267,11 +273,9 @@ def _heads(parts: Parts) -> tuple[str, ...]:
     return tuple(part.name for part in parts.each if part.kind == "head")
 
 
-PERMISSION = "the encoder's hidden states of every text, from which texts can be reconstructed, and the labels"
-
 EXCHANGE = Exchange(
     payload="hidden_states",
-    permission=PERMISSION,
+    permission=SENT["hidden_states"],
     handlers={"hidden_states": send_hidden_states, "evaluate": evaluate_with(pass_of), "receive": receive},
     sends=lambda plan: True,
     fits=fits,
@@ -279,5 +283,5 @@ EXCHANGE = Exchange(
     dry_handlers={"hidden_states": dry_send, "evaluate": dry_evaluate, "receive": dry_receive},
     dry_server=lambda context: HiddenStatesHalf(DryTraining()),
     forecast=nothing_more,
-    notes=lambda job, parts, clients, tokens: [f"each client sends the server {PERMISSION}"],
+    notes=lambda job, parts, clients, tokens: [f"each client sends the server {SENT['hidden_states']}"],
 )

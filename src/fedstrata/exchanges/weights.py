@@ -13,6 +13,7 @@ from fedstrata.exchanges.dry import dry_evaluate, dry_receive, dry_train
 from fedstrata.exchanges.dry_sums import dry_sum_step, dry_summed
 from fedstrata.exchanges.exchange import Exchange, PlainHalf, SumSigning, fits_plan, no_notes, nothing_more
 from fedstrata.exchanges.sums import DrySummedHalf, SummedHalf
+from fedstrata.plan.disclosure import SENT
 from fedstrata.plan.kinds import SUM_PHASES
 from fedstrata.plan.messages import Reply
 
@@ -37,7 +38,7 @@ _train, _train_for_sum = train_with(pass_of), train_for_sum(pass_of)
 
 EXCHANGE = Exchange(
     payload="weights",
-    permission="trained parts of the model",
+    permission=SENT["weights"],
     handlers={
         "train": train,
         "evaluate": evaluate_with(pass_of),

@@ -130,5 +130,6 @@ def _together(stages: Sequence[dict[str, Any]], bandwidth: float | None, gflops:
         "clients": {**summed, "count": everyone[0]["count"]},
         "holdings": [stage["holdings"] for stage in stages],
         "sums": next((stage["sums"] for stage in stages if stage["sums"]), None),
+        "readable": list(dict.fromkeys(line for stage in stages for line in stage["readable"])),
         "split": next((stage["split"] for stage in stages if stage["split"]), None),
     }

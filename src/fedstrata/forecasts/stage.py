@@ -22,10 +22,12 @@ from fedstrata.exchanges.exchange import DryContext
 from fedstrata.forecasts.options import ForecastOptions
 from fedstrata.forecasts.profile import DataProfile
 from fedstrata.job.tables import Job
+from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.models import checkpoints, configs
 from fedstrata.models.adapter_names import AdapterConfig
 from fedstrata.models.heads import HeadConfig
 from fedstrata.models.memory import step_memory
+from fedstrata.plan.disclosure import SENT, channels, sentence
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan, make_plan
@@ -34,6 +36,7 @@ from fedstrata.plan.streams import Streams
 from fedstrata.runs.components import Components
 from fedstrata.runs.privacy import participated, privacy_record, settle_privacy
 from fedstrata.runs.train import round_settings
+from fedstrata.server.records import MemoryRecords
 from fedstrata.tasks import Task, TaskContext, build_task
 from fedstrata.wire.activations import stream_form
 from fedstrata.wire.delta import job_codec
@@ -95,19 +98,32 @@ def stage_costs(
             **_of_plan(parts, plan),
         }
 
+    rounds = [costs(round) for round in range(job.method.rounds)]
     return {
         "split": EXCHANGES[job.method.exchange].forecast(context, context.lengths[name]),
         "sums": sum_figures(context, job, records.lines("ledger")),
         "client": name,
         "labels": profile.labels,
         "setup": {"down_bytes": sums[SETUP, name, "down"]},
-        "rounds": [costs(round) for round in range(job.method.rounds)],
+        "rounds": rounds,
         "clients": _everyone(len(shards), sums, work),
         "holdings": profile.source,
         "examples": sum(map(len, shards.values())),
-        "collects": any(line["phase"] == "hidden_states" for line in records.lines("ledger")),
-        "parts": parts.records(),
         "privacy": privacy_record(job, examples, participated(job, work, ())),
+        **_about(job, parts, rounds, records),
+    }
+
+
+def _about(job: Job, parts: Parts, rounds: Sequence[Mapping[str, Any]], records: MemoryRecords) -> dict[str, Any]:
+    """The model's parts; whether hidden states are collected; and what the server can read, a sentence each."""
+    sent, kind = {part for round in rounds for part in round["sent"]}, TASK_KINDS[job.task.kind]
+    found = sentence(channels(parts, sent, kind.target == "token", kind.classes))
+    payload = job.method.exchange
+    whole = [] if payload == "weights" else [f"each client sends the server {SENT[payload]}"]
+    return {
+        "parts": parts.records(),
+        "collects": any(line["phase"] == "hidden_states" for line in records.lines("ledger")),
+        "readable": [*whole, *([found] if found else [])],
     }
 
 

@@ -40,6 +40,10 @@ SUM_PHASES: dict[Phase, str] = {
 }
 """Phase -> step of a masked sum."""
 
+AUDIT = "audit.json"
+"""What an audit writes into a run's folder."""
+AUDIT_FORMAT = 1
+"""Of that file."""
 FORMAT = 3
 """Version of the files in a run's folder; a folder of another version is refused."""
 

@@ -61,6 +61,15 @@ def note(forecast: Mapping[str, Costs]) -> str:
     )
 
 
+def readable_lines(forecast: Mapping[str, Costs]) -> list[str]:
+    """What the server can read of what a client sends, by method where there are several."""
+    return [
+        f"{name}: {line}" if len(forecast) > 1 else line
+        for name, costs in forecast.items()
+        for line in costs["readable"]
+    ]
+
+
 def split_lines(forecast: Mapping[str, Costs]) -> list[str]:
     """The traffic of split learning, a sentence for each method that has a cut."""
     lines = []

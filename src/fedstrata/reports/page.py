@@ -15,6 +15,7 @@ from markupsafe import Markup, escape
 
 from fedstrata.errors import UserError
 from fedstrata.reports import plots
+from fedstrata.reports.audit import Stage, audit_lines, audit_rows, audit_title
 from fedstrata.reports.downloads import links
 from fedstrata.reports.html_table import Head, HtmlTable
 from fedstrata.reports.picture import Shown
@@ -24,7 +25,7 @@ from fedstrata.reports.summary import client_sentences, summary
 from fedstrata.reports.tables import NOTE, client_rows, figure, result_rows, score_figure, shown_rows
 
 
-def write_page(runs: Sequence[Run], path: Path) -> Path:
+def write_page(runs: Sequence[Run], path: Path, audits: Sequence[Sequence[Stage]] = ()) -> Path:
     """Write the report of one or more runs to ``path``, whose folder is made, and return ``path``.
 
     The same runs give the same bytes.
@@ -40,7 +41,9 @@ def write_page(runs: Sequence[Run], path: Path) -> Path:
         overview=_overview(rows),
         note=NOTE,
         comparison=_comparison(runs),
-        runs=[_run(run, row) for run, row in zip(runs, rows, strict=True)],
+        runs=[
+            _run(run, row, audit) for run, row, audit in zip(runs, rows, audits or [()] * len(rows), strict=True)
+        ],
     )
 
 
@@ -135,15 +138,38 @@ def _comparison(runs: Sequence[Run]) -> list[dict[str, Any]]:
     )
 
 
-def _run(run: Run, row: dict[str, Any]) -> dict[str, Any]:
+def _run(run: Run, row: dict[str, Any], audit: Sequence[Stage]) -> dict[str, Any]:
     stages = [
         {**_stage(stage, "h4" if run.stages else "h3"), "name": stage.name if run.stages else ""}
         for stage in run.stage_runs
     ]
-    message = run.result["message"] or ""
-    whole = privacy_lines(run.result.get("privacy")) if run.stages else []
-    head = {"row": row, "message": message, "summary": summary(run) if run.stages else "", "privacy": whole}
-    return {**head, "stages": stages}
+    return {
+        "row": row,
+        "message": run.result["message"] or "",
+        "summary": summary(run) if run.stages else "",
+        "privacy": privacy_lines(run.result.get("privacy")) if run.stages else [],
+        "stages": stages,
+        "audits": _audits(audit),
+    }
+
+
+def _audits(stages: Sequence[Stage]) -> list[dict[str, Any]]:
+    """What an audit found, a table and sentences for each stage."""
+    return [
+        {"title": audit_title(stage), "table": _audit_table(stage), "lines": audit_lines(stage)}
+        for stage in stages
+    ]
+
+
+def _audit_table(stage: Stage) -> HtmlTable | None:
+    """A line for each figure of an audit; None without any."""
+    heads = (
+        *(Head(name, words=True) for name in ("read from", "round", "attack", "figure")),
+        *(Head(name) for name in ("value", "95 %", "chance")),
+    )
+    keys = ("channel", "setting", "attack", "figure", "value", "interval", "chance")
+    cells = [[row[key] for key in keys] for row in audit_rows(stage)]
+    return HtmlTable("Audit", heads, cells) if cells else None
 
 
 def _stage(stage: Run, level: str) -> dict[str, Any]:

@@ -19,12 +19,13 @@ from matplotlib.patches import Patch
 
 from fedstrata.errors import plural
 from fedstrata.plan.kinds import LOWER_IS_BETTER
+from fedstrata.reports.client_scores import client_scores, clients_plot, worst_words
 from fedstrata.reports.confusion import confusion_plot, confusion_records
 from fedstrata.reports.partition_plot import grouped_words, partition_plot, partition_records
 from fedstrata.reports.parts import STACKED, PartRecord
 from fedstrata.reports.picture import COLORS, HEIGHT, WIDTH, Shown, picture, short_name, small, whole_numbers
-from fedstrata.reports.runs import Run, curve, headline, model_parts, parts
-from fedstrata.reports.tables import MB, TERA, by_client, result_rows, score_figure
+from fedstrata.reports.runs import Run, curve, model_parts, parts
+from fedstrata.reports.tables import MB, TERA, by_client, result_rows
 from fedstrata.reports.tables import figure as amount
 
 Cost = Literal["round", "bytes", "flops"]
@@ -57,8 +58,6 @@ STATES = (
 CURVES: dict[Cost, str] = {"round": "rounds", "bytes": "cumulative communication", "flops": "work done"}
 """What the score is drawn against, in words."""
 DIRECTIONS = {"up": "up to the server", "down": "down to the clients"}
-CLIENTS_SHOWN = 60
-"""Clients whose scores are drawn; of more the worst."""
 ROUNDS_SHOWN = 100
 LINES_SHOWN = 60
 """Of more clients the losses of so many are drawn, at equal distances in their order."""
@@ -89,7 +88,7 @@ def run_pictures(run: Run) -> Iterator[Shown]:
     yield Shown(
         "Rows of each client", partition_plot(run.partition), held + grouped, partition_records(run.partition)
     )
-    yield Shown(f"{metric} by client", clients_plot(run), worst_words(run), _client_scores(run))
+    yield Shown(f"{metric} by client", clients_plot(run), worst_words(run), client_scores(run))
     said = "Confusion matrix of the final model on the test rows: a row per true class, shares of the row."
     yield Shown("Confusion matrix", confusion_plot(run.classes), said, confusion_records(run.classes))
 
@@ -110,41 +109,6 @@ def _schedule_records(run: Run, client: str) -> list[dict[str, Any]]:
         for line in lines
         for name in model_parts(run)
     ]
-
-
-def _client_scores(run: Run) -> list[dict[str, Any]]:
-    """The headline score of each client that has one, the worst last."""
-    metric = run.result["headline"]
-    values = {name: headline(run, one.get("score")) for name, one in run.result["clients"].items()}
-    known = [(name, value) for name, value in values.items() if value is not None]
-    order = sorted(known, key=lambda item: item[1], reverse=metric not in LOWER_IS_BETTER)
-    return [{"client": name, metric: value} for name, value in order]
-
-
-def worst_words(run: Run) -> str:
-    """Whose score is the worst, beside the mean over the clients."""
-    metric, scores = run.result["headline"], _client_scores(run)
-    if not scores:
-        return ""
-    worst, mean = scores[-1], sum(line[metric] for line in scores) / len(scores)
-    figures = f"{score_figure(worst[metric])}; the mean over the clients is {score_figure(mean)}"
-    return f"{metric} of each client, the worst at the bottom: {worst['client']} with {figures}."
-
-
-@picture
-def clients_plot(run: Run) -> Figure | None:
-    """The headline score of each client, the worst at the bottom; of very many the worst alone."""
-    metric, scores = run.result["headline"], _client_scores(run)[-CLIENTS_SHOWN:]
-    if not scores:
-        return None
-    figure = Figure(figsize=(WIDTH, max(1.6, 0.5 + 0.2 * len(scores))), layout="constrained")
-    axes = figure.add_subplot()
-    places = range(len(scores), 0, -1)
-    axes.plot([line[metric] for line in scores], places, "o", color=COLORS[0])
-    axes.plot([scores[-1][metric]], [1], "o", color=COLORS[1])
-    axes.set_yticks(list(places), [short_name(line["client"]) for line in scores])
-    axes.set_xlabel(f"{metric} (lower is better)" if metric in LOWER_IS_BETTER else metric)
-    return figure
 
 
 def _sampled(run: Run) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedstrata.errors import UserError
+from fedstrata.reports.audit import read_audit
 from fedstrata.reports.page import write_page
 from fedstrata.reports.runs import load_runs
 from fedstrata.reports.sweep_files import is_sweep
@@ -25,7 +26,8 @@ def write_report(folders: Sequence[Path], path: Path | None = None) -> Path:
     _check_place(path)
     runs = [] if is_sweep(folders[0]) else load_runs(folders)
     try:
-        return write_page(runs, path) if runs else write_sweep_page(folders[0], path)
+        audits = [read_audit(folder) for folder in folders]
+        return write_page(runs, path, audits) if runs else write_sweep_page(folders[0], path)
     except OSError as error:
         raise UserError(f"report: {error.filename or path} cannot be written ({error.strerror})") from None
 

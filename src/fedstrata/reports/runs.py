@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +15,8 @@ from fedstrata.errors import UserError
 from fedstrata.job.toml import read_toml
 from fedstrata.plan.kinds import FORMAT
 from fedstrata.plan.streams import SERVER
-from fedstrata.reports.parts import PartRecord, read_parts
+from fedstrata.reports.parts import PartRecord
+from fedstrata.reports.record_files import record_lines, record_object, record_parts
 
 SETUP = "setup"
 """The phase of the initial download, the start model; no total of a run counts it."""
@@ -89,24 +88,24 @@ def load_run(folder: Path) -> Run:
     """
     if not any((folder / name).exists() for name in FILES):
         raise UserError(f"{folder}: is not a run folder; it holds none of {', '.join(FILES)}")
-    result = _object(folder / "result.json")
+    result = record_object(folder / "result.json")
     job = read_toml(folder / "job.toml") if (folder / "job.toml").exists() else {}
     check_format(folder, result or job or {"format": FORMAT})
     names = result.get("stages") or _stages_on_disk(folder / "stages")
     stages = tuple(load_run(folder / "stages" / n) for n in names if (folder / "stages" / n).is_dir())
-    rounds = _lines(folder / "rounds.jsonl", {"round", "client"})
-    ledger = _lines(folder / "ledger.jsonl", {"round", "client", "phase", "direction", "part", "bytes"})
+    rounds = record_lines(folder / "rounds.jsonl", {"round", "client"})
+    ledger = record_lines(folder / "ledger.jsonl", {"round", "client", "phase", "direction", "part", "bytes"})
     recorded = _summed(stages) if stages else _recorded(job, rounds, ledger)
     return Run(
         name=folder.resolve().name,
         result={**recorded, **result},
         job=job,
-        partition=_object(folder / "partition.json"),
-        parts=_parts(folder / "parts.json"),
+        partition=record_object(folder / "partition.json"),
+        parts=record_parts(folder / "parts.json"),
         rounds=rounds,
         ledger=ledger,
         stages=stages,
-        classes=_object(folder / "classes.json"),
+        classes=record_object(folder / "classes.json"),
     )
 
 
@@ -159,7 +158,7 @@ def parts(run: Run) -> list[str]:
     return [name for name in run.parts if name in names] + sorted(names - set(run.parts))
 
 
-def model_parts(run: Run) -> list[str]:
+def modelrecord_parts(run: Run) -> list[str]:
     """The parts of the model alone, of those that :func:`parts` has."""
     return [name for name in parts(run) if name in run.parts]
 
@@ -252,52 +251,3 @@ def _summed(stages: Sequence[Run]) -> dict[str, Any]:
 def _stages_on_disk(folder: Path) -> list[str]:
     """Names of the stages begun, oldest first."""
     return [job.parent.name for job in sorted(folder.glob("*/job.toml"), key=lambda j: (j.stat().st_mtime_ns, j))]
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8") if path.exists() else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
-
-
-def _json(path: Path, empty: str) -> Any:
-    try:
-        return json.loads(_text(path) or empty)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}: is not JSON: {error}") from None
-
-
-def _object(path: Path) -> dict[str, Any]:
-    content = _json(path, "{}")
-    if isinstance(content, dict):
-        return content
-    raise UserError(f"{path}: must hold one JSON object, found {type(content).__name__}")
-
-
-def _parts(path: Path) -> Mapping[str, PartRecord]:
-    try:
-        return read_parts(_json(path, "[]"))
-    except (KeyError, TypeError):
-        raise UserError(f"{path}: must hold a list of parts, each with name, kind and depth") from None
-
-
-def _lines(path: Path, keys: Set[str]) -> tuple[dict[str, Any], ...]:
-    """The objects of a jsonl file, each with some keys; a last line that a kill cut short is dropped."""
-    texts = path.read_bytes().splitlines() if path.exists() else []
-    with suppress(ValueError):  # all at once, which is faster, unless one of them is damaged
-        every = json.loads(b"[%s]" % b",".join(texts))
-        if len(every) == len(texts) and all(isinstance(line, dict) and keys <= line.keys() for line in every):
-            return tuple(every)
-    lines = []
-    for number, text in enumerate(texts, 1):
-        try:
-            lines.append(json.loads(text))
-        except ValueError as error:
-            if number == len(texts):
-                break
-            raise UserError(f"{path}, line {number}: is not JSON: {error}") from None
-        if not isinstance(lines[-1], dict) or not keys <= lines[-1].keys():
-            wanted = ", ".join(sorted(keys))
-            raise UserError(f"{path}, line {number}: is no record of a run; expected {wanted} in it")
-    return tuple(lines)

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 from fedstrata.errors import UserError
 from fedstrata.job.tables import Job
 from fedstrata.job.toml import read_toml
-from fedstrata.plan.kinds import FORMAT
+from fedstrata.plan.kinds import AUDIT, FORMAT
 from fedstrata.runs.result_file import write_result
 from fedstrata.wire.files import write_bytes
 
@@ -43,7 +43,7 @@ def check_output_dir(folder: Path, resume: bool, kind: str = "run") -> None:
     if not above.is_dir():
         what = "a file" if above.is_file() else "no folder"
         raise UserError(f"[output] dir: {above} is {what}; name a new or empty folder")
-    if not folder.exists() or all(path.name in (MARKER, LOCK) for path in folder.iterdir()):
+    if not folder.exists() or all(path.name in (MARKER, LOCK, AUDIT) for path in folder.iterdir()):
         return
     if not resume:
         raise UserError(

@@ -8,7 +8,9 @@ from fedstrata.exchanges import EXCHANGES
 from fedstrata.job.adapter_rules import check_adapter
 from fedstrata.job.privacy_rules import check_privacy
 from fedstrata.job.tables import Job, method_name
+from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.models.checkpoints import Loaded
+from fedstrata.plan.disclosure import channels, sentence
 from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import SERVER, Streams
 from fedstrata.server.aggregate import make_aggregate
@@ -59,6 +61,9 @@ def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int) -> tuple[str, .
     streams = Streams(job.train.seed)
     rounds = range(job.method.rounds)
     plans = [make_plan(job.method, loaded.parts, job.task.kind, round, SERVER, streams) for round in rounds]
+    kind, sent = TASK_KINDS[job.task.kind], {part for plan in plans for part in plan.send}
+    if readable := sentence(channels(loaded.parts, sent, kind.target == "token", kind.classes)):
+        lines.append(readable)
     if never := set(loaded.fresh) - {part for plan in plans for part in plan.train}:
         lines.append(f"{', '.join(sorted(never))}: newly initialized, and this method never trains it")
     return tuple(lines)

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+import textwrap
+
+from fedstrata.plan.disclosure import SENT
+
+
+def _comment(text: str) -> str:
+    """A text as comment lines."""
+    return textwrap.fill(text, 112, initial_indent="# ", subsequent_indent="#   ")
+
+
 SERVER = """\
 format = 2  # of this file
 # The server of a federation. A relative path starts at the folder of this file.
@@ -56,8 +66,10 @@ label = "label"  # column of the label; default "label"
 name = "auto"  # "cpu", "cuda", or "auto": a GPU if there is one (default)
 # threads = 4  # CPU threads; default: as many as there are cores
 
-# What may leave this site: "weights" are parts of the model; "hidden_states" are a frozen encoder's outputs for
-# all of its texts, with their labels; "activations" are the hidden states and gradients of every batch.
+# What may leave this site, and what whoever gets it can read (fedstrata audit measures it):
+"""
+SITE += "".join(_comment(f'"{payload}": {words}') + "\n" for payload, words in SENT.items())
+SITE += """\
 [allow]
 payloads = ["weights"]  # of these three; default ["weights"]
 # methods = ["fedavg", "fedbfpt"]  # methods in which the site takes part; default: every method

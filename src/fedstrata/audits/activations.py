@@ -1,0 +1,156 @@
+"""Texts from what passes through the cut of split learning: hidden states of every batch, and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from fedstrata.audits.figures import Figure, Floats, Truth, best_threshold, detection, share
+from fedstrata.audits.finding import Finding, View, read_words
+from fedstrata.audits.first_layer import Matrix, candidates
+from fedstrata.audits.play import MESSAGES, OUTPUTS, Played, flat, token_table
+from fedstrata.audits.probes import Nearest, network_reader, ridge_reader
+from fedstrata.audits.texts import States, places_of, scored
+from fedstrata.models.cut import cut_at
+from fedstrata.wire.activations import decode_gradients, decode_states
+
+MOST = 20_000
+"""Hidden states of the client that are read."""
+SAMPLE = 2048
+"""Tokens over whose vectors a mean is taken."""
+STEP = 0.01
+"""Length of a step along the gradient, as a share of the hidden state's."""
+
+
+def attack(view: View) -> list[Finding]:
+    """The tokens of every batch, and of masked ones the place and the word."""
+    found = _tokens(view)
+    if any(seen.batch.positions is not None for seen in view.client.seen):
+        found += _masked(view)
+    return found
+
+
+def _tokens(view: View) -> list[Finding]:
+    bench = view.bench
+    states, public = (_states(view, played) for played in (view.client, view.shadow))
+    states = states.first(int(np.searchsorted(np.cumsum(states.lengths), MOST, side="right")) or 1)
+    table = flat(bench.start)[token_table(bench.ready.loaded.model, bench.vocabulary)]
+    readings = {
+        "nearest embedding": _nearest(view, states),
+        "ridge probe": ridge_reader(public.rows, public.tokens, table)(states.rows),
+        "trained inverter": network_reader(public.rows, public.tokens, table)(states.rows),
+    }
+    found = []
+    for how, guessed in readings.items():
+        figures = scored(bench, states, guessed)
+        hits, cases = figures["tokens"].count
+        read = f"{hits:,} of {cases:,} tokens at their places ({how})"
+        sentence = f"from the hidden states of batches the server reads {read}"
+        found.append(Finding("activations", how, view.setting, figures, sentence))
+    return found
+
+
+def _messages(view: View, played: Played, what: str) -> Iterator[torch.Tensor]:
+    """What came in messages of one kind, ``[n, H]`` each, as the server decodes it."""
+    form, hidden = view.bench.ready.runtime.stream, view.bench.parts.hidden
+    tokens = 0
+    for kind, message in played.stream:
+        if kind == MESSAGES[0]:
+            tokens = int(message["lengths"].sum())
+            states = {name: tensor for name, tensor in message.items() if name != "lengths"}
+            if what == MESSAGES[0]:
+                yield decode_states(states, tokens, hidden, form.states).float()
+        elif kind == what == MESSAGES[1]:
+            yield decode_gradients(message, tokens, hidden, form.gradients).float()
+
+
+def _states(view: View, played: Played) -> States:
+    rows = torch.cat(list(_messages(view, played, MESSAGES[0])))
+    lengths = np.concatenate([m["lengths"].numpy() for kind, m in played.stream if kind == MESSAGES[0]])
+    lengths = lengths.astype(np.int64)
+    return States(rows, _shown(played), places_of(lengths), lengths)
+
+
+def _shown(played: Played) -> torch.Tensor:
+    """The tokens as the model saw them, without padding, ``[N]``."""
+    inputs = [seen.batch.inputs for seen in played.seen]
+    return torch.cat([own["input_ids"][own["attention_mask"] > 0] for own in inputs])
+
+
+def _nearest(view: View, states: States) -> torch.Tensor:
+    """For each state the token whose vector at that place, as it enters the lowest layer, is the nearest."""
+    bench, positions = view.bench, int(states.lengths.max())
+    into = Matrix(f"{bench.parts.stack}.0.weight", False)  # the layer itself: its input
+    sample = torch.from_numpy(np.unique(np.linspace(0, bench.vocabulary - 1, SAMPLE).astype(np.int64)))
+    total = torch.stack([chunk.sum(0) for chunk in candidates(bench, into, positions, sample)]).sum(0)
+    search = Nearest(states.rows, states.places, total / len(sample))
+    for chunk in candidates(bench, into, positions, torch.arange(bench.vocabulary)):
+        search.take(chunk)
+    return search.best
+
+
+def _masked(view: View) -> list[Finding]:
+    """Places by the size of the gradient, words by what the head would have to hear to send it back."""
+    sizes, shadow = (_sizes(view, played) for played in (view.client, view.shadow))
+    true, shadow_true = (_predicted(played) for played in (view.client, view.shadow))
+    figures = detection(sizes, true, best_threshold(shadow, shadow_true))
+    sentence = f"from the gradients the server {read_words(figures, 'masked places')}"
+    found = [Finding("gradients", "size", view.setting, figures, sentence)]
+    plan = view.client.plan
+    if view.bench.parts.layer(plan.layers[-1]) not in plan.server:
+        return found  # the client's own layers above the cut mix the places' gradients
+    words = _words(view)
+    hits, cases = words["tokens"].count
+    sentence = f"from the first batch's gradients the server reads {hits:,} of {cases:,} masked words"
+    return [*found, Finding("gradients", "head's answer", view.setting, words, sentence)]
+
+
+def _sizes(view: View, played: Played) -> Floats:
+    sizes: Floats = torch.cat(list(_messages(view, played, MESSAGES[1]))).norm(dim=1).double().numpy()
+    return sizes
+
+
+def _predicted(played: Played) -> Truth:
+    """Which tokens, padding left out, were to be predicted, ``[N]``."""
+    batches = [seen.batch for seen in played.seen]
+    return torch.cat([b.positions[b.inputs["attention_mask"] > 0] for b in batches]).numpy()  # type: ignore[index]
+
+
+class _Given(torch.nn.Module):
+    """Stands for the server's layers and gives what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = torch.empty(0)
+
+    def forward(self, hidden: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        return self.hidden
+
+
+def _words(view: View) -> dict[str, Figure]:
+    """The words of the first batch's masked places: a step against the gradient raises the target's logit most.
+
+    The server knows its own output at these places, as it sent it, and the head at the begin of the round.
+    """
+    bench, plan, form = view.bench, view.client.plan, view.bench.ready.runtime.stream
+    batch = view.client.seen[0].batch
+    assert isinstance(batch.positions, torch.Tensor)
+    masked = batch.positions[batch.inputs["attention_mask"] > 0]
+    gradients = next(_messages(view, view.client, MESSAGES[1]))[masked]
+    sent = next(message for what, message in view.client.stream if what == OUTPUTS)
+    outputs = decode_states(sent, len(masked), bench.parts.hidden, form.states).float()[masked]
+    back = gradients / gradients.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    given = _Given()
+    with bench.model() as model, cut_at(model, bench.parts, plan, given):  # type: ignore[arg-type]
+        logits = []
+        for hidden in (outputs, outputs - STEP * outputs.norm(dim=1, keepdim=True) * back):
+            given.hidden = hidden[:, None]
+            ids = torch.zeros(len(hidden), 1, dtype=torch.long)
+            logits.append(model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, 0].float())
+    read = (logits[1] - logits[0]).argmax(1)
+    right = int((read == batch.targets).sum())
+    commonest = int(bench.frequencies.argmax())
+    chance = float((batch.targets == commonest).float().mean()) if len(read) else 0.0
+    return {"tokens": share(right, len(read), chance)}

@@ -1,0 +1,169 @@
+"""An audit: every stage of a job played for one client, attacked, and written down as ``audit.json``."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedstrata.audits import activations, class_head, embeddings, hidden_states, layers, token_head
+from fedstrata.audits.bench import Bench
+from fedstrata.audits.finding import Finding, View
+from fedstrata.audits.options import AuditOptions
+from fedstrata.audits.play import Played
+from fedstrata.audits.public import public_examples, public_texts
+from fedstrata.audits.settings import played_pair, settings
+from fedstrata.client.model_options import adapter_of, head_of
+from fedstrata.client.setup import check_plans, init_seed, make_ready, model_path, resolve_jobs, write_outline
+from fedstrata.data.prepare import Prepared, population, prepare
+from fedstrata.errors import UserError, did_you_mean
+from fedstrata.events import Noted
+from fedstrata.job.file import Overrides, load
+from fedstrata.job.tables import Job, method_name
+from fedstrata.models import checkpoints, scratch
+from fedstrata.models.quiet import quiet
+from fedstrata.plan.disclosure import READ
+from fedstrata.plan.kinds import AUDIT, AUDIT_FORMAT
+from fedstrata.runs.engines import threads_set
+from fedstrata.runs.notes import check_names, check_permission
+from fedstrata.wire.files import write_bytes
+
+ATTACKS = {
+    "embeddings": embeddings.attack,
+    "token_head": token_head.attack,
+    "class_head": class_head.attack,
+    "layers": layers.attack,
+}
+"""Attacks on parts of the model; those on other payloads are their exchange's."""
+STREAMS = {"hidden_states": hidden_states.attack, "activations": activations.attack}
+
+
+@quiet()
+def audit(source: str | Path | Mapping[str, Any], overrides: Overrides, options: AuditOptions) -> dict[str, Any]:
+    """See :func:`fedstrata.audit`."""
+    started = time.monotonic()
+    base_dir = Path(source).resolve().parent if isinstance(source, str | Path) else None
+    jobs = load(source, overrides)
+    if any(job.between_sites for job in jobs):
+        raise UserError(
+            "audit: between sites the rows are at the sites; a site audits with rows of its own, "
+            "engine.name=inprocess and data.train=FILE"
+        )
+    jobs = resolve_jobs(jobs, base_dir)
+    for job in jobs:
+        check_names(job)
+        check_permission(job)
+    folder = Path(jobs[0].output.dir)
+    starts: dict[str, tuple[str, str]] = {}
+    stages = []
+    with tempfile.TemporaryDirectory() as scratch_folder:
+        for job in jobs:
+            data = prepare(job, base_dir)
+            place = Path(scratch_folder) / (job.stage or "start")
+            starts[job.stage] = _start(job, data, base_dir, place, folder, starts)
+            with threads_set(job.engine.threads):
+                stages.append(_stage(job, data, starts[job.stage], base_dir, options, Path(scratch_folder)))
+    record = {"format": AUDIT_FORMAT, "stages": stages, "seconds": time.monotonic() - started}
+    if any(stage["findings"] or stage["notes"] for stage in stages):
+        write_bytes(folder / AUDIT, json.dumps(record, indent=1, ensure_ascii=False).encode())
+    return record
+
+
+def _start(
+    job: Job,
+    data: Prepared,
+    base_dir: Path | None,
+    place: Path,
+    folder: Path,
+    starts: Mapping[str, tuple[str, str]],
+) -> tuple[str, str]:
+    """Folder or hub id of the stage's model, and a note where it is not the one that a run would have."""
+    if job.model is None:
+        trained = folder / "stages" / job.start / "model"
+        if trained.is_dir():
+            return str(trained), ""
+        note = f"stage {job.start!r} has not been run in {folder}: this one is played from its start model"
+        return starts[job.start][0], note
+    if job.model.config is None:
+        return model_path(job, base_dir), ""
+    start = write_outline(job, data, base_dir, place)
+    scratch.add_weights(Path(start), job.task.kind, data.labels, head_of(job), init_seed(job))
+    return start, ""
+
+
+def _stage(
+    job: Job, data: Prepared, start: tuple[str, str], base_dir: Path | None, options: AuditOptions, folder: Path
+) -> dict[str, Any]:
+    """One stage's record."""
+    clients = list(population(job.method.population, data.shards))
+    client = options.client or clients[0]
+    if client not in clients:
+        raise UserError(f"--client: {client!r} is no client; {did_you_mean(client, clients)}")
+    parts = checkpoints.parts_of(start[0], job.task.kind, data.labels, head_of(job), adapter_of(job))
+    check_plans(job, parts, data.shards)
+    ready = make_ready(job, data, start[0])
+    texts, what = public_texts(job, options.public, base_dir)
+    public = public_examples(job, data, ready, texts)
+    bench = Bench(job, data, ready, client, public, folder, options.tell)
+    notes = [start[1]] if start[1] else []
+    findings, plays = _findings(bench, options, notes)
+    return {
+        "stage": job.stage,
+        "method": method_name(job.method),
+        "task": job.task.kind,
+        "payload": bench.exchange.payload,
+        "client": client,
+        "model": ready.loaded.name,
+        "public": {"source": what, "texts": len(texts), "tokens": int(bench.frequencies.sum())},
+        "plays": plays,
+        "findings": [finding.record() for finding in findings],
+        "notes": [*notes, f"beside the attacks the server is told {READ['reply']}"],
+    }
+
+
+def _findings(bench: Bench, options: AuditOptions, notes: list[str]) -> tuple[list[Finding], list[dict[str, Any]]]:
+    """What the attacks find in every setting, and what was played."""
+    if not bench.exchange.sends(bench.plan):
+        notes.append("nothing leaves the clients: there is nothing to attack")
+        return [], []
+    findings: list[Finding] = []
+    plays: list[dict[str, Any]] = []
+    for setting in settings(bench):
+        options.tell(Noted(f"{bench.job.stage or 'this job'}: playing and attacking {setting.name}"))
+        client, shadow = played_pair(bench, setting)
+        plays.append(_played(bench, setting.name, client))
+        if setting.cut:
+            notes.append(f"of the round's {setting.cut:,} steps the first {client.reply.steps:,} are played")
+        view = View(bench, setting.name, client, shadow)
+        attacks = dict(ATTACKS)
+        if bench.exchange.payload in STREAMS:
+            attacks[bench.exchange.payload] = STREAMS[bench.exchange.payload]
+        for name in options.attacks:
+            if name in attacks and (name in STREAMS or client.after):
+                findings += attacks[name](view)
+    notes += _unread(bench)
+    return findings, plays
+
+
+def _played(bench: Bench, name: str, client: Played) -> dict[str, Any]:
+    """How much a play has used, in the record."""
+    tokens = int(client.token_ids(bench.vocabulary, bench.special).sum())
+    return {"setting": name, "steps": client.reply.steps, "texts": client.texts, "distinct_tokens": tokens}
+
+
+def _unread(bench: Bench) -> list[str]:
+    """What is sent and is not attacked: that nothing is found there says nothing."""
+    parts = [bench.parts[name] for name in bench.plan.send]
+    upper = [part.name for part in parts if part.kind in ("layer", "adapter") and part.depth]
+    others = [part.name for part in parts if part.kind in ("pooler", "base")]
+    if bench.job.task.kind == "regress":
+        others += [part.name for part in parts if part.kind == "head"]
+    found = []
+    if upper:
+        found.append(f"{', '.join(upper)}: no attack here reads layers above the lowest; others may")
+    if others:
+        found.append(f"{', '.join(others)}: no attack here reads them; others may")
+    return found

@@ -1,0 +1,99 @@
+"""What goes into the lowest layer's matrices for every token at every position: candidates of the span check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedstrata.audits.bench import Bench
+from fedstrata.models.parts import LINEAR
+
+CHUNK = 512
+"""Tokens whose vectors are in memory at a time."""
+
+
+class _Seen(Exception):
+    """The input of the lowest layer's first matrix has been seen; the rest need not be computed."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix whose input the server can compute.
+
+    Attributes:
+        name: of the weight.
+        turned: it is ``[in, out]``.
+        factor: name of the A that its input goes through first, for the B of an adapter; empty for none.
+    """
+
+    name: str
+    turned: bool
+    factor: str = ""
+
+    def rows(self, change: torch.Tensor) -> torch.Tensor:
+        """The change with inputs along the rows, ``[out, in]``."""
+        return change.T if self.turned else change
+
+
+def first_matrices(bench: Bench) -> list[Matrix]:
+    """The matrices of the lowest layer that take its input: query, key and value, and their adapters."""
+    inputs: dict[str, tuple[torch.Tensor, bool]] = {}
+    with bench.model() as model:
+        layer = model.get_submodule(f"{bench.parts.stack}.0")
+        handles = [
+            module.register_forward_pre_hook(_noting(inputs, f"{bench.parts.stack}.0.{name}", module))
+            for name, module in layer.named_modules()
+            if isinstance(module, LINEAR)
+        ]
+        try:
+            model(input_ids=torch.arange(8)[None] % bench.vocabulary, attention_mask=torch.ones(1, 8).long())
+        finally:
+            for handle in handles:
+                handle.remove()
+    first = next(iter(inputs.values()))[0]
+    same = {
+        path for path, (found, _) in inputs.items() if found.shape == first.shape and torch.equal(found, first)
+    }
+    made = [Matrix(f"{path}.weight", inputs[path][1]) for path in inputs if path in same]
+    for path in inputs:  # the B of an adapter takes what its A makes
+        factor = path.replace(".lora_B.", ".lora_A.")
+        if factor != path and factor in same:
+            made.append(Matrix(f"{path}.weight", inputs[path][1], f"{factor}.weight"))
+    return made
+
+
+def _noting(inputs: dict[str, tuple[torch.Tensor, bool]], path: str, module: nn.Module) -> Any:
+    def note(_module: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
+        inputs[path] = arguments[0].detach().clone(), not isinstance(module, nn.Linear)
+
+    return note
+
+
+def candidates(bench: Bench, first: Matrix, positions: int, tokens: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The input of the lowest layer for tokens at positions 0 to ``positions``, in chunks ``[c, P, H]``.
+
+    A text of one token repeated shows it at every place; what stands below the layers acts on each place alone.
+    """
+    caught: list[torch.Tensor] = []
+
+    def catch(_module: nn.Module, arguments: tuple[torch.Tensor, ...], named: dict[str, Any]) -> None:
+        caught.append((arguments[0] if arguments else named["hidden_states"]).detach())
+        raise _Seen
+
+    with bench.model() as model:
+        handle = model.get_submodule(first.name.removesuffix(".weight")).register_forward_pre_hook(
+            catch, with_kwargs=True
+        )
+        try:
+            for chunk in torch.split(tokens, CHUNK):
+                ids = chunk[:, None].expand(-1, positions).contiguous()
+                try:
+                    model(input_ids=ids, attention_mask=torch.ones_like(ids))
+                except _Seen:
+                    yield caught.pop().float()
+        finally:
+            handle.remove()

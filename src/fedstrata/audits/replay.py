@@ -1,0 +1,44 @@
+"""The optimizer replayed without data: what a client's tensors would be, had no text touched them.
+
+Weight decay and the proximal term move every weight. The server knows the job and so can compute by how much; what
+differs from that was moved by a gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from fedstrata.audits.bench import Bench
+from fedstrata.audits.play import Played, flat
+from fedstrata.client.optimizer import add_proximal, anchor_of, learning_rate, make_optimizer, step
+from fedstrata.plan.kinds import Tensors
+from fedstrata.plan.schedule import ScheduleSpan
+
+
+def replayed(bench: Bench, played: Played, names: Iterable[str]) -> Tensors:
+    """Sent tensors as they would have come back with gradients of 0, by name, fp32."""
+    train, before = played.train, flat(played.before)
+    parameters = {name: nn.Parameter(before[name].clone()) for name in names}
+    anchor = anchor_of(parameters.values(), train)
+    optimizer = make_optimizer(parameters, train, {})
+    steps = played.reply.steps
+    epoch = math.ceil(played.reply.examples / (train.batch_size * train.gradient_accumulation))
+    span = ScheduleSpan(steps, max(1, epoch), 0.0, 1 / max(1, bench.job.method.rounds))
+    for number in range(steps):
+        for parameter in parameters.values():
+            parameter.grad = torch.zeros_like(parameter)
+        add_proximal(anchor, train)
+        step(optimizer, learning_rate(train, span, number))
+    moved = {name: parameter.detach() for name, parameter in parameters.items()}
+    wire = bench.ready.runtime.wire
+    return moved if wire.changes else wire.decode(wire.encode(moved)[0])
+
+
+def moved_beyond(bench: Bench, played: Played, names: Iterable[str]) -> Tensors:
+    """By how much sent tensors differ from what the replay makes of them."""
+    expected, after = replayed(bench, played, names), flat(played.after)
+    return {name: after[name] - tensor for name, tensor in expected.items()}

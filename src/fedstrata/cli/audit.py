@@ -1,0 +1,72 @@
+"""The command ``audit``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedstrata.cli.common import JobFile, Overrides, note_sweep, sentences, stop_on_terminate
+
+if TYPE_CHECKING:
+    from fedstrata.job.tables import Job
+
+
+def audit(
+    job: JobFile,
+    overrides: Overrides = None,
+    client: Annotated[
+        str | None, typer.Option(help="Client whose round is played, instead of the first.", show_default=False)
+    ] = None,
+    attacks: Annotated[
+        str | None, typer.Option(help="Attacks, a,b,c, instead of all that fit.", show_default=False)
+    ] = None,
+    public: Annotated[
+        str | None,
+        typer.Option(
+            help="File with public text, instead of the documentation that comes with Python.", show_default=False
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure what the server can read from what one client sends: play its first round, and attack it."""
+    with sentences() as console:
+        from fedstrata.job.file import load
+
+        stop_on_terminate()
+        stages = load(job, overrides or ())  # a mistake in the job file is reported before torch is imported
+        note_sweep(job)
+        from fedstrata.audits.options import ATTACKS, AuditOptions
+
+        names = ATTACKS if attacks is None else [name.strip() for name in attacks.split(",") if name.strip()]
+        AuditOptions(client, names, public)  # so is one in the options
+        from fedstrata.cli.progress import Display
+
+        with Display(Console(stderr=True, highlight=False)) as display:
+            from fedstrata.audits.audit import audit as play
+
+            record = play(job, overrides or (), AuditOptions(client, names, public, display))
+        if as_json:
+            print(json.dumps(record))
+        else:
+            _show(console, stages, record)
+
+
+def _show(console: Console, stages: list[Job], record: dict[str, Any]) -> None:
+    from fedstrata.plan.kinds import AUDIT
+    from fedstrata.reports.audit import audit_lines, audit_table
+
+    for stage in record["stages"]:
+        if stage["findings"]:
+            console.print(audit_table(stage))
+        for line in audit_lines(stage):
+            console.print(line, markup=False, soft_wrap=True)
+    folder = Path(stages[0].output.dir)
+    console.print(f"audit   {folder / AUDIT}", soft_wrap=True)
+    if (folder / "result.json").exists():
+        from fedstrata.reports.report import write_report
+
+        console.print(f"report  {write_report([folder])}", soft_wrap=True)

@@ -1,0 +1,83 @@
+"""What can be read from what leaves a client: the one table behind every sentence about it.
+
+Permission texts, the first lines of a run, a new ``site.toml``, the forecast and the documents take their words
+from here; tests hold that they do. ``fedstrata audit`` measures it; docs/results/privacy.md has what was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from fedstrata.plan.kinds import Payload
+from fedstrata.plan.parts import Parts
+
+Channel = Literal[
+    "embeddings", "token_head", "class_head", "layers", "adapters", "hidden_states", "activations", "reply"
+]
+"""What an attack reads from."""
+
+READ: Mapping[Channel, str] = {
+    "embeddings": "which words stand in the client's texts, each of them, and the length of the longest text",
+    "token_head": "which words were masked or predicted",
+    "class_head": "which classes the client has, and about how many of each",
+    "layers": "of a few texts, trained on without dropout, every token at its place",
+    "adapters": "in short texts, trained on without dropout, tokens, as from layers but fewer",
+    "hidden_states": "most words of every text at their places; the labels are sent as they are",
+    "activations": "nearly every word of every batch at its place; from gradients, the masked places and words",
+    "reply": "the number of examples, the loss, scores, and how long training took",
+}
+"""Channel -> what whoever receives it can read."""
+
+NAMES: Mapping[Channel, str] = {
+    "embeddings": "the embeddings",
+    "token_head": "the language model's head",
+    "class_head": "the classifier",
+    "layers": "the layers",
+    "adapters": "the adapters",
+    "hidden_states": "the hidden states",
+    "activations": "the activations",
+    "reply": "each reply",
+}
+"""Channel -> what people call it."""
+
+SENT: Mapping[Payload, str] = {
+    "weights": (
+        "trained parts of the model, from which can be read: words of the texts (embeddings, head of a language "
+        "model), classes (classifier), and of few texts whole texts (layers)"
+    ),
+    "hidden_states": (
+        "the encoder's hidden states of every text, from which texts can be reconstructed, and the labels"
+    ),
+    "activations": (
+        "the hidden states of every batch, from which texts can be reconstructed, and their gradients; and "
+        "trained parts of the model, as under weights"
+    ),
+}
+"""Payload -> what leaves a client, and what it tells, in words for whoever has to permit it."""
+
+
+def channels(parts: Parts, sent: Iterable[str], tokens: bool, classes: bool) -> list[Channel]:
+    """The channels that sent parts of the model open.
+
+    Args:
+        parts: the model's.
+        sent: the parts that a client sends.
+        tokens: the head predicts tokens.
+        classes: the head tells classes apart.
+    """
+    kinds = {parts[name].kind for name in sent}
+    opened: dict[Channel, bool] = {
+        "embeddings": "embeddings" in kinds,
+        "token_head": "head" in kinds and tokens,
+        "class_head": "head" in kinds and classes,
+        "layers": "layer" in kinds,
+        "adapters": "adapter" in kinds,
+    }
+    return [channel for channel, there in opened.items() if there]
+
+
+def sentence(found: Iterable[Channel]) -> str:
+    """What can be read through channels, as one sentence for people; empty where there are none."""
+    said = [f"from {NAMES[channel]} {READ[channel]}" for channel in found]
+    return f"of each client the server can read {'; '.join(said)} (fedstrata audit measures it)" if said else ""

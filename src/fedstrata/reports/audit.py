@@ -1,0 +1,81 @@
+"""An audit as a table for a terminal, as sentences, and as rows of a run's page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from fedstrata.errors import plural
+from fedstrata.plan.kinds import AUDIT, AUDIT_FORMAT
+
+Stage = Mapping[str, Any]
+"""A stage of ``audit.json``."""
+
+
+def read_audit(folder: Path) -> list[Stage]:
+    """The stages of a folder's audit; none where it has none that this version can read."""
+    try:
+        record = json.loads((folder / AUDIT).read_text("utf-8"))
+        return list(record["stages"]) if record["format"] == AUDIT_FORMAT else []
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def audit_rows(stage: Stage) -> list[dict[str, str]]:
+    """A row for every figure; where a finding has no figures, one that says so."""
+    rows = []
+    for finding in stage["findings"]:
+        first = {key: str(finding[key]).replace("_", " ") for key in ("channel", "setting", "attack")}
+        for name, figure in (finding["figures"] or {"": None}).items():
+            rows.append({**first, "figure": name, **_words(figure)})
+    return rows
+
+
+def _words(figure: Mapping[str, Any] | None) -> dict[str, str]:
+    if figure is None or figure["value"] is None:
+        return {"value": "–", "interval": "", "chance": ""}
+    return {
+        "value": f"{figure['value']:.3f}",
+        "interval": f"{figure['low']:.3f}–{figure['high']:.3f}",
+        "chance": "" if figure["chance"] is None else f"{figure['chance']:.3f}",
+    }
+
+
+def audit_table(stage: Stage) -> Table:
+    """The figures of a stage; what repeats from row to row is left out."""
+    table = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, title=audit_title(stage), title_justify="left", title_style=""
+    )
+    for name in ("read from", "round", "attack", "figure"):
+        table.add_column(name, overflow="fold")
+    for name in ("value", "95 %", "chance"):
+        table.add_column(name, justify="right", no_wrap=True)
+    before = [""] * 3
+    for row in audit_rows(stage):
+        words = [row[key] for key in ("channel", "setting", "attack", "figure", "value", "interval", "chance")]
+        first = [word if words[: i + 1] != before[: i + 1] else "" for i, word in enumerate(words[:3])]
+        table.add_row(*map(Text, [*first, *words[3:]]))
+        before = words[:3]
+    return table
+
+
+def audit_title(stage: Stage) -> str:
+    """What was played, and what the attacks learned from."""
+    name = f"{stage['stage']}: " if stage["stage"] else ""
+    public = stage["public"]
+    return (
+        f"{name}{stage['method']}, {stage['task']}: what the server reads of {stage['client']} in round 1; "
+        f"thresholds from {plural(public['texts'], 'text')} of {public['source']}"
+    )
+
+
+def audit_lines(stage: Stage) -> list[str]:
+    """One sentence per finding, by how the client trained, and the notes."""
+    lines = [f"{finding['setting']}: {finding['sentence']}" for finding in stage["findings"]]
+    return [*dict.fromkeys(lines), *(f"note: {note}" for note in stage["notes"])]

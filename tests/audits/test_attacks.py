@@ -1,0 +1,180 @@
+"""Each attack on jobs whose truth is known; and a defence that brings it to chance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedstrata
+from fedstrata.client.optimizer import step
+from fedstrata.wire.codec import StateCodec
+
+Audited = Callable[..., dict[str, Any]]
+Stage = dict[str, Any]
+RAW = {"optimizer": "sgd", "learning_rate": 1e3, "dropout": False, "steps": 1, "batch_size": 2}
+"""One step of SGD at a rate that leaves the gradient whole."""
+
+
+def of(stage: Stage, channel: str, setting: str) -> dict[str, Any]:
+    """The first finding of a channel and setting."""
+    return next(f for f in stage["findings"] if (f["channel"], f["setting"]) == (channel, setting))
+
+
+def figures(stage: Stage, channel: str, setting: str, attack: str) -> dict[str, Any]:
+    """The figures of one finding."""
+    found = (
+        f for f in stage["findings"] if (f["channel"], f["setting"], f["attack"]) == (channel, setting, attack)
+    )
+    return dict(next(found)["figures"])
+
+
+def test_rows_of_the_embeddings_name_every_token(audited: Audited) -> None:
+    """With weight decay and a proximal term, which move every row."""
+    train = {"proximal_mu": 0.1, "epochs": 2, "steps": 3, "weight_decay": 0.1}
+    stage = audited("fedprox", "classify", train=train)
+    for setting in ("1 step, 1 text", "1 step", "3 steps"):
+        found = figures(stage, "embeddings", setting, "rows moved")
+        assert found["precision"]["value"] == found["recall"]["value"] == 1.0
+        assert not found["auc"]["holds_chance"]
+        assert figures(stage, "embeddings", setting, "position rows")["recall"]["value"] == 1.0
+    assert [play["steps"] for play in stage["plays"]] == [1, 1, 3]
+
+
+def test_the_tokens_are_those_of_the_texts(audited: Audited) -> None:
+    """Counted from the words themselves: client-0's first batch of one text."""
+    stage = audited("fedavg", "classify", train={"batch_size": 1, "steps": 1})
+    hits, true = figures(stage, "embeddings", "1 step", "rows moved")["recall"]["count"]
+    assert hits == true
+    assert 6 <= true <= 12
+
+
+def test_the_decoders_bias_names_the_predicted_words(audited: Audited) -> None:
+    found = figures(
+        audited("fedbfpt", "mlm", method={"local_layers": 2}), "token_head", "1 step", "decoder bias, raised"
+    )
+    assert found["precision"]["value"] == found["recall"]["value"] == found["auc"]["value"] == 1.0
+
+
+def test_the_classifiers_bias_names_the_classes_and_their_shares(audited: Audited) -> None:
+    stage = audited(
+        "fedbt", "classify", train={"optimizer": "sgd", "learning_rate": 0.1, "batch_size": 4, "steps": 1}
+    )
+    found = figures(stage, "class_head", "1 step", "classifier bias")
+    assert found["precision"]["value"] == found["recall"]["value"] == 1.0
+    assert found["total variation"]["value"] < 0.05 < found["total variation"]["chance"]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("fedavg", "classify"), ("fedbfpt", "mlm")])
+def test_the_gradient_of_the_lowest_layer_gives_tokens_at_their_places(
+    audited: Audited, name: str, kind: str
+) -> None:
+    method = {"local_layers": 2} if name == "fedbfpt" else {}
+    stage = audited(name, kind, train=RAW, method=method)
+    found = figures(stage, "layers", "1 step, 1 text", "span check")
+    assert found["places recall"]["value"] == 1.0
+    assert found["control group"]["value"] < 0.05
+    assert of(stage, "layers", "1 step")["figures"]["auc"]["value"] > 0.95
+
+
+def test_dropout_hides_the_lowest_layers_inputs(audited: Audited) -> None:
+    """Its masks put the inputs out of the span: no text is exact."""
+    stage = audited("fedavg", "classify", train={**RAW, "dropout": True})
+    found = of(stage, "layers", "1 step, 1 text")["figures"]
+    assert not found or found["exact texts"]["value"] == 0.0
+
+
+def test_adapters_are_read_through_their_factors(audited: Audited) -> None:
+    stage = audited("fedavg", "classify", adapter={"kind": "lora", "rank": 8, "merge": "plain"}, train=RAW)
+    assert of(stage, "adapters", "1 step, 1 text")["figures"]["auc"]["count"] == []
+    assert not [finding for finding in stage["findings"] if finding["channel"] == "embeddings"]
+
+
+def test_hidden_states_of_tokens_give_the_texts(audited: Audited, model_folder: Callable[..., Path]) -> None:
+    stage = audited(
+        "fedfreezebert",
+        "classify",
+        method={"variant": "centralized", "head": "hsum"},
+        client={"may_send": ["hidden_states"]},
+        model={"name": str(model_folder(layers=4))},
+    )
+    found = figures(stage, "hidden_states", "all texts", "ridge probe")
+    assert found["tokens"]["value"] > 0.9
+    assert found["ROUGE-L"]["value"] > 0.9
+    assert found["tokens"]["low"] > found["tokens"]["chance"]
+
+
+def test_one_vector_for_a_text_gives_less(audited: Audited) -> None:
+    method = {"variant": "centralized", "head": "mean"}
+    stage = audited("fedfreezebert", "classify", method=method, client={"may_send": ["hidden_states"]})
+    found = figures(stage, "hidden_states", "all texts", "ridge probe")
+    assert found["auc"]["low"] > 0.5
+    assert found["precision"]["value"] < 1.0
+
+
+def test_what_passes_the_cut_gives_tokens_masked_places_and_masked_words(audited: Audited) -> None:
+    stage = audited("fedbert", "mlm", train={"dropout": False})
+    assert figures(stage, "activations", "1 step", "nearest embedding")["tokens"]["value"] == 1.0
+    assert figures(stage, "gradients", "1 step", "size")["recall"]["value"] == 1.0
+    assert figures(stage, "gradients", "1 step", "size")["precision"]["value"] == 1.0
+    assert figures(stage, "gradients", "1 step", "head's answer")["tokens"]["value"] >= 0.75
+
+
+class Noise(StateCodec):
+    """A defence by hand: whole states with much noise on every element."""
+
+    def encode(self, tensors: Any, reference: Any, residual: Any) -> Any:
+        """See :class:`fedstrata.wire.codec.Codec`."""
+        draw = torch.Generator().manual_seed(int(sum(float(t.sum()) for t in tensors.values()) * 1e6) % 2**31)
+        return {name: t + torch.randn(t.shape, generator=draw) for name, t in tensors.items()}, {}
+
+
+def test_noise_brings_the_attacks_to_chance(audited: Audited, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedstrata.client.setup.job_codec", lambda *_: Noise("fp32"))
+    stage = audited("fedavg", "mlm", train={"steps": 2})
+    for channel, attack in (("embeddings", "direction of rows"), ("token_head", "decoder bias, tuned")):
+        assert figures(stage, channel, "2 steps", attack)["auc"]["holds_chance"], channel
+
+
+def test_without_the_replay_the_proximal_term_hides_the_rows(
+    audited: Audited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The replay is what makes the attack: one that forgets the steps finds nothing."""
+    monkeypatch.setattr("fedstrata.audits.replay.step", lambda optimizer, rate: step(optimizer, 0.0))
+    train = {"proximal_mu": 5.0, "epochs": 2, "steps": 3, "weight_decay": 0.5}
+    stage = audited("fedprox", "classify", train=train)
+    assert figures(stage, "embeddings", "3 steps", "rows moved")["auc"]["value"] < 1.0
+
+
+def test_the_record_is_written_and_an_audit_repeats(audited: Audited, tmp_path: Path) -> None:
+    first = audited("fedavg", "classify")
+    record = json.loads((tmp_path / "run" / "audit.json").read_text("utf-8"))
+    assert record["format"] == 1
+    assert record["stages"] == [first]
+    assert {**audited("fedavg", "classify"), "model": ""} == {**first, "model": ""}  # in another folder
+
+
+def test_an_audit_before_a_run_is_not_in_its_way(
+    job: Callable[..., dict[str, Any]], public: str, tmp_path: Path
+) -> None:
+    made = job("fedavg", "classify")
+    fedstrata.audit(made, public=public)
+    fedstrata.run(made, {"method.rounds": 1})
+    page = fedstrata.report(tmp_path / "run").read_text("utf-8")
+    assert "from the embeddings the server reads" in page
+
+
+def test_where_nothing_is_sent_nothing_is_attacked(audited: Audited, tmp_path: Path) -> None:
+    stage = audited("local", "classify")
+    assert stage["findings"] == []
+    assert any("nothing leaves" in note for note in stage["notes"])
+
+
+@pytest.mark.parametrize("name", ["roberta", "modernbert", "distilbert", "electra"])
+def test_every_family_is_audited(audited: Audited, model_folder: Callable[..., Path], name: str) -> None:
+    stage = audited("fedavg", "classify", model={"name": str(model_folder(name))}, train={"steps": 1})
+    assert figures(stage, "embeddings", "1 step", "rows moved")["recall"]["value"] == 1.0

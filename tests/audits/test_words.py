@@ -1,0 +1,75 @@
+"""What can be read is said in the same words everywhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from typer.testing import CliRunner
+
+from fedstrata.cli import app
+from fedstrata.exchanges import EXCHANGES
+from fedstrata.plan.disclosure import NAMES, READ, SENT
+from fedstrata.sites.templates import SITE
+
+Jobs = Callable[..., dict[str, Any]]
+ROOT = Path(__file__).parents[2]
+
+
+def plain(text: str) -> str:
+    return re.sub(r"[\s#]+", " ", text)
+
+
+def test_permission_texts_and_site_toml_take_their_words_from_the_table() -> None:
+    for payload, words in SENT.items():
+        assert EXCHANGES[payload].permission == words
+        assert plain(words) in plain(SITE)
+
+
+@pytest.mark.parametrize("page", ["docs/security.md", "docs/deploy.md"])
+def test_documents_have_the_words_of_the_table(page: str) -> None:
+    text = plain((ROOT / page).read_text("utf-8"))
+    for words in SENT.values():
+        assert plain(words) in text
+
+
+def test_the_page_on_security_has_every_channel() -> None:
+    text = plain((ROOT / "docs" / "security.md").read_text("utf-8"))
+    for channel, words in READ.items():
+        assert f"| {NAMES[channel]} | {words} |" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nowhere.toml"], "nowhere.toml: cannot be read"),
+        (["job.toml", "--attacks", "dager"], "--attacks: 'dager' is no attack"),
+        (["job.toml", "--attacks", ","], "--attacks: names none"),
+        (["job.toml", "--client", "north"], "--client: 'north' is no client"),
+        (["job.toml", "--public", "nowhere.csv"], "--public: nowhere.csv: there is no such file"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    words: list[str], sentence: str, job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public: str
+) -> None:
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.toml").write_text(tomli_w.dumps(job("fedavg", "classify")), "utf-8")
+    done = CliRunner().invoke(app, ["audit", *words])
+    assert done.exit_code == 2
+    assert f"fedstrata: {sentence}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_command_prints_a_table_and_sentences(job: Jobs, tmp_path: Path, public: str) -> None:
+
+    path = tmp_path / "job.toml"
+    path.write_text(tomli_w.dumps(job("fedbt", "classify")), "utf-8")
+    done = CliRunner().invoke(app, ["audit", str(path), "--public", public, "--client", "client-1"])
+    assert done.exit_code == 0, done.output
+    assert "from the classifier's bias the server reads" in done.stdout
+    assert "audit.json" in done.stdout

@@ -146,6 +146,7 @@ def round_settings(job: Job) -> RoundSettings:
         quorum=job.engine.quorum,
         each_round=job.server.evaluate == "rounds",
         own_tests=job.clients.test is not None,
+        sites=job.between_sites,
     )
 
 

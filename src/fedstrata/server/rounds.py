@@ -198,7 +198,7 @@ class Rounds:
         try:
             for reply in in_order(self.engine.exchange(requests), clients):
                 if isinstance(reply, NoReply):
-                    self._miss(round, reply)
+                    self.miss(round, reply)
                 else:
                     yield reply
         except WireError as error:
@@ -207,7 +207,12 @@ class Rounds:
                 "smaller train.learning_rate or wire.dtype = 'bf16' or 'fp32' helps"
             ) from None
 
-    def _miss(self, round: int, missing: NoReply) -> None:
+    def miss(self, round: int, missing: NoReply) -> None:
+        """Record a client whose reply there is not, or cannot be used; with too many of them the quorum fails.
+
+        Raises:
+            UserError: it has failed.
+        """
         self.server.forget(missing.client)
         line = {"round": round, "client": missing.client, "reason": missing.reason}
         self.records.append("missing", [line])

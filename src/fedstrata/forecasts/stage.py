@@ -20,6 +20,7 @@ from fedstrata.exchanges import EXCHANGES
 from fedstrata.exchanges.exchange import DryContext
 from fedstrata.forecasts.options import ForecastOptions
 from fedstrata.forecasts.profile import DataProfile
+from fedstrata.job.aggregate_rules import check_senders, job_least_senders
 from fedstrata.job.tables import Job
 from fedstrata.models import checkpoints, configs
 from fedstrata.models.adapter_names import AdapterConfig
@@ -73,7 +74,8 @@ def stage_costs(
     _check(job, parts, profile, len(shards), options)
     task = (options.components.task or build_task)(TaskContext(job, profile.labels))
     context = _dry_context(job, parts, profile, shards, task, options.components)
-    records = dry_run(context, job.task.kind, round_settings(job), options.tell)
+    least = 1 if options.components.aggregate else job_least_senders(job)
+    records = dry_run(context, job.task.kind, round_settings(job), options.tell, least)
     memory = _memory(job, task, known.step(*of_model))
     sums, work = _bytes(records.lines("ledger")), records.lines("rounds")
     own = {line["round"]: line for line in work if line["client"] == name}
@@ -116,6 +118,8 @@ def _check(job: Job, parts: Parts, profile: DataProfile, clients: int, options: 
                 f"at most {most:,} can be counted: set method.rounds, clients.count or clients.fraction lower"
             )
     check_plans(job, parts, profile.shards, options.tell)
+    if not options.components.aggregate:
+        check_senders(job, parts, list(population(job.method.population, profile.shards)))
 
 
 def _of_plan(parts: Parts, plan: Plan) -> dict[str, list[Any]]:

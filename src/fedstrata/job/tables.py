@@ -91,7 +91,16 @@ class Server(Table):
     """``[server]``: how the clients' replies become the next model."""
 
     aggregate: str = "mean"
-    """How the replies of a round become one; ``mean`` weights them by their examples."""
+    """How the replies of a round become one: ``mean``, weighted by examples, or a robust rule of
+    :mod:`fedstrata.server.robust`."""
+    malicious: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """Bad clients that ``trimmed_mean``, ``krum`` and ``multi_krum`` are to bear; 1 when absent."""
+    clip_radius: Annotated[float, Field(gt=0)] | None = None
+    """Of ``centered_clip``; absent: the median distance from the center."""
+    clip_steps: Annotated[int, Field(ge=1, le=100)] | None = None
+    """Of ``centered_clip``; 3 when absent."""
+    max_norm: Annotated[float, Field(gt=0)] | None = None
+    """To which the change of every client is shortened, over all that it sends; absent: never."""
     optimizer: str = "sgd"
     """What is done with the aggregate; ``sgd`` at learning rate 1 takes it as it is (FedAvg)."""
     learning_rate: Annotated[float, Field(gt=0)] | None = None

@@ -109,6 +109,7 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
         **_models(job, folder, status),
         "target": None if wanted is None else target,
         "missing": read_lines(folder / "missing.jsonl"),
+        "outliers": read_lines(folder / "outliers.jsonl"),
         "clients": _clients(folder, partition.get("clients", {}), last.get("clients", {})),
     }
     _write(folder, result)

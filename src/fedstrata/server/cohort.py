@@ -17,7 +17,7 @@ class RoundSettings:
         quorum: share of those sampled who must reply.
         each_round: score after every round, or only after the last.
         own_tests: clients test on rows of their own, so every model is scored there.
-        sites: clients are sites, which may be bad: one whose reply cannot be used is left out, and the run goes on.
+        sites: clients are sites, which may be bad: one whose reply cannot be used is left out.
     """
 
     fraction: float = 1.0

@@ -25,8 +25,8 @@ from fedstrata.server.layers import ServerLayers
 from fedstrata.sites.checks import join_address, loopback
 from fedstrata.sites.engine import RemoteEngine, Transport
 from fedstrata.sites.remote_run import RemoteStage, remote_run
-from fedstrata.sites.serve import secret_file
 from fedstrata.sites.reply_checks import weight_notes
+from fedstrata.sites.serve import secret_file
 from fedstrata.sites.settings import ServerSettings, read_server
 
 if TYPE_CHECKING:
@@ -172,7 +172,8 @@ def remote_engine(
         if len(engine.welcomes) < max(1, math.ceil(job.engine.quorum * len(names))):
             why = "; ".join(f"{site.client} {site.reason}" for site in absent)
             raise UserError(f"engine.quorum: is {job.engine.quorum:g} of {len(names)} sites, but {why}")
-        for sentence in weight_notes(engine.agreed, federation.settings.most_weight):
+        examples = {name: engine.agreed[name] for name in names if name in engine.welcomes}
+        for sentence in weight_notes(examples, federation.settings.most_weight):
             on_event(Noted(sentence))
         yield engine, {name: engine.welcomes[name].examples if name in engine.welcomes else 0 for name in names}
         for site in engine.farewell(save=bool(plan.keep)):

@@ -139,8 +139,8 @@ Answer = bytes | TensorFile | WireError | None
 def encode_message(
     run: str,
     header: Header,
-    weights: Weights = {},
-    answers: str = "",  # noqa: B006
+    weights: Weights = {},  # noqa: B006
+    answers: str = "",
 ) -> TensorFile:
     """A message; its tensors are not copied, and must not change until it has been sent."""
     kind = next(kind for kind, model in KINDS.items() if type(header) is model)

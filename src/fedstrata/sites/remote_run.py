@@ -124,9 +124,9 @@ def _states_bytes(stage: RemoteStage) -> int:
     return tokens * max(1, len(parts.head_layers)) * parts.hidden * 4 + EXAMPLE_BYTES + tokens * SCALE_BYTES
 
 
-def _metrics(stage: RemoteStage) -> Mapping[str, Any] | None:
-    """The metrics of the stage's task; None of a task of the caller's own."""
-    return None if "task" in stage.installed else TASK_KINDS[stage.job.task.kind].metrics
+def _metrics(stage: RemoteStage) -> set[str] | None:
+    """The metrics of the stage's task, with the loss that every score has; None of a task of the caller's own."""
+    return None if "task" in stage.installed else {*TASK_KINDS[stage.job.task.kind].metrics, "loss"}
 
 
 def _site_tables(job: Job, max_positions: int) -> dict[str, Any]:

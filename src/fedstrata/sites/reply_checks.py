@@ -107,8 +107,8 @@ def weight_notes(examples: Mapping[str, int], most: Mapping[str, int]) -> list[s
     """
     counted = {name: min(number, most.get(name, number)) for name, number in examples.items()}
     lines = [
-        f"{name} says that it has {plural(examples[name], 'example')} and counts for {number:,} ([limits] max_weight "
-        "in server.toml)"
+        f"{name} says that it has {plural(examples[name], 'example')} and counts for {number:,} "
+        "([limits] max_weight in server.toml)"
         for name, number in counted.items()
         if number < examples[name]
     ]

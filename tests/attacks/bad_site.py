@@ -185,10 +185,10 @@ SCORES: dict[str, tuple[Attack, str]] = {
 """Attack on a reply with a score -> the same."""
 
 GREETINGS: dict[str, tuple[Attack, str]] = {
+    "no start model": (header(holds=False), "does not greet back with examples and the start model"),
     "1e25 examples": (header(examples=10**25), "not a welcome or reply"),
     "no examples": (header(examples=0), "does not greet back with examples and the start model"),
-    "no start model": (header(holds=False), "does not greet back with examples and the start model"),
     "nested brackets": (metadata(header="[" * NEST), "not a welcome or reply"),
     "escape sequences and HTML": (refusal(ESCAPES), "red \u2039script\u203aalert(1)"),
 }
-"""Attack on the answer to the start model -> the same."""
+"""Attack on the last answer of a greeting -> the same; the first one to that to the start model."""

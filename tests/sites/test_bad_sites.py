@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ from test_in_memory import NAMES, Village, lines
 import fedstrata
 from attacks.bad_site import GREETINGS, REPLIES, SCORES, Attack, Replay, header, metadata_of, weights
 from fedstrata import UserError
+from fedstrata.plan.messages import NoReply, Reply, Request
+from fedstrata.sites import engine as between
+from fedstrata.sites.engine import RemoteEngine
 from fedstrata.sites.reply_checks import weight_notes
 
 Jobs = Callable[..., dict[str, Any]]
@@ -52,18 +55,72 @@ def check_clean(folder: Path) -> None:
         assert "\\u202e" not in text
 
 
+def tried(
+    monkeypatch: pytest.MonkeyPatch, village: Village, name: str, attacks: Sequence[Attack]
+) -> list[NoReply]:
+    """In the first round a site is asked once for every attack, all with the same honest reply; then as usual."""
+    host, honest, found = village.post.hosts[name], village.post.hosts[name].answer, list[NoReply]()
+    exchange, left, first = RemoteEngine.exchange, list(attacks), list[bytes]()
+
+    def answer(message: bytes) -> bytes:
+        if metadata_of(message)["kind"] != "request":
+            return bytes(honest(message))
+        first[:] = first or [bytes(honest(message))]
+        return left.pop(0)(first[0]) if left else first.pop()
+
+    def asking(engine: RemoteEngine, requests: Iterable[Request]) -> Iterator[Reply | NoReply]:
+        batch = list(requests)
+        for request in [one for one in batch if one.client == name and left]:
+            for _ in attacks:
+                welcomes = dict(engine.welcomes)
+                [reply] = exchange(engine, [request])
+                assert isinstance(reply, NoReply)
+                found.append(reply)
+                engine.welcomes.update(welcomes)
+        yield from exchange(engine, batch)
+
+    monkeypatch.setattr(host, "answer", answer)
+    monkeypatch.setattr(RemoteEngine, "exchange", asking)
+    return found
+
+
+def test_whatever_a_reply_holds_it_counts_as_none(
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, there = village.jobs(job("fedavg", "classify", method={"rounds": 1}))
+    found = tried(monkeypatch, village, "b", [attack for attack, _ in REPLIES.values()])
+    run = fedstrata.run(there)
+    assert len(found) == len(REPLIES)
+    for (name, (_, reason)), reply in zip(REPLIES.items(), found, strict=True):
+        assert reply.reason.startswith(reason), (name, reply.reason)
+        assert "sends what cannot be read" not in reply.reason, f"{name}: refused for what it is, not as an error"
+        assert reply.reason.isprintable()
+    assert [line["client"] for line in lines(run.folder / "rounds.jsonl")] == ["server", "a", "b", "c", "server"]
+
+
 def test_no_reply_ends_a_run(job: Jobs, village: Village) -> None:
-    _, there = village.jobs(job("fedavg", "classify", method={"rounds": len(REPLIES)}))
-    attacked(village, "b", "reply", [attack for attack, _ in REPLIES.values()])
+    chosen = ["a head of nested brackets", "a weight that is no number", "escape sequences and HTML"]
+    _, there = village.jobs(job("fedavg", "classify", method={"rounds": 3}))
+    attacked(village, "b", "reply", [REPLIES[name][0] for name in chosen])
     run = fedstrata.run(there)
     assert run.status == "finished"
     missing = lines(run.folder / "missing.jsonl")
-    assert [(line["round"], line["client"]) for line in missing] == [(i, "b") for i in range(len(REPLIES))]
-    for (name, (_, reason)), line in zip(REPLIES.items(), missing, strict=True):
-        assert line["reason"].startswith(reason), (name, line["reason"])
+    assert [(line["round"], line["client"]) for line in missing] == [(i, "b") for i in range(3)]
     answered = [line["client"] for line in lines(run.folder / "rounds.jsonl")]
-    assert (answered.count("a"), answered.count("b"), answered.count("c")) == (len(REPLIES), 0, len(REPLIES))
+    assert (answered.count("a"), answered.count("b"), answered.count("c")) == (3, 0, 3)
     check_clean(run.folder)
+
+
+def test_an_error_of_the_reader_s_own_ends_no_run(
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise MemoryError
+
+    _, there = village.jobs(job("fedavg", "classify", method={"rounds": 1}), quorum=0.3)
+    monkeypatch.setattr(between, "check_answered", fails)
+    with pytest.raises(UserError, match=r"round 1: . sends what cannot be read \(MemoryError\); fewer"):
+        fedstrata.run(there)
 
 
 def test_no_score_ends_a_run_and_a_site_scores_itself_alone(job: Jobs, village: Village) -> None:
@@ -80,17 +137,17 @@ def test_no_score_ends_a_run_and_a_site_scores_itself_alone(job: Jobs, village: 
     check_clean(run.folder)
 
 
-@pytest.mark.parametrize("name", GREETINGS)
-def test_no_greeting_ends_a_run(job: Jobs, village: Village, name: str) -> None:
-    attack, reason = GREETINGS[name]
-    _, there = village.jobs(job("fedavg", "classify", method={"rounds": 1}))
-    attacked(village, "b", "welcome", [lambda own: own, *[attack] * 9])
+def test_no_greeting_ends_a_run(job: Jobs, village: Village) -> None:
+    """A site is greeted before the first round, and again in every round for which it has not been."""
+    _, there = village.jobs(job("fedavg", "classify", method={"rounds": len(GREETINGS)}))
+    attacked(village, "b", "welcome", [lambda own: own, *(attack for attack, _ in GREETINGS.values())])
     said: list[Any] = []
     run = fedstrata.run(there, progress=said.append)
-    assert run.status == "finished"
-    [first] = [event for event in said if type(event).__name__ == "Missed" and event.round == -1]
-    assert first.reason.startswith(reason), first.reason
-    assert [line["client"] for line in lines(run.folder / "missing.jsonl")] == ["b"]
+    missed = [event for event in said if type(event).__name__ == "Missed"]
+    assert [(event.round, event.client) for event in missed] == [(i - 1, "b") for i in range(len(GREETINGS))]
+    for (name, (_, reason)), event in zip(GREETINGS.items(), missed, strict=True):
+        assert event.reason.startswith(reason), (name, event.reason)
+    assert [line["round"] for line in lines(run.folder / "rounds.jsonl") if line["client"] == "b"] == [4]
     check_clean(run.folder)
 
 

@@ -18,8 +18,7 @@ certificate = "tls/server.pem"  # the server's certificate
 key = "tls/server.key"  # its private key, readable by its owner alone (chmod 600)
 
 [limits]
-# max_weight = 10_000  # most examples for which a site counts in a mean, whatever it says; or site by site:
-# max_weight = {{site-1 = 10_000}}; default: a site counts for all that it says
+# max_weight = 10_000  # most examples for which a site counts, or {{NAME = 10_000}}; default: all that it says
 
 # Who may take part: the name of each site and its public key. No default: others are refused.
 [sites]

@@ -9,7 +9,7 @@ export DO_NOT_TRACK := 1
 
 ALONGSIDE := $(MAKE) --no-print-directory --jobs=3
 
-.PHONY: help install demo check test unit-tests all-tests deploy-test lint format types bench bench-peers clean
+.PHONY: help install demo check test unit-tests all-tests deploy-test fuzz lint format types bench bench-peers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -33,6 +33,9 @@ all-tests: $(INSTALLED)
 
 deploy-test: $(INSTALLED) ## three sites with TLS and keys: killed, refused, resumed; six minutes
 	$(BIN)/pytest -m '' tests/sites/test_flower.py tests/sites/test_deployment.py
+
+fuzz: $(INSTALLED) ## 1,000,000 changed messages of every kind; some minutes
+	$(BIN)/python tests/fuzz.py --messages 1000000
 
 lint: $(INSTALLED) ## check style, format and layers
 	$(BIN)/ruff check

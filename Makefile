@@ -10,7 +10,7 @@ export DO_NOT_TRACK := 1
 
 ALONGSIDE := $(MAKE) --no-print-directory --jobs=3
 
-.PHONY: help install demo check test unit-tests all-tests deploy-test page-test docs lint format types bench bench-peers clean
+.PHONY: help install demo check test unit-tests all-tests deploy-test page-test fuzz docs lint format types bench bench-peers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -43,6 +43,8 @@ $(AXE):
 
 docs: $(INSTALLED) ## the documents as a site in build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+fuzz: $(INSTALLED) ## 1,000,000 changed messages of every kind; some minutes
+	$(BIN)/python tests/fuzz.py --messages 1000000
 
 lint: $(INSTALLED) ## check style, format and layers
 	$(BIN)/ruff check

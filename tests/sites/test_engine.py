@@ -22,6 +22,7 @@ from fedstrata.sites.messages import (
     StartHeader,
     WelcomeHeader,
     decode_message,
+    decode_request,
     encode_message,
     encode_reply,
 )
@@ -34,9 +35,11 @@ Answers = Callable[["Script", str, str], Iterable[tuple[str, bytes | None]]]
 
 def honest(name: str, message: bytes) -> bytes:
     """What a site answers."""
-    header = decode_message(message, "hello", "start", "request").header
+    envelope = decode_message(message, "hello", "start", "request")
+    header = envelope.header
     if isinstance(header, RequestHeader):
-        return bytes(encode_reply(RUN, Reply(name, 1, loss=0.5 if name == "a" else 0.25)))
+        reply = Reply(name, 1, loss=0.5 if name == "a" else 0.25)
+        return bytes(encode_reply(RUN, reply, decode_request(envelope), "start"))
     return bytes(encode_message(RUN, WelcomeHeader(examples=1, holds=isinstance(header, StartHeader))))
 
 
@@ -85,6 +88,7 @@ def engine(transport: Script, folder: Path, events: list[Any], deadline: float =
             start=lambda: encode_message(RUN, StartHeader()),
             check=lambda request, reply: None,
             answer_bytes=lambda request, examples: 0,
+            start_digest="start",
         ),
         transport=transport,
         deadline=deadline,
@@ -166,7 +170,9 @@ def test_an_answer_after_the_deadline_is_nobodys(events: list[Any], tmp_path: Pa
     remote = engine(transport, tmp_path, events, deadline=0.3)
     remote.gather()
     assert losses(remote.exchange(ask(*NAMES))) == {"a": 0.5, "b": "did not answer in time"}
-    transport.answers = lambda script, number, name: [(number, encode_reply(RUN, Reply("b", 1, loss=99.0)))]
+    transport.answers = lambda script, number, name: [
+        (number, encode_reply(RUN, Reply("b", 1, loss=99.0), *ask("b"), "start"))
+    ]
     assert losses(remote.exchange(ask(*NAMES))) == {"a": 0.5, "b": 0.25}, "the next request has its own answer"
 
 

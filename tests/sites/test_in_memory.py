@@ -431,14 +431,16 @@ def test_a_quorum_that_is_lost_stops_the_run_and_resume_goes_on(job: Jobs, villa
 def changed(message: bytes, **fields: Any) -> TensorFile:
     """A reply with other fields in its header."""
     envelope = decode_message(message, "reply")
-    return encode_message(envelope.run, envelope.header.model_copy(update=fields), envelope.weights)
+    return encode_message(
+        envelope.run, envelope.header.model_copy(update=fields), envelope.weights, envelope.answers
+    )
 
 
 def spoilt(message: bytes) -> TensorFile:
     """A reply whose head is not what the plan sends."""
     envelope = decode_message(message, "reply")
     weights = {**envelope.weights, "head": {name: t[:1] for name, t in envelope.weights["head"].items()}}
-    return encode_message(envelope.run, envelope.header, weights)
+    return encode_message(envelope.run, envelope.header, weights, envelope.answers)
 
 
 @pytest.mark.parametrize(

@@ -83,17 +83,19 @@ def test_a_request_and_a_reply_come_back_as_they_were() -> None:
     assert torch.equal(back.parts["head"]["classifier.weight"], torch.ones(3, 32))
     weights = {"head": {"w": torch.ones(2, dtype=torch.bfloat16)}, "embeddings": {"v": torch.zeros(9)}}
     reply = Reply("a", 7, weights, 0.1, 3, Positions(4, 5, 6), 9, 0.25)
-    again = replied(encode_reply(RUN, reply))
+    again = replied(encode_reply(RUN, reply, request(), "start"))
     assert {**vars(again), "weights": None} == {**vars(reply), "weights": None}
     assert again.weights["head"]["w"].dtype == torch.bfloat16
     assert list(again.weights) == ["head", "embeddings"]
-    nothing = replied(encode_reply(RUN, Reply("a", 7, scores={"a": {"loss": 1.5}})))
+    nothing = replied(encode_reply(RUN, Reply("a", 7, scores={"a": {"loss": 1.5}}), request(), "start"))
     assert nothing.scores == {"a": {"loss": 1.5}}
     assert nothing.weights == {}
     assert nothing.loss != nothing.loss
 
 
-@pytest.mark.parametrize("message", [b"", b"nonsense", b"\xff" * 40, bytes(encode_reply(RUN, Reply("a", 1)))[:-3]])
+@pytest.mark.parametrize(
+    "message", [b"", b"nonsense", b"\xff" * 40, bytes(encode_reply(RUN, Reply("a", 1), request(), "start"))[:-3]]
+)
 def test_what_is_no_message_is_refused(message: bytes) -> None:
     for kind in KINDS:
         with pytest.raises(WireError, match=f"not a {kind}: "):
@@ -102,7 +104,7 @@ def test_what_is_no_message_is_refused(message: bytes) -> None:
 
 def test_a_reply_is_no_request() -> None:
     with pytest.raises(WireError, match="not a request: is a reply"):
-        decode_message(encode_reply(RUN, Reply("a", 1)), "request")
+        decode_message(encode_reply(RUN, Reply("a", 1), request(), "start"), "request")
 
 
 REQUEST = {

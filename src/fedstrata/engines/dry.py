@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -50,15 +51,20 @@ Moved = Sequence[tuple[frozenset[str], Tensors]]
 class DryAggregate:
     """Knows which tensors were sent, and nothing of their values."""
 
-    def __init__(self, moved: Moved = ()) -> None:
-        self.tensors, self.moved = Tensors(), moved
+    def __init__(self, moved: Moved = (), least: int = 1) -> None:
+        self.tensors, self.moved, self.least = Tensors(), moved, least
+        self.senders = Counter[str]()
 
     def add(self, tensors: Mapping[str, torch.Tensor], weight: int, client: str) -> None:
         """See :class:`fedstrata.server.aggregate.Aggregate`."""
         self.tensors.update(tensors)
+        if self.least > 1:
+            self.senders.update(tensors.keys())
 
     def result(self) -> Tensors:
-        """See :class:`fedstrata.server.aggregate.Aggregate`."""
+        """See :class:`fedstrata.server.aggregate.Aggregate`; parts that too few have sent stay as they are."""
+        if self.least > 1:
+            return Tensors({name: own for name, own in self.tensors.items() if self.senders[name] >= self.least})
         for factors, matrices in self.moved:
             if factors & self.tensors.keys():
                 self.tensors |= matrices
@@ -74,7 +80,11 @@ class DryOptimizer:
 
 
 def dry_run(
-    context: DryContext, task: str, settings: RoundSettings, tell: Callable[[Event], None] = lambda event: None
+    context: DryContext,
+    task: str,
+    settings: RoundSettings,
+    tell: Callable[[Event], None] = lambda event: None,
+    least: int = 1,
 ) -> MemoryRecords:
     """The records that a run will write: the real loop, with replies that have costs and no content.
 
@@ -83,6 +93,7 @@ def dry_run(
         task: the task's kind.
         settings: how many clients, how often scored.
         tell: receives an event after every round.
+        least: clients that must have sent a part for it to be merged.
     """
     records = MemoryRecords()
     weights: dict[str, Tensors] = {
@@ -97,7 +108,7 @@ def dry_run(
     rounds = Rounds(
         method=context.method,
         task=task,
-        server=Server(parts, weights, context.wire, lambda: DryAggregate(moved), DryOptimizer()),
+        server=Server(parts, weights, context.wire, lambda: DryAggregate(moved, least), DryOptimizer()),
         engine=DryEngine(context),
         half=EXCHANGES[context.method.exchange].dry_server(context),
         streams=context.streams,

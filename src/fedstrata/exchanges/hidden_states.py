@@ -35,7 +35,7 @@ from fedstrata.exchanges.weights import pass_of
 from fedstrata.models.parts import part_tensors
 from fedstrata.plan.disclosure import SENT
 from fedstrata.plan.kinds import Index, Tensors, Weights
-from fedstrata.plan.messages import Reply, Request
+from fedstrata.plan.messages import NoReply, Reply, Request
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
 from fedstrata.server.rounds import Rounds
@@ -181,7 +181,11 @@ class HiddenStatesHalf(PlainHalf):
             try:
                 self.training.take(reply.client, message)
             except WireError as error:
-                raise UserError(f"client {reply.client}: its hidden states cannot be used: {error}") from None
+                reason = f"its hidden states cannot be used: {error}"
+                if not loop.settings.sites:
+                    raise UserError(f"client {reply.client}: {reason}") from None
+                loop.miss(0, NoReply(reply.client, f"sends what cannot be used: {error}"))
+                continue
             loop.record_collected(0, plan, reply)
 
     def finish(self, loop: Rounds, round: int) -> None:

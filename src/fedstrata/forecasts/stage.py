@@ -21,6 +21,7 @@ from fedstrata.exchanges.dry_sums import sum_figures
 from fedstrata.exchanges.exchange import DryContext
 from fedstrata.forecasts.options import ForecastOptions
 from fedstrata.forecasts.profile import DataProfile
+from fedstrata.job.aggregate_rules import check_senders, job_least_senders
 from fedstrata.job.tables import Job
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.models import checkpoints, configs
@@ -79,7 +80,8 @@ def stage_costs(
     _check(job, parts, profile, len(shards), options)
     task = (options.components.task or build_task)(TaskContext(job, profile.labels))
     context = _dry_context(job, parts, profile, shards, task, options.components)
-    records = dry_run(context, job.task.kind, round_settings(job), options.tell)
+    least = 1 if options.components.aggregate else job_least_senders(job)
+    records = dry_run(context, job.task.kind, round_settings(job), options.tell, least)
     memory = _memory(job, task, known.step(*of_model))
     sums, work = _bytes(records.lines("ledger")), records.lines("rounds")
     examples = {client: len(lengths) for client, lengths in context.lengths.items()}
@@ -138,6 +140,8 @@ def _check(job: Job, parts: Parts, profile: DataProfile, clients: int, options: 
                 f"at most {most:,} can be counted: set method.rounds, clients.count or clients.fraction lower"
             )
     check_plans(job, parts, profile.shards, options.tell)
+    if not options.components.aggregate:
+        check_senders(job, parts, list(population(job.method.population, profile.shards)))
 
 
 def _of_plan(parts: Parts, plan: Plan) -> dict[str, list[Any]]:

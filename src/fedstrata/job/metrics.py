@@ -163,3 +163,11 @@ TAGGING: dict[str, Metric] = {
     "recall": entity_recall,
     "accuracy": word_accuracy,
 }
+
+RANGES: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(("accuracy", "macro_f1", "f1", "precision", "recall"), (0.0, 1.0)),
+    **dict.fromkeys(("matthews", "pearson", "spearman"), (-1.0, 1.0)),
+    "loss": (0.0, 1e12),
+    "perplexity": (1.0, math.exp(700)),
+}
+"""Metric -> the least and the largest value that it can have; of a loss what nobody trains with."""

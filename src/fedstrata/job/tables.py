@@ -13,6 +13,7 @@ from fedstrata.job.adapter_table import Adapter
 from fedstrata.job.base import Names, Table
 from fedstrata.job.data_tables import Clients, Data
 from fedstrata.job.engine_table import Engine
+from fedstrata.job.head_table import Head as Head
 from fedstrata.job.privacy_table import Privacy
 from fedstrata.job.sentences import sentence
 from fedstrata.job.task_kinds import TASK_KINDS, named
@@ -76,26 +77,20 @@ class Task(Table):
         return self.metric or next(iter(TASK_KINDS[self.kind].metrics))
 
 
-class Head(Table):
-    """``[head]``: the head over the encoder in classification and regression, with any method."""
-
-    kind: Literal["cls", "mean", "psum", "hsum"] | None = None
-    """Absent: what the checkpoint has, or the architecture's own."""
-    classifier: Literal["branch", "shared"] = "branch"
-    """Of psum and hsum: one for each of the four branches, or one for all."""
-    pooler: bool = False
-    """The encoder's pooler stands between token 0 and the classifier."""
-    average: Literal["logits", "probabilities"] = "logits"
-    """What is averaged over the branches to predict."""
-    tokens: Literal["text", "inner", "all"] = "text"
-    """Of ``mean``: the tokens of the text, those without the first and the last, or all with the padding."""
-
-
 class Server(Table):
     """``[server]``: how the clients' replies become the next model."""
 
     aggregate: str = "mean"
-    """How the replies of a round become one; ``mean`` weights them by their examples."""
+    """How the replies of a round become one: ``mean``, weighted by examples, or a robust rule of
+    :mod:`fedstrata.server.robust`."""
+    malicious: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """Bad clients that ``trimmed_mean``, ``krum`` and ``multi_krum`` are to bear; 1 when absent."""
+    clip_radius: Annotated[float, Field(gt=0)] | None = None
+    """Of ``centered_clip``; absent: the median distance from the center."""
+    clip_steps: Annotated[int, Field(ge=1, le=100)] | None = None
+    """Of ``centered_clip``; 3 when absent."""
+    max_norm: Annotated[float, Field(gt=0)] | None = None
+    """To which the change of every client is shortened, over all that it sends; absent: never."""
     optimizer: str = "sgd"
     """What is done with the aggregate; ``sgd`` at learning rate 1 takes it as it is (FedAvg)."""
     learning_rate: Annotated[float, Field(gt=0)] | None = None

@@ -158,7 +158,7 @@ def parts(run: Run) -> list[str]:
     return [name for name in run.parts if name in names] + sorted(names - set(run.parts))
 
 
-def modelrecord_parts(run: Run) -> list[str]:
+def model_parts(run: Run) -> list[str]:
     """The parts of the model alone, of those that :func:`parts` has."""
     return [name for name in parts(run) if name in run.parts]
 

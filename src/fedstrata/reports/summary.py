@@ -23,7 +23,7 @@ def summary(run: Run) -> str:
     """What was trained, by whom, what came of it and what it cost; of a run or a stage."""
     row = result_rows([run])[0]
     work = _stages(run) if run.stages else _work(run)
-    return " ".join(filter(None, [work, _outcome(run, row), _cost(run, row), _missed(run)]))
+    return " ".join(filter(None, [work, _outcome(run, row), _cost(run, row), _missed(run), _outside(run)]))
 
 
 def _work(run: Run) -> str:
@@ -106,6 +106,20 @@ def _missed(run: Run) -> str:
         listed = ", ".join(str(at + 1) for at in sorted(missed))
         sentences.append(f"Without {client} in {'round' if len(missed) == 1 else 'rounds'} {listed}: it {reason}.")
     return " ".join(sentences)
+
+
+def _outside(run: Run) -> str:
+    """Which clients sent what is far outside of what the others did."""
+    rounds: defaultdict[str, set[int]] = defaultdict(set)
+    most: defaultdict[str, float] = defaultdict(float)
+    for line in run.result.get("outliers") or ():
+        rounds[line["client"]].add(line["round"] + 1)
+        most[line["client"]] = max(most[line["client"]], line["times"])
+    return " ".join(
+        f"{client} is far outside the others in {'round' if len(at) == 1 else 'rounds'} "
+        f"{', '.join(map(str, sorted(at)))}: up to {most[client]:.3g} times the median client's distance."
+        for client, at in rounds.items()
+    )
 
 
 def _duration(seconds: float) -> str:

@@ -6,6 +6,7 @@ from fedstrata.data.prepare import Prepared, data_notes
 from fedstrata.errors import UserError, plural
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.job.adapter_rules import check_adapter
+from fedstrata.job.aggregate_rules import ROBUST, check_aggregate
 from fedstrata.job.privacy_rules import check_privacy
 from fedstrata.job.tables import Job, method_name
 from fedstrata.job.task_kinds import TASK_KINDS
@@ -30,6 +31,7 @@ def check_names(job: Job) -> None:
     make_server_optimizer(job.server)
     check_adapter(job)
     check_privacy(job)
+    check_aggregate(job)
 
 
 def check_permission(job: Job) -> None:
@@ -58,6 +60,11 @@ def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int) -> tuple[str, .
     if job.adapter.kind == "lora" and job.adapter.merge == "plain":
         lines.append("the adapters' A and B are averaged apart, which is not the average of their products B A")
     lines += EXCHANGES[job.method.exchange].notes(job, loaded.parts, len(data.shards), tokens)
+    if job.server.aggregate in ROBUST:
+        lines.append(
+            f"{job.server.aggregate} counts every client once, not by its examples, and keeps a round's replies "
+            "on the disk until they are merged"
+        )
     streams = Streams(job.train.seed)
     rounds = range(job.method.rounds)
     plans = [make_plan(job.method, loaded.parts, job.task.kind, round, SERVER, streams) for round in rounds]

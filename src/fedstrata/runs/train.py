@@ -28,6 +28,7 @@ from fedstrata.errors import UserError
 from fedstrata.events import Baseline, Encoded, Event, StageStarted
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.exchanges.exchange import ServerContext, SumSigning
+from fedstrata.job.aggregate_rules import check_senders
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models import checkpoints
 from fedstrata.models.adapters import adapted_modules
@@ -42,7 +43,7 @@ from fedstrata.runs.models import Trained, save_models
 from fedstrata.runs.notes import notes
 from fedstrata.runs.predictions import LastPredictions, write_predictions
 from fedstrata.runs.privacy import privacy_record, scheduled
-from fedstrata.server.aggregate import make_aggregate
+from fedstrata.server.aggregate import aggregate_of
 from fedstrata.server.cohort import RoundSettings
 from fedstrata.server.optimizer import make_server_optimizer
 from fedstrata.server.products import ExactMean
@@ -106,6 +107,8 @@ class ReadyStage(Stage):
 def train_stage(stage: ReadyStage) -> None:
     """Train a stage, or go on with it from its last committed round, and save its models."""
     job, runtime, folder = stage.job, stage.ready.runtime, stage.folder
+    if not stage.components.aggregate:
+        check_senders(job, runtime.working.parts, stage.clients)
     runtime.caches.on_encoded = lambda done, total: stage.tell(Encoded(done, total))
     server = _make_server(stage)
     done, seconds = stage.state.restore(server)
@@ -154,6 +157,7 @@ def round_settings(job: Job) -> RoundSettings:
         quorum=job.engine.quorum,
         each_round=job.server.evaluate == "rounds",
         own_tests=job.clients.test is not None,
+        sites=job.between_sites,
     )
 
 
@@ -168,14 +172,14 @@ def start_weights(runtime: ClientRuntime) -> Weights:
 
 def _make_server(stage: ReadyStage) -> Server:
     table, own, runtime = stage.job.server, stage.components, stage.ready.runtime
-    begin = own.aggregate or make_aggregate(table.aggregate)
+    begin = own.aggregate or aggregate_of(table, stage.folder / "state")
     optimizer = own.server_optimizer or make_server_optimizer(table)
     weights = dict(stage.weights)
     if stage.job.adapter.kind == "lora" and stage.job.adapter.merge == "exact":
         if own.aggregate or own.server_optimizer:
             raise UserError("[adapter] merge: 'exact' goes with no aggregate or server optimizer of one's own")
         begin = partial(ExactMean, adapted_modules(runtime.working.model), weights)
-    return Server(runtime.working.parts, weights, runtime.wire, begin, optimizer)
+    return Server(runtime.working.parts, weights, runtime.wire, begin, optimizer, max_norm=table.max_norm)
 
 
 def _server_half(stage: ReadyStage, server: Server, plan: Plan) -> Half:

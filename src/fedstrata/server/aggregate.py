@@ -1,17 +1,23 @@
 """Aggregates: how the clients' replies become the round's result, which the server's optimizer then takes up.
 
-To add one: a class like :class:`WeightedMean` and a line in :data:`AGGREGATES`.
+The robust ones are in :mod:`fedstrata.server.robust`. To add one: a class like :class:`WeightedMean` and a line in
+:data:`AGGREGATES`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from fedstrata.errors import UserError, did_you_mean
+from fedstrata.job.aggregate_rules import ROBUST
+from fedstrata.job.tables import Server
 from fedstrata.plan.kinds import Tensors
+from fedstrata.server.robust import RobustAggregate, RobustSettings
 
 CHUNK = 1 << 15
 """Elements converted between fp32 and fp64 at a time: few enough to stay in a core's cache."""
@@ -73,8 +79,27 @@ def _pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 MakeAggregate = Callable[[], Aggregate]
 
-AGGREGATES: Mapping[str, MakeAggregate] = {"mean": WeightedMean}
+AGGREGATES: Mapping[str, MakeAggregate] = {
+    "mean": WeightedMean,
+    **{rule: partial(RobustAggregate, rule) for rule in ROBUST},
+}
 """``[server] aggregate`` -> what begins a round with it."""
+
+
+def aggregate_of(table: Server, folder: Path) -> MakeAggregate:
+    """What begins a round with the aggregate of a job's ``[server]``.
+
+    Args:
+        table: the job's.
+        folder: on whose disk replies may wait.
+
+    Raises:
+        UserError: there is none.
+    """
+    if table.aggregate not in ROBUST:
+        return make_aggregate(table.aggregate)
+    settings = RobustSettings(table.malicious or 1, table.clip_radius, table.clip_steps or 3)
+    return partial(RobustAggregate, table.aggregate, settings, folder)
 
 
 def make_aggregate(name: str) -> MakeAggregate:

@@ -17,12 +17,14 @@ class RoundSettings:
         quorum: share of those sampled who must reply.
         each_round: score after every round, or only after the last.
         own_tests: clients test on rows of their own, so every model is scored there.
+        sites: clients are sites, which may be bad: one whose reply cannot be used is left out.
     """
 
     fraction: float = 1.0
     quorum: float = 1.0
     each_round: bool = True
     own_tests: bool = False
+    sites: bool = False
 
 
 def in_order(replies: Iterable[Reply | NoReply], clients: Sequence[str]) -> Iterator[Reply | NoReply]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedstrata.cost.flops import server_flops
-from fedstrata.errors import UserError
+from fedstrata.errors import UserError, plural
+from fedstrata.events import Event, Noted
 from fedstrata.plan.messages import Reply
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
@@ -68,3 +69,18 @@ def collected_record(round: int, plan: Plan, reply: Reply) -> dict[str, Any]:
     line = {"round": round, "client": reply.client, "examples": reply.examples, "steps": 0, "tokens": 0}
     line |= {"loss": None, "flops": reply.flops, "seconds": reply.seconds}
     return {**line, "layers": plan.layers, "trained": (), "sent": ()}
+
+
+def name_outliers(round: int, server: Server, tell: Callable[[Event], None]) -> list[dict[str, Any]]:
+    """The lines of ``outliers.jsonl`` of a round that was just merged; they, and parts that stayed, are told."""
+    lines = [{"round": round, "client": name, "times": times} for name, times in server.outliers.items()]
+    for name, times in server.outliers.items():
+        tell(Noted(f"round {round + 1}: {name} is far outside the others, {times:.3g} times the median distance"))
+    if server.unmoved:
+        few = ", ".join(server.unmoved[:3]) + (", ..." if len(server.unmoved) > 3 else "")
+        tell(
+            Noted(
+                f"round {round + 1}: too few replies hold {few}: {plural(len(server.unmoved), 'part')} unchanged"
+            )
+        )
+    return lines

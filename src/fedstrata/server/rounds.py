@@ -29,7 +29,14 @@ from fedstrata.plan.streams import SERVER, Streams
 from fedstrata.server.cohort import RoundSettings, in_order
 from fedstrata.server.layers import ServerLayers
 from fedstrata.server.records import Records
-from fedstrata.server.reply_records import check_loss, check_score, collected_record, reply_record
+from fedstrata.server.reply_records import (
+    check_loss,
+    check_score,
+    collected_record,
+    name_outliers,
+    reply_record,
+)
+from fedstrata.server.robust import TooFewRepliesError
 from fedstrata.server.server import NotFiniteError, Server, shared_parts
 from fedstrata.wire.codec import WireError, payload_bytes
 
@@ -117,7 +124,7 @@ class Rounds:
         for round in range(done, self.method.rounds):
             try:
                 changed = self.half.train(self, round)
-            except NotFiniteError as error:
+            except (NotFiniteError, TooFewRepliesError) as error:
                 raise UserError(f"round {round + 1}: {error}") from None
             last = round == self.method.rounds - 1
             if every or last:
@@ -148,6 +155,7 @@ class Rounds:
         for reply in self.replies(round, requests, clients):
             self._accumulate(round, plans[reply.client], reply)
         changed = self.server.merge()
+        self.records.append("outliers", name_outliers(round, self.server, self.tell))
         for part, new in self.half.end_group(round).items():
             self.server.replace(part, new)
             changed.append(part)
@@ -209,10 +217,10 @@ class Rounds:
             ) from None
 
     def miss(self, round: int, missing: NoReply) -> None:
-        """A client does not reply, or not with what can be used.
+        """Record a client whose reply there is not, or cannot be used; with too many of them the quorum fails.
 
         Raises:
-            UserError: too many do not.
+            UserError: it has failed.
         """
         self.server.forget(missing.client)
         line = {"round": round, "client": missing.client, "reason": missing.reason}

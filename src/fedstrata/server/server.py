@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -12,9 +12,11 @@ from fedstrata.plan.kinds import Phase, Tensors, Weights
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
-from fedstrata.server.aggregate import MakeAggregate, WeightedMean
+from fedstrata.server.aggregate import Aggregate, MakeAggregate, WeightedMean
+from fedstrata.server.clip import change_norm, clipped
 from fedstrata.server.journal import Versions
 from fedstrata.server.optimizer import AdaptiveOptimizer, ServerOptimizer
+from fedstrata.server.robust import RobustAggregate, far_outside
 from fedstrata.wire.chain import Chains
 from fedstrata.wire.codec import StateCodec, Wire, WireError
 from fedstrata.wire.finite import not_finite
@@ -41,6 +43,7 @@ class Server:
         client_versions: client -> the version that it has of every part, in the model's order; clients that have
             the same share one tuple.
         moments: tensor name -> the optimizer's memory.
+        max_norm: to which a client's change is shortened; None: never.
         residual: part -> what its messages have left out so far, added to the next.
         chains: what clients hold, where changes travel on the way down; None where whole parts do.
     """
@@ -54,10 +57,15 @@ class Server:
     client_versions: dict[str, Versions] = field(default_factory=dict)
     moments: dict[str, Tensors] = field(default_factory=dict)
     residual: Weights = field(default_factory=dict)
+    max_norm: float | None = None
 
     def __post_init__(self) -> None:
         self.versions = self.versions or dict.fromkeys(self.parts.names, 0)
-        self.aggregate = self.begin_aggregate()
+        self.aggregate = self._begin()
+        self.outliers: dict[str, float] = {}
+        self.unmoved: list[str] = []
+        self._norms: dict[str, float] = {}
+        self._unchanged: tuple[str, Tensors] = "", {}
         self._start = (0,) * len(self.parts.names)
         self._moved_clients: dict[str, None] = {}
         self._alike: dict[Versions, Versions] = {}
@@ -152,17 +160,55 @@ class Server:
             WireError: the reply does not hold what the plan sends.
         """
         self.check(plan, reply)
-        for part in plan.send:
-            reference = self.received(part) if self.wire.changes else None
-            tensors = self.wire.decode(reply.weights[part], reference)
+        for tensors in self._decoded(plan, reply):
             self.aggregate.add(tensors, reply.examples, reply.client)
-            self._replied.add(part)
+        self._replied.update(plan.send)
         for copy in copies.values():
             self.aggregate.add(copy, reply.examples, reply.client)
 
+    def _decoded(self, plan: Plan, reply: Reply) -> Iterator[Tensors]:
+        """What a client sent, part by part; all at once where its change is shortened."""
+        references = (self.received(part) if self.wire.changes else None for part in plan.send)
+        each = (
+            self.wire.decode(reply.weights[part], old) for part, old in zip(plan.send, references, strict=True)
+        )
+        if self.max_norm is None:
+            yield from each
+            return
+        whole = {name: tensor for tensors in each for name, tensor in tensors.items()}
+        self._norms[reply.client] = norm = change_norm(whole, self.reference)
+        yield clipped(whole, self.reference, norm, self.max_norm)
+
+    def reference(self, name: str) -> Tensor:
+        """A tensor as it comes back from a client that has learned nothing."""
+        if name not in self._unchanged[1]:
+            part = next(part for part, shapes in self.parts.shapes.items() if name in shapes)
+            self._unchanged = part, self.unchanged(part)
+        return self._unchanged[1][name]
+
+    def _begin(self) -> Aggregate:
+        aggregate = self.begin_aggregate()
+        if isinstance(aggregate, RobustAggregate):
+            aggregate.reference = self.reference
+        return aggregate
+
     def merge(self) -> list[str]:
-        """End a round: move every part that was sent. Returns the parts that changed."""
-        result, self.aggregate = self.aggregate.result(), self.begin_aggregate()
+        """End a round: move every part that was sent. Returns the parts that changed.
+
+        Who was far outside the others is then in ``outliers``, and what too few have sent in ``unmoved``.
+
+        Raises:
+            NotFiniteError: a part would hold a value that is not finite.
+            TooFewRepliesError: no part was sent by as many as a robust aggregate needs.
+        """
+        ended, self.aggregate = self.aggregate, self._begin()
+        result = ended.result()
+        self.outliers = far_outside(self._norms) if self._norms else {}
+        self.unmoved = []
+        if isinstance(ended, RobustAggregate):
+            self.outliers = {**self.outliers, **ended.outliers}
+            self.unmoved = [part for part, own in self.parts.shapes.items() if own.keys() & ended.unmoved.keys()]
+        self._norms, self._unchanged = {}, ("", {})
         changed = [part for part in self.parts.names if self.parts.shapes[part].keys() & result.keys()]
         for part in changed:
             old = self.weights[part]

@@ -38,7 +38,7 @@ from fedstrata.wire.files import flush, read_sealed, write_sealed
 from fedstrata.wire.store import Store, read_tensors, write_tensors
 
 JOURNAL = "state/journal"
-RECORDS = ("ledger", "rounds", "missing", "transport", JOURNAL)
+RECORDS = ("ledger", "rounds", "missing", "outliers", "transport", JOURNAL)
 MANIFESTS = "manifest-[0-9]*.json"
 HELD = 2
 """Commits that are kept."""

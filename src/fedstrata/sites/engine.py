@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from fedstrata.events import Event, Waiting
 from fedstrata.plan.messages import NoReply, Reply, Request
 from fedstrata.server.records import Records
+from fedstrata.sites.answered import check_answered
+from fedstrata.sites.conversation import Conversation, Outgoing, PendingReply
+from fedstrata.sites.conversation import Presence as Presence  # its users know it from here
+from fedstrata.sites.foreign import plain_text
 from fedstrata.sites.messages import (
     Answer,
     Envelope,
@@ -29,6 +34,7 @@ from fedstrata.wire.codec import WireError
 if TYPE_CHECKING:
     from fedstrata.sites.activation_server import ActivationServer
 
+LOG = logging.getLogger("fedstrata.server")
 POLL_SECONDS = 0.1
 """Between two polls for answers, at first; later a fiftieth of the time that has passed, up to a second."""
 RETRY_SECONDS = 5.0
@@ -37,26 +43,6 @@ FAREWELL_SECONDS = 60.0
 """Deadline of the last message of a stage."""
 REPORT_SECONDS = 5.0
 """After which the sites that are not connected are reported."""
-
-Presence = tuple[int, str]
-"""A connected site: its number, and since when it has been connected."""
-
-
-@dataclass(frozen=True)
-class Outgoing:
-    """A message to be sent.
-
-    Attributes:
-        make: makes it, and makes it again if it was lost.
-        answer_bytes: most bytes of tensors that the answer may hold.
-    """
-
-    make: Callable[[], TensorFile]
-    answer_bytes: int = 0
-
-
-Conversation = Generator[Outgoing, Envelope, Reply | WelcomeHeader]
-"""A conversation as a generator: yields the next message, receives the answer to it."""
 
 
 class Transport(Protocol):
@@ -75,27 +61,6 @@ class Transport(Protocol):
         """Wait so long, or until an answer arrives."""
 
 
-@dataclass
-class PendingReply:
-    """A conversation that has not ended.
-
-    Attributes:
-        conversation: the generator.
-        outgoing: the next message.
-        send_after: monotonic time from which the message may be sent.
-        message_id: of the message that was sent; empty while there is none.
-        presence: of the site when the message was sent.
-        sent_at: monotonic time at which it was sent.
-    """
-
-    conversation: Conversation
-    outgoing: Outgoing
-    send_after: float = 0.0
-    message_id: str = ""
-    presence: Presence | None = None
-    sent_at: float = 0.0
-
-
 @dataclass(frozen=True)
 class RemoteRun:
     """One stage as its sites know it.
@@ -108,6 +73,8 @@ class RemoteRun:
         check: raises WireError for a reply that does not answer its request.
         answer_bytes: most bytes of tensors in the reply to a request, of a site with so many examples.
         tokens: site -> its token for the activation stream.
+        start_digest: fingerprint of the start model, which every reply names.
+        most_weight: site -> most examples for which it counts in a mean; who is not in it counts for all.
     """
 
     id: str
@@ -117,6 +84,8 @@ class RemoteRun:
     check: Callable[[Request, Reply], None]
     answer_bytes: Callable[[Request, int], int]
     tokens: Mapping[str, str] = field(default_factory=dict)
+    start_digest: str = ""
+    most_weight: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -131,6 +100,7 @@ class RemoteEngine:
         on_event: receives events.
         activation_server: where batches pass through the server's layers; None where the method has none.
         welcomes: site that takes part -> its welcome.
+        agreed: site -> its examples as it first said, which hold for the rest of the run.
         refusals: site that will not take part -> the reason.
         absent: sites that missed a deadline: they get requests, but are waited for only once they answer again.
     """
@@ -142,6 +112,7 @@ class RemoteEngine:
     on_event: Callable[[Event], None]
     activation_server: ActivationServer | None = None
     welcomes: dict[str, WelcomeHeader] = field(default_factory=dict, init=False)
+    agreed: dict[str, int] = field(default_factory=dict, init=False)
     refusals: dict[str, str] = field(default_factory=dict, init=False)
     absent: set[str] = field(default_factory=set, init=False)
 
@@ -181,8 +152,10 @@ class RemoteEngine:
         welcome = (yield Outgoing(partial(self.run.hello, name))).header
         if isinstance(welcome, WelcomeHeader) and not welcome.holds:
             welcome = (yield Outgoing(self.run.start)).header
-        if not isinstance(welcome, WelcomeHeader):
-            raise WireError("does not greet back")
+        if not isinstance(welcome, WelcomeHeader) or not welcome.holds or not welcome.examples:
+            raise WireError("does not greet back with examples and the start model")
+        if self.agreed.setdefault(name, welcome.examples) != welcome.examples:
+            raise WireError(_other_count(welcome.examples, self.agreed[name]))
         self.welcomes[name] = welcome
         return welcome
 
@@ -195,9 +168,16 @@ class RemoteEngine:
             raise WireError("does not reply")
         reply = decode_reply(envelope)
         if reply.client != request.client:
-            raise WireError(f"answers as {reply.client!r}")
+            raise WireError(f"answers as {reply.client[:100]!r}")
+        check_answered(envelope.answers, request, self.run.start_digest)
+        if reply.examples != self.agreed[request.client]:
+            raise WireError(_other_count(reply.examples, self.agreed[request.client]))
         self.run.check(request, reply)
-        return reply
+        return replace(reply, examples=self.weight(request.client))
+
+    def weight(self, name: str) -> int:
+        """The examples for which a site counts: as agreed at the greeting, and no more than the server allows."""
+        return min(self.agreed[name], self.run.most_weight.get(name, self.agreed[name]))
 
     def _farewell(self, save: bool) -> Conversation:
         farewell = partial(encode_message, self.run.id, FarewellHeader(save=save))
@@ -266,7 +246,12 @@ class RemoteEngine:
             except WireError as error:
                 del pending[name]
                 self.welcomes.pop(name, None)  # the site may have lost the run's state: redo the handshake
-                yield NoReply(name, str(error))
+                yield NoReply(name, plain_text(str(error)))
+            except Exception as error:  # nothing that a site sends may end the run
+                LOG.info("%s: its answer cannot be read", name, exc_info=error)
+                del pending[name]
+                self.welcomes.pop(name, None)
+                yield NoReply(name, f"sends what cannot be read ({type(error).__name__})")
 
     def _continue(
         self, round: int, name: str, reply: PendingReply, answer: bytes | TensorFile | WireError
@@ -284,7 +269,7 @@ class RemoteEngine:
             raise WireError("answers for another run")
         if isinstance(header, RefusalHeader):
             if header.final:
-                self.refusals[name] = header.reason
+                self.refusals[name] = plain_text(header.reason)
             raise WireError(header.reason)
         return envelope
 
@@ -298,3 +283,7 @@ class RemoteEngine:
     def _record(self, round: int, name: str, way: str, size: int, seconds: float | None) -> None:
         record = {"round": round, "client": name, "direction": way, "bytes": size, "seconds": seconds}
         self.records.append("transport", [record])
+
+
+def _other_count(found: int, agreed: int) -> str:
+    return f"says that it has {found} examples, and had {agreed} when it was first greeted"

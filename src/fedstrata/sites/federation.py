@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from fedstrata.errors import UserError
-from fedstrata.events import Event, Missed
+from fedstrata.events import Event, Missed, Noted
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.job.engine_table import Engine
 from fedstrata.job.tables import Job, method_name
@@ -25,6 +25,7 @@ from fedstrata.server.layers import ServerLayers
 from fedstrata.sites.checks import join_address, loopback
 from fedstrata.sites.engine import RemoteEngine, Transport
 from fedstrata.sites.remote_run import RemoteStage, remote_run
+from fedstrata.sites.reply_checks import weight_notes
 from fedstrata.sites.serve import secret_file
 from fedstrata.sites.settings import ServerSettings, read_server
 
@@ -156,7 +157,14 @@ def remote_engine(
         if stage.layers:
             server = stack.enter_context(_activation_server(stage.layers, federation, job.engine.deadline))
         engine = RemoteEngine(
-            run=remote_run(stage, names, sent, federation.tokens, server.port if server else 0),
+            run=remote_run(
+                stage,
+                names,
+                sent,
+                federation.tokens,
+                server.port if server else 0,
+                federation.settings.most_weight,
+            ),
             transport=federation.transport,
             deadline=job.engine.deadline,
             records=stage.records,
@@ -169,6 +177,9 @@ def remote_engine(
         if len(engine.welcomes) < max(1, math.ceil(job.engine.quorum * len(names))):
             why = "; ".join(f"{site.client} {site.reason}" for site in absent)
             raise UserError(f"engine.quorum: is {job.engine.quorum:g} of {len(names)} sites, but {why}")
+        examples = {name: engine.agreed[name] for name in names if name in engine.welcomes}
+        for sentence in weight_notes(examples, federation.settings.most_weight):
+            on_event(Noted(sentence))
         yield engine, {name: engine.welcomes[name].examples if name in engine.welcomes else 0 for name in names}
         for site in engine.farewell(save=bool(plan.keep)):
             if plan.keep:

@@ -1,6 +1,6 @@
 """Message headers: pydantic models, made from dataclasses, that check what came over the network.
 
-Every integer of a dataclass is 0 or more and every string has 1 to 200 characters, unless ``BOUNDS`` says
+Every integer of a dataclass is from 0 to ``MOST`` and every string has 1 to 200 characters, unless ``BOUNDS`` says
 otherwise. All fields are required, unknown ones are errors. Weights travel beside the header, not in it.
 """
 
@@ -16,20 +16,35 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from fedstrata.plan.kinds import Phase
-from fedstrata.plan.messages import Reply, Request
+from fedstrata.plan.messages import Positions, Reply, Request
 from fedstrata.plan.schedule import ScheduleSpan
 
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
+MOST = 10**12
+"""Largest integer of a header, where nothing else is said."""
+MOST_EXAMPLES = 10**9
+"""Most examples of a client."""
+MOST_WORK = 10**24
+"""Most FLOPs of a round, and pairs of positions: a thousand machines make fewer in a year."""
+
+Count = Annotated[int, Field(ge=0, le=MOST)]
+Positive = Annotated[int, Field(ge=1, le=MOST)]
+Work = Annotated[int, Field(ge=0, le=MOST_WORK)]
+Examples = Annotated[int, Field(ge=0, le=MOST_EXAMPLES)]
+Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 BOUNDS: Mapping[tuple[type, str], Any] = {
-    (Request, "round"): Annotated[int, Field(ge=-1)],
+    (Request, "round"): Annotated[int, Field(ge=-1, le=MOST)],
     (Request, "phase"): Phase,
     (Request, "span"): tuple[Share, Share],
-    (Reply, "examples"): Positive,
-    (Reply, "seconds"): Annotated[float, Field(ge=0)],
+    (Reply, "examples"): Annotated[int, Field(ge=1, le=MOST_EXAMPLES)],
+    (Reply, "flops"): Work,
+    (Reply, "seconds"): Seconds,
+    (Reply, "scores"): Annotated[
+        dict[Name, Annotated[dict[Name, float], Field(max_length=50)]], Field(max_length=1)
+    ],
+    (Positions, "pairs"): Work,
     (ScheduleSpan, "steps"): Positive,
     (ScheduleSpan, "epoch"): Positive,
     (ScheduleSpan, "begin"): Share,

@@ -22,9 +22,11 @@ from safetensors import SafetensorError
 
 from fedstrata.plan.kinds import Weights
 from fedstrata.plan.messages import Reply, Request
-from fedstrata.sites.headers import Count, Header, from_header, header_model, to_header
+from fedstrata.sites.answered import answered
+from fedstrata.sites.foreign import is_plain_name, measure_json, plain_text, read_json
+from fedstrata.sites.headers import Examples, Header, from_header, header_model, to_header
 from fedstrata.sites.sum_fields import with_sums, without_sums
-from fedstrata.sites.tensor_file import JSON_ERRORS, TensorFile, pack, read_file
+from fedstrata.sites.tensor_file import JSON_ERRORS, MOST_HEAD, TensorFile, pack, read_file
 from fedstrata.wire.codec import WireError
 
 RequestHeader = header_model(Request)
@@ -81,7 +83,7 @@ class WelcomeHeader(Header):
         holds: it has the start model.
     """
 
-    examples: Count
+    examples: Examples
     holds: bool
 
 
@@ -107,6 +109,10 @@ KINDS: dict[str, type[Header]] = {
     "refusal": RefusalHeader,
 }
 """Kind of message -> its header."""
+MOST_HEADER = 1 << 20
+"""Most characters of a header: those of a job with 10,000 labels."""
+MOST_PARTS = 10_000
+"""Most parts of a message."""
 DECODE_ERRORS = (SafetensorError, ValidationError, RuntimeError, *JSON_ERRORS)
 """Raised by the libraries for bytes that are no message."""
 
@@ -119,18 +125,25 @@ class Envelope:
         run: the run it belongs to.
         header: checked.
         weights: its tensors by part, still to be checked.
+        answers: of a reply what it answers, see :mod:`fedstrata.sites.answered`; still to be checked.
     """
 
     run: str
     header: Header
     weights: Weights
+    answers: str = ""
 
 
 Answer = bytes | TensorFile | WireError | None
 """What came back: a message; why it cannot be used; or None, if there will be none."""
 
 
-def encode_message(run: str, header: Header, weights: Weights = {}) -> TensorFile:  # noqa: B006
+def encode_message(
+    run: str,
+    header: Header,
+    weights: Weights = {},  # noqa: B006
+    answers: str = "",
+) -> TensorFile:
     """A message; its tensors are not copied, and must not change until it has been sent."""
     kind = next(kind for kind, model in KINDS.items() if type(header) is model)
     flat = {f"{part}|{name}": t for part, tensors in weights.items() for name, t in tensors.items()}
@@ -139,6 +152,7 @@ def encode_message(run: str, header: Header, weights: Weights = {}) -> TensorFil
         "run": run,
         "header": json.dumps(header.model_dump()),
         "parts": json.dumps(list(weights)),
+        **({"answers": answers} if answers else {}),
     }
     return pack(flat, metadata)
 
@@ -153,11 +167,15 @@ def decode_message(message: bytes | TensorFile, *kinds: str) -> Envelope:
     try:
         file = read_file(message) if isinstance(message, bytes) else message
         metadata = file.metadata
-        if metadata["kind"] not in kinds:
-            raise WireError(f"is a {metadata['kind'][:100]}")
-        header = KINDS[metadata["kind"]].model_validate_json(metadata["header"])
-        parts = json.loads(metadata["parts"])  # in the sender's order; the file sorts by its own
-        weights: Weights = {str(part): {} for part in parts}
+        run, kind, text = metadata["run"], metadata["kind"], metadata["header"]
+        if kind not in kinds:
+            raise WireError(f"is a {plain_text(kind, 100)}")
+        measure_json(text, MOST_HEADER)
+        header = KINDS[kind].model_validate_json(text)
+        parts = read_json(metadata["parts"], MOST_HEADER)  # in the sender's order; the file sorts by its own
+        if not isinstance(parts, list) or len(parts) > MOST_PARTS or not all(map(is_plain_name, parts)):
+            raise WireError(f"its parts must be a list of at most {MOST_PARTS} names")
+        weights: Weights = {part: {} for part in parts}
     except DECODE_ERRORS as error:
         raise WireError(f"not a {expected}: {first_line(error)}") from None
     for key, tensor in file.tensors.items():
@@ -165,13 +183,13 @@ def decode_message(message: bytes | TensorFile, *kinds: str) -> Envelope:
         if part not in weights:
             raise WireError(f"tensor {key!r}: belongs to no part")
         weights[part][name] = tensor
-    return Envelope(metadata["run"], header, weights)
+    return Envelope(run, header, weights, metadata.get("answers", ""))
 
 
 def read_metadata(message: bytes) -> dict[str, str]:
     """The metadata of a safetensors file."""
     size = int.from_bytes(message[:8], "little")
-    metadata: dict[str, str] = json.loads(message[8 : 8 + size])["__metadata__"]
+    metadata: dict[str, str] = read_json(message[8 : 8 + size], MOST_HEAD)["__metadata__"]
     return metadata
 
 
@@ -193,9 +211,9 @@ def decode_request(envelope: Envelope) -> Request:
     return request
 
 
-def encode_reply(run: str, reply: Reply) -> TensorFile:
-    """The message of a reply."""
-    return encode_message(run, to_header(reply), with_sums(reply.weights, reply.sums))
+def encode_reply(run: str, reply: Reply, request: Request, start: str) -> TensorFile:
+    """The message of a reply to a request, in a run that starts from the model with the fingerprint ``start``."""
+    return encode_message(run, to_header(reply), with_sums(reply.weights, reply.sums), answered(request, start))
 
 
 def decode_reply(envelope: Envelope) -> Reply:

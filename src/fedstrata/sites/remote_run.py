@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -16,23 +15,24 @@ import torch
 
 from fedstrata.exchanges.sums import most_sum_bytes
 from fedstrata.job.tables import Job
+from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.models import checkpoints
 from fedstrata.plan.kinds import Weights
-from fedstrata.plan.messages import Reply, Request
+from fedstrata.plan.messages import Request
 from fedstrata.server import state
 from fedstrata.server.layers import ServerLayers
 from fedstrata.server.records import Records
 from fedstrata.server.server import Server
 from fedstrata.sites.engine import RemoteRun
 from fedstrata.sites.messages import HelloHeader, StartHeader, encode_message
+from fedstrata.sites.reply_checks import check_reply
 from fedstrata.sites.tensor_file import TensorFile
-from fedstrata.wire.codec import WireError
 from fedstrata.wire.files import write_bytes
 
 JOB_TABLES = ("task", "method", "train", "head", "adapter", "wire", "privacy")
 """Tables of the job that are sent to a site; the others are the site's own."""
-MOST_STATES_BYTES = 1 << 26
-"""Of an example's hidden states: more than 512 tokens of the largest models have, in all branches of a head."""
+EXAMPLE_BYTES, SCALE_BYTES = 8, 2
+"""Beside an example's hidden states: its number of tokens and its label; and of each token a scale, with int8."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,12 @@ class RemoteStage:
 
 
 def remote_run(
-    stage: RemoteStage, names: Sequence[str], sent: Weights, tokens: Mapping[str, str], port: int
+    stage: RemoteStage,
+    names: Sequence[str],
+    sent: Weights,
+    tokens: Mapping[str, str],
+    port: int,
+    most_weight: Mapping[str, int],
 ) -> RemoteRun:
     """What the sites need to know of a stage.
 
@@ -73,6 +78,7 @@ def remote_run(
         sent: the weights of the start model that the sites get.
         tokens: site -> its token for the activation stream.
         port: of the activation stream; 0 where there is none.
+        most_weight: site -> most examples for which it counts; who is not in it counts for all of its own.
     """
     job, name_of_run, files = stage.job, run_id(stage.folder), _files(stage.loaded)
     header = HelloHeader(
@@ -95,35 +101,35 @@ def remote_run(
         names=names,
         hello=hello,
         start=partial(encode_message, name_of_run, StartHeader(), sent),
-        check=partial(_check_reply, stage.server),
-        answer_bytes=partial(_answer_bytes, stage.server),
+        check=partial(check_reply, stage.server, metrics=_metrics(stage)),
+        answer_bytes=partial(_answer_bytes, stage),
+        start_digest=header.start,
+        most_weight=most_weight,
         tokens=tokens,
     )
 
 
-def _answer_bytes(server: Server, request: Request, examples: int) -> int:
+def _answer_bytes(stage: RemoteStage, request: Request, examples: int) -> int:
     """Most bytes of tensors in the reply of a site with so many examples."""
+    server = stage.server
     if request.phase == "hidden_states":
-        return examples * MOST_STATES_BYTES
+        return examples * _states_bytes(stage)
     shapes = server.parts.shapes
     if request.sums:
         return most_sum_bytes(server.parts, request)
     return sum(server.wire.size(shapes[part], server.wire.changes) for part in request.plan.send)
 
 
-def _check_reply(server: Server, request: Request, reply: Reply) -> None:
-    """Refuse a reply that must not be aggregated.
+def _states_bytes(stage: RemoteStage) -> int:
+    """Most bytes of the hidden states of an example: its longest text, in all branches, fp32, and its label."""
+    tokens = min(stage.job.train.max_tokens, checkpoints.max_positions(stage.loaded.model))
+    parts = stage.server.parts
+    return tokens * max(1, len(parts.head_layers)) * parts.hidden * 4 + EXAMPLE_BYTES + tokens * SCALE_BYTES
 
-    Raises:
-        WireError: its loss is not finite, or it does not send what the plan says.
-    """
-    if request.phase == "train" and not request.sums:  # of a masked sum its receiver knows what it must hold
-        if reply.loss is not None and not math.isfinite(reply.loss):
-            raise WireError(f"diverged (loss {reply.loss}); a smaller train.learning_rate helps")
-        try:
-            server.check(request.plan, reply)
-        except WireError as error:
-            raise WireError(f"sends what cannot be used: {error}") from None
+
+def _metrics(stage: RemoteStage) -> set[str] | None:
+    """The metrics of the stage's task, with the loss that every score has; None of a task of the caller's own."""
+    return None if "task" in stage.installed else {*TASK_KINDS[stage.job.task.kind].metrics, "loss"}
 
 
 def _site_tables(job: Job, max_positions: int) -> dict[str, Any]:

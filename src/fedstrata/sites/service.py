@@ -162,7 +162,7 @@ class SiteService:
         LOG.info("run %s: round %d: %s", name, request.round + 1, request.phase)
         reply = site.answer(request)
         write_journal(self._folder(name), run.journal)
-        return encode_reply(name, reply)
+        return encode_reply(name, reply, request, run.hello.start)
 
     def _greet(self, name: str, hello: HelloHeader, files: Weights) -> Header:
         if hello.version != (here := version("fedstrata")):

@@ -106,12 +106,26 @@ class TLS(Table):
     key: PrivateFile
 
 
+class ServerLimits(Table):
+    """``[limits]`` of a server: how much a site can do."""
+
+    max_weight: Positive | dict[Name, Positive] | None = None
+    """Most examples for which a site counts in a mean, or site -> that number; absent: for all that it says."""
+
+
 class ServerSettings(Listen):
     """``server.toml``."""
 
     tls: TLS
     sites: dict[Name, PublicKey]
     """Name of each site -> its public key."""
+    limits: ServerLimits = ServerLimits()
+
+    @property
+    def most_weight(self) -> dict[str, int]:
+        """Site -> most examples for which it counts; who is not in it counts for all of its own."""
+        most = self.limits.max_weight or {}
+        return dict(most) if isinstance(most, dict) else dict.fromkeys(self.sites, most)
 
     @model_validator(mode="after")
     def _sites_differ(self) -> Self:
@@ -124,6 +138,8 @@ class ServerSettings(Listen):
             owner = owners.setdefault(b" ".join(path.read_bytes().split()[:2]), name)
             if owner != name:
                 raise ValueError(f"[sites] {name}: {path} is the key of {owner} too; expected one of its own")
+        if strange := self.most_weight.keys() - self.sites.keys():
+            raise ValueError(f"[limits] max_weight: {min(strange)!r} is none of [sites]")
         return self
 
 

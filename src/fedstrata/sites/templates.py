@@ -27,6 +27,9 @@ ca = "tls/ca.pem"  # certificate of the CA that signed the next one; every site 
 certificate = "tls/server.pem"  # the server's certificate
 key = "tls/server.key"  # its private key, readable by its owner alone (chmod 600)
 
+[limits]
+# max_weight = 10_000  # most examples for which a site counts, or {{NAME = 10_000}}; default: all that it says
+
 # Who may take part: the name of each site and its public key. No default: others are refused.
 [sites]
 {sites}

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fedstrata.plan.kinds import Tensors
+from fedstrata.sites.foreign import read_json
 from fedstrata.wire.codec import WireError
 
 DTYPES = {
@@ -154,7 +155,7 @@ class Reader:
 
     def _allocate(self) -> None:
         try:
-            table = json.loads(self.head[8:])
+            table = read_json(self.head[8:], MOST_HEAD)
             metadata = table.pop(METADATA)
             if not all(type(value) is str for value in metadata.values()):
                 raise TypeError
@@ -186,9 +187,9 @@ def read_file(content: bytes) -> TensorFile:
 def _spec(entry: Any) -> tuple[torch.dtype, tuple[int, ...], tuple[int, int]]:
     """Dtype, shape and place of a tensor, as a head says."""
     dtype, shape, (begin, end) = DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
-    if not all(type(number) is int and 0 <= number < 2**63 for number in (*shape, begin, end)):
+    if len(shape) > 8 or not all(type(number) is int and 0 <= number < 2**63 for number in (*shape, begin, end)):
         raise ValueError
-    if len(shape) > 8 or math.prod(shape) * dtype.itemsize != end - begin:
+    if math.prod(shape) * dtype.itemsize != end - begin:
         raise ValueError
     return dtype, shape, (begin, end)
 

@@ -1,0 +1,122 @@
+"""What a site's reply is checked for before the run sees it: a reply that fails counts as none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+
+import torch
+
+from fedstrata.errors import plural
+from fedstrata.exchanges.hidden_states import PART
+from fedstrata.job.metrics import RANGES
+from fedstrata.plan.kinds import Tensors
+from fedstrata.plan.messages import Reply, Request
+from fedstrata.server.server import HUGE, Server
+from fedstrata.sites.foreign import plain_text
+from fedstrata.wire.codec import WireError
+
+MARGIN = 10.0
+"""A reply's weight may be larger than ``HUGE`` where the server's own part has one a tenth as large."""
+MOST_LOSS = 1e12
+"""Largest training loss."""
+ROUNDING = 1e-6
+"""By which a metric that was summed may leave its range."""
+
+
+def check_reply(server: Server, request: Request, reply: Reply, metrics: Collection[str] | None) -> None:
+    """Refuse a reply that must not be used.
+
+    Args:
+        server: what the reply must hold.
+        request: what was asked.
+        reply: the reply; tensors are looked at, not decoded.
+        metrics: metrics of the run's task; None for a task of the caller's own, whose metrics nobody here knows.
+
+    Raises:
+        WireError: it diverged, or does not hold what was asked for and no more.
+    """
+    if request.phase == "train" and not request.sums:  # of a masked sum its receiver knows what it must hold
+        _check_trained(server, request, reply)
+    else:
+        _check_parts(reply.weights.keys(), {PART} if request.phase == "hidden_states" else set())
+    _check_scores(reply.scores, request, metrics)
+
+
+def _check_trained(server: Server, request: Request, reply: Reply) -> None:
+    if reply.loss is not None and not math.isfinite(reply.loss):
+        raise WireError(f"diverged (loss {reply.loss}); a smaller train.learning_rate helps")
+    if reply.loss is not None and abs(reply.loss) > MOST_LOSS:
+        raise WireError(f"diverged (loss {reply.loss:.3g}); a smaller train.learning_rate helps")
+    _check_parts(reply.weights.keys(), request.plan.send)
+    try:
+        server.check(request.plan, reply)
+        for part, message in reply.weights.items():
+            _check_size(part, message, server.weights[part])
+    except WireError as error:
+        raise WireError(f"sends what cannot be used: {error}") from None
+
+
+def _check_parts(found: Collection[str], asked: Collection[str]) -> None:
+    if strange := sorted(set(found) - set(asked)):
+        raise WireError(f"sends what it was not asked for: {plain_text(strange[0], 100)}")
+    if lacking := sorted(set(asked) - set(found)):
+        raise WireError(f"sends what cannot be used: {lacking[0]}: is missing")
+
+
+def _check_size(part: str, message: Tensors, own: Tensors) -> None:
+    """Refuse numbers that no model holds that learns: they overflow in the mean, or one of them rules it."""
+    for name, tensor in message.items():
+        if tensor.is_floating_point() and (largest := _largest(tensor)) > HUGE:
+            most = max(HUGE, MARGIN * max(map(_largest, own.values())))
+            if largest > most:
+                raise WireError(f"{part}: {name} has a number of {largest:.3g}, at most {most:.3g} is taken")
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    if not tensor.numel():
+        return 0.0
+    least, most = torch.aminmax(tensor)
+    return max(-float(least), float(most))
+
+
+def _check_scores(
+    scores: Mapping[str, Mapping[str, float]], request: Request, metrics: Collection[str] | None
+) -> None:
+    """A site scores itself, with numbers that its task's metrics can have."""
+    asked = {request.client} if request.phase == "evaluate" else set()
+    if scores.keys() != asked:
+        whose = ", ".join(plain_text(name, 100) for name in sorted(scores)) or "nobody"
+        raise WireError(f"scores {whose}, but was asked for a score of {', '.join(asked) or 'nobody'}")
+    for score in scores.values():
+        for name, value in score.items():
+            kind = name.partition(".")[0]  # METRIC.POOL is a metric on some of the rows
+            if metrics is not None and kind not in metrics:
+                raise WireError(f"its score has a metric {plain_text(name, 100)!r}, which the task has not")
+            least, most = RANGES[kind] if metrics is not None and kind in RANGES else (-math.inf, math.inf)
+            if not math.isfinite(value) or not least - ROUNDING <= value <= most + ROUNDING:
+                raise WireError(f"its score of {plain_text(name, 100)} is {value}, which cannot be: it diverged")
+
+
+def weight_notes(examples: Mapping[str, int], most: Mapping[str, int]) -> list[str]:
+    """Whose word on its own examples is not taken, and who would outweigh all others, a sentence each.
+
+    Args:
+        examples: site -> its examples, as it said at the greeting.
+        most: site -> most examples for which it counts.
+    """
+    counted = {name: min(number, most.get(name, number)) for name, number in examples.items()}
+    lines = [
+        f"{name} says that it has {plural(examples[name], 'example')} and counts for {number:,} "
+        "([limits] max_weight in server.toml)"
+        for name, number in counted.items()
+        if number < examples[name]
+    ]
+    everyone = sum(counted.values())
+    if len(counted) > 2 and 2 * max(counted.values()) > everyone:
+        name = max(counted, key=lambda name: counted[name])
+        lines.append(
+            f"{name} says that it has {counted[name] / everyone:.0%} of all examples, so it outweighs all others "
+            "together in a mean; [limits] max_weight in server.toml bounds what a site counts for"
+        )
+    return lines

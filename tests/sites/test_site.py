@@ -147,7 +147,7 @@ INVALID = [
     ("request", REQUEST, ("span",), [[0.0, 1.1], [-0.1, 1.0], [0.0], [0.0, 0.5, 1.0]]),
     ("reply", REPLY, ("client",), ["", LONG]),
     ("reply", REPLY, ("examples",), [0, 1.5]),
-    ("reply", REPLY, ("loss",), ["x", None]),
+    ("reply", REPLY, ("loss",), ["x"]),
     ("reply", REPLY, ("steps",), [-1]),
     *(("reply", REPLY, ("work", key), [-1, None]) for key in ("tokens", "pairs", "predicted")),
     ("reply", REPLY, ("flops",), [-1]),

@@ -101,7 +101,7 @@ def remote_run(
         names=names,
         hello=hello,
         start=partial(encode_message, name_of_run, StartHeader(), sent),
-        check=partial(check_reply, stage.server, metrics=_metrics(stage)),
+        check=partial(check_reply, stage.server, metrics=_metrics(stage), told=job.privacy.level == "none"),
         answer_bytes=partial(_answer_bytes, stage),
         start_digest=header.start,
         most_weight=most_weight,

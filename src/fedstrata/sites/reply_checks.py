@@ -24,7 +24,9 @@ ROUNDING = 1e-6
 """By which a metric that was summed may leave its range."""
 
 
-def check_reply(server: Server, request: Request, reply: Reply, metrics: Collection[str] | None) -> None:
+def check_reply(
+    server: Server, request: Request, reply: Reply, metrics: Collection[str] | None, told: bool = True
+) -> None:
     """Refuse a reply that must not be used.
 
     Args:
@@ -32,11 +34,14 @@ def check_reply(server: Server, request: Request, reply: Reply, metrics: Collect
         request: what was asked.
         reply: the reply; tensors are looked at, not decoded.
         metrics: metrics of the run's task; None for a task of the caller's own, whose metrics nobody here knows.
+        told: whether clients tell their training loss, as they do where no noise hides it.
 
     Raises:
         WireError: it diverged, or does not hold what was asked for and no more.
     """
     if request.phase == "train" and not request.sums:  # of a masked sum its receiver knows what it must hold
+        if told and reply.loss is None:
+            raise WireError("does not tell its training loss")
         _check_trained(server, request, reply)
     else:
         _check_parts(reply.weights.keys(), {PART} if request.phase == "hidden_states" else set())

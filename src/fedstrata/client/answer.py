@@ -141,7 +141,7 @@ def train_with(pass_of: PassOf) -> Handler:
         memory = store.optimizer.load(request.round) if persist else {}
         model_pass = pass_of(work, feature_cache(work))
         private, examples = runtime.private, len(work.data.index)
-        draw = private and private.draw(request, work.shared)
+        draw = private.draw(request, work.shared) if private else None
         noise = private.example_noise(draw, examples) if private and draw else None
         reply, memory = yield from runtime.trainer.run(
             request, work.data.train, work.data.index, model_pass, memory, work.callback, noise

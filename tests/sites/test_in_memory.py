@@ -82,12 +82,12 @@ def plainly(request: Request, port: int, token: str, deadline: float) -> Activat
 class Village:
     """A federation of three sites, each with every third sentence; and the same rows as one file with a column."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder, self.monkeypatch = folder, monkeypatch
-        rows = [(*row, NAMES[i % 3]) for i, row in enumerate(SENTENCES)]
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...] = NAMES) -> None:
+        self.folder, self.monkeypatch, self.names = folder, monkeypatch, names
+        rows = [(*row, names[i % len(names)]) for i, row in enumerate(SENTENCES)]
         self.everything = self.write("all.csv", ["text", "label", "site"], rows)
-        init(folder / "federation", NAMES, stream_port=free_port())
-        for name in NAMES:
+        init(folder / "federation", names, stream_port=free_port())
+        for name in names:
             self.write(
                 f"federation/sites/{name}/train.csv", ["text", "label"], [r[:2] for r in rows if r[2] == name]
             )
@@ -97,7 +97,7 @@ class Village:
         @contextmanager
         def connected(engine: Engine) -> Iterator[Federation]:
             settings = read_server(folder / "federation")
-            yield Federation(settings, self.post, dict.fromkeys(NAMES, "token"), False)
+            yield Federation(settings, self.post, dict.fromkeys(names, "token"), False)
 
         monkeypatch.setattr(stages, "federation", connected)
         monkeypatch.setattr(between, "POLL_SECONDS", 0.01)  # an answer is there at once
@@ -118,7 +118,7 @@ class Village:
 
     def start(self, *names: str) -> None:
         """Start the programs of sites, or start them again."""
-        for name in names or NAMES:
+        for name in names or self.names:
             settings = read_site(self.folder / "federation" / "sites" / name)
             self.post.hosts[name] = SiteService(settings, reach=plainly)
 

@@ -13,12 +13,13 @@ from fedstrata.client.feature_cache import FeatureCache
 from fedstrata.client.model_pass import ModelPass
 from fedstrata.client.private import Draw, Private
 from fedstrata.client.scorer import FeatureCaches, Scorer
+from fedstrata.client.sum_rules import SumRules
 from fedstrata.client.trainer import StepCallback, Trainer
 from fedstrata.client.working_model import WorkingModel
 from fedstrata.errors import UserError
 from fedstrata.models.cut import SplitLink
 from fedstrata.models.parts import part_tensors
-from fedstrata.plan.kinds import Index, Phase, Tensors
+from fedstrata.plan.kinds import Index, Phase, Weights
 from fedstrata.plan.messages import Reply, Request, Tagged
 from fedstrata.tasks import Examples
 from fedstrata.wire.activations import StreamForm
@@ -39,6 +40,7 @@ class ClientRuntime:
         wire: how parts travel.
         dtype: how hidden states travel that are sent once.
         stream: how those of batches travel, and their gradients.
+        sums: of the masked sums in which parts travel; None where they travel as they are.
         private: noise over what leaves a client; None without any.
     """
 
@@ -49,6 +51,7 @@ class ClientRuntime:
     wire: Wire
     dtype: str
     stream: StreamForm
+    sums: SumRules | None = None
     private: Private | None = None
 
 
@@ -130,8 +133,38 @@ def feature_cache(work: Work) -> FeatureCache | None:
     return work.runtime.caches.open(data.train, data.index, data.store.folder / "features")
 
 
-def train_with(pass_of: PassOf) -> Handler:
-    """The phase ``train``: what the plan trains is trained, kept and sent."""
+Encode = Callable[[Work, Draw | None], Weights]
+"""Makes the sent parts as they travel; with noise that is drawn so."""
+
+
+def encoded_parts(work: Work, draw: Draw | None) -> Weights:
+    """The sent parts as they travel, noised if so; what they leave out is kept for the next message.
+
+    Whatever the codec then does, and what it leaves out, depends on the noised message alone.
+    """
+    runtime, request, store = work.runtime, work.request, work.data.store
+    residual, message = store.residual.load(request.round), {}
+    for part, tensors in sent_parts(work, draw).items():
+        reference = work.shared[part][1] if runtime.wire.changes else None
+        encoded, left = runtime.wire.encode(tensors, reference, residual)
+        message[part] = {name: tensor.to("cpu", copy=True) for name, tensor in encoded.items()}
+        residual.update(left)
+    if residual:
+        store.residual.save(request.round, residual)
+    return message
+
+
+def sent_parts(work: Work, draw: Draw | None) -> Weights:
+    """Part -> its tensors after training, with noise over the change of all of them where there is noise."""
+    request, working, private = work.request, work.runtime.working, work.runtime.private
+    sent = {part: part_tensors(working.model, working.parts, [part]) for part in request.plan.send}
+    if private is None or draw is None:
+        return sent
+    return private.message(request, sent, {part: work.shared[part][1] for part in sent}, draw)
+
+
+def train_with(pass_of: PassOf, encode: Encode = encoded_parts) -> Handler:
+    """The phase ``train``: what the plan trains is trained, kept and sent as ``encode`` makes it."""
 
     def handler(work: Work) -> Generator[None, None, Reply]:
         request, runtime, store = work.request, work.runtime, work.data.store
@@ -156,7 +189,7 @@ def train_with(pass_of: PassOf) -> Handler:
             store.optimizer.save(request.round, memory)
         if kept:
             store.save(request.round, kept)
-        reply = replace(reply, weights=_encoded_parts(work, draw))
+        reply = replace(reply, weights=encode(work, draw))
         return private.told(reply) if private else reply
 
     return handler
@@ -187,29 +220,3 @@ def receive(work: Work) -> Generator[None, None, Reply]:
     """The phase ``receive``: the parts that came with the request have been taken, and that is all."""
     yield from ()
     return Reply(work.request.client, len(work.data.index))
-
-
-def _encoded_parts(work: Work, draw: Draw | None) -> dict[str, Tensors]:
-    """The sent parts as they travel, noised if so; what they leave out is kept for the next message.
-
-    Whatever the codec then does, and what it leaves out, depends on the noised message alone.
-    """
-    runtime, request, store = work.runtime, work.request, work.data.store
-    residual, message = store.residual.load(request.round), {}
-    for part, tensors in _sent_parts(work, draw).items():
-        reference = work.shared[part][1] if runtime.wire.changes else None
-        encoded, left = runtime.wire.encode(tensors, reference, residual)
-        message[part] = {name: tensor.to("cpu", copy=True) for name, tensor in encoded.items()}
-        residual.update(left)
-    if residual:
-        store.residual.save(request.round, residual)
-    return message
-
-
-def _sent_parts(work: Work, draw: Draw | None) -> dict[str, Tensors]:
-    """Part -> its tensors after training, with noise over the change of all of them where there is noise."""
-    request, working, private = work.request, work.runtime.working, work.runtime.private
-    sent = {part: part_tensors(working.model, working.parts, [part]) for part in request.plan.send}
-    if private is None or draw is None:
-        return sent
-    return private.message(request, sent, {part: work.shared[part][1] for part in sent}, draw)

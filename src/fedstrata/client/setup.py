@@ -14,6 +14,7 @@ from fedstrata.client.model_options import adapter_of, head_of
 from fedstrata.client.precision import batch_tokens, resolve_precision
 from fedstrata.client.private import private_of
 from fedstrata.client.scorer import FeatureCaches, Scorer
+from fedstrata.client.sum_rules import check_senders, sum_rules_of
 from fedstrata.client.trainer import Trainer
 from fedstrata.client.working_model import WorkingModel
 from fedstrata.data import demo
@@ -102,10 +103,7 @@ def make_ready(
         train=train,
         test=test,
         shards={client: train.tokens.of_rows(rows) for client, rows in shards.items()},
-        tests={
-            client: {name: test.tokens.of_rows(rows) for name, rows in each.items()}
-            for client, each in tests.items()
-        },
+        tests={c: {name: test.tokens.of_rows(rows) for name, rows in each.items()} for c, each in tests.items()},
     )
 
 
@@ -126,6 +124,7 @@ def make_runtime(job: Job, loaded: checkpoints.Loaded, task: Task, codec: Codec)
         wire=Wire(codec),
         dtype=job.wire.dtype if job.wire.dtype in DTYPES else "fp32",
         stream=stream_form(*job.wire.stream),
+        sums=sum_rules_of(job),
         private=private_of(job),
     )
 
@@ -158,8 +157,9 @@ def check_plans(
     checked: set[Plan] = set()
     for round in range(job.method.rounds):
         sampled = sample_clients(names, job.clients.fraction, round, streams)
-        for client in sampled:
-            plan = make_plan(job.method, parts, job.task.kind, round, client, streams)
+        plans = {name: make_plan(job.method, parts, job.task.kind, round, name, streams) for name in sampled}
+        check_senders(job, round, plans)
+        for plan in plans.values():
             if plan not in checked:
                 checked.add(plan)
                 plan.check(parts)

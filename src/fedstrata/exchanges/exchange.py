@@ -10,17 +10,32 @@ from typing import Any
 from fedstrata.client.answer import ClientRuntime, Handlers
 from fedstrata.job.tables import Job, Train
 from fedstrata.models.cut import SplitLink
-from fedstrata.plan.kinds import Index, Payload, Phase, Weights
+from fedstrata.plan.kinds import SUM_PHASES, Index, Payload, Phase, Weights
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Method, Plan
 from fedstrata.plan.streams import Streams
+from fedstrata.privacy.sum_terms import Signer, Unsigned
 from fedstrata.server.layers import ServerLayers
 from fedstrata.server.rounds import Half, Rounds
 from fedstrata.server.server import Server
 from fedstrata.wire.activations import StreamForm
 from fedstrata.wire.dry import DryWire
 from fedstrata.wire.store import Store
+
+
+@dataclass(frozen=True)
+class SumSigning:
+    """What the signatures of masked sums are bound to.
+
+    Attributes:
+        run: names the run.
+        signer: knows the clients' registered keys.
+    """
+
+    run: bytes = b""
+    signer: Signer = field(default_factory=Unsigned)
+
 
 Traffic = Iterable[tuple[str, str, int]]
 """(direction, what, bytes) of what passed beside the parts."""
@@ -39,6 +54,7 @@ class ServerContext:
         classes: number of classes; None where the labels are numbers.
         max_positions: most tokens of a text.
         store: the server's own disk.
+        sums: what masked sums are signed with; None where parts travel as they are.
     """
 
     method: Method
@@ -49,6 +65,7 @@ class ServerContext:
     classes: int | None
     max_positions: int
     store: Store
+    sums: SumSigning | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +84,9 @@ class DryContext:
         tests: makes client -> tokens of each example that it is scored on.
         predicted: lengths of a batch and its width -> positions through the head.
         memory: what was computed once and holds for many clients and rounds.
+        sums: parts travel in masked sums.
+        equal_weights: in these all clients weigh the same.
+        task: the task's kind.
         poisson: every example takes part in every step by a coin of its own.
     """
 
@@ -81,6 +101,9 @@ class DryContext:
     tests: Callable[[], Mapping[str, Index]]
     predicted: Callable[[Index, int], int]
     memory: dict[Any, Any] = field(default_factory=dict)
+    sums: bool = False
+    equal_weights: bool = False
+    task: str = ""
     poisson: bool = False
 
 
@@ -155,6 +178,7 @@ def fits_plan(request: Request, plan: Plan) -> bool:
         "train": asked == plan,
         "evaluate": idle and (asked.keep, asked.server) == (plan.keep, plan.server),
         "receive": idle,
+        **dict.fromkeys(SUM_PHASES, asked == plan),
     }.get(request.phase, False)
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 from fedstrata.client.answer import Work, evaluate_with, receive, train_with
 from fedstrata.client.feature_cache import FeatureCache
 from fedstrata.client.frozen_layers import FrozenLayersPass, KeptStates, KeptTexts
 from fedstrata.client.model_pass import ModelPass, plain_pass
+from fedstrata.client.sums import sum_step, train_for_sum
 from fedstrata.exchanges.dry import dry_evaluate, dry_receive, dry_train
-from fedstrata.exchanges.exchange import Exchange, PlainHalf, fits_plan, no_notes, nothing_more
+from fedstrata.exchanges.dry_sums import dry_sum_step, dry_summed
+from fedstrata.exchanges.exchange import Exchange, PlainHalf, SumSigning, fits_plan, no_notes, nothing_more
+from fedstrata.exchanges.sums import DrySummedHalf, SummedHalf
+from fedstrata.plan.kinds import SUM_PHASES
+from fedstrata.plan.messages import Reply
 
 
 def pass_of(work: Work, cache: FeatureCache | None) -> ModelPass:
@@ -21,15 +28,32 @@ def pass_of(work: Work, cache: FeatureCache | None) -> ModelPass:
     return plain_pass(work.runtime.working, work.request.plan, cache, work.request.first)
 
 
+def train(work: Work) -> Generator[None, None, Reply]:
+    """The phase ``train``: parts travel as they are, or in masked sums."""
+    return (_train_for_sum if work.runtime.sums else _train)(work)
+
+
+_train, _train_for_sum = train_with(pass_of), train_for_sum(pass_of)
+
 EXCHANGE = Exchange(
     payload="weights",
     permission="trained parts of the model",
-    handlers={"train": train_with(pass_of), "evaluate": evaluate_with(pass_of), "receive": receive},
+    handlers={
+        "train": train,
+        "evaluate": evaluate_with(pass_of),
+        "receive": receive,
+        **dict.fromkeys(SUM_PHASES, sum_step),
+    },
     sends=lambda plan: bool(plan.send),
     fits=fits_plan,
-    server=lambda context: PlainHalf(),
-    dry_handlers={"train": dry_train, "evaluate": dry_evaluate, "receive": dry_receive},
-    dry_server=lambda context: PlainHalf(),
+    server=lambda context: PlainHalf() if context.sums is None else SummedHalf(context.sums),
+    dry_handlers={
+        "train": lambda context, request: (dry_summed if context.sums else dry_train)(context, request),
+        "evaluate": dry_evaluate,
+        "receive": dry_receive,
+        **dict.fromkeys(SUM_PHASES, dry_sum_step),
+    },
+    dry_server=lambda context: DrySummedHalf(SumSigning()) if context.sums else PlainHalf(),
     forecast=nothing_more,
     notes=no_notes,
 )

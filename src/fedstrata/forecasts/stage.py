@@ -161,6 +161,9 @@ def _dry_context(
         lengths={name: profile.lengths[index] for name, index in shards.items()},
         tests=profile.tests,
         predicted=task.head_positions,
+        sums=job.privacy.sum_only,
+        equal_weights=job.privacy.level == "client",
+        task=job.task.kind,
         poisson=job.privacy.level == "example",
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedstrata.errors import UserError
+from fedstrata.job.sum_rules import check_sum_only
 from fedstrata.job.tables import Job, method_name
 from fedstrata.job.task_kinds import TASK_KINDS
 
@@ -20,8 +21,7 @@ def check_privacy(job: Job) -> None:
         UserError: it would.
     """
     table = job.privacy
-    if table.sum_only:
-        raise UserError("[privacy] sum_only: is not there yet; expected false")
+    check_sum_only(job)
     if table.omit:
         raise UserError(f"[privacy] omit: {table.omit[0]!r} is not there yet; expected []")
     if table.level == "none":

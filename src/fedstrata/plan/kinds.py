@@ -27,9 +27,18 @@ ClientSchedule = Literal["parallel", "sequential", "interleaved"]
 set of server layers, batch by batch."""
 Population = Literal["each", "pooled", "one"]
 """Whom a method asks: every client, one that holds all the data, or the first alone."""
-Phase = Literal["train", "evaluate", "hidden_states", "receive"]
-"""What a request is for: to train; to score the model; to send the hidden states of all texts; or to take the
-parts that come with it, and no more."""
+Phase = Literal[
+    "train", "evaluate", "hidden_states", "receive", "sum_keys", "sum_shares", "sum_survivors", "sum_open"
+]
+"""What a request is for: to train; to score the model; to send the hidden states of all texts; to take the parts
+that come with it, and no more; or for a step of a masked sum, see :mod:`fedstrata.privacy.masked_sums`."""
+SUM_PHASES: dict[Phase, str] = {
+    "sum_keys": "keys",
+    "sum_shares": "shares",
+    "sum_survivors": "survivors",
+    "sum_open": "open",
+}
+"""Phase -> step of a masked sum."""
 
 FORMAT = 3
 """Version of the files in a run's folder; a folder of another version is refused."""

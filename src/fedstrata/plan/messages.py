@@ -46,6 +46,7 @@ class Request:
         span: the shares of the run's training that are done before and after the client's round.
         versions: the version of every shared part that the plan needs.
         parts: those of them that the client lacks, as they travel.
+        sums: the question of a step of a masked sum.
     """
 
     round: int
@@ -56,6 +57,7 @@ class Request:
     parts: Weights
     first: bool = False
     span: tuple[float, float] = (0.0, 1.0)
+    sums: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Reply:
         seconds: clock time of the client's work.
         scores: in phase ``evaluate``, the client's model on its test rows; by client where it is scored on several
             clients' own.
+        sums: the answer to a step of a masked sum.
     """
 
     client: str
@@ -84,6 +87,7 @@ class Reply:
     flops: int = 0
     seconds: float = 0.0
     scores: dict[str, dict[str, float]] = field(default_factory=dict)
+    sums: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from fedstrata.engines.processes import Nursery
 from fedstrata.errors import UserError
 from fedstrata.events import Baseline, Encoded, Event, StageStarted
 from fedstrata.exchanges import EXCHANGES
-from fedstrata.exchanges.exchange import ServerContext
+from fedstrata.exchanges.exchange import ServerContext, SumSigning
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models import checkpoints
 from fedstrata.models.adapters import adapted_modules
@@ -49,6 +49,7 @@ from fedstrata.server.server import Server
 from fedstrata.server.state import RunState
 from fedstrata.sites.federation import Federation, names_of, remote_engine
 from fedstrata.sites.remote_run import RemoteStage
+from fedstrata.sites.signing import remote_signing
 from fedstrata.tasks.task import SpreadTask
 from fedstrata.wire.files import write_bytes
 
@@ -184,8 +185,16 @@ def _server_half(stage: ReadyStage, server: Server, plan: Plan) -> Half:
         classes=None if labels is None else len(labels),
         max_positions=checkpoints.max_positions(stage.ready.loaded.model),
         store=stage.state.store,
+        sums=_sum_signing(stage),
     )
     return EXCHANGES[stage.job.method.exchange].server(context)
+
+
+def _sum_signing(stage: ReadyStage) -> SumSigning | None:
+    """What masked sums are signed with; in one process with nothing."""
+    if not stage.job.privacy.sum_only:
+        return None
+    return SumSigning() if stage.federation is None else remote_signing(stage.folder, stage.federation.settings)
 
 
 def _score(stage: ReadyStage, plan: Plan, engine: Engine) -> Callable[[Server], dict[str, float]]:

@@ -159,7 +159,8 @@ class Rounds:
 
     def request(self, round: int, client: str, plan: Plan, phase: Phase) -> Request:
         """What a client is asked; what goes down with it is in the ledger."""
-        server, ledger_phase = self.server, "train" if phase == "receive" else phase
+        server = self.server
+        ledger_phase: Any = "train" if phase == "receive" else phase
         if client not in server.client_versions and shared_parts(server.parts, plan):
             parts = [part for part in server.parts.each if part.name not in plan.away(server.parts)]
             self.ledger(Entry(SETUP, client, "setup", "down", part.name, 4 * part.elements) for part in parts)
@@ -198,7 +199,7 @@ class Rounds:
         try:
             for reply in in_order(self.engine.exchange(requests), clients):
                 if isinstance(reply, NoReply):
-                    self._miss(round, reply)
+                    self.miss(round, reply)
                 else:
                     yield reply
         except WireError as error:
@@ -207,7 +208,12 @@ class Rounds:
                 "smaller train.learning_rate or wire.dtype = 'bf16' or 'fp32' helps"
             ) from None
 
-    def _miss(self, round: int, missing: NoReply) -> None:
+    def miss(self, round: int, missing: NoReply) -> None:
+        """A client does not reply, or not with what can be used.
+
+        Raises:
+            UserError: too many do not.
+        """
         self.server.forget(missing.client)
         line = {"round": round, "client": missing.client, "reason": missing.reason}
         self.records.append("missing", [line])

@@ -38,6 +38,8 @@ BOUNDS: Mapping[tuple[type, str], Any] = {
 """(dataclass, field) -> its type in the header, where the rule above is not enough."""
 WEIGHTS = dict[str, dict[str, torch.Tensor]]
 """Type of the fields that hold tensors."""
+BYTES = dict[str, bytes]
+"""Type of the fields that hold other binary content, which travels beside the header too."""
 
 
 class Header(BaseModel):
@@ -56,7 +58,7 @@ def header_model(kind: type) -> type[Header]:
     fields: dict[str, Any] = {
         field.name: (BOUNDS.get((kind, field.name)) or _bounded(hints[field.name]), ...)
         for field in dataclasses.fields(kind)
-        if hints[field.name] != WEIGHTS
+        if hints[field.name] not in (WEIGHTS, BYTES)
     }
     model = create_model(f"{kind.__name__}Header", __base__=Header, **fields)
     _dataclass_of[model] = kind

@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from fedstrata.plan.kinds import Weights
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.sites.headers import Count, Header, from_header, header_model, to_header
+from fedstrata.sites.sum_fields import with_sums, without_sums
 from fedstrata.sites.tensor_file import JSON_ERRORS, TensorFile, pack, read_file
 from fedstrata.wire.codec import WireError
 
@@ -181,23 +182,25 @@ def first_line(error: Exception) -> str:
 
 def encode_request(run: str, request: Request) -> TensorFile:
     """The message of a request."""
-    return encode_message(run, to_header(request), request.parts)
+    return encode_message(run, to_header(request), with_sums(request.parts, request.sums))
 
 
 def decode_request(envelope: Envelope) -> Request:
     """The request in a message of that kind; its tensors are still to be checked."""
     assert isinstance(envelope.header, RequestHeader)
-    request: Request = from_header(envelope.header, parts=envelope.weights)
+    parts, sums = without_sums(envelope.weights)
+    request: Request = from_header(envelope.header, parts=parts, sums=sums)
     return request
 
 
 def encode_reply(run: str, reply: Reply) -> TensorFile:
     """The message of a reply."""
-    return encode_message(run, to_header(reply), reply.weights)
+    return encode_message(run, to_header(reply), with_sums(reply.weights, reply.sums))
 
 
 def decode_reply(envelope: Envelope) -> Reply:
     """The reply in a message of that kind; its weights are still to be checked."""
     assert isinstance(envelope.header, ReplyHeader)
-    reply: Reply = from_header(envelope.header, weights=envelope.weights)
+    weights, sums = without_sums(envelope.weights)
+    reply: Reply = from_header(envelope.header, weights=weights, sums=sums)
     return reply

@@ -61,6 +61,8 @@ def init(
         _write_certificates(build / "tls", certificates)
         for name in sites:
             _write_site(build / "sites" / name, build / "keys", name, join_address(host, port), certificates.ca)
+        for name in sites:
+            _write_peers(build / "sites" / name, [build / "keys" / f"{peer}.pub" for peer in sites])
         _write(build / "server.toml", _server_toml(listen, certificates, sites).encode())
         written = [path.relative_to(build) for path in build.rglob("*") if path.is_file()]
         _move([(build / name, folder / name) for name in ENTRIES])
@@ -69,6 +71,8 @@ def init(
 
 def add_site(folder: Path, name: str) -> list[Path]:
     """Add a site to a federation: its keys, its folder, and its line in ``server.toml``.
+
+    The other sites need its public key among their ``peers`` before they add to masked sums with it.
 
     Returns:
         Every file written or changed.
@@ -90,9 +94,10 @@ def add_site(folder: Path, name: str) -> list[Path]:
         public.parent.mkdir()
         address = join_address(settings.host, settings.port)
         _write_site(private, public.parent, name, address, settings.tls.ca.read_bytes())
+        _write_peers(private, [*settings.sites.values(), public])
         _write(changed, content)
         shutil.copymode(places[2], changed)
-        written = [places[1] / path.name for path in private.iterdir()]
+        written = [places[1] / path.relative_to(private) for path in private.rglob("*") if path.is_file()]
         for place in places[:2]:
             place.parent.mkdir(exist_ok=True)
         _move(list(zip((public, private, changed), places, strict=True)))
@@ -187,6 +192,13 @@ def _write_site(folder: Path, keys: Path, name: str, server: str, ca: bytes) -> 
     _write(folder / "ca.pem", ca)
     _write(folder / "site.toml", SITE.format(name=name, server=server).encode())
     _write(keys / f"{name}.pub", public + f" {name}\n".encode())
+
+
+def _write_peers(folder: Path, keys: Iterable[Path]) -> None:
+    """Write the public keys of a federation's sites into the folder of one of them."""
+    (folder / "peers").mkdir()
+    for key in keys:
+        _write(folder / "peers" / key.name, key.read_bytes())
 
 
 def _server_toml(listen: Listen, certificates: Certificates, sites: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from fedstrata.exchanges.sums import most_sum_bytes
 from fedstrata.job.tables import Job
 from fedstrata.models import checkpoints
 from fedstrata.plan.kinds import Weights
@@ -73,7 +74,7 @@ def remote_run(
         tokens: site -> its token for the activation stream.
         port: of the activation stream; 0 where there is none.
     """
-    job, run_id, files = stage.job, _run_id(stage.folder), _files(stage.loaded)
+    job, name_of_run, files = stage.job, run_id(stage.folder), _files(stage.loaded)
     header = HelloHeader(
         version=version("fedstrata"),
         stage=job.stage,
@@ -87,13 +88,13 @@ def remote_run(
 
     def hello(name: str) -> TensorFile:
         stream = (port, tokens[name], job.engine.deadline) if port else None
-        return encode_message(run_id, header.model_copy(update={"stream": stream}), {"files": files})
+        return encode_message(name_of_run, header.model_copy(update={"stream": stream}), {"files": files})
 
     return RemoteRun(
-        id=run_id,
+        id=name_of_run,
         names=names,
         hello=hello,
-        start=partial(encode_message, run_id, StartHeader(), sent),
+        start=partial(encode_message, name_of_run, StartHeader(), sent),
         check=partial(_check_reply, stage.server),
         answer_bytes=partial(_answer_bytes, stage.server),
         tokens=tokens,
@@ -105,6 +106,8 @@ def _answer_bytes(server: Server, request: Request, examples: int) -> int:
     if request.phase == "hidden_states":
         return examples * MOST_STATES_BYTES
     shapes = server.parts.shapes
+    if request.sums:
+        return most_sum_bytes(server.parts, request)
     return sum(server.wire.size(shapes[part], server.wire.changes) for part in request.plan.send)
 
 
@@ -114,7 +117,7 @@ def _check_reply(server: Server, request: Request, reply: Reply) -> None:
     Raises:
         WireError: its loss is not finite, or it does not send what the plan says.
     """
-    if request.phase == "train":
+    if request.phase == "train" and not request.sums:  # of a masked sum its receiver knows what it must hold
         if reply.loss is not None and not math.isfinite(reply.loss):
             raise WireError(f"diverged (loss {reply.loss}); a smaller train.learning_rate helps")
         try:
@@ -142,7 +145,7 @@ def _files(loaded: checkpoints.Loaded) -> dict[str, torch.Tensor]:
         }
 
 
-def _run_id(folder: Path) -> str:
+def run_id(folder: Path) -> str:
     """The name by which the sites know the stage; the same when it is resumed."""
     path = folder / "state" / "run"
     if not path.exists():

@@ -45,9 +45,10 @@ from fedstrata.sites.messages import (
     encode_reply,
 )
 from fedstrata.sites.own_model import save_own_model
-from fedstrata.sites.own_state import START, check_own, open_journal, write_journal
+from fedstrata.sites.own_state import OWN_FILES, START, check_own, open_journal, write_journal
 from fedstrata.sites.permission import Refused, check_limits, own_component, permit
 from fedstrata.sites.settings import SiteSettings
+from fedstrata.sites.signing import with_signer
 from fedstrata.sites.site import Reach, Site
 from fedstrata.sites.site_job import site_job
 from fedstrata.sites.tensor_file import TensorFile
@@ -58,9 +59,6 @@ from fedstrata.wire.store import Store
 LOG = logging.getLogger("fedstrata.site")
 FILES = re.compile(r"[\w-]+\.(json|txt|model|jinja)")
 """What a model's folder may hold beside its weights: nothing that runs."""
-
-OWN_FILES = ("hello", "rows.json", "journal.jsonl", "noise.*", "*.safetensors", ".*.part", "features.*")
-"""What a site itself writes into a run's folder, beside the files of the start model."""
 
 MOST_FILE_BYTES = 1 << 28
 """Of the files that come with the first message: settings and vocabulary of a model, not its weights."""
@@ -200,8 +198,8 @@ class SiteService:
         in_order = {part: {tensor: weights[part][tensor] for tensor in own} for part, own in shapes.items()}
         if fingerprint(in_order) != run.hello.start:
             raise WireError("start model: is not the one that was announced")
-        store = Store(folder.parent, run.journal.note)
-        store.write(START, {n: t for own in weights.values() for n, t in own.items()})
+        flat = {n: t for own in weights.values() for n, t in own.items()}
+        Store(folder.parent, run.journal.note).write(START, flat)
         write_journal(folder.parent, run.journal)
         return self._welcome(name, run)
 
@@ -216,7 +214,8 @@ class SiteService:
             server = self._server_parts(run, self._parts(run, start))
             task = own_component(run.hello, "task", None) if "task" in run.hello.components else None
             codec = own_component(run.hello, "codec", {}) if "codec" in run.hello.components else None
-            run.ready = make_ready(run.job, data, str(start), server, task, codec)
+            ready = make_ready(run.job, data, str(start), server, task, codec)
+            run.ready = with_signer(ready, self.settings, name)
             run.site = Site(
                 name=self.settings.name,
                 method=run.job.method,

@@ -192,6 +192,8 @@ class SiteSettings(_Settings):
     device: Device = Device()
     allow: Allow = Allow()
     limits: Limits = Limits()
+    peers: Annotated[Path, BeforeValidator(checks.folder_path)] | None = None
+    """Folder with the public key of every site of the federation, ``NAME.pub``; they sign masked sums."""
     require: Require = Require()
 
     @property

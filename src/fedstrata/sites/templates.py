@@ -36,6 +36,8 @@ name = "{name}"  # by which the server knows this site
 server = "{server}"  # the server's address for Flower; it says the other ports
 ca = "ca.pem"  # certificate of the CA that signed the server's
 key = "{name}.key"  # this site's private key, readable by its owner alone (chmod 600)
+peers = "peers"  # folder with the public key of every site, NAME.pub, for [privacy] sum_only: this site adds its
+# changes only to those of sites that sign with these keys; take one from whoever made it, never from the server
 folder = "state"  # on this site's disk: personal parts, received parts, logs; created when needed
 
 # The site's own rows.

@@ -1,0 +1,82 @@
+"""What a client knows of a run's masked sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fedstrata.errors import UserError
+from fedstrata.job.tables import Job
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Method, Plan, make_plan
+from fedstrata.plan.streams import Streams
+from fedstrata.privacy.sum_terms import LEAST, MOST, Group, Signer, Unsigned, digest, groups_of
+
+
+@dataclass(frozen=True)
+class SumRules:
+    """What a client knows of a run's masked sums.
+
+    Attributes:
+        method: makes the plans of all clients.
+        task: the task's kind.
+        streams: all randomness of the plans.
+        run: names the run in every signature.
+        signer: signs for the client and knows the others' registered keys.
+    """
+
+    method: Method
+    task: str
+    streams: Streams
+    run: bytes = b""
+    signer: Signer = field(default_factory=Unsigned)
+
+    def groups(self, parts: Parts, round: int, names: tuple[str, ...]) -> tuple[Group, ...]:
+        """The sums of a round among some clients."""
+        sends = dict[str, list[str]]()
+        for name in names:
+            plan = make_plan(self.method, parts, self.task, round, name, self.streams)
+            sends[name] = [part for part in parts.names if part in plan.send]
+        return groups_of(sends)
+
+
+def session(run: bytes, round: int, attempt: bytes) -> bytes:
+    """What every key and signature of an attempt is bound to."""
+    return digest(b"fedstrata session", run, round.to_bytes(8, "big"), attempt)
+
+
+def sum_rules_of(job: Job) -> SumRules | None:
+    """What a client of a job knows of its masked sums; None where parts travel as they are."""
+    return SumRules(job.method, job.task.kind, Streams(job.train.seed)) if job.privacy.sum_only else None
+
+
+def check_senders(job: Job, round: int, plans: Mapping[str, Plan]) -> None:
+    """Refuse a round of masked sums in which a part is sent by so few that their sum would tell of each.
+
+    Args:
+        job: the job.
+        round: 0-based.
+        plans: client of the round -> its plan.
+
+    Raises:
+        UserError: so it is, or there are too many clients.
+    """
+    if not job.privacy.sum_only:
+        return
+    sends = {name: plan.send for name, plan in plans.items()}
+    if not any(sends.values()):
+        raise UserError(
+            f"[privacy] sum_only: in round {round + 1} nobody sends anything that could be summed; expected false"
+        )
+    if len(sends) > MOST:
+        raise UserError(
+            f"[privacy] sum_only: takes at most {MOST} clients a round, found {len(sends)}, because the work of "
+            "each grows with their number; a smaller clients.fraction helps"
+        )
+    for group in groups_of(sends):
+        if len(group.senders) < LEAST:
+            raise UserError(
+                f"[privacy] sum_only: in round {round + 1} only {' and '.join(group.senders)} would send "
+                f"{group.parts[0]}, and a sum of fewer than {LEAST} clients hides nobody; more clients, a larger "
+                "clients.fraction, or the same layers and ranks for all help"
+            )

@@ -1,0 +1,215 @@
+"""A client's half of masked sums: what it keeps between the steps, and its parts as integers behind masks.
+
+On the client's own disk are the secrets of the attempt under way, and for every round whose sum it has helped to
+open, whose sum that was: of a round it opens one set of clients and no other, however often it is asked, because
+the difference of two would be the message of whoever is in one of them alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedstrata.client.answer import Handler, PassOf, Work, sent_parts, train_with
+from fedstrata.client.private import Draw
+from fedstrata.client.sum_rules import SumRules, session
+from fedstrata.errors import UserError
+from fedstrata.plan.kinds import SUM_PHASES, Tensors, Weights
+from fedstrata.plan.messages import Reply
+from fedstrata.privacy.fixed_point import SaturationError, capped
+from fedstrata.privacy.masked_sums import Member
+from fedstrata.privacy.sum_secrets import load_secrets, new_secrets
+from fedstrata.privacy.sum_terms import ATTEMPT_BYTES, Message, digest, named
+from fedstrata.wire.codec import Shapes, WireError
+from fedstrata.wire.files import write_bytes
+
+MASKED = "masked"
+"""The one tensor of a part behind masks: uint8, as many bytes per element as the sum needs."""
+
+SUM_FILES = ("attempt.json", "opened.json")
+"""What a client keeps: the attempt under way, and whose sum it has opened in which round."""
+
+
+def sum_step(work: Work) -> Generator[None, None, Reply]:
+    """A step of a masked sum other than ``train``.
+
+    Raises:
+        WireError: see :class:`fedstrata.privacy.masked_sums.Member`, or the round is opened already, with others.
+    """
+    yield from ()
+    step, question = SUM_PHASES[work.request.phase], dict(work.request.sums)
+    member = _begin(work, question) if step == "keys" else _under_way(work, question)
+    answer = member.answer(step, question)
+    if step == "open":
+        _note_opened(work, member)
+    _save(work, member)
+    return Reply(work.request.client, len(work.data.index), sums=answer)
+
+
+def train_for_sum(pass_of: PassOf) -> Handler:
+    """The phase ``train`` where parts travel in masked sums; the loss stays with the client."""
+    train = train_with(pass_of, masked_parts)
+
+    def handler(work: Work) -> Generator[None, None, Reply]:
+        before_training(work)
+        return without_loss((yield from train(work)))
+
+    return handler
+
+
+def before_training(work: Work) -> None:
+    """Refuse to train for a sum to which the client has brought its numbers already.
+
+    Raises:
+        WireError: so it is, or the request is for no attempt under way.
+    """
+    question = dict(work.request.sums)
+    member = _under_way(work, question)
+    if member.asked("train", question) is not None:
+        raise WireError("masked sum: its numbers have been sent")
+    _save(work, member)
+
+
+def masked_parts(work: Work, draw: Draw | None) -> Weights:
+    """The trained parts' changes as integers behind masks, packed: part -> ``MASKED``.
+
+    Noise comes before; so the integers, like all that is made of a noised message, depend on the noised one alone.
+
+    Raises:
+        UserError: a change is too large to be encoded.
+    """
+    request, shapes = work.request, work.runtime.working.parts.shapes
+    question = dict(request.sums)
+    member, sent = _under_way(work, question), sent_parts(work, draw)
+    member.asked("train", question)
+    roster = member.roster()
+    fixed, numbers = roster.fixed, {}
+    changes = {part: _change(shapes[part], sent[part], work.shared[part][1]) for part in sent}
+    try:
+        for place in roster.own_groups(request.client):
+            parts = roster.groups[place].parts
+            numbers[place] = np.concatenate([fixed.integers(changes[part]) for part in parts])
+    except SaturationError as error:
+        raise UserError(
+            f"round {request.round + 1}, client {request.client}: a change of {error}; a smaller "
+            "train.learning_rate helps, with --resume from the last finished round"
+        ) from None
+    message: Weights = {}
+    for place, words in member.masked(question, numbers).items():
+        start = 0
+        for part in roster.groups[place].parts:
+            end = start + sum(int(np.prod(shape)) for shape in shapes[part].values())
+            message[part] = {MASKED: torch.from_numpy(fixed.pack(words[start:end]))}
+            start = end
+    _save(work, member)  # before anything leaves
+    return {part: message[part] for part in request.plan.send}
+
+
+def _change(shapes: Shapes, tensors: Tensors, reference: Tensors) -> npt.NDArray[np.float64]:
+    """What has changed of a part, exact, as one vector: tensors in the order of the part's shapes."""
+    changes = [(tensors[n].detach().cpu().double() - reference[n].double()).reshape(-1).numpy() for n in shapes]
+    return np.concatenate(changes or [np.zeros(0)])
+
+
+def _weight(work: Work) -> int:
+    """The client's weight in the mean; where its presence is to be hidden, all weigh the same."""
+    private = work.runtime.private
+    return 1 if private is not None and private.table.level == "client" else capped(len(work.data.index))
+
+
+def _rules(work: Work) -> SumRules:
+    rules = work.runtime.sums
+    if rules is None:
+        raise WireError("masked sum: this run has none")
+    return rules
+
+
+def _member(work: Work, attempt: bytes, kept: str | None) -> Member:
+    rules, round, parts = _rules(work), work.request.round, work.runtime.working.parts
+    held = new_secrets(_weight(work)) if kept is None else load_secrets(kept)
+    return Member(
+        name=work.request.client,
+        session=session(rules.run, round, attempt),
+        signer=rules.signer,
+        groups_of=lambda names: rules.groups(parts, round, names),
+        secrets=held,
+    )
+
+
+def _attempt(question: Message) -> bytes:
+    attempt = question.pop("attempt", b"")
+    if len(attempt) != ATTEMPT_BYTES:
+        raise WireError("masked sum: names no attempt")
+    return attempt
+
+
+def _begin(work: Work, question: Message) -> Member:
+    """The member of a new attempt, with new secrets; those of the attempt before are gone for good."""
+    attempt = _attempt(question)
+    kept = _read(work)
+    same = kept.get("attempt") == attempt.hex() and kept.get("round") == work.request.round
+    return _member(work, attempt, kept["secrets"] if same else None)
+
+
+def _under_way(work: Work, question: Message) -> Member:
+    attempt, kept = _attempt(question), _read(work)
+    if (kept.get("attempt"), kept.get("round")) != (attempt.hex(), work.request.round):
+        raise WireError("masked sum: this attempt is not under way here")
+    return _member(work, attempt, kept["secrets"])
+
+
+def _folder(work: Work) -> Path:
+    return work.data.store.folder / "sums"
+
+
+def _read(work: Work) -> dict[str, Any]:
+    path = _folder(work) / SUM_FILES[0]
+    return json.loads(path.read_bytes()) if path.exists() else {}
+
+
+def _save(work: Work, member: Member) -> None:
+    attempt = work.request.sums["attempt"].hex()
+    kept = {"round": work.request.round, "attempt": attempt, "secrets": member.secrets.dump()}
+    path = _folder(work) / SUM_FILES[0]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, json.dumps(kept).encode())
+    path.chmod(0o600)
+
+
+def _note_opened(work: Work, member: Member) -> None:
+    """Write down whose sum of this round is opened, before the shares leave.
+
+    Raises:
+        WireError: another one was opened before.
+    """
+    path, round = _folder(work) / SUM_FILES[1], str(work.request.round)
+    opened = json.loads(path.read_bytes()) if path.exists() else {}
+    whose = digest(named(member.secrets.survivors)).hex()
+    if opened.setdefault(round, whose) != whose:
+        raise WireError(
+            f"masked sum: of round {work.request.round + 1} it has opened a sum of other clients; the difference "
+            "of the two would be a single client's"
+        )
+    write_bytes(path, json.dumps(opened).encode())
+
+
+def without_loss(reply: Reply) -> Reply:
+    """A reply beside a masked sum: the loss is the client's own.
+
+    Raises:
+        UserError: the training diverged.
+    """
+    if reply.loss is not None and not math.isfinite(reply.loss):
+        raise UserError(
+            f"client {reply.client}: its training diverged (loss {reply.loss}); a smaller train.learning_rate "
+            "helps, with --resume from the last finished round"
+        )
+    return replace(reply, loss=None)

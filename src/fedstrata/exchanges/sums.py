@@ -1,0 +1,235 @@
+"""Rounds of masked sums: the exchange of weights where the server sees sums of the clients' changes alone.
+
+for every round:
+    the clients send keys, and shares of their secrets for one another
+    they train, and send their changes as integers behind masks, which the server adds
+    they sign the list of those whose changes have arrived
+    the shares of enough of them open the sum; its mean moves the server's weights
+
+Only changes against what the clients received are summed, so their mean is added to the server's own weights.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from fedstrata.client.sum_rules import SumRules, session
+from fedstrata.client.sums import MASKED
+from fedstrata.cost.ledger import Entry
+from fedstrata.errors import UserError
+from fedstrata.events import Missed
+from fedstrata.exchanges.exchange import PlainHalf, SumSigning
+from fedstrata.plan.kinds import Phase, Tensors
+from fedstrata.plan.messages import NoReply, Reply, Request
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Plan
+from fedstrata.plan.schedule import sample_clients
+from fedstrata.plan.streams import SERVER
+from fedstrata.privacy.fixed_point import WIDTHS
+from fedstrata.privacy.opening import Opening
+from fedstrata.privacy.shamir import SECRET_BYTES, SHARE_BYTES
+from fedstrata.privacy.sum_terms import (
+    ATTEMPT_BYTES,
+    LEAST,
+    MOST,
+    SIGNATURE_BYTES,
+    Message,
+    named,
+    share_bytes,
+)
+from fedstrata.server.cohort import in_order
+from fedstrata.server.rounds import Rounds
+from fedstrata.wire.codec import WireError, check, payload_bytes
+
+LEDGER = "masked sum"
+"""Under which the ledger counts keys, shares and signatures."""
+Take = Callable[[str, Message], None]
+"""Takes a client's answer to a step."""
+
+
+class SummedHalf(PlainHalf):
+    """The server's half where the clients' changes are summed behind masks.
+
+    Args:
+        signing: what the clients' signatures are bound to.
+    """
+
+    def __init__(self, signing: SumSigning) -> None:
+        self.signing = signing
+
+    def train(self, loop: Rounds, round: int) -> list[str]:
+        """One round; see the module.
+
+        Raises:
+            UserError: too few clients are left at some step.
+        """
+        try:
+            return self._train(loop, round)
+        except WireError as error:
+            raise UserError(
+                f"round {round + 1}: {error}; --resume asks the clients again, with new keys"
+            ) from None
+
+    def _train(self, loop: Rounds, round: int) -> list[str]:
+        clients = sample_clients(loop.engine.clients(), loop.settings.fraction, round, loop.streams)
+        loop.expect(clients)
+        plans = {client: loop.plan(round, client) for client in clients}
+        loop.personal = any(plan.keep for plan in plans.values())
+        attempt = secrets.token_bytes(ATTEMPT_BYTES)
+        opening = Opening(session(self.signing.run, round, attempt), self.signing.signer)
+        steps = _Steps(loop, round, plans, attempt)
+        steps.ask("sum_keys", clients, lambda name: {}, opening.take_keys)
+        rules = SumRules(loop.method, loop.task, loop.streams)
+        question = opening.close_roster(rules.groups(loop.server.parts, round, tuple(opening.entries)))
+        steps.ask("sum_shares", list(opening.entries), lambda name: question, opening.take_shares)
+        steps.train(opening)
+        whose = named(opening.survivors)
+        steps.ask_late(
+            "sum_survivors", opening.survivors, lambda name: {"survivors": whose}, opening.take_signature
+        )
+        signers = [name for name in opening.survivors if name in opening.signatures]
+        steps.ask_late("sum_open", signers, lambda name: opening.open_question(), opening.take_opened)
+        self.open(loop, round, opening)
+        return loop.server.merge()
+
+    def open(self, loop: Rounds, round: int, opening: Opening) -> None:
+        """Give the opened sums' means to the server's aggregate; tell of the parts that stay closed."""
+        server, roster, result = loop.server, opening.roster, opening.result()
+        for place, (words, names) in result.items():
+            mean = torch.from_numpy(roster.fixed.mean(words, roster.total(names)))
+            start = 0
+            for part in roster.groups[place].parts:
+                moved = Tensors()
+                for name in server.parts.shapes[part]:  # of restored weights the order is another
+                    old = server.weights[part][name]
+                    change = mean[start : start + old.numel()].reshape(old.shape)
+                    moved[name] = (old.double() + change).float()
+                    start += old.numel()
+                server.aggregate.add(moved, 1, SERVER)
+        tell_closed(loop, round, opening, set(result))
+
+
+class DrySummedHalf(SummedHalf):
+    """The same in a forecast: every message of its size, and nothing to open."""
+
+    def open(self, loop: Rounds, round: int, opening: Opening) -> None:
+        """See :meth:`SummedHalf.open`."""
+        for group in opening.roster.groups:
+            for part in group.parts:
+                loop.server.aggregate.add(loop.server.weights[part], 1, SERVER)
+
+
+def tell_closed(loop: Rounds, round: int, opening: Opening, opened: set[int]) -> None:
+    """Tell of the parts whose sum was not opened, because too few clients are in it."""
+    for place, group in enumerate(opening.roster.groups):
+        if place not in opened:
+            left = len(group.among(opening.survivors))
+            for part in group.parts:
+                reason = f"stays as it was: its sum would be that of {left} clients, fewer than {LEAST}"
+                loop.records.append("missing", [{"round": round, "client": part, "reason": reason}])
+                loop.tell(Missed(round, part, reason))
+
+
+class _Steps:
+    """The steps of one attempt over the loop's engine, each message of them in the ledger."""
+
+    def __init__(self, loop: Rounds, round: int, plans: Mapping[str, Plan], attempt: bytes) -> None:
+        self.loop, self.round, self.plans, self.attempt = loop, round, plans, attempt
+
+    def ask(self, phase: Phase, names: Sequence[str], question: Callable[[str], Message], take: Take) -> None:
+        """Ask for a step before the sum; who does not answer, or not with what it must, is missing."""
+        for reply in self.loop.replies(self.round, self._requests(phase, names, question), names):
+            self._take(reply, take, self.loop.miss)
+
+    def ask_late(self, phase: Phase, names: Sequence[str], question: Callable[[str], Message], take: Take) -> None:
+        """Ask for a step after the numbers have arrived, which count even if their sender is gone."""
+        requests = self._requests(phase, names, question)
+        for reply in in_order(self.loop.engine.exchange(requests), names):
+            if isinstance(reply, NoReply):
+                self._late(self.round, reply)
+            else:
+                self._take(reply, take, self._late)
+
+    def train(self, opening: Opening) -> None:
+        """The clients train; the server adds what it cannot read."""
+        loop, round = self.loop, self.round
+        names = opening.members
+        span = (round / loop.method.rounds, (round + 1) / loop.method.rounds)
+
+        def requests() -> Iterable[Request]:
+            for name in names:
+                question = self._question(opening.train_question(name))
+                request = loop.request(round, name, self.plans[name], "train")
+                self._count(name, "down", question)
+                yield replace(request, span=span, sums=question)
+
+        for reply in loop.replies(round, requests(), names):
+            try:
+                take_numbers(opening, self.plans[reply.client], reply, loop)
+            except WireError as error:
+                loop.miss(round, NoReply(reply.client, f"sends what cannot be used: {error}"))
+                continue
+            loop.record(round, self.plans[reply.client], reply)
+            loop.ledger(
+                Entry(round, reply.client, "train", "up", part, payload_bytes(tensors))
+                for part, tensors in reply.weights.items()
+            )
+            loop.replied(round, reply)
+
+    def _late(self, round: int, missing: NoReply) -> None:
+        self.loop.server.forget(missing.client)
+        self.loop.tell(Missed(round, missing.client, f"{missing.reason}, after its changes had arrived"))
+
+    def _take(self, reply: Reply, take: Take, miss: Callable[[int, NoReply], None]) -> None:
+        self._count(reply.client, "up", reply.sums)
+        try:
+            take(reply.client, reply.sums)
+        except WireError as error:
+            miss(self.round, NoReply(reply.client, f"sends what cannot be used: {error}"))
+
+    def _requests(
+        self, phase: Phase, names: Sequence[str], question: Callable[[str], Message]
+    ) -> Iterable[Request]:
+        for name in names:
+            sums = self._question(question(name))
+            self._count(name, "down", sums)
+            yield Request(self.round, name, self.plans[name], phase, {}, {}, sums=sums)
+
+    def _question(self, question: Message) -> Message:
+        return {"attempt": self.attempt, **question}
+
+    def _count(self, name: str, way: str, message: Message) -> None:
+        size = sum(map(len, message.values()))
+        self.loop.ledger([Entry(self.round, name, "train", way, LEDGER, size)])  # type: ignore[arg-type]
+
+
+def most_sum_bytes(parts: Parts, request: Request) -> int:
+    """Most bytes beside the header in the answer to a request of a masked sum."""
+    sent = len(request.plan.send)
+    if request.phase == "train":
+        elements = sum(parts[part].elements for part in request.plan.send)
+        return WIDTHS[-1] * elements
+    return MOST * (share_bytes(sent) + SHARE_BYTES * len(parts.names)) + SIGNATURE_BYTES + SECRET_BYTES * sent
+
+
+def take_numbers(opening: Opening, plan: Plan, reply: Reply, loop: Rounds) -> None:
+    """Check a client's numbers and add them.
+
+    Raises:
+        WireError: they are not what its plan sends.
+    """
+    roster, shapes = opening.roster, loop.server.parts.shapes
+    if reply.weights.keys() != set(plan.send):
+        raise WireError("its parts are not those of its plan")
+    for part in plan.send:
+        size = sum(torch.Size(shape).numel() for shape in shapes[part].values())
+        check(reply.weights[part], {MASKED: (torch.uint8, (size * roster.fixed.width,))})
+    numbers = {}
+    for place in roster.own_groups(reply.client):
+        own = [reply.weights[part][MASKED] for part in roster.groups[place].parts]
+        numbers[place] = [] if any(tensor.is_meta for tensor in own) else [tensor.numpy() for tensor in own]
+    opening.take_masked(reply.client, numbers)

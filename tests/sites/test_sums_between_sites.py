@@ -1,0 +1,241 @@
+"""Masked sums between sites: the same bits as in process, whoever dies between two messages, and no other keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_in_memory import Village, lines, same, weights
+
+import fedstrata
+from fedstrata import UserError
+from fedstrata.runs import stages
+from fedstrata.sites.messages import decode_message
+from tiny import SENTENCES
+
+Jobs = Callable[..., dict[str, Any]]
+NAMES = ("a", "b", "c", "d", "e")
+PHASES = ("sum_keys", "sum_shares", "train", "sum_survivors", "sum_open")
+SUMS = {"privacy": {"sum_only": True}}
+
+
+@pytest.fixture
+def village(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Village:
+    return Village(tmp_path, monkeypatch, NAMES)
+
+
+def phase_of(message: bytes) -> str:
+    envelope = decode_message(message, "hello", "start", "request", "farewell")
+    return getattr(envelope.header, "phase", "")
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("fedavg", {}),
+    ("fedbt", {"method": {"cycle": 2}, "wire": {"dtype": "fp16"}}),
+    ("fedadam", {"clients": {"fraction": 0.6}, "method": {"rounds": 4}}),
+    ("fedsplitbert", {"clients": {"test": 0.3}, "method": {"rounds": 3}}),
+]
+
+
+@pytest.mark.parametrize(("name", "tables"), CASES)
+def test_between_sites_masked_sums_come_to_the_same_bits(
+    job: Jobs, village: Village, name: str, tables: dict[str, Any]
+) -> None:
+    here, there = village.jobs(job(name, "classify", 3, **tables, **SUMS))
+    same(fedstrata.run(here), fedstrata.run(there))
+
+
+class Trouble:
+    """Does something when a site is about to be brought a message of a phase, or its answer is brought back."""
+
+    def __init__(self, village: Village, site: str, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.village, self.site, self.phase, self.done = village, site, phase, False
+        monkeypatch.setattr("fedstrata.sites.engine.RETRY_SECONDS", 0.02)
+
+    def due(self, name: str, message: bytes) -> bool:
+        found = not self.done and name == self.site and phase_of(message) == self.phase
+        self.done |= found
+        return found
+
+
+class Gone(Trouble):
+    """The site is not there any more."""
+
+    def install(self) -> None:
+        post, send = self.village.post, self.village.post.send
+
+        def sending(to: Any, message: Any, seconds: float, size: int) -> str:
+            name = list(post.hosts)[to[0]]
+            number = send(to, message, seconds, size)
+            if self.due(name, bytes(message)):
+                post.out.add(name)
+                del post.waiting[number]
+            return number
+
+        def receiving(numbers: Any, receive: Any = post.receive) -> Iterator[Any]:
+            yield from receive([number for number in numbers if number in post.waiting])
+
+        post.send, post.receive = sending, receiving  # type: ignore[method-assign]
+
+
+class Restarted(Trouble):
+    """The site has answered, ends before its answer is brought, and starts again."""
+
+    def install(self) -> None:
+        post, receive = self.village.post, self.village.post.receive
+
+        def receiving(numbers: Any) -> Iterator[Any]:
+            due = {n: self.due(post.waiting[n][0], post.waiting[n][1]) for n in numbers}
+            for number, answer in receive(numbers):
+                if due[number]:
+                    self.village.start(self.site)
+                yield number, None if due[number] else answer
+
+        post.receive = receiving  # type: ignore[method-assign]
+
+
+def one_round(job: Jobs, village: Village, **engine: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    return village.jobs(job("fedavg", "classify", 1, method={"rounds": 1}, **SUMS), **engine)
+
+
+IN_PROCESS: dict[str, dict[str, torch.Tensor]] = {}
+
+
+def in_process(village: Village, job: Jobs, names: str = "abcde") -> dict[str, torch.Tensor]:
+    """The weights of one round in process over the rows of some sites; the same in every test."""
+    if names not in IN_PROCESS:
+        rows = [(*row, NAMES[i % len(NAMES)]) for i, row in enumerate(SENTENCES)]
+        village.write("all.csv", ["text", "label", "site"], [row for row in rows if row[2] in names])
+        here, _ = one_round(job, village)
+        IN_PROCESS[names] = weights(fedstrata.run(here))
+    return IN_PROCESS[names]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_site_that_is_gone_between_two_messages_costs_its_own_share_at_most(
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    Gone(village, "c", phase, monkeypatch).install()
+    events: list[Any] = []
+    _, there = one_round(job, village, deadline=0.6, quorum=0.8)
+    run = fedstrata.run(there, progress=events.append)
+    late = phase in ("sum_survivors", "sum_open")
+    expected = in_process(village, job, "abcde" if late else "abde")
+    assert all(torch.equal(weights(run)[key], expected[key]) for key in expected)
+    missing = [e for e in events if type(e).__name__ == "Missed" and e.client == "c"]
+    assert len(missing) == 1
+    assert missing[0].reason.endswith("after its changes had arrived") == late
+
+
+@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase != "train"])
+def test_a_site_that_starts_again_between_two_messages_goes_on(
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    Restarted(village, "c", phase, monkeypatch).install()
+    _, there = one_round(job, village)
+    other, expected = fedstrata.run(there), in_process(village, job)
+    assert all(torch.equal(weights(other)[key], expected[key]) for key in expected)
+    assert not (other.folder / "missing.jsonl").exists()
+
+
+def test_numbers_that_may_have_left_are_not_masked_a_second_time(
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Restarted(village, "c", "train", monkeypatch).install()
+    _, there = one_round(job, village, quorum=0.8)
+    run = fedstrata.run(there)
+    [line] = lines(run.folder / "missing.jsonl")
+    assert (line["client"], line["reason"]) == (
+        "c",
+        "cannot do what it is asked: masked sum: its numbers have been sent",
+    )
+
+
+def test_a_server_that_was_killed_after_opening_goes_on_to_the_same_bits(
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = job("fedavg", "classify", 3, **SUMS)
+    config["method"]["rounds"] = 3
+    here, there = village.jobs(config)
+    whole = fedstrata.run(here)
+    commit = stages.state.RunState.commit
+
+    def dies(*args: Any) -> None:
+        if args[3] == 2:
+            raise RuntimeError("killed")
+        commit(*args)
+
+    monkeypatch.setattr(stages.state.RunState, "commit", dies)
+    with pytest.raises(RuntimeError, match="killed"):
+        fedstrata.run(there)
+    village.start()
+    monkeypatch.setattr(stages.state.RunState, "commit", commit)
+    same(whole, fedstrata.run(there, resume=True))
+
+
+def test_of_one_round_no_sum_of_others_is_opened(
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server asks for a round again, without one of the sites: the difference would be that site's changes."""
+    _, there = one_round(job, village, deadline=0.6, quorum=0.5)
+    commit = stages.state.RunState.commit
+
+    def dies(*args: Any) -> None:
+        raise RuntimeError("killed")
+
+    monkeypatch.setattr(stages.state.RunState, "commit", dies)
+    with pytest.raises(RuntimeError, match="killed"):
+        fedstrata.run(there)
+    monkeypatch.setattr(stages.state.RunState, "commit", commit)
+    village.post.out = {"c"}
+    with pytest.raises(UserError, match="do not fit together, so it cannot be opened"):
+        fedstrata.run(there, resume=True)
+    village.post.out = set()
+    fedstrata.run(there, resume=True)
+
+
+def test_with_fewer_than_the_threshold_the_run_stops_and_resume_goes_on(
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, there = one_round(job, village, deadline=0.6, quorum=0.4)
+    expected = in_process(village, job)
+    Gone(village, "e", "sum_survivors", monkeypatch).install()
+    Gone(village, "d", "sum_open", monkeypatch).install()
+    with pytest.raises(UserError, match=r"round 1: masked sum: .*; --resume asks the clients again"):
+        fedstrata.run(there)
+    village.post.out = set()
+    found = weights(fedstrata.run(there, resume=True))
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+def test_a_site_adds_to_no_sum_with_a_key_that_it_does_not_know(job: Jobs, village: Village) -> None:
+    """The server plays two sites of its own making; without a third that is known nothing is opened."""
+    for name in "ab":
+        peers = village.folder / "federation" / "sites" / name / "peers"
+        (peers / "c.pub").write_bytes((peers / "d.pub").read_bytes())
+        (peers / "e.pub").unlink()
+    village.start()
+    events: list[Any] = []
+    _, there = one_round(job, village, quorum=0.4)
+    with pytest.raises(UserError, match="masked sum"):
+        fedstrata.run(there, progress=events.append)
+    reasons = {e.client: e.reason for e in events if type(e).__name__ == "Missed"}
+    assert "what came as 'c' is not signed with its registered key" in reasons["a"]
+
+
+def test_no_message_holds_a_change_in_clear(job: Jobs, village: Village) -> None:
+    """Every byte value of the masked parts is about equally frequent; of floats the exponents are not."""
+    _, there = one_round(job, village)
+    fedstrata.run(there)
+    for _, way, message in village.post.messages:
+        if way == "up" and b'"kind":"reply"' in message and len(message) > 50_000:
+            counts = torch.bincount(
+                torch.frombuffer(bytearray(message[-50_000:]), dtype=torch.uint8), minlength=256
+            )
+            expected = counts.sum() / 256
+            assert float(((counts - expected) ** 2 / expected).sum()) < 400
+            assert json.loads(message[8 : 8 + int.from_bytes(message[:8], "little")])["__metadata__"]

@@ -137,11 +137,11 @@ def test_a_job_that_offers_less_is_refused(
 
 def test_a_job_that_offers_enough_is_not(village: Village, job: Jobs) -> None:
     for name in NAMES:
-        village.site(name, "[require]", '[require]\nlevel = "client"\nepsilon = 6.6\nhonest = 3\nsum_only = true')
+        village.site(name, "[require]", '[require]\nlevel = "client"\nepsilon = 3.3\nhonest = 3\nsum_only = true')
     result = fedstrata.run(played(village, job, "shared"))
     assert result.status == "finished"
     assert result.privacy is not None
-    assert 6.0 < result.privacy["epsilon"] < 6.6
+    assert 3.1 < result.privacy["epsilon"] < 3.3
 
 
 def test_over_all_runs_a_site_spends_no_more_than_its_limit(village: Village, job: Jobs) -> None:

@@ -86,6 +86,6 @@ def check_senders(job: Job, round: int, plans: Mapping[str, Plan]) -> None:
         if len(group.senders) < least_of(job):
             raise UserError(
                 f"[privacy] sum_only: in round {round + 1} only {' and '.join(group.senders)} would send "
-                f"{group.parts[0]}, and a sum of fewer than {least_of(job)} clients is not opened; more clients, a "
-                "larger clients.fraction, or the same layers and ranks for all help"
+                f"{group.parts[0]}, and a sum of fewer than {least_of(job)} clients is not opened; more clients, "
+                "a larger clients.fraction, or the same layers and ranks for all help"
             )

@@ -37,7 +37,7 @@ class Privacy(Table):
     promise is about these."""
     honest: Annotated[int, Field(ge=1, le=256)] | None = None
     """Of ``client`` with ``sum_only``: so many of the clients in every sum that is opened add their noise,
-    whatever the others do; each adds a share of it, and no sum of fewer is opened. Absent: 1, each hides itself."""
+    whatever the others do. Each adds a share; no sum of fewer is opened. Absent: 1, each hides itself."""
     sum_only: bool = False
     """The server sees sums of the clients' messages, and no single one."""
     omit: list[Omission] = Field(default_factory=list)

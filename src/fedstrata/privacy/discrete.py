@@ -1,7 +1,7 @@
 """Discrete Gaussian noise: integers, drawn exactly, for sums of integers.
 
-The sampler is that of Canonne, Kamath and Steinke 2020 (algorithms 1 to 3), over arrays: every coin is a comparison
-of integers, nothing is rounded. The sum of m such numbers of deviation s promises what Gaussian noise of s * sqrt(m)
+The sampler is that of Canonne, Kamath and Steinke 2020 (algorithms 1 to 3), over arrays: every coin compares
+integers, nothing is rounded. The sum of m such numbers of deviation s promises what Gaussian noise of s sqrt(m)
 does, by Rényi's divergences, but for a term below e^(-9 s^2) (Kairouz, Liu and Steinke 2021, theorem 1).
 """
 

@@ -15,8 +15,8 @@ from fedstrata.privacy.accounting import Spending, epsilon_of
 
 Record = dict[str, Any]
 """``level``, ``clip``, ``delta``, ``accountant``, ``honest`` (of sums: so many clients' noise counts; else None),
-``epsilon`` (the largest of any client), and ``clients``: client -> its ``rounds``, ``noise``, ``rate``, ``releases``
-and ``epsilon``."""
+``epsilon`` (the largest of any client), and ``clients``: client -> its ``rounds``, ``noise``, ``rate``,
+``releases`` and ``epsilon``."""
 
 
 def settle_privacy(job: Job, clients: Collection[str]) -> Job:

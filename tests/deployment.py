@@ -48,6 +48,7 @@ class Deployment:
                 self.site(name) / "train.csv", ["text", "label"], [row[:2] for row in rows if row[2] == name]
             )
             self.set(name, "# threads = 4", "threads = 1")
+            self.set(name, "min_examples = 8 ", "min_examples = 1 ")
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def write(self, path: Path, columns: list[str], rows: Sequence[Any]) -> Path:

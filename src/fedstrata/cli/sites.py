@@ -1,4 +1,4 @@
-"""Commands for runs between sites: ``federation init``, ``federation add``, ``serve``, ``join``."""
+"""Commands for runs between sites: ``federation init``, ``federation add``, ``serve``, ``join``, ``site log``."""
 
 from __future__ import annotations
 
@@ -72,10 +72,27 @@ def serve(
 def join(
     settings: Annotated[Path, typer.Argument(help="The site's site.toml.", show_default=False)],
     insecure: Insecure = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what the next run would have this site send, and send nothing.")
+    ] = False,
 ) -> None:
     """Join a federation as a site: take part in its runs, as site.toml allows."""
     with sentences() as console:
         from fedstrata.sites.serve import join as run_site
         from fedstrata.sites.settings import read_site
 
-        run_site(read_site(settings), lambda line: console.print(line, soft_wrap=True), insecure)
+        run_site(read_site(settings), lambda line: console.print(line, soft_wrap=True), insecure, dry_run)
+
+
+def log(
+    settings: Annotated[Path, typer.Argument(help="The site's site.toml, or its folder.")] = Path("site.toml"),
+    verify: Annotated[bool, typer.Option("--verify", help="Only check that nothing was changed or lost.")] = False,
+) -> None:
+    """Show the release log of a site: a line for every message that left it."""
+    with sentences() as console:
+        from fedstrata.sites.release_lines import log_lines, verified_lines
+        from fedstrata.sites.settings import read_site
+
+        folder = read_site(settings).folder
+        for line in verified_lines(folder) if verify else log_lines(folder):
+            console.print(line, soft_wrap=True, markup=False)

@@ -136,6 +136,13 @@ def source(value: Any, info: ValidationInfo) -> Any:
     return value if value.startswith("demo:") or (hub_id and not path.exists()) else str(path)
 
 
+def job_digest(digest: str) -> str:
+    """The digest of a job."""
+    if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+        raise ValueError(f"{digest[:80]!r} is no digest of a job; expected sha256: and 64 hexadecimal digits")
+    return digest
+
+
 def method_names(names: list[str] | None) -> list[str] | None:
     """Names of methods; None for every method."""
     for name in names or ():

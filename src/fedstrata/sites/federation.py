@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from fedstrata.errors import UserError
-from fedstrata.events import Event, Missed
+from fedstrata.events import Event, Missed, Noted
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.job.engine_table import Engine
 from fedstrata.job.tables import Job, method_name
@@ -22,8 +22,10 @@ from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import Streams
 from fedstrata.server.layers import ServerLayers
+from fedstrata.sites.approval import job_digest
 from fedstrata.sites.checks import join_address, loopback
 from fedstrata.sites.engine import RemoteEngine, Transport
+from fedstrata.sites.messages import HelloHeader, decode_message
 from fedstrata.sites.remote_run import RemoteStage, remote_run
 from fedstrata.sites.serve import secret_file
 from fedstrata.sites.settings import ServerSettings, read_server
@@ -158,6 +160,7 @@ def remote_engine(
             on_event=on_event,
             activation_server=server,
         )
+        on_event(Noted(f"job {_digest(engine, names[0])}; a site that lists its jobs has this in [approve] jobs"))
         absent = engine.gather()
         for site in absent:
             on_event(Missed(-1, site.client, site.reason))
@@ -169,6 +172,13 @@ def remote_engine(
             if plan.keep:
                 reason = f"{site.reason} after the end, so its own model is not saved there"
                 on_event(Missed(job.method.rounds - 1, site.client, reason))
+
+
+def _digest(engine: RemoteEngine, name: str) -> str:
+    """What names the job to the sites; the same for each of them."""
+    hello = decode_message(engine.run.hello(name), "hello")
+    assert isinstance(hello.header, HelloHeader)
+    return job_digest(hello.header, hello.weights["files"])
 
 
 def _activation_server(layers: ServerLayers, federation: Federation, deadline: float) -> ActivationServer:

@@ -18,6 +18,8 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from filelock import FileLock, Timeout
+
 from fedstrata.errors import UserError
 from fedstrata.sites.checks import join_address, loopback
 from fedstrata.sites.settings import ServerSettings, SiteSettings
@@ -88,30 +90,48 @@ def _register_sites(settings: ServerSettings, insecure: bool, process: Process, 
             return
 
 
-def join(settings: SiteSettings, say: Say, insecure: bool = False) -> None:
+def join(settings: SiteSettings, say: Say, insecure: bool = False, dry_run: bool = False) -> None:
     """Take part in a federation's runs as a site until interrupted.
 
+    Args:
+        settings: the site's.
+        say: prints a line.
+        insecure: without TLS and keys.
+        dry_run: show what the next run would have the site send, answer nothing, and end.
+
     Raises:
-        UserError: the settings do not fit this machine.
+        UserError: the settings do not fit this machine, or what the site keeps is damaged.
     """
     import torch
 
-    from fedstrata.sites import flower, flower_processes
-    from fedstrata.sites.message_client import Desk
-    from fedstrata.sites.service import SiteService
+    from fedstrata.sites import flower_processes
 
+    flower_processes.prepare_flower()
     _check_insecure(insecure, settings.host)
     os.umask(PRIVATE_UMASK)
     if settings.device.threads:
         torch.set_num_threads(settings.device.threads)
     _check_rows(settings)
+    with _alone(settings.folder):
+        _take_part(settings, say, insecure, dry_run)
+
+
+def _take_part(settings: SiteSettings, say: Say, insecure: bool, dry_run: bool) -> None:
+    from fedstrata.sites import flower, flower_processes, terminal
+    from fedstrata.sites.message_client import Desk
+    from fedstrata.sites.service import SiteService
+    from fedstrata.sites.trial import limit_own_memory
+    from fedstrata.sites.visit import Visit
+
     logs = settings.folder / "logs"
     _log_to(logs / "site.log")
     secret, port = secret_file(settings.folder), _unused_port()
     tls = None if insecure else (settings.ca, settings.key)
     ca = None if insecure else settings.ca.read_bytes()
     command = flower_processes.supernode(settings.server, port, tls, secret)
-    service = SiteService(settings, _log_step, _reach(settings, ca))
+    limit_own_memory(settings.device.name)
+    service = SiteService(settings, _log_step, _reach(settings, ca), terminal.asking(say))
+    visit = Visit(settings, say) if dry_run else None
     stop, log = threading.Event(), logs / "supernode.log"
     desk = Desk(settings.host, settings.name, ca, stop)
     calls = (f"127.0.0.1:{port}", desk.take_call, stop, secret.read_bytes())
@@ -125,10 +145,23 @@ def join(settings: SiteSettings, say: Say, insecure: bool = False) -> None:
             supervisor.start()
             listener.start()
             for client in desk.clients():
-                client.answer_messages(service)
+                client.answer_messages(visit or service)
+                if visit and visit.over:
+                    break
         finally:
             stop.set()
             supervisor.join(STARTUP_SECONDS)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One program at a time works in a site's folder: two would write one release log."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / "join.lock", timeout=0):
+            yield
+    except Timeout:
+        raise UserError(f"{folder}: another fedstrata join works in this folder; end it first") from None
 
 
 def _await_connection(name: str, log: Path, stop: threading.Event, say: Say, process: Process) -> None:

@@ -37,6 +37,7 @@ FORMAT_CHANGES = (
     "'hidden_states'; rename them where the file has them, and write format = 2 as its first line"
 )
 
+Bytes = Annotated[int, Field(ge=1, le=10**18)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Host = Annotated[str, AfterValidator(checks.public_host)]
 Name = Annotated[str, AfterValidator(checks.site_name)]
@@ -165,10 +166,30 @@ class Allow(Table):
 class Limits(Table):
     """``[limits]``: bounds beyond which the site refuses."""
 
-    bytes_per_round: Positive | None = None
+    min_examples: Positive = 8
+    """Fewest distinct rows of its own that go into a message."""
+    max_rounds: Positive = 10_000
+    """Most rounds of a run."""
+    max_runs: Positive | None = None
+    """Most runs that the site ever takes part in, by its release log; every stage of a job is one."""
+    bytes_per_round: Bytes | None = None
     """Most bytes that may leave in a round."""
-    min_examples: Positive = 1
-    """Fewest examples of its own that the site trains on."""
+    bytes_per_run: Bytes | None = None
+    bytes_per_day: Bytes | None = None
+    """Most bytes that may leave in 24 hours, whatever the run."""
+    seconds_per_run: Positive | None = None
+    """Most seconds of work in a run."""
+    disk_per_run: Bytes | None = None
+    """Most bytes that a run may take on the site's disk."""
+
+
+class Approve(Table):
+    """``[approve]``: in which jobs the site takes part."""
+
+    runs: Literal["ask", "listed", "any"] = "ask"
+    """Its owner is asked on the terminal; those listed in ``jobs`` alone; or all that the other tables permit."""
+    jobs: list[Annotated[str, AfterValidator(checks.job_digest)]] = []
+    """Digests of jobs, as the server's run and the site show them."""
 
 
 class SiteSettings(_Settings):
@@ -187,6 +208,7 @@ class SiteSettings(_Settings):
     device: Device = Device()
     allow: Allow = Allow()
     limits: Limits = Limits()
+    approve: Approve = Approve()
 
     @property
     def host(self) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from safetensors import safe_open
@@ -46,6 +47,7 @@ class Site:
         limit: most bytes that may leave it in reply to a request; None for no limit.
         callback: called after every step.
         reach: opens the way to the server's layers; None where the method has none there.
+        leaving: told of a request and of every message of its activations, before it leaves.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Site:
     limit: int | None = None
     callback: StepCallback = lambda step, steps, loss, seen: None
     reach: Reach | None = None
+    leaving: Callable[[Request, Tensors], None] = lambda request, message: None
     shared: dict[str, tuple[int, Tensors]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -74,10 +77,15 @@ class Site:
                 self.shared[part] = versions[-1], read_tensors(self._path(part, versions[-1]))
 
     def answer(self, request: Request) -> Reply:
-        """The reply to a request.
+        """The reply to a request: :meth:`take` it, then :meth:`carry_out`."""
+        self.take(request)
+        return self.carry_out(request)
+
+    def take(self, request: Request) -> None:
+        """Check a request and take over the parts that came with it.
 
         Raises:
-            WireError: the request does not fit this client, its method or its limit.
+            WireError: the request does not fit this client or its method.
         """
         self._check(request)
         for part, version in request.versions.items():
@@ -85,6 +93,13 @@ class Site:
                 self.shared[part] = version, self._received(part, request.parts[part])
             elif self.shared[part][0] != version:
                 self.shared[part] = version, self._read(part, version)
+
+    def carry_out(self, request: Request) -> Reply:
+        """The reply to a request that has been taken.
+
+        Raises:
+            WireError: more would leave than the limit.
+        """
         with self._holding(request.parts):
             reply = self._carry_out(request)
         _within(sum(map(payload_bytes, reply.weights.values())), self.limit)
@@ -99,7 +114,7 @@ class Site:
                 shared=self.shared,
                 data=self.data,
                 callback=self.callback,
-                link=link and _Metered(link, self.limit),
+                link=link and _Metered(link, self.limit, partial(self.leaving, request)),
             )
             return drain(answer_request(work, EXCHANGES[self.method.exchange].handlers))
 
@@ -192,8 +207,8 @@ class Site:
 class _Metered:
     """A way to the server's layers on which no more leaves than the limit."""
 
-    def __init__(self, link: SplitLink, limit: int | None) -> None:
-        self.link, self.limit, self.sent = link, limit, 0
+    def __init__(self, link: SplitLink, limit: int | None, leaving: Callable[[Tensors], None]) -> None:
+        self.link, self.limit, self.leaving, self.sent = link, limit, leaving, 0
 
     def begin(self, span: ScheduleSpan) -> None:
         self.link.begin(span)
@@ -207,6 +222,7 @@ class _Metered:
     def _count(self, message: Tensors) -> Tensors:
         self.sent += payload_bytes(message)
         _within(self.sent, self.limit)
+        self.leaving(message)
         return message
 
 

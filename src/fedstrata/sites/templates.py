@@ -60,7 +60,19 @@ name = "auto"  # "cpu", "cuda", or "auto": a GPU if there is one (default)
 payloads = ["weights"]  # of these three; default ["weights"]
 # methods = ["fedavg", "fedbfpt"]  # methods in which the site takes part; default: every method
 
+# In which jobs the site takes part: "ask" its owner on the terminal about each, only those that are "listed", or
+# "any" that the tables here permit. A service has no terminal. Default "ask".
+[approve]
+runs = "any"
+# jobs = []  # digests of approved jobs, "sha256:...", as the server's run and `fedstrata join --dry-run` show them
+
 [limits]
-# bytes_per_round = 500_000_000  # most bytes that may leave in a round; default: no limit
-min_examples = 1  # fewest examples of its own that the site trains on; default 1
+min_examples = 8  # fewest distinct rows of its own that go into a message; default 8
+# max_rounds = 10_000  # most rounds of a run; this is the default
+# max_runs = 20  # most runs that the site ever takes part in; default: no limit, as for all that follow
+# bytes_per_round = 500_000_000  # most bytes that may leave in a round
+# bytes_per_run = 10_000_000_000  # in a run
+# bytes_per_day = 10_000_000_000  # in 24 hours, whatever the run
+# seconds_per_run = 86_400  # most seconds of work in a run
+# disk_per_run = 20_000_000_000  # most bytes of a run on the site's disk
 """

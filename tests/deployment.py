@@ -23,6 +23,7 @@ from tiny import SENTENCES
 SERVE, JOIN = "fedstrata serve federation", "fedstrata join federation/sites/{}/site.toml"
 RUN = "fedstrata run job.toml --engine flower --federation federation"
 TRIED = {SERVE, *map(JOIN.format, "abc"), "fedstrata join site.toml", RUN, f"{RUN} --resume"}
+TRIED |= {"fedstrata site log site.toml", "fedstrata site log site.toml --verify"}
 """What the pages tell to type; a site's settings are read from another folder here than ``site.toml``'s own."""
 COMMAND = [sys.executable, "-c", "from fedstrata.cli import main; main()"]
 

@@ -22,6 +22,7 @@ from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import Streams
 from fedstrata.server.layers import ServerLayers
+from fedstrata.sites.admission import Admission
 from fedstrata.sites.approval import job_digest
 from fedstrata.sites.checks import join_address, loopback
 from fedstrata.sites.engine import RemoteEngine, Transport
@@ -115,7 +116,9 @@ def federation(engine: Engine) -> Iterator[Federation]:
         flower.connect(server, ca, keys, secret) as caller,
         MessageServer(listen, _tls(settings, not engine.insecure), tokens) as messages,
     ):
-        yield Federation(settings, SiteTransport(caller, messages, tokens), tokens, not engine.insecure)
+        admission = Admission(settings, None if engine.insecure else settings.home / "server.toml")
+        transport = SiteTransport(caller, messages, tokens, admission.revoked)
+        yield Federation(settings, transport, tokens, not engine.insecure)
 
 
 def _tls(settings: ServerSettings, secure: bool) -> tuple[bytes, bytes] | None:

@@ -131,6 +131,17 @@ class MessageServer:
             if box.message and not box.fetched:
                 self._answer(box, WireError(why))
 
+    def revoke(self, site: str, why: str) -> None:
+        """The site is not admitted any more: its token is forgotten, and what it was asked has no other answer."""
+        with self.changed:
+            self.tokens.pop(site, None)
+            box = self.boxes[site]
+            for call in (box.fetch, box.delivery):
+                _cancel(call)
+            box.fetch = box.delivery = None
+            if box.message and not box.answered:
+                self._answer(box, WireError(why))
+
     def absent_for(self, site: str) -> float:
         """Seconds for which a site has not come for its message; 0 if it has it, or is there to fetch it."""
         with self.changed:

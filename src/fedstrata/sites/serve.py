@@ -10,9 +10,8 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -21,7 +20,9 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from fedstrata.errors import UserError
+from fedstrata.sites.admission import Admission, watch
 from fedstrata.sites.checks import join_address, loopback
+from fedstrata.sites.flower_processes import tail
 from fedstrata.sites.settings import ServerSettings, SiteSettings
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ def serve(settings: ServerSettings, say: Say, insecure: bool = False) -> None:
     from fedstrata.sites import flower_processes
 
     flower_processes.prepare_flower()
+    from fedstrata.sites.registration import register, register_when_up
+
     _check_insecure(insecure, settings.host)
     _check_port_free(settings.bind, settings.port)
     os.umask(PRIVATE_UMASK)
@@ -56,38 +59,24 @@ def serve(settings: ServerSettings, say: Say, insecure: bool = False) -> None:
     log = settings.home / "logs" / "superlink.log"
     command = flower_processes.superlink(settings.bind, settings.port, tls, secret_file(settings.home))
 
+    admission = Admission(settings, settings.home / "server.toml", say)
+    stop = threading.Event()
+
     def wait_until_up(process: Process) -> None:
-        _register_sites(settings, insecure, process, log)
+        register_when_up(admission, insecure, process, log)
         server = join_address(settings.host, settings.port)
-        say(f"serving at {server} for {', '.join(settings.sites)}; log {log}")
+        say(f"serving at {server} for {', '.join(admission.keys())}; log {log}")
+
+    def apply(keys: Mapping[str, Path]) -> None:
+        register(join_address(settings.host, settings.port), settings.tls.ca.read_bytes(), keys)
 
     with _interruptible():
-        _supervise(command, log, settings.home, threading.Event(), say, wait_until_up)
-
-
-def _register_sites(settings: ServerSettings, insecure: bool, process: Process, log: Path) -> None:
-    """Register the sites at Flower's server as soon as it answers.
-
-    Raises:
-        UserError: it ends, or does not answer in time.
-    """
-    import httpx
-
-    from fedstrata.sites import flower, flower_processes
-
-    server = join_address(settings.host, settings.port)
-    ca = None if insecure else settings.tls.ca.read_bytes()
-    until = time.monotonic() + STARTUP_SECONDS
-    while True:
         try:
-            flower.register(server, ca, {} if insecure else settings.sites)
-        except httpx.HTTPError as error:
-            if process.poll() is not None or time.monotonic() > until:
-                why = flower_processes.failure_reason(_tail(log))
-                raise UserError(f"serve: Flower's server does not come up: {why} ({error})") from None
-            time.sleep(0.2)
-        else:
-            return
+            if not insecure:
+                threading.Thread(target=watch, args=(admission, apply, stop, say), daemon=True).start()
+            _supervise(command, log, settings.home, stop, say, wait_until_up)
+        finally:
+            stop.set()
 
 
 def join(settings: SiteSettings, say: Say, insecure: bool = False, dry_run: bool = False) -> None:
@@ -105,13 +94,14 @@ def join(settings: SiteSettings, say: Say, insecure: bool = False, dry_run: bool
     import torch
 
     from fedstrata.sites import flower_processes
+    from fedstrata.sites.own_rows import check_own_rows
 
     flower_processes.prepare_flower()
     _check_insecure(insecure, settings.host)
     os.umask(PRIVATE_UMASK)
     if settings.device.threads:
         torch.set_num_threads(settings.device.threads)
-    _check_rows(settings)
+    check_own_rows(settings)
     with _alone(settings.folder):
         _take_part(settings, say, insecure, dry_run)
 
@@ -170,7 +160,7 @@ def _await_connection(name: str, log: Path, stop: threading.Event, say: Say, pro
 
     start = time.monotonic()
     while process.poll() is None and not stop.wait(0.2):
-        if flower_processes.CONNECTED in _tail(log):
+        if flower_processes.CONNECTED in tail(log):
             say(f"{name}: connected")
             return
         if time.monotonic() - start > STARTUP_SECONDS:
@@ -181,35 +171,6 @@ def _await_connection(name: str, log: Path, stop: threading.Event, say: Say, pro
 def _log_step(step: int, steps: int, loss: float, seen: int) -> None:
     if step == steps or step % 50 == 0:
         LOG.info("step %d of %d, loss %.4f", step, steps, loss)
-
-
-def _check_rows(settings: SiteSettings) -> None:
-    """Read one of the site's own rows, so that a mistake in its settings is reported now and not in a run.
-    Raises:
-        UserError: the rows cannot be read, or lack the columns of the text.
-    """
-    from fedstrata.data.forms.how import How
-    from fedstrata.data.read import read
-
-    data = settings.data
-    how = How(
-        wanted=(data.text,) if isinstance(data.text, str) else tuple(dict.fromkeys(data.text)),
-        names=data.columns,
-        documents=data.documents,
-        delimiter=data.delimiter,
-        encoding=data.encoding,
-    )
-    for sources in (data.train, data.test):
-        for source in sources.values() if isinstance(sources, dict) else [sources] if sources else []:
-            if isinstance(source, str) and source.startswith("demo:"):
-                continue
-            try:
-                read(source, how, 1, settings.home)
-            except UserError as error:
-                try:  # files with a word per line, of a task that labels words
-                    read(source, replace(how, words=True, documents="lines"), 1, settings.home)
-                except UserError:
-                    raise error from None
 
 
 def secret_file(folder: Path) -> Path:
@@ -259,7 +220,7 @@ def _supervise(
         finally:
             _end(process)
         if not stop.is_set():
-            say(f"{flower_processes.failure_reason(_tail(log))}; trying again in {RESTART_SECONDS:.0f} s")
+            say(f"{flower_processes.failure_reason(tail(log))}; trying again in {RESTART_SECONDS:.0f} s")
             stop.wait(RESTART_SECONDS)
 
 
@@ -271,13 +232,6 @@ def _end(process: Process) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _tail(log: Path) -> str:
-    """The end of a log."""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - 4000))
-        return file.read().decode(errors="replace")
 
 
 def _check_insecure(insecure: bool, host: str) -> None:

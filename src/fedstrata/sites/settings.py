@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -16,6 +17,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ModelWrapValidatorHandler,
     PrivateAttr,
     ValidationError,
     model_validator,
@@ -111,7 +113,21 @@ class ServerSettings(Listen):
 
     tls: TLS
     sites: dict[Name, PublicKey]
-    """Name of each site -> its public key."""
+    """Name of each site -> its public key; in the file also a table {key, until}."""
+    _ends: dict[str, date] = PrivateAttr(default_factory=dict)
+
+    @property
+    def ends(self) -> dict[str, date]:
+        """Site -> the last day of its key, in UTC; of those whose keys end."""
+        return self._ends
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keys_end(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        ends, data = checks.split_ends(data)
+        settings = handler(data)
+        settings._ends.update(ends)
+        return settings
 
     @model_validator(mode="after")
     def _sites_differ(self) -> Self:

@@ -354,6 +354,10 @@ def test_a_file_nested_too_deep_or_too_large_is_refused(town: Town, monkeypatch:
     large = torch.zeros(1 << 24, dtype=torch.uint8)
     reason = answer(service, town.hello, {"files": {**files, "special_tokens_map.json": large}}).reason
     assert "has 16777216 bytes, at most 1048576 are taken" in reason
+    for name in ("x" * 5000, "\u202ea", "\N{SNOWMAN}" * 500):
+        said = answer(service, town.hello, {"files": {**files, name: files["config.json"]}}).reason
+        assert said.startswith("refuses: the model comes with code of its own (")
+        assert said.isascii()
     lacking = {name: content for name, content in files.items() if name != "tokenizer.json"}
     assert "comes without tokenizer.json" in answer(service, town.hello, {"files": lacking}).reason
 

@@ -66,7 +66,7 @@ def serve(
         from fedstrata.sites.serve import serve as run_server
         from fedstrata.sites.settings import read_server
 
-        run_server(read_server(folder), lambda line: console.print(line, soft_wrap=True), insecure)
+        run_server(read_server(folder), lambda line: console.print(line, soft_wrap=True, markup=False), insecure)
 
 
 def join(
@@ -81,7 +81,9 @@ def join(
         from fedstrata.sites.serve import join as run_site
         from fedstrata.sites.settings import read_site
 
-        run_site(read_site(settings), lambda line: console.print(line, soft_wrap=True), insecure, dry_run)
+        run_site(
+            read_site(settings), lambda line: console.print(line, soft_wrap=True, markup=False), insecure, dry_run
+        )
 
 
 def log(

@@ -98,7 +98,8 @@ def check_files(files: Mapping[str, bytes]) -> None:
     """
     for name, content in files.items():
         if name not in MOST_BYTES:
-            raise Refused(f"the model comes with code of its own ({name})")
+            plain = name[:100].encode("ascii", "backslashreplace").decode()
+            raise Refused(f"the model comes with code of its own ({plain})")
         if len(content) > MOST_BYTES[name]:
             raise Refused(f"the model's {name} has {len(content)} bytes, at most {MOST_BYTES[name]} are taken")
     for name in sorted(files.keys() & {*CHECKS, *JSON_FILES}):
@@ -108,7 +109,8 @@ def check_files(files: Mapping[str, bytes]) -> None:
                 raise Refused(f"the model comes with code of its own ({name})")
             if not isinstance(table, dict):
                 raise Refused(f"the model's {name} is no table")
-            CHECKS.get(name, lambda table: None)(table)
+            if name in CHECKS:
+                CHECKS[name](table)
         except RecursionError:
             raise Refused(f"the model's {name} is nested too deep") from None
     if lacking := [name for name in NEEDED if name not in files]:

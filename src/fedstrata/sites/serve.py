@@ -27,7 +27,7 @@ from fedstrata.sites.settings import ServerSettings, SiteSettings
 
 if TYPE_CHECKING:
     from fedstrata.plan.messages import Request
-    from fedstrata.sites.service import ReachServer
+    from fedstrata.sites.site_run import ReachServer
 
 LOG = logging.getLogger("fedstrata.site")
 RESTART_SECONDS = 5.0
@@ -110,7 +110,7 @@ def _take_part(settings: SiteSettings, say: Say, insecure: bool, dry_run: bool) 
     from fedstrata.sites import flower, flower_processes, terminal
     from fedstrata.sites.message_client import Desk
     from fedstrata.sites.service import SiteService
-    from fedstrata.sites.trial import limit_own_memory
+    from fedstrata.sites.trial import limit_own_memory, warm_up
     from fedstrata.sites.visit import Visit
 
     logs = settings.folder / "logs"
@@ -119,6 +119,7 @@ def _take_part(settings: SiteSettings, say: Say, insecure: bool, dry_run: bool) 
     tls = None if insecure else (settings.ca, settings.key)
     ca = None if insecure else settings.ca.read_bytes()
     command = flower_processes.supernode(settings.server, port, tls, secret)
+    warm_up()
     limit_own_memory(settings.device.name)
     service = SiteService(settings, _log_step, _reach(settings, ca), terminal.asking(say))
     visit = Visit(settings, say) if dry_run else None

@@ -124,7 +124,7 @@ class SiteService:
         """The answer to a message that cannot be answered, in words of this file alone."""
         if isinstance(error, Refused):
             LOG.warning("run %s: refused: %s", run, error)
-            refusal = RefusalHeader(reason=f"refuses: {error}", final=True)
+            refusal = RefusalHeader(reason=f"refuses: {error}"[:1000], final=True)
         elif isinstance(error, WireError):
             LOG.warning("run %s: cannot do what it is asked: %s", run, error)
             refusal = RefusalHeader(reason=f"cannot do what it is asked: {error}"[:1000], final=False)

@@ -17,6 +17,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from fedstrata.sites.proposal import Proposal, propose
 from fedstrata.sites.settings import SiteSettings
 
 LOG = logging.getLogger("fedstrata.site")
+PRELOAD = ["fedstrata.sites.proposal"]
 SECONDS = 900.0
 """For all of it, where ``[limits] seconds_per_run`` is not less."""
 MEMORY_SHARE = 0.8
@@ -64,6 +66,13 @@ def bounds_of(settings: SiteSettings) -> Bounds:
     return Bounds(seconds, int(MEMORY_SHARE * memory()), min(OUTPUT_BYTES, limits.disk_per_run or OUTPUT_BYTES))
 
 
+def warm_up() -> None:
+    """Start the process from which trials are forked, which imports the libraries meanwhile."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+    with _without_main():
+        forkserver.ensure_running()
+
+
 def try_run(settings: SiteSettings, hello: HelloHeader, folder: Path) -> Proposal:
     """Try a run in a process of its own; the model's files are in ``folder`` already.
 
@@ -73,7 +82,7 @@ def try_run(settings: SiteSettings, hello: HelloHeader, folder: Path) -> Proposa
     """
     bounds = bounds_of(settings)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedstrata.sites.proposal"])
+    context.set_forkserver_preload(PRELOAD)
     mine, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(theirs, settings, hello, folder, bounds), daemon=True)
     with _without_main():

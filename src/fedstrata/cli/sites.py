@@ -11,7 +11,7 @@ from fedstrata.cli.common import Insecure, sentences
 from fedstrata.errors import UserError
 
 
-def init(
+def init(  # noqa: PLR0913  options of a command
     folder: Annotated[Path, typer.Argument(help="Folder to write to.", show_default=False)],
     sites: Annotated[str, typer.Option(help="Names of the sites, a,b,c.", show_default=False)],
     host: Annotated[str, typer.Option(help="Name or address by which sites reach the server.")] = "127.0.0.1",
@@ -27,6 +27,10 @@ def init(
     key: Annotated[
         Path | None, typer.Option(help="Private key (PEM) of --certificate.", show_default=False)
     ] = None,
+    client_certificates: Annotated[
+        bool,
+        typer.Option("--client-certificates", help="A certificate for each site too, which the server demands."),
+    ] = False,
 ) -> None:
     """Create a federation: certificates, a key for each site, server.toml, and a folder to hand to each site."""
     with sentences() as console:
@@ -37,7 +41,8 @@ def init(
         names = [name.strip() for name in sites.split(",") if name.strip()]
         from fedstrata.sites.provision import init as create
 
-        create(folder, names, host=host, port=port, stream_port=stream_port, tls=tls)
+        ports = {"port": port, "stream_port": stream_port}
+        create(folder, names, host=host, **ports, tls=tls, client_certificates=client_certificates)
         console.print(f"server  {folder / 'server.toml'}", soft_wrap=True)
         for name in names:
             console.print(f"site    {folder / 'sites' / name / 'site.toml'}", soft_wrap=True)

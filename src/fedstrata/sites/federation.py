@@ -26,6 +26,7 @@ from fedstrata.sites.admission import Admission
 from fedstrata.sites.approval import job_digest
 from fedstrata.sites.checks import join_address, loopback
 from fedstrata.sites.engine import RemoteEngine, Transport
+from fedstrata.sites.listening import ServerTLS
 from fedstrata.sites.messages import HelloHeader, decode_message
 from fedstrata.sites.remote_run import RemoteStage, remote_run
 from fedstrata.sites.serve import secret_file
@@ -121,9 +122,11 @@ def federation(engine: Engine) -> Iterator[Federation]:
         yield Federation(settings, transport, tokens, not engine.insecure)
 
 
-def _tls(settings: ServerSettings, secure: bool) -> tuple[bytes, bytes] | None:
-    """The server's certificate and its key."""
-    return (settings.tls.certificate.read_bytes(), settings.tls.key.read_bytes()) if secure else None
+def _tls(settings: ServerSettings, secure: bool) -> ServerTLS | None:
+    """The server's certificate and its key, and the CA of the sites' certificates where they must have some."""
+    tls = settings.tls
+    files = [tls.certificate, tls.key, *([tls.clients] if tls.clients else [])]
+    return tuple(path.read_bytes() for path in files) if secure else None
 
 
 @contextmanager

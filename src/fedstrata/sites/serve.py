@@ -27,6 +27,7 @@ from fedstrata.sites.settings import ServerSettings, SiteSettings
 
 if TYPE_CHECKING:
     from fedstrata.plan.messages import Request
+    from fedstrata.sites.listening import ClientTLS
     from fedstrata.sites.site_run import ReachServer
 
 LOG = logging.getLogger("fedstrata.site")
@@ -117,14 +118,14 @@ def _take_part(settings: SiteSettings, say: Say, insecure: bool, dry_run: bool) 
     _log_to(logs / "site.log")
     secret, port = secret_file(settings.folder), _unused_port()
     tls = None if insecure else (settings.ca, settings.key)
-    ca = None if insecure else settings.ca.read_bytes()
+    own = None if insecure else _client_tls(settings)
     command = flower_processes.supernode(settings.server, port, tls, secret)
     warm_up()
     limit_own_memory(settings.device.name)
-    service = SiteService(settings, _log_step, _reach(settings, ca), terminal.asking(say))
+    service = SiteService(settings, _log_step, _reach(settings, own), terminal.asking(say))
     visit = Visit(settings, say) if dry_run else None
     stop, log = threading.Event(), logs / "supernode.log"
-    desk = Desk(settings.host, settings.name, ca, stop)
+    desk = Desk(settings.host, settings.name, own, stop)
     calls = (f"127.0.0.1:{port}", desk.take_call, stop, secret.read_bytes())
     listener = threading.Thread(target=flower.answer_messages, args=calls, daemon=True)
     wait = partial(_await_connection, settings.name, log, stop, say)
@@ -184,12 +185,17 @@ def secret_file(folder: Path) -> Path:
     return path
 
 
-def _reach(settings: SiteSettings, ca: bytes | None) -> ReachServer:
+def _client_tls(settings: SiteSettings) -> ClientTLS:
+    ca, certificate, key = settings.ca.read_bytes(), settings.certificate, settings.certificate_key
+    return ca if certificate is None or key is None else (ca, key.read_bytes(), certificate.read_bytes())
+
+
+def _reach(settings: SiteSettings, tls: ClientTLS | None) -> ReachServer:
     """Connects a request to the activation stream of the site's server, and of no other."""
     from fedstrata.sites.activation_client import ActivationClient
 
     def reach(request: Request, port: int, token: str, deadline: float) -> ActivationClient:
-        return ActivationClient(join_address(settings.host, port), request, token, ca, deadline)
+        return ActivationClient(join_address(settings.host, port), request, token, tls, deadline)
 
     return reach
 

@@ -106,6 +106,8 @@ class TLS(Table):
     """Certificate of the CA that signed the server's; every site has a copy."""
     certificate: File
     key: PrivateFile
+    clients: File | None = None
+    """Certificate of the CA of the sites' own certificates; absent: their keys and tokens are enough."""
 
 
 class ServerSettings(Listen):
@@ -218,6 +220,9 @@ class SiteSettings(_Settings):
     """Certificate of the CA that signed the server's."""
     key: Annotated[Path, BeforeValidator(checks.private_key)]
     """The site's private key."""
+    certificate: File | None = None
+    """The site's own certificate, where the server demands one; and its private key."""
+    certificate_key: PrivateFile | None = None
     folder: Annotated[Path, BeforeValidator(checks.folder_path)]
     """The site's own disk: personal parts, received parts, logs."""
     data: Data
@@ -225,6 +230,12 @@ class SiteSettings(_Settings):
     allow: Allow = Allow()
     limits: Limits = Limits()
     approve: Approve = Approve()
+
+    @model_validator(mode="after")
+    def _certificate_and_key(self) -> Self:
+        if (self.certificate is None) != (self.certificate_key is None):
+            raise ValueError("certificate: goes with certificate_key; found one of them alone")
+        return self
 
     @property
     def host(self) -> str:

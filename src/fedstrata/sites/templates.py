@@ -16,7 +16,7 @@ message_port = {message_port}  # for messages with parts of the model, while a r
 ca = "tls/ca.pem"  # certificate of the CA that signed the next one; every site has a copy
 certificate = "tls/server.pem"  # the server's certificate
 key = "tls/server.key"  # its private key, readable by its owner alone (chmod 600)
-
+{clients}
 # Who may take part: the name of each site and its public key. No default: others are refused.
 [sites]
 {sites}
@@ -25,6 +25,15 @@ key = "tls/server.key"  # its private key, readable by its owner alone (chmod 60
 LOCAL_CERTIFICATE = """\
 # The certificate was made for local tests and ends on {end:%Y-%m-%d}. The next one can be signed with tls/ca.key,
 # the key of the CA; keep it on another machine.
+"""
+
+CLIENTS = """\
+clients = "tls/clients.pem"  # certificate of the CA that signed each site's own; without it a key and a token do
+"""
+
+CLIENT = """\
+certificate = "{name}.pem"  # this site's own certificate, which the server demands
+certificate_key = "{name}.tls.key"  # its private key, readable by its owner alone (chmod 600)
 """
 
 SITE = """\
@@ -36,7 +45,7 @@ name = "{name}"  # by which the server knows this site
 server = "{server}"  # the server's address for Flower; it says the other ports
 ca = "ca.pem"  # certificate of the CA that signed the server's
 key = "{name}.key"  # this site's private key, readable by its owner alone (chmod 600)
-folder = "state"  # on this site's disk: personal parts, received parts, logs; created when needed
+{client}folder = "state"  # on this site's disk: personal parts, received parts, logs; created when needed
 
 # The site's own rows.
 [data]

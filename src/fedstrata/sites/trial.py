@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from fedstrata.engines.machine import memory
+from fedstrata.engines.machine import all_cores, cores, memory
 from fedstrata.errors import UserError
 from fedstrata.sites.messages import HelloHeader
 from fedstrata.sites.permission import Refused
@@ -63,7 +63,9 @@ def bounds_of(settings: SiteSettings) -> Bounds:
     """The limits that follow from the site's settings and its machine."""
     limits = settings.limits
     seconds = min(SECONDS, limits.seconds_per_run or SECONDS)
-    return Bounds(seconds, int(MEMORY_SHARE * memory()), min(OUTPUT_BYTES, limits.disk_per_run or OUTPUT_BYTES))
+    return Bounds(
+        seconds, int(MEMORY_SHARE * machine_memory()), min(OUTPUT_BYTES, limits.disk_per_run or OUTPUT_BYTES)
+    )
 
 
 def warm_up() -> None:
@@ -167,6 +169,11 @@ def _child(out: Connection, settings: SiteSettings, hello: HelloHeader, folder: 
     os._exit(0)
 
 
+def machine_memory() -> int:
+    """Bytes of memory of the machine or container, whatever share of its cores this program uses."""
+    return memory() * all_cores() // min(cores(), all_cores())
+
+
 def limit_memory(more: int) -> None:
     """Let this process take so many bytes more than it has now; beyond that libraries raise errors."""
     used = sum(int(line.split()[1]) * 1024 for line in _status() if line.startswith("VmData:"))
@@ -183,7 +190,7 @@ def limit_own_memory(device: str) -> None:
     import torch
 
     if device == "cpu" or not torch.cuda.is_available():
-        limit_memory(int(OWN_MEMORY_SHARE * memory()))
+        limit_memory(int(OWN_MEMORY_SHARE * machine_memory()))
 
 
 def _status() -> Iterator[str]:

@@ -23,6 +23,7 @@ from tiny import SENTENCES
 SERVE, JOIN = "fedstrata serve federation", "fedstrata join federation/sites/{}/site.toml"
 RUN = "fedstrata run job.toml --engine flower --federation federation"
 TRIED = {SERVE, *map(JOIN.format, "abc"), "fedstrata join site.toml", RUN, f"{RUN} --resume"}
+TRIED |= {"fedstrata site log site.toml", "fedstrata site log site.toml --verify"}
 """What the pages tell to type; a site's settings are read from another folder here than ``site.toml``'s own."""
 COMMAND = [sys.executable, "-c", "from fedstrata.cli import main; main()"]
 
@@ -48,6 +49,7 @@ class Deployment:
                 self.site(name) / "train.csv", ["text", "label"], [row[:2] for row in rows if row[2] == name]
             )
             self.set(name, "# threads = 4", "threads = 1")
+            self.set(name, "min_examples = 8 ", "min_examples = 1 ")
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def write(self, path: Path, columns: list[str], rows: Sequence[Any]) -> Path:

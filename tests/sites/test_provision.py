@@ -88,7 +88,8 @@ def test_a_default_that_stands_in_a_comment_is_the_default(federation: Path) -> 
     bare = "format = 2\n" + "\n".join(
         f'{key} = "{content[key]}"' for key in ("name", "server", "ca", "key", "folder")
     )
-    (site.parent / "bare.toml").write_text(f'{bare}\ndata.train = "train.csv"', "utf-8")
+    other = 'data.train = "train.csv"\napprove.runs = "any"'  # that is no default: a site without the table asks
+    (site.parent / "bare.toml").write_text(f"{bare}\n{other}", "utf-8")
     assert read_site(site) == read_site(site.parent / "bare.toml")
     (site.parent / "bare.toml").unlink()
 

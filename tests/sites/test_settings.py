@@ -97,7 +97,7 @@ def test_what_is_left_out_has_a_default(server: Writes, site: Writes) -> None:
     assert (theirs.data.text, theirs.data.label, theirs.data.test) == ("text", "label", None)
     assert (theirs.device.name, theirs.device.threads) == ("auto", None)
     assert (theirs.allow.payloads, theirs.allow.methods) == (["weights"], None)
-    assert (theirs.limits.bytes_per_round, theirs.limits.min_examples) == (None, 1)
+    assert (theirs.limits.bytes_per_round, theirs.limits.min_examples) == (None, 8)
 
 
 def test_every_key_may_be_set(server: Writes, site: Writes) -> None:

@@ -21,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+site_commands = typer.Typer(help="What a site keeps.", no_args_is_help=True, suggest_commands=False)
 federations = typer.Typer(help="Federations between sites.", no_args_is_help=True, suggest_commands=False)
 
 
@@ -77,3 +78,5 @@ federations.command()(sites.init)
 federations.command()(sites.add)
 app.command()(sites.serve)
 app.command()(sites.join)
+app.add_typer(site_commands, name="site")
+site_commands.command()(sites.log)

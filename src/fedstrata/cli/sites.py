@@ -1,4 +1,4 @@
-"""Commands for runs between sites: ``federation init``, ``federation add``, ``serve``, ``join``."""
+"""Commands for runs between sites: ``federation init``, ``federation add``, ``serve``, ``join``, ``site log``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedstrata.cli.common import Insecure, sentences
 from fedstrata.errors import UserError
 
 
-def init(
+def init(  # noqa: PLR0913  options of a command
     folder: Annotated[Path, typer.Argument(help="Folder to write to.", show_default=False)],
     sites: Annotated[str, typer.Option(help="Names of the sites, a,b,c.", show_default=False)],
     host: Annotated[str, typer.Option(help="Name or address by which sites reach the server.")] = "127.0.0.1",
@@ -27,6 +27,10 @@ def init(
     key: Annotated[
         Path | None, typer.Option(help="Private key (PEM) of --certificate.", show_default=False)
     ] = None,
+    client_certificates: Annotated[
+        bool,
+        typer.Option("--client-certificates", help="A certificate for each site too, which the server demands."),
+    ] = False,
 ) -> None:
     """Create a federation: certificates, a key for each site, server.toml, and a folder to hand to each site."""
     with sentences() as console:
@@ -37,7 +41,8 @@ def init(
         names = [name.strip() for name in sites.split(",") if name.strip()]
         from fedstrata.sites.provision import init as create
 
-        create(folder, names, host=host, port=port, stream_port=stream_port, tls=tls)
+        ports = {"port": port, "stream_port": stream_port}
+        create(folder, names, host=host, **ports, tls=tls, client_certificates=client_certificates)
         console.print(f"server  {folder / 'server.toml'}", soft_wrap=True)
         for name in names:
             console.print(f"site    {folder / 'sites' / name / 'site.toml'}", soft_wrap=True)
@@ -66,16 +71,35 @@ def serve(
         from fedstrata.sites.serve import serve as run_server
         from fedstrata.sites.settings import read_server
 
-        run_server(read_server(folder), lambda line: console.print(line, soft_wrap=True), insecure)
+        run_server(read_server(folder), lambda line: console.print(line, soft_wrap=True, markup=False), insecure)
 
 
 def join(
     settings: Annotated[Path, typer.Argument(help="The site's site.toml.", show_default=False)],
     insecure: Insecure = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what the next run would have this site send, and send nothing.")
+    ] = False,
 ) -> None:
     """Join a federation as a site: take part in its runs, as site.toml allows."""
     with sentences() as console:
         from fedstrata.sites.serve import join as run_site
         from fedstrata.sites.settings import read_site
 
-        run_site(read_site(settings), lambda line: console.print(line, soft_wrap=True), insecure)
+        run_site(
+            read_site(settings), lambda line: console.print(line, soft_wrap=True, markup=False), insecure, dry_run
+        )
+
+
+def log(
+    settings: Annotated[Path, typer.Argument(help="The site's site.toml, or its folder.")] = Path("site.toml"),
+    verify: Annotated[bool, typer.Option("--verify", help="Only check that nothing was changed or lost.")] = False,
+) -> None:
+    """Show the release log of a site: a line for every message that left it."""
+    with sentences() as console:
+        from fedstrata.sites.release_lines import log_lines, verified_lines
+        from fedstrata.sites.settings import read_site
+
+        folder = read_site(settings).folder
+        for line in verified_lines(folder) if verify else log_lines(folder):
+            console.print(line, soft_wrap=True, markup=False)

@@ -89,7 +89,7 @@ def make_ready(
         start, job.task.kind, data.labels, init_seed(job), job.train.dropout, head_of(job), away, adapter_of(job)
     )
     check_precision(job, loaded.parts)
-    job = _fit(job, checkpoints.max_positions(loaded.model))
+    job = fit_positions(job, checkpoints.max_positions(loaded.model))
     own = None if data.tests is None else data.tests.values()
     train = examples(job, data.train, data.labels, loaded.tokenizer, data.shards.values())
     test = examples(job, data.test, data.labels, loaded.tokenizer, own)
@@ -291,7 +291,7 @@ def _found(name: str, key: str, base_dir: Path | None) -> str:
     return name
 
 
-def _fit(job: Job, longest: int) -> Job:
+def fit_positions(job: Job, longest: int) -> Job:
     """The default ``max_tokens`` made to fit a model that reads less; the user's own must fit by itself."""
     if job.train.max_tokens <= longest:
         return job

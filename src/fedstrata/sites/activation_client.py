@@ -9,6 +9,7 @@ from typing import Any
 from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.messages import Request
 from fedstrata.plan.schedule import ScheduleSpan
+from fedstrata.sites.listening import ClientTLS, open_channel
 from fedstrata.sites.stream import (
     METHOD,
     OPTIONS,
@@ -36,25 +37,21 @@ class ActivationClient:
         address: "HOST:PORT" of the server.
         request: what the client has been asked.
         token: the token by which the server knows the client.
-        ca: certificates (PEM) of the CAs that may have signed the server's; None: plain text, for tests on one
-            machine.
+        tls: see :data:`fedstrata.sites.listening.ClientTLS`; None: plain text, for tests on one machine.
         deadline: seconds to wait for an answer, which includes the turns of other clients.
 
     Raises:
         SessionFailed: from every method, if the server refuses, does not answer or cannot be reached.
     """
 
-    def __init__(self, address: str, request: Request, token: str, ca: bytes | None, deadline: float) -> None:
+    def __init__(self, address: str, request: Request, token: str, tls: ClientTLS | None, deadline: float) -> None:
         self.address, self.deadline = address, deadline
         options = [
             *OPTIONS.items(),
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.use_local_subchannel_pool", 1),
         ]
-        if ca is None:
-            self.channel = grpc.insecure_channel(address, options)
-        else:
-            self.channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(ca), options)
+        self.channel = open_channel(address, tls, options)
         self.outgoing: SimpleQueue[bytes | None] = SimpleQueue()
         metadata = [
             ("client-bin", request.client.encode()),

@@ -16,7 +16,7 @@ from typing import Any
 from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.messages import Request
 from fedstrata.server.layers import ServerLayers, SplitSession
-from fedstrata.sites.listening import listen
+from fedstrata.sites.listening import ServerTLS, is_named, listen
 from fedstrata.sites.stream import (
     KEEPALIVE_SECONDS,
     METHOD,
@@ -100,7 +100,7 @@ class ActivationServer:
     Args:
         layers: the server's layers.
         address: "HOST:PORT" to listen on; port 0 takes an unused one.
-        tls: certificate chain and key (PEM); None: plain text, for tests on one machine.
+        tls: see :func:`fedstrata.sites.listening.listen`; None: plain text, for tests on one machine.
         deadline: seconds for which a client may keep the server waiting within its session before it is canceled;
             the time for which the client waits for its turn or for the layers does not count.
 
@@ -111,9 +111,7 @@ class ActivationServer:
         UserError: the address cannot be listened on.
     """
 
-    def __init__(
-        self, layers: ServerLayers, address: str, tls: tuple[bytes, bytes] | None, deadline: float
-    ) -> None:
+    def __init__(self, layers: ServerLayers, address: str, tls: ServerTLS | None, deadline: float) -> None:
         self.layers, self.deadline = layers, deadline
         self.sessions: dict[str, Session] = {}
         self.tokens: dict[str, bytes] = {}
@@ -230,7 +228,7 @@ class ActivationServer:
         metadata = dict(stream.invocation_metadata())
         client = metadata.get("client-bin", b"").decode(errors="replace")
         token = self.tokens.get(client, self.unknown_token)
-        if not hmac.compare_digest(metadata.get("token-bin", b""), token):
+        if not (hmac.compare_digest(metadata.get("token-bin", b""), token) and is_named(stream, client)):
             stream.abort(grpc.StatusCode.UNAUTHENTICATED, "client or token is not known")
         with self.changed:
             session = self.sessions.get(client)

@@ -11,6 +11,8 @@ from pathlib import Path
 from fedstrata.errors import UserError
 
 YEAR = timedelta(days=365)
+MOST_NAME = 64
+"""Characters of a name in a certificate."""
 CLOCK_SKEW = timedelta(days=1)
 """How far a site's clock may be behind the server's."""
 
@@ -61,6 +63,31 @@ def make_certificates(host: str) -> Certificates:
         ca_key=ca.private_key_pem.bytes(),
         end=now + YEAR,
     )
+
+
+def make_client_ca() -> tuple[bytes, bytes]:
+    """A new CA for the certificates of sites: its certificate and its private key (PEM)."""
+    import trustme
+
+    ca = trustme.CA(path_length=0, organization_name="FedStrata", organization_unit_name="CA for sites")
+    return ca.cert_pem.bytes(), ca.private_key_pem.bytes()
+
+
+def client_certificate(ca: tuple[bytes, bytes], name: str) -> tuple[bytes, bytes]:
+    """A site's certificate for a year, signed by a CA, and its private key (PEM); the common name is the site's.
+
+    Raises:
+        UserError: the name is too long for a certificate.
+    """
+    import trustme
+
+    if len(name) > MOST_NAME:
+        raise UserError(f"federation: {name!r} is too long for a certificate; expected {MOST_NAME} characters")
+    now = datetime.now(UTC)
+    own = trustme.CA.from_pem(*ca).issue_cert(
+        common_name=name, organization_name="FedStrata", not_before=now - CLOCK_SKEW, not_after=now + YEAR
+    )
+    return own.cert_chain_pems[0].bytes(), own.private_key_pem.bytes()
 
 
 def read_certificates(ca: Path, certificate: Path, key: Path, host: str) -> Certificates:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from datetime import date
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,33 @@ def source(value: Any, info: ValidationInfo) -> Any:
     path = any_path(value, info)
     hub_id = HUB_ID.fullmatch(value) and value[0] != "." and not known(path)
     return value if value.startswith("demo:") or (hub_id and not path.exists()) else str(path)
+
+
+def split_ends(settings: Any) -> tuple[dict[str, date], Any]:
+    """The last days of keys in the content of a ``server.toml``, and the content with paths in place of tables."""
+    if not isinstance(settings, dict) or not isinstance(sites := settings.get("sites"), dict):
+        return {}, settings
+    ends, plain = {}, {}
+    for name, entry in sites.items():
+        plain[name] = entry
+        if not isinstance(entry, dict):
+            continue
+        if "key" not in entry or (strange := entry.keys() - {"key", "until"}):
+            what = "lacks key" if "key" not in entry else f"has {min(strange)!r}"
+            raise ValueError(f"[sites] {name}: {what}; expected {{key = PATH, until = YEAR-MONTH-DAY}}")
+        plain[name], end = entry["key"], entry.get("until")
+        if end is not None and type(end) is not date:
+            raise ValueError(f"[sites] {name}: until: {end!r} is no day; expected one such as 2027-12-31")
+        if end is not None:
+            ends[str(name)] = end
+    return ends, {**settings, "sites": plain}
+
+
+def job_digest(digest: str) -> str:
+    """The digest of a job."""
+    if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+        raise ValueError(f"{digest[:80]!r} is no digest of a job; expected sha256: and 64 hexadecimal digits")
+    return digest
 
 
 def method_names(names: list[str] | None) -> list[str] | None:

@@ -22,8 +22,12 @@ from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import Streams
 from fedstrata.server.layers import ServerLayers
+from fedstrata.sites.admission import Admission
+from fedstrata.sites.approval import job_digest
 from fedstrata.sites.checks import join_address, loopback
 from fedstrata.sites.engine import RemoteEngine, Transport
+from fedstrata.sites.listening import ServerTLS
+from fedstrata.sites.messages import HelloHeader, decode_message
 from fedstrata.sites.remote_run import RemoteStage, remote_run
 from fedstrata.sites.reply_checks import weight_notes
 from fedstrata.sites.serve import secret_file
@@ -119,12 +123,16 @@ def federation(engine: Engine) -> Iterator[Federation]:
         flower.connect(server, ca, keys, secret) as caller,
         MessageServer(listen, _tls(settings, not engine.insecure), tokens) as messages,
     ):
-        yield Federation(settings, SiteTransport(caller, messages, tokens), tokens, not engine.insecure)
+        admission = Admission(settings, None if engine.insecure else settings.home / "server.toml")
+        transport = SiteTransport(caller, messages, tokens, admission.revoked)
+        yield Federation(settings, transport, tokens, not engine.insecure)
 
 
-def _tls(settings: ServerSettings, secure: bool) -> tuple[bytes, bytes] | None:
-    """The server's certificate and its key."""
-    return (settings.tls.certificate.read_bytes(), settings.tls.key.read_bytes()) if secure else None
+def _tls(settings: ServerSettings, secure: bool) -> ServerTLS | None:
+    """The server's certificate and its key, and the CA of the sites' certificates where they must have some."""
+    tls = settings.tls
+    files = [tls.certificate, tls.key, *([tls.clients] if tls.clients else [])]
+    return tuple(path.read_bytes() for path in files) if secure else None
 
 
 @contextmanager
@@ -171,6 +179,7 @@ def remote_engine(
             on_event=on_event,
             activation_server=server,
         )
+        on_event(Noted(f"job {_digest(engine, names[0])}; a site that lists its jobs has this in [approve] jobs"))
         absent = engine.gather()
         for site in absent:
             on_event(Missed(-1, site.client, site.reason))
@@ -185,6 +194,13 @@ def remote_engine(
             if plan.keep:
                 reason = f"{site.reason} after the end, so its own model is not saved there"
                 on_event(Missed(job.method.rounds - 1, site.client, reason))
+
+
+def _digest(engine: RemoteEngine, name: str) -> str:
+    """What names the job to the sites; the same for each of them."""
+    hello = decode_message(engine.run.hello(name), "hello")
+    assert isinstance(hello.header, HelloHeader)
+    return job_digest(hello.header, hello.weights["files"])
 
 
 def _activation_server(layers: ServerLayers, federation: Federation, deadline: float) -> ActivationServer:

@@ -160,7 +160,7 @@ def _flower_run(
 ) -> Iterator[FlowerTransport]:
     fab, _ = build_fab_from_files(APP)
     app = Fab(hashlib.sha256(fab).hexdigest(), fab, {})
-    with _control(address, ca) as control:
+    with control_client(address, ca) as control:
         run = control.StartRun(control_pb2.StartRunRequest(fab=fab_to_proto(app), federation="")).run_id
     token = _acquire_task(address, ca, run, secret)
     grid = HttpGrid(address, ca is None, ca, token=token)
@@ -207,19 +207,6 @@ def _acquire(runtime: RuntimeHttpClient, kind: str) -> Any:
 def public_key(path: Path) -> bytes:
     """A site's public key in the form in which Flower compares it."""
     return bytes(try_load_public_key(path))
-
-
-def register(address: str, ca: bytes | None, keys: Mapping[str, Path]) -> None:
-    """Register sites at a SuperLink: name -> public key. One that it knows already is left as it is.
-
-    Raises:
-        httpx.HTTPError: it does not answer.
-    """
-    with _control(address, ca) as control:
-        known = {node.public_key for node in control.ListNodes(control_pb2.ListNodesRequest()).nodes_info}
-        for name, path in keys.items():
-            if (key := public_key(path)) not in known:
-                control.RegisterNode(control_pb2.RegisterNodeRequest(public_key=key, name=name))
 
 
 def answer_messages(address: str, answer: Callable[[bytes], bytes], stop: threading.Event, secret: bytes) -> None:
@@ -283,7 +270,8 @@ def _runtime(
     )
 
 
-def _control(address: str, ca: bytes | None) -> ControlHttpClient:
+def control_client(address: str, ca: bytes | None) -> ControlHttpClient:
+    """A client of the SuperLink's control API."""
     return ControlHttpClient.from_server_address(
         address, ca is None, ca, [interceptors.RuntimeVersionHttpInterceptor(component_name="fedstrata")]
     )

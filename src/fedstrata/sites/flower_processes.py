@@ -82,6 +82,13 @@ def failure_reason(log: str) -> str:
     return re.sub(r"\x1b\[\d+m", "", lines[-1]) if lines else "the connection was lost"
 
 
+def tail(log: Path) -> str:
+    """The end of a log."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 4000))
+        return file.read().decode(errors="replace")
+
+
 REASONS = {
     "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not signed by this site's ca, or is another host's",
     "[code: 2004]": "the server does not accept this site: its key is not registered there, or the site was "

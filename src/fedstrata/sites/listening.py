@@ -1,19 +1,41 @@
-"""The port of a gRPC server."""
+"""The port of a gRPC server, and how the two ends of a connection prove who they are."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import grpc
 
 from fedstrata.errors import UserError
 
+ServerTLS = tuple[bytes, ...]
+ClientTLS = bytes | tuple[bytes, bytes, bytes]
+"""A client's: the CA of the server's certificate; or that, the client's private key and its certificate (PEM)."""
 
-def listen(server: grpc.Server, address: str, tls: tuple[bytes, bytes] | None, sentence: str) -> int:
+
+def open_channel(address: str, tls: ClientTLS | None, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
+    """A connection to a server; without TLS for tests on one machine."""
+    if tls is None:
+        return grpc.insecure_channel(address, options)
+    credentials = grpc.ssl_channel_credentials(*((tls,) if isinstance(tls, bytes) else tls))
+    return grpc.secure_channel(address, credentials, options)
+
+
+def is_named(call: Any, name: str) -> bool:
+    """Whether the certificate that a client has shown, if clients show some, is of this name."""
+    shown = call.auth_context().get("x509_common_name")
+    return shown is None or list(shown) == [name.encode()]
+
+
+def listen(server: grpc.Server, address: str, tls: ServerTLS | None, sentence: str) -> int:
     """Let a server listen; returns the port.
 
     Args:
         server: not yet started.
         address: "HOST:PORT"; port 0 takes a free one.
-        tls: certificate and key; None without TLS.
+        tls: certificate chain and key, and the CA of the clients' certificates where they must have some (PEM);
+            None without TLS.
         sentence: said where that cannot be; ``{address}`` in it is replaced.
 
     Raises:
@@ -21,8 +43,10 @@ def listen(server: grpc.Server, address: str, tls: tuple[bytes, bytes] | None, s
     """
     try:
         if tls:
-            chain, key = tls
-            return int(server.add_secure_port(address, grpc.ssl_server_credentials([(key, chain)])))
+            chain, key, *clients = tls
+            own = [(key, chain)]
+            credentials = grpc.ssl_server_credentials(own, *clients, require_client_auth=bool(clients))
+            return int(server.add_secure_port(address, credentials))
         return int(server.add_insecure_port(address))
     except RuntimeError:
         raise UserError(sentence.format(address=address)) from None

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from fedstrata.sites.checks import join_address
+from fedstrata.sites.listening import ClientTLS, open_channel
 from fedstrata.sites.message_stream import (
     DELIVER,
     FETCH,
@@ -60,11 +61,10 @@ class MessageClient:
         address: "HOST:PORT" of the server.
         site: the site's name.
         token: by which the server knows it.
-        ca: certificates (PEM) of the CAs that may have signed the server's; None: plain text, for tests on one
-            machine.
+        tls: see :data:`fedstrata.sites.listening.ClientTLS`; None: plain text, for tests on one machine.
     """
 
-    def __init__(self, address: str, site: str, token: str, ca: bytes | None) -> None:
+    def __init__(self, address: str, site: str, token: str, tls: ClientTLS | None) -> None:
         self.address, self.token = address, token
         options = [
             *OPTIONS.items(),
@@ -72,10 +72,7 @@ class MessageClient:
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.max_reconnect_backoff_ms", 2000),
         ]
-        if ca is None:
-            self.channel = grpc.insecure_channel(address, options)
-        else:
-            self.channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(ca), options)
+        self.channel = open_channel(address, tls, options)
         self.metadata = [("site-bin", site.encode()), ("token-bin", token.encode())]
         self.closed = threading.Event()
 
@@ -162,12 +159,12 @@ class Desk:
     Args:
         host: the server's.
         site: the site's name.
-        ca: see :class:`MessageClient`.
+        tls: see :class:`MessageClient`.
         stop: set when the program ends.
     """
 
-    def __init__(self, host: str, site: str, ca: bytes | None, stop: threading.Event) -> None:
-        self.host, self.site, self.ca, self.stop = host, site, ca, stop
+    def __init__(self, host: str, site: str, tls: ClientTLS | None, stop: threading.Event) -> None:
+        self.host, self.site, self.tls, self.stop = host, site, tls, stop
         self.called = threading.Condition()
         self.client: MessageClient | None = None
 
@@ -184,7 +181,7 @@ class Desk:
             client = self.client
             if client and not client.closed.is_set() and (client.address, client.token) == (address, header.token):
                 return b""
-        client = MessageClient(address, self.site, header.token, self.ca)
+        client = MessageClient(address, self.site, header.token, self.tls)
         if not client.connects():
             client.close()
             why = f"cannot connect to {address} (message_port in server.toml): a firewall, or another certificate"

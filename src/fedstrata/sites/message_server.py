@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from fedstrata.sites.listening import listen
+from fedstrata.sites.listening import ServerTLS, is_named, listen
 from fedstrata.sites.message_stream import (
     DELIVER,
     FETCH,
@@ -68,7 +68,7 @@ class MessageServer:
 
     Args:
         address: "HOST:PORT" to listen on; port 0 takes an unused one.
-        tls: certificate chain and key (PEM); None: plain text, for tests on one machine.
+        tls: see :func:`fedstrata.sites.listening.listen`; None: plain text, for tests on one machine.
         tokens: site -> the token by which it is known.
 
     Attributes:
@@ -78,7 +78,7 @@ class MessageServer:
         UserError: the address cannot be listened on.
     """
 
-    def __init__(self, address: str, tls: tuple[bytes, bytes] | None, tokens: Mapping[str, str]) -> None:
+    def __init__(self, address: str, tls: ServerTLS | None, tokens: Mapping[str, str]) -> None:
         self.tokens = {site: token.encode() for site, token in tokens.items()}
         self.boxes = {site: Mailbox() for site in tokens}
         self.unknown_token = secrets.token_bytes(32)
@@ -131,6 +131,17 @@ class MessageServer:
             if box.message and not box.fetched:
                 self._answer(box, WireError(why))
 
+    def revoke(self, site: str, why: str) -> None:
+        """The site is not admitted any more: its token is forgotten, and what it was asked has no other answer."""
+        with self.changed:
+            self.tokens.pop(site, None)
+            box = self.boxes[site]
+            for call in (box.fetch, box.delivery):
+                _cancel(call)
+            box.fetch = box.delivery = None
+            if box.message and not box.answered:
+                self._answer(box, WireError(why))
+
     def absent_for(self, site: str) -> float:
         """Seconds for which a site has not come for its message; 0 if it has it, or is there to fetch it."""
         with self.changed:
@@ -169,7 +180,7 @@ class MessageServer:
         metadata = dict(call.invocation_metadata())
         site = metadata.get("site-bin", b"").decode(errors="replace")
         token = self.tokens.get(site, self.unknown_token)
-        if not hmac.compare_digest(metadata.get("token-bin", b""), token):
+        if not (hmac.compare_digest(metadata.get("token-bin", b""), token) and is_named(call, site)):
             call.abort(grpc.StatusCode.UNAUTHENTICATED, "site or token is not known")
         return self.boxes[site]
 

@@ -6,7 +6,6 @@ import json
 import logging
 from pathlib import Path
 
-from fedstrata.client.sums import SUM_FILES
 from fedstrata.data.fingerprint import Fingerprints, difference
 from fedstrata.server.journal import Journal
 from fedstrata.sites.permission import Refused
@@ -15,11 +14,6 @@ from fedstrata.wire.files import append_bytes, encode_lines, flush, read_sealed,
 LOG = logging.getLogger("fedstrata.site")
 START = "start/model.safetensors"
 """The start model, in a run's folder."""
-OWN_FILES = (
-    *("hello", "rows.json", "journal.jsonl", "noise.*", "*.safetensors", ".*.part", "features.*"),
-    *SUM_FILES,
-)
-"""What a site itself writes into a run's folder, beside the files of the start model."""
 
 
 def open_journal(folder: Path) -> Journal:

@@ -1,4 +1,4 @@
-"""What a site permits: methods, payloads, bytes, and classes of the run's own that it has installed."""
+"""What a site permits: methods, payloads, rounds, bytes, rows behind a message, installed classes of the run's."""
 
 from __future__ import annotations
 
@@ -8,11 +8,19 @@ from fedstrata.errors import UserError
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.job.tables import Job, method_name
 from fedstrata.plan.components import identity, load_installed
+from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import make_plan
+from fedstrata.sites.limit_tables import Limits
 from fedstrata.sites.messages import HelloHeader
 from fedstrata.sites.noise_account import NoiseAccount, refusal_of_epsilon, refusal_of_level
+from fedstrata.sites.rows_behind import distinct_rows, rows_trained_on
 from fedstrata.sites.settings import SiteSettings
 from fedstrata.sites.site import Site
+
+MOST_EPOCHS = 1000
+"""Local epochs of a round: more are counted before training, which keeps a site busy."""
+LEAST_MASKED = 0.02
+"""With fewer tokens masked, a batch of many rows may learn from one of them alone."""
 
 
 class Refused(Exception):
@@ -40,24 +48,72 @@ def permit(settings: SiteSettings, job: Job) -> None:
         raise Refused(reason)
 
 
-def check_limits(settings: SiteSettings, site: Site) -> None:
-    """Refuse a run that takes more, or has fewer examples, than the site's settings allow.
+def check_job(settings: SiteSettings, job: Job) -> None:
+    """Refuse a job that is out of the site's bounds, before anything is built for it.
+
+    Raises:
+        Refused: it is.
+    """
+    limits = settings.limits
+    if job.method.rounds > limits.max_rounds:
+        raise Refused(f"the run has {job.method.rounds} rounds, it takes part in {limits.max_rounds} at most")
+    if job.train.epochs > MOST_EPOCHS:
+        raise Refused(f"a round has {job.train.epochs} epochs, it takes part in {MOST_EPOCHS} at most")
+    if limits.min_examples > 1 and job.task.kind == "mlm" and job.task.mask_probability < LEAST_MASKED:
+        raise Refused(
+            f"task.mask_probability is {job.task.mask_probability:g}, so that few of its rows would be learnt "
+            f"from; it takes part from {LEAST_MASKED:g} on"
+        )
+
+
+def check_limits(settings: SiteSettings, site: Site, scored: bool = False) -> None:
+    """Refuse a run that takes more, or has fewer rows behind a message, than the site's settings allow.
+
+    Args:
+        settings: the site's.
+        site: what answers the run's requests.
+        scored: the run scores models on rows of the site's own.
 
     Raises:
         Refused: it does.
     """
-    limits, count = settings.limits, len(site.data.index)
-    if count < limits.min_examples:
-        raise Refused(f"it has fewer examples than the {limits.min_examples} it wants to train on")
+    limits, data = settings.limits, site.data
     runtime, parts = site.runtime, site.runtime.working.parts
+    count, train, streams = len(data.index), runtime.trainer.train, runtime.trainer.streams
     if reason := refusal_of_epsilon(settings.require, runtime.private, count, site.method.rounds):
         raise Refused(reason)
     site.account = NoiseAccount(settings.folder, limits.epsilon, limits.delta)
+    least = distinct_rows(data.train, data.index)
+    total, plan = 0, None
     for round in range(site.method.rounds):
-        plan = make_plan(site.method, parts, site.task, round, site.name, runtime.trainer.streams)
+        plan = make_plan(site.method, parts, site.task, round, site.name, streams)
+        if round == 0 and plan.train and site.method.exchange != "hidden_states" and least >= limits.min_examples:
+            first = Request(0, site.name, plan, "train", {}, {}, span=(0.0, 1 / site.method.rounds))
+            check_rows(limits, rows_trained_on(train, streams, data.train, data.index, first))
         leaves = sum(runtime.wire.size(parts.shapes[part], runtime.wire.changes) for part in plan.send)
+        total += leaves
         if limits.bytes_per_round is not None and leaves > limits.bytes_per_round:
             raise Refused(f"round {round + 1} sends {leaves} bytes, its limit is {limits.bytes_per_round}")
+    if least < limits.min_examples:
+        raise Refused(f"it has fewer examples than the {limits.min_examples} it wants to train on")
+    if limits.bytes_per_run is not None and total > limits.bytes_per_run:
+        raise Refused(f"the run sends {total} bytes, its limit is {limits.bytes_per_run}")
+    tests = data.tests.get(site.name, data.index[:0])
+    if scored and distinct_rows(data.test, tests) < limits.min_examples:
+        raise Refused(f"it has fewer test rows than the {limits.min_examples} it wants behind a score")
+
+
+def check_rows(limits: Limits, rows: int) -> None:
+    """Refuse a message with too few rows behind it. Their number stays here: it would tell something of the rows.
+
+    Raises:
+        Refused: it has.
+    """
+    if rows < limits.min_examples:
+        raise Refused(
+            f"fewer than {limits.min_examples} rows of its own would be behind a message (min_examples): by the "
+            "steps, the batches or the learning rate that the job asks for"
+        )
 
 
 def own_component(

@@ -11,10 +11,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fedstrata.errors import UserError
-from fedstrata.sites.certificates import Certificates, make_certificates, read_certificates
+from fedstrata.sites.certificates import (
+    Certificates,
+    client_certificate,
+    make_certificates,
+    make_client_ca,
+    read_certificates,
+)
 from fedstrata.sites.checks import join_address, site_name
-from fedstrata.sites.settings import Listen, read_server, validated
-from fedstrata.sites.templates import LOCAL_CERTIFICATE, SERVER, SITE
+from fedstrata.sites.settings import Listen, ServerSettings, read_server, validated
+from fedstrata.sites.templates import CLIENT, CLIENTS, LOCAL_CERTIFICATE, SERVER, SITE
 
 ENTRIES = ("tls", "keys", "sites", "server.toml")
 """What a federation's folder holds, in the order in which it is put there."""
@@ -28,6 +34,7 @@ def init(
     stream_port: int = 9441,
     message_port: int = 9442,
     tls: tuple[Path, Path, Path] | None = None,
+    client_certificates: bool = False,
 ) -> list[Path]:
     """Write a federation: ``server.toml`` with certificate and public keys, and a folder to hand to each site.
 
@@ -42,6 +49,7 @@ def init(
         message_port: for messages.
         tls: the server's own certificate as PEM files: of the CA that signed it, itself, its private key. None
             makes a certificate for a year and the CA that signs it: enough for local tests.
+        client_certificates: also make a certificate for each site, which the server then demands, and their CA.
 
     Returns:
         Every file written.
@@ -59,11 +67,16 @@ def init(
         for name in ("tls", "keys", "sites"):
             (build / name).mkdir(mode=0o700 if name == "tls" else 0o777)
         _write_certificates(build / "tls", certificates)
+        client_ca = make_client_ca() if client_certificates else None
+        if client_ca:
+            _write(build / "tls" / "clients.pem", client_ca[0])
+            _write(build / "tls" / "clients.key", client_ca[1], 0o600)
         for name in sites:
-            _write_site(build / "sites" / name, build / "keys", name, join_address(host, port), certificates.ca)
+            place = build / "sites" / name
+            _write_site(place, build / "keys", name, join_address(host, port), certificates.ca, client_ca)
         for name in sites:
             _write_peers(build / "sites" / name, [build / "keys" / f"{peer}.pub" for peer in sites])
-        _write(build / "server.toml", _server_toml(listen, certificates, sites).encode())
+        _write(build / "server.toml", _server_toml(listen, certificates, sites, bool(client_ca)).encode())
         written = [path.relative_to(build) for path in build.rglob("*") if path.is_file()]
         _move([(build / name, folder / name) for name in ENTRIES])
     return sorted(folder / path for path in written)
@@ -93,7 +106,8 @@ def add_site(folder: Path, name: str) -> list[Path]:
         public, private, changed = build / "public" / places[0].name, build / "private", build / "server.toml"
         public.parent.mkdir()
         address = join_address(settings.host, settings.port)
-        _write_site(private, public.parent, name, address, settings.tls.ca.read_bytes())
+        client_ca = _client_ca(settings) if settings.tls.clients else None
+        _write_site(private, public.parent, name, address, settings.tls.ca.read_bytes(), client_ca)
         _write_peers(private, [*settings.sites.values(), public])
         _write(changed, content)
         shutil.copymode(places[2], changed)
@@ -177,7 +191,23 @@ def _write_certificates(folder: Path, certificates: Certificates) -> None:
         _write(folder / "ca.key", certificates.ca_key, 0o600)
 
 
-def _write_site(folder: Path, keys: Path, name: str, server: str, ca: bytes) -> None:
+def _client_ca(settings: ServerSettings) -> tuple[bytes, bytes]:
+    """The CA of the sites' certificates, to sign another one.
+
+    Raises:
+        UserError: its key is not there.
+    """
+    assert settings.tls.clients is not None
+    key = settings.tls.clients.with_suffix(".key")
+    try:
+        return settings.tls.clients.read_bytes(), key.read_bytes()
+    except OSError:
+        raise UserError(f"{key}: is not there; it signs the new site's certificate") from None
+
+
+def _write_site(
+    folder: Path, keys: Path, name: str, server: str, ca: bytes, client_ca: tuple[bytes, bytes] | None
+) -> None:
     """Write a site's folder, and its public key among the server's ``keys``."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -188,9 +218,15 @@ def _write_site(folder: Path, keys: Path, name: str, server: str, ca: bytes) -> 
     )
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     folder.mkdir(mode=0o700)
+    client = ""
+    if client_ca:
+        certificate, own_key = client_certificate(client_ca, name)
+        _write(folder / f"{name}.pem", certificate)
+        _write(folder / f"{name}.tls.key", own_key, 0o600)
+        client = CLIENT.format(name=name)
     _write(folder / f"{name}.key", private, 0o600)
     _write(folder / "ca.pem", ca)
-    _write(folder / "site.toml", SITE.format(name=name, server=server).encode())
+    _write(folder / "site.toml", SITE.format(name=name, server=server, client=client).encode())
     _write(keys / f"{name}.pub", public + f" {name}\n".encode())
 
 
@@ -201,12 +237,12 @@ def _write_peers(folder: Path, keys: Iterable[Path]) -> None:
         _write(folder / "peers" / key.name, key.read_bytes())
 
 
-def _server_toml(listen: Listen, certificates: Certificates, sites: Sequence[str]) -> str:
+def _server_toml(listen: Listen, certificates: Certificates, sites: Sequence[str], clients: bool) -> str:
     import tomlkit
 
     lines = tomlkit.dumps({name: f"keys/{name}.pub" for name in sites}).rstrip()
     note = LOCAL_CERTIFICATE.format(end=certificates.end) if certificates.end else ""
-    return SERVER.format(**listen.model_dump(), certificate=note, sites=lines)
+    return SERVER.format(**listen.model_dump(), certificate=note, sites=lines, clients=CLIENTS if clients else "")
 
 
 def _with_site(path: Path, name: str) -> bytes:

@@ -25,6 +25,7 @@ from fedstrata.server.records import Records
 from fedstrata.server.server import Server
 from fedstrata.sites.engine import RemoteRun
 from fedstrata.sites.messages import HelloHeader, StartHeader, encode_message
+from fedstrata.sites.model_files import sent_files
 from fedstrata.sites.reply_checks import check_reply
 from fedstrata.sites.tensor_file import TensorFile
 from fedstrata.wire.files import write_bytes
@@ -145,10 +146,11 @@ def _files(loaded: checkpoints.Loaded) -> dict[str, torch.Tensor]:
     with tempfile.TemporaryDirectory() as folder:
         loaded.model.config.save_pretrained(folder)
         loaded.tokenizer.save_pretrained(folder)
-        return {
-            path.name: torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
-            for path in sorted(Path(folder).iterdir())
-        }
+        files = {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir()) if path.is_file()}
+    return {
+        name: torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        for name, content in sent_files(files).items()
+    }
 
 
 def run_id(folder: Path) -> str:

@@ -10,21 +10,25 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from filelock import FileLock, Timeout
+
 from fedstrata.errors import UserError
+from fedstrata.sites.admission import Admission, watch
 from fedstrata.sites.checks import join_address, loopback
+from fedstrata.sites.flower_processes import tail
 from fedstrata.sites.settings import ServerSettings, SiteSettings
 
 if TYPE_CHECKING:
     from fedstrata.plan.messages import Request
-    from fedstrata.sites.service import ReachServer
+    from fedstrata.sites.listening import ClientTLS
+    from fedstrata.sites.site_run import ReachServer
 
 LOG = logging.getLogger("fedstrata.site")
 RESTART_SECONDS = 5.0
@@ -47,6 +51,8 @@ def serve(settings: ServerSettings, say: Say, insecure: bool = False) -> None:
     from fedstrata.sites import flower_processes
 
     flower_processes.prepare_flower()
+    from fedstrata.sites.registration import register, register_when_up
+
     _check_insecure(insecure, settings.host)
     _check_port_free(settings.bind, settings.port)
     os.umask(PRIVATE_UMASK)
@@ -54,66 +60,72 @@ def serve(settings: ServerSettings, say: Say, insecure: bool = False) -> None:
     log = settings.home / "logs" / "superlink.log"
     command = flower_processes.superlink(settings.bind, settings.port, tls, secret_file(settings.home))
 
+    admission = Admission(settings, settings.home / "server.toml", say)
+    stop = threading.Event()
+
     def wait_until_up(process: Process) -> None:
-        _register_sites(settings, insecure, process, log)
+        register_when_up(admission, insecure, process, log)
         server = join_address(settings.host, settings.port)
-        say(f"serving at {server} for {', '.join(settings.sites)}; log {log}")
+        say(f"serving at {server} for {', '.join(admission.keys())}; log {log}")
+
+    def apply(keys: Mapping[str, Path]) -> None:
+        register(join_address(settings.host, settings.port), settings.tls.ca.read_bytes(), keys)
 
     with _interruptible():
-        _supervise(command, log, settings.home, threading.Event(), say, wait_until_up)
-
-
-def _register_sites(settings: ServerSettings, insecure: bool, process: Process, log: Path) -> None:
-    """Register the sites at Flower's server as soon as it answers.
-
-    Raises:
-        UserError: it ends, or does not answer in time.
-    """
-    import httpx
-
-    from fedstrata.sites import flower, flower_processes
-
-    server = join_address(settings.host, settings.port)
-    ca = None if insecure else settings.tls.ca.read_bytes()
-    until = time.monotonic() + STARTUP_SECONDS
-    while True:
         try:
-            flower.register(server, ca, {} if insecure else settings.sites)
-        except httpx.HTTPError as error:
-            if process.poll() is not None or time.monotonic() > until:
-                why = flower_processes.failure_reason(_tail(log))
-                raise UserError(f"serve: Flower's server does not come up: {why} ({error})") from None
-            time.sleep(0.2)
-        else:
-            return
+            if not insecure:
+                threading.Thread(target=watch, args=(admission, apply, stop, say), daemon=True).start()
+            _supervise(command, log, settings.home, stop, say, wait_until_up)
+        finally:
+            stop.set()
 
 
-def join(settings: SiteSettings, say: Say, insecure: bool = False) -> None:
+def join(settings: SiteSettings, say: Say, insecure: bool = False, dry_run: bool = False) -> None:
     """Take part in a federation's runs as a site until interrupted.
 
+    Args:
+        settings: the site's.
+        say: prints a line.
+        insecure: without TLS and keys.
+        dry_run: show what the next run would have the site send, answer nothing, and end.
+
     Raises:
-        UserError: the settings do not fit this machine.
+        UserError: the settings do not fit this machine, or what the site keeps is damaged.
     """
     import torch
 
-    from fedstrata.sites import flower, flower_processes
-    from fedstrata.sites.message_client import Desk
-    from fedstrata.sites.service import SiteService
+    from fedstrata.sites import flower_processes
+    from fedstrata.sites.own_rows import check_own_rows
 
+    flower_processes.prepare_flower()
     _check_insecure(insecure, settings.host)
     os.umask(PRIVATE_UMASK)
     if settings.device.threads:
         torch.set_num_threads(settings.device.threads)
-    _check_rows(settings)
+    check_own_rows(settings)
+    with _alone(settings.folder):
+        _take_part(settings, say, insecure, dry_run)
+
+
+def _take_part(settings: SiteSettings, say: Say, insecure: bool, dry_run: bool) -> None:
+    from fedstrata.sites import flower, flower_processes, terminal
+    from fedstrata.sites.message_client import Desk
+    from fedstrata.sites.service import SiteService
+    from fedstrata.sites.trial import limit_own_memory, warm_up
+    from fedstrata.sites.visit import Visit
+
     logs = settings.folder / "logs"
     _log_to(logs / "site.log")
     secret, port = secret_file(settings.folder), _unused_port()
     tls = None if insecure else (settings.ca, settings.key)
-    ca = None if insecure else settings.ca.read_bytes()
+    own = None if insecure else _client_tls(settings)
     command = flower_processes.supernode(settings.server, port, tls, secret)
-    service = SiteService(settings, _log_step, _reach(settings, ca))
+    warm_up()
+    limit_own_memory(settings.device.name)
+    service = SiteService(settings, _log_step, _reach(settings, own), terminal.asking(say))
+    visit = Visit(settings, say) if dry_run else None
     stop, log = threading.Event(), logs / "supernode.log"
-    desk = Desk(settings.host, settings.name, ca, stop)
+    desk = Desk(settings.host, settings.name, own, stop)
     calls = (f"127.0.0.1:{port}", desk.take_call, stop, secret.read_bytes())
     listener = threading.Thread(target=flower.answer_messages, args=calls, daemon=True)
     wait = partial(_await_connection, settings.name, log, stop, say)
@@ -125,10 +137,23 @@ def join(settings: SiteSettings, say: Say, insecure: bool = False) -> None:
             supervisor.start()
             listener.start()
             for client in desk.clients():
-                client.answer_messages(service)
+                client.answer_messages(visit or service)
+                if visit and visit.over:
+                    break
         finally:
             stop.set()
             supervisor.join(STARTUP_SECONDS)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One program at a time works in a site's folder: two would write one release log."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / "join.lock", timeout=0):
+            yield
+    except Timeout:
+        raise UserError(f"{folder}: another fedstrata join works in this folder; end it first") from None
 
 
 def _await_connection(name: str, log: Path, stop: threading.Event, say: Say, process: Process) -> None:
@@ -137,7 +162,7 @@ def _await_connection(name: str, log: Path, stop: threading.Event, say: Say, pro
 
     start = time.monotonic()
     while process.poll() is None and not stop.wait(0.2):
-        if flower_processes.CONNECTED in _tail(log):
+        if flower_processes.CONNECTED in tail(log):
             say(f"{name}: connected")
             return
         if time.monotonic() - start > STARTUP_SECONDS:
@@ -150,35 +175,6 @@ def _log_step(step: int, steps: int, loss: float, seen: int) -> None:
         LOG.info("step %d of %d, loss %.4f", step, steps, loss)
 
 
-def _check_rows(settings: SiteSettings) -> None:
-    """Read one of the site's own rows, so that a mistake in its settings is reported now and not in a run.
-    Raises:
-        UserError: the rows cannot be read, or lack the columns of the text.
-    """
-    from fedstrata.data.forms.how import How
-    from fedstrata.data.read import read
-
-    data = settings.data
-    how = How(
-        wanted=(data.text,) if isinstance(data.text, str) else tuple(dict.fromkeys(data.text)),
-        names=data.columns,
-        documents=data.documents,
-        delimiter=data.delimiter,
-        encoding=data.encoding,
-    )
-    for sources in (data.train, data.test):
-        for source in sources.values() if isinstance(sources, dict) else [sources] if sources else []:
-            if isinstance(source, str) and source.startswith("demo:"):
-                continue
-            try:
-                read(source, how, 1, settings.home)
-            except UserError as error:
-                try:  # files with a word per line, of a task that labels words
-                    read(source, replace(how, words=True, documents="lines"), 1, settings.home)
-                except UserError:
-                    raise error from None
-
-
 def secret_file(folder: Path) -> Path:
     """The file ``secret`` in a folder, readable by its owner alone; written if it does not exist."""
     path = folder / "secret"
@@ -189,12 +185,17 @@ def secret_file(folder: Path) -> Path:
     return path
 
 
-def _reach(settings: SiteSettings, ca: bytes | None) -> ReachServer:
+def _client_tls(settings: SiteSettings) -> ClientTLS:
+    ca, certificate, key = settings.ca.read_bytes(), settings.certificate, settings.certificate_key
+    return ca if certificate is None or key is None else (ca, key.read_bytes(), certificate.read_bytes())
+
+
+def _reach(settings: SiteSettings, tls: ClientTLS | None) -> ReachServer:
     """Connects a request to the activation stream of the site's server, and of no other."""
     from fedstrata.sites.activation_client import ActivationClient
 
     def reach(request: Request, port: int, token: str, deadline: float) -> ActivationClient:
-        return ActivationClient(join_address(settings.host, port), request, token, ca, deadline)
+        return ActivationClient(join_address(settings.host, port), request, token, tls, deadline)
 
     return reach
 
@@ -226,7 +227,7 @@ def _supervise(
         finally:
             _end(process)
         if not stop.is_set():
-            say(f"{flower_processes.failure_reason(_tail(log))}; trying again in {RESTART_SECONDS:.0f} s")
+            say(f"{flower_processes.failure_reason(tail(log))}; trying again in {RESTART_SECONDS:.0f} s")
             stop.wait(RESTART_SECONDS)
 
 
@@ -238,13 +239,6 @@ def _end(process: Process) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _tail(log: Path) -> str:
-    """The end of a log."""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - 4000))
-        return file.read().decode(errors="replace")
 
 
 def _check_insecure(insecure: bool, host: str) -> None:

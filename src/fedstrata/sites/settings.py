@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -14,8 +15,8 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
+    ModelWrapValidatorHandler,
     PrivateAttr,
     ValidationError,
     model_validator,
@@ -29,7 +30,8 @@ from fedstrata.job.toml import read_toml
 from fedstrata.plan.kinds import Payload
 from fedstrata.sites import checks
 from fedstrata.sites.checks import loopback
-from fedstrata.sites.noise_tables import Delta, Epsilon, Require
+from fedstrata.sites.limit_tables import Approve, Limits, Name, ServerLimits, Table
+from fedstrata.sites.noise_tables import Require
 
 FORMAT = 2
 """The number that ``format`` must have in ``server.toml`` and ``site.toml``."""
@@ -40,17 +42,10 @@ FORMAT_CHANGES = (
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Host = Annotated[str, AfterValidator(checks.public_host)]
-Name = Annotated[str, AfterValidator(checks.site_name)]
 File = Annotated[Path, BeforeValidator(checks.readable_file)]
 PrivateFile = Annotated[Path, BeforeValidator(checks.private_file)]
 PublicKey = Annotated[Path, BeforeValidator(checks.public_key)]
 Source = Annotated[job.Source, AfterValidator(checks.source)]
-
-
-class Table(BaseModel):
-    """A table of a settings file: unknown keys and wrong types are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class _Settings(Table):
@@ -104,13 +99,8 @@ class TLS(Table):
     """Certificate of the CA that signed the server's; every site has a copy."""
     certificate: File
     key: PrivateFile
-
-
-class ServerLimits(Table):
-    """``[limits]`` of a server: how much a site can do."""
-
-    max_weight: Positive | dict[Name, Positive] | None = None
-    """Most examples for which a site counts in a mean, or site -> that number; absent: for all that it says."""
+    clients: File | None = None
+    """Certificate of the CA of the sites' own certificates; absent: their keys and tokens are enough."""
 
 
 class ServerSettings(Listen):
@@ -118,14 +108,28 @@ class ServerSettings(Listen):
 
     tls: TLS
     sites: dict[Name, PublicKey]
-    """Name of each site -> its public key."""
+    """Name of each site -> its public key; in the file also a table {key, until}."""
     limits: ServerLimits = ServerLimits()
+    _ends: dict[str, date] = PrivateAttr(default_factory=dict)
+
+    @property
+    def ends(self) -> dict[str, date]:
+        """Site -> the last day of its key, in UTC; of those whose keys end."""
+        return self._ends
 
     @property
     def most_weight(self) -> dict[str, int]:
         """Site -> most examples for which it counts; who is not in it counts for all of its own."""
         most = self.limits.max_weight or {}
         return dict(most) if isinstance(most, dict) else dict.fromkeys(self.sites, most)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keys_end(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        ends, data = checks.split_ends(data)
+        settings = handler(data)
+        settings._ends.update(ends)
+        return settings
 
     @model_validator(mode="after")
     def _sites_differ(self) -> Self:
@@ -174,22 +178,9 @@ class Device(Table):
 class Allow(Table):
     """``[allow]``: what may leave the site, and for which methods."""
 
-    payloads: list[Payload] = ["weights"]
+    payloads: list[Payload] = Field(default_factory=lambda: ["weights"])
     methods: Annotated[list[str] | None, AfterValidator(checks.method_names)] = None
     """Absent: every method."""
-
-
-class Limits(Table):
-    """``[limits]``: bounds beyond which the site refuses."""
-
-    bytes_per_round: Positive | None = None
-    """Most bytes that may leave in a round."""
-    min_examples: Positive = 1
-    """Fewest examples of its own that the site trains on."""
-    epsilon: Epsilon | None = None
-    """Most that all runs together may spend on the site; runs without noise are then refused."""
-    delta: Delta = 1e-5
-    """Of ``epsilon``."""
 
 
 class SiteSettings(_Settings):
@@ -202,6 +193,9 @@ class SiteSettings(_Settings):
     """Certificate of the CA that signed the server's."""
     key: Annotated[Path, BeforeValidator(checks.private_key)]
     """The site's private key."""
+    certificate: File | None = None
+    """The site's own certificate, where the server demands one; and its private key."""
+    certificate_key: PrivateFile | None = None
     folder: Annotated[Path, BeforeValidator(checks.folder_path)]
     """The site's own disk: personal parts, received parts, logs."""
     data: Data
@@ -211,6 +205,13 @@ class SiteSettings(_Settings):
     peers: Annotated[Path, BeforeValidator(checks.folder_path)] | None = None
     """Folder with the public key of every site of the federation, ``NAME.pub``; they sign masked sums."""
     require: Require = Require()
+    approve: Approve = Approve()
+
+    @model_validator(mode="after")
+    def _certificate_and_key(self) -> Self:
+        if (self.certificate is None) != (self.certificate_key is None):
+            raise ValueError("certificate: goes with certificate_key; found one of them alone")
+        return self
 
     @property
     def host(self) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from safetensors import safe_open
@@ -49,6 +50,7 @@ class Site:
         callback: called after every step.
         reach: opens the way to the server's layers; None where the method has none there.
         account: of what noise has spent over all runs; None where nobody keeps it.
+        leaving: told of a request and of every message of its activations, before it leaves.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Site:
     limit: int | None = None
     callback: StepCallback = lambda step, steps, loss, seen: None
     reach: Reach | None = None
+    leaving: Callable[[Request, Tensors], None] = lambda request, message: None
     shared: dict[str, tuple[int, Tensors]] = field(default_factory=dict)
     account: NoiseAccount | None = None
 
@@ -80,10 +83,15 @@ class Site:
                 self.shared[part] = versions[-1], read_tensors(self._path(part, versions[-1]))
 
     def answer(self, request: Request) -> Reply:
-        """The reply to a request.
+        """The reply to a request: :meth:`take` it, then :meth:`carry_out`."""
+        self.take(request)
+        return self.carry_out(request)
+
+    def take(self, request: Request) -> None:
+        """Check a request and take over the parts that came with it.
 
         Raises:
-            WireError: the request does not fit this client, its method or its limit.
+            WireError: the request does not fit this client or its method.
         """
         self._check(request)
         for part, version in request.versions.items():
@@ -91,6 +99,13 @@ class Site:
                 self.shared[part] = version, self._received(part, request.parts[part])
             elif self.shared[part][0] != version:
                 self.shared[part] = version, self._read(part, version)
+
+    def carry_out(self, request: Request) -> Reply:
+        """The reply to a request that has been taken.
+
+        Raises:
+            WireError: more would leave than the limit.
+        """
         private, count = self.runtime.private, len(self.data.index)
         if private and self.account and request.phase == "train":
             self.account.spend(self.folder.name, request.round, private.table.level, release_of(private, count))
@@ -109,7 +124,7 @@ class Site:
                 shared=self.shared,
                 data=self.data,
                 callback=self.callback,
-                link=link and _Metered(link, self.limit),
+                link=link and _Metered(link, self.limit, partial(self.leaving, request)),
             )
             return drain(answer_request(work, EXCHANGES[self.method.exchange].handlers))
 
@@ -214,8 +229,8 @@ class Site:
 class _Metered:
     """A way to the server's layers on which no more leaves than the limit."""
 
-    def __init__(self, link: SplitLink, limit: int | None) -> None:
-        self.link, self.limit, self.sent = link, limit, 0
+    def __init__(self, link: SplitLink, limit: int | None, leaving: Callable[[Tensors], None]) -> None:
+        self.link, self.limit, self.leaving, self.sent = link, limit, leaving, 0
 
     def begin(self, span: ScheduleSpan) -> None:
         self.link.begin(span)
@@ -229,6 +244,7 @@ class _Metered:
     def _count(self, message: Tensors) -> Tensors:
         self.sent += payload_bytes(message)
         _within(self.sent, self.limit)
+        self.leaving(message)
         return message
 
 

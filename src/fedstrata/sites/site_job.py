@@ -32,6 +32,9 @@ def site_job(own: SiteSettings, hello: HelloHeader, folder: Path) -> Job:
     clients = {"test": hello.share} if hello.share and own.data.test is None else {}
     task = {**sent.get("task", {}), "labels": None if hello.labels is None else list(hello.labels)}
     train = {**sent.get("train", {}), "device": own.device.name}
+    most, cache = own.limits.disk_per_run, train.get("feature_cache_gb", 8.0)
+    if most is not None and isinstance(cache, (int, float)):
+        train["feature_cache_gb"] = min(cache, most / 2e9)
     job: dict[str, Any] = {
         "model": {"name": str(folder / "start")},
         "task": task,

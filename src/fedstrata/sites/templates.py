@@ -26,7 +26,7 @@ message_port = {message_port}  # for messages with parts of the model, while a r
 ca = "tls/ca.pem"  # certificate of the CA that signed the next one; every site has a copy
 certificate = "tls/server.pem"  # the server's certificate
 key = "tls/server.key"  # its private key, readable by its owner alone (chmod 600)
-
+{clients}
 [limits]
 # max_weight = 10_000  # most examples for which a site counts, or {{NAME = 10_000}}; default: all that it says
 
@@ -40,6 +40,15 @@ LOCAL_CERTIFICATE = """\
 # the key of the CA; keep it on another machine.
 """
 
+CLIENTS = """\
+clients = "tls/clients.pem"  # certificate of the CA that signed each site's own; without it a key and a token do
+"""
+
+CLIENT = """\
+certificate = "{name}.pem"  # this site's own certificate, which the server demands
+certificate_key = "{name}.tls.key"  # its private key, readable by its owner alone (chmod 600)
+"""
+
 SITE = """\
 format = 2  # of this file
 # A site of a federation. A relative path starts at the folder of this file.
@@ -51,7 +60,7 @@ ca = "ca.pem"  # certificate of the CA that signed the server's
 key = "{name}.key"  # this site's private key, readable by its owner alone (chmod 600)
 peers = "peers"  # folder with the public key of every site, NAME.pub, for [privacy] sum_only: this site adds its
 # changes only to those of sites that sign with these keys; take one from whoever made it, never from the server
-folder = "state"  # on this site's disk: personal parts, received parts, logs; created when needed
+{client}folder = "state"  # on this site's disk: personal parts, received parts, logs; created when needed
 
 # The site's own rows.
 [data]
@@ -77,9 +86,21 @@ SITE += """\
 payloads = ["weights"]  # of these three; default ["weights"]
 # methods = ["fedavg", "fedbfpt"]  # methods in which the site takes part; default: every method
 
+# In which jobs the site takes part: "ask" its owner on the terminal about each, only those that are "listed", or
+# "any" that the tables here permit. A service has no terminal. Default "ask".
+[approve]
+runs = "any"
+# jobs = []  # digests of approved jobs, "sha256:...", as the server's run and `fedstrata join --dry-run` show them
+
 [limits]
-# bytes_per_round = 500_000_000  # most bytes that may leave in a round; default: no limit
-min_examples = 1  # fewest examples of its own that the site trains on; default 1
+min_examples = 8  # fewest distinct rows of its own that go into a message; default 8
+# max_rounds = 10_000  # most rounds of a run; this is the default
+# max_runs = 20  # most runs that the site ever takes part in; default: no limit, as for all that follow
+# bytes_per_round = 500_000_000  # most bytes that may leave in a round
+# bytes_per_run = 10_000_000_000  # in a run
+# bytes_per_day = 10_000_000_000  # in 24 hours, whatever the run
+# seconds_per_run = 86_400  # most seconds of work in a run
+# disk_per_run = 20_000_000_000  # most bytes of a run on the site's disk
 # epsilon = 20.0  # most that the noise of all runs together may let through; then runs without noise are refused
 # delta = 1e-5  # of epsilon
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Protocol
 
+from fedstrata.sites.admission import REVOKED
 from fedstrata.sites.engine import Presence
 from fedstrata.sites.message_server import MessageServer
 from fedstrata.sites.message_stream import CallHeader
@@ -42,29 +43,46 @@ class SiteTransport:
         caller: knows the sites.
         server: where the sites come for their messages.
         tokens: site -> the token by which the server knows it.
+        revoked: the sites whose keys are not valid any more; a message to one of them is answered here.
     """
 
-    def __init__(self, caller: Caller, server: MessageServer, tokens: Mapping[str, str]) -> None:
-        self.caller, self.server, self.tokens = caller, server, tokens
+    def __init__(
+        self,
+        caller: Caller,
+        server: MessageServer,
+        tokens: Mapping[str, str],
+        revoked: Callable[[], Collection[str]] = tuple,
+    ) -> None:
+        self.caller, self.server, self.tokens, self.revoked = caller, server, tokens, revoked
         self.present: dict[str, Presence] = {}
         self.called: dict[str, tuple[Presence, float]] = {}
         self.calls: dict[str, str] = {}
 
     def online(self) -> dict[str, Presence]:
         """The sites that are connected now."""
-        self.present = {name: at for name, at in self.caller.online().items() if name in self.tokens}
+        gone = set(self.revoked())
+        online = {
+            name: at for name, at in self.caller.online().items() if name in self.tokens and name not in gone
+        }
+        self.present = online | {name: (-1, name) for name in self.tokens if name in gone}
+        for name in gone:
+            self.server.revoke(name, REVOKED)
         return self.present
 
     def send(self, to: Presence, message: TensorFile, seconds: float, answer_bytes: int) -> str:
         """Leave a message for a site to fetch; returns its id."""
         [name] = [name for name, presence in self.present.items() if presence == to]
-        return self.server.post(name, message, seconds, answer_bytes)
+        id = self.server.post(name, message, seconds, answer_bytes)
+        if name in self.revoked():
+            self.server.revoke(name, REVOKED)
+        return id
 
     def receive(self, ids: Iterable[str]) -> Iterator[tuple[str, Answer]]:
         """The answers to these messages that have arrived."""
         self._hear()
         for name, presence in self.present.items():
-            self._call(name, presence)
+            if presence != (-1, name):
+                self._call(name, presence)
         yield from self.server.take(ids)
 
     def wait(self, seconds: float) -> None:

@@ -1,0 +1,172 @@
+"""What a site has answered in a run: a request that comes again gets the same bytes, another in its place none.
+
+``answers.jsonl`` in the run's folder has a line for every answer, written before it leaves, and ``answers/`` the
+messages of the last rounds. Two answers to one round would tell the difference of what went into them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+import xxhash
+
+from fedstrata.plan.messages import Request
+from fedstrata.sites.permission import Refused
+from fedstrata.sites.site import Site
+from fedstrata.sites.tensor_file import TensorFile, read_file
+from fedstrata.wire.codec import WireError
+from fedstrata.wire.files import append_lines, flush
+
+INDEX, FOLDER = "answers.jsonl", "answers"
+FILES = (INDEX, "*.answer")
+"""Patterns of what is written into a run's folder."""
+KEPT_ROUNDS = 4
+"""Rounds whose answers stay on disk: as many as a server may have to go back."""
+SESSIONS = 10
+"""Times that a session on the server's layers may be held for one request: after the server, or the connection,
+was lost. Its batches cannot be kept and sent again, for their gradients come back in between."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer.
+
+    Attributes:
+        round: 0-based.
+        payload: see :class:`fedstrata.sites.release_log.Release`.
+        request: digest of what was asked, see :func:`request_digest`.
+        rows: distinct rows behind it.
+        seconds: of the work.
+        sha256: of the message; empty where there is none yet.
+        sessions: sessions on the server's layers that were begun for it.
+    """
+
+    round: int
+    payload: str
+    request: str
+    rows: int
+    seconds: float = 0.0
+    sha256: str = ""
+    sessions: int = 0
+
+
+class Answers:
+    """The answers of one run.
+
+    Args:
+        folder: the run's.
+
+    Attributes:
+        seconds: of work in the run so far.
+
+    Raises:
+        Refused: what it keeps is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.index, self.folder = folder / INDEX, folder / FOLDER
+        self.known: dict[tuple[int, str], Answer] = {}
+        self.seconds = 0.0
+        lines = self.index.read_bytes().splitlines(keepends=True) if self.index.exists() else []
+        for number, line in enumerate(lines):
+            try:
+                self._take(Answer(**json.loads(line)))
+            except (ValueError, TypeError):
+                if number + 1 < len(lines):
+                    raise Refused("what it keeps of its answers is damaged; its own log says more") from None
+                self.index.write_bytes(b"".join(lines[:-1]))  # it was being written when the machine stopped
+
+    def find(self, request: Request, payload: str, digest: str, again: bool) -> tuple[Answer, TensorFile] | None:
+        """What was answered to this request; None where it has to be carried out.
+
+        Args:
+            request: the request.
+            payload: of the answer.
+            digest: of what is asked.
+            again: the same request is carried out anew each time: a session on the server's layers, or a masked
+                change, whose masks are others each time.
+
+        Raises:
+            Refused: another request was answered in its place, or the answer is not here any more.
+        """
+        found = self.known.get((request.round, payload))
+        if found is None:
+            return None
+        where = f"round {request.round + 1}"
+        if found.request != digest:
+            raise Refused(f"it has answered another request for {payload} of {where}, and answers one alone")
+        if again:
+            if found.sessions >= SESSIONS:
+                raise Refused(f"it has held {SESSIONS} sessions for {where} already")
+            return None
+        try:
+            content = self._path(found).read_bytes()
+        except FileNotFoundError:
+            raise Refused(f"its answer to {where} was sent long ago and is not kept any more") from None
+        if hashlib.sha256(content).hexdigest() != found.sha256:
+            raise Refused(f"its answer to {where} is damaged; its own log says more")
+        try:
+            return found, read_file(content)
+        except WireError:
+            raise Refused(f"its answer to {where} is damaged; its own log says more") from None
+
+    def begin(self, answer: Answer) -> None:
+        """Note a request whose session on the server's layers is about to begin."""
+        self._write(replace(answer, sessions=self._sessions(answer) + 1))
+
+    def keep(self, answer: Answer, message: TensorFile) -> None:
+        """Keep an answer that is about to leave."""
+        answer = replace(answer, sessions=self._sessions(answer))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self._path(answer)
+        part = path.with_suffix(".part.answer")
+        with part.open("wb") as file:
+            file.writelines(message.pieces())
+        os.replace(part, path)
+        self._write(answer)
+        for old in self.known.values():
+            if old.round <= answer.round - KEPT_ROUNDS:
+                self._path(old).unlink(missing_ok=True)
+
+    def _sessions(self, answer: Answer) -> int:
+        before = self.known.get((answer.round, answer.payload))
+        return before.sessions if before else 0
+
+    def _write(self, answer: Answer) -> None:
+        append_lines(self.index, [asdict(answer)])
+        flush(self.index)
+        self._take(answer)
+
+    def _take(self, answer: Answer) -> None:
+        self.known[answer.round, answer.payload] = answer
+        self.seconds += answer.seconds
+
+    def _path(self, answer: Answer) -> Path:
+        return self.folder / f"{answer.round}-{answer.payload}.answer"
+
+
+def request_digest(site: Site, request: Request) -> str:
+    """A digest of all that an answer depends on: the request without the form in which its parts came.
+
+    After a server was resumed it sends whole what it had sent as a change before; the tensors that the site then
+    holds are the same. A digest that an attacker can meet twice does no harm: it is the stored answer that leaves.
+    """
+    header = {
+        "round": request.round,
+        "client": request.client,
+        "phase": request.phase,
+        "plan": asdict(request.plan),
+        "versions": request.versions,
+        "span": request.span,
+    }
+    digest = xxhash.xxh3_128(json.dumps(header, sort_keys=True).encode())
+    for part in sorted(request.versions):
+        for name, tensor in sorted(site.shared[part][1].items()):
+            digest.update(f"\0{part}|{name}\0".encode())
+            digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,181 @@
+"""The gate through which everything leaves a site: its limits are kept, and its release log is written first."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from fedstrata.client.trainer import StepCallback
+from fedstrata.plan.kinds import SUM_PHASES, Phase, Tensors
+from fedstrata.plan.messages import Request
+from fedstrata.sites.answers import Answer, request_digest
+from fedstrata.sites.limit_tables import Limits
+from fedstrata.sites.messages import encode_reply
+from fedstrata.sites.permission import Refused, check_rows
+from fedstrata.sites.release_log import WITH_ROWS, Release, ReleaseLog, now, release_of
+from fedstrata.sites.rows_behind import rows_behind
+from fedstrata.sites.site import Site
+from fedstrata.sites.site_run import SiteRun
+from fedstrata.sites.tensor_file import TensorFile
+from fedstrata.wire.codec import payload_bytes
+
+PAYLOADS: dict[Phase, str] = {
+    "train": "weights",
+    "evaluate": "scores",
+    "hidden_states": "hidden_states",
+    "receive": "receipt",
+    **dict.fromkeys(SUM_PHASES, "sum"),
+}
+"""Phase of a request -> payload of its reply in the release log."""
+
+
+@dataclass
+class Gate:
+    """The gate.
+
+    Attributes:
+        limits: the site's.
+        log: its release log.
+    """
+
+    limits: Limits
+    log: ReleaseLog
+    _batch_rows: dict[str, int] = field(default_factory=dict)
+
+    def check_run(self, run: str) -> None:
+        """Refuse a run beyond the number that the site takes part in.
+
+        Raises:
+            Refused: it is one.
+        """
+        most, known = self.limits.max_runs, self.log.runs()
+        if most is not None and run not in known and len(known) >= most:
+            raise Refused(f"it has taken part in the {most} runs that it takes part in at most (max_runs)")
+
+    def answer(self, run: SiteRun, site: Site, request: Request, write: Callable[[], None]) -> TensorFile:
+        """The message with the reply to a request, ready to leave: a new one, or the one that has left before.
+
+        Args:
+            run: the request's.
+            site: answers it.
+            request: what is asked.
+            write: puts on the disk what the site keeps of the run.
+
+        Raises:
+            Refused: a limit is reached, or another request was answered in this one's place.
+            WireError: the request does not fit the site.
+        """
+        payload, parts = PAYLOADS[request.phase], tuple(request.plan.send)
+        if payload not in WITH_ROWS:
+            message = encode_reply(run.name, site.answer(request), request, run.hello.start)
+            write()
+            return self.release(message, run.name, request.round, payload)
+        rows = rows_behind(site, request)
+        check_rows(self.limits, rows)
+        self._check_seconds(run, 0.0)
+        site.take(request)
+        digest = request_digest(site, request)
+        again = bool(request.plan.server) or site.runtime.sums is not None  # whose answers cannot be sent again
+        if found := run.answers.find(request, payload, digest, again):
+            return self.release(found[1], run.name, request.round, payload, parts, found[0].rows)
+        key = request.round, payload
+        if (run.name, *key) in self.log.answered and key not in run.answers.known:
+            raise Refused(f"it has answered round {request.round + 1} of this run, and does not keep the answer")
+        if again:
+            run.answers.begin(Answer(*key, digest, rows))
+        began = time.monotonic()
+        reply = site.carry_out(request)
+        write()
+        message = encode_reply(run.name, reply, request, run.hello.start)
+        self._check_bytes(run.name, len(message))
+        release = release_of(message.pieces(), run.name, request.round, payload, parts, rows)
+        seconds = time.monotonic() - began
+        run.answers.keep(Answer(*key, digest, rows, seconds, release.sha256), message)
+        self.log.append(release)
+        return message
+
+    def release(
+        self, message: TensorFile, run: str, round: int, payload: str, parts: tuple[str, ...] = (), rows: int = 0
+    ) -> TensorFile:
+        """Let a message leave: its line is on the disk when this returns.
+
+        A short answer without rows that has left before, word for word, is not written down again.
+
+        Raises:
+            Refused: too many bytes have left.
+        """
+        release = release_of(message.pieces(), run, round, payload, parts, rows)
+        if payload in WITH_ROWS:
+            self._check_bytes(run, release.bytes)
+        elif release.sha256 in self.log.short:
+            return message
+        self.log.append(release)
+        return message
+
+    def release_batch(self, run: str, request: Request, message: Tensors) -> None:
+        """Let a message of a session on the server's layers leave; its bytes are those of its tensors.
+
+        Raises:
+            Refused: too many bytes have left.
+        """
+        if "lengths" in message:
+            self._batch_rows[run] = len(message["lengths"])
+        size = payload_bytes(message)
+        self._check_bytes(run, size)
+        digest = hashlib.sha256()
+        for piece in _contents(message):
+            digest.update(piece)
+        rows = self._batch_rows.get(run, 0)
+        time = now().isoformat()
+        self.log.append(
+            Release(time, run, request.round, "activations", (), size, rows, digest.hexdigest()), head=False
+        )
+
+    def timed(self, run: SiteRun, callback: StepCallback) -> StepCallback:
+        """A callback that also ends work beyond the seconds of a run."""
+        began: dict[str, float] = {}
+
+        def step(done: int, steps: int, loss: float, seen: int) -> None:
+            if done == 1 or "now" not in began:
+                began["now"] = time.monotonic()
+            callback(done, steps, loss, seen)
+            self._check_seconds(run, time.monotonic() - began["now"])
+
+        return step
+
+    def check_disk(self, run: Path, incoming: int) -> None:
+        """Refuse to take more bytes than a run may have on the disk.
+
+        Raises:
+            Refused: it would have more.
+        """
+        most = self.limits.disk_per_run
+        if most is not None and incoming + sum(path.stat().st_size for path in _files(run)) > most:
+            raise Refused(f"the run would take more of its disk than the {most} bytes of its limit")
+
+    def _check_seconds(self, run: SiteRun, more: float) -> None:
+        most = self.limits.seconds_per_run
+        if most is not None and run.answers.seconds + more >= most:
+            raise Refused(f"it has worked for the {most} s that it works for a run at most (seconds_per_run)")
+
+    def _check_bytes(self, run: str, size: int) -> None:
+        left = {"run": self.log.run_bytes[run], "day": self.log.bytes_today(now())}
+        limits = {"run": self.limits.bytes_per_run, "day": self.limits.bytes_per_day}
+        for span, limit in limits.items():
+            if limit is not None and left[span] + size > limit:
+                raise Refused(f"its limit is {limit} bytes a {span} (bytes_per_{span}), and this would be more")
+
+
+def _contents(message: Tensors) -> Iterator[bytes]:
+    for name, tensor in sorted(message.items()):
+        yield name.encode()
+        yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]

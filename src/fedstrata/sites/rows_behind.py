@@ -1,0 +1,83 @@
+"""How many distinct rows go into what a site sends: counted before anything is computed.
+
+A row is a line of the site's data: a long text in ten chunks is one row, a block of packed texts counts as the row
+of its first token. What is counted, by payload:
+
+* ``weights`` and ``activations``: the rows of the batches of all of the round's steps. In activations every row's
+  states stand apart, so that the count says how much the site tells at once and hides nobody.
+* ``scores``: the test rows.
+* ``hidden_states``: all training rows, once; every row's states stand apart here too.
+
+A step that barely learns does not count: with a learning rate below a hundredth of the round's highest, as where
+a schedule falls to nothing after the first batch. This bounds what a computation over crafted settings tells.
+Crafted weights, and the difference of two rounds, get around it; against these only noise and masked sums help.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedstrata.client.optimizer import learning_rate
+from fedstrata.client.steps import steps
+from fedstrata.job.train_table import Train
+from fedstrata.plan.kinds import Index
+from fedstrata.plan.messages import Request
+from fedstrata.plan.schedule import ScheduleSpan
+from fedstrata.plan.streams import ORDER, Streams
+from fedstrata.sites.site import Site
+from fedstrata.tasks import Examples
+
+BARELY = 0.01
+"""Share of the round's highest learning rate below which a step does not count."""
+MOST_STEPS = 100_000
+"""Steps looked at; later ones do not count."""
+
+
+def rows_behind(site: Site, request: Request) -> int:
+    """Distinct rows that go into the reply to a request; 0 where nothing of them does."""
+    data, trainer = site.data, site.runtime.trainer
+    if request.phase == "train":
+        return rows_trained_on(trainer.train, trainer.streams, data.train, data.index, request)
+    if request.phase == "evaluate":
+        return distinct_rows(data.test, data.tests.get(site.name, data.index[:0]))
+    return distinct_rows(data.train, data.index) if request.phase == "hidden_states" else 0
+
+
+def distinct_rows(examples: Examples, index: Index) -> int:
+    """Rows that the examples at ``index`` come from."""
+    return len(np.unique(examples.tokens.rows[index]))
+
+
+def rows_trained_on(train: Train, streams: Streams, examples: Examples, index: Index, request: Request) -> int:
+    """Distinct rows in the steps of a round that learn.
+
+    Args:
+        train: how the client trains.
+        streams: all randomness.
+        examples: all examples.
+        index: the client's own.
+        request: names the round, the client and the span of the learning-rate schedule.
+    """
+    every = distinct_rows(examples, index)
+    if train.steps is None and train.lr_schedule == "constant" and not train.warmup_ratio:
+        return every  # the first epoch has them all, at the highest rate
+    seen: set[int] = set()
+    order = streams.numpy(request.round, request.client, ORDER)
+    highest = 0.0
+    for number, step in enumerate(steps(examples.tokens.lengths[index], train, order)):
+        span = ScheduleSpan(step.total, step.epoch_steps, *request.span)
+        highest = highest or _highest(train, span)
+        if learning_rate(train, span, number, step.epoch) >= BARELY * highest > 0:
+            for batch in step.batches:
+                seen.update(examples.tokens.rows[index[batch]].tolist())
+        if len(seen) == every or number >= MOST_STEPS:
+            break
+    return len(seen)
+
+
+def _highest(train: Train, span: ScheduleSpan) -> float:
+    """The highest learning rate of a round: at its first or last step, or where the warm-up ends."""
+    share = span.end - span.begin
+    peak = int((train.warmup_ratio - span.begin) / share * span.steps) if share > 0 else 0
+    places = {min(max(place, 0), span.steps - 1) for place in (0, peak - 1, peak, peak + 1, span.steps - 1)}
+    return max(learning_rate(train, span, place, 0) for place in places)

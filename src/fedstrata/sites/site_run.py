@@ -1,0 +1,145 @@
+"""A site's part in one run: its job, its model and examples, and what it keeps of the run on its disk."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedstrata.client.answer import ClientData
+from fedstrata.client.facts import facts_and_lines
+from fedstrata.client.model_options import adapter_of, head_of
+from fedstrata.client.setup import Ready, make_ready
+from fedstrata.client.trainer import StepCallback
+from fedstrata.data.fingerprint import fingerprints
+from fedstrata.data.prepare import data_notes, prepare_own
+from fedstrata.job.tables import Job
+from fedstrata.models import checkpoints
+from fedstrata.models.cut import SplitLink
+from fedstrata.plan.kinds import Tensors
+from fedstrata.plan.messages import Request
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import make_plan
+from fedstrata.plan.streams import Streams
+from fedstrata.server.journal import Journal
+from fedstrata.sites.answers import Answers
+from fedstrata.sites.messages import HelloHeader
+from fedstrata.sites.own_state import check_own
+from fedstrata.sites.permission import Refused, check_limits, own_component
+from fedstrata.sites.settings import SiteSettings
+from fedstrata.sites.signing import with_signer
+from fedstrata.sites.site import Reach, Site
+from fedstrata.wire.store import Store
+
+LOG = logging.getLogger("fedstrata.site")
+ReachServer = Callable[[Request, int, str, float], AbstractContextManager[SplitLink]]
+"""Opens the way to the server's layers: for a request, to a port, with a token, with a deadline in seconds."""
+
+
+@dataclass
+class SiteRun:
+    """A site's part in one run.
+
+    Attributes:
+        name: the run's.
+        folder: the run's, on the site's disk.
+        hello: how the run began.
+        job: the run's job, with the site's rows and device.
+        journal: of what the site keeps of the run.
+        answers: what it has answered.
+        ready: its model and examples; None until the start model is here.
+        site: answers requests.
+    """
+
+    name: str
+    folder: Path
+    hello: HelloHeader
+    job: Job
+    journal: Journal
+    answers: Answers
+    ready: Ready | None = None
+    site: Site | None = None
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a run's site calls.
+
+    Attributes:
+        step: after every training step.
+        reach: opens the way to the server's layers; None where there is none.
+        leaving: told of every message of activations before it leaves.
+    """
+
+    step: StepCallback
+    reach: ReachServer | None
+    leaving: Callable[[Request, Tensors], None]
+
+
+def make_site(settings: SiteSettings, run: SiteRun, hooks: Hooks) -> Site:
+    """What answers the run's requests; made once, when the start model is there.
+
+    Raises:
+        Refused: the site's settings do not allow the run, or its rows are others than before.
+        UserError: its rows, model or device cannot be used.
+    """
+    if run.site is not None:
+        return run.site
+    folder, hello = run.folder, run.hello
+    start = folder / "start"
+    data = prepare_own(run.job, settings.name, settings.home)
+    for note in data_notes(run.job, data):
+        LOG.info("%s", note)
+    check_own(folder, run.journal, fingerprints(data))
+    server = server_parts(settings, run, parts_of(run))
+    task = own_component(hello, "task", None) if "task" in hello.components else None
+    codec = own_component(hello, "codec", {}) if "codec" in hello.components else None
+    run.ready = with_signer(make_ready(run.job, data, str(start), server, task, codec), settings, run.name)
+    site = Site(
+        name=settings.name,
+        method=run.job.method,
+        task=run.job.task.kind,
+        runtime=run.ready.runtime,
+        data=_data(settings.name, run.ready, Store(folder, run.journal.note)),
+        folder=folder,
+        start=start / "model.safetensors",
+        limit=settings.limits.bytes_per_round,
+        callback=hooks.step,
+        reach=_reach(hooks.reach, hello),
+        leaving=hooks.leaving,
+    )
+    check_limits(settings, site, scored=bool(hello.share))
+    run.site = site
+    for line in facts_and_lines(run.job, data, run.ready)[1]:
+        LOG.info("run %s: data: %s", run.name, line)
+    return site
+
+
+def parts_of(run: SiteRun) -> Parts:
+    """The parts of the run's model."""
+    job, start = run.job, run.folder / "start"
+    return checkpoints.parts_of(str(start), job.task.kind, run.hello.labels, head_of(job), adapter_of(job))
+
+
+def server_parts(settings: SiteSettings, run: SiteRun, parts: Parts) -> tuple[str, ...]:
+    """The parts that the server holds."""
+    job = run.job
+    return make_plan(job.method, parts, job.task.kind, 0, settings.name, Streams(job.train.seed)).away(parts)
+
+
+def _data(name: str, ready: Ready, store: Store) -> ClientData:
+    """The site's examples; it is scored on test rows of its own or not at all."""
+    index = ready.shards[name]
+    tests = {name: ready.tests.get(name, {}).get(name, index[:0])}
+    return ClientData(ready.train, index, ready.test, tests, store)
+
+
+def _reach(reach: ReachServer | None, hello: HelloHeader) -> Reach | None:
+    stream = hello.stream
+    if stream is None:
+        return None
+    if reach is None:
+        raise Refused("it has no way to send hidden states")
+    return lambda request: reach(request, *stream)

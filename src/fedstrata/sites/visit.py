@@ -1,0 +1,100 @@
+"""``fedstrata join --dry-run``: shows what a run would have this site send, and leaves its message unanswered."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fedstrata.errors import UserError
+from fedstrata.sites.approval import approve, content_of, job_digest
+from fedstrata.sites.gate import Gate
+from fedstrata.sites.message_client import Over
+from fedstrata.sites.messages import HelloHeader, decode_message
+from fedstrata.sites.model_files import check_files
+from fedstrata.sites.permission import Refused, check_job, check_rows, permit
+from fedstrata.sites.release_log import ReleaseLog
+from fedstrata.sites.service import MOST_FILE_BYTES, Trial
+from fedstrata.sites.settings import SiteSettings
+from fedstrata.sites.site_job import site_job
+from fedstrata.sites.tensor_file import TensorFile
+from fedstrata.sites.trial import try_run
+from fedstrata.wire.codec import WireError
+from fedstrata.wire.files import write_bytes
+
+
+class Visit:
+    """Stands in for :class:`fedstrata.sites.service.SiteService`; the first message is shown and not answered.
+
+    Args:
+        settings: the site's.
+        say: prints a line.
+        trial: see there.
+
+    Attributes:
+        over: a message has come and was shown.
+    """
+
+    def __init__(self, settings: SiteSettings, say: Callable[[str], None], trial: Trial = try_run) -> None:
+        self.settings, self.say, self.trial = settings, say, trial
+        self.over = False
+
+    def admit(self, metadata: Any, size: int) -> None:
+        """Refuse what is no first message, before it is received."""
+        if metadata.get("kind") != "hello" or size > MOST_FILE_BYTES:
+            raise WireError("is no first message")
+
+    def answer(self, message: bytes | TensorFile) -> TensorFile:
+        """Show a first message; it stays at the server, where `fedstrata join` fetches it again."""
+        envelope = decode_message(message, "hello")
+        assert isinstance(envelope.header, HelloHeader)
+        self.over = True
+        for line in self._lines(envelope.run, envelope.header, envelope.weights.get("files", {})):
+            self.say(line)
+        raise Over
+
+    def refuse(self, run: str, error: BaseException) -> TensorFile:
+        """Show that a run is on."""
+        self.over = True
+        self.say(f"run {run[:32]} has begun already; what it has sent is in the release log: fedstrata site log")
+        raise Over
+
+    def _lines(self, run: str, hello: HelloHeader, files: dict[str, Any]) -> list[str]:
+        digest = job_digest(hello, files)
+        lines = [f"run {run}", f"job {digest}"]
+        try:
+            with tempfile.TemporaryDirectory(dir=self.settings.folder, prefix=".dry-run-") as folder:
+                lines += self._proposal(run, hello, files, Path(folder))
+        except (Refused, WireError) as error:
+            return [*lines, f"this site would refuse: {error}"]
+        except UserError as error:
+            return [*lines, f"this site cannot take part: {error}"]
+        with suppress(Refused):
+            approve(self.settings.approve, digest, self.settings.folder / "runs" / run, None, [])
+            return [*lines, "fedstrata join takes part in it, by [approve] in site.toml"]
+        if self.settings.approve.runs == "ask":
+            return [*lines, "fedstrata join asks about it on its terminal"]
+        return [*lines, f'fedstrata join refuses it, unless site.toml has [approve] jobs = ["{digest}"]']
+
+    def _proposal(self, run: str, hello: HelloHeader, files: dict[str, Any], folder: Path) -> list[str]:
+        job = site_job(self.settings, hello, folder)
+        permit(self.settings, job)
+        check_job(self.settings, job)
+        Gate(self.settings.limits, ReleaseLog(self.settings.folder)).check_run(run)
+        contents = {name: content_of(tensor) for name, tensor in files.items()}
+        check_files(contents)
+        for name, content in contents.items():
+            write_bytes(folder / "start" / name, content)
+        proposal = self.trial(self.settings, hello, folder)
+        lines = proposal.lines()
+        try:
+            check_rows(self.settings.limits, proposal.least)
+            for span, size in (("round", proposal.round_bytes), ("run", proposal.bytes)):
+                limit = getattr(self.settings.limits, f"bytes_per_{span}")
+                if limit is not None and size > limit:
+                    raise Refused(f"a {span} sends {size} bytes, its limit is {limit}")
+        except Refused as error:
+            lines.append(f"this site would refuse: {error}")
+        return lines

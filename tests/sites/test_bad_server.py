@@ -1,0 +1,440 @@
+"""A bad server: what it asks for, and what it sends as a model, does not harm a site."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_in_memory import Village
+from test_service import answer, text
+
+import fedstrata
+from fedstrata.sites import trial
+from fedstrata.sites.messages import (
+    Envelope,
+    HelloHeader,
+    ReplyHeader,
+    RequestHeader,
+    StartHeader,
+    WelcomeHeader,
+    decode_message,
+    encode_message,
+)
+from fedstrata.sites.service import SiteService
+from fedstrata.sites.settings import read_site
+from fedstrata.sites.trial import try_run
+
+Jobs = Callable[..., dict[str, Any]]
+Said = dict[type, list[Envelope]]
+
+
+ROWS = [(f"the sick organ {i} kidney", ("kidney", "heart")[i % 2]) for i in range(12)]
+
+
+class Town:
+    """Site a with twelve rows, and what an honest server said to it in a run: the attacks are made of that."""
+
+    def __init__(self, village: Village, config: dict[str, Any]) -> None:
+        self.village = village
+        self.home = village.folder / "federation" / "sites" / "a"
+        self.rows(ROWS)
+        _, there = village.jobs(config)
+        there["task"]["labels"] = ["kidney", "heart", "eye", "liver"]
+        fedstrata.run(there, {"engine.quorum": 0.3})
+        self.said: Said = {}
+        for name, way, message in village.post.messages:
+            if name == "a" and way == "down":
+                envelope = decode_message(message, "hello", "start", "request", "farewell")
+                self.said.setdefault(type(envelope.header), []).append(envelope)
+        [self.hello], [self.start] = self.said[HelloHeader], self.said[StartHeader]
+
+    def rows(self, rows: list[tuple[str, str]]) -> None:
+        self.village.write("federation/sites/a/train.csv", ["text", "label"], rows)
+
+    def site(self, *limits: tuple[str, str], tried: bool = False) -> SiteService:
+        """Site a as new, with other settings."""
+        for path in sorted(self.home.glob("state/**/*"), reverse=True):
+            path.unlink() if path.is_file() else path.rmdir()
+        return self.again(*limits, tried=tried)
+
+    def again(self, *limits: tuple[str, str], tried: bool = False) -> SiteService:
+        """Site a, started again on the disk that it has."""
+        path = self.home / "site.toml"
+        original = path.read_text("utf-8")
+        changed = original.replace("min_examples = 1 ", "min_examples = 8 ")
+        for old, new in limits:
+            assert old in changed
+            changed = changed.replace(old, new)
+        path.write_text(changed, "utf-8")
+        settings = read_site(path)
+        path.write_text(original, "utf-8")
+        return SiteService(settings, trial=try_run if tried else None)
+
+    def job(self, **tables: dict[str, Any]) -> dict[str, Any]:
+        """The job with other keys."""
+        job = self.hello.header.job  # type: ignore[attr-defined]
+        return {**job, **{name: {**job.get(name, {}), **keys} for name, keys in tables.items()}}
+
+    def begun(self, service: SiteService) -> SiteService:
+        """A site that has been greeted and has the start model."""
+        assert isinstance(answer(service, self.hello), WelcomeHeader)
+        assert isinstance(answer(service, self.start), WelcomeHeader)
+        return service
+
+    def request(self, round: int, phase: str = "train") -> Envelope:
+        """What the server asked for."""
+        requests = self.said[RequestHeader]
+        return next(r for r in requests if (r.header.round, r.header.phase) == (round, phase))  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def heard(tmp_path_factory: pytest.TempPathFactory, model_folder: Callable[..., Path]) -> Town:
+    folder = tmp_path_factory.mktemp("town")
+    (folder / "test.csv").write_text(
+        "text,label\n" + "".join(f"{text},{label}\n" for text, label in ROWS), "utf-8"
+    )
+    config = {
+        "model": {"name": str(model_folder(layers=2))},
+        "task": {"kind": "classify"},
+        "data": {"test": str(folder / "test.csv")},
+        "clients": {},
+        "method": {"name": "fedavg", "rounds": 2},
+        "train": {"batch_size": 2, "max_tokens": 32, "precision": "fp32", "device": "cpu"},
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        return Town(Village(folder, patch), config)
+
+
+@pytest.fixture
+def town(heard: Town) -> Town:
+    heard.rows(ROWS)
+    return heard
+
+
+def kept(service: SiteService) -> list[Path]:
+    """What the site keeps of runs."""
+    return list((service.settings.folder / "runs").glob("*"))
+
+
+def releases(service: SiteService) -> list[dict[str, Any]]:
+    path = service.settings.folder / "releases.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+FEW = [
+    {"steps": 1, "batch_size": 1},
+    {"steps": 3, "batch_size": 2},
+    {"batch_size": 1, "steps": 12, "lr_schedule": "polynomial", "lr_power": 1e6},
+    {"batch_size": 1, "steps": 12, "lr_schedule": "polynomial", "lr_power": 300.0, "warmup_ratio": 0.3},
+]
+
+
+@pytest.mark.parametrize("train", FEW)
+def test_a_job_by_which_a_message_is_of_few_rows_is_refused(town: Town, train: dict[str, Any]) -> None:
+    service = town.site()
+    assert isinstance(answer(service, town.hello, job=town.job(train=train)), WelcomeHeader)
+    refusal = answer(service, town.start)
+    assert refusal.final
+    assert refusal.reason.startswith(
+        "refuses: fewer than 8 rows of its own would be behind a message (min_examples)"
+    )
+    assert "weights" not in {line["payload"] for line in releases(service)}
+
+
+def test_many_steps_over_few_chunks_of_long_texts_are_few_rows(town: Town) -> None:
+    """Two texts of a hundred chunks each are two rows."""
+    long = " ".join(["the sick organ kidney heart eye"] * 100)
+    town.rows([(long, "kidney"), (long, "heart")])
+    service = town.site()
+    job = town.job(train={"max_tokens": 16, "batch_size": 4})
+    assert isinstance(answer(service, town.hello, job=job, long_text="chunk"), WelcomeHeader)
+    reason = answer(service, town.start).reason
+    assert reason == "refuses: it has fewer examples than the 8 it wants to train on"
+
+
+def test_few_masked_tokens_are_few_rows(town: Town) -> None:
+    refusal = answer(
+        town.site(), town.hello, job=town.job(task={"kind": "mlm", "mask_probability": 1e-9}), labels=None
+    )
+    assert "task.mask_probability is 1e-09" in refusal.reason
+
+
+def test_a_request_by_which_a_message_is_of_few_rows_is_refused(town: Town) -> None:
+    """The job is fine at its beginning; the request's place in the schedule leaves nothing but its first steps."""
+    service = town.site()
+    train = {"batch_size": 1, "steps": 12, "lr_schedule": "polynomial", "lr_power": 6.0}
+    answer(service, town.hello, job=town.job(train=train))
+    assert isinstance(answer(service, town.start), WelcomeHeader)
+    refusal = answer(service, town.request(0), span=(0.0, 1.0))
+    assert "fewer than 8 rows of its own" in refusal.reason
+
+
+def test_a_request_repeated_gets_the_same_bytes_and_another_one_none(town: Town) -> None:
+    service = town.begun(town.site())
+    asked = bytes(encode_message(town.hello.run, town.request(0).header, town.request(0).weights))
+    first = bytes(service.answer(asked))
+    assert decode_message(first, "reply")
+    assert bytes(service.answer(asked)) == first
+    for host in (service, town.again()):  # in the same program, and after it was started again
+        assert bytes(host.answer(asked)) == first, "its seconds too: it is the stored one"
+        weights = {part: dict(own) for part, own in town.request(1).weights.items()}
+        other = answer(host, town.request(0), weights, versions=town.request(1).header.versions)  # type: ignore[attr-defined]
+        assert (
+            other.reason
+            == "refuses: it has answered another request for weights of round 1, and answers one alone"
+        )
+    left = [line for line in releases(service) if line["payload"] == "weights"]
+    assert len(left) == 4
+    assert len({line["sha256"] for line in left}) == 1
+
+
+def test_whoever_deletes_a_run_s_folder_does_not_get_a_round_twice(town: Town) -> None:
+    service = town.begun(town.site())
+    assert isinstance(answer(service, town.request(0)), ReplyHeader)
+    for path in sorted((service.settings.folder / "runs").rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    service = town.begun(town.again())
+    refusal = answer(service, town.request(0))
+    assert refusal.reason == "refuses: it has answered round 1 of this run, and does not keep the answer"
+
+
+def test_an_answer_that_is_damaged_on_the_disk_does_not_leave(town: Town) -> None:
+    service = town.begun(town.site())
+    assert isinstance(answer(service, town.request(0)), ReplyHeader)
+    [path] = (service.settings.folder / "runs").rglob("0-weights.answer")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert "its answer to round 1 is damaged" in answer(service, town.request(0)).reason
+
+
+ENDS = [
+    (("# max_rounds = 10_000", "max_rounds = 1"), "refuses: the run has 2 rounds, it takes part in 1 at most"),
+    (("# bytes_per_run = 10_000_000_000", "bytes_per_run = 100_000"), "refuses: the run sends "),
+    (
+        ("# disk_per_run = 20_000_000_000", "disk_per_run = 60_000"),
+        "refuses: the run would take more of its disk than",
+    ),
+]
+
+
+@pytest.mark.parametrize(("limit", "reason"), ENDS)
+def test_a_run_beyond_a_limit_is_refused_before_it_begins(town: Town, limit: tuple[str, str], reason: str) -> None:
+    service = town.site(limit)
+    said = [answer(service, town.hello)]
+    if isinstance(said[0], WelcomeHeader):
+        said.append(offered(service, town.start))
+    assert said[-1].reason.startswith(reason), said
+    assert said[-1].final
+
+
+def offered(service: SiteService, envelope: Envelope) -> Any:
+    """As it comes: its size is known before its content."""
+    message = encode_message(envelope.run, envelope.header, envelope.weights)
+    try:
+        service.admit(message.metadata, len(message) - len(message.head))
+    except Exception as error:
+        return decode_message(service.refuse(envelope.run, error), "refusal").header
+    return decode_message(service.answer(message), "welcome", "reply", "refusal").header
+
+
+def test_the_bytes_of_a_day_are_those_of_all_runs(town: Town) -> None:
+    service = town.begun(town.site())
+    answer(service, town.request(0))
+    size = sum(line["bytes"] for line in releases(service))
+    service = town.again(("# bytes_per_day = 10_000_000_000", f"bytes_per_day = {size * 3 // 2}"))
+    other = "b" * 32
+    assert isinstance(answer(service, town.hello, run=other), WelcomeHeader)
+    assert isinstance(answer(service, town.start, run=other), WelcomeHeader)
+    refusal = answer(service, town.request(0), run=other)
+    assert "bytes a day (bytes_per_day)" in refusal.reason
+    assert sum(line["payload"] == "weights" for line in releases(service)) == 1
+
+
+def test_no_more_runs_than_it_takes_part_in(town: Town) -> None:
+    service = town.begun(town.site(("# max_runs = 20", "max_runs = 1")))
+    assert isinstance(answer(service, town.request(0)), ReplyHeader)
+    service = town.again(("# max_runs = 20", "max_runs = 1"))
+    assert (
+        "the 1 runs that it takes part in at most (max_runs)" in answer(service, town.hello, run="b" * 32).reason
+    )
+    assert isinstance(answer(service, town.hello), WelcomeHeader), "the one that it takes part in goes on"
+
+
+def test_work_ends_with_its_seconds(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two seconds pass between two looks at the clock."""
+    service = town.begun(town.site(("# seconds_per_run = 86_400", "seconds_per_run = 5")))
+    clock = iter(range(0, 10**6, 2))
+    monkeypatch.setattr("fedstrata.sites.gate.time.monotonic", lambda: next(clock))
+    refusal = answer(service, town.request(0))
+    assert refusal.reason == "refuses: it has worked for the 5 s that it works for a run at most (seconds_per_run)"
+    assert "weights" not in {line["payload"] for line in releases(service)}
+
+
+def test_every_message_that_leaves_has_its_line(town: Town) -> None:
+    service = town.begun(town.site())
+    sent = [
+        bytes(service.answer(encode_message(e.run, e.header, e.weights))) for e in (town.hello, town.request(0))
+    ]
+    sent.append(bytes(service.answer(b"nonsense")))
+    lines = releases(service)
+    for message in sent:
+        digest = hashlib.sha256(message).hexdigest()
+        [line] = [line for line in lines if line["sha256"] == digest]
+        assert line["bytes"] == len(message)
+    [weights] = [line for line in lines if line["payload"] == "weights"]
+    assert (weights["run"], weights["round"], weights["rows"]) == (town.hello.run, 0, 12)
+    assert {"embeddings", "head"} <= set(weights["parts"])
+    assert {line["payload"] for line in lines} == {"examples", "weights", "refusal"}
+    content = (service.settings.folder / "releases.jsonl").read_text()
+    assert not any(word in content for word in ("kidney", "sick", str(service.settings.folder)))
+
+
+# The model's files
+
+
+def with_file(town: Town, name: str, change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    files = dict(town.hello.weights["files"])
+    table = json.loads(files[name].numpy().tobytes())
+    changed = change(table)
+    return {"files": {**files, name: text(json.dumps(table if changed is None else changed))}}
+
+
+CONFIGS: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
+    ("config.json", lambda t: t.update(attn_implementation="someone/kernel"), "key 'attn_implementation'"),
+    ("config.json", lambda t: t.update(_attn_implementation="sdpa"), "key '_attn_implementation'"),
+    ("config.json", lambda t: t.update(quantization_config={"quant_method": "gptq"}), "key 'quantization_config'"),
+    ("config.json", lambda t: t.update(id2label={"0": {"auto_map": {"AutoConfig": "a.B"}}}), "code of its own"),
+    ("config.json", lambda t: t.update(auto_map={"AutoModel": "evil--code.Model"}), "code of its own"),
+    (
+        "config.json",
+        lambda t: t.update(model_type="fedstrata_headed", encoder={"model_type": "bert"}),
+        "model_type",
+    ),
+    ("config.json", lambda t: t.update(model_type="../../x"), "model_type '../../x' is none that transformers"),
+    ("config.json", lambda t: t.update(hidden_act="/etc/passwd"), "'hidden_act' is not taken"),
+    ("config.json", lambda t: t.update(num_hidden_layers=20_000), "has 20000 layers, at most 512"),
+    ("config.json", lambda t: t.update(num_hidden_layers=-1), "num_hidden_layers is no whole number above 0"),
+    ("config.json", lambda t: t.update(hidden_size=10**12), "'hidden_size' is not taken"),
+    ("config.json", lambda t: t.update(vocab_size=1e400), "cannot be read"),
+    ("config.json", lambda t: t.update(text_config={"model_type": "bert"}), "key 'text_config'"),
+    ("config.json", lambda t: t.update(id2label=dict.fromkeys(map(str, range(100_001)), "x")), "more than 100000"),
+    ("config.json", lambda t: [1, 2], "is no table"),
+    ("tokenizer_config.json", lambda t: t.update(tokenizer_file="/etc/passwd"), "key 'tokenizer_file'"),
+    ("tokenizer_config.json", lambda t: t.update(added_tokens_decoder={"0": {"auto_map": 1}}), "code of its own"),
+    ("tokenizer_config.json", lambda t: t.update(tokenizer_class="BertJapaneseTokenizer"), "no fast tokenizer"),
+    ("tokenizer_config.json", lambda t: t.update(tokenizer_class="os.system"), "no fast tokenizer"),
+    ("tokenizer_config.json", lambda t: t.update(backend="sentencepiece"), "backend is another"),
+    ("tokenizer.json", lambda t: t.update(script="x"), "key 'script'"),
+    ("tokenizer.json", lambda t: t.update(normalizer={"pattern": {"Regex": "a" * 3000}}), "regular expression"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "reason"), CONFIGS)
+def test_config_and_tokenizer_hold_what_is_taken_and_no_more(
+    town: Town, name: str, change: Callable[[dict[str, Any]], Any], reason: str
+) -> None:
+    service = town.site()
+    refusal = answer(service, town.hello, with_file(town, name, change))
+    assert refusal.reason.startswith("refuses: the model"), refusal
+    assert reason in refusal.reason
+    assert kept(service) == []
+    assert isinstance(answer(service, town.hello), WelcomeHeader), "it goes on"
+
+
+def test_a_file_nested_too_deep_or_too_large_is_refused(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    service, files = town.site(), town.hello.weights["files"]
+    deep = text('{"model": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    assert "tokenizer.json" in answer(service, town.hello, {"files": {**files, "tokenizer.json": deep}}).reason
+    large = torch.zeros(1 << 24, dtype=torch.uint8)
+    reason = answer(service, town.hello, {"files": {**files, "special_tokens_map.json": large}}).reason
+    assert "has 16777216 bytes, at most 1048576 are taken" in reason
+    for name in ("x" * 5000, "\u202ea", "\N{SNOWMAN}" * 500):
+        said = answer(service, town.hello, {"files": {**files, name: files["config.json"]}}).reason
+        assert said.startswith("refuses: the model comes with code of its own (")
+        assert said.isascii()
+    lacking = {name: content for name, content in files.items() if name != "tokenizer.json"}
+    assert "comes without tokenizer.json" in answer(service, town.hello, {"files": lacking}).reason
+
+
+JOBS = [
+    ({"method": {"rounds": 1_000_000}}, "refuses: the run has 1000000 rounds, it takes part in 10000 at most"),
+    ({"method": {"rounds": 10**9}}, "failed: its data, model or device cannot be used"),
+    ({"train": {"epochs": 1_000_000}}, "refuses: a round has 1000000 epochs, it takes part in 1000 at most"),
+    ({"train": {"epochs": 10**9}}, "failed: its data, model or device cannot be used"),
+]
+
+
+@pytest.mark.parametrize(("tables", "reason"), JOBS)
+def test_a_job_out_of_bounds_is_refused_before_anything_is_built(
+    town: Town, tables: dict[str, Any], reason: str
+) -> None:
+    service = town.site()
+    assert answer(service, town.hello, job=town.job(**tables)).reason.startswith(reason)
+    assert kept(service) == []
+
+
+# What is tried in a process of its own
+
+
+def test_what_a_run_would_do_is_known_before_it_is_agreed_to(town: Town, caplog: pytest.LogCaptureFixture) -> None:
+    service = town.site(tried=True)
+    with caplog.at_level("INFO"):
+        assert isinstance(answer(service, town.hello), WelcomeHeader)
+    lines = [message.partition("proposed: ")[2] for message in caplog.messages if "proposed: " in message]
+    assert lines[0].startswith("fedavg, 2 rounds, a model of ")
+    assert "of 12 rows of its own, 6 steps in a round; at least 12 rows behind each message" in lines
+    answer(service, town.start)
+    answer(service, town.request(0))
+    sent = [line["bytes"] for line in releases(service) if line["payload"] == "weights"]
+    [said] = [float(line.split()[2]) for line in lines if line.startswith("at most ")]
+    assert 0 < sent[0] - said * 1e6 < 12_000, "what it says is what leaves, and a header"
+
+
+def test_a_tokenizer_that_panics_ends_a_process_and_not_the_site(town: Town) -> None:
+    rows = [("a" * 60 + " b", "kidney")] * 12
+    town.rows(rows)
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    service = town.site(tried=True)
+    files = with_file(town, "tokenizer.json", lambda t: t.update(pre_tokenizer=split))
+    refusal = answer(service, town.hello, files)
+    assert refusal.reason.startswith("refuses: trying its model and tokenizer failed (PanicException)"), refusal
+    assert kept(service) == []
+    untried = town.site()
+    assert isinstance(answer(untried, town.hello, files), WelcomeHeader)
+    assert answer(untried, town.start).reason == "failed: PanicException; its own log says more"
+    assert isinstance(answer(service, town.hello), WelcomeHeader), "it goes on"
+
+
+def test_a_process_that_does_not_end_or_dies_is_ended(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = town.site(tried=True)
+    monkeypatch.setattr(trial, "SECONDS", 0.0)
+    assert "did not end within 0 s" in answer(service, town.hello).reason
+    monkeypatch.setattr(trial, "SECONDS", 60.0)
+    monkeypatch.setattr(trial, "MEMORY_SHARE", 1e-9)
+    reason = answer(service, town.hello).reason
+    assert "of memory to train, more than it gives a run" in reason
+    assert kept(service) == []
+    monkeypatch.setattr(trial, "MEMORY_SHARE", 0.5)
+    assert isinstance(answer(service, town.hello), WelcomeHeader)
+
+
+def test_a_model_larger_than_the_memory_is_refused(town: Town) -> None:
+    big = with_file(town, "config.json", lambda t: t.update(vocab_size=9_000_000, hidden_size=65536))
+    reason = answer(town.site(tried=True), town.hello, big).reason
+    assert "MB of memory to train, more than it gives a run" in reason
+
+
+def test_its_own_rows_that_cannot_be_read_are_its_own_affair(town: Town, caplog: pytest.LogCaptureFixture) -> None:
+    service = town.site(tried=True)
+    (town.home / "train.csv").unlink()
+    assert (
+        answer(service, town.hello).reason
+        == "failed: its data, model or device cannot be used; its own log says why"
+    )
+    assert "train.csv" in caplog.text

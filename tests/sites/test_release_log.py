@@ -1,0 +1,142 @@
+"""The release log: what is changed, cut or put in is found."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedstrata import UserError
+from fedstrata.cli import app
+from fedstrata.sites.provision import init
+from fedstrata.sites.release_lines import log_lines, verified_lines
+from fedstrata.sites.release_log import DAY, Release, ReleaseLog, now, read_log, release_of
+
+RUN = "a" * 32
+
+
+def release(number: int, **changes: object) -> Release:
+    made = release_of(iter([b"bytes ", str(number).encode()]), RUN, number, "weights", ("head", "layer.0"), 12)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """The folder of a log with five lines."""
+    log = ReleaseLog(tmp_path)
+    for number in range(5):
+        log.append(release(number, epsilon=0.5 if number == 4 else None))
+    return tmp_path
+
+
+def test_a_line_has_what_left_and_follows_on_the_one_before(written: Path) -> None:
+    chain = "0" * 64
+    lines = [json.loads(line) for line in (written / "releases.jsonl").read_text().splitlines()]
+    for number, line in enumerate(lines):
+        theirs = line.pop("chain")
+        content = json.dumps(line, sort_keys=True, separators=(",", ":"))
+        chain = hashlib.sha256(f"{chain}\n{content}".encode()).hexdigest()  # as the docs say
+        assert theirs == chain
+        assert line["sha256"] == hashlib.sha256(f"bytes {number}".encode()).hexdigest()
+        assert (line["bytes"], line["rows"], line["round"], line["parts"]) == (7, 12, number, ["head", "layer.0"])
+        assert set(line) - {"epsilon"} == {
+            *("time", "run", "round", "payload", "parts", "bytes", "rows", "sha256"),
+        }
+    assert [line.get("epsilon") for line in lines] == [None] * 4 + [0.5]
+    assert oct((written / "releases.jsonl").stat().st_mode)[-3:] == "600"
+
+
+def test_it_goes_on_where_it_ended(written: Path) -> None:
+    log = ReleaseLog(written)
+    assert (log.count, log.run_bytes[RUN]) == (5, 35)
+    assert log.answered == {(RUN, number, "weights") for number in range(5)}
+    assert log.bytes_today(now()) == 35
+    assert log.bytes_today(now() + DAY + timedelta(seconds=1)) == 0
+    log.append(release(5))
+    assert [each.round for each in log.releases()] == list(range(6))
+    assert len(ReleaseLog(written).answered) == 6
+
+
+def edited(change: Callable[[list[bytes]], list[bytes]]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        path = folder / "releases.jsonl"
+        path.write_bytes(b"".join(change(path.read_bytes().splitlines(keepends=True))))
+
+    return damage
+
+
+DAMAGES: list[tuple[Callable[[Path], None], str]] = [
+    (
+        edited(lambda lines: [lines[0].replace(b'"rows": 12', b'"rows": 99'), *lines[1:]]),
+        "line 1 is not as it was",
+    ),
+    (edited(lambda lines: lines[:2] + lines[3:]), "line 3 is not as it was"),
+    (edited(lambda lines: [lines[1], lines[0], *lines[2:]]), "line 1 is not as it was"),
+    (edited(lambda lines: [*lines[:3], lines[2], *lines[3:]]), "line 4 is not as it was"),
+    (edited(lambda lines: lines[:3]), "it ends after line 3, and once had 5 lines"),
+    (edited(lambda lines: [*lines[:4], lines[4][:40]]), "line 5 is not as it was"),
+    (edited(lambda lines: [*lines, b"nonsense\n"]), "line 6 is not as it was"),
+    (edited(lambda lines: [*lines[:4], b"[" * 5000 + b"\n"]), "line 5 is not as it was"),
+    (edited(lambda lines: []), "it ends after line 0, and once had 5 lines"),
+    (lambda folder: (folder / "releases.jsonl").unlink(), "it ends after line 0, and once had 5 lines"),
+    (lambda folder: (folder / "releases.head").unlink(), "which says how far it goes, is missing or damaged"),
+]
+
+
+@pytest.mark.parametrize(("damage", "sentence"), DAMAGES)
+def test_what_is_changed_or_cut_is_found(written: Path, damage: Callable[[Path], None], sentence: str) -> None:
+    damage(written)
+    with pytest.raises(UserError, match=sentence):
+        list(read_log(written))
+    with pytest.raises(UserError, match=f"{sentence}.*nothing leaves this site until"):
+        ReleaseLog(written)
+
+
+def test_a_machine_that_stopped_while_a_line_was_written(written: Path) -> None:
+    """The line has no end, so its message never left; a line beyond the head was written, and may have left."""
+    path, head = written / "releases.jsonl", (written / "releases.head").read_bytes()
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole.splitlines(keepends=True)[-1][:50])
+    assert ReleaseLog(written).count == 5
+    assert path.read_bytes() == whole
+    ReleaseLog(written).append(release(5))
+    (written / "releases.head").write_bytes(head)
+    assert ReleaseLog(written).count == 6
+
+
+def test_batches_write_how_far_it_goes_later(tmp_path: Path) -> None:
+    log = ReleaseLog(tmp_path)
+    log.append(release(0), head=False)
+    log.append(release(1), head=False)
+    assert ReleaseLog(tmp_path).count == 2
+
+
+def test_it_is_shown_and_checked(tmp_path: Path) -> None:
+    init(tmp_path / "federation", ["a"])
+    site = tmp_path / "federation" / "sites" / "a"
+    runner = CliRunner()
+    assert "0 messages, 0 bytes in all" in runner.invoke(app, ["site", "log", str(site)]).output
+    log = ReleaseLog(site / "state")
+    log.append(release(0))
+    log.append(release(-1, payload="examples", parts=()))
+    shown = runner.invoke(app, ["site", "log", str(site / "site.toml")]).output
+    assert "round 1  weights  7 bytes  12 rows" in shown
+    assert "2 messages, 15 bytes in all" in shown
+    checked = runner.invoke(app, ["site", "log", str(site), "--verify"])
+    assert checked.exit_code == 0
+    assert f"2 messages, each as it was written; last chain {log.chain}" in checked.output
+    path = site / "state" / "releases.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"rows": 12', b'"rows": 13', 1))
+    broken = runner.invoke(app, ["site", "log", str(site), "--verify"])
+    assert broken.exit_code == 2
+    assert list(tmp_path.rglob("*.part")) == []
+    with pytest.raises(UserError, match="line 1 is not"):
+        list(log_lines(site / "state"))
+    with pytest.raises(UserError, match="line 1 is not"):
+        list(verified_lines(site / "state"))

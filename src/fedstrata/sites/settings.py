@@ -175,10 +175,14 @@ class Device(Table):
     """CPU threads; absent: as many as there are cores."""
 
 
+def _weights() -> list[Payload]:
+    return ["weights"]
+
+
 class Allow(Table):
     """``[allow]``: what may leave the site, and for which methods."""
 
-    payloads: list[Payload] = Field(default_factory=lambda: ["weights"])
+    payloads: list[Payload] = Field(default_factory=_weights)
     methods: Annotated[list[str] | None, AfterValidator(checks.method_names)] = None
     """Absent: every method."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from fedstrata.client.frozen_layers import check_frozen_layers
 from fedstrata.client.model_options import adapter_of, head_of
 from fedstrata.client.precision import batch_tokens, resolve_precision
 from fedstrata.client.scorer import FeatureCaches, Scorer
+from fedstrata.client.sharing import check_part_period, with_sharing, with_vocabulary
 from fedstrata.client.trainer import Trainer
 from fedstrata.client.working_model import WorkingModel
 from fedstrata.data import demo
@@ -85,6 +86,7 @@ def make_ready(
     loaded = checkpoints.load(
         start, job.task.kind, data.labels, init_seed(job), job.train.dropout, head_of(job), away, adapter_of(job)
     )
+    loaded = replace(loaded, parts=with_sharing(job, loaded.parts, lambda: loaded.tokenizer))
     check_precision(job, loaded.parts)
     job = _fit(job, checkpoints.max_positions(loaded.model))
     own = None if data.tests is None else data.tests.values()
@@ -116,7 +118,7 @@ def make_runtime(job: Job, loaded: checkpoints.Loaded, task: Task, codec: Codec)
         trainer=Trainer(working, task, train, streams),
         scorer=Scorer(working, task, train, streams),
         caches=FeatureCaches(working, task, train, lambda done, total: None),
-        wire=Wire(codec),
+        wire=Wire(codec, loaded.parts.sharing),
         dtype=job.wire.dtype if job.wire.dtype in DTYPES else "fp32",
         stream=stream_form(*job.wire.stream),
     )
@@ -146,6 +148,7 @@ def check_plans(
             if client != "default" and client not in clients:
                 raise UserError(f"{option}: no client {client!r}; {did_you_mean(client, clients)}")
     check_precision(job, parts)
+    check_part_period(job, parts, clients)
     streams, names = Streams(job.train.seed), list(clients)
     checked: set[Plan] = set()
     for round in range(job.method.rounds):
@@ -194,7 +197,7 @@ def resolve_jobs(jobs: Sequence[Job], base_dir: Path | None) -> list[Job]:
     widths: dict[str, int | None] = {}
     for job in jobs:
         widths[job.stage] = _width(job, base_dir) if job.model else widths[job.start]
-    return [resolve_auto(job, widths[job.stage]) for job in jobs]
+    return [with_vocabulary(resolve_auto(job, widths[job.stage]), base_dir) for job in jobs]
 
 
 def resolve_auto(job: Job, width: int | None = None) -> Job:

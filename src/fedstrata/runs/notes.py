@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from fedstrata.client.sharing import sharing_notes
 from fedstrata.data.prepare import Prepared, data_notes
 from fedstrata.errors import UserError, plural
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.job.adapter_rules import check_adapter
 from fedstrata.job.privacy_rules import check_privacy
+from fedstrata.job.sharing_rules import check_turns
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models.checkpoints import Loaded
 from fedstrata.plan.plan import make_plan
@@ -28,6 +30,7 @@ def check_names(job: Job) -> None:
     make_server_optimizer(job.server)
     check_adapter(job)
     check_privacy(job)
+    check_turns(job)
 
 
 def check_permission(job: Job) -> None:
@@ -56,6 +59,7 @@ def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int) -> tuple[str, .
     if job.adapter.kind == "lora" and job.adapter.merge == "plain":
         lines.append("the adapters' A and B are averaged apart, which is not the average of their products B A")
     lines += EXCHANGES[job.method.exchange].notes(job, loaded.parts, len(data.shards), tokens)
+    lines += sharing_notes(job, loaded.parts)
     streams = Streams(job.train.seed)
     rounds = range(job.method.rounds)
     plans = [make_plan(job.method, loaded.parts, job.task.kind, round, SERVER, streams) for round in rounds]

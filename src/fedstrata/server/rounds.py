@@ -262,7 +262,7 @@ class Rounds:
         plans = {client: self.plan(max(round, 0), client) for client in clients}
         self.expect(clients)
         requests = (
-            self.request(round, client, replace(plan, layers=whole, train=(), send=()), "evaluate")
+            self.request(round, client, replace(plan, layers=whole, train=(), send=(), between=()), "evaluate")
             for client, plan in plans.items()
         )
         scores: dict[str, Score] = {}

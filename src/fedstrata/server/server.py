@@ -18,6 +18,7 @@ from fedstrata.server.optimizer import AdaptiveOptimizer, ServerOptimizer
 from fedstrata.wire.chain import Chains
 from fedstrata.wire.codec import StateCodec, Wire, WireError
 from fedstrata.wire.finite import not_finite
+from fedstrata.wire.partial import held_back
 
 HUGE = 1e4
 """No weight of a model that learns is as large."""
@@ -122,11 +123,14 @@ class Server:
         """The part as clients see it: version 0 exact, later versions after encoding and decoding."""
         if self.chains:
             return self.chains.advance(part, self.versions[part], self.weights[part])
-        return self.wire.decode(self.outgoing(part)) if self.versions[part] else self.weights[part]
+        held = self.weights[part]
+        return self.wire.decode(self.outgoing(part), held=held) if self.versions[part] else held
 
     def unchanged(self, part: str) -> Tensors:
         """The part as it comes back from a client that has learned nothing."""
-        return self.received(part) if self.wire.changes else self.wire.decode(self.outgoing(part))
+        if self.wire.changes:
+            return self.received(part)
+        return self.wire.decode(self.outgoing(part), held=self.weights[part])
 
     def check(self, plan: Plan, reply: Reply) -> None:
         """Refuse a reply that does not hold what the plan sends.
@@ -154,7 +158,7 @@ class Server:
         self.check(plan, reply)
         for part in plan.send:
             reference = self.received(part) if self.wire.changes else None
-            tensors = self.wire.decode(reply.weights[part], reference)
+            tensors = self.wire.decode(reply.weights[part], reference, self.weights[part])
             self.aggregate.add(tensors, reply.examples, reply.client)
             self._replied.add(part)
         for copy in copies.values():
@@ -168,6 +172,7 @@ class Server:
             old = self.weights[part]
             moved = self._moved(part, result) if part in self._replied and not self.wire.lossless else result
             new = {name: self._step(name, old[name], moved[name]) for name in old}
+            new = held_back(new, old, self.parts.sharing)
             self.replace(part, new, "train" if self.optimizer_is_plain or part not in self._replied else "server")
         self._replied.clear()
         return changed

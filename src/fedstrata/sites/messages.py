@@ -36,7 +36,8 @@ class HelloHeader(Header):
     Attributes:
         version: of FedStrata; both ends must have the same.
         stage: name of the job's stage.
-        job: the job's tables ``task``, ``method``, ``train``, ``head``, ``adapter`` and ``wire``.
+        job: the job's tables ``task``, ``method``, ``train``, ``head``, ``adapter``, ``wire`` and
+            ``privacy``.
         long_text: the job's ``data.long_text``.
         share: share of the site's own rows to hold out for testing where it names no test rows; 0 for none.
         labels: class names in order.

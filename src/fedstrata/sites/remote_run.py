@@ -28,8 +28,10 @@ from fedstrata.sites.tensor_file import TensorFile
 from fedstrata.wire.codec import WireError
 from fedstrata.wire.files import write_bytes
 
-JOB_TABLES = ("task", "method", "train", "head", "adapter", "wire")
+JOB_TABLES = ("task", "method", "train", "head", "adapter", "wire", "privacy")
 """Tables of the job that are sent to a site; the others are the site's own."""
+VOCABULARY = "public_vocabulary.txt"
+"""The public vocabulary, among the model's files."""
 MOST_STATES_BYTES = 1 << 26
 """Of an example's hidden states: more than 512 tokens of the largest models have, in all branches of a head."""
 
@@ -74,6 +76,9 @@ def remote_run(
         port: of the activation stream; 0 where there is none.
     """
     job, run_id, files = stage.job, _run_id(stage.folder), _files(stage.loaded)
+    if job.privacy.public_vocabulary is not None:
+        content = bytearray(Path(job.privacy.public_vocabulary).read_bytes())
+        files[VOCABULARY] = torch.frombuffer(content, dtype=torch.uint8)
     header = HelloHeader(
         version=version("fedstrata"),
         stage=job.stage,
@@ -128,6 +133,8 @@ def _site_tables(job: Job, max_positions: int) -> dict[str, Any]:
     dump = job.dump()
     tables = {table: dump[table] for table in JOB_TABLES}
     tables["train"]["max_tokens"] = min(job.train.max_tokens, max_positions)
+    if tables["privacy"]["public_vocabulary"] is not None:  # its content comes with the model's files
+        tables["privacy"]["public_vocabulary"] = VOCABULARY
     return tables
 
 

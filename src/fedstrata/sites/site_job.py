@@ -38,8 +38,10 @@ def site_job(own: SiteSettings, hello: HelloHeader, folder: Path) -> Job:
         "data": data,
         "clients": {"count": 1, **clients},
         "train": train,
-        **{table: sent[table] for table in ("method", "head", "adapter", "wire") if table in sent},
+        **{table: sent[table] for table in ("method", "head", "adapter", "wire", "privacy") if table in sent},
     }
+    if job.get("privacy", {}).get("public_vocabulary") is not None:
+        job["privacy"] = {**job["privacy"], "public_vocabulary": str(folder / "start" / "public_vocabulary.txt")}
     method = None
     if "method" in hello.components:
         options = {key: value for key, value in sent.get("method", {}).items() if key != "name"}

@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 import torch
 from plain import plain_loop
-from test_in_memory import NAMES, Village, same
 from transformers import AutoModelForMaskedLM
 
 import fedstrata
-from fedstrata.errors import UserError
-from tiny import saved_models
 
 Jobs = Callable[..., dict[str, Any]]
 BIAS, POSITIONS = "cls.predictions.bias", "bert.embeddings.position_embeddings.weight"

@@ -1,4 +1,4 @@
-"""Whole runs that leave something out, or send parts in turns: forecast, resumption, sites; and what is refused."""
+"""Whole runs that leave something out, or send parts in turns: forecast, resuming, sites; what is refused."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def same_rows(folder: Path, rows: Fingerprints) -> None:
 
 
 def same_vocabulary(folder: Path, listed: Sequence[int]) -> None:
-    """Write which tokens the public vocabulary lists; or compare them with those that this folder's run began with.
+    """Write which tokens the public vocabulary lists; or compare them with those that this run began with.
 
     Raises:
         UserError: they differ, or the file with them is damaged or missing.

@@ -160,7 +160,8 @@ class Rounds:
     def request(self, round: int, client: str, plan: Plan, phase: Phase) -> Request:
         """What a client is asked; what goes down with it is in the ledger."""
         server, ledger_phase = self.server, "train" if phase == "receive" else phase
-        if client not in server.client_versions and shared_parts(server.parts, plan):
+        unsent = client not in server.client_versions and client not in getattr(self.engine, "own_start", ())
+        if unsent and shared_parts(server.parts, plan):
             parts = [part for part in server.parts.each if part.name not in plan.away(server.parts)]
             self.ledger(Entry(SETUP, client, "setup", "down", part.name, 4 * part.elements) for part in parts)
         request = server.request(round, client, plan, phase)

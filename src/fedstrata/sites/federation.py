@@ -159,6 +159,7 @@ def remote_engine(
             activation_server=server,
         )
         absent = engine.gather()
+        engine.own_start = frozenset(name for name, welcome in engine.welcomes.items() if welcome.own)
         for site in absent:
             on_event(Missed(-1, site.client, site.reason))
         if len(engine.welcomes) < max(1, math.ceil(job.engine.quorum * len(names))):

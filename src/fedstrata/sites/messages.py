@@ -78,10 +78,12 @@ class WelcomeHeader(Header):
     Attributes:
         examples: number of its training examples.
         holds: it has the start model.
+        own: which was not sent to it, but came from a folder of its own.
     """
 
     examples: Count
     holds: bool
+    own: bool = False
 
 
 class RefusalHeader(Header):

@@ -45,6 +45,7 @@ from fedstrata.sites.messages import (
     encode_reply,
 )
 from fedstrata.sites.own_model import save_own_model
+from fedstrata.sites.own_start import MARK, is_own, take_own_start
 from fedstrata.sites.own_state import START, check_own, open_journal, write_journal
 from fedstrata.sites.permission import Refused, check_limits, own_component, permit
 from fedstrata.sites.settings import SiteSettings
@@ -59,7 +60,16 @@ LOG = logging.getLogger("fedstrata.site")
 FILES = re.compile(r"[\w-]+\.(json|txt|model|jinja)")
 """What a model's folder may hold beside its weights: nothing that runs."""
 
-OWN_FILES = ("hello", "rows.json", "journal.jsonl", "*.safetensors", ".*.part", "features.f32", "features.json")
+OWN_FILES = (
+    "hello",
+    MARK,
+    "rows.json",
+    "journal.jsonl",
+    "*.safetensors",
+    ".*.part",
+    "features.f32",
+    "features.json",
+)
 """What a site itself writes into a run's folder, beside the files of the start model."""
 
 MOST_FILE_BYTES = 1 << 28
@@ -184,11 +194,10 @@ class SiteService:
 
     def _welcome(self, name: str, run: SiteRun) -> WelcomeHeader:
         """What it has for the run; with the start model it is ready to train."""
-        holds = (self._folder(name) / "start" / "model.safetensors").exists()
-        if not holds:
+        folder = self._folder(name)
+        if not (folder / START).exists() and not take_own_start(self.settings, run.job, run.hello, run.journal):
             return WelcomeHeader(examples=0, holds=False)
-        site = self._site(name, run)
-        return WelcomeHeader(examples=len(site.data.index), holds=True)
+        return WelcomeHeader(examples=len(self._site(name, run).data.index), holds=True, own=is_own(folder))
 
     def _take_start(self, name: str, run: SiteRun, weights: Weights) -> Header:
         folder = self._folder(name) / "start"

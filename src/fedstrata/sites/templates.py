@@ -60,6 +60,10 @@ name = "auto"  # "cpu", "cuda", or "auto": a GPU if there is one (default)
 payloads = ["weights"]  # of these three; default ["weights"]
 # methods = ["fedavg", "fedbfpt"]  # methods in which the site takes part; default: every method
 
+# A model that this site has already: a run that starts from the very same one does not send it.
+[model]
+# path = "minilm"  # folder of the model; default: every start model is sent
+
 [limits]
 # bytes_per_round = 500_000_000  # most bytes that may leave in a round; default: no limit
 min_examples = 1  # fewest examples of its own that the site trains on; default 1

@@ -92,5 +92,7 @@ def test_a_site_that_starts_again_still_has_it(job: Jobs, village: Village) -> N
 def test_a_folder_without_a_model_is_refused_when_the_settings_are_read(village: Village, tmp_path: Path) -> None:
     path = village.folder / "federation" / "sites" / "a" / "site.toml"
     path.write_text(path.read_text("utf-8").replace('# path = "minilm"', f'path = "{tmp_path}"'), "utf-8")
-    with pytest.raises(UserError, match=r"\[model\] path: .* holds no config.json; expected the folder of a model"):
+    with pytest.raises(
+        UserError, match=r"\[model\] path: .* holds no config.json; expected the folder of a model"
+    ):
         read_site(path.parent)

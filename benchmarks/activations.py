@@ -2,12 +2,13 @@
 
     python benchmarks/activations.py MODEL TRAIN.txt TEST.txt --seeds 3 --json activations.json
 
-FedBERT (``share``) further pre-trains MODEL on plain text at two clients, its first layer at them, with hidden states
-and gradients in each of the forms below. Bytes are those of the ledger, beside fp16's.
+FedBERT (``share``) further pre-trains MODEL on plain text at two clients, its first layer at them, with hidden
+states and gradients in each of the forms below. Bytes are those of the ledger, beside fp16's.
 
-Then the same texts are passed through the clients' lower layers epoch by epoch while the whole model is trained, with
-masks drawn anew as MLM does and without masks, and the share of the tokens' states is counted that moved by more than
-a threshold since the epoch before: what a cache of each example at the server could save of the states on the way up.
+Then the same texts are passed through the clients' lower layers epoch by epoch while the whole model is trained,
+with masks drawn anew as MLM does and without masks, and the share of the tokens' states is counted that moved by
+more than a threshold since the epoch before: what a cache of each example at the server could save of the states
+on the way up.
 """
 
 from __future__ import annotations

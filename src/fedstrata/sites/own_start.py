@@ -22,7 +22,7 @@ from fedstrata.wire.files import write_bytes
 from fedstrata.wire.store import Store
 
 LOG = logging.getLogger("fedstrata.site")
-MARK = "own-start"
+MARK = "own"
 """File in a run's folder that says that the start model was not sent."""
 
 

@@ -60,16 +60,7 @@ LOG = logging.getLogger("fedstrata.site")
 FILES = re.compile(r"[\w-]+\.(json|txt|model|jinja)")
 """What a model's folder may hold beside its weights: nothing that runs."""
 
-OWN_FILES = (
-    "hello",
-    MARK,
-    "rows.json",
-    "journal.jsonl",
-    "*.safetensors",
-    ".*.part",
-    "features.f32",
-    "features.json",
-)
+OWN_FILES = (MARK, "hello", "rows.json", "journal.jsonl", "*.safetensors", ".*.part", "features.[fj]*")
 """What a site itself writes into a run's folder, beside the files of the start model."""
 
 MOST_FILE_BYTES = 1 << 28

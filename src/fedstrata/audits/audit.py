@@ -17,7 +17,8 @@ from fedstrata.audits.play import Played
 from fedstrata.audits.public import public_examples, public_texts
 from fedstrata.audits.settings import played_pair, settings
 from fedstrata.client.model_options import adapter_of, head_of
-from fedstrata.client.setup import check_plans, init_seed, make_ready, model_path, resolve_jobs, write_outline
+from fedstrata.client.setup import check_plans, init_seed, make_ready, resolve_jobs
+from fedstrata.client.start_model import model_path, write_outline
 from fedstrata.data.prepare import Prepared, population, prepare
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.events import Noted

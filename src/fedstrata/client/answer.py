@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedstrata.client.between import own_values
 from fedstrata.client.feature_cache import FeatureCache
 from fedstrata.client.model_pass import ModelPass
 from fedstrata.client.private import Draw, Private
@@ -122,7 +123,10 @@ def load_parts(work: Work) -> None:
         part: (None, {name: kept[name] for name in parts.shapes[part]}) if kept else work.shared[part]
         for part in request.plan.keep
     }
-    work.runtime.working.load({**{part: work.shared[part] for part in request.versions}, **personal})
+    own = {
+        part: (None, value) for part, value in own_values(work.data.store, request, work.runtime.working).items()
+    }
+    work.runtime.working.load({**{part: work.shared[part] for part in request.versions}, **personal, **own})
 
 
 def feature_cache(work: Work) -> FeatureCache | None:
@@ -180,7 +184,8 @@ def train_with(pass_of: PassOf, encode: Encode = encoded_parts) -> Handler:
             request, work.data.train, work.data.index, model_pass, memory, work.callback, noise
         )
         kept = part_tensors(working.model, working.parts, plan.keep)
-        if name := not_finite(kept):
+        later = part_tensors(working.model, working.parts, plan.later)
+        if name := not_finite({**kept, **later}):
             raise UserError(
                 f"round {request.round + 1}, client {request.client}: its training diverged ({name}, which it "
                 "keeps, is not finite); a smaller train.learning_rate helps, with --resume"
@@ -189,6 +194,8 @@ def train_with(pass_of: PassOf, encode: Encode = encoded_parts) -> Handler:
             store.optimizer.save(request.round, memory)
         if kept:
             store.save(request.round, kept)
+        if later:
+            store.between.save(request.round, later)
         reply = replace(reply, weights=encode(work, draw))
         return private.told(reply) if private else reply
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,11 +14,11 @@ from fedstrata.client.model_options import adapter_of, head_of
 from fedstrata.client.precision import batch_tokens, resolve_precision
 from fedstrata.client.private import private_of
 from fedstrata.client.scorer import FeatureCaches, Scorer
+from fedstrata.client.sharing import check_part_period, with_sharing, with_vocabulary
 from fedstrata.client.sum_rules import check_senders, sum_rules_of
 from fedstrata.client.trainer import Trainer
 from fedstrata.client.working_model import WorkingModel
-from fedstrata.data import demo
-from fedstrata.data.prepare import Prepared, population, tested, training_texts
+from fedstrata.data.prepare import Prepared, population, tested
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.events import Counted, Event
 from fedstrata.job.tables import Job
@@ -88,6 +88,7 @@ def make_ready(
     loaded = checkpoints.load(
         start, job.task.kind, data.labels, init_seed(job), job.train.dropout, head_of(job), away, adapter_of(job)
     )
+    loaded = replace(loaded, parts=with_sharing(job, loaded.parts, lambda: loaded.tokenizer))
     check_precision(job, loaded.parts)
     job = fit_positions(job, checkpoints.max_positions(loaded.model))
     own = None if data.tests is None else data.tests.values()
@@ -121,7 +122,7 @@ def make_runtime(job: Job, loaded: checkpoints.Loaded, task: Task, codec: Codec)
         trainer=Trainer(working, task, train, streams),
         scorer=Scorer(working, task, train, streams),
         caches=FeatureCaches(working, task, train, lambda done, total: None),
-        wire=Wire(codec),
+        wire=Wire(codec, loaded.parts.sharing),
         dtype=job.wire.dtype if job.wire.dtype in DTYPES else "fp32",
         stream=stream_form(*job.wire.stream),
         sums=sum_rules_of(job),
@@ -153,6 +154,7 @@ def check_plans(
             if client != "default" and client not in clients:
                 raise UserError(f"{option}: no client {client!r}; {did_you_mean(client, clients)}")
     check_precision(job, parts)
+    check_part_period(job, parts, clients)
     streams, names = Streams(job.train.seed), list(clients)
     checked: set[Plan] = set()
     for round in range(job.method.rounds):
@@ -207,7 +209,7 @@ def resolve_jobs(jobs: Sequence[Job], base_dir: Path | None) -> list[Job]:
     widths: dict[str, int | None] = {}
     for job in jobs:
         widths[job.stage] = _width(job, base_dir) if job.model else widths[job.start]
-    return [resolve_auto(job, widths[job.stage]) for job in jobs]
+    return [with_vocabulary(resolve_auto(job, widths[job.stage]), base_dir) for job in jobs]
 
 
 def resolve_auto(job: Job, width: int | None = None) -> Job:
@@ -244,51 +246,6 @@ def _width(job: Job, base_dir: Path | None) -> int | None:
         return int(config_of(model_path(job, base_dir)).hidden_size)
     except UserError:
         return None
-
-
-def model_path(job: Job, base_dir: Path | None) -> str:
-    """The job's model: a folder (looked up here, then beside the job file), the demo's, or a hub id as it is.
-
-    Raises:
-        UserError: the name is a path and nothing is there.
-    """
-    assert job.model is not None
-    assert job.model.name is not None
-    name = job.model.name
-    if name.startswith("demo:"):
-        return str(demo.resolve_model(name))
-    return _found(name, "name", base_dir)
-
-
-def write_outline(job: Job, data: Prepared | None, base_dir: Path | None, folder: Path) -> str:
-    """The config and tokenizer of a job's new model, written into a folder.
-
-    Args:
-        job: a job with ``[model.config]``.
-        data: its rows, on which a tokenizer may have to be trained; None leaves that one out.
-        base_dir: folder in which relative paths are looked up after the working directory.
-        folder: where to write.
-
-    Raises:
-        UserError: the config or the tokenizer is not usable.
-    """
-    assert job.model is not None
-    assert job.model.config is not None
-    tokenizer = job.model.tokenizer and _found(job.model.tokenizer, "tokenizer", base_dir)
-    texts = None if data is None else training_texts(job, data)
-    labels = None if data is None else data.labels
-    scratch.init_from_config(job.model.config, tokenizer, texts, folder, job.task.kind, labels, head_of(job))
-    return str(folder)
-
-
-def _found(name: str, key: str, base_dir: Path | None) -> str:
-    folders = [Path(name).expanduser(), *([base_dir / name] if base_dir else [])]
-    for folder in folders:
-        if folder.is_dir():
-            return str(folder)
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise UserError(f"[model] {key}: there is no folder {' nor '.join(map(str, dict.fromkeys(folders)))}")
-    return name
 
 
 def fit_positions(job: Job, longest: int) -> Job:

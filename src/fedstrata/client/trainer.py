@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from fedstrata.client.dropout import DropoutRng
+from fedstrata.client.held_rows import HeldRows
 from fedstrata.client.model_pass import Boundary, ModelPass
 from fedstrata.client.noisy_steps import NoisySteps
 from fedstrata.client.optimizer import (
@@ -94,7 +95,7 @@ class Trainer:
         """
         started, plan = time.perf_counter(), request.plan
         trained = self.working.trainable(plan)
-        anchor = self._anchor(plan, trained)
+        anchor, held = self._anchor(plan, trained), HeldRows(self.working, plan, trained)
         optimizer = make_optimizer(trained, self.train, memory)
         self.working.changed(plan.train)
         dropout = self._dropout(request)
@@ -112,7 +113,7 @@ class Trainer:
             else:
                 losses.append(noisy.gradients(batches, model_pass, dropout, trained))
             rate = learning_rate(self.train, span, len(losses) - 1, drawn.epoch)
-            model_pass.step(partial(self._update, trained, anchor, optimizer, rate))
+            model_pass.step(partial(self._update, trained, anchor, held, optimizer, rate))
             work = sum((batch.work for _, batch in batches), work)
             seen += sum(len(chosen) for chosen, _ in batches)
             callback(len(losses), span.steps, newest := newest_loss(losses, newest), seen)
@@ -176,6 +177,7 @@ class Trainer:
         self,
         trained: Parameters,
         anchor: Anchor,
+        held: HeldRows,
         optimizer: torch.optim.Optimizer,
         rate: float,
         boundary: Boundary | None,
@@ -183,9 +185,11 @@ class Trainer:
         """Finish the step: backward through the client's lower layers from a boundary, then the optimizer."""
         if boundary and boundary[0].requires_grad:
             torch.autograd.backward(*boundary)
+        held.clear_gradients()
         add_proximal(anchor, self.train)
         clip_gradients(trained, self.train)
         step(optimizer, rate)
+        held.put_back()
 
 
 def newest_loss(losses: list[torch.Tensor], before: float) -> float:

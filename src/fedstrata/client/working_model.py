@@ -110,9 +110,11 @@ class WorkingModel:
     def trainable(self, plan: Plan) -> dict[str, torch.nn.Parameter]:
         """Freeze all but what the plan trains and the server's layers; what the plan trains, by name.
 
-        Below the lowest trained part autograd then builds no graph.
+        Of parts that are sent the tensors that never travel are frozen too, so that nothing that does depends on
+        what they would have become. Below the lowest trained part autograd then builds no graph.
         """
         names = {name for part in plan.train for name in self.parts.shapes[part]}
+        names -= {name for part in plan.shared for name in self.parts.shapes[part]} & self.parts.sharing.omitted
         served = {name for part in plan.away(self.parts) for name in self.parts.shapes[part]}
         for name, parameter in self.model.named_parameters():
             if name not in served:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.client.model_options import adapter_of, head_of
-from fedstrata.client.setup import model_path, resolve_jobs, write_outline
+from fedstrata.client.setup import resolve_jobs
+from fedstrata.client.start_model import model_path, write_outline
 from fedstrata.cost import papers
 from fedstrata.cost.bytes import payload
 from fedstrata.data.prepare import NO_DATA, prepare

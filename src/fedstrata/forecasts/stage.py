@@ -12,6 +12,7 @@ import numpy as np
 
 from fedstrata.client.model_options import adapter_of, head_of
 from fedstrata.client.setup import check_plans
+from fedstrata.client.sharing import parts_with_sharing
 from fedstrata.cost.ledger import SETUP
 from fedstrata.data.prepare import population
 from fedstrata.engines.dry import dry_run
@@ -73,7 +74,7 @@ def stage_costs(
         UserError: the method does not fit, there is no such client, or the rounds are too many.
     """
     of_model = (model, job.task.kind, profile.labels, head_of(job), adapter_of(job))
-    parts = known.parts(*of_model)
+    parts = parts_with_sharing(job, known.parts(*of_model), model)
     shards = population(job.method.population, profile.shards)
     name = _whose(options.client, shards, profile.shards)
     job = settle_privacy(job, shards)
@@ -177,7 +178,7 @@ def _dry_context(
         parts=parts,
         streams=Streams(job.train.seed),
         train=job.train,
-        wire=DryWire(components.codec or job_codec(job.wire.dtype, job.wire.forms)),
+        wire=DryWire(components.codec or job_codec(job.wire.dtype, job.wire.forms), parts.sharing),
         dtype=job.wire.dtype,
         stream=stream_form(*job.wire.stream),
         lengths={name: profile.lengths[index] for name, index in shards.items()},

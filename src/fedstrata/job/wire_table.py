@@ -52,6 +52,9 @@ class Wire(Table):
     """How gradients travel; as ``activations`` when absent."""
     gradients_density: Density | None = None
 
+    part_period: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Every part is sent in every so many rounds, in turns; in between each client goes on with its own value."""
+
     @model_validator(mode="after")
     def _codec_fits(self) -> Self:
         if self.codec == "delta" and self.dtype == "int8":

@@ -22,6 +22,7 @@ from functools import cached_property
 from typing import Any
 
 from fedstrata.plan.kinds import Factors, PartKind
+from fedstrata.plan.sharing import EVERYTHING, Sharing
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ class Parts:
         chained: those layers stand on one another, not each on a hidden state alone.
         architecture: the architecture's name in Hugging Face's configs.
         ranks: client -> the rank of its adapters, and ``default``; empty where all have the same.
+        sharing: what of them never travels, and how often the rest does.
     """
 
     each: tuple[Part, ...]
@@ -96,11 +98,14 @@ class Parts:
     chained: bool = False
     architecture: str = ""
     ranks: Mapping[str, int] = field(default_factory=dict)
+    sharing: Sharing = EVERYTHING
     by_name: Mapping[str, Part] = field(init=False, repr=False, compare=False)
     sent_before: dict[Any, list[Counter[int | None]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     """Method, task and streams -> for each round, how often each layer was sent in the rounds before it."""
+    turns: dict[Any, Mapping[str, int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Method, task and streams -> the turn of each part, where parts are sent in turns."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_name", {part.name: part for part in self.each})

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedstrata.plan.kinds import ClientSchedule, Payload, Population
 from fedstrata.plan.parts import Parts
+from fedstrata.plan.sharing import due, last_sent, turns, without
 from fedstrata.plan.streams import SERVER, Streams
 
 Rounds = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -39,6 +40,8 @@ class Plan:
             states that the head takes are computed once and cached.
         server: layers that the server holds and trains: adjacent parts. The client's batches pass through them and
             they are never sent.
+        between: parts that are sent in turns, each with the first round from which the client's own value of it
+            counts. It starts from that where it has one; what it does not send it keeps until the next round.
     """
 
     layers: tuple[int, ...]
@@ -47,6 +50,17 @@ class Plan:
     keep: tuple[str, ...] = ()
     freeze_encoder: bool = False
     server: tuple[str, ...] = ()
+    between: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def later(self) -> tuple[str, ...]:
+        """Trained parts that are sent in a later round."""
+        return tuple(part for part, _ in self.between if part not in self.send)
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """Parts that are sent, in this round or in a later one."""
+        return (*self.send, *self.later)
 
     def local(self, parts: Parts) -> tuple[int, ...]:
         """The layers that the client itself computes with."""
@@ -95,7 +109,12 @@ class Plan:
         frozen = {part.name for part in parts.each if part.kind not in ("pooler", "head")}
         if self.freeze_encoder and (trained := frozen & set(self.train)):
             raise ValueError(f"plan.freeze_encoder: {sorted(trained)} of the encoder are trained")
-        if both := set(self.send) & set(self.keep):
+        self._check_sent()
+
+    def _check_sent(self) -> None:
+        if idle := {part for part, _ in self.between} - set(self.train):
+            raise ValueError(f"plan.between: {sorted(idle)} are not trained")
+        if both := set(self.shared) & set(self.keep):
             raise ValueError(f"plan: {sorted(both)} both sent and kept")
 
 
@@ -143,6 +162,36 @@ class Method(BaseModel, ABC):
 
 
 def make_plan(method: Method, parts: Parts, task: str, round: int, client: str, streams: Streams) -> Plan:
+    """A method's plan as the job has it carried out: less what is left out of messages, and parts in turns.
+
+    Args: as :meth:`Method.plan`.
+    """
+    plan, sharing = adapted_plan(method, parts, task, round, client, streams), parts.sharing
+    gone = {part for part in plan.send if sharing.leaves_out(parts.shapes[part])}
+    if gone:
+        plan = replace(plan, train=without(plan.train, gone), send=without(plan.send, gone))
+    if sharing.period == 1 or not plan.send:
+        return plan
+    own, period = _part_turns(method, parts, task, streams), sharing.period
+    return replace(
+        plan,
+        send=tuple(part for part in plan.send if due(own[part], period, round, method.rounds)),
+        between=tuple((part, last_sent(own[part], period, round) + 1) for part in plan.send),
+    )
+
+
+def _part_turns(method: Method, parts: Parts, task: str, streams: Streams) -> Mapping[str, int]:
+    """Part -> its turn, the same for all clients: first come those that the plan of the server's name sends."""
+    key = (repr(method), task, streams)
+    if key not in parts.turns:
+        sent = adapted_plan(method, parts, task, 0, SERVER, streams).send
+        sizes = {part.name: parts.sharing.elements(part.shapes) for part in parts.each}
+        order = sorted(sizes, key=lambda part: (part not in sent, -sizes[part]))
+        parts.turns[key] = turns({part: sizes[part] for part in order}, parts.sharing.period)
+    return parts.turns[key]
+
+
+def adapted_plan(method: Method, parts: Parts, task: str, round: int, client: str, streams: Streams) -> Plan:
     """A method's plan as the model carries it out: with adapters, what it says of a layer holds for its adapter.
 
     Methods plan by the parts without adapters. A client trains the adapters up to its own rank. Where factors

@@ -56,7 +56,8 @@ def note(forecast: Mapping[str, Costs]) -> str:
     sources = "; ".join(dict.fromkeys(costs["holdings"]))
     return (
         f"Costs of one client, {costs['client']} of {costs['clients']['count']}, over its rounds, plus {setup} MB "
-        f"of initial download. Computed from: {sources}. MB = 1 000 000 bytes of tensors; TFLOP: of training; "
+        "of initial download, which a site that has the model does not get. "
+        f"Computed from: {sources}. MB = 1 000 000 bytes of tensors; TFLOP: of training; "
         "GB: peak memory (weights, gradients, optimizer, activations)."
     )
 

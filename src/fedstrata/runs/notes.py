@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from fedstrata.client.sharing import sharing_notes
 from fedstrata.data.prepare import Prepared, data_notes
 from fedstrata.errors import UserError, plural
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.job.adapter_rules import check_adapter
 from fedstrata.job.aggregate_rules import ROBUST, check_aggregate
 from fedstrata.job.privacy_rules import check_privacy
+from fedstrata.job.sharing_rules import check_turns
 from fedstrata.job.tables import Job, method_name
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.models.checkpoints import Loaded
@@ -32,6 +34,7 @@ def check_names(job: Job) -> None:
     check_adapter(job)
     check_privacy(job)
     check_aggregate(job)
+    check_turns(job)
 
 
 def check_permission(job: Job) -> None:
@@ -65,6 +68,7 @@ def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int) -> tuple[str, .
             f"{job.server.aggregate} counts every client once, not by its examples, and keeps a round's replies "
             "on the disk until they are merged"
         )
+    lines += sharing_notes(job, loaded.parts)
     streams = Streams(job.train.seed)
     rounds = range(job.method.rounds)
     plans = [make_plan(job.method, loaded.parts, job.task.kind, round, SERVER, streams) for round in rounds]

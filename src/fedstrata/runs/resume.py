@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -154,6 +154,21 @@ def same_rows(folder: Path, rows: Fingerprints) -> None:
         )
     if other := difference(before, rows):
         raise UserError(f"{folder}: cannot be resumed: {other}; a run goes on with the rows it began with")
+
+
+def same_vocabulary(folder: Path, listed: Sequence[int]) -> None:
+    """Write which tokens the public vocabulary lists; or compare them with those that this run began with.
+
+    Raises:
+        UserError: they differ, or the file with them is damaged or missing.
+    """
+    path = folder / "state" / "vocabulary.json"
+    if not any((folder / "state").glob(MANIFESTS)):
+        write_sealed(path, {"listed": list(listed)})
+    elif read_sealed(path) != {"listed": list(listed)}:
+        raise UserError(
+            f"{folder}: cannot be resumed: [privacy] public_vocabulary: lists other tokens than when its run began"
+        )
 
 
 def without_none(data: Any) -> Any:

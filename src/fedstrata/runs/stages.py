@@ -9,14 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.client.model_options import adapter_of, head_of
-from fedstrata.client.setup import (
-    check_plans,
-    init_seed,
-    make_ready,
-    model_path,
-    resolve_jobs,
-    write_outline,
-)
+from fedstrata.client.setup import check_plans, init_seed, make_ready, resolve_jobs
+from fedstrata.client.sharing import parts_with_sharing
+from fedstrata.client.start_model import model_path, write_outline
 from fedstrata.data.fingerprint import fingerprints
 from fedstrata.data.prepare import Prepared, population
 from fedstrata.engines.choice import Choice
@@ -46,6 +41,7 @@ from fedstrata.runs.resume import (
     record_changes,
     same_job,
     same_rows,
+    same_vocabulary,
     with_recorded_precision,
 )
 from fedstrata.runs.train import ReadyStage, Stage, Tell, start_weights, train_stage
@@ -183,7 +179,9 @@ def _check_stages(
     made: dict[str, tuple[Job, Parts, list[str]]] = {}
     for job, rows, start in zip(jobs, data, starts, strict=True):
         first[job.stage] = start or first[job.start]
-        parts = checkpoints.parts_of(first[job.stage], job.task.kind, rows.labels, head_of(job), adapter_of(job))
+        name = first[job.stage]
+        parts = checkpoints.parts_of(name, job.task.kind, rows.labels, head_of(job), adapter_of(job))
+        parts = parts_with_sharing(job, parts, name)
         if job.between_sites:
             check_sites(job, parts)
         check_plans(job, parts, names_of(job) if job.between_sites else rows.shards, tell)
@@ -281,6 +279,8 @@ def _go_on(stage: Stage, start: str, found: list[Change]) -> None:
         raise UserError(f"model {start}: {name} holds a number that is not finite; nothing can be trained from it")
     same_job(job, folder, own.identities())
     same_rows(folder, fingerprints(stage.data))
+    if listed := ready.loaded.parts.sharing.listed:
+        same_vocabulary(folder, listed)
     if new:
         scratch.publish(Path(start), folder / START)
     run = state.RunState(folder, state.fingerprint(weights, checkpoints.tokenizer_text(ready.loaded.tokenizer)))

@@ -169,7 +169,8 @@ class Rounds:
         """What a client is asked; what goes down with it is in the ledger."""
         server = self.server
         ledger_phase: Any = "train" if phase == "receive" else phase
-        if client not in server.client_versions and shared_parts(server.parts, plan):
+        unsent = client not in server.client_versions and client not in getattr(self.engine, "own_start", ())
+        if unsent and shared_parts(server.parts, plan):
             parts = [part for part in server.parts.each if part.name not in plan.away(server.parts)]
             self.ledger(Entry(SETUP, client, "setup", "down", part.name, 4 * part.elements) for part in parts)
         request = server.request(round, client, plan, phase)
@@ -276,7 +277,7 @@ class Rounds:
         plans = {client: self.plan(max(round, 0), client) for client in clients}
         self.expect(clients)
         requests = (
-            self.request(round, client, replace(plan, layers=whole, train=(), send=()), "evaluate")
+            self.request(round, client, replace(plan, layers=whole, train=(), send=(), between=()), "evaluate")
             for client, plan in plans.items()
         )
         scores: dict[str, Score] = {}

@@ -20,6 +20,7 @@ from fedstrata.server.robust import RobustAggregate, far_outside
 from fedstrata.wire.chain import Chains
 from fedstrata.wire.codec import StateCodec, Wire, WireError
 from fedstrata.wire.finite import not_finite
+from fedstrata.wire.partial import held_back
 
 HUGE = 1e4
 """No weight of a model that learns is as large."""
@@ -130,11 +131,14 @@ class Server:
         """The part as clients see it: version 0 exact, later versions after encoding and decoding."""
         if self.chains:
             return self.chains.advance(part, self.versions[part], self.weights[part])
-        return self.wire.decode(self.outgoing(part)) if self.versions[part] else self.weights[part]
+        held = self.weights[part]
+        return self.wire.decode(self.outgoing(part), held=held) if self.versions[part] else held
 
     def unchanged(self, part: str) -> Tensors:
         """The part as it comes back from a client that has learned nothing."""
-        return self.received(part) if self.wire.changes else self.wire.decode(self.outgoing(part))
+        if self.wire.changes:
+            return self.received(part)
+        return self.wire.decode(self.outgoing(part), held=self.weights[part])
 
     def check(self, plan: Plan, reply: Reply) -> None:
         """Refuse a reply that does not hold what the plan sends.
@@ -170,7 +174,8 @@ class Server:
         """What a client sent, part by part; all at once where its change is shortened."""
         references = (self.received(part) if self.wire.changes else None for part in plan.send)
         each = (
-            self.wire.decode(reply.weights[part], old) for part, old in zip(plan.send, references, strict=True)
+            self.wire.decode(reply.weights[part], old, self.weights[part])
+            for part, old in zip(plan.send, references, strict=True)
         )
         if self.max_norm is None:
             yield from each
@@ -214,6 +219,7 @@ class Server:
             old = self.weights[part]
             moved = self._moved(part, result) if part in self._replied and not self.wire.lossless else result
             new = {name: self._step(name, old[name], moved[name]) for name in old}
+            new = held_back(new, old, self.parts.sharing)
             self.replace(part, new, "train" if self.optimizer_is_plain or part not in self._replied else "server")
         self._replied.clear()
         return changed

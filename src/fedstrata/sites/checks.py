@@ -92,6 +92,14 @@ def folder_path(value: Any, info: ValidationInfo) -> Path:
     return path
 
 
+def model_folder(value: Any, info: ValidationInfo) -> Path:
+    """The path of a folder with a model."""
+    path = any_path(value, info)
+    if not (path / "config.json").is_file():
+        raise ValueError(f"{path} holds no config.json; expected the folder of a model")
+    return path
+
+
 def readable_file(value: Any, info: ValidationInfo) -> Path:
     """The path of a file that can be read."""
     path = any_path(value, info)

@@ -103,6 +103,7 @@ class RemoteEngine:
         agreed: site -> its examples as it first said, which hold for the rest of the run.
         refusals: site that will not take part -> the reason.
         absent: sites that missed a deadline: they get requests, but are waited for only once they answer again.
+        own_start: sites that have the start model without having been sent it.
     """
 
     run: RemoteRun
@@ -115,6 +116,7 @@ class RemoteEngine:
     agreed: dict[str, int] = field(default_factory=dict, init=False)
     refusals: dict[str, str] = field(default_factory=dict, init=False)
     absent: set[str] = field(default_factory=set, init=False)
+    own_start: frozenset[str] = frozenset()
 
     def clients(self) -> Sequence[str]:
         """The sites' names."""
@@ -253,14 +255,12 @@ class RemoteEngine:
                 self.welcomes.pop(name, None)
                 yield NoReply(name, f"sends what cannot be read ({type(error).__name__})")
 
-    def _continue(
-        self, round: int, name: str, reply: PendingReply, answer: bytes | TensorFile | WireError
-    ) -> None:
+    def _continue(self, round: int, name: str, to: PendingReply, answer: bytes | TensorFile | WireError) -> None:
         if isinstance(answer, WireError):
             raise answer
         self.absent.discard(name)
-        self._record(round, name, "up", len(answer), time.monotonic() - reply.sent_at)
-        reply.outgoing, reply.send_after = reply.conversation.send(self._open(name, answer)), 0.0
+        self._record(round, name, "up", len(answer), time.monotonic() - to.sent_at)
+        to.outgoing, to.send_after = to.conversation.send(self._open(name, answer)), 0.0
 
     def _open(self, name: str, answer: bytes | TensorFile) -> Envelope:
         envelope = decode_message(answer, "welcome", "reply", "refusal")

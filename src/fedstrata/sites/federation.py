@@ -181,6 +181,7 @@ def remote_engine(
         )
         on_event(Noted(f"job {_digest(engine, names[0])}; a site that lists its jobs has this in [approve] jobs"))
         absent = engine.gather()
+        engine.own_start = frozenset(name for name, welcome in engine.welcomes.items() if welcome.own)
         for site in absent:
             on_event(Missed(-1, site.client, site.reason))
         if len(engine.welcomes) < max(1, math.ceil(job.engine.quorum * len(names))):

@@ -81,10 +81,12 @@ class WelcomeHeader(Header):
     Attributes:
         examples: number of its training examples.
         holds: it has the start model.
+        own: which was not sent to it, but came from a folder of its own.
     """
 
     examples: Examples
     holds: bool
+    own: bool = False
 
 
 class RefusalHeader(Header):

@@ -34,6 +34,8 @@ JOB_TABLES = ("task", "method", "train", "head", "adapter", "wire", "privacy")
 """Tables of the job that are sent to a site; the others are the site's own."""
 EXAMPLE_BYTES, SCALE_BYTES = 8, 2
 """Beside an example's hidden states: its number of tokens and its label; and of each token a scale, with int8."""
+VOCABULARY = "public_vocabulary.txt"
+"""The public vocabulary, among the model's files."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,9 @@ def remote_run(
         most_weight: site -> most examples for which it counts; who is not in it counts for all of its own.
     """
     job, name_of_run, files = stage.job, run_id(stage.folder), _files(stage.loaded)
+    if job.privacy.public_vocabulary is not None:
+        content = bytearray(Path(job.privacy.public_vocabulary).read_bytes())
+        files[VOCABULARY] = torch.frombuffer(content, dtype=torch.uint8)
     header = HelloHeader(
         version=version("fedstrata"),
         stage=job.stage,
@@ -138,6 +143,8 @@ def _site_tables(job: Job, max_positions: int) -> dict[str, Any]:
     dump = job.dump()
     tables = {table: dump[table] for table in JOB_TABLES}
     tables["train"]["max_tokens"] = min(job.train.max_tokens, max_positions)
+    if tables["privacy"]["public_vocabulary"] is not None:  # its content comes with the model's files
+        tables["privacy"]["public_vocabulary"] = VOCABULARY
     return tables
 
 

@@ -34,6 +34,7 @@ from fedstrata.sites.messages import (
 )
 from fedstrata.sites.model_files import check_files
 from fedstrata.sites.own_model import save_own_model
+from fedstrata.sites.own_start import MARK, is_own, take_own_start
 from fedstrata.sites.own_state import START, open_journal, write_journal
 from fedstrata.sites.permission import Refused, check_job, permit
 from fedstrata.sites.proposal import Proposal
@@ -51,7 +52,7 @@ from fedstrata.wire.store import Store
 LOG = logging.getLogger("fedstrata.site")
 START_FILES = ("*.json", "*.txt")
 OWN_FILES = (
-    *("hello", "digest", FILE, "rows.json", "journal.jsonl", "*.safetensors", ".*.part"),
+    *(MARK, "hello", "digest", FILE, "rows.json", "journal.jsonl", "*.safetensors", ".*.part"),
     *("features.*", "noise.*", *ANSWER_FILES, *SUM_FILES),
 )
 """What a site itself writes into a run's folder, beside the files of the start model."""
@@ -197,10 +198,11 @@ class SiteService:
 
     def _welcome(self, run: SiteRun) -> WelcomeHeader:
         """What it has for the run; with the start model it is ready to train."""
-        holds = (run.folder / "start" / "model.safetensors").exists()
-        if not holds:
+        if not (run.folder / START).exists() and not take_own_start(
+            self.settings, run.job, run.hello, run.journal
+        ):
             return WelcomeHeader(examples=0, holds=False)
-        return WelcomeHeader(examples=self._site(run).examples, holds=True)
+        return WelcomeHeader(examples=self._site(run).examples, holds=True, own=is_own(run.folder))
 
     def _take_start(self, run: SiteRun, weights: Weights) -> WelcomeHeader:
         folder, parts = run.folder, parts_of(run)

@@ -187,6 +187,13 @@ class Allow(Table):
     """Absent: every method."""
 
 
+class Model(Table):
+    """``[model]``: what the site has of models."""
+
+    path: Annotated[Path, BeforeValidator(checks.model_folder)] | None = None
+    """Folder of a model; a run that starts from it does not send it."""
+
+
 class SiteSettings(_Settings):
     """``site.toml``."""
 
@@ -206,6 +213,7 @@ class SiteSettings(_Settings):
     device: Device = Device()
     allow: Allow = Allow()
     limits: Limits = Limits()
+    model: Model = Model()
     peers: Annotated[Path, BeforeValidator(checks.folder_path)] | None = None
     """Folder with the public key of every site of the federation, ``NAME.pub``; they sign masked sums."""
     require: Require = Require()
@@ -241,10 +249,10 @@ def read_site(path: str | Path) -> SiteSettings:
     return _read(Path(path), "site.toml", SiteSettings)
 
 
-Model = TypeVar("Model", bound=BaseModel)
+Read = TypeVar("Read", bound=BaseModel)
 
 
-def _read(path: Path, name: str, model: type[Model]) -> Model:
+def _read(path: Path, name: str, model: type[Read]) -> Read:
     path = path / name if path.is_dir() else path
     data = read_toml(path)
     found = data.pop("format", None)
@@ -254,7 +262,7 @@ def _read(path: Path, name: str, model: type[Model]) -> Model:
     return validated(model, data, str(path), Path(os.path.abspath(path)).parent)
 
 
-def validated(model: type[Model], data: Mapping[str, Any], where: str, home: Path | None = None) -> Model:
+def validated(model: type[Read], data: Mapping[str, Any], where: str, home: Path | None = None) -> Read:
     """The settings in the content of a file.
 
     Args:

@@ -44,6 +44,8 @@ def site_job(own: SiteSettings, hello: HelloHeader, folder: Path) -> Job:
         **{table: sent[table] for table in ("method", "head", "adapter", "wire", "privacy") if table in sent},
     }
     job["privacy"] = _own_count(job.get("privacy", {}), sent.get("method", {}))
+    if job.get("privacy", {}).get("public_vocabulary") is not None:
+        job["privacy"] = {**job["privacy"], "public_vocabulary": str(folder / "start" / "public_vocabulary.txt")}
     method = None
     if "method" in hello.components:
         options = {key: value for key, value in sent.get("method", {}).items() if key != "name"}

@@ -86,6 +86,10 @@ SITE += """\
 payloads = ["weights"]  # of these three; default ["weights"]
 # methods = ["fedavg", "fedbfpt"]  # methods in which the site takes part; default: every method
 
+# A model that this site has already: a run that starts from the very same one does not send it.
+[model]
+# path = "minilm"  # folder of the model; default: every start model is sent
+
 # In which jobs the site takes part: "ask" its owner on the terminal about each, only those that are "listed", or
 # "any" that the tables here permit. A service has no terminal. Default "ask".
 [approve]

@@ -85,7 +85,7 @@ class Chains:
         whole = self._whole(weights)
         message, held = self.wire.step(weights, chain.held)
         if payload_bytes(message) >= whole:  # then the part itself is sent
-            return Chain(version, self.wire.decode(self.wire.encode(weights)[0]))
+            return Chain(version, self.wire.decode(self.wire.encode(weights)[0], held=weights))
         steps = [*chain.steps, Step(chain.version, version, message)]
         while sum(payload_bytes(step.message) for step in steps) > whole:
             steps.pop(0)
@@ -129,7 +129,7 @@ def receive(wire: Wire, message: Tensors, held: tuple[int, Tensors]) -> Tensors:
     version, tensors = held
     steps = steps_of(message)
     if not steps:
-        return wire.decode(message)
+        return wire.decode(message, held=tensors)
     for step in steps:
         if step.before >= version:
             tensors = wire.follow(step.message, tensors)

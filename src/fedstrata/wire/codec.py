@@ -11,27 +11,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-import torch
-
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.plan.kinds import Tensors
-from fedstrata.wire.finite import not_finite
-
-Shapes = Mapping[str, tuple[int, ...]]
-"""Tensor name -> shape."""
-Spec = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
-"""What a message holds: name -> dtype and shape."""
-
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.int8}
-"""Wire type -> the dtype of tensors under way; with ``int8`` that of matrices, see :func:`wire_spec`."""
-SCALE = ":scale"
-"""Ends the name of a matrix's scales."""
-LEVELS = 127
-"""The largest int8; a row runs from minus it to it."""
-
-
-class WireError(ValueError):
-    """A message that does not hold what it must."""
+from fedstrata.plan.sharing import EVERYTHING, Sharing
+from fedstrata.wire.partial import filled, travelling
+from fedstrata.wire.states import DTYPES as DTYPES  # its users know them from here
+from fedstrata.wire.states import LEVELS as LEVELS
+from fedstrata.wire.states import SCALE as SCALE
+from fedstrata.wire.states import Shapes as Shapes
+from fedstrata.wire.states import Spec as Spec
+from fedstrata.wire.states import WireError as WireError
+from fedstrata.wire.states import check as check
+from fedstrata.wire.states import dequantize as dequantize
+from fedstrata.wire.states import quantize as quantize
+from fedstrata.wire.states import wire_spec as wire_spec
 
 
 class Codec(Protocol):
@@ -178,10 +171,15 @@ def spec_bytes(spec: Spec) -> int:
 
 
 class Wire:
-    """A codec as both ends use it: nothing is decoded that was not checked."""
+    """A codec as both ends use it: nothing is decoded that was not checked.
 
-    def __init__(self, codec: Codec) -> None:
-        self.codec = codec
+    Args:
+        codec: how tensors travel.
+        sharing: which of them, and which of their rows, do not.
+    """
+
+    def __init__(self, codec: Codec, sharing: Sharing = EVERYTHING) -> None:
+        self.codec, self.sharing = codec, sharing
 
     @property
     def changes(self) -> bool:
@@ -201,27 +199,38 @@ class Wire:
     def encode(
         self, tensors: Tensors, reference: Tensors | None = None, residual: Tensors | None = None
     ) -> tuple[Tensors, Tensors]:
-        """See :meth:`Codec.encode`."""
-        return self.codec.encode(tensors, reference, residual or {})
+        """See :meth:`Codec.encode`; of a part's tensors only what travels is encoded."""
+        known = None if reference is None else travelling(reference, self.sharing)
+        return self.codec.encode(travelling(tensors, self.sharing), known, residual or {})
 
     def step(self, tensors: Tensors, held: Tensors) -> tuple[Tensors, Tensors]:
         """The change from what clients hold to ``tensors`` as it travels, and what they then hold."""
         assert isinstance(self.codec, ChainedCodec)
-        return self.codec.step(tensors, held)
+        message, new = self.codec.step(travelling(tensors, self.sharing), travelling(held, self.sharing))
+        return message, filled(new, held, self.sharing)
 
     def follow(self, message: Tensors, held: Tensors) -> Tensors:
         """What a client then holds that is sent such a change."""
         assert isinstance(self.codec, ChainedCodec)
-        return self.codec.follow(message, held)
+        return filled(self.codec.follow(message, travelling(held, self.sharing)), held, self.sharing)
 
     def check_step(self, message: Tensors, shapes: Shapes) -> None:
         """Compare a received change with what it must hold; it raises what :meth:`check` raises."""
         assert isinstance(self.codec, ChainedCodec)
-        self.codec.check_step(message, shapes)
+        self.codec.check_step(message, self.sharing.travelling(shapes))
 
-    def decode(self, message: Tensors, reference: Tensors | None = None) -> Tensors:
-        """The tensors of a message of one's own, or of one that was checked before."""
-        return self.codec.decode(message, reference)
+    def decode(self, message: Tensors, reference: Tensors | None = None, held: Tensors | None = None) -> Tensors:
+        """The tensors of a message of one's own, or of one that was checked before.
+
+        Args:
+            message: the message.
+            reference: the part that it is a change against; None where it is whole.
+            held: the part as it is here, from which comes what does not travel; of a change its reference.
+        """
+        if reference is None:
+            return filled(self.codec.decode(message, None), held, self.sharing)
+        changed = self.codec.decode(message, travelling(reference, self.sharing))
+        return filled(changed, reference, self.sharing)
 
     def check(self, message: Tensors, shapes: Shapes, change: bool = False) -> None:
         """Compare a received message with what it must hold.
@@ -230,70 +239,11 @@ class Wire:
             WireError: names, shapes or types differ, a value is not finite, or the codec's own ``check_change``
                 objects.
         """
+        shapes = self.sharing.travelling(shapes)
         check(message, self.codec.wire_spec(shapes, change))
         if change and hasattr(self.codec, "check_change"):
             self.codec.check_change(message, shapes)
 
     def size(self, shapes: Shapes, change: bool = False) -> int:
         """Bytes of a message of tensors of these shapes."""
-        return spec_bytes(self.codec.wire_spec(shapes, change))
-
-
-def wire_spec(shapes: Shapes, dtype: str) -> Spec:
-    """What a message of whole states holds.
-
-    With ``int8`` a matrix ``[rows, ...]`` travels with ``NAME:scale``, bf16 ``[rows]``, which has the range of
-    fp32. Vectors (biases, norms) are fp16: a few of their values outgrow the others a hundredfold, which one scale
-    would drown.
-    """
-    if dtype != "int8":
-        return {name: (DTYPES[dtype], shape) for name, shape in shapes.items()}
-    values = {name: (torch.int8 if len(shape) > 1 else torch.float16, shape) for name, shape in shapes.items()}
-    scales = {name + SCALE: (torch.bfloat16, shape[:1]) for name, shape in shapes.items() if len(shape) > 1}
-    return {**values, **scales}
-
-
-def quantize(tensors: Mapping[str, torch.Tensor], dtype: str) -> Tensors:
-    """The tensors as they travel: cast to the wire type, no copy where they have it already.
-
-    With ``int8`` the largest value of a row stands for ``LEVELS`` steps of one size, the row's scale.
-    """
-    if dtype != "int8":
-        return {name: tensor.to(DTYPES[dtype]) for name, tensor in tensors.items()}
-    message = {name: tensor.to(torch.float16) for name, tensor in tensors.items() if tensor.ndim < 2}
-    for name, tensor in tensors.items():
-        if tensor.ndim > 1:
-            scale = (tensor.abs().flatten(1).amax(1) / LEVELS).to(torch.bfloat16)
-            steps = tensor / _along(scale, tensor)
-            message[name] = steps.nan_to_num(0.0, 0.0, 0.0).round().clamp(-LEVELS, LEVELS).to(torch.int8)
-            message[name + SCALE] = scale
-    return message
-
-
-def dequantize(message: Mapping[str, torch.Tensor]) -> Tensors:
-    """The tensors as they are used: fp32."""
-    return {
-        name: tensor * _along(message[name + SCALE], tensor) if tensor.dtype == torch.int8 else tensor.float()
-        for name, tensor in message.items()
-        if not name.endswith(SCALE)
-    }
-
-
-def _along(scale: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    return scale.float().reshape(-1, *[1] * (tensor.ndim - 1))
-
-
-def check(tensors: Mapping[str, torch.Tensor], spec: Spec) -> None:
-    """Compare received tensors with what was to be sent.
-
-    Raises:
-        WireError: names, shapes or types differ, or a value is not finite.
-    """
-    if extra := tensors.keys() ^ spec.keys():
-        raise WireError(f"names differ from the plan's: {', '.join(sorted(extra)[:3])}")
-    for name, tensor in tensors.items():
-        if (tensor.dtype, tuple(tensor.shape)) != spec[name]:
-            wanted = " ".join(map(str, spec[name]))
-            raise WireError(f"{name}: is {tensor.dtype} {tuple(tensor.shape)}, must be {wanted}")
-    if name := not_finite(tensors):
-        raise WireError(f"{name}: holds a value that is not finite")
+        return spec_bytes(self.codec.wire_spec(self.sharing.travelling(shapes), change))

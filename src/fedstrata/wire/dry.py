@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from fedstrata.plan.kinds import Tensors
+from fedstrata.plan.sharing import EVERYTHING, Sharing
 from fedstrata.wire.codec import Codec, Shapes, SizedTensors, Spec, Wire, spec_bytes
 
 
@@ -21,8 +22,8 @@ class DryMessage(SizedTensors):
 class DryWire(Wire):
     """A codec in a forecast: it encodes by its specification alone, once for the same shapes."""
 
-    def __init__(self, codec: Codec) -> None:
-        super().__init__(codec)
+    def __init__(self, codec: Codec, sharing: Sharing = EVERYTHING) -> None:
+        super().__init__(codec, sharing)
         self._messages: dict[tuple[int, bool], DryMessage] = {}
         self._shapes: dict[tuple[tuple[str, tuple[int, ...]], ...], Shapes] = {}
 
@@ -30,7 +31,7 @@ class DryWire(Wire):
         """A message of tensors of these shapes."""
         key = (id(shapes), change)
         if key not in self._messages:
-            self._messages[key] = DryMessage(self.codec.wire_spec(shapes, change), shapes)
+            self._messages[key] = DryMessage(self.codec.wire_spec(self.sharing.travelling(shapes), change), shapes)
         return self._messages[key]
 
     def encode(
@@ -44,9 +45,9 @@ class DryWire(Wire):
     def step(self, tensors: Tensors, held: Tensors) -> tuple[Tensors, Tensors]:
         """A change of the size that its specification says; what clients hold has the shapes that it had."""
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        return empty(self.codec.step_spec(shapes)), held  # type: ignore[attr-defined]
+        return empty(self.codec.step_spec(self.sharing.travelling(shapes))), held  # type: ignore[attr-defined]
 
-    def decode(self, message: Tensors, reference: Tensors | None = None) -> Tensors:
+    def decode(self, message: Tensors, reference: Tensors | None = None, held: Tensors | None = None) -> Tensors:
         """Tensors of the shapes that were encoded."""
         assert isinstance(message, DryMessage)
         return message.decoded

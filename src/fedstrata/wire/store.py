@@ -64,6 +64,11 @@ class Store:
         """The state of the client's optimizer, where it persists from round to round."""
         return self.below("optimizer")
 
+    @property
+    def between(self) -> Store:
+        """The client's own values of parts that it sends in a later round."""
+        return self.below("between")
+
     def load(self, before: int) -> Tensors:
         """What was saved in the last round before ``before``; empty if nothing was."""
         path = self.newest(before)
@@ -92,4 +97,9 @@ class Store:
         self.note(key, path, write_tensors(path, tensors, flushed=self.note is unnoted))
 
     def _rounds(self) -> list[int]:
-        return [int(path.stem.split("-")[1]) for path in self.folder.glob("round-[0-9]*.safetensors")]
+        return [round_of(path) for path in self.folder.glob("round-[0-9]*.safetensors")]
+
+
+def round_of(path: Path) -> int:
+    """The round of a store's file."""
+    return int(path.stem.split("-")[1])

@@ -1,0 +1,77 @@
+"""What ``[privacy] omit`` leaves out: against a plain loop, the forecast, a resumed run, and between sites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plain import plain_loop
+from transformers import AutoModelForMaskedLM
+
+import fedstrata
+
+Jobs = Callable[..., dict[str, Any]]
+BIAS, POSITIONS = "cls.predictions.bias", "bert.embeddings.position_embeddings.weight"
+TABLE = "bert.embeddings.word_embeddings.weight"
+STILL = {"dropout": False, "learning_rate": 1e-2, "batch_size": 2}
+
+
+@pytest.fixture
+def vocabulary(tmp_path: Path) -> Path:
+    """Some words of the sentences, and one that no tokenizer knows."""
+    path = tmp_path / "public.txt"
+    path.write_text("the\nkidney\n\nheart\nof a\nxyzzy\n", "utf-8")
+    return path
+
+
+def frozen_rows(config: dict[str, Any]) -> torch.Tensor:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(config["model"]["name"])
+    listed = {tokenizer.get_vocab()[word] for word in ("the", "kidney", "heart", "of", "a")}
+    listed |= set(tokenizer.all_special_ids)
+    return torch.tensor([i for i in range(len(tokenizer)) if i not in listed])
+
+
+@pytest.mark.parametrize(
+    "omit",
+    [["decoder_bias"], ["position_rows", "unlisted_rows"], ["unlisted_rows", "decoder_bias"], ["embeddings"]],
+)
+def test_what_is_left_out_stays_and_the_rest_learns_as_in_a_plain_loop(
+    job: Jobs, vocabulary: Path, omit: list[str]
+) -> None:
+    table: dict[str, Any] = {"omit": omit}
+    if "unlisted_rows" in omit:
+        table["public_vocabulary"] = str(vocabulary)
+    config = job(privacy=table, train={**STILL, "max_grad_norm": 0.5})
+    loop, rows = plain_loop({**config, "privacy": {}}), frozen_rows(config)
+    weights = loop.start()
+    frozen: dict[str, Any] = {}
+    if "unlisted_rows" in omit:
+        frozen |= {TABLE: rows, BIAS: rows}
+    if "decoder_bias" in omit:
+        frozen[BIAS] = True
+    if "position_rows" in omit:
+        frozen[POSITIONS] = True
+    if "embeddings" in omit:
+        frozen |= {name: True for name in weights if name.startswith("bert.embeddings")}
+    start = dict(weights)
+    for round in range(2):
+        models = {client: loop.train(client, round, weights, frozen) for client in loop.ready.shards}
+        weights = {name: loop.mean(models, name) for name in weights}
+
+    run = fedstrata.run(config)
+    model = dict(AutoModelForMaskedLM.from_pretrained(run.folder / "model").named_parameters())
+    for name, tensor in weights.items():
+        assert torch.equal(model[name], tensor), name
+        stays = frozen.get(name)
+        if stays is not None:
+            assert torch.equal(
+                model[name][slice(None) if stays is True else stays],
+                start[name][slice(None) if stays is True else stays],
+            )
+        elif name != "bert.embeddings.token_type_embeddings.weight":
+            assert not torch.equal(model[name], start[name]), name

@@ -1,0 +1,88 @@
+"""Parts in turns (``[wire] part_period``) against a plain loop, and the rule of who has which value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from plain import plain_loop
+from transformers import AutoModelForMaskedLM
+
+import fedstrata
+from fedstrata.methods import METHODS
+from fedstrata.models.parts import find_parts
+from fedstrata.plan.plan import make_plan
+from fedstrata.plan.schedule import sample_clients
+from fedstrata.plan.sharing import Sharing, due, last_sent, turns
+from fedstrata.plan.streams import Streams
+from tiny import tiny_model
+
+Jobs = Callable[..., dict[str, Any]]
+STILL = {"dropout": False, "learning_rate": 1e-2, "batch_size": 2}
+
+
+def parts_in_turns(period: int) -> Any:
+    from dataclasses import replace
+
+    return replace(find_parts(tiny_model()), sharing=Sharing(period=period))
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.67])
+def test_between_two_rounds_in_which_a_part_is_sent_every_client_goes_on_with_its_own(
+    job: Jobs, fraction: float
+) -> None:
+    rounds, period = 7, 3
+    config = job(
+        wire={"part_period": period}, method={"rounds": rounds}, clients={"fraction": fraction}, train=STILL
+    )
+    loop = plain_loop({**config, "wire": {}})
+    sizes = {part.name: part.elements for part in find_parts(tiny_model()).each}
+    order = sorted(sizes, key=lambda name: -sizes[name])
+    sums, turn = [0] * period, {}
+    for name in order:
+        turn[name] = sums.index(min(sums))
+        sums[turn[name]] += sizes[name]
+    part_of = {tensor: part.name for part in find_parts(tiny_model()).each for tensor in part.shapes}
+
+    server = loop.start()
+    own: dict[str, dict[str, torch.Tensor]] = {}  # a client's values that nobody has sent since
+    for round in range(rounds):
+        sampled = sample_clients(list(loop.ready.shards), fraction, round, Streams(0))
+        starts = {client: {**server, **own.get(client, {})} for client in sampled}
+        models = {client: loop.train(client, round, starts[client], {}) for client in sampled}
+        now = {n for n, part in part_of.items() if turn[part] == round % period or round == rounds - 1}
+        server = {n: loop.mean(models, n) if n in now else t for n, t in server.items()}
+        for kept in own.values():
+            for n in now & kept.keys():
+                del kept[n]
+        for client, model in models.items():
+            own[client] = {n: t for n, t in model.items() if n not in now}
+
+    run = fedstrata.run(config)
+    model = dict(AutoModelForMaskedLM.from_pretrained(run.folder / "model").named_parameters())
+    assert all(torch.equal(model[name], tensor) for name, tensor in server.items())
+
+
+def test_every_part_is_sent_once_in_a_period_and_all_in_the_last_round() -> None:
+    parts, method = parts_in_turns(2), METHODS["fedavg"](rounds=5)
+    plans = [make_plan(method, parts, "mlm", round, "a", Streams(0)) for round in range(5)]
+    for plan in plans:
+        plan.check(parts)
+        assert plan.train == parts.names
+    assert sorted(plans[0].send + plans[1].send) == sorted(parts.names)
+    assert [plan.send for plan in plans[2:4]] == [plan.send for plan in plans[:2]]
+    assert plans[4].send == parts.names
+    sizes = [parts.elements(plan.send) for plan in plans[:2]]
+    assert max(sizes) - min(sizes) <= max(part.elements for part in parts.each)
+    assert plans[0].later == plans[1].send[:0] + tuple(n for n in parts.names if n in plans[1].send)
+
+
+def test_when_a_part_was_last_due_is_what_a_walk_over_the_rounds_finds() -> None:
+    for period in range(1, 6):
+        for turn in range(period):
+            for round in range(12):
+                walked = [r for r in range(round) if due(turn, period, r, 100)]
+                assert last_sent(turn, period, round) == (walked[-1] if walked else -1)
+    assert turns({"a": 5, "b": 4, "c": 3, "d": 2, "e": 1}, 2) == {"a": 0, "b": 1, "c": 1, "d": 0, "e": 0}

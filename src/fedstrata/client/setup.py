@@ -15,6 +15,7 @@ from fedstrata.client.precision import batch_tokens, resolve_precision
 from fedstrata.client.private import private_of
 from fedstrata.client.scorer import FeatureCaches, Scorer
 from fedstrata.client.sharing import check_part_period, with_sharing, with_vocabulary
+from fedstrata.client.start_model import model_path
 from fedstrata.client.sum_rules import check_senders, sum_rules_of
 from fedstrata.client.trainer import Trainer
 from fedstrata.client.working_model import WorkingModel

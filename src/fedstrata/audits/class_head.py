@@ -42,7 +42,7 @@ def _shares(played: Played, classes: int) -> Floats:
     """The share of each class in what was trained on, ``[C]``."""
     targets = [seen.batch.targets.numpy().ravel() for seen in played.seen]
     counts = np.bincount(np.concatenate([t[t >= 0] for t in targets]), minlength=classes)
-    shares: Floats = counts / max(1, counts.sum())
+    shares: Floats = counts / max(1, int(counts.sum()))
     return shares
 
 

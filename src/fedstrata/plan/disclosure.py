@@ -22,7 +22,7 @@ READ: Mapping[Channel, str] = {
     "token_head": "which words were masked or predicted",
     "class_head": "which classes the client has, and about how many of each",
     "layers": "of a few texts, trained on without dropout, every token at its place",
-    "adapters": "in short texts, trained on without dropout, tokens, as from layers but fewer",
+    "adapters": "some tokens of short texts; published attacks read whole texts from adapters",
     "hidden_states": "most words of every text at their places; the labels are sent as they are",
     "activations": "nearly every word of every batch at its place; from gradients, the masked places and words",
     "reply": "the number of examples, the loss, scores, and how long training took",

@@ -78,7 +78,6 @@ def stage_costs(
     records = dry_run(context, job.task.kind, round_settings(job), options.tell)
     memory = _memory(job, task, known.step(*of_model))
     sums, work = _bytes(records.lines("ledger")), records.lines("rounds")
-    examples = {client: len(lengths) for client, lengths in context.lengths.items()}
     own = {line["round"]: line for line in work if line["client"] == name}
 
     def costs(round: int) -> dict[str, Any]:
@@ -105,8 +104,14 @@ def stage_costs(
         "examples": sum(map(len, shards.values())),
         "collects": any(line["phase"] == "hidden_states" for line in records.lines("ledger")),
         "parts": parts.records(),
-        "privacy": privacy_record(job, examples, participated(job, work, ())),
+        "privacy": _privacy(job, context, work),
     }
+
+
+def _privacy(job: Job, context: DryContext, work: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """What the stage will spend."""
+    examples = {client: len(lengths) for client, lengths in context.lengths.items()}
+    return privacy_record(job, examples, participated(job, work, ()))
 
 
 def _check(job: Job, parts: Parts, profile: DataProfile, clients: int, options: ForecastOptions) -> None:

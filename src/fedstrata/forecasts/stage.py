@@ -68,10 +68,8 @@ def stage_costs(
         UserError: the method does not fit, there is no such client, or the rounds are too many.
     """
     of_model = (model, job.task.kind, profile.labels, head_of(job), adapter_of(job))
-    parts = known.parts(*of_model)
-    shards = population(job.method.population, profile.shards)
-    name = _whose(options.client, shards, profile.shards)
-    job = settle_privacy(job, shards)
+    parts, shards = known.parts(*of_model), population(job.method.population, profile.shards)
+    job, name = settle_privacy(job, shards), _whose(options.client, shards, profile.shards)
     _check(job, parts, profile, len(shards), options)
     task = (options.components.task or build_task)(TaskContext(job, profile.labels))
     context = _dry_context(job, parts, profile, shards, task, options.components)

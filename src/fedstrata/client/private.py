@@ -110,10 +110,12 @@ class Private:
         if longest <= 0:
             raise UserError("[privacy] clip: is below what rounding to whole steps adds; expected a larger one")
         scale = 1.0 if norm <= longest else longest / norm
-        rng, made = draw(NOISE), {}
+        rng = draw(NOISE)
+        made: dict[str, Vector] = {}
         for part, change in changes.items():
             whole = np.rint(change * (scale / step))
-            made[part] = (whole + discrete_gaussian(len(change), math.ceil(deviation), rng)) * step
+            noised = whole + discrete_gaussian(len(change), math.ceil(deviation), rng)
+            made[part] = (noised * step).astype(np.float64)
         return made
 
     def told(self, reply: Reply) -> Reply:

@@ -101,17 +101,12 @@ class Trainer:
         dropout = self._dropout(request)
         losses: list[torch.Tensor] = []
         work, seen, newest = Positions(), 0, 0.0
-        noisy = None
-        if noise is not None:
-            noisy = NoisySteps(self.working, self.task, self.train, self._autocast, noise)
+        noisy = noise and NoisySteps(self.working, self.task, self.train, self._autocast, noise)
         for drawn, batches in self._steps(request, examples, index, noisy):
             span = ScheduleSpan(drawn.total, drawn.epoch_steps, *request.span)
             if not losses:
                 model_pass.begin(span, trained)
-            if noisy is None:
-                losses.append(self._gradients(batches, model_pass, dropout))
-            else:
-                losses.append(noisy.gradients(batches, model_pass, dropout, trained))
+            losses.append(self._step_gradients(batches, model_pass, dropout, noisy, trained))
             rate = learning_rate(self.train, span, len(losses) - 1, drawn.epoch)
             model_pass.step(partial(self._update, trained, anchor, held, optimizer, rate))
             work = sum((batch.work for _, batch in batches), work)
@@ -151,6 +146,18 @@ class Trainer:
         for drawn in steps(examples.tokens.lengths[index], self.train, order):
             chosen = [index[positions] for positions in drawn.batches]
             yield drawn, [(each, self.task.batch(examples, each, draw, self.train.width)) for each in chosen]
+
+    def _step_gradients(
+        self,
+        batches: Sequence[tuple[Index, Batch]],
+        model_pass: ModelPass,
+        dropout: DropoutRng,
+        noisy: NoisySteps | None,
+        trained: Parameters,
+    ) -> torch.Tensor:
+        if noisy is not None:
+            return noisy.gradients(batches, model_pass, dropout, trained)
+        return self._gradients(batches, model_pass, dropout)
 
     def _gradients(
         self, batches: Sequence[tuple[Index, Batch]], model_pass: ModelPass, dropout: DropoutRng

@@ -74,10 +74,9 @@ def stage_costs(
         UserError: the method does not fit, there is no such client, or the rounds are too many.
     """
     of_model = (model, job.task.kind, profile.labels, head_of(job), adapter_of(job))
-    parts = parts_with_sharing(job, known.parts(*of_model), model)
-    shards = population(job.method.population, profile.shards)
-    name = _whose(options.client, shards, profile.shards)
-    job = settle_privacy(job, shards)
+    parts, shards = known.parts(*of_model), population(job.method.population, profile.shards)
+    parts = parts_with_sharing(job, parts, model)
+    job, name = settle_privacy(job, shards), _whose(options.client, shards, profile.shards)
     _check(job, parts, profile, len(shards), options)
     task = (options.components.task or build_task)(TaskContext(job, profile.labels))
     context = _dry_context(job, parts, profile, shards, task, options.components)
@@ -85,7 +84,6 @@ def stage_costs(
     records = dry_run(context, job.task.kind, round_settings(job), options.tell, least)
     memory = _memory(job, task, known.step(*of_model))
     sums, work = _bytes(records.lines("ledger")), records.lines("rounds")
-    examples = {client: len(lengths) for client, lengths in context.lengths.items()}
     own = {line["round"]: line for line in work if line["client"] == name}
 
     def costs(round: int) -> dict[str, Any]:
@@ -112,7 +110,7 @@ def stage_costs(
         "clients": _everyone(len(shards), sums, work),
         "holdings": profile.source,
         "examples": sum(map(len, shards.values())),
-        "privacy": privacy_record(job, examples, participated(job, work, ())),
+        "privacy": _privacy(job, context, work),
         **_about(job, parts, rounds, records),
     }
 
@@ -128,6 +126,12 @@ def _about(job: Job, parts: Parts, rounds: Sequence[Mapping[str, Any]], records:
         "collects": any(line["phase"] == "hidden_states" for line in records.lines("ledger")),
         "readable": [*whole, *([found] if found else [])],
     }
+
+
+def _privacy(job: Job, context: DryContext, work: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """What the stage will spend."""
+    examples = {client: len(lengths) for client, lengths in context.lengths.items()}
+    return privacy_record(job, examples, participated(job, work, ()))
 
 
 def _check(job: Job, parts: Parts, profile: DataProfile, clients: int, options: ForecastOptions) -> None:

@@ -57,7 +57,8 @@ def _laplace(count: int, scale: int, rng: np.random.Generator) -> Integers:
     size = low + scale * high
     negative = rng.integers(0, 2, len(size)).astype(bool)
     chosen = ~(negative & (size == 0))  # or 0 would come twice as often
-    return np.where(negative, -size, size)[chosen]
+    signed: Integers = np.where(negative, -size, size)[chosen]
+    return signed
 
 
 def _exp_coins(above: Integers, below: int, rng: np.random.Generator) -> Coins:
@@ -85,4 +86,5 @@ def _small_coins(above: Integers, below: int, rng: np.random.Generator) -> Coins
         going = going[rng.integers(0, below * k, len(going)) < above[going]]
         count[going] += 1
         k += 1
-    return count % 2 == 0
+    even: Coins = count % 2 == 0
+    return even

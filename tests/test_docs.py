@@ -196,6 +196,8 @@ def test_the_job_page_has_only_valid_keys_and_values() -> None:
                 changed[table].setdefault("level", "client")
                 if key not in ("epsilon", "noise"):
                     changed[table]["epsilon"] = 8.0
+                if key == "honest":
+                    changed[table]["sum_only"] = True
             if (table, key) == ("privacy", "public_vocabulary"):
                 changed[table]["omit"] = ["unlisted_rows"]
             if table == "wire" and key in DELTA:

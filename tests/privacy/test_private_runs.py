@@ -48,8 +48,9 @@ def test_before_is_after_and_engines_agree(job: Jobs, tmp_path: Path, privacy: A
     assert sent == before["clients"]["up_bytes"]
     if kind != "mlm":  # whose number of masked positions is drawn
         assert result.flops == before["clients"]["train_flops"]
-    pool = {**made, "output": {"dir": str(tmp_path / "pool")}, "engine": {"name": "pool", "workers": 2}}
-    assert_same(saved_models(result.folder), saved_models(fedstrata.run(pool).folder))
+    if name == "fedavg":
+        pool = {**made, "output": {"dir": str(tmp_path / "pool")}, "engine": {"name": "pool", "workers": 2}}
+        assert_same(saved_models(result.folder), saved_models(fedstrata.run(pool).folder))
     page = write_report([result.folder]).read_text("utf-8")
     assert f"epsilon {result.privacy['epsilon']:.3g}" in page
     assert "no noise covers" in page

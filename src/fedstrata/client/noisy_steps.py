@@ -182,7 +182,7 @@ def joined(single: Sequence[Batch]) -> Batch:
 def apart(batch: Batch) -> list[Batch]:
     """A batch's examples, each as a batch."""
     owners, counts = owners_of(batch)
-    targets = batch.targets.split(counts.tolist()) if owners is not None else batch.targets.split(1)
+    targets = torch.split(batch.targets, counts.tolist() if owners is not None else 1)
     return [
         replace(
             batch,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from fedstrata.client.poisson import sampling
 from fedstrata.errors import UserError
@@ -15,10 +17,14 @@ from fedstrata.plan.kinds import Tensors, Weights
 from fedstrata.plan.messages import Positions, Reply, Request, Tagged
 from fedstrata.plan.streams import Streams
 from fedstrata.privacy.accounting import Spending, calibrate
+from fedstrata.privacy.discrete import discrete_gaussian
 from fedstrata.privacy.noise import privatized
 
 Draw = Callable[[str], np.random.Generator]
 """Use -> the generator for it, of one request."""
+Vector = npt.NDArray[np.float64]
+LEAST_SHARE, MOST_SHARE = 2.0**-20, 0.25
+"""Deviations of one client's numbers in a sum: a sixteenth of the largest that a sum takes, and sixteen steps."""
 SAMPLE = "sample"
 """Use of the stream that decides which examples take part."""
 NOISE = "noise"
@@ -73,7 +79,7 @@ class Private:
         Raises:
             UserError: its training diverged.
         """
-        if self.table.level != "client" or not sent:
+        if self.table.level != "client" or self.table.shared_noise or not sent:
             return sent
         noise = noise_of(self.table, self.train, 1)
         try:
@@ -83,6 +89,32 @@ class Private:
                 f"round {request.round + 1}, client {request.client}: its training diverged ({error}); a smaller "
                 "train.learning_rate helps"
             ) from None
+
+    def summands(self, changes: Mapping[str, Vector], step: float, draw: Draw) -> dict[str, Vector]:
+        """A client's changes as a sum takes them: clipped together, in whole steps, with its share of the noise.
+
+        Args:
+            changes: part -> its change, in the order of the plan.
+            step: what the integer 1 stands for.
+            draw: the streams of the request.
+
+        Raises:
+            UserError: the noise is too small or too large to be drawn in these steps.
+        """
+        if not self.table.shared_noise:
+            return dict(changes)
+        deviation = share_of_noise(self.table, noise_of(self.table, self.train, 1)) / step
+        norm = math.sqrt(sum(float(change @ change) for change in changes.values()))
+        # rounding moves each number by up to half a step, all of them by up to half the root of their count
+        longest = self.table.clip - step / 2 * math.sqrt(sum(len(change) for change in changes.values()))
+        if longest <= 0:
+            raise UserError("[privacy] clip: is below what rounding to whole steps adds; expected a larger one")
+        scale = 1.0 if norm <= longest else longest / norm
+        rng, made = draw(NOISE), {}
+        for part, change in changes.items():
+            whole = np.rint(change * (scale / step))
+            made[part] = (whole + discrete_gaussian(len(change), math.ceil(deviation), rng)) * step
+        return made
 
     def told(self, reply: Reply) -> Reply:
         """A reply without what no noise covers: its loss; at level ``client`` the number of its examples too."""
@@ -119,6 +151,22 @@ def spending(table: Privacy, train: Train, examples: int, rounds: int) -> Spendi
     return Spending(noise_of(table, train, examples), rate, rounds * steps)
 
 
+def share_of_noise(table: Privacy, noise: float) -> float:
+    """Standard deviation of what each client adds to a sum whose noise is ``noise`` times the clip.
+
+    Raises:
+        UserError: it is more than a masked sum holds, or too little to be drawn.
+    """
+    deviation = noise * table.clip / math.sqrt(table.honest or 1)
+    if not LEAST_SHARE <= deviation <= MOST_SHARE:
+        raise UserError(
+            f"[privacy] clip: with noise {noise:.3g} each client would add numbers of deviation {deviation:.3g} "
+            f"to every weight; a masked sum takes {LEAST_SHARE:g} to {MOST_SHARE:g}. Change, clip and noise grow "
+            "together: another clip, or more honest clients, helps"
+        )
+    return deviation
+
+
 def noise_of(table: Privacy, train: Train, examples: int) -> float:
     """The noise of a client with so many examples, in units of the clip; calibrated where an epsilon is given."""
     if table.noise is not None:
@@ -126,4 +174,4 @@ def noise_of(table: Privacy, train: Train, examples: int) -> float:
     assert table.epsilon is not None
     assert table.participations is not None
     rate, steps, _ = sampling(examples, train) if table.level == "example" else (1.0, 1, 1)
-    return calibrate(table.epsilon, table.delta, table.accountant, rate, steps * table.participations)
+    return calibrate(table.epsilon, table.delta, table.counted_by, rate, steps * table.participations)

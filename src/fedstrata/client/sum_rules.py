@@ -23,6 +23,7 @@ class SumRules:
         streams: all randomness of the plans.
         run: names the run in every signature.
         signer: signs for the client and knows the others' registered keys.
+        least: fewest clients whose sum is opened.
     """
 
     method: Method
@@ -30,6 +31,7 @@ class SumRules:
     streams: Streams
     run: bytes = b""
     signer: Signer = field(default_factory=Unsigned)
+    least: int = LEAST
 
     def groups(self, parts: Parts, round: int, names: tuple[str, ...]) -> tuple[Group, ...]:
         """The sums of a round among some clients."""
@@ -37,7 +39,7 @@ class SumRules:
         for name in names:
             plan = make_plan(self.method, parts, self.task, round, name, self.streams)
             sends[name] = [part for part in parts.names if part in plan.send]
-        return groups_of(sends)
+        return groups_of(sends, self.least)
 
 
 def session(run: bytes, round: int, attempt: bytes) -> bytes:
@@ -47,7 +49,14 @@ def session(run: bytes, round: int, attempt: bytes) -> bytes:
 
 def sum_rules_of(job: Job) -> SumRules | None:
     """What a client of a job knows of its masked sums; None where parts travel as they are."""
-    return SumRules(job.method, job.task.kind, Streams(job.train.seed)) if job.privacy.sum_only else None
+    if not job.privacy.sum_only:
+        return None
+    return SumRules(job.method, job.task.kind, Streams(job.train.seed), least=least_of(job))
+
+
+def least_of(job: Job) -> int:
+    """Fewest clients whose sum is opened: no fewer than share the noise."""
+    return max(LEAST, job.privacy.honest or 1)
 
 
 def check_senders(job: Job, round: int, plans: Mapping[str, Plan]) -> None:
@@ -74,9 +83,9 @@ def check_senders(job: Job, round: int, plans: Mapping[str, Plan]) -> None:
             "each grows with their number; a smaller clients.fraction helps"
         )
     for group in groups_of(sends):
-        if len(group.senders) < LEAST:
+        if len(group.senders) < least_of(job):
             raise UserError(
                 f"[privacy] sum_only: in round {round + 1} only {' and '.join(group.senders)} would send "
-                f"{group.parts[0]}, and a sum of fewer than {LEAST} clients hides nobody; more clients, a larger "
-                "clients.fraction, or the same layers and ranks for all help"
+                f"{group.parts[0]}, and a sum of fewer than {least_of(job)} clients is not opened; more clients, "
+                "a larger clients.fraction, or the same layers and ranks for all help"
             )

@@ -93,6 +93,8 @@ def masked_parts(work: Work, draw: Draw | None) -> Weights:
     roster = member.roster()
     fixed, numbers = roster.fixed, {}
     changes = {part: _change(shapes[part], sent[part], work.shared[part][1]) for part in sent}
+    if work.runtime.private and draw:
+        changes = work.runtime.private.summands(changes, fixed.step, draw)
     try:
         for place in roster.own_groups(request.client):
             parts = roster.groups[place].parts

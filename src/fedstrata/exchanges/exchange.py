@@ -15,7 +15,7 @@ from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Method, Plan
 from fedstrata.plan.streams import Streams
-from fedstrata.privacy.sum_terms import Signer, Unsigned
+from fedstrata.privacy.sum_terms import LEAST, Signer, Unsigned
 from fedstrata.server.layers import ServerLayers
 from fedstrata.server.rounds import Half, Rounds
 from fedstrata.server.server import Server
@@ -31,10 +31,12 @@ class SumSigning:
     Attributes:
         run: names the run.
         signer: knows the clients' registered keys.
+        least: fewest clients whose sum is opened.
     """
 
     run: bytes = b""
     signer: Signer = field(default_factory=Unsigned)
+    least: int = LEAST
 
 
 Traffic = Iterable[tuple[str, str, int]]

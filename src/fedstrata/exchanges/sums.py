@@ -34,7 +34,6 @@ from fedstrata.privacy.opening import Opening
 from fedstrata.privacy.shamir import SECRET_BYTES, SHARE_BYTES
 from fedstrata.privacy.sum_terms import (
     ATTEMPT_BYTES,
-    LEAST,
     MOST,
     SIGNATURE_BYTES,
     Message,
@@ -83,7 +82,7 @@ class SummedHalf(PlainHalf):
         opening = Opening(session(self.signing.run, round, attempt), self.signing.signer)
         steps = _Steps(loop, round, plans, attempt)
         steps.ask("sum_keys", clients, lambda name: {}, opening.take_keys)
-        rules = SumRules(loop.method, loop.task, loop.streams)
+        rules = SumRules(loop.method, loop.task, loop.streams, least=self.signing.least)
         question = opening.close_roster(rules.groups(loop.server.parts, round, tuple(opening.entries)))
         steps.ask("sum_shares", list(opening.entries), lambda name: question, opening.take_shares)
         steps.train(opening)
@@ -129,7 +128,7 @@ def tell_closed(loop: Rounds, round: int, opening: Opening, opened: set[int]) ->
         if place not in opened:
             left = len(group.among(opening.survivors))
             for part in group.parts:
-                reason = f"stays as it was: its sum would be that of {left} clients, fewer than {LEAST}"
+                reason = f"stays as it was: its sum would be that of {left} clients, fewer than {group.least}"
                 loop.records.append("missing", [{"round": round, "client": part, "reason": reason}])
                 loop.tell(Missed(round, part, reason))
 

@@ -96,8 +96,7 @@ def stage_costs(
         }
 
     return {
-        "split": EXCHANGES[job.method.exchange].forecast(context, context.lengths[name]),
-        "sums": sum_figures(context, job, records.lines("ledger")),
+        **_of_exchange(context, job, name, records.lines("ledger")),
         "client": name,
         "labels": profile.labels,
         "setup": {"down_bytes": sums[SETUP, name, "down"]},
@@ -105,9 +104,17 @@ def stage_costs(
         "clients": _everyone(len(shards), sums, work),
         "holdings": profile.source,
         "examples": sum(map(len, shards.values())),
-        "collects": any(line["phase"] == "hidden_states" for line in records.lines("ledger")),
         "parts": parts.records(),
         "privacy": privacy_record(job, examples, participated(job, work, ())),
+    }
+
+
+def _of_exchange(context: DryContext, job: Job, name: str, ledger: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the exchange tells of a stage beside bytes and FLOPs."""
+    return {
+        "split": EXCHANGES[job.method.exchange].forecast(context, context.lengths[name]),
+        "sums": sum_figures(context, job, ledger),
+        "collects": any(line["phase"] == "hidden_states" for line in ledger),
     }
 
 

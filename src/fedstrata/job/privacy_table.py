@@ -12,7 +12,7 @@ Omission = Literal["decoder_bias", "position_rows", "embeddings", "unlisted_rows
 """What can be left out of messages: rows are those of embedding tables, ``unlisted_rows`` those of the tokens that
 no public vocabulary lists."""
 
-NOISE = ("clip", "epsilon", "noise", "delta", "accountant", "participations", "single_message")
+NOISE = ("clip", "epsilon", "noise", "delta", "accountant", "participations", "single_message", "honest")
 """Keys that go with noise alone."""
 
 
@@ -35,6 +35,9 @@ class Privacy(Table):
     single_message: bool = False
     """Of ``client`` without ``sum_only``: it is known that the server sees every single message, and that the
     promise is about these."""
+    honest: Annotated[int, Field(ge=1, le=256)] | None = None
+    """Of ``client`` with ``sum_only``: so many of the clients in every sum that is opened add their noise,
+    whatever the others do. Each adds a share; no sum of fewer is opened. Absent: 1, each hides itself."""
     sum_only: bool = False
     """The server sees sums of the clients' messages, and no single one."""
     omit: list[Omission] = Field(default_factory=list)
@@ -58,6 +61,10 @@ class Privacy(Table):
             raise ValueError(
                 "single_message: with sum_only = true the server sees no single message; leave it out"
             )
+        if self.honest is not None and not (self.level == "client" and self.sum_only):
+            raise ValueError(
+                "honest: goes with level = 'client' and sum_only = true, where clients share the noise"
+            )
         return self
 
     @model_validator(mode="after")
@@ -69,6 +76,16 @@ class Privacy(Table):
         if {"unlisted_rows", "embeddings"} <= set(self.omit):
             raise ValueError("omit: 'embeddings' leaves out every row, so 'unlisted_rows' goes without it")
         return self
+
+    @property
+    def shared_noise(self) -> bool:
+        """The noise is that of a sum, in whole numbers."""
+        return self.level == "client" and self.sum_only
+
+    @property
+    def counted_by(self) -> Literal["pld", "rdp"]:
+        """The accountant whose bound holds: of sums of discrete numbers Rényi's is known."""
+        return "rdp" if self.shared_noise else self.accountant
 
     def _default(self, key: str) -> Any:
         return type(self).model_fields[key].default

@@ -262,4 +262,4 @@ def signed_survivors(roster: Roster, members: list[str], survivors: tuple[str, .
 
 def is_open(group: Group, survivors: tuple[str, ...] | list[str]) -> bool:
     """Whether enough survivors are in a group's sum for it to be opened."""
-    return len(group.among(survivors)) >= LEAST
+    return len(group.among(survivors)) >= group.least

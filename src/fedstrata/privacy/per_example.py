@@ -98,7 +98,8 @@ def tapped(model: nn.Module, trained: Parameters, examples: int) -> Iterator[lis
             changed = output = output.expand(examples, *output.shape[1:])
         call = Call(module, given)
         calls.append(call)
-        output.register_hook(lambda gradient: setattr(call, "gradient", gradient.detach()))
+        hook: Any = output.register_hook
+        hook(lambda gradient: setattr(call, "gradient", gradient.detach()))
         return changed
 
     modules = [module for module in model.modules() if isinstance(module, TAPPED)]

@@ -60,10 +60,12 @@ class Group:
     Attributes:
         parts: their names, in the model's order.
         senders: the members who send them, in canonical order.
+        least: fewest of them whose sum is opened.
     """
 
     parts: tuple[str, ...]
     senders: tuple[str, ...]
+    least: int = LEAST
 
     def among(self, members: Iterable[str]) -> tuple[str, ...]:
         """Those of the senders who are among ``members``."""
@@ -71,11 +73,12 @@ class Group:
         return tuple(name for name in self.senders if name in known)
 
 
-def groups_of(sends: Mapping[str, Sequence[str]]) -> tuple[Group, ...]:
+def groups_of(sends: Mapping[str, Sequence[str]], least: int = LEAST) -> tuple[Group, ...]:
     """The sums of a round.
 
     Args:
         sends: member -> the parts that it sends, in the model's order; members in canonical order.
+        least: fewest members whose sum is opened.
     """
     senders: dict[str, list[str]] = {}
     for name, parts in sends.items():
@@ -84,7 +87,7 @@ def groups_of(sends: Mapping[str, Sequence[str]]) -> tuple[Group, ...]:
     alike: dict[tuple[str, ...], list[str]] = {}
     for part, names in senders.items():
         alike.setdefault(tuple(names), []).append(part)
-    return tuple(Group(tuple(parts), names) for names, parts in alike.items())
+    return tuple(Group(tuple(parts), names, least) for names, parts in alike.items())
 
 
 def threshold(members: int) -> int:

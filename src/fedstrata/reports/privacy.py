@@ -29,6 +29,8 @@ def privacy_lines(record: Mapping[str, Any] | None) -> list[str]:
     if f"{least:.3g}" != span:
         span = f"{span} at most, {least:.3g} at least"
     whole = "each message by itself, as the server sees it" if level == "client" else "all that a client sends"
+    if honest := record.get("honest"):
+        whole = f"sums, in each of which {honest} or more clients add their noise"
     return [
         f"privacy: epsilon {span}, delta {record['delta']:g} ({record['accountant']}), level {level}, clip "
         f"{record['clip']:g}: for {UNITS[level]}; it holds against the server and whoever has the model, "

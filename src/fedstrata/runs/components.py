@@ -65,8 +65,6 @@ def check_between_sites(job: Job, components: Components) -> None:
         ("codec", "makes messages that are no integers to be added"),
     ):
         if job.privacy.sum_only and getattr(components, part) is not None:
-            raise UserError(
-                f"[privacy] sum_only: the run's own {part} {why}; expected false, or none"
-            )
+            raise UserError(f"[privacy] sum_only: the run's own {part} {why}; expected false, or none")
     if job.between_sites:
         components.installed()

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from fedstrata.client.private import spending
+from fedstrata.client.private import noise_of, share_of_noise, spending
 from fedstrata.errors import UserError
 from fedstrata.job.tables import Job
 from fedstrata.plan.schedule import sample_clients
@@ -14,8 +14,9 @@ from fedstrata.plan.streams import SERVER, Streams
 from fedstrata.privacy.accounting import Spending, epsilon_of
 
 Record = dict[str, Any]
-"""``level``, ``clip``, ``delta``, ``accountant``, ``epsilon`` (the largest of any client), and ``clients``: client
--> its ``rounds``, ``noise``, ``rate``, ``releases`` and ``epsilon``."""
+"""``level``, ``clip``, ``delta``, ``accountant``, ``honest`` (of sums: so many clients' noise counts; else None),
+``epsilon`` (the largest of any client), and ``clients``: client -> its ``rounds``, ``noise``, ``rate``, ``releases``
+and ``epsilon``."""
 
 
 def settle_privacy(job: Job, clients: Collection[str]) -> Job:
@@ -30,6 +31,8 @@ def settle_privacy(job: Job, clients: Collection[str]) -> Job:
     """
     table = job.privacy
     if table.level == "none" or table.noise is not None:
+        if table.shared_noise:
+            share_of_noise(table, noise_of(table, job.train, 1))
         return job
     most = job.method.rounds
     if not job.between_sites:
@@ -40,6 +43,8 @@ def settle_privacy(job: Job, clients: Collection[str]) -> Job:
             "epsilon would be larger than what the job says"
         )
     settled = table.model_copy(update={"participations": table.participations or max(1, most)})
+    if table.shared_noise:
+        share_of_noise(settled, noise_of(settled, job.train, 1))
     return job.model_copy(update={"privacy": settled})
 
 
@@ -100,13 +105,14 @@ def privacy_record(job: Job, examples: Mapping[str, int], rounds: Mapping[str, i
             "noise": spent.noise,
             "rate": spent.rate,
             "releases": spent.count,
-            "epsilon": epsilon_of([spent], table.delta, table.accountant),
+            "epsilon": epsilon_of([spent], table.delta, table.counted_by),
         }
     return {
         "level": table.level,
         "clip": table.clip,
         "delta": table.delta,
-        "accountant": table.accountant,
+        "accountant": table.counted_by,
+        "honest": (table.honest or 1) if table.shared_noise else None,
         "epsilon": max((own["epsilon"] for own in clients.values()), default=0.0),
         "clients": clients,
     }

@@ -18,6 +18,7 @@ from fedstrata.client.answer import ClientData, ClientRuntime
 from fedstrata.client.facts import baseline, facts_and_lines
 from fedstrata.client.model_pass import plain_pass
 from fedstrata.client.setup import Ready
+from fedstrata.client.sum_rules import least_of
 from fedstrata.data.prepare import Prepared, population
 from fedstrata.engines.choice import Choice
 from fedstrata.engines.local import LocalEngine
@@ -194,7 +195,10 @@ def _sum_signing(stage: ReadyStage) -> SumSigning | None:
     """What masked sums are signed with; in one process with nothing."""
     if not stage.job.privacy.sum_only:
         return None
-    return SumSigning() if stage.federation is None else remote_signing(stage.folder, stage.federation.settings)
+    least = least_of(stage.job)
+    if stage.federation is None:
+        return SumSigning(least=least)
+    return replace(remote_signing(stage.folder, stage.federation.settings), least=least)
 
 
 def _score(stage: ReadyStage, plan: Plan, engine: Engine) -> Callable[[Server], dict[str, float]]:

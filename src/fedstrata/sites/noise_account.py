@@ -34,6 +34,11 @@ def refusal_of_level(require: Require, limit: float | None, job: Job) -> str | N
     wanted = require.level
     if wanted is not None and table.level != wanted:
         return f"it takes part only with [privacy] level = {wanted!r}, the job's is {table.level!r}"
+    if (table.honest or 1) > require.honest:
+        return (
+            f"the job relies on the noise of {table.honest} clients in every sum ([privacy] honest), the site on "
+            f"that of {require.honest} ([require] honest of its site.toml)"
+        )
     if limit is not None and table.level == "none":
         return "it takes part only in runs with noise, since it accounts for what all runs together tell of it"
     try:

@@ -17,6 +17,8 @@ class Require(BaseModel):
 
     sum_only: bool = False
     """The server sees sums alone."""
+    honest: Annotated[int, Field(ge=1, le=256)] = 1
+    """Of sums: most clients on whose noise it relies, its own included, where the job says ``honest``."""
     level: Literal["example", "client"] | None = None
     """Noise at this level."""
     epsilon: Epsilon | None = None

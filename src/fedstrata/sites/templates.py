@@ -74,4 +74,5 @@ min_examples = 1  # fewest examples of its own that the site trains on; default 
 # epsilon = 8.0  # most that a run may let through of this site, by its own count; default: no limit
 # delta = 1e-5  # of epsilon, whatever the job's is
 # sum_only = true  # the server sees nothing but sums over the sites; default false
+# honest = 3  # with sums: most sites on whose noise this one relies, itself included; default 1
 """

@@ -1,0 +1,184 @@
+"""Noise between sites: secret streams, what a site tells, demands and accounts for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_in_memory import NAMES, Village
+
+import fedstrata
+from fedstrata.errors import UserError
+from fedstrata.plan.messages import Request
+from fedstrata.plan.plan import Plan
+from fedstrata.privacy.accounting import Spending, epsilon_of
+from fedstrata.sites.messages import ReplyHeader, WelcomeHeader, decode_message
+from fedstrata.sites.noise import ASKED, KEY, SecretNoise
+from fedstrata.sites.noise_account import ACCOUNT, NoiseAccount
+from fedstrata.wire.codec import WireError
+
+Jobs = Callable[..., dict[str, Any]]
+LABELS = ["eye", "heart", "kidney"]
+TABLES: dict[str, dict[str, Any]] = {
+    "client": {"level": "client", "clip": 0.5, "noise": 1.0, "single_message": True},
+    "example": {"level": "example", "clip": 0.5, "epsilon": 6.0},
+    "shared": {"level": "client", "clip": 0.125, "noise": 2.0, "sum_only": True, "honest": 3},
+}
+
+
+@pytest.fixture
+def village(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Village:
+    return Village(tmp_path, monkeypatch)
+
+
+def played(village: Village, job: Jobs, level: str, **tables: Any) -> dict[str, Any]:
+    made = job("fedavg", "classify", task={"labels": LABELS}, privacy=TABLES.get(level, {}), **tables)
+    return village.jobs(made)[1]
+
+
+def headers(village: Village, kind: Any) -> list[Any]:
+    found = [
+        decode_message(message, "welcome", "reply", "refusal").header
+        for _, way, message in village.post.messages
+        if way == "up"
+    ]
+    return [header for header in found if isinstance(header, kind)]
+
+
+@pytest.mark.parametrize("level", ["client", "example"])
+def test_a_site_tells_nothing_that_no_noise_covers(village: Village, job: Jobs, level: str) -> None:
+    made = played(village, job, level)
+    before = fedstrata.forecast(
+        {
+            **made,
+            "engine": {},
+            "data": {**made["data"], "train": str(village.everything)},
+            "clients": {"partition": "column", "column": "site"},
+        }
+    )["fedavg"]["privacy"]
+    result = fedstrata.run(made)
+    assert result.privacy is not None
+    assert result.privacy["epsilon"] == before["epsilon"]
+    for reply in headers(village, ReplyHeader):
+        assert (reply.loss, reply.flops, reply.seconds, reply.work.tokens) == (None, 0, 0.0, 0)
+        assert reply.examples == (1 if level == "client" else 4)
+        assert reply.steps == (1 if level == "client" else 2)
+    told = {welcome.examples for welcome in headers(village, WelcomeHeader) if welcome.holds}
+    assert told == ({1} if level == "client" else {4})
+    lines = (village.folder / "federation" / "sites" / "a" / "state" / ACCOUNT).read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [0, 1]
+
+
+def test_the_seed_of_the_job_does_not_tell_the_noise(village: Village, job: Jobs) -> None:
+    """Two runs of one job between sites have noise of their own; a run in one process has that of the job."""
+    made = played(village, job, "client")
+    models = []
+    for i in range(2):
+        folder = fedstrata.run({**made, "output": {"dir": str(village.folder / f"run-{i}")}}).folder
+        models.append((folder / "model" / "model.safetensors").read_bytes())
+    assert models[0] != models[1]
+
+
+def test_the_same_request_has_the_same_noise_and_another_one_none(tmp_path: Path) -> None:
+    request = Request(0, "a", Plan((0,), ("head",)), "train", {"head": 0}, {})
+    shared = {"head": (0, {"w": torch.ones(3)})}
+    first = SecretNoise(tmp_path / "run")(request, shared)("noise").normal(size=4)
+    again = SecretNoise(tmp_path / "run")(
+        replace(request, parts={"head": {}}), shared
+    )  # whole instead of a change
+    np.testing.assert_array_equal(again("noise").normal(size=4), first)
+    assert not np.array_equal(again("sample").normal(size=4), first)
+    for other, held in (
+        (replace(request, span=(0.0, 0.5)), shared),
+        (replace(request, plan=Plan((1,), ("head",))), shared),
+        (request, {"head": (0, {"w": torch.zeros(3)})}),
+    ):
+        with pytest.raises(WireError, match="another request was answered with noise"):
+            SecretNoise(tmp_path / "run")(other, held)
+    later = SecretNoise(tmp_path / "run")(replace(request, round=1), shared)
+    assert not np.array_equal(later("noise").normal(size=4), first)
+    assert (tmp_path / "run" / KEY).stat().st_mode & 0o077 == 0
+    elsewhere = SecretNoise(tmp_path / "other")(request, shared)
+    assert not np.array_equal(elsewhere("noise").normal(size=4), first)
+    with (tmp_path / "run" / ASKED).open("ab") as file:
+        file.write(b'{"round": 2, "req')  # the machine stopped here
+    SecretNoise(tmp_path / "run")(replace(request, round=2), shared)
+    with pytest.raises(WireError):
+        SecretNoise(tmp_path / "run")(replace(request, round=2, span=(0.0, 0.5)), shared)
+
+
+@pytest.mark.parametrize(
+    ("level", "old", "new", "sentence"),
+    [
+        ("none", "[require]", '[require]\nlevel = "example"', "only with [privacy] level = 'example'"),
+        ("client", "[require]", '[require]\nlevel = "example"', "the job's is 'client'"),
+        ("client", "[require]", "[require]\nsum_only = true", "nothing but sums"),
+        ("example", "[require]", "[require]\nepsilon = 5.0", "promises it epsilon 5.9"),
+        ("shared", "[require]", "[require]\nhonest = 2", "relies on the noise of 3 clients in every sum"),
+        ("none", "[limits]", "[limits]\nepsilon = 5.0", "only in runs with noise"),
+    ],
+)
+def test_a_job_that_offers_less_is_refused(
+    village: Village, job: Jobs, level: str, old: str, new: str, sentence: str
+) -> None:
+    for name in NAMES:
+        village.site(name, old, new)
+    with pytest.raises(UserError) as caught:
+        fedstrata.run(played(village, job, level))
+    assert "refuses: " in str(caught.value)
+    assert sentence in str(caught.value)
+
+
+def test_a_job_that_offers_enough_is_not(village: Village, job: Jobs) -> None:
+    for name in NAMES:
+        village.site(name, "[require]", '[require]\nlevel = "client"\nepsilon = 3.3\nhonest = 3\nsum_only = true')
+    result = fedstrata.run(played(village, job, "shared"))
+    assert result.status == "finished"
+    assert result.privacy is not None
+    assert 3.1 < result.privacy["epsilon"] < 3.3
+
+
+def test_over_all_runs_a_site_spends_no_more_than_its_limit(village: Village, job: Jobs) -> None:
+    """The second run would be too much: its rounds are refused as soon as they are."""
+    once = epsilon_of([Spending(1.0, 1.0, 2)], 1e-5, "pld")
+    for name in NAMES:
+        village.site(name, "[limits]", f"[limits]\nepsilon = {once + 0.1}")
+    made = played(village, job, "client")
+    fedstrata.run(made)
+    village.start()
+    with pytest.raises(UserError, match=r"over all runs it would have spent epsilon .*, its limit is 6"):
+        fedstrata.run({**made, "output": {"dir": str(village.folder / "again")}})
+
+
+def test_a_round_is_accounted_for_once(tmp_path: Path) -> None:
+    release = Spending(1.0, 1.0, 1)
+    account = NoiseAccount(tmp_path, 5.0, 1e-5)
+    for _ in range(3):
+        NoiseAccount(tmp_path, 5.0, 1e-5).spend("run", 0, "client", release)
+    assert account.epsilon() == epsilon_of([release], 1e-5, "pld")
+    with pytest.raises(WireError, match="its limit is 5"):
+        account.spend("run", 1, "client", release)
+    assert account.epsilon() == epsilon_of([release], 1e-5, "pld")
+    account = NoiseAccount(tmp_path, None, 1e-5)
+    account.spend("run", 1, "example", Spending(5.0, 0.1, 1))
+    both = epsilon_of([release], 5e-6, "pld") + epsilon_of([Spending(5.0, 0.1, 1)], 5e-6, "pld")
+    assert account.epsilon() == both
+
+
+def test_a_server_cannot_say_that_a_site_takes_part_less_often_than_it_may(village: Village, job: Jobs) -> None:
+    """The noise of a site is for every round, whatever the server counted."""
+    made = played(village, job, "example", method={"rounds": 4}, clients={"fraction": 0.4})
+    result = fedstrata.run(made)
+    assert result.privacy is not None
+    asked = {own["rounds"] for own in result.privacy["clients"].values()}
+    assert max(asked) < 4
+    assert result.privacy["epsilon"] < 5.5
+    path = village.folder / "federation" / "sites" / "a" / "state" / ACCOUNT
+    told = [line for line in map(json.loads, path.read_text().splitlines()) if line]
+    assert {line["noise"] for line in told} == {own["noise"] for own in result.privacy["clients"].values()}

@@ -43,6 +43,8 @@ MOST_PLANS = 20_000_000
 """Rounds times clients: some minutes."""
 MOST_REPLIES = 300_000
 """Rounds times sampled clients: some kilobytes each."""
+Costs = dict[str, Any]
+"""A stage's costs, as JSON would have them."""
 Step = Callable[[Plan, int, int, int, bool, str], int]
 """Bytes of a training step, see :func:`fedstrata.models.memory.step_memory`."""
 
@@ -60,9 +62,7 @@ def nothing_known() -> Known:
     return Known(functools.cache(checkpoints.parts_of), functools.cache(_step_of))
 
 
-def stage_costs(
-    job: Job, model: str, profile: DataProfile, known: Known, options: ForecastOptions
-) -> dict[str, Any]:
+def stage_costs(job: Job, model: str, profile: DataProfile, known: Known, options: ForecastOptions) -> Costs:
     """One stage's costs: of each round of one client, and of all clients together.
 
     Raises:

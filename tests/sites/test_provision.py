@@ -86,7 +86,7 @@ def test_a_default_that_stands_in_a_comment_is_the_default(federation: Path) -> 
     site = federation / "sites/hospital-a/site.toml"
     content = tomllib.loads(site.read_text("utf-8"))
     bare = "format = 2\n" + "\n".join(
-        f'{key} = "{content[key]}"' for key in ("name", "server", "ca", "key", "folder")
+        f'{key} = "{content[key]}"' for key in ("name", "server", "ca", "key", "peers", "folder")
     )
     other = 'data.train = "train.csv"\napprove.runs = "any"'  # that is no default: a site without the table asks
     (site.parent / "bare.toml").write_text(f"{bare}\n{other}", "utf-8")

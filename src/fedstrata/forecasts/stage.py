@@ -38,7 +38,6 @@ from fedstrata.plan.streams import Streams
 from fedstrata.runs.components import Components
 from fedstrata.runs.privacy import participated, privacy_record, settle_privacy
 from fedstrata.runs.train import round_settings
-from fedstrata.server.records import MemoryRecords
 from fedstrata.tasks import Task, TaskContext, build_task
 from fedstrata.wire.activations import stream_form
 from fedstrata.wire.delta import job_codec
@@ -48,6 +47,8 @@ MOST_PLANS = 20_000_000
 """Rounds times clients: some minutes."""
 MOST_REPLIES = 300_000
 """Rounds times sampled clients: some kilobytes each."""
+Costs = dict[str, Any]
+"""A stage's costs, as JSON would have them."""
 Step = Callable[[Plan, int, int, int, bool, str], int]
 """Bytes of a training step, see :func:`fedstrata.models.memory.step_memory`."""
 
@@ -65,9 +66,7 @@ def nothing_known() -> Known:
     return Known(functools.cache(checkpoints.parts_of), functools.cache(_step_of))
 
 
-def stage_costs(
-    job: Job, model: str, profile: DataProfile, known: Known, options: ForecastOptions
-) -> dict[str, Any]:
+def stage_costs(job: Job, model: str, profile: DataProfile, known: Known, options: ForecastOptions) -> Costs:
     """One stage's costs: of each round of one client, and of all clients together.
 
     Raises:
@@ -101,8 +100,7 @@ def stage_costs(
 
     rounds = [costs(round) for round in range(job.method.rounds)]
     return {
-        "split": EXCHANGES[job.method.exchange].forecast(context, context.lengths[name]),
-        "sums": sum_figures(context, job, records.lines("ledger")),
+        **_of_exchange(context, job, name, records.lines("ledger")),
         "client": name,
         "labels": profile.labels,
         "setup": {"down_bytes": sums[SETUP, name, "down"]},
@@ -111,19 +109,18 @@ def stage_costs(
         "holdings": profile.source,
         "examples": sum(map(len, shards.values())),
         "privacy": _privacy(job, context, work),
-        **_about(job, parts, rounds, records),
+        **_about(job, parts, rounds),
     }
 
 
-def _about(job: Job, parts: Parts, rounds: Sequence[Mapping[str, Any]], records: MemoryRecords) -> dict[str, Any]:
-    """The model's parts; whether hidden states are collected; and what the server can read, a sentence each."""
+def _about(job: Job, parts: Parts, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The model's parts, and what the server can read, a sentence each."""
     sent, kind = {part for round in rounds for part in round["sent"]}, TASK_KINDS[job.task.kind]
     found = sentence(channels(parts, sent, kind.target == "token", kind.classes))
     payload = job.method.exchange
     whole = [] if payload == "weights" else [f"each client sends the server {SENT[payload]}"]
     return {
         "parts": parts.records(),
-        "collects": any(line["phase"] == "hidden_states" for line in records.lines("ledger")),
         "readable": [*whole, *([found] if found else [])],
     }
 
@@ -132,6 +129,15 @@ def _privacy(job: Job, context: DryContext, work: Sequence[Mapping[str, Any]]) -
     """What the stage will spend."""
     examples = {client: len(lengths) for client, lengths in context.lengths.items()}
     return privacy_record(job, examples, participated(job, work, ()))
+
+
+def _of_exchange(context: DryContext, job: Job, name: str, ledger: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the exchange tells of a stage beside bytes and FLOPs."""
+    return {
+        "split": EXCHANGES[job.method.exchange].forecast(context, context.lengths[name]),
+        "sums": sum_figures(context, job, ledger),
+        "collects": any(line["phase"] == "hidden_states" for line in ledger),
+    }
 
 
 def _check(job: Job, parts: Parts, profile: DataProfile, clients: int, options: ForecastOptions) -> None:

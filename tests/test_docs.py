@@ -186,6 +186,7 @@ def test_the_defaults_on_the_job_page_are_those_of_the_tables() -> None:
         ("train", "tokens_per_batch"),
         ("train", "max_grad_norm"),
         ("server", "learning_rate"),
+        *(("server", key) for key in ("malicious", "clip_radius", "clip_steps", "max_norm")),
         ("engine", "federation"),
         *(("wire", f"{way}_{key}") for way in ("up", "down") for key in ("bits", "density")),
         *(("wire", key) for key in ("activations", "gradients", "gradients_density")),

@@ -79,8 +79,7 @@ def stage_costs(job: Job, model: str, profile: DataProfile, known: Known, option
     _check(job, parts, profile, len(shards), options)
     task = (options.components.task or build_task)(TaskContext(job, profile.labels))
     context = _dry_context(job, parts, profile, shards, task, options.components)
-    least = 1 if options.components.aggregate else job_least_senders(job)
-    records = dry_run(context, job.task.kind, round_settings(job), options.tell, least)
+    records = dry_run(context, job.task.kind, round_settings(job), options.tell, _least(job, options))
     memory = _memory(job, task, known.step(*of_model))
     sums, work = _bytes(records.lines("ledger")), records.lines("rounds")
     own = {line["round"]: line for line in work if line["client"] == name}
@@ -138,6 +137,11 @@ def _of_exchange(context: DryContext, job: Job, name: str, ledger: Sequence[Mapp
         "sums": sum_figures(context, job, ledger),
         "collects": any(line["phase"] == "hidden_states" for line in ledger),
     }
+
+
+def _least(job: Job, options: ForecastOptions) -> int:
+    """Clients that must have sent a part for it to be merged."""
+    return 1 if options.components.aggregate else job_least_senders(job)
 
 
 def _check(job: Job, parts: Parts, profile: DataProfile, clients: int, options: ForecastOptions) -> None:

@@ -1,0 +1,66 @@
+"""What a site remembers of its answers in a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedstrata.plan.messages import Request
+from fedstrata.plan.plan import Plan
+from fedstrata.sites.answers import KEPT_ROUNDS, SESSIONS, Answer, Answers
+from fedstrata.sites.permission import Refused
+from fedstrata.sites.release_log import release_of
+from fedstrata.sites.tensor_file import pack
+
+
+def request(round: int = 0, server: tuple[str, ...] = ()) -> Request:
+    return Request(round, "a", Plan((0, 1), ("head",), ("head",), server=server), "train", {}, {})
+
+
+def kept(answers: Answers, round: int, seconds: float = 1.0) -> bytes:
+    message = pack({"head": torch.full((3,), float(round))}, {})
+    digest = release_of(message.pieces(), "", round, "weights", (), 9).sha256
+    answers.keep(Answer(round, "weights", f"asked-{round}", 9, seconds, digest), message)
+    return bytes(message)
+
+
+def test_a_session_is_held_for_one_request_and_not_for_ever(tmp_path: Path) -> None:
+    asked = request(server=("layer.1",))
+    for _ in range(SESSIONS):
+        answers = Answers(tmp_path)  # its program was started again in between
+        assert answers.find(asked, "weights", "asked") is None
+        answers.begin(Answer(0, "weights", "asked", 9))
+        with pytest.raises(Refused, match="has answered another request for weights of round 1"):
+            answers.find(asked, "weights", "other")
+    with pytest.raises(Refused, match=f"has held {SESSIONS} sessions for round 1 already"):
+        answers.find(asked, "weights", "asked")
+
+
+def test_answers_of_the_last_rounds_are_kept_and_of_the_others_that_they_were_given(tmp_path: Path) -> None:
+    answers = Answers(tmp_path)
+    sent = [kept(answers, round) for round in range(KEPT_ROUNDS + 1)]
+    answers = Answers(tmp_path)
+    assert answers.seconds == KEPT_ROUNDS + 1
+    with pytest.raises(Refused, match="its answer to round 1 was sent long ago"):
+        answers.find(request(0), "weights", "asked-0")
+    for round in range(1, KEPT_ROUNDS + 1):
+        found = answers.find(request(round), "weights", f"asked-{round}")
+        assert found is not None
+        assert bytes(found[1]) == sent[round]
+    assert answers.find(request(99), "weights", "asked-99") is None
+
+
+def test_a_line_that_was_being_written_is_dropped_and_a_damaged_one_is_not(tmp_path: Path) -> None:
+    answers = Answers(tmp_path)
+    kept(answers, 0)
+    kept(answers, 1)
+    index = tmp_path / "answers.jsonl"
+    whole = index.read_bytes()
+    index.write_bytes(whole + b'{"round": 2, "pay')
+    assert set(Answers(tmp_path).known) == {(0, "weights"), (1, "weights")}
+    assert index.read_bytes() == whole
+    index.write_bytes(whole.replace(b'"round": 0', b'"ruond": 0'))
+    with pytest.raises(Refused, match="what it keeps of its answers is damaged"):
+        Answers(tmp_path)

@@ -11,12 +11,15 @@ finished round. Runs and rows are under --work.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+from functools import partial
 from pathlib import Path
+from types import FrameType
 
 from board.cells import RECORDS
 from board.page import write_page
-from board.protocol import read_protocol
+from board.protocol import Protocol, read_protocol
 
 from fedstrata.errors import UserError
 
@@ -36,24 +39,55 @@ def main() -> None:
     options.add_argument("--page", type=Path, default=RECORDS.with_suffix(".md"), help="the page")
     chosen = options.parse_args()
     protocol = read_protocol()
-    numbers = [int(word) for word in chosen.slices.split(",") if word] or range(1, len(protocol.slices) + 1)
-    if chosen.data is not None:
-        from board.running import Board
-
-        board = Board(protocol, chosen.data.resolve(), chosen.model, chosen.work.resolve(), chosen.records)
-        for number in numbers:
-            part = protocol.slices[number - 1]
-            print(f"slice {number}: {part.task}, {part.partition}", flush=True)
-            whole = board.run(part)
-            write_page(protocol, chosen.records, chosen.page)
-            if not whole:
-                print(f"the {protocol.hours:g} hours of the protocol are spent")
-                break
+    numbers = slice_numbers(chosen.slices, len(protocol.slices))
+    failed = run(protocol, numbers, chosen) if chosen.data is not None else 0
     print(f"page  {write_page(protocol, chosen.records, chosen.page)}")
+    if failed:
+        raise UserError(f"{failed} cells failed; they run again with the next call")
+
+
+def slice_numbers(text: str, count: int) -> list[int]:
+    """The numbers that ``--slices`` names; all where it names none."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if wrong := next((word for word in words if word not in map(str, range(1, count + 1))), None):
+        raise UserError(f"--slices: {wrong!r} is no slice; expected numbers from 1 to {count}, such as 1,2")
+    return list(map(int, words)) or list(range(1, count + 1))
+
+
+def run(protocol: Protocol, numbers: list[int], chosen: argparse.Namespace) -> int:
+    """Run slices one after the other, writing the page after each; the number of cells that failed."""
+    from board.running import Board
+
+    board = Board(
+        protocol,
+        chosen.data.resolve(),
+        chosen.model,
+        chosen.work.resolve(),
+        chosen.records,
+        partial(print, flush=True),
+    )
+    for number in numbers:
+        part = protocol.slices[number - 1]
+        print(f"slice {number}: {part.task}, {part.partition}", flush=True)
+        whole = board.run(part)
+        write_page(protocol, chosen.records, chosen.page)
+        if not whole:
+            print(f"the {protocol.hours:g} hours of the protocol are spent")
+            break
+    return len(board.failed)
+
+
+def stop(_signal: int, _frame: FrameType | None) -> None:
+    """End as with Ctrl-C, so that the processes of running cells first write how far they are."""
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, stop)
     try:
         main()
     except UserError as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -140,3 +142,33 @@ def test_the_hours_end_it_and_the_next_call_goes_on(make: Callable[..., Board], 
     assert line.cell not in missing
     assert len(missing) == 4  # the second stage of centralized, the first of the others
     assert json.loads((tmp_path / "records" / "rows.json").read_text("utf-8")).keys() == {"tiny"}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--slices", "1,99"], "--slices: '99' is no slice; expected numbers from 1 to"),
+        (["--data", "nowhere"], "nowhere: expected one folder or file called 'SST-2' in it or below, found none"),
+        (
+            ["--data", "nowhere", "--model", "nothing"],
+            "nothing: is no folder of a model (No such file or directory",
+        ),
+    ],
+)
+def test_mistakes_are_one_sentence(words: list[str], sentence: str, tmp_path: Path, model_folder: Any) -> None:
+    if "--model" not in words and "--data" in words:
+        words = [*words, "--model", str(model_folder())]
+    places = [
+        "--work",
+        str(tmp_path / "work"),
+        "--records",
+        str(tmp_path / "records"),
+        "--page",
+        str(tmp_path / "a.md"),
+    ]
+    script = Path(__file__).parent.parent / "benchmarks" / "board.py"
+    done = subprocess.run([sys.executable, script, *words, *places], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("*.md"))

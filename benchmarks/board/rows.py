@@ -20,6 +20,8 @@ from typing import Any
 from fedstrata.errors import UserError
 
 Row = dict[str, Any]
+MOST_DEV = 1000
+"""Development rows, of which more would not choose better for their cost."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def divided(train: Sequence[Row], dev: Sequence[Row], test: Sequence[Row], folds
     seen = tested | {key(row) for row in dev}
     train = [row for row in train if key(row) not in seen]
     test = shuffled(test)
-    return Parts(shuffled(train), shuffled(dev), [test[i::folds] for i in range(folds)])
+    return Parts(shuffled(train), shuffled(dev)[:MOST_DEV], [test[i::folds] for i in range(folds)])
 
 
 def cut(rows: Sequence[Row], shares: Sequence[float]) -> list[list[Row]]:
@@ -218,7 +220,7 @@ def sst2(data: Path, folds: int) -> Parts:
             parts.setdefault(places.pop(), []).append({"text": text, "label": label})
     return Parts(
         shuffled(parts.get("train", [])),
-        shuffled(parts.get("dev", []))[:1000],
+        shuffled(parts.get("dev", []))[:MOST_DEV],
         [shuffled(parts.get(f"fold-{i}", [])) for i in range(folds)],
     )
 

@@ -181,7 +181,9 @@ def test_the_centralized_bound_makes_as_many_steps_as_all_clients() -> None:
 def small(**changes: Any) -> Protocol:
     job = {"task": {"metric": "accuracy"}, "method": {"rounds": 4}, "train": {"steps": 3}}
     names = [("centralized", 1), ("FedAvg", 1), ("FedBFPT", 2), ("LoRA r8", 2), ("FedBT", 1)]
-    made = tuple(Row(name, {"method.name": name}, (0.1, 0.2, 0.4, 0.8), (1.0, 1.5), rounds) for name, rounds in names)
+    made = tuple(
+        Row(name, {"method.name": name}, (0.1, 0.2, 0.4, 0.8), (1.0, 1.5), rounds) for name, rounds in names
+    )
     fields: dict[str, Any] = {
         "clients": 2,
         "seeds": SEEDS,

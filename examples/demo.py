@@ -2,8 +2,8 @@
 
     python examples/demo.py [FOLDER] [KEY=VALUE ...]
 
-FedBFPT then FedBT, as in ``configs/demo.toml``; and FedAvg twice. Learning rates are those that were best for
-each on development rows (``demo_rates.py``).
+FedBFPT then FedBT, as in ``configs/demo.toml``; and FedAvg twice. ``demo_rates.py`` compares learning rates for
+each on development rows (docs/results/demo.md).
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 Development rows are a tenth of the training rows, another tenth for every seed; no test row is read. Every rate of
 further pre-training is tried with every one of fine-tuning: the best mean macro-F1 over the seeds counts. A call
-that was ended goes on. What it prints is in docs/results/demo.md; the rates stand in configs/demo.toml and
-examples/demo.py.
+that was ended goes on. The rates stand in configs/demo.toml and examples/demo.py; what has been measured is in
+docs/results/demo.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ export DO_NOT_TRACK := 1
 
 ALONGSIDE := $(MAKE) --no-print-directory --jobs=3
 
-.PHONY: help install demo check test unit-tests all-tests deploy-test page-test fuzz docs lint format types bench bench-peers clean
+.PHONY: help install demo check test unit-tests all-tests deploy-test page-test fuzz docs lint format types bench bench-peers board clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -68,6 +68,10 @@ bench: $(INSTALLED) ## time a client's step, epochs over a frozen encoder, split
 
 bench-peers: $(INSTALLED) ## time whole runs beside a plain loop, the Trainer, pfl-research, Flower and NVFlare
 	$(BIN)/python benchmarks/peers.py
+
+board: $(INSTALLED) ## score against megabytes, docs/board.md: make board DATA=FOLDER MODEL=FOLDER
+	$(BIN)/python benchmarks/board.py $(if $(DATA),--data "$(DATA)") $(if $(MODEL),--model "$(MODEL)") \
+		$(if $(SLICES),--slices "$(SLICES)")
 
 clean: ## remove .venv, caches and build files; runs/ stays
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

@@ -15,7 +15,17 @@ import pytest
 
 from tiny import SENTENCES, gpt2_tokenizer, tiny_model, tokenizer
 
-RUNS = ("bad_inputs", "cli", "components", "runs", "sites", "sweeps", "test_benchmarks.py", "test_docs.py")
+RUNS = (
+    "bad_inputs",
+    "cli",
+    "components",
+    "runs",
+    "sites",
+    "sweeps",
+    "test_benchmarks.py",
+    "test_board_run.py",
+    "test_docs.py",
+)
 """Folders and files whose tests play whole runs or start processes."""
 
 

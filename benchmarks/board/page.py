@@ -1,0 +1,241 @@
+"""``docs/board.md``: protocol, answers, a table and a picture per task and partition, and what was pruned."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+from board.cells import Choice, current, read_lines
+from board.picture import draw
+from board.protocol import BOUND, DENOMINATOR, Protocol, Row
+from board.statistics import planned_power, rows_needed
+from board.table import GAINS, Entry, Table, tables
+from board.words import answers, percent, score, title
+
+FACTS = "rows.json"
+"""Beside the lines: how many rows each task has."""
+INTRODUCTION = """\
+# The board
+
+Score against megabytes sent, for methods, adapters and codecs. `make board` writes this page from
+[`configs/board`](../configs/board/board.toml), which was written down before the runs, and from the figures in
+`docs/board`. What has not run is said not to have run; nothing is filled in.
+
+```
+make board DATA=FOLDER MODEL=FOLDER          # run what is missing; kill it at any time, and call it again
+make board DATA=FOLDER SLICES=1              # only this slice; MODEL is demo:minilm if it is absent
+make board                                   # write this page again
+```
+"""
+
+
+def write_page(protocol: Protocol, records: Path, page: Path) -> Path:
+    """Write the page, and the pictures beside the lines; the same bytes for the same figures."""
+    facts = read_facts(records)
+    found = tables(protocol, current(read_lines(records), protocol))
+    pictures = {}
+    for table in found:
+        if table.front():
+            records.mkdir(parents=True, exist_ok=True)
+            draw(table, records / f"{table.name}.svg")
+            pictures[table.name] = f"{records.name}/{table.name}.svg"
+    blocks = [INTRODUCTION, *_protocol(protocol, facts), *_answers(protocol, found)]
+    for table in found:
+        blocks += _table(protocol, table, pictures.get(table.name))
+    blocks += _tuning(protocol, found)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text("\n".join(blocks), "utf-8")
+    return page
+
+
+def read_facts(records: Path) -> dict[str, Any]:
+    """Task -> rows of its parts and their digest, of those whose rows have been made."""
+    path = records / FACTS
+    return dict(json.loads(path.read_text("utf-8"))) if path.exists() else {}
+
+
+def write_facts(records: Path, task: str, facts: Mapping[str, Any]) -> None:
+    """Keep the facts of a task's rows."""
+    records.mkdir(parents=True, exist_ok=True)
+    known = {**read_facts(records), task: facts}
+    (records / FACTS).write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", "utf-8")
+
+
+def _protocol(protocol: Protocol, facts: Mapping[str, Any]) -> Iterator[str]:
+    yield "## What was fixed before the runs\n"
+    yield "".join(f"{fill(point, 115, subsequent_indent='  ')}\n" for point in _points(protocol))
+    yield "### Are the test sets large enough?\n"
+    text = (
+        "Power of the test of equality for two methods that are equal, planned with the standard deviations in "
+        "`board.toml`: of the difference of one row, and between seeds beyond that."
+    )
+    yield fill(text, 115) + "\n"
+    yield _lines(
+        ["task", "metric", "margin", "test rows", "power", "rows needed", "verdict"],
+        [_power(protocol, task, facts.get(task)) for task in protocol.jobs],
+    )
+    yield "### The grid\n"
+    yield _lines(
+        ["row", "keys over the task's job", "learning rates", "server rates", "rounds"],
+        [_grid(row) for row in {row.name: row for group in protocol.slices for row in group.rows}.values()],
+    )
+
+
+def _points(protocol: Protocol) -> Iterator[str]:
+    margins = ", ".join(f"{value:g} {metric}" for metric, value in protocol.margins.items())
+    first, second = protocol.tuning["seeds"]
+    yield (
+        f"* **{protocol.clients} clients**; rows are dealt to them iid or by Dirichlet(0.5) over the labels. "
+        "All take part in every round."
+    )
+    yield (
+        f"* **Tuning**, for each row by itself, on development rows: every learning rate for "
+        f"{protocol.tuning['first_share']:g} of the rounds (seed {first}); the best {protocol.tuning['keep']}, "
+        f"and the best one with the other server rates, for all rounds (seed {second}). The rates and the round "
+        "with the best score are taken. Dirichlet uses what was found for iid."
+    )
+    yield (
+        f"* **Test**: seeds {', '.join(map(str, protocol.seeds))}, each scored on its own fold of the test rows, "
+        "of as many folds; no tuning has seen them. So the spread over the seeds holds the choice of test rows "
+        "too, and a comparison is one of pairs."
+    )
+    yield (
+        f"* **Equal** means: the two one-sided t-tests of the paired differences, at {protocol.alpha:g} each, "
+        f"show that the true difference is within the margin: {margins}. A large p of an ordinary test proves "
+        'nothing. "No worse" is shown against one side of the margin alone. p is corrected for the rows of a '
+        "table by Holm's method."
+    )
+    yield (
+        f"* **Denominator**: bytes up and down of {DENOMINATOR} in fp32 with its own best rates and rounds. "
+        "No row counts the initial download."
+    )
+    yield (
+        "* **Gain**: from always predicting the most frequent class (mlm: from the start model) to "
+        f"`{BOUND}`, tuned in the same way."
+    )
+    yield f"* **Budget**: {protocol.hours:g} hours, {protocol.parallel} cells at a time."
+
+
+def _power(protocol: Protocol, task: str, facts: Mapping[str, Any] | None) -> list[str]:
+    metric, seeds = protocol.metric(task), len(protocol.seeds)
+    plan, margin = protocol.planning[metric], protocol.margin(task)
+    needed = rows_needed(protocol.power, seeds, plan["row"], plan["seed"], margin, protocol.alpha)
+    words = [task, metric, f"{margin:g}"]
+    if facts is None:
+        return [*words, "not made", "–", _number(needed), "–"]
+    rows = sum(facts["rows"][f"fold-{i}"] for i in range(seeds))
+    power = planned_power(rows, seeds, plan["row"], plan["seed"], margin, protocol.alpha)
+    verdict = "large enough" if power >= protocol.power else "too small for a claim of equality"
+    return [*words, _number(rows), f"{power:.2f}", _number(needed), verdict]
+
+
+def _number(value: int | None) -> str:
+    return "none is enough" if value is None else f"{value:,}"
+
+
+def _grid(row: Row) -> list[str]:
+    keys = ", ".join(f"{key} = {value}" for key, value in row.set.items())
+    rates = ", ".join(f"{rate:g}" for rate in row.learning_rates)
+    servers = ", ".join(f"{rate:g}" for rate in row.server_rates)
+    return [row.name, keys, rates, servers, f"x {row.rounds}"]
+
+
+def _answers(protocol: Protocol, found: Sequence[Table]) -> Iterator[str]:
+    yield "## Answers\n"
+    for question, sentences in answers(protocol, found):
+        yield f"**{question}**\n"
+        yield "".join(f"* {sentence}\n" for sentence in sentences)
+
+
+def _table(protocol: Protocol, table: Table, picture: str | None) -> Iterator[str]:
+    yield f"## {title(table)}\n"
+    if not any(entry.tuning[0] or entry.lines for entry in table.entries):
+        yield f"Not run. Rows: {'; '.join(entry.row.name for entry in table.entries)}.\n"
+        return
+    if picture:
+        yield f"![{title(table)}]({picture})\n"
+    bytes_to = [f"MB to {percent(share)} of the gain" for share in GAINS]
+    costs = ["MB up", "MB down", "of FedAvg's bytes", "TFLOP", *bytes_to]
+    header = ["row", table.metric, "of the gain", *costs, "difference (90 %)", "p (Holm)", "verdict"]
+    yield _lines(header, [_entry(protocol, table, entry) for entry in table.entries])
+    seeds = [entry.seeds for entry in table.entries if entry.test and entry.test.verdict == "not shown"]
+    if seeds:
+        most = "over 100" if None in seeds else str(max(seed for seed in seeds if seed))
+        text = (
+            f"Where nothing is shown, a test with power {protocol.power:g} would have needed up to {most} seeds, "
+            "had the two been equal with the spread that was seen."
+        )
+        yield fill(text, 115) + "\n"
+
+
+def _entry(protocol: Protocol, table: Table, entry: Entry) -> list[str]:
+    width = 10
+    if not entry.whole:
+        return [entry.row.name, _state(protocol, entry), *[""] * width]
+    sd = "" if entry.sd is None else f" ± {score(entry.sd)}"
+    reached = entry.reached or [None] * len(GAINS)
+    test = entry.test
+    return [
+        entry.row.name,
+        f"{score(entry.mean or 0)}{sd}",
+        "–" if entry.gain is None else percent(entry.gain),
+        _mb(entry.up),
+        _mb(entry.down),
+        "–" if entry.share is None else percent(entry.share),
+        f"{(entry.flops or 0) / 1e12:.1f}",
+        *("never" if entry.reached and value is None else _mb(value) for value in reached),
+        "" if test is None else f"{test.mean:+.4f} ({test.low:+.4f} to {test.high:+.4f})",
+        "" if entry.p is None else f"{entry.p:.3f}",
+        "" if test is None else test.verdict,
+    ]
+
+
+def _state(protocol: Protocol, entry: Entry) -> str:
+    """How far a row is that has no score yet."""
+    if any(line.diverged for line in entry.lines):
+        return "diverged in the test"
+    if entry.tuned is not None:
+        return f"not run: {len(entry.lines)} of {len(protocol.seeds)} seeds"
+    done, _ = entry.tuning
+    return f"not run: {done} cells of its tuning" if done else "not run"
+
+
+def _mb(value: float | None) -> str:
+    return "–" if value is None else f"{value / 1e6:.3g}" if value < 1e8 else f"{value / 1e6:,.0f}"
+
+
+def _tuning(protocol: Protocol, found: Sequence[Table]) -> Iterator[str]:
+    yield "## What tuning chose, and what it pruned\n"
+    rows = []
+    for table in found:
+        for entry in table.entries:
+            choice = entry.tuned
+            if choice is None or protocol.tuned(table.group.partition) != table.group.partition:
+                continue
+            marks = ["edge of the grid"] * choice.edge + ["last round tried"] * choice.last
+            pruned = ", ".join(f"{_choice(dropped)}: {score(value)}" for dropped, value in choice.pruned)
+            chosen = f"{_choice(choice.choice)}: {score(choice.score)}"
+            rows.append([title(table), entry.row.name, chosen, ", ".join(marks), pruned])
+    if not rows:
+        yield "Nothing yet.\n"
+        return
+    text = (
+        "Scores are the best on development rows. A rate at the edge of its grid, or a best round that was the "
+        "last one tried, says that a wider grid may find more."
+    )
+    yield fill(text, 115) + "\n"
+    yield _lines(["table", "row", "chosen", "remark", "pruned"], rows)
+
+
+def _choice(choice: Choice) -> str:
+    server = "" if choice.server_rate == 1 else f", server {choice.server_rate:g}"
+    return f"{choice.learning_rate:g}{server}, {choice.rounds} rounds"
+
+
+def _lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)

@@ -1,0 +1,170 @@
+"""The board's questions, answered from the figures that there are; without them the answer is that it is open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from board.protocol import BOUND, DENOMINATOR, Protocol
+from board.statistics import equivalence
+from board.table import Entry, Table, paired
+
+LIMITS = (0.01, 0.001, 0.0001)
+"""Shares of FedAvg's bytes at which the best is named."""
+OPEN = "Open: the runs that would answer it have not been made."
+
+
+def answers(protocol: Protocol, tables: Sequence[Table]) -> list[tuple[str, list[str]]]:
+    """Question -> a sentence for each table that says something about it."""
+    questions: list[tuple[str, Callable[[Protocol, Table], str | None]]] = [
+        ("Is FedBFPT's trade worth its megabytes when all are tuned?", fedbfpt),
+        ("When does FedBT win?", fedbt),
+        ("What does splitting cost?", splitting),
+        *((f"What is the best there is at {percent(limit)} of FedAvg's bytes?", _at(limit)) for limit in LIMITS),
+    ]
+    found = []
+    for question, answer in questions:
+        said = [f"{title(table)}: {text}" for table in tables if (text := answer(protocol, table))]
+        found.append((question, said or [OPEN]))
+    for limit in LIMITS[:2]:
+        question = f"On how many tasks is a score shown to be equal at {percent(limit)} or less?"
+        found.append((question, [equal_tasks(protocol, tables, limit)]))
+    return found
+
+
+def title(table: Table) -> str:
+    """A table by its task and partition."""
+    return f"{table.group.task}, {table.group.partition}" + (f" ({table.model})" if table.model else "")
+
+
+def percent(share: float) -> str:
+    """A share with two digits that count, such as ``0.016 %``."""
+    return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
+
+
+def score(value: float) -> str:
+    """A score as tables print it."""
+    return f"{value:.4f}"
+
+
+def fedbfpt(protocol: Protocol, table: Table) -> str | None:
+    """What FedBFPT makes of its bytes, and who does better with no more of them."""
+    entry, base = table.entry("FedBFPT"), table.entry(DENOMINATOR)
+    if entry is None or base is None or entry.share is None:
+        return None
+    gain = "" if entry.gain is None else f" makes {percent(entry.gain)} of the centralized gain and"
+    said = f"FedBFPT{gain} sends {percent(entry.share)} of FedAvg's bytes"
+    rivals = [other for other in _cheaper(table, entry) if not other.row.name.startswith("FedBFPT")]
+    surely = [other for other in rivals if _surely(protocol, table, other, entry)]
+    if not surely:
+        open_rows = [other.row.name for other in table.entries if not other.whole]
+        rest = f" ({', '.join(open_rows)}: not run)" if open_rows else ""
+        return f"{said}; of the rows that have run none is shown to do better with as few{rest}."
+    best = max(surely, key=lambda other: other.gain or 0)
+    assert best.mean is not None
+    assert entry.mean is not None
+    return (
+        f"{said}; not worth it: {best.row.name} comes to {score(best.mean)} where FedBFPT comes to "
+        f"{score(entry.mean)}, with {percent(best.bytes / entry.bytes)} of FedBFPT's bytes."
+    )
+
+
+def fedbt(protocol: Protocol, table: Table) -> str | None:
+    """Whether one of FedBT's rows is on the front."""
+    mine = [entry for entry in table.whole if entry.row.name.startswith("FedBT")]
+    if not mine or table.entry(DENOMINATOR) is None:
+        return None
+    front = table.front()
+    won = [entry.row.name for entry in mine if entry in front]
+    if won:
+        return f"{' and '.join(won)} on the Pareto front: no row that has run scores more with as few bytes."
+    beaten = [
+        f"{entry.row.name} is beaten by {max(_cheaper(table, entry), key=lambda o: o.gain or 0).row.name}"
+        for entry in mine
+    ]
+    return f"not here; {', '.join(beaten)}."
+
+
+def splitting(protocol: Protocol, table: Table) -> str | None:
+    """FedBERT's bytes and score beside FedAvg's."""
+    mine = [entry for entry in table.whole if entry.row.name.startswith("FedBERT") and entry.test]
+    said = [
+        f"{entry.row.name} sends {percent(entry.share or 0)} of FedAvg's bytes; its score differs by "
+        f"{entry.test.mean:+.4f} ({entry.test.verdict})"
+        for entry in mine
+        if entry.test
+    ]
+    return "; ".join(said) + "." if said else None
+
+
+def _at(limit: float) -> Callable[[Protocol, Table], str | None]:
+    def answer(protocol: Protocol, table: Table) -> str | None:
+        if table.entry(DENOMINATOR) is None:
+            return None
+        fitting = [entry for entry in table.whole if entry.row.name != BOUND and (entry.share or 1) <= limit]
+        if not fitting:
+            return "nothing that has run sends so little."
+        sign = -1 if table.metric == "loss" else 1
+        best = max(fitting, key=lambda entry: sign * (entry.mean or 0))
+        gain = "" if best.gain is None else f", {percent(best.gain)} of the centralized gain"
+        return (
+            f"{best.row.name} with {percent(best.share or 0)}: {score(best.mean or 0)} ± {score(best.sd or 0)}"
+            f"{gain}; {verdict(protocol, best)}."
+        )
+
+    return answer
+
+
+def verdict(protocol: Protocol, entry: Entry) -> str:
+    """The test of equality in words, corrected for the number of rows."""
+    if entry.test is None:
+        return "not tested"
+    if entry.test.verdict == "equal":
+        if entry.p is not None and entry.p < protocol.alpha:
+            return "equal to FedAvg"
+        return "equal to FedAvg by itself, but not corrected for the number of rows"
+    words = {
+        "better": "better than FedAvg by more than the margin",
+        "worse": "worse than FedAvg by more than the margin",
+        "no worse": "no worse than FedAvg by the margin",
+        "not shown": "neither equal to FedAvg nor worse is shown",
+    }
+    return words[entry.test.verdict]
+
+
+def equal_tasks(protocol: Protocol, tables: Sequence[Table], limit: float) -> str:
+    """On how many tasks some row within the limit is equal to FedAvg, corrected for the rows of its table."""
+    tasks = {group.task for group in protocol.groups()}
+    tested, found = set(), {}
+    for table in tables:
+        among = sum(entry.test is not None for entry in table.entries)
+        for entry in table.whole:
+            if entry.test is None or entry.share is None or entry.share > limit:
+                continue
+            tested.add(table.group.task)
+            equal = entry.test.verdict == "equal" and entry.p is not None and entry.p < protocol.alpha
+            above = entry.test.verdict == "better" and entry.test.p_no_worse * among < protocol.alpha
+            if equal or above:
+                found.setdefault(table.group.task, f"{entry.row.name}, {table.group.partition}")
+    if not tested:
+        return OPEN
+    names = "; ".join(f"{task}: {what}" for task, what in found.items())
+    names = f": {names}" if names else ""
+    return f"{len(found)} of {len(tested)} tasks tested so far ({len(tasks)} in the protocol){names}."
+
+
+def _cheaper(table: Table, entry: Entry) -> list[Entry]:
+    """Rows that score better on average with no more bytes."""
+    sign = -1 if table.metric == "loss" else 1
+    return [
+        other
+        for other in table.whole
+        if other is not entry
+        and 0 < other.bytes <= entry.bytes
+        and sign * ((other.mean or 0) - (entry.mean or 0)) > 0
+    ]
+
+
+def _surely(protocol: Protocol, table: Table, other: Entry, entry: Entry) -> bool:
+    """Whether the interval of the difference lies above zero."""
+    test = equivalence(paired(table.metric, other, entry), table.margin, protocol.alpha)
+    return test is not None and test.low > 0

@@ -12,8 +12,9 @@ from fedstrata.plan.kinds import Phase, Tensors, Weights
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
-from fedstrata.server.aggregate import MakeAggregate, WeightedMean
+from fedstrata.server.aggregate import MakeAggregate
 from fedstrata.server.journal import Versions
+from fedstrata.server.mean import WeightedMean
 from fedstrata.server.optimizer import AdaptiveOptimizer, ServerOptimizer
 from fedstrata.wire.chain import Chains
 from fedstrata.wire.codec import StateCodec, Wire, WireError

@@ -16,6 +16,7 @@ import torch
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.plan.kinds import Tensors
 from fedstrata.wire.finite import not_finite
+from fedstrata.wire.int8 import dequantize_rows, quantize_rows
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Tensor name -> shape."""
@@ -26,8 +27,6 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, 
 """Wire type -> the dtype of tensors under way; with ``int8`` that of matrices, see :func:`wire_spec`."""
 SCALE = ":scale"
 """Ends the name of a matrix's scales."""
-LEVELS = 127
-"""The largest int8; a row runs from minus it to it."""
 
 
 class WireError(ValueError):
@@ -122,19 +121,21 @@ class Int8Codec:
 
     def encode(self, tensors: Tensors, reference: Tensors | None, residual: Tensors) -> tuple[Tensors, Tensors]:
         """See :class:`Codec`."""
-        whole = dict(tensors)
-        if reference is not None:
-            whole = {name: tensor - reference[name].to(tensor.device) for name, tensor in whole.items()}
-        for name in whole.keys() & residual.keys():
-            whole[name] = whole[name] + residual[name].to(whole[name].device)
-        message = quantize(whole, "int8")
-        decoded = dequantize(message)
-        return message, {name: whole[name] - decoded[name] for name in whole}
+        message, left = Tensors(), Tensors()
+        for name, tensor in tensors.items():
+            base, old = (reference or {}).get(name), residual.get(name)
+            if tensor.ndim > 1:
+                message[name], message[name + SCALE], left[name] = quantize_rows(tensor, base, old)
+                continue
+            whole = tensor if base is None else tensor - base.to(tensor.device)
+            whole = whole if old is None else whole + old.to(tensor.device)
+            message[name] = whole.to(torch.float16)
+            left[name] = whole - message[name].float()
+        return message, left
 
     def decode(self, message: Tensors, reference: Tensors | None) -> Tensors:
         """See :class:`Codec`."""
-        decoded = dequantize(message)
-        return decoded if reference is None else {name: reference[name] + decoded[name] for name in decoded}
+        return dequantize(message, reference)
 
 
 CODECS: Mapping[str, Callable[[], Codec]] = {
@@ -256,31 +257,23 @@ def wire_spec(shapes: Shapes, dtype: str) -> Spec:
 def quantize(tensors: Mapping[str, torch.Tensor], dtype: str) -> Tensors:
     """The tensors as they travel: cast to the wire type, no copy where they have it already.
 
-    With ``int8`` the largest value of a row stands for ``LEVELS`` steps of one size, the row's scale.
+    ``int8`` is that of :class:`Int8Codec`.
     """
     if dtype != "int8":
         return {name: tensor.to(DTYPES[dtype]) for name, tensor in tensors.items()}
-    message = {name: tensor.to(torch.float16) for name, tensor in tensors.items() if tensor.ndim < 2}
-    for name, tensor in tensors.items():
-        if tensor.ndim > 1:
-            scale = (tensor.abs().flatten(1).amax(1) / LEVELS).to(torch.bfloat16)
-            steps = tensor / _along(scale, tensor)
-            message[name] = steps.nan_to_num(0.0, 0.0, 0.0).round().clamp(-LEVELS, LEVELS).to(torch.int8)
-            message[name + SCALE] = scale
-    return message
+    return Int8Codec().encode(dict(tensors), None, {})[0]
 
 
-def dequantize(message: Mapping[str, torch.Tensor]) -> Tensors:
-    """The tensors as they are used: fp32."""
-    return {
-        name: tensor * _along(message[name + SCALE], tensor) if tensor.dtype == torch.int8 else tensor.float()
-        for name, tensor in message.items()
-        if not name.endswith(SCALE)
-    }
-
-
-def _along(scale: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    return scale.float().reshape(-1, *[1] * (tensor.ndim - 1))
+def dequantize(message: Mapping[str, torch.Tensor], reference: Tensors | None = None) -> Tensors:
+    """The tensors as they are used, fp32; added to a reference where there is one."""
+    tensors: Tensors = {}
+    for name, tensor in message.items():
+        base = None if reference is None else reference.get(name)
+        if tensor.dtype == torch.int8:
+            tensors[name] = dequantize_rows(tensor, message[name + SCALE], base)
+        elif not name.endswith(SCALE):
+            tensors[name] = tensor.float() if base is None else base + tensor.float()
+    return tensors
 
 
 def check(tensors: Mapping[str, torch.Tensor], spec: Spec) -> None:

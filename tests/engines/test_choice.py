@@ -62,7 +62,9 @@ def test_training_is_reckoned_by_hand() -> None:
     assert train_seconds(job(train={"steps": 5}), FOUR) == pytest.approx(96 / 2)
     assert train_seconds(job(clients={"fraction": 0.5}), FOUR) == pytest.approx(96 / 2)
     assert train_seconds(job(train={"gradient_accumulation": 2}), FOUR) == pytest.approx(96)
-    assert train_seconds(job(train={"tokens_per_batch": 500}), FOUR) == pytest.approx(96)
+    budget = job(train={"batch_size": 8, "tokens_per_batch": None})
+    table = budget.train.model_copy(update={"tokens_per_batch": 500})
+    assert train_seconds(budget.model_copy(update={"train": table}), FOUR) == pytest.approx(96)
 
 
 RULE: list[tuple[str, dict[str, Any], dict[str, Any], tuple[str, int, int]]] = [

@@ -45,7 +45,7 @@ CLIENT = "client-2"
 
 
 def test_a_reply_travels_without_a_pickle() -> None:
-    weights = {"layer.0": {"w": torch.randn(3, 4), "e": torch.empty(0)}, "head": {}, "a|b": {"x|y": torch.ones(1)}}
+    weights = {"layer.0": {"w": torch.randn(3, 4), "e": torch.empty(0)}, "head": {}, "a/b": {"x|y": torch.ones(1)}}
     reply = Reply("c", 3, weights, loss=0.25, steps=2, work=Positions(1, 2, 3), flops=7, scores={"c": {"f1": 0.5}})
     kind, frame, beside = encode_answer(Played(reply, (("a", "b", "c"),)))
     found = decode_answer(kind, frame, beside)

@@ -89,7 +89,7 @@ def choose(job: Job, work: Work, threads: int | None = None) -> Choice:
         threads = own if table.threads == "auto" else table.threads
     if cluster:
         return _on_cluster(job, work, sampled, threads)
-    if table.name == "pool" and not can_fork():
+    if table.name == "pool" and table.address is None and not can_fork():
         raise UserError("[engine] name: 'pool' makes its workers on Linux alone; expected 'inprocess'")
     if table.name == "inprocess":
         return Choice("inprocess", 1, threads, "as the job says")
@@ -176,6 +176,6 @@ def _why_one(work: Work, threads: int, fitting: int) -> str:
         return "not on Linux"
     if work.gpus:
         return "one GPU"
-    return (
-        "one core" if cores() < 2 * threads else "memory for one worker" if fitting < 2 else "one worker asked for"
-    )
+    if fitting < 2:
+        return "memory for one worker"
+    return "one core" if cores() < 2 * threads else "one worker asked for"

@@ -23,9 +23,9 @@ from fedstrata.errors import UserError
 from fedstrata.events import Encoded, Event, Stepped
 from fedstrata.plan.kinds import Tensors
 from fedstrata.sites.messages import DECODE_ERRORS, decode_message, decode_reply, encode_reply
-from fedstrata.sites.tensor_file import pack, read_file
 from fedstrata.tasks.task import Predicted
 from fedstrata.wire.codec import WireError
+from fedstrata.wire.tensor_file import pack, read_file
 
 ARRAY = "array"
 """Key of a table that stands for an array: its number."""

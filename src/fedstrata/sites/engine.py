@@ -23,8 +23,8 @@ from fedstrata.sites.messages import (
     encode_message,
     encode_request,
 )
-from fedstrata.sites.tensor_file import TensorFile
 from fedstrata.wire.codec import WireError
+from fedstrata.wire.tensor_file import TensorFile
 
 if TYPE_CHECKING:
     from fedstrata.sites.activation_server import ActivationServer

@@ -23,8 +23,8 @@ from safetensors import SafetensorError
 from fedstrata.plan.kinds import Weights
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.sites.headers import Count, Header, from_header, header_model, to_header
-from fedstrata.sites.tensor_file import JSON_ERRORS, TensorFile, pack, read_file
 from fedstrata.wire.codec import WireError
+from fedstrata.wire.tensor_file import JSON_ERRORS, TensorFile, pack, read_file
 
 RequestHeader = header_model(Request)
 ReplyHeader = header_model(Reply)

@@ -24,9 +24,9 @@ from fedstrata.server.records import Records
 from fedstrata.server.server import Server
 from fedstrata.sites.engine import RemoteRun
 from fedstrata.sites.messages import HelloHeader, StartHeader, encode_message
-from fedstrata.sites.tensor_file import TensorFile
 from fedstrata.wire.codec import WireError
 from fedstrata.wire.files import write_bytes
+from fedstrata.wire.tensor_file import TensorFile
 
 JOB_TABLES = ("task", "method", "train", "head", "adapter", "wire")
 """Tables of the job that are sent to a site; the others are the site's own."""

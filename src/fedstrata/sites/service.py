@@ -50,10 +50,10 @@ from fedstrata.sites.permission import Refused, check_limits, own_component, per
 from fedstrata.sites.settings import SiteSettings
 from fedstrata.sites.site import Reach, Site
 from fedstrata.sites.site_job import site_job
-from fedstrata.sites.tensor_file import TensorFile
 from fedstrata.wire.codec import WireError, check, wire_spec
 from fedstrata.wire.files import clear, write_bytes
 from fedstrata.wire.store import Store
+from fedstrata.wire.tensor_file import TensorFile
 
 LOG = logging.getLogger("fedstrata.site")
 FILES = re.compile(r"[\w-]+\.(json|txt|model|jinja)")

@@ -62,9 +62,14 @@ class TensorFile:
     def __bytes__(self) -> bytes:
         return b"".join(self.pieces())
 
+    def views(self) -> Iterator[memoryview]:
+        """The file's bytes, in order, without a copy: the head, then tensor by tensor."""
+        yield memoryview(self.head)
+        yield from map(_content, self.tensors.values())
+
     def pieces(self) -> Iterator[bytes]:
         """The file's bytes, in order, at most ``PIECE`` at once."""
-        for content in (memoryview(self.head), *map(_content, self.tensors.values())):
+        for content in self.views():
             for begin in range(0, len(content), PIECE):
                 yield bytes(content[begin : begin + PIECE])
 

@@ -81,13 +81,18 @@ def test_an_error_travels_as_its_text(error: Exception) -> None:
     assert str(error) in json.loads(beside)[1]
 
 
+SENT = encode_answer(Played(Reply("c", 1, {"head": {"w": torch.ones(5)}})))
+
+
 @pytest.mark.parametrize(
     ("kind", "frame", "beside"),
     [
         ("played", b"", "[]"),
         ("played", b"\x80\x05.", "[]"),
-        ("played", encode_answer(Played(Reply("c", 1)))[1], "[[1]]"),
-        ("played", encode_answer(Played(Reply("c", 1)))[1][:-9], "[]"),
+        ("played", SENT[1], "[[1]]"),
+        ("played", SENT[1][:-9], SENT[2]),
+        ("played", SENT[1], SENT[2].replace('"head", "w"', '"other", "w"')),
+        ("played", encode_answer([])[1], SENT[2]),
         ("predicted", b"\x08" + bytes(7) + b"{}      ", "[[1, 2, 3]]"),
         ("predicted", encode_answer([Predicted(np.ones(1), 0)])[1], '[[{"array": "7"}, 0, 0]]'),
         ("failed", b"", "{"),
@@ -156,8 +161,9 @@ def cluster(ray: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
     yield f"127.0.0.1:{port}"
     below = descendants(head.pid)
     head.terminate()
-    head.wait(60)
-    for pid in below:
+    with suppress(subprocess.TimeoutExpired):
+        head.wait(10)
+    for pid in (head.pid, *below):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     shutil.rmtree(own, ignore_errors=True)

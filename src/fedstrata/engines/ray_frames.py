@@ -1,6 +1,6 @@
 """What a Ray worker answers, as bytes of our own: safetensors with a JSON head, never a pickle.
 
-    played      the message of a reply (:mod:`fedstrata.sites.messages`), and the files that the client has written
+    played      a reply, its tensors, and the files that the client has written
     predicted   the batches of test rows, their arrays beside them
     failed      whether the user can put it right, and the text
 
@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstrata.engines.player import Answer, Failed, Played
+from fedstrata.engines.player import Answer, Failed, Played, without_weights
 from fedstrata.errors import UserError
 from fedstrata.events import Encoded, Event, Stepped
 from fedstrata.plan.kinds import Tensors
-from fedstrata.sites.messages import DECODE_ERRORS, decode_message, decode_reply, encode_reply
+from fedstrata.plan.messages import Positions, Reply
 from fedstrata.tasks.task import Predicted
 from fedstrata.wire.codec import WireError
-from fedstrata.wire.tensor_file import pack, read_file
+from fedstrata.wire.tensor_file import JSON_ERRORS, pack, read_file
 
 ARRAY = "array"
 """Key of a table that stands for an array: its number."""
@@ -40,12 +40,15 @@ class WorkerError(RuntimeError):
 def encode_answer(answer: Answer) -> tuple[str, bytes, str]:
     """An answer's kind, its frame, and what stands beside it, as JSON."""
     if isinstance(answer, Played):
-        return "played", bytes(encode_reply("", answer.reply)), json.dumps(answer.notes)
+        bare, tensors = without_weights(answer)
+        numbered = {str(number): tensor for number, tensor in enumerate(tensors.values())}
+        table = [_fields(bare.reply), list(bare.reply.weights), list(tensors), answer.notes]
+        return "played", bytes(pack(numbered, {})), json.dumps(table)
     if isinstance(answer, Failed):
         return "failed", b"", json.dumps(_said(answer))
     arrays: Tensors = {}
-    table = [[_plain(each.truth, arrays), _plain(each.guess, arrays), each.loss] for each in answer]
-    return "predicted", bytes(pack(arrays, {})), json.dumps(table)
+    batches = [[_plain(each.truth, arrays), _plain(each.guess, arrays), each.loss] for each in answer]
+    return "predicted", bytes(pack(arrays, {})), json.dumps(batches)
 
 
 def decode_answer(kind: str, frame: bytes, beside: str) -> Answer:
@@ -57,8 +60,7 @@ def decode_answer(kind: str, frame: bytes, beside: str) -> Answer:
     try:
         table = json.loads(beside)
         if kind == "played":
-            notes = tuple((str(key), str(path), str(checksum)) for key, path, checksum in table)
-            return Played(decode_reply(decode_message(frame, "reply")), notes)
+            return _played(table, read_file(frame).tensors or {})
         if kind == "failed":
             user, text = table
             return Failed(pickle.dumps(UserError(text) if user else WorkerError(text)))
@@ -66,7 +68,7 @@ def decode_answer(kind: str, frame: bytes, beside: str) -> Answer:
         return [
             Predicted(_value(truth, arrays), _value(guess, arrays), float(loss)) for truth, guess, loss in table
         ]
-    except (*DECODE_ERRORS, WireError) as error:
+    except (*JSON_ERRORS, AttributeError, WireError) as error:
         raise WireError(f"a worker's answer cannot be used: {error}") from None
 
 
@@ -88,7 +90,33 @@ def encode_tensors(tensors: Mapping[Any, torch.Tensor]) -> np.ndarray[Any, Any]:
 
 def decode_tensors(frame: np.ndarray[Any, Any]) -> Tensors:
     """A copy of the tensors of :func:`encode_tensors`."""
-    return read_file(frame.data).tensors or {}
+    return read_file(frame.tobytes()).tensors or {}
+
+
+def _fields(reply: Reply) -> list[Any]:
+    """A reply without its weights, in the order of :func:`_played`."""
+    counts = [reply.examples, reply.steps, reply.flops, *astuple(reply.work)]
+    return [reply.client, counts, [reply.loss, reply.seconds], reply.scores]
+
+
+def _played(table: list[Any], tensors: Tensors) -> Played:
+    (client, counts, (loss, seconds), scores), parts, places, notes = table
+    examples, steps, flops, *work = map(int, counts)
+    weights = {str(part): Tensors() for part in parts}
+    for (part, name), number in zip(places, range(len(tensors)), strict=True):
+        weights[part][str(name)] = tensors[str(number)]
+    reply = Reply(
+        client=str(client),
+        examples=examples,
+        weights=weights,
+        loss=float(loss),
+        steps=steps,
+        work=Positions(*work),
+        flops=flops,
+        seconds=float(seconds),
+        scores={str(of): {str(name): float(value) for name, value in own.items()} for of, own in scores.items()},
+    )
+    return Played(reply, tuple((str(key), str(path), str(checksum)) for key, path, checksum in notes))
 
 
 def _said(failed: Failed) -> tuple[bool, str]:

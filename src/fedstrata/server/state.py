@@ -52,7 +52,7 @@ def fingerprint(weights: Mapping[str, Tensors], tokenizer: str = "") -> str:
     for tensors in weights.values():
         for name, tensor in tensors.items():
             digest.update(name.encode())
-            digest.update(tensor.contiguous().cpu().reshape(-1).view(torch.uint8).numpy())
+            digest.update(tensor.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

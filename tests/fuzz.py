@@ -41,8 +41,8 @@ from fedstrata.sites.messages import (
 )
 from fedstrata.sites.reply_checks import check_reply
 from fedstrata.sites.stream import StreamHeader, decode_stream_message, encode_stream_message
-from fedstrata.sites.tensor_file import Reader
 from fedstrata.wire.codec import WireError
+from fedstrata.wire.tensor_file import Reader
 from tiny import tiny_model
 
 RUN, START = "0" * 32, "a" * 64

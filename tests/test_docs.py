@@ -188,6 +188,7 @@ def test_the_defaults_on_the_job_page_are_those_of_the_tables() -> None:
         ("server", "learning_rate"),
         *(("server", key) for key in ("malicious", "clip_radius", "clip_steps", "max_norm")),
         ("engine", "federation"),
+        ("engine", "address"),
         *(("wire", f"{way}_{key}") for way in ("up", "down") for key in ("bits", "density")),
         *(("wire", key) for key in ("activations", "gradients", "gradients_density")),
     }  # None: the comment says so
@@ -224,8 +225,8 @@ def test_the_job_page_has_only_valid_keys_and_values() -> None:
                 changed[table]["omit"] = ["unlisted_rows"]
             if table == "wire" and key in DELTA:
                 changed["wire"]["codec"] = "delta"
-            if (table, key) == ("engine", "federation"):
-                changed["engine"]["name"] = "flower"
+            if table == "engine" and key in ("federation", "address"):
+                changed["engine"]["name"] = {"federation": "flower", "address": "pool"}[key]
             load(changed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from fedstrata import UserError
 from fedstrata.engines import processes
 from fedstrata.engines.processes import Nursery, Processes
 from fedstrata.events import Scored, StageStarted, Stepped
+from fedstrata.server.state import newest_commit
 from tiny import saved_models
 
 pytestmark = [pytest.mark.run, pytest.mark.usefixtures("_one_nursery")]
@@ -208,3 +210,26 @@ def alive(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:
         return False
+
+
+def test_workers_of_two_threads_give_the_bits_of_one_process_of_two(job: Jobs, tmp_path: Path) -> None:
+    """Gradients of norms are added up in as many pieces as there are threads: one thread has other bits."""
+    made = job("fedavg", "classify", method={"rounds": 1})
+    for run, threads, workers in (("one", 1, 0), ("two", 2, 0), ("pool", 2, 2)):
+        play({**made, "engine": {"threads": threads}}, tmp_path / run, workers)
+        assert f"threads = {threads}\n" in (tmp_path / run / "job.toml").read_text()
+    same_run(tmp_path / "two", tmp_path / "pool")
+    with pytest.raises(AssertionError):
+        same_run(tmp_path / "one", tmp_path / "two")
+
+
+def test_the_seconds_of_a_result_are_the_clock_and_not_the_sum_of_what_ran_side_by_side(
+    job: Jobs, tmp_path: Path
+) -> None:
+    result = play(job("fedavg", "classify"), tmp_path / "run", 3)
+    commit = newest_commit(tmp_path / "run")
+    assert commit is not None
+    assert result.seconds == commit["seconds"] > 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    assert result.seconds != sum(line["seconds"] for line in lines)
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["seconds"] == result.seconds

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fedstrata.errors import UserError
-from fedstrata.server.aggregate import AGGREGATES, CHUNK, WeightedMean, make_aggregate
+from fedstrata.server.aggregate import AGGREGATES, make_aggregate
+from fedstrata.server.mean import WeightedMean
 
 
 def test_mean_golden() -> None:
@@ -42,25 +43,6 @@ def test_the_mean_is_taken_in_fp64_and_does_not_depend_on_the_order_of_small_who
     assert all(torch.equal(result, exact.float()) for result in results)
     naive = sum(value * weight for value, weight in replies) / (2**16 - 1)
     assert not torch.equal(naive, exact.float()), "in fp32 it would not be"
-
-
-@pytest.mark.parametrize("size", [1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7])
-def test_converted_in_chunks_the_bits_are_those_of_whole_tensors(size: int) -> None:
-    values = torch.randn(3, size, generator=torch.Generator().manual_seed(size))
-    mean, sums = WeightedMean(), torch.zeros(size, dtype=torch.float64)
-    for weight, value in enumerate(values, 5):
-        mean.add({"w": value}, weight, "a")
-        sums.add_(value, alpha=weight)
-    assert torch.equal(mean.result()["w"], (sums / 18).float())
-    assert torch.equal(mean.result()["w"], (sums / 18).float()), "asked twice"
-
-
-def test_memory_is_one_model_whatever_the_number_of_clients() -> None:
-    mean = WeightedMean()
-    for i in range(100):
-        mean.add({"w": torch.full((10,), float(i))}, 1, str(i))
-    assert {name: tensor.numel() for name, tensor in mean.sums.items()} == {"w": 10}
-    assert mean.result()["w"].tolist() == [49.5] * 10
 
 
 def test_nobody_sent_anything() -> None:

@@ -15,9 +15,9 @@ from fedstrata.sites.admission import REVOKED, Admission, keys_now, watch
 from fedstrata.sites.message_server import MessageServer
 from fedstrata.sites.provision import add_site, init
 from fedstrata.sites.settings import read_server
-from fedstrata.sites.tensor_file import pack
 from fedstrata.sites.transport import SiteTransport
 from fedstrata.wire.codec import WireError
+from fedstrata.wire.tensor_file import pack
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from fedstrata.plan.plan import Plan
 from fedstrata.sites.answers import KEPT_ROUNDS, SESSIONS, Answer, Answers
 from fedstrata.sites.permission import Refused
 from fedstrata.sites.release_log import release_of
-from fedstrata.sites.tensor_file import pack
+from fedstrata.wire.tensor_file import pack
 
 
 def request(round: int = 0, server: tuple[str, ...] = ()) -> Request:

@@ -26,7 +26,7 @@ from fedstrata.sites.messages import (
     encode_message,
     encode_reply,
 )
-from fedstrata.sites.tensor_file import TensorFile
+from fedstrata.wire.tensor_file import TensorFile
 
 RUN = "f" * 32
 NAMES = ("a", "b")

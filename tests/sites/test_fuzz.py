@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 import fuzz
-from fedstrata.sites.foreign import MOST_DEPTH, is_plain_name, measure_json, plain_text, read_json
 from fedstrata.wire.codec import WireError
+from fedstrata.wire.foreign import MOST_DEPTH, is_plain_name, measure_json, plain_text, read_json
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)

@@ -29,7 +29,7 @@ from fedstrata.sites.messages import decode_message, encode_message
 from fedstrata.sites.provision import init
 from fedstrata.sites.service import SiteService
 from fedstrata.sites.settings import read_server, read_site
-from fedstrata.sites.tensor_file import TensorFile, read_file
+from fedstrata.wire.tensor_file import TensorFile, read_file
 from tiny import SENTENCES, saved_tensors
 
 Jobs = Callable[..., dict[str, Any]]

@@ -18,9 +18,9 @@ from fedstrata.sites.engine import Presence
 from fedstrata.sites.message_client import Desk, MessageClient
 from fedstrata.sites.message_server import MessageServer
 from fedstrata.sites.message_stream import LATE, CallHeader, FileHeader, frames
-from fedstrata.sites.tensor_file import TensorFile, pack
 from fedstrata.sites.transport import SiteTransport
 from fedstrata.wire.codec import WireError
+from fedstrata.wire.tensor_file import TensorFile, pack
 
 TOKENS = {"a": "token of a", "b": "token of b"}
 BIG = torch.arange(3_000_000, dtype=torch.float32)

@@ -38,11 +38,11 @@ from fedstrata.sites.messages import (
 )
 from fedstrata.sites.own_model import save_own_model
 from fedstrata.sites.site import Site
-from fedstrata.sites.tensor_file import TensorFile
 from fedstrata.tasks import Examples
 from fedstrata.tasks.classify import Classify
 from fedstrata.wire.codec import WireError, payload_bytes
 from fedstrata.wire.store import Store, read_tensors
+from fedstrata.wire.tensor_file import TensorFile
 from roles import make_runtime
 from tiny import tiny_model
 

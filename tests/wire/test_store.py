@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import safetensors
+import safetensors.torch
 import torch
 
-from fedstrata.wire.store import Store, read_tensors, write_bytes, write_tensors
+from fedstrata.wire.files import checksum_of, write_bytes
+from fedstrata.wire.store import Store, read_tensors, write_tensors
 
 
 def value(number: float) -> dict[str, torch.Tensor]:
@@ -65,7 +67,10 @@ def test_tensors_come_back_as_they_were(tmp_path: Path) -> None:
         "scalar": torch.tensor(3.0),
         "empty": torch.empty(0, 5),
     }
-    write_tensors(tmp_path / "x.safetensors", made)
+    found = write_tensors(tmp_path / "x.safetensors", made)
+    assert found == checksum_of(tmp_path / "x.safetensors")
+    own = safetensors.torch.save({name: tensor.contiguous() for name, tensor in made.items()}, {"format": "pt"})
+    assert (tmp_path / "x.safetensors").read_bytes() == own, "as safetensors writes it"
     back = read_tensors(tmp_path / "x.safetensors")
     assert back.keys() == made.keys()
     for name, tensor in made.items():

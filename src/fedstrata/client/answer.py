@@ -151,7 +151,11 @@ def encoded_parts(work: Work, draw: Draw | None) -> Weights:
     for part, tensors in sent_parts(work, draw).items():
         reference = work.shared[part][1] if runtime.wire.changes else None
         encoded, left = runtime.wire.encode(tensors, reference, residual)
-        message[part] = {name: tensor.to("cpu", copy=True) for name, tensor in encoded.items()}
+        own = {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
+        message[part] = {
+            name: tensor.to("cpu", copy=tensor.untyped_storage().data_ptr() in own)  # the model's own will change
+            for name, tensor in encoded.items()
+        }
         residual.update(left)
     if residual:
         store.residual.save(request.round, residual)

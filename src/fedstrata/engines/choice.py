@@ -25,6 +25,7 @@ LIBRARIES = 300_000_000
 """Bytes of a worker's own beside its model: what torch and the others take that is not shared."""
 HEAD_WIDTH = 32
 """Width of an attention head, at the least."""
+ONE = "one client trains at a time"
 USABLE = 0.75
 """Share of the memory that workers may take together."""
 
@@ -38,12 +39,14 @@ class Work:
         tokens: of a row, on average; ``train.max_tokens`` at most.
         parts: the model's.
         gpus: GPUs that the job's device means; 0 on the CPU.
+        cluster: CPUs, or GPUs if the job's device is one, of the Ray cluster that the job names.
     """
 
     examples: Mapping[str, int]
     tokens: float
     parts: Parts
     gpus: int = 0
+    cluster: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,14 +83,18 @@ def choose(job: Job, work: Work, threads: int | None = None) -> Choice:
     table, sampled = job.engine, side_by_side(job, len(work.examples))
     fitting = _fitting(job, work)
     together = max(1, min(sampled, cores(), fitting)) if work.gpus == 0 else 1
+    cluster = table.address is not None and sampled > 1
     if threads is None:
-        threads = cores() // together if table.threads == "auto" else table.threads
-    if table.name == "pool" and not can_fork():
+        own = 1 if cluster else cores() // together
+        threads = own if table.threads == "auto" else table.threads
+    if cluster:
+        return _on_cluster(job, work, sampled, threads)
+    if table.name == "pool" and table.address is None and not can_fork():
         raise UserError("[engine] name: 'pool' makes its workers on Linux alone; expected 'inprocess'")
     if table.name == "inprocess":
         return Choice("inprocess", 1, threads, "as the job says")
     if sampled < 2:
-        return Choice("inprocess", 1, threads, "one client trains at a time")
+        return Choice("inprocess", 1, threads, ONE)
     most = min(sampled, max(1, cores() // threads), fitting)
     if work.gpus:
         most = min(sampled, work.gpus)
@@ -100,6 +107,19 @@ def choose(job: Job, work: Work, threads: int | None = None) -> Choice:
     if saved < START:
         return Choice("inprocess", 1, threads, "too little to train for workers to pay")
     return Choice("pool", workers, threads, f"{sampled} clients train side by side")
+
+
+def _on_cluster(job: Job, work: Work, sampled: int, threads: int) -> Choice:
+    """Workers on a Ray cluster; a client has one thread there by default, whatever machines the cluster has."""
+    place = work.cluster if work.gpus else work.cluster // threads
+    workers = min(sampled, place if job.engine.workers == "auto" else job.engine.workers)
+    if not 1 <= workers <= place:
+        has = plural(work.cluster, "GPU" if work.gpus else "CPU")
+        raise UserError(
+            f"[engine] workers: the Ray cluster has {has}, which is too little for "
+            f"{plural(max(1, workers), 'worker')} of {plural(threads, 'thread')}"
+        )
+    return Choice("pool", workers, threads, f"on a Ray cluster, {job.engine.address}")
 
 
 def side_by_side(job: Job, clients: int) -> int:
@@ -156,6 +176,6 @@ def _why_one(work: Work, threads: int, fitting: int) -> str:
         return "not on Linux"
     if work.gpus:
         return "one GPU"
-    return (
-        "one core" if cores() < 2 * threads else "memory for one worker" if fitting < 2 else "one worker asked for"
-    )
+    if fitting < 2:
+        return "memory for one worker"
+    return "one core" if cores() < 2 * threads else "one worker asked for"

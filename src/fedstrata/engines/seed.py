@@ -23,6 +23,8 @@ from fedstrata.wire.codec import Codec
 
 LARGE = 1 << 14
 """Bytes from which an array is kept beside the others."""
+Array = torch.Tensor | np.ndarray[Any, Any]
+"""An array beside a seed's bytes."""
 
 
 class NotPortableError(ValueError):
@@ -56,14 +58,18 @@ class Seed:
     test: Examples
 
 
-def dump_seed(seed: Seed) -> tuple[bytes, dict[int, torch.Tensor]]:
+def dump_seed(seed: Seed, mapped: bool = True) -> tuple[bytes, dict[int, torch.Tensor]]:
     """A seed as bytes, and the arrays beside them by their number.
+
+    Args:
+        seed: the seed.
+        mapped: a worker can map the files that arrays are mapped from; else these are copied as well.
 
     Raises:
         NotPortableError: something in it cannot be brought to another process.
     """
     file = io.BytesIO()
-    pickler = _Pickler(file)
+    pickler = _Pickler(file, mapped)
     try:
         pickler.dump(seed)
     except NotPortableError:
@@ -73,20 +79,21 @@ def dump_seed(seed: Seed) -> tuple[bytes, dict[int, torch.Tensor]]:
     return file.getvalue(), pickler.arrays
 
 
-def load_seed(content: bytes, arrays: Mapping[int, torch.Tensor]) -> Seed:
+def load_seed(content: bytes, arrays: Mapping[int, Array]) -> Seed:
     """The seed of :func:`dump_seed`, which this program made itself."""
     seed: Seed = _Unpickler(io.BytesIO(content), arrays).load()
     return seed
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: io.BytesIO, mapped: bool) -> None:
         super().__init__(file, protocol=5)
+        self.mapped = mapped
         self.arrays: dict[int, torch.Tensor] = {}
 
     def persistent_id(self, found: Any) -> Any:
         if isinstance(found, np.ndarray) and found.nbytes >= LARGE and found.dtype != object:
-            if isinstance(found, np.memmap) and _whole(found):
+            if self.mapped and isinstance(found, np.memmap) and _whole(found):
                 return "file", str(found.filename), found.offset, found.dtype, found.shape
             number = len(self.arrays)
             self.arrays[number] = torch.from_numpy(np.array(found))
@@ -104,7 +111,7 @@ def _whole(found: np.memmap[Any, Any]) -> bool:
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, arrays: Mapping[int, torch.Tensor]) -> None:
+    def __init__(self, file: io.BytesIO, arrays: Mapping[int, Array]) -> None:
         super().__init__(file)
         self.arrays = arrays
 
@@ -113,4 +120,5 @@ class _Unpickler(pickle.Unpickler):
         if kind == "file":
             name, offset, dtype, shape = rest
             return np.memmap(name, dtype, "r", offset, shape)
-        return self.arrays[rest[0]].numpy()
+        array = self.arrays[rest[0]]
+        return array if isinstance(array, np.ndarray) else array.numpy()

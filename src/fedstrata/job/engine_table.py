@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -9,6 +10,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from fedstrata.job.base import Share, Table
 from fedstrata.job.sentences import shown
 
+ADDRESS = re.compile(r"auto|(ray://)?[^\s:/@]+:[0-9]{1,5}|(ray://)?\[[0-9a-fA-F:.]+\]:[0-9]{1,5}")
+"""Where a Ray cluster is."""
 MOST = 4096
 """Largest number of workers, and of threads of one."""
 
@@ -32,6 +35,9 @@ class Engine(Table):
     """Of pool: processes that play clients side by side."""
     threads: Number = "auto"
     """CPU threads with which one client trains; a run's last bits depend on it."""
+    address: str | None = None
+    """Of pool: the Ray cluster whose actors are the workers, "auto", "HOST:PORT" or "ray://HOST:PORT"; else they
+    are processes on this machine."""
     federation: str | None = None
     """Of flower: the folder that ``fedstrata federation init`` made, or its server.toml."""
     deadline: Annotated[float, Field(gt=0)] = 3600.0
@@ -45,6 +51,12 @@ class Engine(Table):
     def _keys_fit(self) -> Self:
         if self.name == "flower" and self.federation is None:
             raise ValueError("federation: is missing; name = 'flower' needs the federation's folder")
+        if self.address is not None and self.name != "pool":
+            raise ValueError("address: goes with name = 'pool', whose workers are then on a Ray cluster")
+        if self.address is not None and not ADDRESS.fullmatch(self.address):
+            raise ValueError(
+                f"address: must be 'auto', 'HOST:PORT' or 'ray://HOST:PORT', found {shown(self.address)}"
+            )
         for key in ("federation", "insecure"):
             if self.name != "flower" and getattr(self, key):
                 raise ValueError(f"{key}: is for runs between sites, with name = 'flower' alone")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,9 +15,10 @@ from fedstrata.client.scorer import Keep, scores_by_pool
 from fedstrata.client.setup import Ready
 from fedstrata.data.prepare import Prepared, population
 from fedstrata.data.rows import text_columns
-from fedstrata.engines.choice import Choice, Work, choose
-from fedstrata.engines.pool import PoolEngine
+from fedstrata.engines.choice import Choice, Work, choose, side_by_side
+from fedstrata.engines.pool import PoolEngine, Workers
 from fedstrata.engines.processes import Nursery, Processes
+from fedstrata.engines.ray_cluster import RayWorkers, cluster_size, connect
 from fedstrata.engines.seed import NotPortableError, Seed
 from fedstrata.errors import UserError
 from fedstrata.events import Event
@@ -54,12 +56,20 @@ def choose_engine(job: Job, data: Prepared, parts: Parts, folder: Path, own: Com
         tokens=min(job.train.max_tokens, letters / LETTERS + 2),
         parts=parts,
         gpus=torch.cuda.device_count() if job.train.device == "cuda" else 0,
+        cluster=_cluster(job, len(shards)),
     )
     began = recorded_threads(folder) if job.engine.threads == "auto" else None
     choice = choose(job, work, began)
     if choice.name == "pool" and job.engine.name == "auto" and (own.task or own.codec):
         return Choice("inprocess", 1, choice.threads, "task or codec of the caller's own")
     return choice
+
+
+def _cluster(job: Job, clients: int) -> int:
+    """CPUs, or GPUs, of the Ray cluster that the job names; 0 where it names none, or needs none."""
+    if job.engine.address is None or side_by_side(job, clients) < 2:
+        return 0
+    return cluster_size(job.engine.address, "GPU" if job.train.device == "cuda" else "CPU")
 
 
 def recorded_threads(folder: Path) -> int | None:
@@ -72,7 +82,9 @@ def recorded_threads(folder: Path) -> int | None:
 def with_choice(job: Job, choice: Choice) -> Job:
     """The job with its engine settled."""
     pool = choice.name == "pool"
-    table = {"name": choice.name, "threads": choice.threads, "workers": choice.workers if pool else "auto"}
+    table: dict[str, Any] = {"name": choice.name, "threads": choice.threads, "workers": choice.workers}
+    if not pool:
+        table |= {"workers": "auto", "address": None}
     return job.model_copy(update={"engine": job.engine.model_copy(update=table)})
 
 
@@ -110,6 +122,7 @@ def pool_engine(
     shared: dict[str, tuple[int, Tensors]],
     nursery: Nursery,
     tell: Callable[[Event], None],
+    folder: Path,
 ) -> Iterator[PoolEngine]:
     """The engine ``pool`` over workers that are ended with it.
 
@@ -120,9 +133,10 @@ def pool_engine(
         shared: part -> version and tensors that clients begin with.
         nursery: makes worker processes.
         tell: receives events.
+        folder: the stage's output folder.
 
     Raises:
-        UserError: an object of the caller's own cannot be brought to a worker.
+        UserError: no Ray cluster answers, or an object of the caller's own cannot be brought to a worker.
     """
     seed = Seed(
         job=job if job.privacy.sum_only else job.model_copy(update={"method": Centralized()}),
@@ -139,8 +153,12 @@ def pool_engine(
     assert isinstance(threads, int)
     assert isinstance(count, int)
     try:
+        workers: Workers
         gpus = torch.cuda.device_count() if job.train.device == "cuda" else 0
-        workers = Processes(nursery, seed, threads, gpus)
+        if job.engine.address is None:
+            workers = Processes(nursery, seed, threads, gpus)
+        else:
+            workers = RayWorkers(connect(job.engine.address), seed, threads, gpus > 0, folder)
     except NotPortableError as error:
         raise UserError(
             f"[engine] name: 'pool' needs what a worker can load by itself, but {error}; expected 'inprocess'"

@@ -269,7 +269,7 @@ def _go_on(stage: Stage, start: str, found: list[Change]) -> None:
     new = job.model is not None and job.model.config is not None and Path(start) != folder / START
     if new:
         scratch.add_weights(Path(start), job.task.kind, stage.data.labels, head_of(job), init_seed(job))
-    if stage.nursery and job.engine.name == "pool":
+    if stage.nursery and job.engine.name == "pool" and job.engine.address is None:
         stage.nursery.load(worker_modules(job, config_of(start).model_type))  # while this process loads the model
     ready = make_ready(job, stage.data, start, task=own.task, codec=own.codec)
     if rounds := next((change.was for change in found if change.key == "method.rounds"), None):

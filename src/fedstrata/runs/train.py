@@ -256,7 +256,7 @@ def _engine(stage: ReadyStage, server: Server, half: Half) -> Iterator[tuple[Eng
     shared = {part: server.held(part) for part in server.parts.names}
     if stage.job.engine.name == "pool":
         assert stage.nursery is not None
-        with pool_engine(stage.job, ready, data, shared, stage.nursery, stage.tell) as pool:
+        with pool_engine(stage.job, ready, data, shared, stage.nursery, stage.tell, stage.folder) as pool:
             yield pool, sizes
         return
     engine = LocalEngine(

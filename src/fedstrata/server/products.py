@@ -18,7 +18,7 @@ import torch
 
 from fedstrata.models.adapters import Adapted
 from fedstrata.plan.kinds import Tensors
-from fedstrata.server.aggregate import WeightedMean
+from fedstrata.server.mean import WeightedMean
 
 
 class ExactMean:

@@ -12,9 +12,10 @@ from fedstrata.plan.kinds import Phase, Tensors, Weights
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
-from fedstrata.server.aggregate import Aggregate, MakeAggregate, WeightedMean
+from fedstrata.server.aggregate import Aggregate, MakeAggregate
 from fedstrata.server.clip import change_norm, clipped
 from fedstrata.server.journal import Versions
+from fedstrata.server.mean import WeightedMean
 from fedstrata.server.optimizer import AdaptiveOptimizer, ServerOptimizer
 from fedstrata.server.robust import RobustAggregate, far_outside
 from fedstrata.wire.chain import Chains

@@ -27,6 +27,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedstrata.errors import UserError
 from fedstrata.plan.kinds import Tensors
 from fedstrata.server.commits import Commit, CommitWriter, part_files
@@ -50,7 +52,7 @@ def fingerprint(weights: Mapping[str, Tensors], tokenizer: str = "") -> str:
     for tensors in weights.values():
         for name, tensor in tensors.items():
             digest.update(name.encode())
-            digest.update(tensor.contiguous().cpu().numpy().tobytes())
+            digest.update(tensor.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -8,9 +8,9 @@ from typing import Annotated
 from pydantic import Field, ValidationError
 
 from fedstrata.plan.messages import Request
-from fedstrata.sites.foreign import measure_json
 from fedstrata.sites.headers import MOST, Header, Name, to_header
 from fedstrata.wire.codec import WireError
+from fedstrata.wire.foreign import measure_json
 
 MOST_TEXT = 1000
 """Most characters of a header of this module."""

@@ -18,9 +18,9 @@ import xxhash
 from fedstrata.plan.messages import Request
 from fedstrata.sites.permission import Refused
 from fedstrata.sites.site import Site
-from fedstrata.sites.tensor_file import TensorFile, read_file
 from fedstrata.wire.codec import WireError
 from fedstrata.wire.files import append_lines, flush
+from fedstrata.wire.tensor_file import TensorFile, read_file
 
 INDEX, FOLDER = "answers.jsonl", "answers"
 FILES = (INDEX, "*.answer")

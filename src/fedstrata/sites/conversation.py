@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedstrata.plan.messages import Reply
 from fedstrata.sites.messages import Envelope, WelcomeHeader
-from fedstrata.sites.tensor_file import TensorFile
+from fedstrata.wire.tensor_file import TensorFile
 
 Presence = tuple[int, str]
 """A connected site: its number, and since when it has been connected."""

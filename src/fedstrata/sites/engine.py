@@ -15,7 +15,6 @@ from fedstrata.server.records import Records
 from fedstrata.sites.answered import check_answered
 from fedstrata.sites.conversation import Conversation, Outgoing, PendingReply
 from fedstrata.sites.conversation import Presence as Presence  # its users know it from here
-from fedstrata.sites.foreign import plain_text
 from fedstrata.sites.messages import (
     Answer,
     Envelope,
@@ -28,8 +27,9 @@ from fedstrata.sites.messages import (
     encode_message,
     encode_request,
 )
-from fedstrata.sites.tensor_file import TensorFile
 from fedstrata.wire.codec import WireError
+from fedstrata.wire.foreign import plain_text
+from fedstrata.wire.tensor_file import TensorFile
 
 if TYPE_CHECKING:
     from fedstrata.sites.activation_server import ActivationServer

@@ -21,8 +21,8 @@ from fedstrata.sites.release_log import WITH_ROWS, Release, ReleaseLog, now, rel
 from fedstrata.sites.rows_behind import rows_behind
 from fedstrata.sites.site import Site
 from fedstrata.sites.site_run import SiteRun
-from fedstrata.sites.tensor_file import TensorFile
 from fedstrata.wire.codec import payload_bytes
+from fedstrata.wire.tensor_file import TensorFile
 
 PAYLOADS: dict[Phase, str] = {
     "train": "weights",

@@ -24,7 +24,7 @@ from fedstrata.sites.message_stream import (
     read_header,
 )
 from fedstrata.sites.stream import OPTIONS
-from fedstrata.sites.tensor_file import Reader, TensorFile
+from fedstrata.wire.tensor_file import Reader, TensorFile
 
 import grpc  # isort: skip  (stream says first what is needed for it)
 

@@ -25,8 +25,8 @@ from fedstrata.sites.message_stream import (
 )
 from fedstrata.sites.messages import Answer
 from fedstrata.sites.stream import KEEPALIVE_SECONDS, OPTIONS
-from fedstrata.sites.tensor_file import Reader, TensorFile
 from fedstrata.wire.codec import WireError
+from fedstrata.wire.tensor_file import Reader, TensorFile
 
 import grpc  # isort: skip  (stream says first what is needed for it)
 

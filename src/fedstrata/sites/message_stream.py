@@ -20,8 +20,8 @@ import xxhash
 from pydantic import Field, ValidationError
 
 from fedstrata.sites.headers import Header, Name, Positive
-from fedstrata.sites.tensor_file import PIECE, Reader, TensorFile
 from fedstrata.wire.codec import WireError
+from fedstrata.wire.tensor_file import PIECE, Reader, TensorFile
 
 SERVICE, FETCH, DELIVER = "fedstrata.Messages", "fetch", "deliver"
 TAKEN, LATE = b"taken", b"late"

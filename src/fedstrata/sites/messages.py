@@ -23,11 +23,11 @@ from safetensors import SafetensorError
 from fedstrata.plan.kinds import Weights
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.sites.answered import answered
-from fedstrata.sites.foreign import is_plain_name, measure_json, plain_text, read_json
 from fedstrata.sites.headers import Examples, Header, from_header, header_model, to_header
 from fedstrata.sites.sum_fields import with_sums, without_sums
-from fedstrata.sites.tensor_file import JSON_ERRORS, MOST_HEAD, TensorFile, pack, read_file
 from fedstrata.wire.codec import WireError
+from fedstrata.wire.foreign import is_plain_name, measure_json, plain_text, read_json
+from fedstrata.wire.tensor_file import JSON_ERRORS, MOST_HEAD, TensorFile, pack, read_file
 
 RequestHeader = header_model(Request)
 ReplyHeader = header_model(Reply)

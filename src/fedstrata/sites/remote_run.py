@@ -27,8 +27,8 @@ from fedstrata.sites.engine import RemoteRun
 from fedstrata.sites.messages import HelloHeader, StartHeader, encode_message
 from fedstrata.sites.model_files import sent_files
 from fedstrata.sites.reply_checks import check_reply
-from fedstrata.sites.tensor_file import TensorFile
 from fedstrata.wire.files import write_bytes
+from fedstrata.wire.tensor_file import TensorFile
 
 JOB_TABLES = ("task", "method", "train", "head", "adapter", "wire", "privacy")
 """Tables of the job that are sent to a site; the others are the site's own."""

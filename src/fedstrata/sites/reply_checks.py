@@ -13,8 +13,8 @@ from fedstrata.job.metrics import RANGES
 from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.server.server import HUGE, Server
-from fedstrata.sites.foreign import plain_text
 from fedstrata.wire.codec import WireError
+from fedstrata.wire.foreign import plain_text
 
 MARGIN = 10.0
 """A reply's weight may be larger than ``HUGE`` where the server's own part has one a tenth as large."""

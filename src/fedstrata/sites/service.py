@@ -43,11 +43,11 @@ from fedstrata.sites.settings import SiteSettings
 from fedstrata.sites.site import Site
 from fedstrata.sites.site_job import site_job
 from fedstrata.sites.site_run import Hooks, ReachServer, SiteRun, make_site, parts_of, server_parts
-from fedstrata.sites.tensor_file import TensorFile
 from fedstrata.sites.trial import try_run
 from fedstrata.wire.codec import WireError, check, wire_spec
 from fedstrata.wire.files import clear, write_bytes
 from fedstrata.wire.store import Store
+from fedstrata.wire.tensor_file import TensorFile
 
 LOG = logging.getLogger("fedstrata.site")
 START_FILES = ("*.json", "*.txt")

@@ -11,7 +11,7 @@ from fedstrata.sites.engine import Presence
 from fedstrata.sites.message_server import MessageServer
 from fedstrata.sites.message_stream import CallHeader
 from fedstrata.sites.messages import Answer
-from fedstrata.sites.tensor_file import TensorFile
+from fedstrata.wire.tensor_file import TensorFile
 
 CALL_SECONDS = 15.0
 """Between two calls of a site that does not come."""

@@ -19,10 +19,10 @@ from fedstrata.sites.release_log import ReleaseLog
 from fedstrata.sites.service import MOST_FILE_BYTES, Trial
 from fedstrata.sites.settings import SiteSettings
 from fedstrata.sites.site_job import site_job
-from fedstrata.sites.tensor_file import TensorFile
 from fedstrata.sites.trial import try_run
 from fedstrata.wire.codec import WireError
 from fedstrata.wire.files import write_bytes
+from fedstrata.wire.tensor_file import TensorFile
 
 
 class Visit:

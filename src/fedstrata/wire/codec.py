@@ -11,9 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import torch
+
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.sharing import EVERYTHING, Sharing
+from fedstrata.wire.int8 import quantize_rows
 from fedstrata.wire.partial import filled, travelling
 from fedstrata.wire.states import DTYPES as DTYPES  # its users know them from here
 from fedstrata.wire.states import LEVELS as LEVELS
@@ -115,19 +118,21 @@ class Int8Codec:
 
     def encode(self, tensors: Tensors, reference: Tensors | None, residual: Tensors) -> tuple[Tensors, Tensors]:
         """See :class:`Codec`."""
-        whole = dict(tensors)
-        if reference is not None:
-            whole = {name: tensor - reference[name].to(tensor.device) for name, tensor in whole.items()}
-        for name in whole.keys() & residual.keys():
-            whole[name] = whole[name] + residual[name].to(whole[name].device)
-        message = quantize(whole, "int8")
-        decoded = dequantize(message)
-        return message, {name: whole[name] - decoded[name] for name in whole}
+        message, left = Tensors(), Tensors()
+        for name, tensor in tensors.items():
+            base, old = (reference or {}).get(name), residual.get(name)
+            if tensor.ndim > 1:
+                message[name], message[name + SCALE], left[name] = quantize_rows(tensor, base, old)
+                continue
+            whole = tensor if base is None else tensor - base.to(tensor.device)
+            whole = whole if old is None else whole + old.to(tensor.device)
+            message[name] = whole.to(torch.float16)
+            left[name] = whole - message[name].float()
+        return message, left
 
     def decode(self, message: Tensors, reference: Tensors | None) -> Tensors:
         """See :class:`Codec`."""
-        decoded = dequantize(message)
-        return decoded if reference is None else {name: reference[name] + decoded[name] for name in decoded}
+        return dequantize(message, reference)
 
 
 CODECS: Mapping[str, Callable[[], Codec]] = {

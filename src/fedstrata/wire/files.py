@@ -39,14 +39,22 @@ def checksum_of(path: Path, size: int | None = None) -> str | None:
 
 def write_bytes(path: Path, content: bytes, flushed: bool = True) -> None:
     """Write a file atomically: whole, and if ``flushed`` on the disk, before it has its name."""
+    write_views(path, (content,), flushed)
+
+
+def write_views(path: Path, views: Iterable[bytes | memoryview], flushed: bool = True) -> str:
+    """:func:`write_bytes` of one view after the other, none of which is copied; returns their checksum."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
+    part, hashed = path.with_name(f".{path.name}.part"), xxhash.xxh3_128()
     with part.open("wb") as file:
-        file.write(content)
+        for view in views:
+            file.write(view)
+            hashed.update(view)
         if flushed:
             file.flush()
             os.fsync(file.fileno())
     os.replace(part, path)
+    return hashed.hexdigest()
 
 
 def write_sealed(path: Path, table: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from fedstrata.plan.kinds import Tensors
 from fedstrata.wire.finite import not_finite
+from fedstrata.wire.int8 import dequantize_rows, quantize_rows
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Tensor name -> shape."""
@@ -43,31 +44,29 @@ def wire_spec(shapes: Shapes, dtype: str) -> Spec:
 def quantize(tensors: Mapping[str, torch.Tensor], dtype: str) -> Tensors:
     """The tensors as they travel: cast to the wire type, no copy where they have it already.
 
-    With ``int8`` the largest value of a row stands for ``LEVELS`` steps of one size, the row's scale.
+    ``int8`` is that of :class:`fedstrata.wire.codec.Int8Codec`.
     """
     if dtype != "int8":
         return {name: tensor.to(DTYPES[dtype]) for name, tensor in tensors.items()}
-    message = {name: tensor.to(torch.float16) for name, tensor in tensors.items() if tensor.ndim < 2}
+    message: Tensors = {}
     for name, tensor in tensors.items():
         if tensor.ndim > 1:
-            scale = (tensor.abs().flatten(1).amax(1) / LEVELS).to(torch.bfloat16)
-            steps = tensor / _along(scale, tensor)
-            message[name] = steps.nan_to_num(0.0, 0.0, 0.0).round().clamp(-LEVELS, LEVELS).to(torch.int8)
-            message[name + SCALE] = scale
+            message[name], message[name + SCALE], _ = quantize_rows(tensor, None, None)
+        else:
+            message[name] = tensor.to(torch.float16)
     return message
 
 
-def dequantize(message: Mapping[str, torch.Tensor]) -> Tensors:
-    """The tensors as they are used: fp32."""
-    return {
-        name: tensor * _along(message[name + SCALE], tensor) if tensor.dtype == torch.int8 else tensor.float()
-        for name, tensor in message.items()
-        if not name.endswith(SCALE)
-    }
-
-
-def _along(scale: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    return scale.float().reshape(-1, *[1] * (tensor.ndim - 1))
+def dequantize(message: Mapping[str, torch.Tensor], reference: Tensors | None = None) -> Tensors:
+    """The tensors as they are used, fp32; added to a reference where there is one."""
+    tensors: Tensors = {}
+    for name, tensor in message.items():
+        base = None if reference is None else reference.get(name)
+        if tensor.dtype == torch.int8:
+            tensors[name] = dequantize_rows(tensor, message[name + SCALE], base)
+        elif not name.endswith(SCALE):
+            tensors[name] = tensor.float() if base is None else base + tensor.float()
+    return tensors
 
 
 def check(tensors: Mapping[str, torch.Tensor], spec: Spec) -> None:

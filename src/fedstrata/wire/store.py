@@ -9,7 +9,8 @@ import safetensors.torch
 import torch
 
 from fedstrata.plan.kinds import Tensors
-from fedstrata.wire.files import checksum, write_bytes
+from fedstrata.wire.files import write_views
+from fedstrata.wire.tensor_file import pack
 
 Note = Callable[[Path, Path, str], None]
 """Told of every file that is written: of what it is the newest (a folder, or a file without its version), its
@@ -21,9 +22,7 @@ written, and two more from which the run may have to go on if the newest commit 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], flushed: bool = True) -> str:
     """Write named tensors as a safetensors file, atomically; returns its checksum."""
-    content = safetensors.torch.save({name: t.contiguous() for name, t in tensors.items()}, {"format": "pt"})
-    write_bytes(path, content, flushed)
-    return checksum(content)
+    return write_views(path, pack(tensors, {"format": "pt"}).views(), flushed)
 
 
 def read_tensors(path: Path) -> Tensors:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from fedstrata.plan.kinds import Tensors
-from fedstrata.sites.foreign import read_json
 from fedstrata.wire.codec import WireError
+from fedstrata.wire.foreign import read_json
 
 DTYPES = {
     "F64": torch.float64,
@@ -63,9 +63,14 @@ class TensorFile:
     def __bytes__(self) -> bytes:
         return b"".join(self.pieces())
 
+    def views(self) -> Iterator[memoryview]:
+        """The file's bytes, in order, without a copy: the head, then tensor by tensor."""
+        yield memoryview(self.head)
+        yield from map(_content, self.tensors.values())
+
     def pieces(self) -> Iterator[bytes]:
         """The file's bytes, in order, at most ``PIECE`` at once."""
-        for content in (memoryview(self.head), *map(_content, self.tensors.values())):
+        for content in self.views():
             for begin in range(0, len(content), PIECE):
                 yield bytes(content[begin : begin + PIECE])
 

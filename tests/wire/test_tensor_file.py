@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from fedstrata.sites import tensor_file
-from fedstrata.sites.tensor_file import Reader, TensorFile, pack, read_file
+from fedstrata.wire import tensor_file
 from fedstrata.wire.codec import WireError
+from fedstrata.wire.tensor_file import Reader, TensorFile, pack, read_file
 
 TENSORS = {
     "b": torch.arange(6, dtype=torch.float32).reshape(2, 3),

@@ -1,0 +1,128 @@
+"""The weighted mean of replies, a few of them in one pass over blocks that stay in a core's cache.
+
+A pass reads each reply once and, where there have been more, reads and writes the sums; with few replies there are
+no sums in memory at all. All but the last pass run in a thread beside what the run does meanwhile. An element is
+summed in fp64 in the order in which the replies came, so that neither blocks nor passes nor threads change a bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import repeat
+
+import torch
+
+from fedstrata.plan.kinds import Tensors
+
+CHUNK = 1 << 15
+"""Elements of a block: its sums and a reply's elements, both in fp64, stay in a core's cache."""
+HELD = 3
+"""Replies of a tensor that wait to be summed in one pass; so memory does not grow with the number of clients."""
+HELD_BYTES = 1 << 29
+"""Bytes of all that wait, beyond which nothing waits for more replies."""
+
+Waiting = list[tuple[int, torch.Tensor]]
+"""A tensor's replies with their weights, in order."""
+
+
+class WeightedMean:
+    """A running mean of tensors, weighted by examples. See :class:`fedstrata.server.aggregate.Aggregate`.
+
+    Tensors that are added must not change until the round ends. Of each at most twice ``HELD`` are in memory:
+    those that wait, and those that are being summed.
+
+    Attributes:
+        sums: name -> weighted sum, fp64, of what no longer waits; not to be read while a pass runs.
+        weights: name -> sum of the weights of all who sent it.
+        waiting: name -> what is in no pass yet.
+        bytes: of all that waits.
+    """
+
+    def __init__(self) -> None:
+        self.sums: dict[str, torch.Tensor] = {}
+        self.weights: dict[str, int] = {}
+        self.waiting: dict[str, Waiting] = {}
+        self.bytes = 0
+        self.thread: ThreadPoolExecutor | None = None
+        self.running: dict[str, Future[None]] = {}
+
+    def add(self, tensors: Mapping[str, torch.Tensor], weight: int, client: str) -> None:
+        """Take in one client's tensors. Sums are fp64: a weight times a count is exact in it."""
+        full = [name for name in tensors if len(self.waiting.get(name, ())) == HELD]
+        if full or self.bytes > HELD_BYTES:
+            self._begin(list(self.waiting) if self.bytes > HELD_BYTES else full)
+        for name, tensor in tensors.items():
+            self.waiting.setdefault(name, []).append((weight, tensor))
+            self.bytes += tensor.nbytes
+            self.weights[name] = self.weights.get(name, 0) + weight
+
+    def result(self) -> Tensors:
+        """The mean over those that sent each tensor, fp32."""
+        self._wait(list(self.running))
+        if self.thread:
+            self.thread.shutdown()
+            self.thread = None
+        return {name: self._mean(name) for name in self.waiting}
+
+    def _begin(self, names: Sequence[str]) -> None:
+        """Begin a pass over what waits of these tensors, once the one before it is done."""
+        self._wait(names)
+        taken = {name: self.waiting[name] for name in names}
+        self.waiting |= {name: [] for name in names}
+        self.bytes -= sum(tensor.nbytes for waiting in taken.values() for _, tensor in waiting)
+        self.thread = self.thread or ThreadPoolExecutor(1, "mean")
+        self.running |= dict.fromkeys(names, self.thread.submit(self._sum, taken))
+
+    def _wait(self, names: Iterable[str]) -> None:
+        for name in names:
+            if running := self.running.pop(name, None):
+                running.result()
+
+    def _sum(self, taken: Mapping[str, Waiting]) -> None:
+        """Take replies into the sums."""
+        for name, waiting in taken.items():
+            total = self.sums.get(name)
+            if waiting and total is None:
+                self.sums[name] = torch.empty(waiting[0][1].shape, dtype=torch.float64)
+            if waiting:
+                add_up(waiting, total, self.sums[name])
+
+    def _mean(self, name: str) -> torch.Tensor:
+        total, waiting = self.sums.get(name), self.waiting[name]
+        mean = torch.empty(waiting[0][1].shape if total is None else total.shape)
+        add_up(waiting, total, mean, self.weights[name])
+        return mean
+
+
+def add_up(waiting: Waiting, total: torch.Tensor | None, into: torch.Tensor, divisor: int | None = None) -> None:
+    """Write ``(total + weights * tensors) / divisor`` into a tensor, block by block.
+
+    Args:
+        waiting: weights and tensors, in the order of the sum.
+        total: what the sum begins with, fp64, may be ``into`` itself; None for 0.
+        into: fp64 or fp32, of the tensors' shape.
+        divisor: None for none.
+    """
+    size = min(CHUNK, into.numel())
+    wide, sums = torch.empty(2, size, dtype=torch.float64)
+    columns = zip(*(_blocks(tensor) for _, tensor in waiting), strict=True) if waiting else repeat(())
+    before: Iterable[torch.Tensor | None] = repeat(None) if total is None else _blocks(total)
+    for new, old, pieces in zip(_blocks(into), before, columns, strict=False):
+        own = new if new.dtype == torch.float64 else sums if len(new) == size else sums[: len(new)]
+        cast = wide if len(new) == size else wide[: len(new)]
+        if old is None:
+            own.zero_()
+        elif total is not into:
+            own.copy_(old)
+        for (weight, _), piece in zip(waiting, pieces, strict=True):
+            own.add_(cast.copy_(piece), alpha=weight)
+        if divisor is not None:
+            own.div_(divisor)
+        if own is not new:
+            new.copy_(own)
+
+
+def _blocks(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Views of a tensor's elements, ``CHUNK`` at a time; none of an empty tensor."""
+    return torch.split(tensor.reshape(-1), CHUNK) if tensor.numel() else ()

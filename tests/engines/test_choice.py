@@ -1,0 +1,170 @@
+"""Which engine plays a job's clients: the rule on made-up machines, with figures reckoned by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fedstrata.engines import choice
+from fedstrata.engines.choice import LIBRARIES, START, Choice, Work, choose, train_seconds, worker_bytes
+from fedstrata.errors import UserError
+from fedstrata.job.file import load
+from fedstrata.job.tables import Job
+from fedstrata.plan.parts import Part, Parts
+
+LINEAR = 10_000_000
+"""Weights of a layer that is multiplied with."""
+PARTS = Parts(
+    (
+        Part("embeddings", "embeddings", None, {"words": (1000, 64)}),
+        Part("layer.0", "layer", 0, {"w0": (64, 64)}, (LINEAR,)),
+        Part("layer.1", "layer", 1, {"w1": (64, 64)}, (LINEAR,)),
+    ),
+    stack="layers",
+    tied=0,
+    hidden=64,
+)
+FOUR = Work({f"client-{i}": 95 for i in range(4)}, tokens=50.0, parts=PARTS)
+"""Ten batches of ten texts for each of four clients: 96 seconds of a core in two rounds."""
+
+
+def job(**tables: dict[str, Any]) -> Job:
+    made: dict[str, dict[str, Any]] = {
+        "model": {"name": "none"},
+        "task": {"kind": "mlm"},
+        "data": {"train": "none.csv"},
+        "clients": {"count": 4},
+        "method": {"name": "fedavg", "rounds": 2},
+        "train": {"batch_size": 10, "max_tokens": 64, "device": "cpu"},
+    }
+    for key, table in tables.items():
+        made[key] = {**made.get(key, {}), **table}
+    return load(made)[0]
+
+
+@pytest.fixture(autouse=True)
+def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, cores=2)
+
+
+def machine(patch: pytest.MonkeyPatch, cores: int, gigabytes: float = 100, fork: bool = True) -> None:
+    patch.setattr(choice, "cores", lambda: cores)
+    patch.setattr(choice, "memory", lambda: int(gigabytes * 1e9))
+    patch.setattr(choice, "can_fork", lambda: fork)
+
+
+def test_training_is_reckoned_by_hand() -> None:
+    tokens = 10 * 50 * 10 * 4 * 2  # texts, tokens, batches, clients, rounds
+    assert train_seconds(job(), FOUR) == pytest.approx(6 * 2 * LINEAR * tokens / 5e10) == pytest.approx(96)
+    assert train_seconds(job(train={"epochs": 3}), FOUR) == pytest.approx(3 * 96)
+    assert train_seconds(job(train={"steps": 5}), FOUR) == pytest.approx(96 / 2)
+    assert train_seconds(job(clients={"fraction": 0.5}), FOUR) == pytest.approx(96 / 2)
+    assert train_seconds(job(train={"gradient_accumulation": 2}), FOUR) == pytest.approx(96)
+    budget = job(train={"batch_size": 8, "tokens_per_batch": None})
+    table = budget.train.model_copy(update={"tokens_per_batch": 500})
+    assert train_seconds(budget.model_copy(update={"train": table}), FOUR) == pytest.approx(96)
+
+
+RULE: list[tuple[str, dict[str, Any], dict[str, Any], tuple[str, int, int]]] = [
+    ("two cores", {}, {"cores": 2}, ("pool", 2, 1)),
+    ("as many threads as do not wait", {}, {"cores": 9}, ("pool", 4, 2)),
+    ("more clients than cores", {"clients": {"count": 4}}, {"cores": 3}, ("pool", 3, 1)),
+    ("sampled clients", {"clients": {"fraction": 0.5}}, {"cores": 4}, ("pool", 2, 2)),
+    ("one sampled", {"clients": {"fraction": 0.25}}, {"cores": 4}, ("inprocess", 1, 4)),
+    ("one core", {}, {"cores": 1}, ("inprocess", 1, 1)),
+    ("not on Linux", {}, {"cores": 4, "fork": False}, ("inprocess", 1, 1)),
+    ("one client at a time", {"method": {"name": "centralized"}}, {"cores": 4}, ("inprocess", 1, 4)),
+    ("one after another", {"method": {"name": "fedbert"}}, {"cores": 4}, ("inprocess", 1, 4)),
+    ("threads of the job's", {"engine": {"threads": 2}}, {"cores": 4}, ("pool", 2, 2)),
+    ("more threads than cores", {"engine": {"threads": 8}}, {"cores": 4}, ("inprocess", 1, 8)),
+    ("workers of the job's", {"engine": {"workers": 3}}, {"cores": 4}, ("pool", 3, 1)),
+    ("one worker", {"engine": {"workers": 1}}, {"cores": 4}, ("inprocess", 1, 1)),
+    ("more workers than clients", {"engine": {"workers": 50}}, {"cores": 4}, ("pool", 4, 1)),
+    ("a pool of one", {"engine": {"name": "pool", "workers": 1}}, {"cores": 4}, ("pool", 1, 1)),
+    ("one process", {"engine": {"name": "inprocess"}}, {"cores": 4}, ("inprocess", 1, 1)),
+    ("a pool, however short", {"engine": {"name": "pool"}, "train": {"steps": 1}}, {}, ("pool", 2, 1)),
+]
+
+
+@pytest.mark.parametrize(("what", "tables", "on", "wanted"), RULE, ids=[row[0] for row in RULE])
+def test_the_rule(
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    tables: dict[str, Any],
+    on: dict[str, Any],
+    wanted: tuple[str, int, int],
+) -> None:
+    machine(monkeypatch, **{"cores": 2, **on})
+    found = choose(job(**tables), FOUR)
+    assert (found.name, found.workers, found.threads) == wanted
+    again = choose(job(**tables), FOUR, found.threads)
+    assert (again.name, again.workers, again.threads) == wanted, "a run that goes on"
+
+
+def test_workers_must_save_some_seconds() -> None:
+    """With two workers and one thread half of the training."""
+    saved = [train_seconds(job(train={"steps": steps}), FOUR) / 2 for steps in (1, 2)]
+    assert saved[0] < START < saved[1]
+    found = [choose(job(train={"steps": steps}), FOUR) for steps in (1, 2)]
+    assert [each.name for each in found] == ["inprocess", "pool"]
+    assert found[0].line == "inprocess, 1 thread (too little to train for workers to pay)"
+    assert found[1].line == "pool, 2 workers × 1 thread (4 clients train side by side)"
+
+
+def test_what_is_saved_depends_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 8 threads for each of two clients, a client is done sooner, so that less is saved."""
+    machine(monkeypatch, cores=16)
+    two = job(clients={"fraction": 0.5}, train={"steps": 8})
+    assert train_seconds(two, FOUR) * 0.5 / 8 < START < train_seconds(two, FOUR) * 0.5
+    assert choose(two, FOUR).name == "inprocess"
+
+
+def test_memory_bounds_workers_and_threads_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = LIBRARIES + 12 * sum(part.elements for part in PARTS.each)
+    each = worker_bytes(job(), FOUR)
+    assert each > LIBRARIES
+    for room, wanted in ((2.0, ("pool", 2, 2)), (1.99, ("inprocess", 1, 4)), (0.0, ("inprocess", 1, 4))):
+        machine(monkeypatch, cores=4, gigabytes=(own + room * each + 1) / 0.75 / 1e9)
+        found = choose(job(), FOUR)
+        assert (found.name, found.workers, found.threads) == wanted
+    assert found.why == "memory for one worker"
+
+
+def test_the_threads_of_a_run_stay_on_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = choose(job(), FOUR)
+    machine(monkeypatch, cores=8)
+    assert choose(job(), FOUR).threads == 2
+    assert choose(job(), FOUR, begun.threads) == Choice("pool", 4, 1, "4 clients train side by side")
+
+
+def test_a_gpu_is_a_worker() -> None:
+    assert choose(job(), replace(FOUR, gpus=3)).workers == 3
+    assert choose(job(), replace(FOUR, gpus=1)).line.endswith("(one GPU)")
+
+
+def test_a_pool_of_processes_needs_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, cores=4, fork=False)
+    with pytest.raises(UserError, match=r"^\[engine\] name: 'pool' makes its workers on Linux alone"):
+        choose(job(engine={"name": "pool"}), FOUR)
+
+
+RAY: dict[str, Any] = {"name": "pool", "address": "head:6379"}
+
+
+def test_on_a_cluster_its_cores_count_and_not_those_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, cores=64, fork=False)
+    found = choose(job(engine=RAY), replace(FOUR, cluster=3))
+    assert found.line == "pool, 3 workers × 1 thread (on a Ray cluster, head:6379)"
+    assert choose(job(engine={**RAY, "threads": 2}), replace(FOUR, cluster=9)).workers == 4
+    assert choose(job(engine={**RAY, "threads": 2}), replace(FOUR, cluster=5)).workers == 2
+    assert choose(job(engine=RAY), replace(FOUR, cluster=9), 2).threads == 2, "as its run began"
+    assert choose(job(engine=RAY, method={"name": "centralized"}), FOUR).name == "inprocess"
+    assert choose(job(engine=RAY), replace(FOUR, cluster=2, gpus=1)).workers == 2
+
+
+@pytest.mark.parametrize(("table", "cluster"), [({}, 0), ({"workers": 4}, 3), ({"threads": 4}, 3)])
+def test_a_cluster_that_is_too_small(table: dict[str, Any], cluster: int) -> None:
+    with pytest.raises(UserError, match=rf"^\[engine\] workers: the Ray cluster has {cluster} CPUs, which"):
+        choose(job(engine={**RAY, **table}), replace(FOUR, cluster=cluster))

@@ -40,7 +40,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "encode, decode": (
         "fedstrata.wire.codec:Wire.encode",
         "fedstrata.wire.codec:Wire.decode",
-        "fedstrata.client.answer:_encoded_parts",
+        "fedstrata.client.answer:encoded_parts",
     ),
     "merge, with its checks": (
         "fedstrata.server.server:Server.accumulate",

@@ -188,7 +188,7 @@ def small(**changes: Any) -> Protocol:
         "clients": 2,
         "seeds": SEEDS,
         "alpha": 0.05,
-        "power": 0.8,
+        "test_power": 0.8,
         "hours": 1.0,
         "parallel": 2,
         "margins": {"accuracy": 0.01},

@@ -44,7 +44,7 @@ def make(job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
         "clients": 2,
         "seeds": (0, 1),
         "alpha": 0.05,
-        "power": 0.8,
+        "test_power": 0.8,
         "hours": 1.0,
         "parallel": 1,
         "margins": {"accuracy": 0.01},

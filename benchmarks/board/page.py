@@ -122,13 +122,13 @@ def _points(protocol: Protocol) -> Iterator[str]:
 def _power(protocol: Protocol, task: str, facts: Mapping[str, Any] | None) -> list[str]:
     metric, seeds = protocol.metric(task), len(protocol.seeds)
     plan, margin = protocol.planning[metric], protocol.margin(task)
-    needed = rows_needed(protocol.power, seeds, plan["row"], plan["seed"], margin, protocol.alpha)
+    needed = rows_needed(protocol.test_power, seeds, plan["row"], plan["seed"], margin, protocol.alpha)
     words = [task, metric, f"{margin:g}"]
     if facts is None:
         return [*words, "not made", "–", _number(needed), "–"]
     rows = sum(facts["rows"][f"fold-{i}"] for i in range(seeds))
     power = planned_power(rows, seeds, plan["row"], plan["seed"], margin, protocol.alpha)
-    verdict = "large enough" if power >= protocol.power else "too small for a claim of equality"
+    verdict = "large enough" if power >= protocol.test_power else "too small for a claim of equality"
     return [*words, _number(rows), f"{power:.2f}", _number(needed), verdict]
 
 
@@ -165,7 +165,7 @@ def _table(protocol: Protocol, table: Table, picture: str | None) -> Iterator[st
     if seeds:
         most = "over 100" if None in seeds else str(max(seed for seed in seeds if seed))
         text = (
-            f"Where nothing is shown, a test with power {protocol.power:g} would have needed up to {most} seeds, "
+            f"Where nothing is shown, a test with power {protocol.test_power:g} would have needed up to {most} seeds, "
             "had the two been equal with the spread that was seen."
         )
         yield fill(text, 115) + "\n"

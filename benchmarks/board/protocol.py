@@ -54,7 +54,7 @@ class Protocol:
     clients: int
     seeds: tuple[int, ...]
     alpha: float
-    power: float
+    test_power: float
     hours: float
     parallel: int
     margins: Mapping[str, float]

@@ -207,7 +207,7 @@ def _compared(protocol: Protocol, task: str, entry: Entry, base: Entry) -> Entry
         entry,
         share=share,
         test=equivalence(differences, margin, protocol.alpha),
-        seeds=seeds_needed(protocol.power, spread, margin, protocol.alpha),
+        seeds=seeds_needed(protocol.test_power, spread, margin, protocol.alpha),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -139,16 +139,23 @@ def train_stage(stage: ReadyStage) -> None:
             ),
             tell=stage.tell,
         )
-        tokens = int(stage.ready.train.tokens.lengths.sum())
-        promise = privacy_lines(privacy_record(job, sizes, scheduled(job, stage.clients)))
-        said = (*notes(job, stage.ready.loaded, stage.data, tokens), *promise)
-        where = stage.choice.line if stage.choice else ""
         always = Baseline(whose, job.task.headline, constant)
-        name, last = method_name(job.method), job.method.rounds
-        stage.tell(StageStarted(job.stage, name, last, done, sizes, said, tuple(lines), always, where))
+        stage.tell(_started(stage, done, sizes, lines, always))
         rounds.run(done)
     write_predictions(job, stage.ready, stage.data.labels, predicted, folder)
     save_models(Trained(job, stage.clients, server, stage.ready.loaded, folder))
+
+
+def _started(
+    stage: ReadyStage, done: int, sizes: dict[str, int], lines: Sequence[str], always: Baseline
+) -> StageStarted:
+    """What is said before the first round, after ``done`` rounds of earlier calls."""
+    job, tokens = stage.job, int(stage.ready.train.tokens.lengths.sum())
+    promise = privacy_lines(privacy_record(job, sizes, scheduled(job, stage.clients)))
+    said = (*notes(job, stage.ready.loaded, stage.data, tokens), *promise)
+    where = stage.choice.line if stage.choice else ""
+    name, last = method_name(job.method), job.method.rounds
+    return StageStarted(job.stage, name, last, done, sizes, said, tuple(lines), always, where)
 
 
 def round_settings(job: Job) -> RoundSettings:

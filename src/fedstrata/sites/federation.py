@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from fedstrata.exchanges import EXCHANGES
 from fedstrata.job.engine_table import Engine
 from fedstrata.job.tables import Job, method_name
 from fedstrata.plan.labels import sort_labels
+from fedstrata.plan.messages import NoReply
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import Streams
@@ -184,9 +185,7 @@ def remote_engine(
         engine.own_start = frozenset(name for name, welcome in engine.welcomes.items() if welcome.own)
         for site in absent:
             on_event(Missed(-1, site.client, site.reason))
-        if len(engine.welcomes) < max(1, math.ceil(job.engine.quorum * len(names))):
-            why = "; ".join(f"{site.client} {site.reason}" for site in absent)
-            raise UserError(f"engine.quorum: is {job.engine.quorum:g} of {len(names)} sites, but {why}")
+        _check_quorum(job, len(engine.welcomes), len(names), absent)
         examples = {name: engine.agreed[name] for name in names if name in engine.welcomes}
         for sentence in weight_notes(examples, federation.settings.most_weight):
             on_event(Noted(sentence))
@@ -195,6 +194,12 @@ def remote_engine(
             if plan.keep:
                 reason = f"{site.reason} after the end, so its own model is not saved there"
                 on_event(Missed(job.method.rounds - 1, site.client, reason))
+
+
+def _check_quorum(job: Job, there: int, asked: int, absent: Sequence[NoReply]) -> None:
+    if there < max(1, math.ceil(job.engine.quorum * asked)):
+        why = "; ".join(f"{site.client} {site.reason}" for site in absent)
+        raise UserError(f"engine.quorum: is {job.engine.quorum:g} of {asked} sites, but {why}")
 
 
 def _digest(engine: RemoteEngine, name: str) -> str:

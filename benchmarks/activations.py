@@ -66,7 +66,7 @@ def run_form(options: argparse.Namespace, form: dict[str, Any], seed: int) -> tu
     with tempfile.TemporaryDirectory() as folder:
         result = fedstrata.run(job(options, form, seed, f"{folder}/run"))
         stream = ("activations", "gradients")
-        moved = [line for line in result.ledger if line["phase"] == "train" and line["part"] in stream]
+        moved = [line for line in result.transfers if line["phase"] == "train" and line["part"] in stream]
         return sum(line["bytes"] for line in moved), result.score["loss"]
 
 

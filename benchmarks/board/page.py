@@ -165,8 +165,8 @@ def _table(protocol: Protocol, table: Table, picture: str | None) -> Iterator[st
     if seeds:
         most = "over 100" if None in seeds else str(max(seed for seed in seeds if seed))
         text = (
-            f"Where nothing is shown, a test with power {protocol.test_power:g} would have needed up to {most} seeds, "
-            "had the two been equal with the spread that was seen."
+            f"Where nothing is shown, a test with power {protocol.test_power:g} would have needed up to {most} "
+            "seeds, had the two been equal with the spread that was seen."
         )
         yield fill(text, 115) + "\n"
 

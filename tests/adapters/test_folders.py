@@ -60,8 +60,8 @@ def test_peft_loads_the_adapters_in_a_fresh_process(job: Jobs, tmp_path: Path) -
         if "test" in config["clients"]:
             del config["data"]["test"]
         run = fedstrata.run(config)
-        folder = run.folder / "clients" / "client-1" if run.model is None else run.folder
-        assert (run.adapter is None) == (run.model is None)
+        folder = run.folder / "clients" / "client-1" if run.model_folder is None else run.folder
+        assert (run.adapter is None) == (run.model_folder is None)
         assert (run.folder / "base").exists() == (table["merge"] == "exact" or table.get("init") == "svd")
         pair = [str(folder / "adapter"), str(folder / "model")]
         todo.append([str(tmp_path / f"{i}.safetensors"), auto or "AutoModelForSequenceClassification", *pair])
@@ -92,7 +92,7 @@ def words(folder: Path) -> Path:
 def test_without_the_merged_model_the_adapters_are_the_result(job: Jobs) -> None:
     table = {"kind": "lora", "rank": 2, "merged_model": False}
     run = fedstrata.run(job("fedavg", "classify", adapter=table))
-    assert (run.model, run.adapter) == (None, run.folder / "adapter")
+    assert (run.model_folder, run.adapter) == (None, run.folder / "adapter")
     assert run.scored == "adapter"
     assert not (run.folder / "model").exists()
 

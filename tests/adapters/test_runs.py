@@ -83,7 +83,7 @@ def test_a_run_costs_what_was_forecast_and_ends_in_the_same_bits_when_killed(
     }
     if kind != "mlm":  # the number of masked positions is drawn
         assert run.flops == costs["train_flops"]
-    base = {line["part"] for line in run.ledger if line["phase"] != "setup"}
+    base = {line["part"] for line in run.transfers if line["phase"] != "setup"}
     assert not any(part.startswith(("layer", "embeddings")) for part in base), "base weights are shipped once"
 
     def dying(event: Any) -> None:

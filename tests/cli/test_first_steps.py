@@ -41,7 +41,7 @@ def test_from_a_file_to_a_trained_model(
     assert not Path("runs").exists(), "validate writes nothing"
     result = fedstrata.run("job.toml", ["method.rounds=1", "train.steps=1"])
     assert result.status == "finished"
-    assert result.model is not None
+    assert result.model_folder is not None
 
 
 def test_init_overwrites_nothing(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -151,7 +151,7 @@ def test_a_run_with_own_components_is_forecast_to_the_byte(job: Jobs, tmp_path: 
 
 def test_own_method_trains_what_its_plan_says(job: Jobs) -> None:
     result = fedstrata.run(job("fedavg", "classify"), method=TopLayer(rounds=2))
-    sent = {(line["round"], line["part"]) for line in result.ledger if line["direction"] == "up"}
+    sent = {(line["round"], line["part"]) for line in result.transfers if line["direction"] == "up"}
     assert sent == {(0, "layer.2"), (0, "head"), (1, "layer.1"), (1, "layer.2"), (1, "head")}
 
 

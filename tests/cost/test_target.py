@@ -54,7 +54,7 @@ def test_a_run_tells_it(job: Jobs, tmp_path: Path) -> None:
     assert losses == sorted(losses, reverse=True)
     made = job("fedavg", method={"rounds": 3}, output={"dir": str(tmp_path / "told"), "target": losses[2]})
     told = fedstrata.run(made)
-    first = [line for line in told.ledger if 0 <= line["round"] < 2]
+    first = [line for line in told.transfers if 0 <= line["round"] < 2]
     spent = {way: sum(line["bytes"] for line in first if line["direction"] == way) for way in ("up", "down")}
     assert told.target == {"score": losses[2], "rounds": 2, "bytes": spent}
     assert 0 < spent["up"] < told.bytes["up"]

@@ -97,7 +97,7 @@ def test_two_models_give_the_same_bits_as_one(
     a, b = (saved_models(result.folder) for result in (one, two))
     assert a.keys() == b.keys()
     assert all(torch.equal(a[tensor], b[tensor]) for tensor in a)
-    assert (one.score, one.ledger, one.flops) == (two.score, two.ledger, two.flops)
+    assert (one.score, one.transfers, one.flops) == (two.score, two.transfers, two.flops)
     stores = [sorted((tmp_path / run / "state" / "clients").glob("*/round-*")) for run in ("one", "two")]
     assert len(stores[0]) == len(stores[1])
     for mine, other in zip(*stores, strict=True):
@@ -122,6 +122,6 @@ def test_a_run_that_learns_nothing_ends_in_the_weights_it_began_with(
     made = job("fedavg", train=learns_nothing, clients={"fraction": 0.67}, method={"rounds": 4}, **tables)
     result = fedstrata.run(made)
     start = load_file(Path(made["model"]["name"]) / "model.safetensors")
-    end = load_file(result.model / "model.safetensors")
+    end = load_file(result.model_folder / "model.safetensors")
     assert start.keys() == end.keys()
     assert all(torch.equal(start[name], end[name]) for name in start)

@@ -153,7 +153,7 @@ def test_bytes_off_the_messages_are_those_of_ledger_and_forecast(
     [engine] = engines
     assert engine.scale["up"] == result.bytes["up"] == forecast["clients"]["up_bytes"]
     assert engine.scale["down"] == result.bytes["down"] == forecast["clients"]["down_bytes"]
-    assert result.bytes["setup"] == len(engine.met) * initial_download(model_of(result), result.ledger)
+    assert result.bytes["setup"] == len(engine.met) * initial_download(model_of(result), result.transfers)
 
 
 @pytest.mark.parametrize("merge", ["plain", "alternate"])

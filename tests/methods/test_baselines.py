@@ -175,7 +175,7 @@ def test_a_distilbert_stays_one(job: Job, model_folder: Callable[..., Path], tmp
     notes: list[str] = []
     result = fedstrata.run(made, progress=lambda event: notes.extend(getattr(event, "notes", ())))
     assert [note for note in notes if "the server can read" not in note] == []
-    model = transformers.AutoModelForMaskedLM.from_pretrained(result.model)
+    model = transformers.AutoModelForMaskedLM.from_pretrained(result.model_folder)
     assert type(model).__name__ == "DistilBertForMaskedLM"
     start = transformers.AutoModelForMaskedLM.from_pretrained(made["model"]["name"])
     changed = [name for name, p in model.named_parameters() if not p.equal(start.get_parameter(name))]

@@ -46,7 +46,7 @@ def frozen(job: Jobs) -> Callable[..., dict[str, Any]]:
 
 
 def weights(result: fedstrata.Result) -> dict[str, torch.Tensor]:
-    return load_file(result.model / "model.safetensors")
+    return load_file(result.model_folder / "model.safetensors")
 
 
 @pytest.mark.parametrize(("head", "size"), [("cls", 9_228), ("mean", 9_228), ("psum", 113_442_864)])
@@ -96,7 +96,7 @@ def test_the_encoder_stays_and_the_head_moves(frozen: Jobs) -> None:
     start = load_file(Path(made["model"]["name"]) / "model.safetensors")
     same = [name for name, tensor in weights(result).items() if name in start and start[name].equal(tensor)]
     assert {name for name in weights(result) if not name.startswith("head.")} == set(same)
-    assert {line["part"] for line in result.ledger if line["phase"] == "train"} == {"head"}
+    assert {line["part"] for line in result.transfers if line["phase"] == "train"} == {"head"}
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -186,9 +186,9 @@ def test_it_goes_with_a_pooler_a_server_rule_and_own_test_rows(frozen: Jobs, tmp
     made["clients"]["test"] = 0.5
     del made["data"]["test"]
     result = fedstrata.run(made)
-    assert {line["part"] for line in result.ledger if line["phase"] == "train"} == {"pooler", "head"}
+    assert {line["part"] for line in result.transfers if line["phase"] == "train"} == {"pooler", "head"}
     assert all(client["score"] for client in result.clients.values())
-    again = HeadedModel.from_pretrained(result.model)
+    again = HeadedModel.from_pretrained(result.model_folder)
     assert again.settings == HeadConfig("hsum", classifier="shared", pooler=True)
 
 
@@ -233,7 +233,7 @@ def test_states_go_up_once_and_the_head_comes_down_once(
     made = central(head, wire={"dtype": dtype})
     [forecast] = fedstrata.forecast(made).values()
     result = fedstrata.run(made)
-    up = [line for line in result.ledger if line["direction"] == "up"]
+    up = [line for line in result.transfers if line["direction"] == "up"]
     assert [(line["client"], line["phase"], line["part"]) for line in up] == [
         (f"client-{i}", "hidden_states", "hidden_states") for i in range(3)
     ]
@@ -244,11 +244,11 @@ def test_states_go_up_once_and_the_head_comes_down_once(
         rows, states = (len(lengths), 1) if head == "mean" else (int(lengths.sum()), 4)
         item, scales = {"fp32": (4, 0), "fp16": (2, 0), "int8": (1, 2 * rows)}[dtype]
         assert line["bytes"] == item * rows * states * 32 + scales + 8 * len(lengths)
-    down = [line for line in result.ledger if line["direction"] == "down" and line["phase"] != "setup"]
+    down = [line for line in result.transfers if line["direction"] == "down" and line["phase"] != "setup"]
     assert [(line["client"], line["round"], line["part"]) for line in down] == [
         (f"client-{i}", 2, "head") for i in range(3)
     ]
-    assert {line["part"] for line in result.ledger if line["phase"] == "setup"} == {
+    assert {line["part"] for line in result.transfers if line["phase"] == "setup"} == {
         "embeddings",
         "layer.0",
         "layer.1",
@@ -332,7 +332,7 @@ def test_the_centralized_variant_is_resumed(central: Jobs, tmp_path: Path, state
             fedstrata.run(made, resume=True, progress=dying)
     again = fedstrata.run(made, resume=True)
     assert again.score == whole.score
-    assert again.ledger == whole.ledger
+    assert again.transfers == whole.transfers
     assert again.flops == whole.flops
     assert all(tensor.equal(weights(again)[name]) for name, tensor in weights(whole).items())
 

@@ -148,7 +148,7 @@ def test_a_saved_head_comes_back(model_folder: Folder, tmp_path: Path, kind: str
         assert plain(input_ids=ids, attention_mask=mask).logits.equal(expected)
         again = checkpoints.load(str(tmp_path / "model"), "classify", LABELS, 9)
         assert again.fresh == ()
-        assert again.model.eval()(input_ids=ids, attention_mask=mask).logits.equal(expected)
+        assert again.model_folder.eval()(input_ids=ids, attention_mask=mask).logits.equal(expected)
     assert checkpoints.load(str(tmp_path / "model"), "mlm", None, 9).fresh == ("head",), (
         "its encoder serves other tasks"
     )
@@ -209,7 +209,7 @@ def test_every_method_takes_a_head(job: Jobs, method: str) -> None:
     result = fedstrata.run(made)
     model = HeadedModel.from_pretrained(result.model or result.folder / "clients" / "client-1" / "model")
     assert model.settings == HeadConfig("hsum")
-    sent = {line["part"] for line in result.ledger if line["phase"] == "train"}
+    sent = {line["part"] for line in result.transfers if line["phase"] == "train"}
     assert ("head" in sent) == (method in ("fedavg", "fedbt")), "the head of personal models stays at home"
 
 
@@ -217,7 +217,7 @@ def test_a_later_stage_goes_on_with_the_head(job: Jobs, tmp_path: Path) -> None:
     made = job("fedavg", "classify", 4, train={"steps": 1})
     made["stages"] = [{"name": "one", "head": {"kind": "psum"}}, {"name": "two"}]
     result = fedstrata.run(made)
-    assert HeadedModel.from_pretrained(result.model).settings == HeadConfig("psum")
+    assert HeadedModel.from_pretrained(result.model_folder).settings == HeadConfig("psum")
 
 
 def test_a_saved_head_is_saved_again_with_its_head(model_folder: Folder, tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_head_under_the_encoders_own_model_type_is_read_too(model_folder: Fold
     loaded.model.config.save_pretrained(tmp_path / "model")
     again = checkpoints.load(str(tmp_path / "model"), "classify", LABELS, 9)
     assert again.fresh == ()
-    assert again.model.head.classifiers[0].weight.equal(loaded.model.head.classifiers[0].weight)
+    assert again.model_folder.head.classifiers[0].weight.equal(loaded.model.head.classifiers[0].weight)
     assert HeadedModel.from_pretrained(tmp_path / "model").settings == HeadConfig("mean")
 
 

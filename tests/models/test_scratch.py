@@ -300,7 +300,7 @@ def test_a_run_killed_around_its_start_goes_on_to_the_same_bits(new: Jobs, tmp_p
     result = fedstrata.run(made, {"output.dir": str(place)}, resume=True)
     if when == "after":
         assert (place / "start/model.safetensors").stat().st_mtime_ns == stamp
-    ours, theirs = (load_file(each.model / "model.safetensors") for each in (result, whole))
+    ours, theirs = (load_file(each.model_folder / "model.safetensors") for each in (result, whole))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 

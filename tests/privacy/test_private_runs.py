@@ -44,7 +44,7 @@ def test_before_is_after_and_engines_agree(job: Jobs, tmp_path: Path, privacy: A
     assert before["privacy"] == result.privacy
     assert result.privacy["epsilon"] > 0
     assert all(line["loss"] is None for line in lines(result.folder) if line["client"] != "server")
-    sent = sum(line["bytes"] for line in result.ledger if line["direction"] == "up" and line["round"] >= 0)
+    sent = sum(line["bytes"] for line in result.transfers if line["direction"] == "up" and line["round"] >= 0)
     assert sent == before["clients"]["up_bytes"]
     if kind != "mlm":  # whose number of masked positions is drawn
         assert result.flops == before["clients"]["train_flops"]

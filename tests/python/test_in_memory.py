@@ -36,9 +36,11 @@ def test_rows_in_memory_train_the_model_that_the_same_file_does(job: Jobs, kind:
     file = fedstrata.run(made)
     memory = {"data": {"train": KINDS[kind], "test": KINDS[kind]}, "output": {"dir": str(tmp_path / "memory")}}
     result = fedstrata.run({**made, **memory})
-    assert result.model is not None
-    assert file.model is not None
-    assert (result.model / "model.safetensors").read_bytes() == (file.model / "model.safetensors").read_bytes()
+    assert result.model_folder is not None
+    assert file.model_folder is not None
+    assert (result.model_folder / "model.safetensors").read_bytes() == (
+        file.model_folder / "model.safetensors"
+    ).read_bytes()
     assert result.score == file.score
     assert 'train = "python: ' in (tmp_path / "memory" / "job.toml").read_text(encoding="utf-8")
 

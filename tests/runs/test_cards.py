@@ -20,8 +20,8 @@ Jobs = Callable[..., dict[str, Any]]
 
 def test_a_model_has_a_card_of_counts_scores_and_costs(job: Jobs, tmp_path: Path) -> None:
     result = fedstrata.run(job("fedbt", "classify", method={"rounds": 1}))
-    assert result.model is not None
-    card = huggingface_hub.ModelCard.load(result.model / CARD)
+    assert result.model_folder is not None
+    card = huggingface_hub.ModelCard.load(result.model_folder / CARD)
     assert card.data.pipeline_tag == "text-classification"
     assert set(card.data.tags) == {"federated-learning", "fedstrata", "fedbt"}
     scores = {one.metric_type: one.metric_value for one in card.data.eval_results}
@@ -30,7 +30,7 @@ def test_a_model_has_a_card_of_counts_scores_and_costs(job: Jobs, tmp_path: Path
     assert f"sent {result.bytes['up'] / 1e6:,.1f} MB" in card.text
     assert "without differential privacy" in card.text
     assert "3 classes: eye, heart, kidney" in card.text
-    whole = (result.model / CARD).read_text(encoding="utf-8")
+    whole = (result.model_folder / CARD).read_text(encoding="utf-8")
     assert str(tmp_path) not in whole, "where things lie on this machine is nobody's business"
     assert "client-0" not in whole, "nor are the clients' names"
     assert not any(text in whole for text in ("kidney filters", "urine")), "nor is any text"
@@ -50,8 +50,8 @@ def test_stages_stand_in_the_card_of_the_last_model(job: Jobs, model_folder: Cal
     made = job("fedbt", "mlm", method={"rounds": 1})
     made["stages"] = [{"name": "pretrain"}, {"name": "finetune", "task": {"kind": "classify"}}]
     result = fedstrata.run(made)
-    assert result.model is not None
-    text = (result.model / CARD).read_text("utf-8")
+    assert result.model_folder is not None
+    text = (result.model_folder / CARD).read_text("utf-8")
     assert "method: fedbt → fedbt, 1 round and 1 round" in text
     assert text.count("## Scores") == 1
 

@@ -38,10 +38,10 @@ def test_the_exported_model_gives_the_models_logits(job: Jobs, kind: str) -> Non
     assert whole.difference < 1e-4
     assert whole.agreement == 1
     assert small.bytes < whole.bytes
-    assert result.model is not None
+    assert result.model_folder is not None
     tokenizer = transformers.AutoTokenizer.from_pretrained(result.folder / "onnx")
     auto = {"classify": "AutoModelForSequenceClassification", "tag": "AutoModelForTokenClassification"}[kind]
-    model = getattr(transformers, auto).from_pretrained(result.model).eval()
+    model = getattr(transformers, auto).from_pretrained(result.model_folder).eval()
     inputs = tokenizer(["the heart", "a stone in the kidney of the eye"], return_tensors="pt", padding=True)
     session = onnxruntime.InferenceSession(str(whole.path))
     [found] = session.run(None, {name: value.numpy() for name, value in inputs.items()})
@@ -73,4 +73,4 @@ def test_push_uploads_the_models_folder_and_is_private(job: Jobs, monkeypatch: p
     monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
     result = fedstrata.run(job("fedavg", "classify", method={"rounds": 1}))
     assert push(result.folder, "lab/model") == "https://hub/lab/model"
-    assert calls == [("lab/model", True), ("lab/model", str(result.model))]
+    assert calls == [("lab/model", True), ("lab/model", str(result.model_folder))]

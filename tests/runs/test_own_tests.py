@@ -78,7 +78,7 @@ def test_one_model_is_scored_on_every_clients_rows(own: Callable[..., dict[str, 
     scores = {client: told["score"] for client, told in result.clients.items() if told["score"]}
     assert scores.keys() == {"client-0", "client-1", "client-2"}
     for client, score in scores.items():
-        same(score, plain_scores(result.model, made, client))
+        same(score, plain_scores(result.model_folder, made, client))
     for metric, value in result.score.items():
         assert value == pytest.approx(fmean(score[metric] for score in scores.values()))
 
@@ -97,7 +97,7 @@ def test_a_single_clients_model_is_scored_on_everybodys_rows(own: Callable[..., 
     assert [client for client, told in result.clients.items() if told["examples"]] == ["client-0"]
     assert len(result.clients) == 3
     for client, told in result.clients.items():
-        same(told["score"], plain_scores(result.model, made, client))
+        same(told["score"], plain_scores(result.model_folder, made, client))
 
 
 def test_the_report_tells_the_spread(own: Callable[..., dict[str, Any]], tmp_path: Path) -> None:

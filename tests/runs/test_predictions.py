@@ -30,11 +30,11 @@ def own_predictions(folder: Path) -> list[str]:
 @pytest.mark.parametrize("engine", [{"name": "inprocess"}, {"name": "pool", "workers": 2}])
 def test_predictions_are_those_of_the_saved_model(job: Jobs, engine: dict[str, Any]) -> None:
     result = fedstrata.run(job("fedavg", "classify", output={"predictions": True}, engine=engine))
-    assert result.model is not None
+    assert result.model_folder is not None
     lines = [json.loads(line) for line in (result.folder / "predictions.jsonl").read_text("utf-8").splitlines()]
     assert [line["example"] for line in lines] == list(range(len(SENTENCES)))
     assert [line["label"] for line in lines] == [label for _, label in SENTENCES]
-    assert [line["prediction"] for line in lines] == own_predictions(result.model)
+    assert [line["prediction"] for line in lines] == own_predictions(result.model_folder)
     right = sum(line["label"] == line["prediction"] for line in lines)
     found = json.loads((result.folder / "classes.json").read_text("utf-8"))
     matrix = found["confusion"]

@@ -17,7 +17,7 @@ FIVE = {"count": 5, "min_examples": 2}
 
 
 def tensors(run: Any) -> dict[str, torch.Tensor]:
-    return saved_tensors(run.model)
+    return saved_tensors(run.model_folder)
 
 
 def same(one: Any, other: Any) -> None:

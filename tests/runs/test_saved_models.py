@@ -114,7 +114,7 @@ class Runs:
             "rows": str(self._masked(job, name)) if kind == "mlm" else rows,
             "trust": "head" in tables,
         }
-        folders = {name: result.model} if result.model else self.of_clients(name)
+        folders = {name: result.model_folder} if result.model else self.of_clients(name)
         self.told += [{"name": of, "folder": str(folder), **case} for of, folder in folders.items()]
 
     def of_clients(self, name: str) -> dict[str, Path]:
@@ -180,7 +180,7 @@ def test_a_model_scores_what_the_run_said(runs: Runs, name: str) -> None:
 @pytest.mark.parametrize("name", OWN_MODELS)
 def test_every_clients_model_scores_what_the_run_said(runs: Runs, name: str) -> None:
     result = runs.results[name]
-    assert result.model is None
+    assert result.model_folder is None
     assert "clients/NAME/model" in str(result.scored)
     found = {client: runs.scores[f"{name} {client}"] for client in result.clients}
     assert len(found) == 3
@@ -267,7 +267,7 @@ def test_a_later_stage_loses_no_personal_part(runs: Runs, tmp_path: Path) -> Non
         ],
     }
     result = fedstrata.run(made)
-    assert result.model == tmp_path / "run" / "model"
+    assert result.model_folder == tmp_path / "run" / "model"
     assert result.stages[0].start == tmp_path / "run" / "stages" / "one" / "shared"
     made["stages"][0] = {
         "name": "one",

@@ -35,9 +35,9 @@ def test_stages_follow_each_other(staged: dict[str, Any], tmp_path: Path) -> Non
     assert result.score == finetune.score
     assert result.flops == pretrain.flops + finetune.flops
     assert result.bytes["up"] == pretrain.bytes["up"] + finetune.bytes["up"] > 0
-    assert sum(line["bytes"] for line in result.ledger if line["direction"] == "up") == result.bytes["up"]
-    assert {line["stage"] for line in result.ledger} == {"pretrain", "finetune"}
-    before, after = (load_file(stage.model / "model.safetensors") for stage in (pretrain, finetune))
+    assert sum(line["bytes"] for line in result.transfers if line["direction"] == "up") == result.bytes["up"]
+    assert {line["stage"] for line in result.transfers} == {"pretrain", "finetune"}
+    before, after = (load_file(stage.model_folder / "model.safetensors") for stage in (pretrain, finetune))
     frozen = "bert.encoder.layer.0.attention.self.query.weight"
     assert before[frozen].equal(after[frozen]), "fine-tuning started from the pre-trained weights"
     trained = load_file(Path(staged["model"]["name"]) / "model.safetensors")
@@ -214,7 +214,7 @@ def test_other_architectures_run_too(
     assert result.status == "finished"
     ledger = (tmp_path / "run" / "stages" / "pretrain" / "ledger.jsonl").read_text().splitlines()
     assert {json.loads(line)["part"] for line in ledger if '"train"' in line} == {"layer.0", "layer.1", "head"}
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(result.model)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(result.model_folder)
     assert model.config.model_type == kind
 
 
@@ -222,12 +222,12 @@ def test_a_stage_may_start_from_any_earlier_one(staged: dict[str, Any], tmp_path
     """Two fine-tunings of one pre-trained model; nothing of the first is in the second."""
     staged["stages"] += [{"name": "again", "task": {"kind": "classify"}, "start": "pretrain"}]
     result = fedstrata.run(staged)
-    first, second = (load_file(stage.model / "model.safetensors") for stage in result.stages[1:])
+    first, second = (load_file(stage.model_folder / "model.safetensors") for stage in result.stages[1:])
     assert first.keys() == second.keys()
     assert all(first[name].equal(second[name]) for name in first)
     staged["stages"][2]["start"] = "finetune"
     other = fedstrata.run(staged, {"output.dir": str(tmp_path / "chain")})
-    third = load_file(other.stages[2].model / "model.safetensors")
+    third = load_file(other.stages[2].model_folder / "model.safetensors")
     assert not all(first[name].equal(third[name]) for name in first)
 
 
@@ -249,7 +249,7 @@ def test_without_training_the_start_model_is_scored_and_handed_on(staged: dict[s
     del staged["stages"][0]
     alone = fedstrata.run(staged, {"output.dir": str(tmp_path / "alone")})
     assert finetune.score == alone.score
-    mine, same = (load_file(one.model / "model.safetensors") for one in (finetune, alone))
+    mine, same = (load_file(one.model_folder / "model.safetensors") for one in (finetune, alone))
     assert all(mine[name].equal(same[name]) for name in mine)
 
 

@@ -31,7 +31,7 @@ Jobs = Callable[..., dict[str, Any]]
 
 
 def weights(result: Result) -> dict[str, torch.Tensor]:
-    return dict(load_file(result.model / "model.safetensors"))
+    return dict(load_file(result.model_folder / "model.safetensors"))
 
 
 def equal(one: Result, other: Result) -> bool:
@@ -92,7 +92,10 @@ def test_fedavg_equals_a_plain_loop(job: Jobs, tmp_path: Path) -> None:
     config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
     model = auto.from_pretrained(made["model"]["name"], config=config)
     tokens = tokenize(
-        [text for text, _ in SENTENCES], transformers.AutoTokenizer.from_pretrained(result.model), 32, "truncate"
+        [text for text, _ in SENTENCES],
+        transformers.AutoTokenizer.from_pretrained(result.model_folder),
+        32,
+        "truncate",
     )
     rng = streams.numpy(-1, "server", "split")
     split = rng.permutation(12)

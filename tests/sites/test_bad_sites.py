@@ -195,7 +195,7 @@ def test_a_site_counts_for_no_more_than_the_server_allows(job: Jobs, village: Vi
 def saved(run: Any) -> list[torch.Tensor]:
     from tiny import saved_tensors
 
-    return [tensor for _, tensor in sorted(saved_tensors(run.model).items())]
+    return [tensor for _, tensor in sorted(saved_tensors(run.model_folder).items())]
 
 
 def test_a_limit_names_a_site_of_the_federation(job: Jobs, village: Village) -> None:

@@ -282,7 +282,7 @@ def test_a_site_saves_the_model_that_is_its_own(job: Jobs, village: Village) -> 
         assert all(torch.equal(own[key], other[key]) for key in other)
         assert f"The model of the site {name}, which nobody else has." in (model / "README.md").read_text("utf-8")
         assert list((home / "runs").iterdir()) == []
-    assert run.model is None
+    assert run.model_folder is None
     assert run.scored == f"each site's own model, on its own disk: state/models/{model.name}"
     assert {told["model"] for told in run.clients.values()} == {None}
     assert not (run.folder / "clients").exists()

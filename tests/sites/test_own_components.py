@@ -174,7 +174,7 @@ def test_installed_at_both_ends_a_run_ends_in_the_bits_of_one_process(
     built = {machines.modules[machines.folders[name]] for name in NAMES}
     assert len(built | {sys.modules[MODULE]}) == 4, "each used the package of its own"
     plain = fedstrata.run({**here, "output": {"dir": str(machines.folder / "plain")}})
-    tensors = [load_file(result.model / "model.safetensors") for result in (between, plain)]
+    tensors = [load_file(result.model_folder / "model.safetensors") for result in (between, plain)]
     assert any(not torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[1])
     messages = b"".join(message for _, way, message in machines.village.post.messages if way == "down")
     assert b"edition" not in messages, "no code is sent"
@@ -205,7 +205,7 @@ def test_a_site_without_the_same_class_refuses(
     assert isinstance(header, RefusalHeader)
     assert header.final
     assert json.loads((between.folder / "result.json").read_text("utf-8"))["status"] == "finished"
-    assert {line["client"] for line in between.ledger if line["direction"] == "up"} == {"a", "c"}
+    assert {line["client"] for line in between.transfers if line["direction"] == "up"} == {"a", "c"}
 
 
 def test_a_codec_with_other_settings_than_the_installed_class_gives_it_is_refused(

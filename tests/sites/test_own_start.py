@@ -54,7 +54,7 @@ def test_a_site_with_the_model_is_not_sent_it_and_the_bits_are_the_same(
     assert all(torch.equal(models[key], others[key]) for key in others)
     assert shipped(village) == ["c"]
     assert run.bytes == {**one.bytes, "setup": one.bytes["setup"] // 3}
-    assert {line["client"] for line in run.ledger if line["phase"] == "setup"} == {"c"}
+    assert {line["client"] for line in run.transfers if line["phase"] == "setup"} == {"c"}
     assert fedstrata.forecast(here)[name]["clients"]["setup_bytes"] == 3 * run.bytes["setup"]
     state = village.folder / "federation" / "sites" / "a" / "state"
     assert not list(state.glob("runs/*/*")), "of a run that is over nothing stays"

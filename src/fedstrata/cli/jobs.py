@@ -125,11 +125,11 @@ def _run(console: Console, job: Path, pairs: Sequence[str | tuple[str, object]],
 
     page = write_report([result.folder])
     console.print(result_table([load_run(result.folder)]))
-    if result.model is None:
+    if result.model_folder is None:
         console.print(f"scored  {result.scored}", soft_wrap=True)
         console.print(f"shared  {result.shared}: what the clients have in common, no whole model", soft_wrap=True)
     else:
-        console.print(f"model   {result.model}", soft_wrap=True)
+        console.print(f"model   {result.model_folder}", soft_wrap=True)
     console.print(f"report  {page}", soft_wrap=True)
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
+    from fedstrata.runs.views import TrainedModel
+
 KEYS = ("status", "score", "bytes", "flops", "seconds", "clients", "model", "shared", "scored")
 """What every ``result.json`` has."""
 
@@ -33,7 +35,7 @@ class Result:
         bytes: payload ``up`` and ``down`` over all rounds and clients; the start model apart, as ``setup``.
         flops: of all training steps, at the clients and at the server.
         seconds: clock time.
-        model: folder of the final model; None where each client has its own.
+        model_folder: folder of the final model; None where each client has its own.
         shared: folder of the parts that all clients have in common where each has its own model; else None.
         adapter: folder of the final model's adapters, for peft; None without adapters, or where each client has
             its own, in ``clients/NAME/adapter``.
@@ -58,7 +60,7 @@ class Result:
     bytes: dict[str, int]
     flops: int
     seconds: float
-    model: Path | None
+    model_folder: Path | None
     shared: Path | None
     scored: str | None
     clients: dict[str, Any]
@@ -116,27 +118,44 @@ class Result:
                 ("sent, all clients", sent),
                 ("compute", f"{self.flops / 1e12:,.2f} TFLOP"),
                 ("time", f"{self.seconds:,.0f} s"),
-                ("model", str(self.model or self.scored or "none")),
+                ("model", str(self.model_folder or self.scored or "none")),
             ]
         )
 
     def _one_model(self) -> Path:
-        if self.model is None:
+        if self.model_folder is None:
             raise UserError(f"{self.folder}: there is no single model ({self.scored or self.status})")
-        return self.model
+        return self.model_folder
 
     @property
     def start(self) -> Path:
         """The folder that a later stage starts from."""
-        found = self.model or self.shared
+        found = self.model_folder or self.shared
         assert found is not None
         return found
 
+    def model(self) -> TrainedModel:
+        """The trained model and its tokenizer, loaded by ``transformers``: ``model, tokenizer = result.model()``.
+
+        Raises:
+            UserError: there is no single model.
+        """
+        from fedstrata.runs import views
+
+        return views.load_model(self._one_model(), self.task)
+
     @property
-    def ledger(self) -> list[dict[str, Any]]:
-        """Every transfer of the run, stage by stage, as :class:`fedstrata.cost.ledger.Entry` describes it."""
+    def ledger(self) -> pandas.DataFrame:
+        """A row for each transfer of the run: round, client, phase, direction, part and bytes."""
+        from fedstrata.runs import views
+
+        return views.frame(self.transfers)
+
+    @property
+    def transfers(self) -> list[dict[str, Any]]:
+        """The rows of :attr:`ledger` as :class:`fedstrata.cost.ledger.Entry` describes them, stage by stage."""
         if self.stages:
-            return [{"stage": stage.folder.name, **line} for stage in self.stages for line in stage.ledger]
+            return [{"stage": stage.folder.name, **line} for stage in self.stages for line in stage.transfers]
         return read_lines(self.folder / "ledger.jsonl")
 
 
@@ -170,7 +189,7 @@ def read_result(folder: Path) -> Result:
     return Result(
         folder=folder,
         **{name: data[name] for name in KEYS[:-3]},
-        model=data["model"] and folder / data["model"],
+        model_folder=data["model"] and folder / data["model"],
         shared=data["shared"] and folder / data["shared"],
         scored=data["scored"],
         adapter=folder / data["adapter"] if data.get("adapter") else None,

@@ -38,9 +38,8 @@ def test_rows_in_memory_train_the_model_that_the_same_file_does(job: Jobs, kind:
     result = fedstrata.run({**made, **memory})
     assert result.model_folder is not None
     assert file.model_folder is not None
-    assert (result.model_folder / "model.safetensors").read_bytes() == (
-        file.model_folder / "model.safetensors"
-    ).read_bytes()
+    weights = [folder / "model.safetensors" for folder in (result.model_folder, file.model_folder)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
     assert result.score == file.score
     assert 'train = "python: ' in (tmp_path / "memory" / "job.toml").read_text(encoding="utf-8")
 
@@ -163,6 +162,11 @@ def test_a_result_gives_frames_plot_pipeline_and_html(job: Jobs) -> None:
     assert len(history) == 2 * 3 + 3
     assert history["score.accuracy"].dropna().iloc[-1] == result.score["accuracy"]
     answer = result.pipeline()("the heart pumps blood")
+    model, tokenizer = result.model()
+    logits = model(**tokenizer("the heart pumps blood", return_tensors="pt")).logits
+    assert answer[0]["label"] == model.config.id2label[int(logits.argmax())]
+    up = result.ledger.query("direction == 'up'")["bytes"].sum()
+    assert up == result.bytes["up"]
     assert answer[0]["label"] in ("eye", "heart", "kidney")
     lines = result.plot().axes[0].lines
     assert list(lines[0].get_ydata()) == list(history["score.accuracy"].dropna())

@@ -91,12 +91,8 @@ def test_fedavg_equals_a_plain_loop(job: Jobs, tmp_path: Path) -> None:
     config = transformers.AutoConfig.from_pretrained(made["model"]["name"], num_labels=3)
     config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
     model = auto.from_pretrained(made["model"]["name"], config=config)
-    tokens = tokenize(
-        [text for text, _ in SENTENCES],
-        transformers.AutoTokenizer.from_pretrained(result.model_folder),
-        32,
-        "truncate",
-    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(result.model_folder)
+    tokens = tokenize([text for text, _ in SENTENCES], tokenizer, 32, "truncate")
     rng = streams.numpy(-1, "server", "split")
     split = rng.permutation(12)
     shards = {"client-0": np.sort(split[:4]), "client-1": np.sort(split[4:])}

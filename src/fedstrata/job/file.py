@@ -23,7 +23,7 @@ from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job.in_memory import held_value, hold
 from fedstrata.job.renamed import renamed
 from fedstrata.job.sentences import sentence, shown
-from fedstrata.job.tables import Job
+from fedstrata.job.tables import Job, JobError
 from fedstrata.job.toml import read_toml
 from fedstrata.methods import METHODS
 from fedstrata.plan.plan import Method
@@ -195,8 +195,8 @@ def _job(where: str, stage: str, data: dict[str, Any], method: Method | None = N
     data = _named_sources_are_clients(_merge(method.presets(), {**data, "method": {}}))
     try:
         return Job.model_validate({**data, "stage": stage, "method": method})
-    except ValidationError as error:
-        raise UserError(f"{place}: {sentence(error, Job)}") from None
+    except JobError as error:
+        raise UserError(f"{place}: {error.sentence}") from None
 
 
 def _named_sources_are_clients(tables: dict[str, Any]) -> dict[str, Any]:

@@ -129,6 +129,14 @@ class Output(Table):
     """A value of the headline metric: rounds and bytes until it is first reached are reported."""
 
 
+class JobError(UserError):
+    """A job's tables are not valid; ``sentence`` says what is wrong without saying where the job is from."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(f"job: {sentence}")
+        self.sentence = sentence
+
+
 class Job(Table):
     """All tables of one stage, checked."""
 
@@ -259,7 +267,7 @@ class Job(Table):
             try:
                 super().__init__(**tables)
             except ValidationError as error:
-                raise UserError(f"job: {sentence(error, type(self))}") from None
+                raise JobError(sentence(error, type(self))) from None
 
     def given(self) -> dict[str, Any]:
         """What was set, as the content of a job file of one stage; a method of the caller's own as it is."""

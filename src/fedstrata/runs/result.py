@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from fedstrata.errors import UserError
 from fedstrata.models.folders import FILES
-from fedstrata.runs.privacy import combined_privacy
 from fedstrata.wire.files import clear, link, read_lines, replace_folder, write_bytes
 
 if TYPE_CHECKING:
@@ -161,6 +160,8 @@ class Result:
 
 def combine_stages(stages: Sequence[Result], folder: Path) -> Result:
     """The result of a job of several stages: the last one's score and model, the sums of all costs."""
+    from fedstrata.runs.privacy import combined_privacy  # needs torch
+
     last = _read(stages[-1].folder)
     kinds = ("up", "down", "setup")
     result = {

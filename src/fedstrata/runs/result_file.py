@@ -13,13 +13,14 @@ from fedstrata.job.tables import Job, method_name
 from fedstrata.plan.kinds import FORMAT
 from fedstrata.plan.streams import SERVER
 from fedstrata.runs.environment import environments
-from fedstrata.runs.privacy import participated, privacy_record
 from fedstrata.runs.result import write_summary
 from fedstrata.wire.files import read_lines
 
 
 def write_result(job: Job, folder: Path, status: str, message: str | None) -> None:
     """Sum up a stage from its records."""
+    from fedstrata.runs.privacy import participated, privacy_record  # needs torch
+
     rounds = read_lines(folder / "rounds.jsonl")
     first = min(0, job.method.rounds - 1)  # without any round the start model's score is the result
     scored = [record for record in rounds if record["client"] == SERVER and record["round"] >= first]

@@ -95,7 +95,7 @@ def test_a_stopped_run_is_resumed_to_the_same_weights(path: Path, tmp_path: Path
     changes = ["method.rounds=40"]
     resumed = run(path, [*changes, f"output.dir={tmp_path / 'out'}"], resume=True)
     whole = run(path, [*changes, f"output.dir={tmp_path / 'whole'}"])
-    one, other = ((made.model / "model.safetensors").read_bytes() for made in (resumed, whole))
+    one, other = ((made.model_folder / "model.safetensors").read_bytes() for made in (resumed, whole))
     assert one == other
 
 

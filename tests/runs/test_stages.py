@@ -79,7 +79,7 @@ def test_a_finished_stage_is_not_run_again(staged: dict[str, Any], tmp_path: Pat
         ("finetune", False),
     ]
     whole = fedstrata.run(staged, {"output.dir": str(tmp_path / "whole")})
-    one, other = (load_file(made.model / "model.safetensors") for made in (result, whole))
+    one, other = (load_file(made.model_folder / "model.safetensors") for made in (result, whole))
     assert all(one[name].equal(other[name]) for name in other)
 
 

@@ -132,5 +132,5 @@ def saved_models(run: Path) -> dict[str, torch.Tensor]:
 
 def model_of(result: Any) -> Path:
     """The folder of a run's model; where each client has its own, of the first one's."""
-    folder: Path = result.model or result.folder / next(iter(result.clients.values()))["model"]
+    folder: Path = result.model_folder or result.folder / next(iter(result.clients.values()))["model"]
     return folder

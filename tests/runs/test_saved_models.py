@@ -114,7 +114,7 @@ class Runs:
             "rows": str(self._masked(job, name)) if kind == "mlm" else rows,
             "trust": "head" in tables,
         }
-        folders = {name: result.model_folder} if result.model else self.of_clients(name)
+        folders = {name: result.model_folder} if result.model_folder else self.of_clients(name)
         self.told += [{"name": of, "folder": str(folder), **case} for of, folder in folders.items()]
 
     def of_clients(self, name: str) -> dict[str, Path]:

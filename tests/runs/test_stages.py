@@ -169,7 +169,7 @@ def test_a_run_of_another_format_is_not_resumed(job: Jobs, tmp_path: Path, line:
         ("wire.dtype=fp8", r"\[wire\] dtype: 'fp8' is invalid; .*fp16"),
         ("server.optimizer=fedsgd", r"\[server\] optimizer: 'fedsgd' is invalid; .*sgd"),
         ("server.optimizer=fedadam", r"\[server\] optimizer: 'fedadam' is now 'adam'"),
-        ("server.aggregate=median", r"\[server\] aggregate: 'median' is invalid; .*mean"),
+        ("server.aggregate=medain", r"\[server\] aggregate: 'medain' is invalid; .*median"),
     ],
 )
 def test_bad_input_is_one_sentence_and_nothing_is_written(

@@ -166,7 +166,7 @@ REFUSALS: list[tuple[str, str, dict[str, Any], str]] = [
         "fedavg",
         "classify",
         {"adapter": {"kind": "lora", "rank": {"default": 4, "client-2": 8}}},
-        r"in round 1 only client-2 would send .*, and a sum of fewer than 3 clients hides nobody",
+        r"in round 1 only client-2 would send .*, and a sum of fewer than 3 clients is not opened",
     ),
 ]
 

@@ -35,7 +35,7 @@ def outcome(folder: Path) -> tuple[dict[str, torch.Tensor], list[Any], dict[str,
         for line in (folder / name).read_text("utf-8").splitlines()
     ]
     result = json.loads((folder / "result.json").read_text("utf-8"))
-    del result["seconds"]
+    del result["seconds"], result["environment"]
     return saved_models(folder), records, result
 
 

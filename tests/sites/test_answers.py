@@ -30,12 +30,12 @@ def test_a_session_is_held_for_one_request_and_not_for_ever(tmp_path: Path) -> N
     asked = request(server=("layer.1",))
     for _ in range(SESSIONS):
         answers = Answers(tmp_path)  # its program was started again in between
-        assert answers.find(asked, "weights", "asked") is None
+        assert answers.find(asked, "weights", "asked", True) is None
         answers.begin(Answer(0, "weights", "asked", 9))
         with pytest.raises(Refused, match="has answered another request for weights of round 1"):
-            answers.find(asked, "weights", "other")
+            answers.find(asked, "weights", "other", True)
     with pytest.raises(Refused, match=f"has held {SESSIONS} sessions for round 1 already"):
-        answers.find(asked, "weights", "asked")
+        answers.find(asked, "weights", "asked", True)
 
 
 def test_answers_of_the_last_rounds_are_kept_and_of_the_others_that_they_were_given(tmp_path: Path) -> None:
@@ -44,12 +44,12 @@ def test_answers_of_the_last_rounds_are_kept_and_of_the_others_that_they_were_gi
     answers = Answers(tmp_path)
     assert answers.seconds == KEPT_ROUNDS + 1
     with pytest.raises(Refused, match="its answer to round 1 was sent long ago"):
-        answers.find(request(0), "weights", "asked-0")
+        answers.find(request(0), "weights", "asked-0", False)
     for round in range(1, KEPT_ROUNDS + 1):
-        found = answers.find(request(round), "weights", f"asked-{round}")
+        found = answers.find(request(round), "weights", f"asked-{round}", False)
         assert found is not None
         assert bytes(found[1]) == sent[round]
-    assert answers.find(request(99), "weights", "asked-99") is None
+    assert answers.find(request(99), "weights", "asked-99", False) is None
 
 
 def test_a_line_that_was_being_written_is_dropped_and_a_damaged_one_is_not(tmp_path: Path) -> None:

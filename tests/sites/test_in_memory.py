@@ -154,7 +154,7 @@ def village(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Village:
 
 
 def weights(run: Any) -> dict[str, torch.Tensor]:
-    return saved_tensors(run.model or run.shared)
+    return saved_tensors(run.model_folder or run.shared)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -44,7 +44,8 @@ def check_reply(
             raise WireError("does not tell its training loss")
         _check_trained(server, request, reply)
     else:
-        _check_parts(reply.weights.keys(), {PART} if request.phase == "hidden_states" else set())
+        asked = {"hidden_states": {PART}, "train": set(request.plan.send)}.get(request.phase, set())
+        _check_parts(reply.weights.keys(), asked)
     _check_scores(reply.scores, request, metrics)
 
 

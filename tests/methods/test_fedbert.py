@@ -291,7 +291,7 @@ def test_the_page_tells_whose_the_layers_are(split: Jobs) -> None:
     ]
     assert "layer.1" in parts
     assert "activations" not in parts
-    assert page.count(">gradients<") == 1, "in the picture of what crossed the wire"
+    assert page.count(">gradients<") == 2, "in the pictures of what crossed the wire, each way"
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ class Village:
             self.write(
                 f"federation/sites/{name}/train.csv", ["text", "label"], [r[:2] for r in rows if r[2] == name]
             )
-        for name in NAMES:  # four rows each
+        for name in names:  # four rows each, or fewer
             path = folder / "federation" / "sites" / name / "site.toml"
             path.write_text(path.read_text("utf-8").replace("min_examples = 8 ", "min_examples = 1 "), "utf-8")
         self.post = Post({})

@@ -102,6 +102,8 @@ def test_what_stands_behind_a_comment_sign_is_legal(tmp_path: Path) -> None:
             "\n".join(line[2:] if line[:2] == "# " and " = " in line else line for line in lines), "utf-8"
         )
     assert read_server(tmp_path / "fed").bind == "127.0.0.1"
+    (tmp_path / "fed/sites/a/minilm").mkdir()
+    (tmp_path / "fed/sites/a/minilm/config.json").write_text("{}", "utf-8")
     theirs = read_site(tmp_path / "fed/sites/a")
     assert theirs.data.test == str(tmp_path / "fed/sites/a/test.csv")
     assert (theirs.data.limit, theirs.device.threads, theirs.limits.bytes_per_round) == (1000, 4, 500_000_000)

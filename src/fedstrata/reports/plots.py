@@ -161,7 +161,7 @@ def bytes_plot(run: Run, direction: str) -> Figure | None:
         return None
     rounds = range(max(line["round"] for line in traffic))
     sent = {(line["part"], line["round"] - 1): line["bytes"] for line in traffic if line["direction"] == direction}
-    named = {line["part"] for line in traffic}
+    named = {part for part, _ in sent}
     colors = {name: color for name, color in part_colors(run).items() if name in named}
     figure = Figure(figsize=(WIDTH, HEIGHT + 0.12 * math.ceil(len(colors) / 3)), layout="constrained")
     axes = figure.add_subplot()

@@ -16,6 +16,8 @@ from fedstrata.errors import first_words
 from fedstrata.models.heads import KEY
 from fedstrata.sites.permission import Refused
 
+VOCABULARY = "public_vocabulary.txt"
+"""The public vocabulary of ``[privacy] omit``, among the model's files."""
 CONFIG, TOKENIZER, SETTINGS = "config.json", "tokenizer.json", "tokenizer_config.json"
 MOST_BYTES: Mapping[str, int] = {
     CONFIG: 1 << 24,
@@ -26,8 +28,9 @@ MOST_BYTES: Mapping[str, int] = {
     "vocab.json": 1 << 26,
     "vocab.txt": 1 << 26,
     "merges.txt": 1 << 26,
+    VOCABULARY: 1 << 26,
 }
-"""Files of a model's folder that are taken, with the most bytes of each: nothing in them runs."""
+"""Files that are taken with a model, with the most bytes of each: nothing in them runs."""
 JSON_FILES = tuple(name for name in MOST_BYTES if name.endswith(".json"))
 NEEDED = (CONFIG, TOKENIZER)
 

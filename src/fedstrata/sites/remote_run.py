@@ -25,7 +25,7 @@ from fedstrata.server.records import Records
 from fedstrata.server.server import Server
 from fedstrata.sites.engine import RemoteRun
 from fedstrata.sites.messages import HelloHeader, StartHeader, encode_message
-from fedstrata.sites.model_files import sent_files
+from fedstrata.sites.model_files import VOCABULARY, sent_files
 from fedstrata.sites.reply_checks import check_reply
 from fedstrata.wire.files import write_bytes
 from fedstrata.wire.tensor_file import TensorFile
@@ -34,8 +34,6 @@ JOB_TABLES = ("task", "method", "train", "head", "adapter", "wire", "privacy")
 """Tables of the job that are sent to a site; the others are the site's own."""
 EXAMPLE_BYTES, SCALE_BYTES = 8, 2
 """Beside an example's hidden states: its number of tokens and its label; and of each token a scale, with int8."""
-VOCABULARY = "public_vocabulary.txt"
-"""The public vocabulary, among the model's files."""
 
 
 @dataclass(frozen=True)

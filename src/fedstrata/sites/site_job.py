@@ -9,6 +9,7 @@ from fedstrata.client.setup import resolve_auto
 from fedstrata.job.file import load
 from fedstrata.job.tables import Job
 from fedstrata.sites.messages import HelloHeader
+from fedstrata.sites.model_files import VOCABULARY
 from fedstrata.sites.permission import own_component
 from fedstrata.sites.settings import SiteSettings
 
@@ -45,7 +46,7 @@ def site_job(own: SiteSettings, hello: HelloHeader, folder: Path) -> Job:
     }
     job["privacy"] = _own_count(job.get("privacy", {}), sent.get("method", {}))
     if job.get("privacy", {}).get("public_vocabulary") is not None:
-        job["privacy"] = {**job["privacy"], "public_vocabulary": str(folder / "start" / "public_vocabulary.txt")}
+        job["privacy"] = {**job["privacy"], "public_vocabulary": str(folder / "start" / VOCABULARY)}
     method = None
     if "method" in hello.components:
         options = {key: value for key, value in sent.get("method", {}).items() if key != "name"}

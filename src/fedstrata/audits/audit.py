@@ -11,6 +11,7 @@ from typing import Any
 
 from fedstrata.audits import activations, class_head, embeddings, hidden_states, layers, token_head
 from fedstrata.audits.bench import Bench
+from fedstrata.audits.deep import deep
 from fedstrata.audits.finding import Finding, View
 from fedstrata.audits.options import AuditOptions
 from fedstrata.audits.play import Played
@@ -111,6 +112,10 @@ def _stage(
     bench = Bench(job, data, ready, client, public, folder, options.tell)
     notes = [start[1]] if start[1] else []
     findings, plays = _findings(bench, options, notes)
+    if options.deep:
+        place = Path(job.output.dir) / "stages" / job.stage if job.stage else Path(job.output.dir)
+        more, trained = deep(bench, place, notes)
+        findings, plays = [*findings, *more], [*plays, *trained]
     return {
         "stage": job.stage,
         "method": method_name(job.method),

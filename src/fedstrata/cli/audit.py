@@ -30,6 +30,12 @@ def audit(
             help="File with public text, instead of the documentation that comes with Python.", show_default=False
         ),
     ] = None,
+    deep: Annotated[
+        bool,
+        typer.Option(
+            "--deep", help="Also attack the final model, and short trainings with texts put in on purpose."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure what the server can read from what one client sends: play its first round, and attack it."""
@@ -48,7 +54,7 @@ def audit(
         with Display(Console(stderr=True, highlight=False)) as display:
             from fedstrata.audits.audit import audit as play
 
-            record = play(job, overrides or (), AuditOptions(client, names, public, display))
+            record = play(job, overrides or (), AuditOptions(client, names, public, display, deep))
         if as_json:
             print(json.dumps(record))
         else:

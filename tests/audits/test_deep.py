@@ -71,13 +71,12 @@ def test_what_is_learned_by_heart_is_told_apart(deep_job: Jobs, public: str) -> 
     job = deep_job("classify", train=HARD)
     fedstrata.run(job)
     stage = deep(job, public)
-    print(stage["notes"], json.dumps([(f["sentence"], f["figures"]) for f in stage["findings"]], indent=0))
     for attack in ("calibrated loss", "LiRA"):
         found = figures(stage, "short training", attack)
         assert found["AUC"]["low"] > 0.6
         assert not found["AUC"]["holds_chance"]
         assert found["TPR at 1 % FPR"]["value"] > 3 * found["TPR at 1 % FPR"]["chance"]
-        assert figures(stage, "final model", attack)["AUC"]["low"] > 0.5, stage["notes"]
+        assert figures(stage, "final model", attack)["AUC"]["low"] > 0.5
     bits = [figures(stage, "short training", f"put {n}")["exposure"]["value"] for n in ("once", "10", "100")]
     assert bits[0] <= bits[1] <= bits[2]
     assert bits[2] > 3
@@ -109,6 +108,55 @@ def test_a_run_of_another_job_is_not_attacked(deep_job: Jobs, public: str) -> No
     job["train"] = {**job["train"], "seed": 5}
     stage = deep(job, public)
     assert any("another job's" in note and "train.seed" in note for note in stage["notes"])
+    assert not any(f["channel"] == "final model" for f in stage["findings"])
+
+
+def test_noise_on_every_example_brings_it_to_chance(deep_job: Jobs, public: str) -> None:
+    """And a step for which nobody is drawn is no error."""
+    privacy = {"level": "example", "noise": 20.0}
+    stage = deep(
+        deep_job("classify", train={**HARD, "epochs": 3}, task={"labels": list("abc")}, privacy=privacy), public
+    )
+    for attack in ("calibrated loss", "LiRA"):
+        assert figures(stage, "short training", attack)["AUC"]["holds_chance"]
+    assert figures(stage, "short training", "put 100")["exposure"]["value"] < 5.5
+
+
+@pytest.mark.parametrize(
+    ("name", "tables", "note"),
+    [
+        ("fedavg", {"privacy": {"sum_only": True}, "clients": {"count": 3}}, "single messages are masked"),
+        ("local", {}, "nothing leaves the clients"),
+    ],
+)
+def test_where_no_message_is_seen_the_final_model_is_attacked(
+    name: str, tables: dict[str, Any], note: str, deep_job: Jobs, public: str
+) -> None:
+    job = deep_job("classify", train={**HARD, "epochs": 2}, **tables)
+    job["method"]["name"] = name
+    fedstrata.run(job)
+    stage = deep(job, public)
+    assert any("no short training" in line and note in line for line in stage["notes"])
+    assert {(f["channel"], f["attack"]) for f in stage["findings"]} == {("final model", "calibrated loss")}
+
+
+def test_the_words_of_a_canary_have_tags_of_their_own(deep_job: Jobs, public: str, tmp_path: Path) -> None:
+    draw, known = random.Random(2), words()
+    rows = [{"text": draw.choices(known, k=5), "label": draw.choices(["O", "B-X"], k=5)} for _ in range(40)]
+    path = tmp_path / "tags.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    job = deep_job("tag", train={**HARD, "epochs": 2})
+    job["data"] = {"train": str(path), "holdout": 0.5}
+    assert not figures(deep(job, public), "short training", "put 100")["exposure"]["holds_chance"]
+
+
+def test_held_out_texts_are_nobodys(deep_job: Jobs, texts: str, public: str) -> None:
+    """Test rows that are training rows too are left out: here all are, so that nothing is left to compare with."""
+    job = deep_job("classify", train=STILL)
+    job["data"] = {"train": texts, "test": texts}
+    fedstrata.run(job)
+    stage = deep(job, public)
+    assert any("0 test texts that no client trains on" in note for note in stage["notes"])
     assert not any(f["channel"] == "final model" for f in stage["findings"])
 
 

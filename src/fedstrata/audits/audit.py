@@ -135,6 +135,12 @@ def _findings(bench: Bench, options: AuditOptions, notes: list[str]) -> tuple[li
     if not bench.exchange.sends(bench.plan):
         notes.append("nothing leaves the clients: there is nothing to attack")
         return [], []
+    if bench.job.privacy.sum_only:
+        notes.append(
+            "single messages are masked ([privacy] sum_only): the server sees their sums alone, and no attack "
+            "here reads these; others may"
+        )
+        return [], []
     findings: list[Finding] = []
     plays: list[dict[str, Any]] = []
     for setting in settings(bench):

@@ -15,6 +15,7 @@ from fedstrata.audits.membership import (
     found_in,
     pool_of,
     shadow_trainings,
+    small,
     start_losses,
     texts_of,
 )
@@ -26,6 +27,8 @@ from fedstrata.client.working_model import WorkingModel
 from fedstrata.data.fingerprint import difference, fingerprints
 from fedstrata.errors import UserError, plural
 from fedstrata.events import Noted
+from fedstrata.job.tables import Job
+from fedstrata.job.toml import read_toml
 from fedstrata.models import checkpoints
 from fedstrata.runs.resume import changes
 from fedstrata.wire.files import read_sealed
@@ -43,28 +46,42 @@ def deep(bench: Bench, folder: Path, notes: list[str]) -> tuple[list[Finding], P
         folder: its run's output folder, where there is one.
         notes: takes what was not attacked, and why.
     """
-    trainings = ShortTrainings(bench)
     final = _final_model(bench, folder, notes)
+    trainings, why = ShortTrainings(bench), _closed(bench)
     pool = pool_of(bench)
-    own, held_out = texts_of(pool)
-    sends = bench.exchange.payload == "weights" and bench.exchange.sends(bench.plan)
-    findings: list[Finding] = []
-    if not sends:
-        notes.append("no short training is attacked: no trained weights of the whole model leave the client")
-    shadows = Shadows(start_losses(bench, pool))
-    if own + held_out < LEAST:
+    enough = len(pool.own) >= LEAST
+    if not enough:
         notes.append(f"no membership: the client and the test rows have fewer than {LEAST} distinct texts")
-    elif sends:
+    if why:
+        notes.append(f"no short training is attacked: {why}")
+    findings: list[Finding] = []
+    shadows = Shadows(start_losses(bench, pool))
+    if enough and not why:
         shadows, target, member = shadow_trainings(trainings, pool)
-        setting = plural(trainings.steps, "step")
-        findings += found_in(bench, SHORT, setting, shadows.scores(target), member)
-    if final is not None:
+        findings += found_in(bench, SHORT, plural(trainings.steps, "step"), shadows.scores(target), member)
+        notes += _small(SHORT, int((~member).sum()))
+    if enough and final is not None:
         findings += _final(bench, pool, shadows, final, notes)
-    if sends:
+    if not why:
         findings += canaries.attack(trainings)
     if trainings.cut:
         notes.append(f"short trainings pass over their texts fewer times than the run's {trainings.cut:,}")
     return findings, trainings.plays
+
+
+def _closed(bench: Bench) -> str:
+    """Why there is no model of this client alone to attack; empty if there is one."""
+    if bench.exchange.payload != "weights":
+        return f"of {bench.exchange.payload} the client alone makes no model"
+    if not bench.exchange.sends(bench.plan):
+        return "nothing leaves the clients"
+    if bench.job.privacy.sum_only:
+        return "single messages are masked ([privacy] sum_only), so there is no model of one client"
+    return ""
+
+
+def _small(model: str, held_out: int) -> list[str]:
+    return [f"{model}: {words}"] if (words := small(held_out)) else []
 
 
 def _final(bench: Bench, pool: Pool, shadows: Shadows, final: Path, notes: list[str]) -> list[Finding]:
@@ -88,6 +105,7 @@ def _final(bench: Bench, pool: Pool, shadows: Shadows, final: Path, notes: list[
             "final model: texts that the client has are compared with test rows; where these are of other kinds, "
             "they are told apart for that reason too"
         )
+    notes += _small(FINAL, held_out)
     return found_in(bench, FINAL, plural(job.method.rounds, "round"), shadows.scores(target), pool.own)
 
 
@@ -99,7 +117,7 @@ def _final_model(bench: Bench, folder: Path, notes: list[str]) -> Path | None:
         notes.append(f"no final model is attacked: {folder} holds none of a run of this job")
         return None
     try:
-        changes(bench.job, folder)
+        changes(_on_its_machine(bench.job, folder), folder)
         rows = read_sealed(folder / "state" / "rows.json")
         if rows is not None and (other := difference(rows, fingerprints(bench.data))):
             raise UserError(f"{folder}: {other}")
@@ -107,3 +125,17 @@ def _final_model(bench: Bench, folder: Path, notes: list[str]) -> Path | None:
         notes.append(f"no final model is attacked, as it is another job's: {error}")
         return None
     return found
+
+
+def _on_its_machine(job: Job, folder: Path) -> Job:
+    """The job with the device, precision and threads of its run, which may have been on another machine."""
+    recorded = read_toml(folder / "job.toml")
+    train, engine = recorded.get("train", {}), recorded.get("engine", {})
+    same = {key: train[key] for key in ("device", "precision") if key in train}
+    threads = {"threads": engine["threads"]} if "threads" in engine else {}
+    return job.model_copy(
+        update={
+            "train": job.train.model_copy(update=same),
+            "engine": job.engine.model_copy(update=threads),
+        }
+    )

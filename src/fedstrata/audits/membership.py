@@ -181,6 +181,17 @@ def _rng(bench: Bench, use: str) -> np.random.Generator:
     return Streams(bench.job.train.seed).numpy(0, bench.client, use)
 
 
+def small(held_out: int) -> str:
+    """What to say where too few texts set the threshold for one of :data:`RATE`; else empty."""
+    setting = (held_out + 1) // 2
+    if RATE * (setting + 1) >= 1:
+        return ""
+    return (
+        f"{plural(setting, 'text')} that were not trained on set the threshold, too few for 1 % of false "
+        f"positives: it is their highest score, which {1 / (setting + 1):.1%} of others are expected to pass"
+    )
+
+
 def texts_of(pool: Pool) -> tuple[int, int]:
     """The client's texts, and held-out ones."""
     return int(pool.own.sum()), int((~pool.own).sum())

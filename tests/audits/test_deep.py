@@ -11,13 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
+import torch
 from typer.testing import CliRunner
 
 import fedstrata
 from fedstrata.audits import canaries, short_training
 from fedstrata.audits.canaries import exposures
 from fedstrata.audits.membership import LEAST, SHADOWS, confidence, halves, likelihood_ratio, membership
+from fedstrata.audits.some_texts import masked_in_turn, taken, together
 from fedstrata.cli import app
+from fedstrata.data.tokens import Tokens
+from fedstrata.tasks import Examples
+from fedstrata.tasks.mlm import MaskedLM
 from tiny import words
 
 Jobs = Callable[..., dict[str, Any]]
@@ -148,6 +153,36 @@ def test_the_words_of_a_canary_have_tags_of_their_own(deep_job: Jobs, public: st
     job = deep_job("tag", train={**HARD, "epochs": 2})
     job["data"] = {"train": str(path), "holdout": 0.5}
     assert not figures(deep(job, public), "short training", "put 100")["exposure"]["holds_chance"]
+
+
+def test_taken_examples_keep_their_tokens_and_labels() -> None:
+    """With a label for each example, and with one for each token."""
+    offsets, ids = np.array([0, 2, 5, 9]), np.arange(9, dtype=np.int32)
+    rows, types = np.arange(3), np.arange(9).astype(np.int8)
+    plain = Examples(Tokens(ids, offsets, rows, types=types), np.array([7, 8, 9]))
+    tagged = Examples(Tokens(ids, offsets, rows, words=10 + np.arange(9)), 20 + np.arange(9))
+    for whole in (plain, tagged):
+        found = together(taken(whole, np.array([2, 0])), taken(whole, np.array([1])))
+        assert [found.tokens[i].tolist() for i in range(3)] == [[5, 6, 7, 8], [0, 1], [2, 3, 4]]
+    mixed = together(taken(plain, np.array([2, 0])), taken(plain, np.array([1])))
+    assert mixed.labels is not None
+    assert mixed.labels.tolist() == [9, 7, 8]
+    assert mixed.tokens.types.tolist() == [5, 6, 7, 8, 0, 1, 2, 3, 4]
+    tags = taken(tagged, np.array([2, 0]))
+    assert tags.labels is not None
+    assert tags.labels.tolist() == [25, 26, 27, 28, 20, 21]
+    assert tags.tokens.words.tolist() == [15, 16, 17, 18, 10, 11]
+
+
+def test_a_masked_canary_is_read_token_by_token() -> None:
+    """Each row of a canary's batch hides one token, special ones never, and asks for it."""
+    task = MaskedLM(4, 0, np.array([0, 2, 3, 4]), 20)
+    tokens = Tokens(np.array([2, 9, 8, 3], np.int32), np.array([0, 4]), np.arange(1))
+    [batch] = masked_in_turn(task, Examples(tokens))
+    assert batch.inputs["input_ids"].tolist() == [[2, 4, 8, 3], [2, 9, 4, 3]]
+    assert batch.targets.tolist() == [9, 8]
+    assert isinstance(batch.positions, torch.Tensor)
+    assert batch.positions.nonzero().tolist() == [[0, 1], [1, 2]]
 
 
 def test_held_out_texts_are_nobodys(deep_job: Jobs, texts: str, public: str) -> None:

@@ -79,10 +79,11 @@ def each_token(bench: Bench, examples: Examples) -> list[Batch]:
     task = bench.ready.runtime.trainer.task
     if not isinstance(task, MaskedLM):
         return drawn_batches(bench, examples)
-    return list(_masked_in_turn(task, examples))
+    return list(masked_in_turn(task, examples))
 
 
-def _masked_in_turn(task: MaskedLM, examples: Examples) -> Iterator[Batch]:
+def masked_in_turn(task: MaskedLM, examples: Examples) -> Iterator[Batch]:
+    """For each example a batch with a row for each of its tokens, which alone is masked in it."""
     for i in range(len(examples)):
         ids = np.asarray(examples.tokens[i], dtype=np.int64)
         places = np.flatnonzero(~np.isin(ids, task.special))

@@ -206,6 +206,7 @@ def audit(
     client: str | None = None,
     attacks: Sequence[str] | None = None,
     public: str | None = None,
+    deep: bool = False,
     progress: Callable[[Any], None] | None = None,
 ) -> dict[str, Any]:
     """Measure what the server can read from what one client sends in the first round of each stage.
@@ -219,6 +220,7 @@ def audit(
         client: whose round; the first client's when absent.
         attacks: which, of :data:`fedstrata.audits.options.ATTACKS`; all that fit when absent.
         public: a file or ``demo:`` name with public text; absent: the documentation that comes with Python.
+        deep: also attack the model that the training ends in: membership, and texts put in on purpose.
         progress: called with every :mod:`fedstrata.events` event.
 
     Returns:
@@ -233,7 +235,7 @@ def audit(
     load(job, overrides)  # a mistake in the job file is reported before torch is imported
     from fedstrata.audits.options import ATTACKS, AuditOptions
 
-    options = AuditOptions(client, attacks or ATTACKS, public, progress or (lambda event: None))
+    options = AuditOptions(client, attacks or ATTACKS, public, progress or (lambda event: None), deep)
     from fedstrata.audits.audit import audit as play
 
     return play(job, overrides, options)

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedstrata.audits import activations, class_head, embeddings, hidden_states, layers, token_head
 from fedstrata.audits.bench import Bench
+from fedstrata.audits.deep import deep
 from fedstrata.audits.finding import Finding, View
 from fedstrata.audits.options import AuditOptions
 from fedstrata.audits.play import Played
@@ -111,6 +112,10 @@ def _stage(
     bench = Bench(job, data, ready, client, public, folder, options.tell)
     notes = [start[1]] if start[1] else []
     findings, plays = _findings(bench, options, notes)
+    if options.deep:
+        place = Path(job.output.dir) / "stages" / job.stage if job.stage else Path(job.output.dir)
+        more, trained = deep(bench, place, notes)
+        findings, plays = [*findings, *more], [*plays, *trained]
     return {
         "stage": job.stage,
         "method": method_name(job.method),
@@ -129,6 +134,12 @@ def _findings(bench: Bench, options: AuditOptions, notes: list[str]) -> tuple[li
     """What the attacks find in every setting, and what was played."""
     if not bench.exchange.sends(bench.plan):
         notes.append("nothing leaves the clients: there is nothing to attack")
+        return [], []
+    if bench.job.privacy.sum_only:
+        notes.append(
+            "single messages are masked ([privacy] sum_only): the server sees their sums alone, and no attack "
+            "here reads these; others may"
+        )
         return [], []
     findings: list[Finding] = []
     plays: list[dict[str, Any]] = []

@@ -41,7 +41,8 @@ def _raised(view: View, played: Played, names: list[str]) -> Floats:
 def _shares(played: Played, classes: int) -> Floats:
     """The share of each class in what was trained on, ``[C]``."""
     targets = [seen.batch.targets.numpy().ravel() for seen in played.seen]
-    counts = np.bincount(np.concatenate([t[t >= 0] for t in targets]), minlength=classes)
+    drawn = np.concatenate([np.empty(0, np.int64), *(t[t >= 0] for t in targets)])  # Poisson: perhaps nobody
+    counts = np.bincount(drawn, minlength=classes)
     shares: Floats = counts / max(1, int(counts.sum()))
     return shares
 

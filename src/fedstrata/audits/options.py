@@ -24,6 +24,7 @@ class AuditOptions:
     attacks: Sequence[str] = ATTACKS
     public: str | None = None
     tell: Callable[[Event], None] = lambda event: None
+    deep: bool = False
 
     def __post_init__(self) -> None:
         if not self.attacks:

@@ -148,7 +148,9 @@ class _Recorded:
             yield None if link is None else LinkRecorder(link, self.stream)
 
 
-def play(bench: Bench, client: str, examples: Examples, index: Index, train: Train) -> Played:
+def play(
+    bench: Bench, client: str, examples: Examples, index: Index, train: Train, until: float | None = None
+) -> Played:
     """Play the first round of a client with the given texts.
 
     Args:
@@ -157,6 +159,7 @@ def play(bench: Bench, client: str, examples: Examples, index: Index, train: Tra
         examples: all texts.
         index: the client's.
         train: how it trains.
+        until: share of the run's learning-rate schedule that it passes through; None for that of one round.
     """
     ready = bench.ready
     task = TaskRecorder(ready.runtime.trainer.task)
@@ -185,7 +188,7 @@ def play(bench: Bench, client: str, examples: Examples, index: Index, train: Tra
             interleaved=False,
             tell=bench.tell,
         )
-        request = _request(bench, server, client)
+        request = _request(bench, server, client, until)
         recorded.half.begin_group(0)
         [reply] = engine.exchange([request])
     return _received(bench, server, request, reply, _Truth(train, examples, index, task.seen, recorded.stream))
@@ -222,12 +225,12 @@ def _received(bench: Bench, server: Server, request: Request, reply: Reply, trut
     return Played(plan=plan, reply=reply, before=before, after=after, sent=came.get(PART, {}), **vars(truth))
 
 
-def _request(bench: Bench, server: Server, client: str) -> Request:
+def _request(bench: Bench, server: Server, client: str, until: float | None) -> Request:
     """What the server asks in the first round."""
     if bench.exchange.payload == "hidden_states":
         return server.request(0, client, collecting_plan(bench.parts), "hidden_states")
     request = server.request(0, client, bench.plan, "train")
-    return replace(request, first=True, span=(0.0, 1 / max(1, bench.job.method.rounds)))
+    return replace(request, first=True, span=(0.0, until or 1 / max(1, bench.job.method.rounds)))
 
 
 def _as_bytes(tensors: Tensors) -> Tensors:

@@ -15,21 +15,29 @@ if TYPE_CHECKING:
     from fedstrata.job.tables import Job
 
 
+Client = Annotated[
+    str | None, typer.Option(help="Client whose round is played, instead of the first.", show_default=False)
+]
+Attacks = Annotated[str | None, typer.Option(help="Attacks, a,b,c, instead of all that fit.", show_default=False)]
+Public = Annotated[
+    str | None,
+    typer.Option(
+        help="File with public text, instead of the documentation that comes with Python.", show_default=False
+    ),
+]
+Deep = Annotated[
+    bool,
+    typer.Option("--deep", help="Also attack the final model, and short trainings with texts put in on purpose."),
+]
+
+
 def audit(
     job: JobFile,
     overrides: Overrides = None,
-    client: Annotated[
-        str | None, typer.Option(help="Client whose round is played, instead of the first.", show_default=False)
-    ] = None,
-    attacks: Annotated[
-        str | None, typer.Option(help="Attacks, a,b,c, instead of all that fit.", show_default=False)
-    ] = None,
-    public: Annotated[
-        str | None,
-        typer.Option(
-            help="File with public text, instead of the documentation that comes with Python.", show_default=False
-        ),
-    ] = None,
+    client: Client = None,
+    attacks: Attacks = None,
+    public: Public = None,
+    deep: Deep = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure what the server can read from what one client sends: play its first round, and attack it."""
@@ -48,7 +56,7 @@ def audit(
         with Display(Console(stderr=True, highlight=False)) as display:
             from fedstrata.audits.audit import audit as play
 
-            record = play(job, overrides or (), AuditOptions(client, names, public, display))
+            record = play(job, overrides or (), AuditOptions(client, names, public, display, deep))
         if as_json:
             print(json.dumps(record))
         else:

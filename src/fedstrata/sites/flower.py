@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.errors import UserError
+from fedstrata.sites.control_secret import HEADER, sign
 from fedstrata.sites.flower_processes import prepare_flower
 
 if TYPE_CHECKING:
@@ -147,6 +148,11 @@ def connect(
         with _flower_run(address, ca, names, secret) as transport:
             yield transport
     except (httpx.HTTPError, ssl.SSLError) as error:
+        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.FORBIDDEN:
+            raise UserError(
+                f"federation: the server at {address} refuses to start a run; start it on the machine, as the "
+                "user and with the folder of fedstrata serve"
+            ) from None
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"federation: the server at {address} does not answer ({why}); "
@@ -160,7 +166,7 @@ def _flower_run(
 ) -> Iterator[FlowerTransport]:
     fab, _ = build_fab_from_files(APP)
     app = Fab(hashlib.sha256(fab).hexdigest(), fab, {})
-    with control_client(address, ca) as control:
+    with control_client(address, ca, secret) as control:
         run = control.StartRun(control_pb2.StartRunRequest(fab=fab_to_proto(app), federation="")).run_id
     token = _acquire_task(address, ca, run, secret)
     grid = HttpGrid(address, ca is None, ca, token=token)
@@ -270,11 +276,23 @@ def _runtime(
     )
 
 
-def control_client(address: str, ca: bytes | None) -> ControlHttpClient:
-    """A client of the SuperLink's control API."""
-    return ControlHttpClient.from_server_address(
-        address, ca is None, ca, [interceptors.RuntimeVersionHttpInterceptor(component_name="fedstrata")]
-    )
+class SigningInterceptor:
+    """Signs every call with the secret of the SuperLink's user."""
+
+    def __init__(self, secret: bytes) -> None:
+        self.secret = secret
+
+    def intercept(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
+        """Sign a call and send it."""
+        request = context.request
+        request.headers[HEADER] = sign(self.secret, request.url.path, request.content)
+        return call_next(context)
+
+
+def control_client(address: str, ca: bytes | None, secret: bytes) -> ControlHttpClient:
+    """A client of the SuperLink's control API, which answers those alone who have its secret."""
+    chain = [interceptors.RuntimeVersionHttpInterceptor(component_name="fedstrata"), SigningInterceptor(secret)]
+    return ControlHttpClient.from_server_address(address, ca is None, ca, chain)
 
 
 def _retries() -> RetryInvoker:

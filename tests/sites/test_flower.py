@@ -134,7 +134,7 @@ def test_another_user_of_the_servers_machine_cannot_list_register_or_remove_site
     """Its CA's certificate is no secret; the server's user has the secret alone."""
     from flwr.proto import control_pb2
 
-    from fedstrata.sites.flower import control_client
+    from fedstrata.sites.control_client import control_client
 
     address, ca = f"127.0.0.1:{deployment.port}", (deployment.home / "tls" / "ca.pem").read_bytes()
     trusted = ssl.create_default_context(cadata=ca.decode("ascii"))

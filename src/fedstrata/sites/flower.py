@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.errors import UserError
-from fedstrata.sites.control_secret import HEADER, sign
+from fedstrata.sites.control_client import control_client
 from fedstrata.sites.flower_processes import prepare_flower
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ from flwr.common.serde import fab_to_proto, run_from_proto
 from flwr.proto import control_pb2, runtime_pb2
 from flwr.supercore import interceptors
 from flwr.supercore.constant import TaskType
-from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.supercore.runtime import RuntimeHttpClient
@@ -274,25 +273,6 @@ def _runtime(
     return RuntimeHttpClient.from_server_address(
         address, ca is None, ca, chain, retry_invoker=_retries() if token else None
     )
-
-
-class SigningInterceptor:
-    """Signs every call with the secret of the SuperLink's user."""
-
-    def __init__(self, secret: bytes) -> None:
-        self.secret = secret
-
-    def intercept(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
-        """Sign a call and send it."""
-        request = context.request
-        request.headers[HEADER] = sign(self.secret, request.url.path, request.content)
-        return call_next(context)
-
-
-def control_client(address: str, ca: bytes | None, secret: bytes) -> ControlHttpClient:
-    """A client of the SuperLink's control API, which answers those alone who have its secret."""
-    chain = [interceptors.RuntimeVersionHttpInterceptor(component_name="fedstrata"), SigningInterceptor(secret)]
-    return ControlHttpClient.from_server_address(address, ca is None, ca, chain)
 
 
 def _retries() -> RetryInvoker:

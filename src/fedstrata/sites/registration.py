@@ -11,7 +11,8 @@ from pathlib import Path
 from fedstrata.errors import UserError
 from fedstrata.sites.admission import Admission, keys_now
 from fedstrata.sites.checks import join_address
-from fedstrata.sites.flower import control_client, public_key
+from fedstrata.sites.control_client import control_client
+from fedstrata.sites.flower import public_key
 from fedstrata.sites.flower_processes import failure_reason, tail
 
 import httpx  # isort: skip  (flower says first what is needed for it)

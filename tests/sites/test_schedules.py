@@ -10,8 +10,8 @@ import schedules
 
 
 def test_runs_over_a_bad_network_end_in_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = schedules.play(tmp_path, 10, 30, monkeypatch)
-    assert sum(count for what, count in counts.items() if not what.startswith("runs")) > 200
+    counts = schedules.play(tmp_path, 8, 30, monkeypatch)
+    assert sum(count for what, count in counts.items() if not what.startswith("runs")) > 100
     assert counts["runs with everybody in every round"] > 0
     assert counts["runs without some in some rounds"] > 0
     assert counts["the server starts again"] > 0

@@ -25,7 +25,7 @@ UNREGISTERED = "unregistered"
 
 
 def register(address: str, ca: bytes | None, keys: Mapping[str, Path], secret: bytes) -> None:
-    """Make the sites at a SuperLink these: name -> public key; without keys all stay; the secret is its own.
+    """Make the sites at a SuperLink these: name -> public key; without keys all stay; the secret is the SuperLink's.
 
     Raises:
         httpx.HTTPError: it does not answer.

@@ -25,7 +25,13 @@ UNREGISTERED = "unregistered"
 
 
 def register(address: str, ca: bytes | None, keys: Mapping[str, Path], secret: bytes) -> None:
-    """Make the sites at a SuperLink these: name -> public key; without keys all stay; the secret is the SuperLink's.
+    """Make the sites at a SuperLink these: name -> public key; without keys all stay.
+
+    Args:
+        address: ``host:port`` of the SuperLink.
+        ca: certificate (PEM) of the CA that signed its own; None for plain text.
+        keys: name -> file of the public key.
+        secret: the SuperLink's, which only its own user knows.
 
     Raises:
         httpx.HTTPError: it does not answer.

@@ -10,7 +10,7 @@ export DO_NOT_TRACK := 1
 
 ALONGSIDE := $(MAKE) --no-print-directory --jobs=3
 
-.PHONY: help install demo check test unit-tests all-tests deploy-test page-test fuzz docs lint format types bench bench-peers board clean
+.PHONY: help install demo check test unit-tests all-tests deploy-test page-test fuzz schedules docs lint format types bench bench-peers board clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -45,6 +45,9 @@ docs: $(INSTALLED) ## the documents as a site in build/site; a warning is an err
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 fuzz: $(INSTALLED) ## 1,000,000 changed messages of every kind; some minutes
 	$(BIN)/python tests/fuzz.py --messages 1000000
+
+schedules: $(INSTALLED) ## 500 runs over a network that loses, delays, doubles and reorders; some minutes
+	PYTHONPATH=tests:tests/sites $(BIN)/python tests/schedules.py --runs 500
 
 lint: $(INSTALLED) ## check style, format and layers
 	$(BIN)/ruff check

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ import fedstrata
 from deployment import RUN, Deployment
 from fedstrata.cli import app
 from fedstrata.sites import flower_processes
+from fedstrata.sites.control_secret import HEADER, sign
 from fedstrata.sites.provision import init
 from tiny import SENTENCES
 
@@ -125,6 +127,30 @@ def test_strangers_are_refused(deployment: Deployment, tmp_path: Path) -> None:
     assert "SuperNode ID" not in log.read_text("utf-8"), "plain text is not understood"
 
 
+@pytest.mark.parametrize("secret", [None, b"0" * 64])
+def test_another_user_of_the_servers_machine_cannot_list_register_or_remove_sites(
+    deployment: Deployment, secret: bytes | None
+) -> None:
+    """Its CA's certificate is no secret; the server's user has the secret alone."""
+    from flwr.proto import control_pb2
+
+    from fedstrata.sites.control_client import control_client
+
+    address, ca = f"127.0.0.1:{deployment.port}", (deployment.home / "tls" / "ca.pem").read_bytes()
+    trusted = ssl.create_default_context(cadata=ca.decode("ascii"))
+    for call in ("list-nodes", "register-node", "unregister-node", "start-run", "list-runs", "stop-run"):
+        path = f"/v1/control/{call}"
+        headers = {HEADER: sign(secret, path, b"")} if secret else {}
+        answer = httpx.post(f"https://{address}{path}", verify=trusted, headers=headers)
+        assert (answer.status_code, answer.text) == (
+            403,
+            "only with the secret of the user that runs fedstrata serve",
+        )
+    with control_client(address, ca, (deployment.home / "secret").read_bytes()) as control:
+        nodes = control.ListNodes(control_pb2.ListNodesRequest()).nodes_info
+    assert len(nodes) >= len(deployment.names)
+
+
 def test_no_text_and_no_path_of_a_site_is_in_a_file_of_the_server(deployment: Deployment) -> None:
     """After the runs above; the messages themselves are read in test_in_memory."""
     written = [*deployment.home.glob("logs/*"), *deployment.folder.glob("there-*/**/*.jsonl")]
@@ -157,11 +183,18 @@ def test_without_a_server_the_run_says_so(
         ("203.0.113.7", "198.51.100.1", "/v1/runtime/acquire-task", False),
         ("203.0.113.7", "198.51.100.1", "/docs", False),
         ("203.0.113.7", "198.51.100.1", "/v1/fleet/../control/start-run", False),
-        ("127.0.0.1", "127.0.0.1", "/v1/control/start-run", True),
-        ("198.51.100.1", "198.51.100.1", "/v1/control/start-run", True),
+        ("127.0.0.1", "127.0.0.1", "/v1/fleet/pull-messages", True),
+        ("127.0.0.1", "127.0.0.1", "/v1/runtime/acquire-task", True),
+        ("198.51.100.1", "198.51.100.1", "/v1/runtime/acquire-task", True),
+        ("127.0.0.1", "127.0.0.1", "/v1/control/start-run", False),
+        ("127.0.0.1", "127.0.0.1", "/v1/runtime/../control/start-run", False),
+        ("127.0.0.1", "127.0.0.1", "/openapi.json", False),
+        ("127.0.0.1", "127.0.0.1", "/v1/responses", False),
     ],
 )
-def test_other_machines_reach_only_what_is_for_sites(client: str, server: str, path: str, passes: bool) -> None:
+def test_without_the_secret_only_what_flower_protects_is_reached(
+    client: str, server: str, path: str, passes: bool
+) -> None:
     reached, sent = [], []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -170,8 +203,11 @@ def test_other_machines_reach_only_what_is_for_sites(client: str, server: str, p
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "path": path, "client": (client, 1), "server": (server, 9440)}
-    asyncio.run(flower_processes.LoopbackOnlyMiddleware(app)(scope, None, send))
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    scope = {"type": "http", "path": path, "client": (client, 1), "server": (server, 9440), "headers": []}
+    asyncio.run(flower_processes.ControlGate(app, b"secret")(scope, receive, send))
     assert bool(reached) == passes
     assert passes or sent[0]["status"] == 403
 

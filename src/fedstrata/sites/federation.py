@@ -26,12 +26,12 @@ from fedstrata.server.layers import ServerLayers
 from fedstrata.sites.admission import Admission
 from fedstrata.sites.approval import job_digest
 from fedstrata.sites.checks import join_address, loopback
+from fedstrata.sites.control_secret import read_secret
 from fedstrata.sites.engine import RemoteEngine, Transport
 from fedstrata.sites.listening import ServerTLS
 from fedstrata.sites.messages import HelloHeader, decode_message
 from fedstrata.sites.remote_run import RemoteStage, remote_run
 from fedstrata.sites.reply_checks import weight_notes
-from fedstrata.sites.serve import secret_file
 from fedstrata.sites.settings import ServerSettings, read_server
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def federation(engine: Engine) -> Iterator[Federation]:
     if engine.insecure and not loopback(settings.host):
         raise UserError(f"[engine] insecure: is for this machine alone, and the server is {settings.host}")
     ca = None if engine.insecure else settings.tls.ca.read_bytes()
-    secret = secret_file(settings.home).read_bytes()
+    secret = read_secret(settings.home)
     keys = {} if engine.insecure else {flower.public_key(path): name for name, path in settings.sites.items()}
     tokens = {name: secrets.token_hex(32) for name in settings.sites}
     server = join_address(settings.host, settings.port)

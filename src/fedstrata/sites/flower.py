@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.errors import UserError
+from fedstrata.sites.control_client import control_client
 from fedstrata.sites.flower_processes import prepare_flower
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ from flwr.common.serde import fab_to_proto, run_from_proto
 from flwr.proto import control_pb2, runtime_pb2
 from flwr.supercore import interceptors
 from flwr.supercore.constant import TaskType
-from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.supercore.runtime import RuntimeHttpClient
@@ -147,6 +147,11 @@ def connect(
         with _flower_run(address, ca, names, secret) as transport:
             yield transport
     except (httpx.HTTPError, ssl.SSLError) as error:
+        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.FORBIDDEN:
+            raise UserError(
+                f"federation: the server at {address} refuses to start a run; start it on the machine, as the "
+                "user and with the folder of fedstrata serve"
+            ) from None
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"federation: the server at {address} does not answer ({why}); "
@@ -160,7 +165,7 @@ def _flower_run(
 ) -> Iterator[FlowerTransport]:
     fab, _ = build_fab_from_files(APP)
     app = Fab(hashlib.sha256(fab).hexdigest(), fab, {})
-    with control_client(address, ca) as control:
+    with control_client(address, ca, secret) as control:
         run = control.StartRun(control_pb2.StartRunRequest(fab=fab_to_proto(app), federation="")).run_id
     token = _acquire_task(address, ca, run, secret)
     grid = HttpGrid(address, ca is None, ca, token=token)
@@ -267,13 +272,6 @@ def _runtime(
         )
     return RuntimeHttpClient.from_server_address(
         address, ca is None, ca, chain, retry_invoker=_retries() if token else None
-    )
-
-
-def control_client(address: str, ca: bytes | None) -> ControlHttpClient:
-    """A client of the SuperLink's control API."""
-    return ControlHttpClient.from_server_address(
-        address, ca is None, ca, [interceptors.RuntimeVersionHttpInterceptor(component_name="fedstrata")]
     )
 
 

@@ -1,7 +1,7 @@
 """Flower's processes: the commands that start them, what their logs mean, and the code that runs inside them.
 
 Flower 1.41 answers sites, users and its own helpers on one port. Other machines reach only what is for sites, see
-:class:`LoopbackOnlyMiddleware`.
+:class:`ControlGate`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from fedstrata.errors import UserError
 from fedstrata.sites.checks import loopback
+from fedstrata.sites.control_secret import HEADER, Signatures
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -26,6 +27,9 @@ QUIET = {
     "GRPC_VERBOSITY": "ERROR",
 }
 """Environment of every process that imports Flower: no telemetry, nothing is installed."""
+
+
+SECRET_OPTION = "--superexec-auth-secret-file"
 
 
 def prepare_flower() -> None:
@@ -46,7 +50,7 @@ def superlink(bind: str, port: int, tls: tuple[Path, Path, Path] | None, secret:
         bind: address to listen on.
         port: for sites, and on this machine for runs.
         tls: CA, certificate and key; None for plain text and sites without keys.
-        secret: file with the secret by which a run identifies itself.
+        secret: file with the secret by which a run, and whoever registers sites, identifies itself.
     """
     options = ["--insecure"]
     if tls:
@@ -54,7 +58,7 @@ def superlink(bind: str, port: int, tls: tuple[Path, Path, Path] | None, secret:
         options = ["--ssl-ca-certfile", ca, "--ssl-certfile", certificate, "--ssl-keyfile", key]
         options += ["--enable-supernode-auth"]
     options += ["--isolation", "process", "--host", bind, "--port", str(port)]
-    return _command("superlink", [*options, "--superexec-auth-secret-file", str(secret)])
+    return _command("superlink", [*options, SECRET_OPTION, str(secret)])
 
 
 def supernode(server: str, port: int, tls: tuple[Path, Path] | None, secret: Path) -> list[str]:
@@ -70,7 +74,7 @@ def supernode(server: str, port: int, tls: tuple[Path, Path] | None, secret: Pat
     if tls:
         options = ["--root-certificates", str(tls[0]), "--auth-supernode-private-key", str(tls[1])]
     options += ["--superlink", server, "--isolation", "process", "--host", "127.0.0.1", "--port", str(port)]
-    return _command("supernode", [*options, "--superexec-auth-secret-file", str(secret)])
+    return _command("supernode", [*options, SECRET_OPTION, str(secret)])
 
 
 def failure_reason(log: str) -> str:
@@ -109,22 +113,69 @@ FLEET = re.compile(r"/v1/fleet/[\w-]+")
 """Paths for sites; Flower requires the signature of a registered key for each call."""
 
 
-class LoopbackOnlyMiddleware:
-    """Lets other machines reach only what is for sites, and this one everything.
+RUNTIME = re.compile(r"/v1/runtime/[\w-]+")
+"""Paths for runs; Flower requires its secret for a task, and the task's token for every other call."""
+MOST_BODY = 1 << 20
+"""Bytes of a call of the control API, at most; what starts a run has about 1,000."""
 
-    Flower's control API has no authentication: whoever reaches it may register a site or start a run.
+
+class ControlGate:
+    """Stands before Flower's SuperLink and decides who reaches what.
+
+    Other machines reach what is for sites, this one the calls of a run too, and who has the secret all the rest.
+    Flower's control API has no authentication of its own: whoever reaches it may register a site or start a run.
+
+    Args:
+        app: Flower's.
+        secret: with which calls are signed, see :func:`fedstrata.sites.control_secret.sign`.
     """
 
-    def __init__(self, app: Any) -> None:
-        self.app = app
+    def __init__(self, app: Any, secret: bytes) -> None:
+        self.app, self.signatures = app, Signatures(secret)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer 403, or pass the call on."""
-        if scope["type"] == "http" and not FLEET.fullmatch(scope["path"]) and not _is_local(scope):
-            await send({"type": "http.response.start", "status": 403, "headers": []})
-            await send({"type": "http.response.body", "body": b"only from the server's own machine"})
-        else:
+        if scope["type"] == "lifespan" or (scope["type"] == "http" and FLEET.fullmatch(scope["path"])):
             await self.app(scope, receive, send)
+        elif scope["type"] != "http" or not _is_local(scope):
+            await _refuse(send, b"only from the server's own machine")
+        elif RUNTIME.fullmatch(scope["path"]):
+            await self.app(scope, receive, send)
+        else:
+            header = dict(scope["headers"]).get(HEADER.encode(), b"").decode("latin-1")
+            body = await _body(receive) if header else None
+            if body is None or not self.signatures.accept(header, scope["path"], body):
+                await _refuse(send, b"only with the secret of the user that runs fedstrata serve")
+            else:
+                await self.app(scope, _again(body, receive), send)
+
+
+async def _refuse(send: Any, reason: bytes) -> None:
+    await send({"type": "http.response.start", "status": 403, "headers": []})
+    await send({"type": "http.response.body", "body": reason})
+
+
+async def _body(receive: Any) -> bytes | None:
+    """The whole body of a call; None if it is too long, or the caller went away."""
+    body = b""
+    while len(body) <= MOST_BODY:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        body += message.get("body", b"")
+        if not message.get("more_body", False):
+            return body if len(body) <= MOST_BODY else None
+    return None
+
+
+def _again(body: bytes, receive: Any) -> Any:
+    """Gives a body that was read to whoever reads it next."""
+    left = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def read() -> Any:
+        return left.pop() if left else await receive()
+
+    return read
 
 
 def _is_local(scope: Mapping[str, Any]) -> bool:
@@ -162,7 +213,8 @@ def _main(parent: str, program: str, *options: str) -> None:
         from flwr.superlink.cli import flower_superlink
         from starlette.middleware import Middleware
 
-        extensions.get_middleware = lambda: (Middleware(LoopbackOnlyMiddleware),)
+        secret = Path(options[options.index(SECRET_OPTION) + 1]).read_bytes()
+        extensions.get_middleware = lambda: (Middleware(ControlGate, secret=secret),)
         flower_superlink()
     else:
         from flwr.supernode import start_client_internal

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -22,6 +21,7 @@ from filelock import FileLock, Timeout
 from fedstrata.errors import UserError
 from fedstrata.sites.admission import Admission, watch
 from fedstrata.sites.checks import join_address, loopback
+from fedstrata.sites.control_secret import read_secret, secret_file
 from fedstrata.sites.flower_processes import tail
 from fedstrata.sites.settings import ServerSettings, SiteSettings
 
@@ -58,18 +58,19 @@ def serve(settings: ServerSettings, say: Say, insecure: bool = False) -> None:
     os.umask(PRIVATE_UMASK)
     tls = None if insecure else (settings.tls.ca, settings.tls.certificate, settings.tls.key)
     log = settings.home / "logs" / "superlink.log"
+    secret = read_secret(settings.home)
     command = flower_processes.superlink(settings.bind, settings.port, tls, secret_file(settings.home))
 
     admission = Admission(settings, settings.home / "server.toml", say)
     stop = threading.Event()
 
     def wait_until_up(process: Process) -> None:
-        register_when_up(admission, insecure, process, log)
+        register_when_up(admission, insecure, process, log, secret)
         server = join_address(settings.host, settings.port)
         say(f"serving at {server} for {', '.join(admission.keys())}; log {log}")
 
     def apply(keys: Mapping[str, Path]) -> None:
-        register(join_address(settings.host, settings.port), settings.tls.ca.read_bytes(), keys)
+        register(join_address(settings.host, settings.port), settings.tls.ca.read_bytes(), keys, secret)
 
     with _interruptible():
         try:
@@ -173,16 +174,6 @@ def _await_connection(name: str, log: Path, stop: threading.Event, say: Say, pro
 def _log_step(step: int, steps: int, loss: float, seen: int) -> None:
     if step == steps or step % 50 == 0:
         LOG.info("step %d of %d, loss %.4f", step, steps, loss)
-
-
-def secret_file(folder: Path) -> Path:
-    """The file ``secret`` in a folder, readable by its owner alone; written if it does not exist."""
-    path = folder / "secret"
-    folder.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secrets.token_hex(32))
-    return path
 
 
 def _client_tls(settings: SiteSettings) -> ClientTLS:

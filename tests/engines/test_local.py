@@ -49,10 +49,12 @@ def test_memory_does_not_grow_with_the_number_of_clients(
 
         made = job("fedavg", "classify", clients={"count": count}, output={"dir": str(tmp_path / str(count))})
         made["server"] = {"evaluate": "end"}
-        fedstrata.run(made, ["train.steps=1"], progress=watch)
+        result = fedstrata.run(made, ["train.steps=1"], progress=watch)
         assert (len(replies), len(seen)) == (count, 3)
         most[count] = max(seen)
-    assert most[24] <= 1.01 * most[4]
+    assert result.model_folder is not None
+    reply = sum(tensor.numel() for tensor in load_file(result.model_folder / "model.safetensors").values())
+    assert most[24] <= 1.01 * (most[4] + 6 * reply), "six replies at most wait to be summed"
 
 
 def twin(runtime: ClientRuntime) -> ClientRuntime:

@@ -148,7 +148,7 @@ def test_a_saved_head_comes_back(model_folder: Folder, tmp_path: Path, kind: str
         assert plain(input_ids=ids, attention_mask=mask).logits.equal(expected)
         again = checkpoints.load(str(tmp_path / "model"), "classify", LABELS, 9)
         assert again.fresh == ()
-        assert again.model_folder.eval()(input_ids=ids, attention_mask=mask).logits.equal(expected)
+        assert again.model.eval()(input_ids=ids, attention_mask=mask).logits.equal(expected)
     assert checkpoints.load(str(tmp_path / "model"), "mlm", None, 9).fresh == ("head",), (
         "its encoder serves other tasks"
     )
@@ -207,7 +207,7 @@ def test_every_method_takes_a_head(job: Jobs, method: str) -> None:
     options = {"critical_layer": 2} if method == "fedsplitbert" else {}
     made = job(method, "classify", 4, head={"kind": "hsum"}, method=options)
     result = fedstrata.run(made)
-    model = HeadedModel.from_pretrained(result.model or result.folder / "clients" / "client-1" / "model")
+    model = HeadedModel.from_pretrained(result.model_folder or result.folder / "clients" / "client-1" / "model")
     assert model.settings == HeadConfig("hsum")
     sent = {line["part"] for line in result.transfers if line["phase"] == "train"}
     assert ("head" in sent) == (method in ("fedavg", "fedbt")), "the head of personal models stays at home"
@@ -246,7 +246,7 @@ def test_a_head_under_the_encoders_own_model_type_is_read_too(model_folder: Fold
     loaded.model.config.save_pretrained(tmp_path / "model")
     again = checkpoints.load(str(tmp_path / "model"), "classify", LABELS, 9)
     assert again.fresh == ()
-    assert again.model_folder.head.classifiers[0].weight.equal(loaded.model.head.classifiers[0].weight)
+    assert again.model.head.classifiers[0].weight.equal(loaded.model.head.classifiers[0].weight)
     assert HeadedModel.from_pretrained(tmp_path / "model").settings == HeadConfig("mean")
 
 

@@ -78,7 +78,7 @@ def test_a_sweep_is_its_single_runs(many: dict[str, Any], tmp_path: Path) -> Non
     assert circle.tflops == pytest.approx(result.flops / 1e12, rel=0.05)
     assert not list(folder.rglob("*.html")), "a page is written on request"
     page = fedstrata.report(folder).read_text("utf-8")
-    assert page.count("<svg") == 2
+    assert page.count("<svg") == 6, "of each stage the score against MB, TFLOP and rounds"
     assert 'href="cells/circle/seed-1/report.html"' in page
     started = [event for event in told if isinstance(event, CellStarted)]
     assert len(started) == len([event for event in told if isinstance(event, CellEnded)]) == 6

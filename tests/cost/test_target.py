@@ -86,4 +86,4 @@ def test_a_target_may_be_set_when_the_cells_are_done(job: Jobs, tmp_path: Path) 
     text = (tmp_path / "run" / "table.md").read_text("utf-8")
     assert "| rounds to target | MB to target |" in text
     assert "output.target" in text
-    assert "<th>MB to target</th>" in fedstrata.report(tmp_path / "run").read_text("utf-8")
+    assert ">MB to target</th>" in fedstrata.report(tmp_path / "run").read_text("utf-8")

@@ -30,3 +30,9 @@ def long_ones() -> set[str]:
 
 def test_files_and_functions_are_short_or_have_a_reason() -> None:
     assert long_ones() == REASONS.keys()
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    """pytest imports test files by their bare names: the second of a name would not be collected."""
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert len(names) == len(set(names)), sorted(name for name in names if names.count(name) > 1)

@@ -106,7 +106,8 @@ def add_up(waiting: Waiting, total: torch.Tensor | None, into: torch.Tensor, div
     """
     size = min(CHUNK, into.numel())
     wide, sums = torch.empty(2, size, dtype=torch.float64)
-    columns = zip(*(_blocks(tensor) for _, tensor in waiting), strict=True) if waiting else repeat(())
+    # From a list: CPython fails where `gc.get_objects` in another thread sees a tuple grow from a generator.
+    columns = zip(*[_blocks(tensor) for _, tensor in waiting], strict=True) if waiting else repeat(())
     before: Iterable[torch.Tensor | None] = repeat(None) if total is None else _blocks(total)
     for new, old, pieces in zip(_blocks(into), before, columns, strict=False):
         own = new if new.dtype == torch.float64 else sums if len(new) == size else sums[: len(new)]

@@ -41,14 +41,14 @@ def commands_of(text: str) -> list[list[str]]:
     return [shlex.split(line) for line in lines if line and not line.startswith(INSTALL)]
 
 
-def follow(blocks: list[Block], added: Mapping[str, list[str]]) -> list[str]:
-    """Do in the working directory what the blocks say; returns the commands that were run.
+def follow(blocks: list[Block], added: Mapping[str, list[str]]) -> list[tuple[str, str]]:
+    """Do in the working directory what the blocks say; returns each command that was run, and what it printed.
 
     Args:
         blocks: of one page, in their order.
         added: command -> words to add, such as a tiny model or fewer rounds.
     """
-    ran, names = list[str](), dict[str, Any]()
+    ran, names = list[tuple[str, str]](), dict[str, Any]()
     for block in blocks:
         if block.title:
             Path(block.title).parent.mkdir(exist_ok=True)
@@ -58,7 +58,20 @@ def follow(blocks: list[Block], added: Mapping[str, list[str]]) -> list[str]:
                 assert program == "fedstrata"
                 done = CliRunner().invoke(app, [command, *words, *added.get(command, [])])
                 assert done.exit_code == 0, f"{command} {words}\n{done.output}"
-                ran.append(command)
+                ran.append((command, done.output))
         elif block.language == "python":
             exec(block.text, names)
     return ran
+
+
+def named_in_output_files() -> set[str]:
+    """What the page of output files names: files, folders and fields."""
+    return set(re.findall(r"`([^`]+)`", (DOCS / "output-files.md").read_text("utf-8")))
+
+
+def unnamed_files(folder: Path) -> set[str]:
+    """Files and folders directly in an output folder that the page of output files does not name."""
+    within = {"stages/": "stages/NAME/", "clients/": "clients/NAME/model/", "cells/": "cells/ROW/seed-N/"}
+    found = {f"{path.name}/" if path.is_dir() else path.name for path in folder.iterdir()}
+    found = {".lock-N" if name.startswith(".lock-") else within.get(name, name) for name in found}
+    return found - named_in_output_files()

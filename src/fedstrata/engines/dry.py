@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
+from fedstrata.engines.arriving import ArrivingEngine, MemoryAnswers
 from fedstrata.events import Counted, Event
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.exchanges.exchange import DryContext
+from fedstrata.plan.arrivals import Arrival
 from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.server.cohort import RoundSettings
@@ -85,6 +87,7 @@ def dry_run(
     settings: RoundSettings,
     tell: Callable[[Event], None] = lambda event: None,
     least: int = 1,
+    order: Sequence[Sequence[Arrival]] = (),
 ) -> MemoryRecords:
     """The records that a run will write: the real loop, with replies that have costs and no content.
 
@@ -94,6 +97,7 @@ def dry_run(
         settings: how many clients, how often scored.
         tell: receives an event after every round.
         least: clients that must have sent a part for it to be merged.
+        order: of asynchronous rounds, the arrivals of each.
     """
     records = MemoryRecords()
     weights: dict[str, Tensors] = {
@@ -105,11 +109,12 @@ def dry_run(
         for part in parts.each
         if part.kind == "base"
     ]
+    arriving = ArrivingEngine(DryEngine(context), order, MemoryAnswers())
     rounds = Rounds(
         method=context.method,
         task=task,
         server=Server(parts, weights, context.wire, lambda: DryAggregate(moved, least), DryOptimizer()),
-        engine=DryEngine(context),
+        engine=DryEngine(context) if context.buffer is None else arriving,
         half=EXCHANGES[context.method.exchange].dry_server(context),
         streams=context.streams,
         settings=settings,

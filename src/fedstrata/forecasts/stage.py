@@ -35,6 +35,7 @@ from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan, make_plan
 from fedstrata.plan.schedule import round_half_up
 from fedstrata.plan.streams import Streams
+from fedstrata.runs.arrivals import arrivals_of
 from fedstrata.runs.components import Components
 from fedstrata.runs.privacy import participated, privacy_record, settle_privacy
 from fedstrata.runs.train import round_settings
@@ -79,14 +80,16 @@ def stage_costs(job: Job, model: str, profile: DataProfile, known: Known, option
     _check(job, parts, profile, len(shards), options)
     task = (options.components.task or build_task)(TaskContext(job, profile.labels))
     context = _dry_context(job, parts, profile, shards, task, options.components)
-    records = dry_run(context, job.task.kind, round_settings(job), options.tell, _least(job, options))
+    order = arrivals_of(job, {client: len(lengths) for client, lengths in context.lengths.items()})
+    records = dry_run(context, job.task.kind, round_settings(job), options.tell, _least(job, options), order)
     memory = _memory(job, task, known.step(*of_model))
     sums, work = _bytes(records.lines("ledger")), records.lines("rounds")
     own = {line["round"]: line for line in work if line["client"] == name}
 
     def costs(round: int) -> dict[str, Any]:
         line = own.get(round, {})
-        plan = _plan(context, job.task.kind, round, name) if line.get("trained") else Plan((), ())
+        asked = line.get("asked", round)  # of asynchronous rounds
+        plan = _plan(context, job.task.kind, asked, name) if line.get("trained") else Plan((), ())
         return {
             "round": round,
             "stage": job.stage,
@@ -202,6 +205,7 @@ def _dry_context(
         equal_weights=job.privacy.level == "client",
         task=job.task.kind,
         poisson=job.privacy.level == "example",
+        buffer=job.engine.buffer,
     )
 
 

@@ -27,6 +27,7 @@ from fedstrata.sites.admission import Admission
 from fedstrata.sites.approval import job_digest
 from fedstrata.sites.checks import join_address, loopback
 from fedstrata.sites.control_secret import read_secret
+from fedstrata.sites.buffered_engine import BufferedRemoteEngine
 from fedstrata.sites.engine import RemoteEngine, Transport
 from fedstrata.sites.listening import ServerTLS
 from fedstrata.sites.messages import HelloHeader, decode_message
@@ -165,7 +166,8 @@ def remote_engine(
         server = None
         if stage.layers:
             server = stack.enter_context(_activation_server(stage.layers, federation, job.engine.deadline))
-        engine = RemoteEngine(
+        kind = RemoteEngine if job.engine.buffer is None else BufferedRemoteEngine
+        engine = kind(
             run=remote_run(
                 stage,
                 names,

@@ -37,7 +37,7 @@ def server(wire: Wire, folder: Path | None) -> Server:
     model = tiny_model(layers=2)
     parts = find_parts(model)
     weights = {part: part_tensors(model, parts, [part]) for part in parts.names}
-    return Server(parts, weights, wire, late=Late(folder=folder))
+    return Server(parts, weights, wire, late=Late(dict(weights), folder))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,8 @@ def test_late_answers_count_as_their_change_times_their_share(
             if max_norm is not None:
                 now = {name: t for part in plan.send for name, t in before[part].items()}
                 norm = math.sqrt(sum(float((came[n].double() - now[n].double()).square().sum()) for n in came))
-                came = {n: (now[n].double() + min(1.0, max_norm / norm) * (came[n].double() - now[n])).float() for n in came}
+                share = min(1.0, max_norm / norm)
+                came = {n: (now[n].double() + share * (came[n].double() - now[n])).float() for n in came}
             for name, tensor in came.items():
                 moved.setdefault(name, []).append((weight, tensor))
             made.late.asked.pop(client)
@@ -106,7 +107,9 @@ def test_only_versions_that_are_needed_stay(tmp_path: Path) -> None:
             made.late.ask(made.request(round, client, PLANS[0]))
         del made.late.asked["fast"]
         weights = {
-            part: {name: torch.randn(shape, generator=generator) for name, shape in made.parts.shapes[part].items()}
+            part: {
+                name: torch.randn(shape, generator=generator) for name, shape in made.parts.shapes[part].items()
+            }
             for part in PLANS[0].send
         }
         made.accumulate(PLANS[0], Reply("fast", 1, weights), {}, None)
@@ -158,6 +161,9 @@ def test_nobody_is_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> No
     assert max(arrival.round - arrival.asked for arrival in late) == 3
 
 
+A, B, C = (Arrival(0, name, 0) for name in "abc")
+
+
 def write(path: Path, order: list[Arrival]) -> Path:
     path.write_text("".join(json.dumps(arrival.record()) + "\n" for arrival in order), "utf-8")
     return path
@@ -168,11 +174,10 @@ def test_a_recorded_order_is_read_back(tmp_path: Path) -> None:
     path = write(tmp_path / "arrivals.jsonl", [arrival for each in order for arrival in each])
     assert recorded_arrivals(path, cohort(fraction=0.75), 9) == order
     assert recorded_arrivals(path, cohort(fraction=0.75), 4) == order[:4]
-    missing = [Arrival(0, "a", 0), Arrival(0, "b", 0, True), Arrival(0, "c", 0), Arrival(1, "d", 0), Arrival(1, "b", 1)]
+    missing = [A, Arrival(0, "b", 0, missing=True), C, Arrival(1, "d", 0), Arrival(1, "b", 1)]
     assert len(recorded_arrivals(write(path, missing), cohort(), 2)[0]) == 3
 
 
-A, B, C, D = (Arrival(0, name, 0) for name in "abcd")
 WRONG = [
     ([A, B], 2, "has the arrivals of 1 round, the job has 2"),
     ([], 1, "has the arrivals of 0 rounds, the job has 1"),
@@ -180,7 +185,11 @@ WRONG = [
     ([A, B, C], 1, r"round 1 ends with 3 answers, not with engine.buffer = 2"),
     ([A, A], 1, "line 2: 'a' answers in round 1 what it was asked in round 1, but there it was not asked, or has"),
     ([A, Arrival(0, "e", 0)], 1, "line 2: 'e' answers"),
-    ([A, B, Arrival(1, "c", 1), Arrival(1, "d", 0)], 2, "line 3: 'c' answers in round 2 what it was asked in round 2"),
+    (
+        [A, B, Arrival(1, "c", 1), Arrival(1, "d", 0)],
+        2,
+        "line 3: 'c' answers in round 2 what it was asked in round 2",
+    ),
 ]
 
 

@@ -76,6 +76,21 @@ class BufferedHalf(PlainHalf):
         return changed
 
 
+class BoundHalf(PlainHalf):
+    """The most that asynchronous rounds can cost whose order of arrival is not known.
+
+    Every sampled client answers, and is sent every part anew that can have changed. No order costs a client more:
+    it is asked once in a round at most, only where it is sampled, and a part that no plan has sent stays as it is.
+    """
+
+    def train(self, loop: Rounds, round: int) -> list[str]:
+        """A round in which all that can be sent is sent."""
+        server = loop.server
+        none = tuple(-1 if server.versions[name] else 0 for name in server.parts.names)
+        server.client_versions |= dict.fromkeys(server.client_versions, none)
+        return loop.train_clients(round)
+
+
 def _give_up(loop: Rounds, engine: BufferedEngine, round: int) -> None:
     """Wait no more for clients that were asked too many rounds ago; they can be asked anew."""
     late = loop.server.late

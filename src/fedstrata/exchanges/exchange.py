@@ -93,6 +93,7 @@ class DryContext:
         task: the task's kind.
         poisson: every example takes part in every step by a coin of its own.
         buffer: answers that end an asynchronous round; None where all are waited for.
+        bound: of asynchronous rounds whose order of arrival is not known, the most that they can cost.
     """
 
     method: Method
@@ -111,6 +112,7 @@ class DryContext:
     task: str = ""
     poisson: bool = False
     buffer: int | None = None
+    bound: bool = False
 
 
 DryHandler = Callable[[DryContext, Request], Reply]

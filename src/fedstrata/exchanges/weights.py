@@ -9,10 +9,18 @@ from fedstrata.client.feature_cache import FeatureCache
 from fedstrata.client.frozen_layers import FrozenLayersPass, KeptStates, KeptTexts
 from fedstrata.client.model_pass import ModelPass, plain_pass
 from fedstrata.client.sums import sum_step, train_for_sum
-from fedstrata.exchanges.buffered import BufferedHalf
+from fedstrata.exchanges.buffered import BoundHalf, BufferedHalf
 from fedstrata.exchanges.dry import dry_evaluate, dry_receive, dry_train
 from fedstrata.exchanges.dry_sums import dry_sum_step, dry_summed
-from fedstrata.exchanges.exchange import Exchange, PlainHalf, SumSigning, fits_plan, no_notes, nothing_more
+from fedstrata.exchanges.exchange import (
+    DryContext,
+    Exchange,
+    PlainHalf,
+    SumSigning,
+    fits_plan,
+    no_notes,
+    nothing_more,
+)
 from fedstrata.exchanges.sums import DrySummedHalf, SummedHalf
 from fedstrata.plan.disclosure import SENT
 from fedstrata.plan.kinds import SUM_PHASES
@@ -40,6 +48,13 @@ def _plain(buffer: int | None) -> PlainHalf:
     return PlainHalf() if buffer is None else BufferedHalf(buffer)
 
 
+def _dry(context: DryContext) -> PlainHalf:
+    """The server's half as a forecast plays it."""
+    if context.sums:
+        return DrySummedHalf(SumSigning())
+    return BoundHalf() if context.bound else _plain(context.buffer)
+
+
 _train, _train_for_sum = train_with(pass_of), train_for_sum(pass_of)
 
 EXCHANGE = Exchange(
@@ -60,7 +75,7 @@ EXCHANGE = Exchange(
         "receive": dry_receive,
         **dict.fromkeys(SUM_PHASES, dry_sum_step),
     },
-    dry_server=lambda context: DrySummedHalf(SumSigning()) if context.sums else _plain(context.buffer),
+    dry_server=_dry,
     forecast=nothing_more,
     notes=no_notes,
 )

@@ -24,7 +24,7 @@ def check_buffer(job: Job) -> None:
     if job.server.aggregate != "mean":
         raise UserError(
             f"{WHERE} does not go with [server] aggregate = {job.server.aggregate!r}, which compares changes of "
-            "one model, while late answers are changes of earlier ones; expected 'mean', and max_norm against bad clients"
+            "one model, while late answers are changes of earlier ones; expected 'mean', which goes with max_norm"
         )
     if job.privacy.sum_only:
         raise UserError(

@@ -91,6 +91,4 @@ def _who(job: Job) -> str:
         return "who answers when is recorded in arrivals.jsonl"
     if job.engine.arrivals is not None:
         return f"who answers when is in {job.engine.arrivals}"
-    return (
-        "who answers when is simulated: a client takes as long as its examples, times a factor that is drawn"
-    )
+    return "who answers when is simulated: a client takes as long as its examples, times a factor that is drawn"

@@ -190,7 +190,7 @@ def _make_server(stage: ReadyStage) -> Server:
         if own.aggregate or own.server_optimizer:
             raise UserError("[adapter] merge: 'exact' goes with no aggregate or server optimizer of one's own")
         begin = partial(ExactMean, adapted_modules(runtime.working.model), weights)
-    late = Late(folder=None if stage.job.engine.buffer is None else stage.folder / "state" / ASKED)
+    late = Late() if stage.job.engine.buffer is None else Late(dict(weights), stage.folder / "state" / ASKED)
     return Server(
         runtime.working.parts, weights, runtime.wire, begin, optimizer, max_norm=table.max_norm, late=late
     )

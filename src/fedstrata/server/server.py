@@ -66,7 +66,6 @@ class Server:
 
     def __post_init__(self) -> None:
         self.versions = self.versions or dict.fromkeys(self.parts.names, 0)
-        self.late.start = self.late.start or dict(self.weights)
         self.aggregate = self._begin()
         self.outliers: dict[str, float] = {}
         self.unmoved: list[str] = []

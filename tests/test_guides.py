@@ -145,7 +145,7 @@ def field_names(annotation: Any) -> set[str]:
     return {name for kind in kinds for name in kind.model_fields}
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_the_job_page_runs(folder: Path) -> None:
     """Its forecasts, and how an adapter is loaded, over a run that has one."""
     pytest.importorskip("peft")

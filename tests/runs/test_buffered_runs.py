@@ -63,7 +63,7 @@ def test_forecast_kills_workers_and_a_replay_change_nothing(
     job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str, tables: dict[str, Any]
 ) -> None:
     tables = {"clients": FIVE, "method": {"rounds": 6}, "engine": {"buffer": 2}, **tables}
-    config = job(name, kind, 1, **tables)
+    config = job(name, kind, 2, **tables)
     config["method"]["rounds"] = 6
     whole = fedstrata.run(made(config, tmp_path / "whole"))
     trained = [line for line in lines(whole, "rounds") if line["client"] != "server"]

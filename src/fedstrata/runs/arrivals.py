@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 
@@ -28,10 +28,29 @@ def arrivals_of(job: Job, examples: Mapping[str, int]) -> list[list[Arrival]]:
     """
     if job.engine.buffer is None:
         return []
-    cohort = Cohort(list(examples), job.clients.fraction, job.engine.buffer, Streams(job.train.seed))
     if job.engine.arrivals is not None:
-        return recorded_arrivals(Path(job.engine.arrivals), cohort, job.method.rounds)
-    return list(islice(drawn_arrivals(cohort, examples), job.method.rounds))
+        return check_arrivals(job, list(examples))
+    return list(islice(drawn_arrivals(_cohort(job, list(examples)), examples), job.method.rounds))
+
+
+def check_arrivals(job: Job, names: Sequence[str]) -> list[list[Arrival]]:
+    """The recorded arrivals of each round that a job names; none where it names none.
+
+    Args:
+        job: the stage's job.
+        names: the clients, in canonical order.
+
+    Raises:
+        UserError: they cannot be those of this job.
+    """
+    if job.engine.arrivals is None:
+        return []
+    return recorded_arrivals(Path(job.engine.arrivals), _cohort(job, names), job.method.rounds)
+
+
+def _cohort(job: Job, names: Sequence[str]) -> Cohort:
+    assert job.engine.buffer is not None
+    return Cohort(names, job.clients.fraction, job.engine.buffer, Streams(job.train.seed))
 
 
 def arriving(

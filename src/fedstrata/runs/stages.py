@@ -24,6 +24,7 @@ from fedstrata.models.configs import config_of
 from fedstrata.models.quiet import quiet
 from fedstrata.plan.parts import Parts
 from fedstrata.reports.card import write_cards
+from fedstrata.runs.arrivals import check_arrivals
 from fedstrata.runs.components import Components
 from fedstrata.runs.engines import choose_engine, threads_set, with_choice, worker_modules
 from fedstrata.runs.environment import record_environment
@@ -186,6 +187,7 @@ def _check_stages(
             check_sites(job, parts)
         check_plans(job, parts, names_of(job) if job.between_sites else rows.shards, tell)
         asked = names_of(job) if job.between_sites else list(population(job.method.population, rows.shards))
+        check_arrivals(job, asked)
         made[job.stage] = job, parts, asked
         if start is None:
             if not made[job.start][0].adapter.merged_model:

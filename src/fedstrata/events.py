@@ -112,11 +112,31 @@ class Waiting:
 
 
 @dataclass(frozen=True)
+class Awaited:
+    """These sites have been asked and have ``seconds`` left to answer; told when they change, and every minute."""
+
+    round: int
+    clients: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Scored:
     """A model was scored: the server's, or the mean over the clients' own. Round -1 is the start model."""
 
     round: int
     score: dict[str, float]
+
+
+@dataclass(frozen=True)
+class RoundEnded:
+    """A round is over and on the disk. ``left`` is the seconds that the stage's other rounds will take.
+
+    It is an estimate: each as long as the rounds of this call so far on average.
+    """
+
+    round: int
+    left: float
 
 
 @dataclass(frozen=True)
@@ -136,11 +156,12 @@ class StageEnded:
 
 @dataclass(frozen=True)
 class CellStarted:
-    """A cell of a sweep begins; it is number ``number`` (from 0) of ``count``."""
+    """A cell of a sweep begins; it is number ``number`` (from 0) of ``count``, of which ``over`` have ended."""
 
     cell: str
     number: int
     count: int
+    over: int = 0
 
 
 @dataclass(frozen=True)
@@ -148,7 +169,7 @@ class CellEvent:
     """An event of the run of a cell."""
 
     cell: str
-    event: StageStarted | Stepped | Replied | Scored | Noted | StageEnded
+    event: StageStarted | Stepped | Replied | Scored | RoundEnded | Noted | StageEnded
 
 
 @dataclass(frozen=True)
@@ -169,7 +190,9 @@ Event = (
     | Replied
     | Missed
     | Waiting
+    | Awaited
     | Scored
+    | RoundEnded
     | Noted
     | StageEnded
     | CellStarted

@@ -137,7 +137,7 @@ def _sweep(console: Console, job: Path, pairs: Sequence[str | tuple[str, object]
     from fedstrata.sweeps.cells import cells
 
     folder = cells(job, pairs)[1]  # a mistake in the job file is reported before torch is imported
-    from fedstrata.cli.progress import SweepDisplay
+    from fedstrata.cli.sweep_progress import SweepDisplay
     from fedstrata.sweeps.run import run_sweep
 
     with resumable(folder), SweepDisplay(console) as display:

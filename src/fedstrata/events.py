@@ -199,3 +199,42 @@ Event = (
     | CellEvent
     | CellEnded
 )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A site is asked something in a round of a run, which has ``rounds`` of them."""
+
+    run: str
+    method: str
+    phase: str
+    round: int
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Worked:
+    """A site finished step ``step`` of ``steps`` of what it was asked, with ``examples`` so far."""
+
+    step: int
+    steps: int
+    loss: float
+    examples: int
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A site is done with what it was asked; without its answer where ``failed``."""
+
+    failed: bool
+
+
+@dataclass(frozen=True)
+class RunEnded:
+    """A site was told that a run is over."""
+
+    run: str
+
+
+SiteEvent = Asked | Worked | Answered | RunEnded
+"""What a site reports of its own work."""

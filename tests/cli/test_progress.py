@@ -9,9 +9,11 @@ from rich.console import Console
 
 from fedstrata.cli import progress
 from fedstrata.cli.progress import Display, ForecastDisplay
+from fedstrata.cli.site_progress import SiteDisplay
 from fedstrata.cli.sweep_progress import SweepDisplay
-from fedstrata.cli.words import duration, time_left
 from fedstrata.events import (
+    Answered,
+    Asked,
     Awaited,
     Baseline,
     CellEnded,
@@ -23,10 +25,13 @@ from fedstrata.events import (
     Missed,
     Replied,
     RoundEnded,
+    RunEnded,
     Scored,
     StageStarted,
     Stepped,
+    Worked,
 )
+from fedstrata.reports.times import duration, time_left
 
 STARTED = StageStarted("", "fedavg", 1, 0, {"a": 1}, ("newly initialized: head",))
 
@@ -183,3 +188,41 @@ def test_durations_are_words() -> None:
 def test_what_is_left_follows_from_what_is_done() -> None:
     lefts = [time_left(70.0, done, 12) for done in (0, 3, 12)]
     assert lefts == ["", "about 90 s left", ""]
+
+
+SITE = [
+    Asked("r", "fedavg", "train", 3, 20),
+    Worked(1, 4, 0.9, 8),
+    Answered(failed=False),
+    Asked("r", "fedavg", "evaluate", 3, 20),
+    Answered(failed=False),
+    Asked("r", "fedavg", "train", 4, 20),
+    Answered(failed=True),
+    RunEnded("another"),
+    RunEnded("r"),
+]
+
+
+def site_lines(terminal: bool) -> str:
+    console = Console(width=200, file=io.StringIO(), force_terminal=terminal, highlight=False)
+    with SiteDisplay(console, "clinic") as shown:
+        for event in SITE:
+            shown(event)
+            assert shown.bar.live.is_started == (terminal and not isinstance(event, Answered | RunEnded))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_site_shows_what_it_works_at() -> None:
+    start, end = "clinic: takes part in a run: fedavg, 20 rounds", "clinic: the run is over"
+    line = "clinic: round 4/20  trained in 0.0 s  loss 0.9000  about 0.0 s left"
+    shown = site_lines(terminal=True)
+    assert "loss 0.900  step 1 of 4" in shown
+    assert [shown.count(text) for text in (start, line, end, "trained in")] == [1, 1, 1, 1]
+    assert [text for text in site_lines(terminal=False).splitlines() if text] == [start, end]
+
+
+def test_the_log_of_a_site_has_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SiteDisplay, "SILENCE", -1.0)
+    lines = [text.partition("  ")[0] for text in site_lines(terminal=False).splitlines() if text]
+    assert lines[1:-1] == ["clinic: round 4/20", "clinic: round 4/20"]

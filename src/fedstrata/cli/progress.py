@@ -10,7 +10,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from fedstrata.cli.words import clock, left_words, megabytes, round_words, score_lines, time_left
+from fedstrata.cli.words import megabytes, round_words, score_lines
 from fedstrata.errors import plural
 from fedstrata.events import (
     Awaited,
@@ -28,6 +28,7 @@ from fedstrata.events import (
     Stepped,
     Waiting,
 )
+from fedstrata.reports.times import clock, left_words, time_left
 
 MOST_BARS = 8
 """Clients with a bar of their own at a time."""

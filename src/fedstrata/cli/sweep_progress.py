@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import TaskID
 
 from fedstrata.cli.progress import Live
-from fedstrata.cli.words import duration, left_words, round_words, score_lines, time_left
+from fedstrata.cli.words import round_words, score_lines
 from fedstrata.events import (
     CellEnded,
     CellEvent,
@@ -22,6 +22,7 @@ from fedstrata.events import (
     StageStarted,
     Stepped,
 )
+from fedstrata.reports.times import duration, left_words, time_left
 
 
 @dataclass

@@ -25,6 +25,8 @@ RUNS = (
     "test_benchmarks.py",
     "test_board_run.py",
     "test_docs.py",
+    "test_guides.py",
+    "test_tutorials.py",
 )
 """Folders and files whose tests play whole runs or start processes."""
 

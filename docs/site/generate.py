@@ -1,4 +1,4 @@
-"""Pages of the site that are made from the code: keys of the job file, methods, commands, the Python API.
+"""Pages of the site that are made from the code: keys of all settings, methods, commands, the Python API.
 
 mkdocs calls these functions while it builds (``hooks`` in mkdocs.yml).
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import click
@@ -20,25 +20,67 @@ from fedstrata.job.tables import Job
 from fedstrata.methods import METHODS
 from fedstrata.methods.describe import describe
 from fedstrata.plan.described import described, toml_value
+from fedstrata.sites.settings import ServerSettings, SiteSettings
+from fedstrata.sweeps.cells import Sweep
 
 LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]+)(#[^)]*)?\)")
 """A link that leads up from a page's folder."""
 PYTHON = """# Python
 
+How to use it, with examples: [From Python](../python.md). Own methods, tasks and codecs: [Add a
+method](../guides/add-a-method.md).
+
+## Functions
+
 ::: fedstrata
     options:
-      members: [run, sweep, forecast, report]
+      members: [run, forecast, sweep, report, audit]
       show_root_heading: false
+      show_root_toc_entry: false
+
+## Job and result
+
+::: fedstrata.job.tables.Job
 
 ::: fedstrata.runs.result.Result
+
+::: fedstrata.errors.UserError
+
+## Callbacks and events
 
 ::: fedstrata.callbacks.Callback
 
 ::: fedstrata.events
 
+## Methods and plans
+
 ::: fedstrata.plan.plan.Plan
 
 ::: fedstrata.plan.plan.Method
+
+::: fedstrata.plan.parts.Part
+
+::: fedstrata.plan.parts.Parts
+
+::: fedstrata.plan.streams.Streams
+
+## Tasks, codecs, aggregates, server optimizers
+
+::: fedstrata.runs.components.Components
+
+::: fedstrata.tasks.task.Task
+
+::: fedstrata.tasks.task.TaskContext
+
+::: fedstrata.tasks.batches.Batch
+
+::: fedstrata.job.task_kinds.TaskKind
+
+::: fedstrata.wire.codec.Codec
+
+::: fedstrata.server.aggregate.Aggregate
+
+::: fedstrata.server.optimizer.ServerOptimizer
 """
 
 
@@ -46,6 +88,7 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the generated pages."""
     pages = {
         "reference/keys.md": keys_page(),
+        "reference/sites.md": sites_page(),
         "reference/methods.md": methods_page(),
         "reference/commands.md": commands_page(),
         "reference/python.md": PYTHON,
@@ -73,18 +116,47 @@ def keys_page() -> str:
         "",
         "Made from the code. What they are for is explained in [The job file](../job.md).",
     ]
-    for name, field in Job.model_fields.items():
-        kind = field.annotation
-        tables = [one for one in getattr(kind, "__args__", (kind,)) if isinstance(one, type)]
-        table = next((one for one in tables if issubclass(one, BaseModel)), None)
-        if table is None or name == "method":
-            continue
-        lines += ["", f"## [{name}]", "", "| key | type | default | |", "|---|---|---|---|"]
-        for key in described(table):
-            cells = (f"`{key.name}`", key.kind, f"`{key.default}`" if key.default else "", key.text)
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    for name, table in {**tables(Job), "sweep": Sweep}.items():
+        if name != "method":
+            lines += ["", f"## [{name}]", "", *_rows(table)]
     lines += ["", "## [method]", "", "`name` and the options of that method: [Methods](methods.md)."]
+    lines += ["", "## [[stages]]", "", "`name`, `start` (an earlier stage), and any table above but `[sweep]`."]
     return "\n".join(lines) + "\n"
+
+
+def sites_page() -> str:
+    """Every key of ``site.toml`` and ``server.toml``."""
+    lines = [
+        "# Keys of site.toml and server.toml",
+        "",
+        "Made from the code. What they are for is explained in [Between sites](../deploy.md). Both files begin",
+        "with `format = 2`.",
+    ]
+    for file, settings in {"site.toml": SiteSettings, "server.toml": ServerSettings}.items():
+        inner = tables(settings)
+        lines += ["", f"## {file}", "", *_rows(settings, without=inner)]
+        for name, table in inner.items():
+            lines += ["", f"### {file}: [{name}]", "", *_rows(table)]
+    return "\n".join(lines) + "\n"
+
+
+def tables(settings: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """The tables among the fields of some settings."""
+    found = {}
+    for name, field in settings.model_fields.items():
+        for kind in getattr(field.annotation, "__args__", (field.annotation,)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                found[name] = kind
+    return found
+
+
+def _rows(table: type[BaseModel], without: Iterable[str] = ()) -> Iterator[str]:
+    """A table of its keys: name, type, default, what it is for."""
+    yield from ("| key | type | default | |", "|---|---|---|---|")
+    for key in described(table):
+        if key.name not in without:
+            cells = (f"`{key.name}`", key.kind, f"`{key.default}`" if key.default else "", key.text)
+            yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def methods_page() -> str:

@@ -17,6 +17,7 @@ from fedstrata.errors import UserError
 from fedstrata.events import CellEnded, CellEvent, CellStarted, StageEnded, Stepped
 from fedstrata.reports.sweep import SweepRow
 from fedstrata.reports.sweep_files import read_table
+from pages import unnamed_files
 
 Jobs = Callable[..., dict[str, Any]]
 
@@ -77,6 +78,7 @@ def test_a_sweep_is_its_single_runs(many: dict[str, Any], tmp_path: Path) -> Non
         assert mb == pytest.approx(result.bytes[kind] / 3 / 1e6), "a stage's costs include those of its start"
     assert circle.tflops == pytest.approx(result.flops / 1e12, rel=0.05)
     assert not list(folder.rglob("*.html")), "a page is written on request"
+    assert not unnamed_files(folder)
     page = fedstrata.report(folder).read_text("utf-8")
     assert page.count("<svg") == 6, "of each stage the score against MB, TFLOP and rounds"
     assert 'href="cells/circle/seed-1/report.html"' in page

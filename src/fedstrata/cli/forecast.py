@@ -94,6 +94,7 @@ def _check(source: Path | dict[str, Any], pairs: Sequence[Any], methods: Sequenc
 
 def _show(console: Console, costs: dict[str, dict[str, Any]], compare: bool) -> None:
     from fedstrata.reports.forecast import (
+        late_lines,
         methods_table,
         note,
         readable_lines,
@@ -111,6 +112,6 @@ def _show(console: Console, costs: dict[str, dict[str, Any]], compare: bool) -> 
         for name, own in costs.items()
         for line in privacy_lines(own["privacy"])
     ]
-    lines = [*split_lines(costs), *sum_lines(costs), *unit_lines(costs), *promised, *readable_lines(costs)]
-    for line in lines:
+    told = [*split_lines(costs), *sum_lines(costs), *late_lines(costs), *unit_lines(costs)]
+    for line in [*told, *promised, *readable_lines(costs)]:
         console.print(line, markup=False)

@@ -86,6 +86,7 @@ class Work:
         data: what the client has.
         callback: called after every step.
         link: the way to the layers that the server holds, where the plan says so.
+        taken_at_once: the reply is copied before the model changes again, so it may hold the model's own tensors.
     """
 
     runtime: ClientRuntime
@@ -94,6 +95,7 @@ class Work:
     data: ClientData
     callback: StepCallback
     link: SplitLink | None = None
+    taken_at_once: bool = False
 
 
 Handler = Callable[[Work], Generator[None, None, Reply]]
@@ -151,7 +153,11 @@ def encoded_parts(work: Work, draw: Draw | None) -> Weights:
     for part, tensors in sent_parts(work, draw).items():
         reference = work.shared[part][1] if runtime.wire.changes else None
         encoded, left = runtime.wire.encode(tensors, reference, residual)
-        own = {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
+        own = (
+            set[int]()
+            if work.taken_at_once
+            else {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
+        )
         message[part] = {
             name: tensor.to("cpu", copy=tensor.untyped_storage().data_ptr() in own)  # the model's own will change
             for name, tensor in encoded.items()

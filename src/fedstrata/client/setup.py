@@ -22,6 +22,7 @@ from fedstrata.client.working_model import WorkingModel
 from fedstrata.data.prepare import Prepared, population, tested
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.events import Counted, Event
+from fedstrata.job.buffer_rules import check_no_own_parts, with_arrivals
 from fedstrata.job.tables import Job
 from fedstrata.models import checkpoints, scratch
 from fedstrata.models.configs import config_of
@@ -166,6 +167,7 @@ def check_plans(
             if plan not in checked:
                 checked.add(plan)
                 plan.check(parts)
+                check_no_own_parts(job, plan)
                 if plan.server:
                     check_cut(parts)
         done = (round + 1) * len(sampled)
@@ -210,7 +212,8 @@ def resolve_jobs(jobs: Sequence[Job], base_dir: Path | None) -> list[Job]:
     widths: dict[str, int | None] = {}
     for job in jobs:
         widths[job.stage] = _width(job, base_dir) if job.model else widths[job.start]
-    return [with_vocabulary(resolve_auto(job, widths[job.stage]), base_dir) for job in jobs]
+    jobs = [with_arrivals(resolve_auto(job, widths[job.stage]), base_dir) for job in jobs]
+    return [with_vocabulary(job, base_dir) for job in jobs]
 
 
 def resolve_auto(job: Job, width: int | None = None) -> Job:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.errors import UserError
+from fedstrata.job.paths import existing_file
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models.checkpoints import tokenizer_of
 from fedstrata.plan.parts import Parts
@@ -136,13 +137,8 @@ def with_vocabulary(job: Job, base_dir: Path | None) -> Job:
     name = job.privacy.public_vocabulary
     if name is None:
         return job
-    places = [Path(name).expanduser(), *([base_dir / name] if base_dir else [])]
-    path = next((place.resolve() for place in places if place.is_file()), None)
-    if path is None:
-        raise UserError(
-            f"[privacy] public_vocabulary: there is no file {' nor '.join(map(str, dict.fromkeys(places)))}"
-        )
-    return job.model_copy(update={"privacy": job.privacy.model_copy(update={"public_vocabulary": str(path)})})
+    path = existing_file("[privacy] public_vocabulary", name, base_dir)
+    return job.model_copy(update={"privacy": job.privacy.model_copy(update={"public_vocabulary": path})})
 
 
 def check_part_period(job: Job, parts: Parts, clients: Collection[str]) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from fedstrata.client.dropout import DropoutRng
 from fedstrata.client.held_rows import HeldRows
-from fedstrata.client.model_pass import Boundary, ModelPass
+from fedstrata.client.model_pass import Boundary, ModelPass, WholePass
 from fedstrata.client.noisy_steps import NoisySteps
 from fedstrata.client.optimizer import (
     Anchor,
@@ -27,6 +27,7 @@ from fedstrata.client.optimizer import (
 )
 from fedstrata.client.private import ExampleNoise
 from fedstrata.client.steps import Step, steps
+from fedstrata.client.used_rows import only_rows, used_rows
 from fedstrata.client.working_model import Parameters, WorkingModel
 from fedstrata.job.tables import Train
 from fedstrata.plan.kinds import Index, Tensors
@@ -95,32 +96,43 @@ class Trainer:
         """
         started, plan = time.perf_counter(), request.plan
         trained = self.working.trainable(plan)
-        anchor, held = self._anchor(plan, trained), HeldRows(self.working, plan, trained)
-        optimizer = make_optimizer(trained, self.train, memory)
         self.working.changed(plan.train)
         dropout = self._dropout(request)
         losses: list[torch.Tensor] = []
         work, seen, newest = Positions(), 0, 0.0
         noisy = NoisySteps(self.working, self.task, self.train, self._autocast, noise) if noise else None
-        for drawn, batches in self._steps(request, examples, index, noisy):
-            span = ScheduleSpan(drawn.total, drawn.epoch_steps, *request.span)
-            if not losses:
-                model_pass.begin(span, trained)
-            losses.append(self._step_gradients(batches, model_pass, dropout, noisy, trained))
-            rate = learning_rate(self.train, span, len(losses) - 1, drawn.epoch)
-            model_pass.step(partial(self._update, trained, anchor, held, optimizer, rate))
-            work = sum((batch.work for _, batch in batches), work)
-            seen += sum(len(chosen) for chosen, _ in batches)
-            callback(len(losses), span.steps, newest := newest_loss(losses, newest), seen)
-            paused = time.perf_counter()
-            yield
-            started += time.perf_counter() - paused  # others' time
-        model_pass.wait()
-        parts = self.working.parts
-        flops = model_pass.flops(parts, work)
+        whole = noisy is None and isinstance(model_pass, WholePass)
+        rows = self._used_rows(request, examples, index, trained) if whole else None
+        with only_rows(self.working, trained, rows, self.train.weight_decay) as (moving, rates):
+            anchor, held = self._anchor(plan, moving), HeldRows(self.working, plan, moving)
+            optimizer = make_optimizer(moving, self.train, memory)
+            for drawn, batches in self._steps(request, examples, index, noisy):
+                span = ScheduleSpan(drawn.total, drawn.epoch_steps, *request.span)
+                if not losses:
+                    model_pass.begin(span, moving)
+                losses.append(self._step_gradients(batches, model_pass, dropout, noisy, moving))
+                rates.append(learning_rate(self.train, span, len(losses) - 1, drawn.epoch))
+                model_pass.step(partial(self._update, moving, anchor, held, optimizer, rates[-1]))
+                work = sum((batch.work for _, batch in batches), work)
+                seen += sum(len(chosen) for chosen, _ in batches)
+                callback(len(losses), span.steps, newest := newest_loss(losses, newest), seen)
+                paused = time.perf_counter()
+                yield
+                started += time.perf_counter() - paused  # others' time
+            model_pass.wait()
+        flops = model_pass.flops(self.working.parts, work)
         seconds = time.perf_counter() - started
         reply = _reply(request.client, len(index), losses, work, flops, seconds)
         return reply, memory_of(optimizer, trained) if self.train.optimizer_state == "persist" else {}
+
+    def _used_rows(
+        self, request: Request, examples: Examples, index: Index, trained: Parameters
+    ) -> tuple[str, Index] | None:
+        """The rows of the word embeddings that this round uses, where training those alone comes to the same."""
+        order = self.streams.numpy(request.round, request.client, ORDER)
+        drawn = steps(examples.tokens.lengths[index], self.train, order)
+        chosen = (index[positions] for step in drawn for positions in step.batches)
+        return used_rows(self.working, trained, self.train, self.task, examples, chosen)
 
     def _autocast(self) -> torch.autocast:
         return autocast(self.working.device, self.train)

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 
 import torch
 
+from fedstrata.engines.arriving import ArrivingEngine, MemoryAnswers
 from fedstrata.events import Counted, Event
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.exchanges.exchange import DryContext
+from fedstrata.plan.arrivals import Arrival
 from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.server.cohort import RoundSettings
+from fedstrata.server.late import Late
 from fedstrata.server.records import MemoryRecords
 from fedstrata.server.rounds import Rounds
 from fedstrata.server.server import Server
@@ -85,6 +88,7 @@ def dry_run(
     settings: RoundSettings,
     tell: Callable[[Event], None] = lambda event: None,
     least: int = 1,
+    order: Sequence[Sequence[Arrival]] = (),
 ) -> MemoryRecords:
     """The records that a run will write: the real loop, with replies that have costs and no content.
 
@@ -94,22 +98,15 @@ def dry_run(
         settings: how many clients, how often scored.
         tell: receives an event after every round.
         least: clients that must have sent a part for it to be merged.
+        order: of asynchronous rounds, the arrivals of each.
     """
     records = MemoryRecords()
-    weights: dict[str, Tensors] = {
-        name: empty(wire_spec(shapes, "fp32")) for name, shapes in context.parts.shapes.items()
-    }
-    parts = context.parts
-    moved = [
-        (frozenset(name for own in parts.adapters_of(part.depth) for name in own.shapes), weights[part.name])
-        for part in parts.each
-        if part.kind == "base"
-    ]
+    arriving = ArrivingEngine(DryEngine(context), order, MemoryAnswers())
     rounds = Rounds(
         method=context.method,
         task=task,
-        server=Server(parts, weights, context.wire, lambda: DryAggregate(moved, least), DryOptimizer()),
-        engine=DryEngine(context),
+        server=_server(context, least),
+        engine=DryEngine(context) if context.buffer is None else arriving,
         half=EXCHANGES[context.method.exchange].dry_server(context),
         streams=context.streams,
         settings=settings,
@@ -120,3 +117,16 @@ def dry_run(
     )
     rounds.run(0)
     return records
+
+
+def _server(context: DryContext, least: int) -> Server:
+    """A server whose weights have no content."""
+    parts, wire = context.parts, context.wire
+    weights: dict[str, Tensors] = {name: empty(wire_spec(own, "fp32")) for name, own in parts.shapes.items()}
+    moved = [
+        (frozenset(name for own in parts.adapters_of(part.depth) for name in own.shapes), weights[part.name])
+        for part in parts.each
+        if part.kind == "base"
+    ]
+    late = Late(dict(weights))
+    return Server(parts, weights, wire, lambda: DryAggregate(moved, least), DryOptimizer(), late=late)

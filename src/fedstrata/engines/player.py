@@ -135,7 +135,7 @@ class Player:
         self.runtime.caches.on_encoded = lambda done, total: self.tell(Encoded(done, total))
 
     def run(self, task: Assignment) -> Answer:
-        """A task's answer; an exception is one too."""
+        """A task's answer, to be taken before the next task is played; an exception is one too."""
         try:
             return self._play(task) if isinstance(task, ClientTask) else self._predict(task)
         except Exception as error:
@@ -150,7 +150,7 @@ class Player:
         seed, request = self.seed, task.request
         data = ClientData(seed.train, task.index, seed.test, task.tests, Store(task.folder, note))
         shared = {part: self.published["client", part] for _, part in task.needs}
-        work = Work(self.runtime, request, shared, data, self._stepped(request))
+        work = Work(self.runtime, request, shared, data, self._stepped(request), taken_at_once=True)
         return Played(drain(answer_request(work, EXCHANGES[seed.exchange].handlers)), tuple(notes))
 
     def _stepped(self, request: Request) -> Callable[[int, int, float, int], None]:

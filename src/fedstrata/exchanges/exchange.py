@@ -57,6 +57,7 @@ class ServerContext:
         max_positions: most tokens of a text.
         store: the server's own disk.
         sums: what masked sums are signed with; None where parts travel as they are.
+        buffer: answers that end an asynchronous round; None where all are waited for.
     """
 
     method: Method
@@ -68,6 +69,7 @@ class ServerContext:
     max_positions: int
     store: Store
     sums: SumSigning | None = None
+    buffer: int | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,8 @@ class DryContext:
         equal_weights: in these all clients weigh the same.
         task: the task's kind.
         poisson: every example takes part in every step by a coin of its own.
+        buffer: answers that end an asynchronous round; None where all are waited for.
+        bound: of asynchronous rounds whose order of arrival is not known, the most that they can cost.
     """
 
     method: Method
@@ -107,6 +111,8 @@ class DryContext:
     equal_weights: bool = False
     task: str = ""
     poisson: bool = False
+    buffer: int | None = None
+    bound: bool = False
 
 
 DryHandler = Callable[[DryContext, Request], Reply]

@@ -9,9 +9,18 @@ from fedstrata.client.feature_cache import FeatureCache
 from fedstrata.client.frozen_layers import FrozenLayersPass, KeptStates, KeptTexts
 from fedstrata.client.model_pass import ModelPass, plain_pass
 from fedstrata.client.sums import sum_step, train_for_sum
+from fedstrata.exchanges.buffered import BoundHalf, BufferedHalf
 from fedstrata.exchanges.dry import dry_evaluate, dry_receive, dry_train
 from fedstrata.exchanges.dry_sums import dry_sum_step, dry_summed
-from fedstrata.exchanges.exchange import Exchange, PlainHalf, SumSigning, fits_plan, no_notes, nothing_more
+from fedstrata.exchanges.exchange import (
+    DryContext,
+    Exchange,
+    PlainHalf,
+    SumSigning,
+    fits_plan,
+    no_notes,
+    nothing_more,
+)
 from fedstrata.exchanges.sums import DrySummedHalf, SummedHalf
 from fedstrata.plan.disclosure import SENT
 from fedstrata.plan.kinds import SUM_PHASES
@@ -34,6 +43,18 @@ def train(work: Work) -> Generator[None, None, Reply]:
     return (_train_for_sum if work.runtime.sums else _train)(work)
 
 
+def _plain(buffer: int | None) -> PlainHalf:
+    """The server's half where parts travel as they are."""
+    return PlainHalf() if buffer is None else BufferedHalf(buffer)
+
+
+def _dry(context: DryContext) -> PlainHalf:
+    """The server's half as a forecast plays it."""
+    if context.sums:
+        return DrySummedHalf(SumSigning())
+    return BoundHalf() if context.bound else _plain(context.buffer)
+
+
 _train, _train_for_sum = train_with(pass_of), train_for_sum(pass_of)
 
 EXCHANGE = Exchange(
@@ -47,14 +68,14 @@ EXCHANGE = Exchange(
     },
     sends=lambda plan: bool(plan.send),
     fits=fits_plan,
-    server=lambda context: PlainHalf() if context.sums is None else SummedHalf(context.sums),
+    server=lambda context: _plain(context.buffer) if context.sums is None else SummedHalf(context.sums),
     dry_handlers={
         "train": lambda context, request: (dry_summed if context.sums else dry_train)(context, request),
         "evaluate": dry_evaluate,
         "receive": dry_receive,
         **dict.fromkeys(SUM_PHASES, dry_sum_step),
     },
-    dry_server=lambda context: DrySummedHalf(SumSigning()) if context.sums else PlainHalf(),
+    dry_server=_dry,
     forecast=nothing_more,
     notes=no_notes,
 )

@@ -133,4 +133,5 @@ def _together(stages: Sequence[dict[str, Any]], bandwidth: float | None, gflops:
         "sums": next((stage["sums"] for stage in stages if stage["sums"]), None),
         "readable": list(dict.fromkeys(line for stage in stages for line in stage["readable"])),
         "split": next((stage["split"] for stage in stages if stage["split"]), None),
+        "asynchronous": next((stage["asynchronous"] for stage in stages if stage["asynchronous"]), None),
     }

@@ -35,9 +35,11 @@ from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan, make_plan
 from fedstrata.plan.schedule import round_half_up
 from fedstrata.plan.streams import Streams
+from fedstrata.runs.arrivals import arrivals_of
 from fedstrata.runs.components import Components
 from fedstrata.runs.privacy import participated, privacy_record, settle_privacy
 from fedstrata.runs.train import round_settings
+from fedstrata.server.records import MemoryRecords
 from fedstrata.tasks import Task, TaskContext, build_task
 from fedstrata.wire.activations import stream_form
 from fedstrata.wire.delta import job_codec
@@ -79,14 +81,15 @@ def stage_costs(job: Job, model: str, profile: DataProfile, known: Known, option
     _check(job, parts, profile, len(shards), options)
     task = (options.components.task or build_task)(TaskContext(job, profile.labels))
     context = _dry_context(job, parts, profile, shards, task, options.components)
-    records = dry_run(context, job.task.kind, round_settings(job), options.tell, _least(job, options))
+    records = _played(job, context, options)
     memory = _memory(job, task, known.step(*of_model))
     sums, work = _bytes(records.lines("ledger")), records.lines("rounds")
     own = {line["round"]: line for line in work if line["client"] == name}
 
     def costs(round: int) -> dict[str, Any]:
         line = own.get(round, {})
-        plan = _plan(context, job.task.kind, round, name) if line.get("trained") else Plan((), ())
+        asked = line.get("asked", round)  # of asynchronous rounds
+        plan = _plan(context, job.task.kind, asked, name) if line.get("trained") else Plan((), ())
         return {
             "round": round,
             "stage": job.stage,
@@ -112,8 +115,14 @@ def stage_costs(job: Job, model: str, profile: DataProfile, known: Known, option
     }
 
 
+def _played(job: Job, context: DryContext, options: ForecastOptions) -> MemoryRecords:
+    """The records of the stage's rounds."""
+    order = arrivals_of(job, {name: len(own) for name, own in context.lengths.items()}) if context.buffer else []
+    return dry_run(context, job.task.kind, round_settings(job), options.tell, _least(job, options), order)
+
+
 def _about(job: Job, parts: Parts, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The model's parts, and what the server can read, a sentence each."""
+    """The model's parts, what the server can read, a sentence each, and how far the bytes are known."""
     sent, kind = {part for round in rounds for part in round["sent"]}, TASK_KINDS[job.task.kind]
     found = sentence(channels(parts, sent, kind.target == "token", kind.classes))
     payload = job.method.exchange
@@ -121,6 +130,7 @@ def _about(job: Job, parts: Parts, rounds: Sequence[Mapping[str, Any]]) -> dict[
     return {
         "parts": parts.records(),
         "readable": [*whole, *([found] if found else [])],
+        "asynchronous": None if job.engine.buffer is None else "bound" if job.between_sites else "exact",
     }
 
 
@@ -202,6 +212,8 @@ def _dry_context(
         equal_weights=job.privacy.level == "client",
         task=job.task.kind,
         poisson=job.privacy.level == "example",
+        buffer=None if job.between_sites else job.engine.buffer,
+        bound=job.between_sites and job.engine.buffer is not None,
     )
 
 

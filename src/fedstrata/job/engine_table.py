@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from fedstrata.job.base import Share, Table
+from fedstrata.job.base import Positive, Share, Table
 from fedstrata.job.sentences import shown
 
 ADDRESS = re.compile(r"auto|(ray://)?[^\s:/@]+:[0-9]{1,5}|(ray://)?\[[0-9a-fA-F:.]+\]:[0-9]{1,5}")
@@ -46,6 +47,12 @@ class Engine(Table):
     """Of flower: share of the sampled sites that must reply; with fewer the run stops."""
     insecure: bool = False
     """Of flower: without TLS and keys, on this machine alone."""
+    buffer: Positive | None = None
+    """Asynchronous rounds: a round ends with so many answers, and those that come later are merged later; absent:
+    it waits for all."""
+    arrivals: Annotated[str, Field(min_length=1), AfterValidator(os.path.expanduser)] | None = None
+    """Of asynchronous rounds in one process: the ``arrivals.jsonl`` of a run whose answers came in the order to be
+    repeated; absent: the order is drawn."""
 
     @model_validator(mode="after")
     def _keys_fit(self) -> Self:
@@ -62,6 +69,10 @@ class Engine(Table):
                 raise ValueError(f"{key}: is for runs between sites, with name = 'flower' alone")
         if self.name == "flower" and self.threads != "auto":
             raise ValueError("threads: between sites each site sets its own, [device] threads of its site.toml")
+        if self.arrivals is not None and self.buffer is None:
+            raise ValueError("arrivals: goes with asynchronous rounds; expected engine.buffer with it")
+        if self.name == "flower" and self.arrivals is not None:
+            raise ValueError("arrivals: is for one process; between sites answers arrive when they do")
         if self.name in ("inprocess", "flower") and self.workers != "auto":
             raise ValueError("workers: goes with name = 'pool' or 'auto'")
         return self

@@ -9,6 +9,7 @@ import types
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -60,7 +61,7 @@ def field_texts(table: type[BaseModel]) -> dict[str, str]:
 
 def type_words(annotation: Any) -> str:
     """A type as a reader of a job file knows it."""
-    words = {int: "whole number", float: "number", str: "string", bool: "true | false"}
+    words = {int: "whole number", float: "number", str: "string", bool: "true | false", Path: "path"}
     if annotation in words:
         return words[annotation]
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)

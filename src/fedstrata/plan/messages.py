@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from fedstrata.plan.arrivals import Arrival
 from fedstrata.plan.kinds import Phase, Tensors, Weights
 from fedstrata.plan.plan import Plan
 
@@ -106,3 +107,24 @@ class Engine(Protocol):
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[Reply | NoReply]:
         """One answer per request, in order of arrival; that there is none is one too."""
+
+
+@runtime_checkable
+class BufferedEngine(Engine, Protocol):
+    """One whose clients may answer in a later round than that in which they were asked."""
+
+    def arrive(self, round: int, requests: Sequence[Request], count: int) -> Sequence[Arrival]:
+        """Ask, and wait until so many answers have arrived, to these requests or to earlier ones.
+
+        Returns:
+            They in the order of arrival, and with them who will not answer; fewer where nobody is left.
+        """
+
+    def answers(self) -> Iterator[Reply | NoReply]:
+        """What has arrived, in canonical order of the clients."""
+
+    def give_up(self, client: str) -> None:
+        """Wait no more for a client's answer."""
+
+    def ask_again(self, requests: Iterable[Request]) -> None:
+        """Bring requests of a run that goes on to whoever has not got them, or has lost them."""

@@ -18,6 +18,7 @@ SERVER = "server"
 
 
 # Uses of a stream. Their values are hashed into every draw: they never change, whatever the things are called now.
+ARRIVALS = "arrivals"
 BATCH = "batch"
 CLIENTS = "clients"
 DROPOUT = "dropout"

@@ -62,6 +62,15 @@ def note(forecast: Mapping[str, Costs]) -> str:
     )
 
 
+def late_lines(forecast: Mapping[str, Costs]) -> list[str]:
+    """How far the bytes of asynchronous rounds are known, a sentence for each method that has them."""
+    words = {
+        "exact": "asynchronous rounds: these are exact for the order of arrival that the run will have",
+        "bound": "asynchronous rounds between sites: all rounds together cost at most this, whoever answers when",
+    }
+    return [f"{name}: {words[known]}" for name, costs in forecast.items() if (known := costs.get("asynchronous"))]
+
+
 def readable_lines(forecast: Mapping[str, Costs]) -> list[str]:
     """What the server can read of what a client sends, by method where there are several."""
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from statistics import fmean
 from typing import Any
 
 from fedstrata.errors import plural
@@ -23,7 +24,9 @@ def summary(run: Run) -> str:
     """What was trained, by whom, what came of it and what it cost; of a run or a stage."""
     row = result_rows([run])[0]
     work = _stages(run) if run.stages else _work(run)
-    return " ".join(filter(None, [work, _outcome(run, row), _cost(run, row), _missed(run), _outside(run)]))
+    return " ".join(
+        filter(None, [work, _outcome(run, row), _cost(run, row), _late(run), _missed(run), _outside(run)])
+    )
 
 
 def _work(run: Run) -> str:
@@ -94,6 +97,20 @@ def _cost(run: Run, row: dict[str, Any]) -> str:
     workers = "Clients and server" if served else "All clients"
     work = f"{workers} together computed {figure(row['tflops'])} TFLOP"
     return f"{communication} {work}; wall time {_duration(row['seconds'])}."
+
+
+def _late(run: Run) -> str:
+    """Of asynchronous rounds, how many answers came late and how late."""
+    staleness = [line["staleness"] for line in run.work if isinstance(line.get("staleness"), int)]
+    late = [number for number in staleness if number]
+    if not staleness:
+        return ""
+    if not late:
+        return "The rounds were asynchronous; no answer came late."
+    return (
+        f"The rounds were asynchronous: {len(late)} of {plural(len(staleness), 'answer')} came late, by "
+        f"{figure(fmean(late))} versions of the model on average, {max(late)} at most."
+    )
 
 
 def _missed(run: Run) -> str:

@@ -8,6 +8,7 @@ from fedstrata.errors import UserError, plural
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.job.adapter_rules import check_adapter
 from fedstrata.job.aggregate_rules import ROBUST, check_aggregate
+from fedstrata.job.buffer_rules import check_buffer
 from fedstrata.job.privacy_rules import check_privacy
 from fedstrata.job.sharing_rules import check_turns
 from fedstrata.job.tables import Job, method_name
@@ -35,6 +36,7 @@ def check_names(job: Job) -> None:
     check_privacy(job)
     check_aggregate(job)
     check_turns(job)
+    check_buffer(job)
 
 
 def check_permission(job: Job) -> None:
@@ -68,6 +70,9 @@ def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int) -> tuple[str, .
             f"{job.server.aggregate} counts every client once, not by its examples, and keeps a round's replies "
             "on the disk until they are merged"
         )
+    if job.engine.buffer is not None:
+        first = plural(job.engine.buffer, "answer")
+        lines.append(f"asynchronous: a round ends with its first {first}; {_who(job)}")
     lines += sharing_notes(job, loaded.parts)
     streams = Streams(job.train.seed)
     rounds = range(job.method.rounds)
@@ -78,3 +83,12 @@ def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int) -> tuple[str, .
     if never := set(loaded.fresh) - {part for plan in plans for part in plan.train}:
         lines.append(f"{', '.join(sorted(never))}: newly initialized, and this method never trains it")
     return tuple(lines)
+
+
+def _who(job: Job) -> str:
+    """What decides who answers first."""
+    if job.between_sites:
+        return "who answers when is recorded in arrivals.jsonl"
+    if job.engine.arrivals is not None:
+        return f"who answers when is in {job.engine.arrivals}"
+    return "who answers when is simulated: a client takes as long as its examples, times a factor that is drawn"

@@ -29,7 +29,7 @@ ORDER = ("stage", "start", "method", "model", "task", "data", "clients", "train"
 """Of several tables that differ, the first of these is named; of its keys the first of :data:`FIRST`."""
 FIRST = ("name", "config", "kind", "train", "test")
 FREE = {
-    "engine": ("workers", "address", "deadline", "quorum", "federation", "insecure"),
+    "engine": ("workers", "address", "deadline", "quorum", "federation", "insecure", "arrivals"),
     "output": ("dir", "target", "keep_state", "predictions"),
     "track": ("to", "project"),
 }

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +18,7 @@ from fedstrata.client.model_pass import plain_pass
 from fedstrata.client.scorer import Keep
 from fedstrata.client.setup import Ready
 from fedstrata.client.sum_rules import least_of
-from fedstrata.data.prepare import Prepared, population
+from fedstrata.data.prepare import Prepared
 from fedstrata.engines.choice import Choice
 from fedstrata.engines.local import LocalEngine
 from fedstrata.engines.pool import PoolEngine
@@ -38,20 +36,23 @@ from fedstrata.plan.kinds import Weights
 from fedstrata.plan.messages import Engine
 from fedstrata.plan.plan import Plan, make_plan
 from fedstrata.reports.privacy import privacy_lines
+from fedstrata.runs.arrivals import arriving
 from fedstrata.runs.committing import committing
 from fedstrata.runs.components import Components
 from fedstrata.runs.engines import pool_engine, spread_score
+from fedstrata.runs.holdings import holdings
 from fedstrata.runs.models import Trained, save_models
 from fedstrata.runs.notes import notes
 from fedstrata.runs.predictions import LastPredictions, write_predictions
 from fedstrata.runs.privacy import privacy_record, scheduled
 from fedstrata.server.aggregate import aggregate_of
 from fedstrata.server.cohort import RoundSettings
+from fedstrata.server.late import Late
 from fedstrata.server.optimizer import make_server_optimizer
 from fedstrata.server.products import ExactMean
 from fedstrata.server.rounds import Half, Rounds
 from fedstrata.server.server import Server
-from fedstrata.server.state import RunState
+from fedstrata.server.state import ASKED, RunState
 from fedstrata.sites.federation import Federation, names_of, remote_engine
 from fedstrata.sites.remote_run import RemoteStage
 from fedstrata.sites.signing import remote_signing
@@ -123,13 +124,15 @@ def train_stage(stage: ReadyStage) -> None:
         facts, lines = facts_and_lines(job, stage.data, stage.ready)
         whose, constant = baseline(job, stage.ready, stage.data.labels, bool(plan.keep))
         extra = {"data": facts, "baseline": {"what": whose, "score": constant} if constant else None}
-        _write_partition(stage, sizes, extra)
+        held = {**holdings(job, stage.ready, stage.data, sizes), **extra}
+        write_bytes(folder / "partition.json", json.dumps(held, indent=1, ensure_ascii=False).encode())
         write_bytes(folder / "parts.json", json.dumps(server.parts.records(), indent=1).encode())
+        disks = stage.state.store.below("clients")
         rounds = Rounds(
             method=job.method,
             task=job.task.kind,
             server=server,
-            engine=engine,
+            engine=arriving(job, engine, sizes, disks, stage.state.records, done),
             half=half,
             streams=streams,
             settings=round_settings(job),
@@ -186,7 +189,10 @@ def _make_server(stage: ReadyStage) -> Server:
         if own.aggregate or own.server_optimizer:
             raise UserError("[adapter] merge: 'exact' goes with no aggregate or server optimizer of one's own")
         begin = partial(ExactMean, adapted_modules(runtime.working.model), weights)
-    return Server(runtime.working.parts, weights, runtime.wire, begin, optimizer, max_norm=table.max_norm)
+    late = Late() if stage.job.engine.buffer is None else Late(dict(weights), stage.folder / "state" / ASKED)
+    return Server(
+        runtime.working.parts, weights, runtime.wire, begin, optimizer, max_norm=table.max_norm, late=late
+    )
 
 
 def _server_half(stage: ReadyStage, server: Server, plan: Plan) -> Half:
@@ -201,6 +207,7 @@ def _server_half(stage: ReadyStage, server: Server, plan: Plan) -> Half:
         max_positions=checkpoints.max_positions(stage.ready.loaded.model),
         store=stage.state.store,
         sums=_sum_signing(stage),
+        buffer=stage.job.engine.buffer,
     )
     return EXCHANGES[stage.job.method.exchange].server(context)
 
@@ -281,18 +288,3 @@ def _tag(server: Server, part: str) -> object:
     """Cache tag: server weights and client weights are identical only for lossless wire types."""
     version = server.versions[part]
     return version if server.wire.lossless or not version else ("server", version)
-
-
-def _write_partition(stage: ReadyStage, sizes: Mapping[str, int], extra: Mapping[str, Any]) -> None:
-    """Who holds how many rows, examples and labels; and what is known of the rows."""
-    ready, data = stage.ready, stage.data
-    clients: dict[str, Any] = {name: {"rows": n, "examples": n, "labels": None} for name, n in sizes.items()}
-    shards = population(stage.job.method.population, data.shards)
-    for client, index in ready.shards.items():
-        rows = shards[client]
-        labels = None if data.by is None else dict(sorted(Counter(data.by[i] for i in rows).items()))
-        clients[client] = {"rows": len(rows), "examples": len(index), "labels": labels}
-    tests = {name: len(index) for own in ready.tests.values() for name, index in own.items()}
-    test = sum(tests.values()) if tests else len(ready.test)
-    partition = {"clients": clients, "test": test, "tests": tests, "left_out": data.dropped, **extra}
-    write_bytes(stage.folder / "partition.json", json.dumps(partition, indent=1, ensure_ascii=False).encode())

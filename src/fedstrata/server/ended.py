@@ -39,10 +39,10 @@ def finish(folder: Path, keep_state: bool = False, keep_cache: bool = False) -> 
 def _drop(state: Path, records: FileRecords) -> None:
     journal = Journal(state)
     journal.read(records.lines(JOURNAL))
-    for name in ("received", "layers"):
+    for name in ("received", "layers", "asked"):
         clear(state / name, ("[!.]*.safetensors", *ROUND_FILES))
     for path in (state / "clients").glob("*"):
-        for store in (Store(path).residual, Store(path).optimizer):
+        for store in (Store(path).residual, Store(path).optimizer, Store(path).late):
             clear(store.folder, ROUND_FILES)
         for old in sorted(path.glob(ROUND_FILES[0]))[:-1]:
             old.unlink()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -27,6 +27,7 @@ from fedstrata.plan.plan import Method, Plan, make_plan
 from fedstrata.plan.schedule import sample_clients
 from fedstrata.plan.streams import SERVER, Streams
 from fedstrata.server.cohort import RoundSettings, in_order
+from fedstrata.server.late import Asked, lateness
 from fedstrata.server.layers import ServerLayers
 from fedstrata.server.records import Records
 from fedstrata.server.reply_records import (
@@ -153,7 +154,7 @@ class Rounds:
         )
         self.half.begin_group(round)
         for reply in self.replies(round, requests, clients):
-            self._accumulate(round, plans[reply.client], reply)
+            self.take(round, plans[reply.client], reply)
         changed = self.server.merge()
         self.records.append("outliers", name_outliers(round, self.server, self.tell))
         for part, new in self.half.end_group(round).items():
@@ -183,25 +184,27 @@ class Rounds:
         )
         return request
 
-    def _accumulate(self, round: int, plan: Plan, reply: Reply) -> None:
-        """Record a reply and take it into the aggregate."""
-        self.record(round, plan, reply)
+    def take(self, round: int, plan: Plan, reply: Reply, asked: Asked | None = None) -> None:
+        """Record a reply and take it into the aggregate; of asynchronous rounds with what it answers."""
+        versions = None if asked is None else asked.versions
+        self.record(round, plan, reply, None if asked is None else lateness(self.server.versions, plan, asked))
         self.ledger(
             Entry(round, reply.client, "train", "up", part, payload_bytes(tensors))
             for part, tensors in reply.weights.items()
         )
         copies = self._collect(round, reply.client, "train", plan)
         try:
-            self.server.accumulate(plan, reply, copies)
+            self.server.accumulate(plan, reply, copies, versions)
         except WireError as error:
             raise UserError(
                 f"round {round + 1}, client {reply.client}: its reply cannot be used: {error}"
             ) from None
         self.replied(round, reply)
 
-    def expect(self, clients: Sequence[str]) -> None:
-        """Set the cohort of the exchanges to come, and how many may drop out before the quorum fails."""
-        self.spare = len(clients) - max(1, math.ceil(self.settings.quorum * len(clients)))
+    def expect(self, clients: Sequence[str], count: int | None = None) -> None:
+        """Set how many of these clients may drop out before the quorum fails, of them or of ``count`` answers."""
+        wanted = len(clients) if count is None else count
+        self.spare = len(clients) - max(1, math.ceil(self.settings.quorum * wanted))
 
     def replies(self, round: int, requests: Iterable[Request], clients: Sequence[str]) -> Iterator[Reply]:
         """The replies to requests, in the order of ``clients``; who does not reply is recorded as missing."""
@@ -240,14 +243,14 @@ class Rounds:
         self.ledger(Entry(round, client, phase, way, what, n) for way, what, n in traffic)  # type: ignore[arg-type]
         return copies
 
-    def record(self, round: int, plan: Plan, reply: Reply) -> None:
-        """Write down a client's work.
+    def record(self, round: int, plan: Plan, reply: Reply, more: Mapping[str, Any] | None = None) -> None:
+        """Write down a client's work, and what else there is to say of it.
 
         Raises:
             UserError: its training diverged.
         """
         check_loss(round, reply, self.server)
-        self.records.append("rounds", [reply_record(round, self.server.parts, plan, reply)])
+        self.records.append("rounds", [{**reply_record(round, self.server.parts, plan, reply), **(more or {})}])
 
     def record_collected(self, round: int, plan: Plan, reply: Reply) -> None:
         """Write down what a client computed once, without training."""

@@ -15,6 +15,7 @@ from fedstrata.plan.plan import Plan
 from fedstrata.server.aggregate import Aggregate, MakeAggregate
 from fedstrata.server.clip import change_norm, clipped
 from fedstrata.server.journal import Versions
+from fedstrata.server.late import Late, moved
 from fedstrata.server.mean import WeightedMean
 from fedstrata.server.optimizer import AdaptiveOptimizer, ServerOptimizer
 from fedstrata.server.robust import RobustAggregate, far_outside
@@ -46,6 +47,7 @@ class Server:
             the same share one tuple.
         moments: tensor name -> the optimizer's memory.
         max_norm: to which a client's change is shortened; None: never.
+        late: requests of asynchronous rounds that have no answer yet.
         residual: part -> what its messages have left out so far, added to the next.
         chains: what clients hold, where changes travel on the way down; None where whole parts do.
     """
@@ -60,6 +62,7 @@ class Server:
     moments: dict[str, Tensors] = field(default_factory=dict)
     residual: Weights = field(default_factory=dict)
     max_norm: float | None = None
+    late: Late = field(default_factory=Late)
 
     def __post_init__(self) -> None:
         self.versions = self.versions or dict.fromkeys(self.parts.names, 0)
@@ -141,6 +144,13 @@ class Server:
             return self.received(part)
         return self.wire.decode(self.outgoing(part), held=self.weights[part])
 
+    def keep_late(self) -> None:
+        """Keep what the clients without an answer train from; to be called before every merge."""
+        for part, version in sorted(self.late.needed()):
+            if (part, version) not in self.late:
+                self.late.keep(part, version, self.outgoing(part, -1))
+        self.late.drop()
+
     def check(self, plan: Plan, reply: Reply) -> None:
         """Refuse a reply that does not hold what the plan sends.
 
@@ -153,37 +163,45 @@ class Server:
             except WireError as error:
                 raise WireError(f"{part}: {error}") from None
 
-    def accumulate(self, plan: Plan, reply: Reply, copies: Mapping[str, Tensors]) -> None:
+    def accumulate(
+        self, plan: Plan, reply: Reply, copies: Mapping[str, Tensors], versions: Mapping[str, int] | None = None
+    ) -> None:
         """Check a reply and take it into the round's aggregate.
 
         Args:
             plan: the client's.
             reply: what it sent.
             copies: its copies of the server's layers, where it had some.
+            versions: part -> version that the client started from; None: the current one of all.
 
         Raises:
             WireError: the reply does not hold what the plan sends.
         """
         self.check(plan, reply)
-        for tensors in self._decoded(plan, reply):
+        for tensors in self._decoded(plan, reply, versions or self.versions):
             self.aggregate.add(tensors, reply.examples, reply.client)
         self._replied.update(plan.send)
         for copy in copies.values():
             self.aggregate.add(copy, reply.examples, reply.client)
 
-    def _decoded(self, plan: Plan, reply: Reply) -> Iterator[Tensors]:
+    def _decoded(self, plan: Plan, reply: Reply, versions: Mapping[str, int]) -> Iterator[Tensors]:
         """What a client sent, part by part; all at once where its change is shortened."""
-        references = (self.received(part) if self.wire.changes else None for part in plan.send)
-        each = (
-            self.wire.decode(reply.weights[part], old, self.weights[part])
-            for part, old in zip(plan.send, references, strict=True)
-        )
+        each = (self._decode(part, reply.weights[part], versions[part]) for part in plan.send)
         if self.max_norm is None:
             yield from each
             return
         whole = {name: tensor for tensors in each for name, tensor in tensors.items()}
         self._norms[reply.client] = norm = change_norm(whole, self.reference)
         yield clipped(whole, self.reference, norm, self.max_norm)
+
+    def _decode(self, part: str, message: Tensors, version: int) -> Tensors:
+        """A part that a client sent; from an earlier version as :mod:`fedstrata.server.late` says."""
+        if version == self.versions[part]:
+            old = self.received(part) if self.wire.changes else None
+            return self.wire.decode(message, old, self.weights[part])
+        base = self.late.unchanged(self.wire, part, version)
+        new = self.wire.decode(message, base if self.wire.changes else None, base)
+        return moved(new, base, self.unchanged(part), self.versions[part] - version)
 
     def reference(self, name: str) -> Tensor:
         """A tensor as it comes back from a client that has learned nothing."""

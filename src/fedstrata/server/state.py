@@ -7,6 +7,7 @@
     state/residual-PART@VERSION…         what its messages have left out (error feedback)
     state/held-PART@VERSION…             a part as clients hold it, where changes travel on the way down
     state/changes-PART@VERSION…          the changes that led there
+    state/asked/PART@VERSION…            a part from which clients train that have not answered yet
     state/layers/NAME/…                  what the optimizers of the server's own layers remember
     state/clients/NAME/…                 the parts a client keeps (:class:`fedstrata.wire.store.Store`)
     ledger.jsonl, rounds.jsonl, …        the records; cut back to their committed length on resumption
@@ -33,6 +34,7 @@ from fedstrata.errors import UserError
 from fedstrata.plan.kinds import Tensors
 from fedstrata.server.commits import Commit, CommitWriter, part_files
 from fedstrata.server.journal import Journal
+from fedstrata.server.late import Late, clear_versions, damaged_versions
 from fedstrata.server.records import FileRecords
 from fedstrata.server.server import Server
 from fedstrata.wire.chain import Chains, saved
@@ -40,8 +42,9 @@ from fedstrata.wire.files import flush, read_sealed, write_sealed
 from fedstrata.wire.store import Store, read_tensors, write_tensors
 
 JOURNAL = "state/journal"
-RECORDS = ("ledger", "rounds", "missing", "outliers", "transport", JOURNAL)
+RECORDS = ("ledger", "rounds", "missing", "outliers", "arrivals", "transport", JOURNAL)
 MANIFESTS = "manifest-[0-9]*.json"
+ASKED = "asked"
 HELD = 2
 """Commits that are kept."""
 
@@ -118,6 +121,8 @@ class RunState:
                 server.residual[part] = residual
         if server.chains:
             self._restore_chains(server.chains)
+        if "late" in self.manifest:
+            server.late.restore(self.manifest["late"])
         return self.manifest["done"], self.manifest["seconds"]
 
     def commit(self, server: Server, changed: Iterable[str], done: int, seconds: float) -> None:
@@ -135,6 +140,7 @@ class RunState:
         self.writer.wait()
         self.journal.note_clients(server.take_moved())
         self.manifest = {"done": done, "seconds": seconds, "start": self.start, "versions": dict(server.versions)}
+        unflushed = self._take_late(server.late)
         commit = Commit(
             manifest=self.manifest,
             files=[
@@ -142,7 +148,7 @@ class RunState:
                 *self._chain_files(server),
             ],
             lines=self.journal.take(),
-            unflushed=[*self.journal.take_unflushed(), *self.records.take_unflushed()],
+            unflushed=[*unflushed, *self.journal.take_unflushed(), *self.records.take_unflushed()],
             marks=self.records.marks(),
         )
         self.writer.begin(commit)
@@ -159,6 +165,16 @@ class RunState:
             self.writer.wait()
         finally:
             self.writer.close()
+
+    def _take_late(self, late: Late) -> list[Path]:
+        """Make what late answers need part of the manifest, drop what no commit needs; the files to be flushed."""
+        if late.folder is None:
+            return []
+        self.manifest["late"] = late.record()
+        tables = [self.manifest, *(read_sealed(path) or {} for path in manifests(self.folder))]
+        clear_versions(late.folder, [table["late"] for table in tables if "late" in table])
+        unflushed, late.unflushed = late.unflushed, []
+        return unflushed
 
     def _write(self, commit: Commit) -> None:
         """Write a commit: its manifest, by which it holds, after all its files; then delete what it replaces."""
@@ -213,7 +229,7 @@ class RunState:
             return wrong
         journal = Journal(self.state)
         journal.read(self.records.lines_to(JOURNAL, manifest["records"]))
-        return journal.damaged()
+        return journal.damaged() or damaged_versions(self.state / ASKED, manifest.get("late"))
 
     def _chain_files(self, server: Server) -> Iterator[tuple[Path, Path, Tensors]]:
         """What clients hold of the parts of which that has changed since it was last written."""

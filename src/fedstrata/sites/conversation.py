@@ -41,6 +41,7 @@ class PendingReply:
     Attributes:
         conversation: the generator.
         outgoing: the next message.
+        until: monotonic time after which nobody waits for the site.
         send_after: monotonic time from which the message may be sent.
         message_id: of the message that was sent; empty while there is none.
         presence: of the site when the message was sent.
@@ -49,6 +50,7 @@ class PendingReply:
 
     conversation: Conversation
     outgoing: Outgoing
+    until: float
     send_after: float = 0.0
     message_id: str = ""
     presence: Presence | None = None

@@ -198,13 +198,13 @@ class RemoteEngine:
             if name in self.refusals:
                 yield NoReply(name, self.refusals[name])
             else:
-                pending[name] = PendingReply(conversation, next(conversation))
+                pending[name] = PendingReply(conversation, next(conversation), start + deadline)
         reported: set[str] = set()
         awaiting = Awaiting(round, start + deadline, self.on_event)
         while pending:
             awaiting([name for name in pending if name not in self.absent])
             now, online = time.monotonic(), self.transport.online()
-            self._send(round, pending, online, start + deadline)
+            self._send(round, pending, online)
             yield from self._receive(round, pending, now)
             if now > start + REPORT_SECONDS:
                 self._report_offline(pending.keys() - online.keys(), reported, start + deadline - now)
@@ -216,9 +216,7 @@ class RemoteEngine:
                 return
             self.transport.wait(min(1.0, max(POLL_SECONDS, (now - start) / 50)))
 
-    def _send(
-        self, round: int, pending: Mapping[str, PendingReply], online: Mapping[str, Presence], until: float
-    ) -> None:
+    def _send(self, round: int, pending: Mapping[str, PendingReply], online: Mapping[str, Presence]) -> None:
         """Send what is due to the sites that are online."""
         for name, reply in pending.items():
             if reply.message_id and online.get(name, reply.presence) != reply.presence:
@@ -227,7 +225,7 @@ class RemoteEngine:
                 continue
             message = reply.outgoing.make()
             reply.sent_at, reply.presence = time.monotonic(), online[name]
-            seconds, size = until - reply.sent_at, reply.outgoing.answer_bytes
+            seconds, size = reply.until - reply.sent_at, reply.outgoing.answer_bytes
             reply.message_id = self.transport.send(online[name], message, seconds, size)
             reply.send_after = reply.sent_at + RETRY_SECONDS
             self._record(round, name, "down", len(message), None)

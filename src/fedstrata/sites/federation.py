@@ -25,6 +25,7 @@ from fedstrata.plan.streams import Streams
 from fedstrata.server.layers import ServerLayers
 from fedstrata.sites.admission import Admission
 from fedstrata.sites.approval import job_digest
+from fedstrata.sites.buffered_engine import BufferedRemoteEngine
 from fedstrata.sites.checks import join_address, loopback
 from fedstrata.sites.control_secret import read_secret
 from fedstrata.sites.engine import RemoteEngine, Transport
@@ -168,7 +169,7 @@ def remote_engine(
         server = None
         if stage.layers:
             server = stack.enter_context(_activation_server(stage.layers, federation, job.engine.deadline))
-        engine = RemoteEngine(
+        engine = _kind(job)(
             run=remote_run(
                 stage,
                 names,
@@ -197,6 +198,10 @@ def remote_engine(
             if plan.keep:
                 reason = f"{site.reason} after the end, so its own model is not saved there"
                 on_event(Missed(job.method.rounds - 1, site.client, reason))
+
+
+def _kind(job: Job) -> type[RemoteEngine]:
+    return RemoteEngine if job.engine.buffer is None else BufferedRemoteEngine
 
 
 def _check_quorum(job: Job, there: int, asked: int, absent: Sequence[NoReply]) -> None:

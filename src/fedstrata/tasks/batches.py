@@ -122,6 +122,11 @@ def per_example(examples: Examples, index: Index, padding: int, width: int | Non
     return Batch(inputs, torch.from_numpy(examples.labels[index]), work=work)
 
 
+def ids_of(examples: Examples, index: Index, padding: int) -> Index:
+    """The token ids of chosen examples and of padding, each once, in rising order."""
+    return np.unique(np.concatenate([*(examples.tokens[i] for i in index), [padding]]))
+
+
 def branches(model: nn.Module, batch: Batch) -> torch.Tensor:
     """The logits of every branch of the model's head, ``[branches, B, C]`` fp32; most models have one."""
     output = model(**batch.inputs)

@@ -13,7 +13,7 @@ from torch.nn import functional
 from fedstrata.job.metrics import Predictions, scores
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.plan.kinds import Index
-from fedstrata.tasks.batches import Batch, Examples, branches, per_example
+from fedstrata.tasks.batches import Batch, Examples, branches, ids_of, per_example
 from fedstrata.tasks.task import Predicted, TaskContext
 
 
@@ -33,6 +33,10 @@ class Regress:
     def batch(self, examples: Examples, index: Index, rng: np.random.Generator, width: int | None = None) -> Batch:
         """Pad the examples; ``rng`` is not used."""
         return per_example(examples, index, self.padding, width)
+
+    def token_ids(self, examples: Examples, index: Index) -> Index:
+        """The examples' own, and that of padding."""
+        return ids_of(examples, index, self.padding)
 
     def head_positions(self, lengths: Index, width: int) -> int:
         """One per example."""

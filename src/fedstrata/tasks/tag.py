@@ -14,7 +14,7 @@ from fedstrata.job.metrics import Predictions, scores
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.messages import Positions
-from fedstrata.tasks.batches import IGNORE_INDEX, Batch, Examples, pad, padded
+from fedstrata.tasks.batches import IGNORE_INDEX, Batch, Examples, ids_of, pad, padded
 from fedstrata.tasks.task import Predicted, TaskContext
 
 
@@ -45,6 +45,10 @@ class Tag:
             targets=pad(tags, IGNORE_INDEX, columns),
             work=Positions(rows * columns, rows * columns**2, rows * columns),
         )
+
+    def token_ids(self, examples: Examples, index: Index) -> Index:
+        """The examples' own, and that of padding."""
+        return ids_of(examples, index, self.padding)
 
     def head_positions(self, lengths: Index, width: int) -> int:
         """Every position."""

@@ -68,6 +68,14 @@ class Task(Protocol):
 
 
 @runtime_checkable
+class FixedTokens(Protocol):
+    """A task whose batches hold the tokens of their examples and padding; none that are drawn."""
+
+    def token_ids(self, examples: Examples, index: Index) -> Index:
+        """The ids that batches of these examples can hold, each once, in rising order."""
+
+
+@runtime_checkable
 class SpreadTask(Protocol):
     """A task whose batches may be predicted by several workers; others are scored in one process.
 

@@ -64,6 +64,11 @@ class Store:
         return self.below("optimizer")
 
     @property
+    def late(self) -> Store:
+        """The client's answer to a request of a round that has ended without it."""
+        return self.below("late")
+
+    @property
     def between(self) -> Store:
         """The client's own values of parts that it sends in a later round."""
         return self.below("between")

@@ -1,0 +1,45 @@
+"""The page of output files names every file that a run writes, and every field of its records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedstrata
+from pages import named_in_output_files, unnamed_files
+
+JSON = ("result.json", "partition.json", "parts.json", "environment.json", "classes.json")
+LINES = ("rounds.jsonl", "ledger.jsonl", "missing.jsonl", "outliers.jsonl")
+
+
+def fields(folder: Path) -> set[str]:
+    """The names of the fields of a run's records: of the first level, in lists too."""
+    contents = [json.loads((folder / name).read_text("utf-8")) for name in JSON if (folder / name).exists()]
+    for name in LINES:
+        if (folder / name).exists():
+            contents += map(json.loads, (folder / name).read_text("utf-8").splitlines())
+    records = [record for found in contents for record in (found if isinstance(found, list) else [found])]
+    return {key for record in records for key in record}
+
+
+@pytest.mark.parametrize(
+    ("name", "tables"),
+    [
+        ("fedavg", {"output": {"predictions": True, "target": 0.9}, "server": {"max_norm": 1.0}}),
+        ("fedsplitbert", {"output": {"keep_state": True}}),
+        ("fedavg", {"stages": [{"name": "one"}, {"name": "two"}]}),
+    ],
+    ids=["one model", "personal models", "stages"],
+)
+def test_the_page_names_every_file_and_field(job: Callable[..., Any], name: str, tables: dict[str, Any]) -> None:
+    stages = {"stages": tables.pop("stages")} if "stages" in tables else {}
+    result = fedstrata.run({**job(name, "classify", method={"rounds": 1}, **tables), **stages})
+    fedstrata.report(result.folder)
+    folders = [result.folder, *result.folder.glob("stages/*")]
+    for folder in folders:
+        assert not unnamed_files(folder)
+        assert not fields(folder) - named_in_output_files()

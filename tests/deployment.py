@@ -23,8 +23,20 @@ from tiny import SENTENCES
 SERVE, JOIN = "fedstrata serve federation", "fedstrata join federation/sites/{}/site.toml"
 RUN = "fedstrata run job.toml --engine flower --federation federation"
 TRIED = {SERVE, *map(JOIN.format, "abc"), "fedstrata join site.toml", RUN, f"{RUN} --resume"}
+TRIED |= {f"{SERVE} --page"}
 TRIED |= {"fedstrata site log site.toml", "fedstrata site log site.toml --verify"}
 """What the pages tell to type; a site's settings are read from another folder here than ``site.toml``'s own."""
+CLOCK = """
+import datetime, time
+now = time.time
+time.time = lambda: now() + SECONDS
+class Shifted(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return super().now(tz) + datetime.timedelta(seconds=SECONDS)
+datetime.datetime = Shifted
+"""
+"""A ``sitecustomize`` for a machine whose clock is another."""
 COMMAND = [sys.executable, "-c", "from fedstrata.cli import main; main()"]
 
 
@@ -50,6 +62,9 @@ class Deployment:
             )
             self.set(name, "# threads = 4", "threads = 1")
             self.set(name, "min_examples = 8 ", "min_examples = 1 ")
+        settings = (self.home / "server.toml").read_text("utf-8")
+        settings = settings.replace("# page_port = 9443", f"page_port = {free_port()}")
+        (self.home / "server.toml").write_text(settings, "utf-8")
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def write(self, path: Path, columns: list[str], rows: Sequence[Any]) -> Path:
@@ -67,8 +82,14 @@ class Deployment:
         assert old in text
         path.write_text(text.replace(old, new), "utf-8")
 
-    def spawn(self, name: str, *words: str) -> subprocess.Popen[bytes]:
+    def spawn(self, name: str, *words: str, clock: float = 0.0) -> subprocess.Popen[bytes]:
+        """Start a program, on a machine whose clock is so many seconds ahead."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        if clock:
+            shim = self.folder / f"clock-{name}"
+            shim.mkdir(exist_ok=True)
+            (shim / "sitecustomize.py").write_text(CLOCK.replace("SECONDS", str(clock)), "utf-8")
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(shim), os.environ.get("PYTHONPATH")]))
         with (self.folder / f"{name}.out").open("ab") as out:
             process = subprocess.Popen(
                 [*COMMAND, *words],
@@ -87,13 +108,14 @@ class Deployment:
     def serve(self, *words: str) -> None:
         self.spawn("serve", *SERVE.split()[1:], *words)
 
-    def join(self, name: str, *words: str) -> None:
-        self.spawn(name, *JOIN.format(name).split()[1:], *words)
+    def join(self, name: str, *words: str, clock: float = 0.0) -> None:
+        self.spawn(name, *JOIN.format(name).split()[1:], *words, clock=clock)
 
-    def up(self, *words: str) -> None:
-        self.serve(*words)
+    def up(self, *words: str, page: bool = False, clocks: Mapping[str, float] = {}) -> None:
+        """Start the server, with its page if so, and the sites, some of which have other clocks."""
+        self.serve(*words, *(["--page"] if page else []))
         for name in self.names:
-            self.join(name, *words)
+            self.join(name, *words, clock=clocks.get(name, 0.0))
         for name in self.names:
             self.until(lambda name=name: f"{name}: connected" in self.out(name), 120, f"{name} does not connect")
 

@@ -9,12 +9,14 @@ from typing import Any, Protocol
 
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.events import (
+    Awaited,
     Counted,
     Encoded,
     Event,
     Missed,
     Noted,
     Replied,
+    RoundEnded,
     Scored,
     StageEnded,
     StageStarted,
@@ -50,8 +52,14 @@ class Callback(Protocol):
     def on_waiting(self, event: Waiting) -> None:
         """The run waits for clients to connect."""
 
+    def on_awaited(self, event: Awaited) -> None:
+        """Sites have been asked, and the run waits for their answers."""
+
     def on_scored(self, event: Scored) -> None:
         """A model was scored."""
+
+    def on_round_ended(self, event: RoundEnded) -> None:
+        """A round is over."""
 
     def on_noted(self, event: Noted) -> None:
         """There is something that the user should know."""

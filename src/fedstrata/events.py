@@ -112,11 +112,31 @@ class Waiting:
 
 
 @dataclass(frozen=True)
+class Awaited:
+    """These sites have been asked and have ``seconds`` left to answer; told when they change, and every minute."""
+
+    round: int
+    clients: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Scored:
     """A model was scored: the server's, or the mean over the clients' own. Round -1 is the start model."""
 
     round: int
     score: dict[str, float]
+
+
+@dataclass(frozen=True)
+class RoundEnded:
+    """A round is over and on the disk. ``left`` is the seconds that the stage's other rounds will take.
+
+    It is an estimate: each as long as the rounds of this call so far on average.
+    """
+
+    round: int
+    left: float
 
 
 @dataclass(frozen=True)
@@ -136,11 +156,12 @@ class StageEnded:
 
 @dataclass(frozen=True)
 class CellStarted:
-    """A cell of a sweep begins; it is number ``number`` (from 0) of ``count``."""
+    """A cell of a sweep begins; it is number ``number`` (from 0) of ``count``, of which ``over`` have ended."""
 
     cell: str
     number: int
     count: int
+    over: int = 0
 
 
 @dataclass(frozen=True)
@@ -148,7 +169,7 @@ class CellEvent:
     """An event of the run of a cell."""
 
     cell: str
-    event: StageStarted | Stepped | Replied | Scored | Noted | StageEnded
+    event: StageStarted | Stepped | Replied | Scored | RoundEnded | Noted | StageEnded
 
 
 @dataclass(frozen=True)
@@ -169,10 +190,51 @@ Event = (
     | Replied
     | Missed
     | Waiting
+    | Awaited
     | Scored
+    | RoundEnded
     | Noted
     | StageEnded
     | CellStarted
     | CellEvent
     | CellEnded
 )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A site is asked something in a round of a run, which has ``rounds`` of them."""
+
+    run: str
+    method: str
+    phase: str
+    round: int
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Worked:
+    """A site finished step ``step`` of ``steps`` of what it was asked, with ``examples`` so far."""
+
+    step: int
+    steps: int
+    loss: float
+    examples: int
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A site is done with what it was asked; without its answer where ``failed``."""
+
+    failed: bool
+
+
+@dataclass(frozen=True)
+class RunEnded:
+    """A site was told that a run is over."""
+
+    run: str
+
+
+SiteEvent = Asked | Worked | Answered | RunEnded
+"""What a site reports of its own work."""

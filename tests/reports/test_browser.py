@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from fedstrata.reports.live import live_page
 from fedstrata.reports.page import write_page
 from fedstrata.reports.runs import load_run
 
@@ -98,6 +99,22 @@ def test_pages_are_readable_for_all(run: Make, staged: Make, tmp_path: Path, wid
     levels = told["headings"]
     assert levels[0] == 1
     assert all(below <= above + 1 for above, below in pairwise(levels))
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_the_live_page_is_readable_for_all(tmp_path: Path, width: int) -> None:
+    said = {"round": 1, "loss": 0.5, "seconds": 3.0, "missing": ""}
+    names = ["st-anna", "hospital-of-the-holy-spirit-department-of-internal-medicine", "c"]
+    sites = {name: {"admitted": True, "connected": True, "since": 0.0} for name in names}
+    run = {"output": "/srv/runs/try", "stage": "", "method": "fedavg", "rounds": 20, "round": 1, "began": 0.0}
+    run |= {"status": "running", "message": "", "waiting": names[1:], "until": 60.0, "ends": 600.0}
+    run |= {"score": {"accuracy": 0.5}, "scored": 0, "sites": dict.fromkeys(names[:2], said)}
+    server = {"address": "fed.example.org:9440", "running": True, "message": ""}
+    text, _ = live_page({"server": server, "sites": sites, "nameless": 0, "run": run}, refreshed=True)
+    (tmp_path / "live.html").write_text(text, encoding="utf-8")
+    told = seen(tmp_path / "live.html", width, False)
+    assert told["wrong"] == []
+    assert told["wide"] <= 0
 
 
 def test_axe_finds_what_is_wrong(run: Make, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedstrata.events import Waiting
+from fedstrata.events import Awaited, Waiting
 from fedstrata.plan.messages import NoReply, Reply, Request
 from fedstrata.plan.plan import Plan
 from fedstrata.server.records import FileRecords
@@ -132,7 +132,17 @@ def test_a_site_that_comes_late_is_greeted_before_its_first_request(events: list
     assert remote.gather() == [NoReply("b", "is not connected")]
     transport.there["b"] = 2, "later"
     assert losses(remote.exchange(ask(*NAMES))) == {"a": 0.5, "b": 0.25}
-    assert [type(e) for e in events] == [Waiting]
+    assert [type(e) for e in events if not isinstance(e, Awaited)] == [Waiting]
+
+
+def test_it_is_told_who_is_waited_for_and_how_long(events: list[Any], tmp_path: Path) -> None:
+    transport = Script(lambda script, number, name: [(number, honest(name, script.sent[number][1]))])
+    del transport.there["b"]
+    remote = engine(transport, tmp_path, events, deadline=0.3)
+    remote.gather()
+    waits = [event for event in events if isinstance(event, Awaited)]
+    assert [(wait.round, wait.clients) for wait in waits] == [(-1, NAMES), (-1, ("b",))]
+    assert all(0 < wait.seconds <= 0.3 for wait in waits)
 
 
 def lost_once(script: Script, number: str, name: str) -> Iterable[tuple[str, bytes | None]]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     running = Deployment(tmp_path_factory.mktemp("deployment"), ("a", "b"))
     for name in running.names:
         running.set(name, 'payloads = ["weights"]', 'payloads = ["weights", "activations"]')
-    running.up()
+    running.up(page=True)
     yield running
     running.down()
 
@@ -98,6 +100,14 @@ def test_over_flower_a_run_ends_in_the_same_bits(deployment: Deployment, model_f
         {"name": "activations", "task": {"kind": "mlm"}, "method": shared},
     ]
     in_both_places(deployment, config, "stages")
+    done = CliRunner().invoke(app, ["federation", "status", str(deployment.home), "--json"])
+    status = json.loads(done.stdout)
+    assert all(time.time() > site["since"] > time.time() - 600 for site in status["sites"].values())
+    assert (status["server"]["running"], status["run"]["status"], status["run"]["round"]) == (True, "finished", 2)
+    [url] = re.findall(r"^page (http://127.0.0.1:\d+/\w+/), on this", deployment.out("serve"), re.MULTILINE)
+    page = httpx.get(url).text
+    assert "stage activations, fedbert, finished" in page
+    assert page.count("since ") == 2
 
 
 def test_strangers_are_refused(deployment: Deployment, tmp_path: Path) -> None:

@@ -358,6 +358,7 @@ def test_a_site_decides_and_the_run_goes_on_without_it(
     assert [(line["round"], line["client"]) for line in missing] == [(0, "b"), (1, "b")]
     assert all(line["reason"].startswith(reason) for line in missing)
     assert any(getattr(event, "reason", "").startswith(reason) and event.round == -1 for event in events)
+    assert [event.round for event in events if type(event).__name__ == "RoundEnded"] == [0, 1]
 
 
 def test_features_of_some_sites_are_trained_on_without_the_others(job: Jobs, village: Village) -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import time
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from typer.testing import CliRunner
@@ -14,6 +18,7 @@ from fedstrata import UserError
 from fedstrata.cli import app
 from fedstrata.sites import federation as between
 from fedstrata.sites import serve
+from fedstrata.sites.connecting import clock_complaint
 from fedstrata.sites.provision import init
 
 
@@ -77,3 +82,37 @@ def test_one_run_at_a_time(home: Path) -> None:
         pass
     with between._run_lock(home):
         pass
+
+
+@pytest.mark.parametrize(
+    ("ahead", "words"),
+    [
+        (60, "the clock of this machine is 60 s ahead of the server's; at most 5 s ahead or 305 s behind"),
+        (-86_400, "the clock of this machine is 24 h 00 min behind the server's"),
+        (3, ""),
+        (-290, ""),
+    ],
+)
+def test_a_site_says_that_its_clock_is_another(ahead: int, words: str) -> None:
+    """Flower's own log says nothing of it."""
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response_only(403)
+            self.send_header("Date", formatdate(time.time() - ahead, usegmt=True))
+            self.end_headers()
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
+        Thread(target=server.handle_request, daemon=True).start()
+        said = clock_complaint(f"127.0.0.1:{server.server_port}", None)
+    assert said.replace("61 s", "60 s").startswith(words)
+    assert bool(said) == bool(words)
+
+
+def test_of_a_server_that_is_away_no_clock_is_known() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        assert clock_complaint(f"127.0.0.1:{closed.getsockname()[1]}", None) == ""

@@ -33,6 +33,7 @@ def run(
     """Run a job: train over its clients, score, save the model and a report; or a sweep of many jobs."""
     with sentences() as console:
         from fedstrata.job.file import load, sweep_table
+        from fedstrata.runs.folder import MARKER
 
         stop_on_terminate()
         keys = {"name": engine, "federation": federation and str(federation), "insecure": insecure or None}
@@ -42,7 +43,10 @@ def run(
             _sweep(console, job, pairs, resume)
             return
         stages = load(job, pairs)  # a mistake in the job file is reported before torch is imported
-        with resumable(Path(stages[0].output.dir)):
+        with resumable(folder := Path(stages[0].output.dir)):
+            if resume and not (folder / MARKER).exists():
+                note = f"note: {folder} holds no run to resume, so it begins with round 1"
+                console.print(note, soft_wrap=True, markup=False)
             _run(console, job, pairs, resume)
 
 
@@ -137,7 +141,7 @@ def _sweep(console: Console, job: Path, pairs: Sequence[str | tuple[str, object]
     from fedstrata.sweeps.cells import cells
 
     folder = cells(job, pairs)[1]  # a mistake in the job file is reported before torch is imported
-    from fedstrata.cli.progress import SweepDisplay
+    from fedstrata.cli.sweep_progress import SweepDisplay
     from fedstrata.sweeps.run import run_sweep
 
     with resumable(folder), SweepDisplay(console) as display:

@@ -1,50 +1,58 @@
-"""Live progress of a run: a bar on a terminal, a line per reply in a log. Rounds count from 1."""
+"""Live progress of a run: a line per reply and score; on a terminal bars below them, with the time left."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from fedstrata.cli.words import megabytes, round_words, score_lines
 from fedstrata.errors import plural
 from fedstrata.events import (
+    Awaited,
     Baseline,
-    CellEnded,
-    CellEvent,
-    CellStarted,
     Counted,
     Encoded,
     Event,
     Missed,
     Noted,
     Replied,
+    RoundEnded,
     Scored,
     StageEnded,
     StageStarted,
     Stepped,
     Waiting,
 )
-from fedstrata.plan.kinds import LOWER_IS_BETTER
+from fedstrata.reports.times import clock, left_words, time_left
+
+MOST_BARS = 8
+"""Clients with a bar of their own at a time."""
 
 
-class _Live:
-    """A bar that lives as long as its ``with`` block, and lines above it."""
+class Live:
+    """A bar that lives as long as its ``with`` block, lines above it, and more bars below it."""
+
+    SILENCE = 60.0
+    """Seconds after which a log says again what is going on."""
 
     def __init__(self, console: Console) -> None:
         self.bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
             TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}", markup=False),
             console=console,
             disable=not console.is_terminal,
             transient=True,
         )
-        self.line = self.bar.add_task("preparing", total=None)
+        self.terminal = console.is_terminal
+        self.line = self.add("preparing", None)
+        self.spoke = self.told_left = time.monotonic()
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -55,22 +63,50 @@ class _Live:
     ) -> None:
         self.bar.stop()
 
-    def _log(self, *lines: str) -> None:
+    def add(self, text: str, total: float | None) -> TaskID:
+        """One more bar."""
+        return self.bar.add_task(text, total=total, left="")
+
+    def log(self, *lines: str) -> None:
+        """Print lines above the bars."""
         for line in lines:
+            self.spoke = time.monotonic()
             self.bar.console.print(line, soft_wrap=True, markup=False)
 
+    def log_if_silent(self, line: str) -> None:
+        """Print a line in a log that has said nothing for a while; a terminal shows bars instead."""
+        if not self.terminal and time.monotonic() - self.spoke > self.SILENCE:
+            self.log(line)
 
-class Display(_Live):
+    def log_time_left(self, line: str) -> None:
+        """Print a line in a log, unless such a line was printed a moment ago; a terminal shows bars instead."""
+        if not self.terminal and time.monotonic() - self.told_left > self.SILENCE:
+            self.told_left = time.monotonic()
+            self.log(line)
+
+
+@dataclass
+class Training:
+    """A client that trains: when it began, its newest step, and its bar."""
+
+    since: float
+    newest: Stepped
+    bar: TaskID | None = None
+
+
+class Display(Live):
     """Shows the events of a run; called with each."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
-        self.rounds = 0
+        self.rounds = self.total = 0  # in all, and in this call
         self.baseline = Baseline()
-        self.replies = 0
+        self.ended = 0  # rounds of this call
+        self.expected = 1  # replies in a round
+        self.replies = 0  # in this round
         self.bytes = 0
-        self.training: dict[str, tuple[float, Stepped]] = {}  # since when, and the newest step
-        self.since = time.monotonic()
+        self.training: dict[str, Training] = {}
+        self.since = self.began = time.monotonic()
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
@@ -84,31 +120,49 @@ class Display(_Live):
                 self._counted(event)
             case Replied():
                 self._replied(event)
+            case RoundEnded():
+                self._round_ended(event)
+            case Missed(client=client):
+                self._drop(client)
+                self._tell(event)
+            case _:
+                self._tell(event)
+
+    def _tell(self, event: Event) -> None:
+        """Show an event that leaves the bars as they are."""
+        match event:
             case Missed(round, client, reason):
-                self._log(f"{round_words(round, self.rounds)}  {client}  {reason}")
+                self.log(f"{round_words(round, self.rounds)}  {client}  {reason}")
             case Waiting(clients, seconds):
-                until = time.strftime("%H:%M", time.localtime(time.time() + seconds))
-                self._log(f"waiting until {until} at most for {', '.join(clients)} to connect")
+                self.log(f"waiting until {clock(seconds)} at most for {', '.join(clients)} to connect")
+            case Awaited(round, clients, seconds):
+                names = ", ".join(clients)
+                line = f"{round_words(round, self.rounds)}  waiting for {names} until {clock(seconds)}"
+                self.bar.update(self.line, description=line)
+                self.log_if_silent(line)
             case Scored(round, score):
-                self._log(*_score_lines(round, score, self.rounds, self.baseline))
+                self.log(*score_lines(round, score, self.rounds, self.baseline))
             case Noted(sentence):
-                self._log(f"note: {sentence}")
+                self.log(f"note: {sentence}")
             case StageEnded(stage, reused):
                 self._ended(stage, reused)
 
     def _started(self, event: StageStarted) -> None:
-        self.rounds, self.baseline = event.rounds, event.baseline
-        self.replies = self.bytes = 0
-        self.training = {}
+        self.rounds, self.total, self.baseline = event.rounds, event.rounds - event.done, event.baseline
+        self.ended = self.replies = self.bytes = 0
+        self.expected = max(1, len(event.clients))
+        self.began = time.monotonic()
+        for client in list(self.training):
+            self._drop(client)
         name = f"{event.stage}: " if event.stage else ""
         amounts = {"round": event.rounds, "client": len(event.clients), "example": sum(event.clients.values())}
-        self._log(f"{name}{event.method}, {', '.join(plural(number, noun) for noun, number in amounts.items())}")
-        self._log(*(f"data: {line}" for line in event.data), *(f"note: {note}" for note in event.notes))
+        self.log(f"{name}{event.method}, {', '.join(plural(number, noun) for noun, number in amounts.items())}")
+        self.log(*(f"data: {line}" for line in event.data), *(f"note: {note}" for note in event.notes))
         if event.engine:
-            self._log(f"engine: {event.engine}")
+            self.log(f"engine: {event.engine}")
         if event.done:
-            self._log(f"continuing after {plural(event.done, 'finished round')}")
-        self.bar.reset(self.line, total=float((event.rounds - event.done) * len(event.clients)))
+            self.log(f"continuing after {plural(event.done, 'finished round')}")
+        self.bar.reset(self.line, total=float(self.total), left="")
 
     def _counted(self, event: Counted | Encoded) -> None:
         did = "encoded" if isinstance(event, Encoded) else "checked"
@@ -116,124 +170,72 @@ class Display(_Live):
         text = f"{did} {event.done:,} of {event.total:,} {what}"
         self.bar.update(self.line, description=text)
         if what == "plans" and event.done % 1_000_000 == 0:
-            self._log(text)
+            self.log(text)
+        self.log_if_silent(text)
 
     def _ended(self, stage: str, reused: bool) -> None:
         if reused:
-            self._log(f"{stage or 'this job'}: finished before, not run again")
-        self.bar.reset(self.line, description="preparing", total=None)
+            self.log(f"{stage or 'this job'}: finished before, not run again")
+        self.bar.reset(self.line, description="preparing", total=None, left="")
 
     def _stepped(self, event: Stepped) -> None:
-        since, _ = self.training.get(event.client, (self.since, event))
-        self.training[event.client] = since, event
-        rate = event.examples / max(time.monotonic() - since, 1e-9)
-        text = (
-            f"{round_words(event.round, self.rounds)}  {event.client} loss {event.loss:.3f} "
-            f"{rate:.0f}/s {self.bytes / 1e6:.1f} MB"
-        )
-        begun = sum(newest.step / newest.steps for _, newest in self.training.values())
-        self.bar.update(self.line, description=text, completed=self.replies + begun)
+        client = self.training.setdefault(event.client, Training(self.since, event))
+        client.newest = event
+        rate = event.examples / max(time.monotonic() - client.since, 1e-9)
+        text = f"{event.client}  loss {event.loss:.3f}  step {event.step} of {event.steps}  {rate:.0f}/s"
+        if client.bar is None and sum(other.bar is not None for other in self.training.values()) < MOST_BARS:
+            client.bar = self.add(text, event.steps)
+        if client.bar is not None:
+            left = time_left(client.since, event.step, event.steps)
+            self.bar.update(client.bar, description=text, completed=event.step, left=left)
+        self._advance(event.round)
+        self.log_if_silent(f"{round_words(event.round, self.rounds)}  {text}")
 
     def _replied(self, event: Replied) -> None:
         self.bytes = event.bytes
         self.replies += 1
+        client = self._drop(event.client)
         # A site reports no single steps, so of its examples per second nothing is known.
-        _, newest = self.training.pop(event.client, (0.0, None))
-        speed = f"{newest.examples / max(event.seconds, 1e-9):.0f} examples/s" if newest else ""
+        speed = f"{client.newest.examples / max(event.seconds, 1e-9):.0f} examples/s" if client else ""
         loss = "trained" if event.loss is None else f"loss {event.loss:.4f}"
-        self._log(
+        self.log(
             f"{round_words(event.round, self.rounds)}  {event.client}  {loss}  "
-            f"{speed or f'{event.seconds:.1f} s'}  {event.bytes / 1e6:.1f} MB in total, all clients"
+            f"{speed or f'{event.seconds:.1f} s'}  {megabytes(event.bytes)} in total, all clients"
         )
-        self.bar.update(self.line, completed=self.replies)
+        self._advance(event.round)
+
+    def _round_ended(self, event: RoundEnded) -> None:
+        self.ended += 1
+        self.expected, self.replies = max(1, self.replies), 0  # where clients are sampled it is not all of them
+        self._advance(event.round)
+        if event.round + 1 < self.rounds:
+            self.log_time_left(f"{round_words(event.round, self.rounds)}  over, {left_words(event.left)}")
+
+    def _advance(self, round: int) -> None:
+        """Move the bar of all rounds, each of which counts as 1."""
+        begun = sum(client.newest.step / client.newest.steps for client in self.training.values())
+        done = self.ended + min(1.0, (self.replies + begun) / self.expected)
+        left = time_left(self.began, done, self.total)
+        text = f"{round_words(round, self.rounds)}  {megabytes(self.bytes)}"
+        self.bar.update(self.line, description=text, completed=done, left=left)
+
+    def _drop(self, name: str) -> Training | None:
+        """Forget a client that trains no more; what was known of it."""
+        client = self.training.pop(name, None)
+        if client and client.bar is not None:
+            self.bar.remove_task(client.bar)
+        return client
 
 
-class ForecastDisplay(_Live):
+class ForecastDisplay(Live):
     """Shows how far a forecast is: on a terminal at any time, in a log a line every so many seconds."""
 
     SILENCE = 10.0
     """Seconds."""
 
-    def __init__(self, console: Console) -> None:
-        super().__init__(console)
-        self.since = time.monotonic()
-
     def __call__(self, event: Event) -> None:
         """Show one event."""
-        if not isinstance(event, Counted):
-            return
-        text = f"{event.done:,} of {event.total:,} {event.what}"
-        self.bar.update(self.line, description=text, completed=event.done, total=event.total)
-        if self.bar.disable and time.monotonic() - self.since > self.SILENCE:
-            self.since = time.monotonic()
-            self._log(f"fedstrata: {text}")
-
-
-class SweepDisplay(_Live):
-    """Shows the events of a sweep: one bar over all cells, and what each running cell is at."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(console)
-        self.ended = 0
-        self.running: dict[str, tuple[TaskID, StageStarted | None]] = {}
-
-    def __call__(self, event: Event) -> None:
-        """Show one event."""
-        match event:
-            case CellStarted(cell, number, count):
-                self.bar.update(self.line, description="cells", total=count)
-                self.running[cell] = (self.bar.add_task(cell, total=None), None)
-                self._log(f"{cell}: started, cell {number + 1} of {count}")
-            case CellEvent(cell, inner):
-                self._cell_event(cell, inner)
-            case CellEnded(cell, status, message, seconds):
-                self.ended += 1
-                self.bar.remove_task(self.running.pop(cell)[0])
-                self.bar.update(self.line, completed=self.ended)
-                self._log(f"{cell}: {status} after {seconds:.0f} s" + (f": {message}" if message else ""))
-
-    def _cell_event(self, cell: str, event: Event) -> None:
-        task, stage = self.running[cell]
-        match event:
-            case StageStarted():
-                self.running[cell] = task, event
-                self.bar.update(task, total=event.rounds * len(event.clients), completed=event.done)
-            case Stepped(round) if stage:
-                place = round_words(round, stage.rounds)
-                self.bar.update(task, description=f"{cell}  {stage.stage} {place}  loss {event.loss:.3f}")
-            case Replied():
-                self.bar.advance(task)
-            case Scored(round, score) if stage:
-                for line in _score_lines(round, score, stage.rounds, stage.baseline):
-                    self._log(": ".join(filter(None, [cell, stage.stage, line])))
-            case Noted(sentence):
-                self._log(f"{cell}: note: {sentence}")
-            case StageEnded(name, True):
-                self._log(f"{cell}: {name} was finished by another cell or before")
-
-
-def round_words(round: int, rounds: int) -> str:
-    """A 0-based round for a reader: ``round 1/5``, or ``before training`` for -1."""
-    return f"round {round + 1}/{rounds}" if round >= 0 else "before training"
-
-
-def _score_lines(round: int, score: dict[str, float], rounds: int, baseline: Baseline) -> list[str]:
-    """Every metric, with the baseline's after the headline; after the last round, whether it was beaten."""
-    words = []
-    for name, value in score.items():
-        always = baseline.score.get(name) if name == baseline.headline else None
-        words.append(f"{name} {value:.4f}" + ("" if always is None else f" (baseline {always:.4f})"))
-    lines = [f"{round_words(round, rounds)}  {'  '.join(words)}"]
-    if round == rounds - 1 and not _beaten(score, baseline):
-        name = baseline.headline
-        lines.append(f"note: {name} {score[name]:.4f} is not better than {baseline.what}")
-    return lines
-
-
-def _beaten(score: dict[str, float], baseline: Baseline) -> bool:
-    """Whether a score is better by the headline, or there is nothing to beat."""
-    name = baseline.headline
-    if name not in baseline.score or name not in score:
-        return True
-    sign = -1 if name in LOWER_IS_BETTER else 1
-    return sign * score[name] > sign * baseline.score[name]
+        if isinstance(event, Counted):
+            text = f"{event.done:,} of {event.total:,} {event.what}"
+            self.bar.update(self.line, description=text, completed=event.done, total=event.total)
+            self.log_if_silent(f"fedstrata: {text}")

@@ -1,11 +1,14 @@
-"""Commands for runs between sites: ``federation init``, ``federation add``, ``serve``, ``join``, ``site log``."""
+"""Commands for runs between sites: ``federation init | add | status``, ``serve``, ``join``, ``site log``."""
 
 from __future__ import annotations
 
+from functools import partial
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.cells import cell_len, set_cell_size
 
 from fedstrata.cli.common import Insecure, sentences
 from fedstrata.errors import UserError
@@ -65,13 +68,44 @@ def serve(
         Path, typer.Argument(help="Folder of the federation, or its server.toml.", show_default=False)
     ],
     insecure: Insecure = False,
+    page: Annotated[
+        bool, typer.Option("--page", help="Show a page with the state of the federation, on this machine alone.")
+    ] = False,
 ) -> None:
     """Run the server of a federation: sites connect to it, and runs go through it."""
     with sentences() as console:
         from fedstrata.sites.serve import serve as run_server
         from fedstrata.sites.settings import read_server
 
-        run_server(read_server(folder), lambda line: console.print(line, soft_wrap=True, markup=False), insecure)
+        say = partial(console.print, soft_wrap=True, markup=False)
+        run_server(read_server(folder), say, insecure, page)
+
+
+def status(
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of the federation, or its server.toml.", show_default=False)
+    ],
+    json: Annotated[
+        bool, typer.Option("--json", help="As JSON: rounds from 0, times in seconds since 1970.")
+    ] = False,
+    insecure: Insecure = False,
+) -> None:
+    """Show who is connected, which round is on, who is waited for and until when; on the server's machine."""
+    with sentences() as console:
+        from fedstrata.sites.settings import read_server
+        from fedstrata.sites.status import federation_status
+
+        found = federation_status(read_server(folder), insecure)
+        if json:
+            print(dumps(found, indent=1, ensure_ascii=False))
+            return
+        from fedstrata.reports.live import HEADS, facts, rows
+
+        for lines in (list(facts(found).items()), [HEADS, *rows(found)]):
+            widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+            for line in lines:
+                padded = (set_cell_size(cell, width) for cell, width in zip(line, widths, strict=True))
+                console.print("  ".join(padded).rstrip(), soft_wrap=True, markup=False)
 
 
 def join(
@@ -83,12 +117,14 @@ def join(
 ) -> None:
     """Join a federation as a site: take part in its runs, as site.toml allows."""
     with sentences() as console:
+        from fedstrata.cli.site_progress import SiteDisplay
         from fedstrata.sites.serve import join as run_site
         from fedstrata.sites.settings import read_site
 
-        run_site(
-            read_site(settings), lambda line: console.print(line, soft_wrap=True, markup=False), insecure, dry_run
-        )
+        site = read_site(settings)
+        say = partial(console.print, soft_wrap=True, markup=False)
+        with SiteDisplay(console, site.name) as display:
+            run_site(site, say, insecure, dry_run, display)
 
 
 def log(

@@ -49,6 +49,7 @@ from fedstrata.runs.train import ReadyStage, Stage, Tell, start_weights, train_s
 from fedstrata.server import state
 from fedstrata.server.ended import damaged_end, finish
 from fedstrata.sites.federation import check_sites, federation, names_of, settle_sites
+from fedstrata.sites.run_record import recorded
 from fedstrata.wire.files import checksum_of
 from fedstrata.wire.finite import not_finite
 
@@ -88,11 +89,11 @@ def run_stages(
         jobs = [_calibrated(job, rows) for job, rows in zip(jobs, data, strict=True)]
         _check_begun(jobs, places, components)
         connected = federation(jobs[0].engine) if jobs[0].between_sites else nullcontext()
-        with connected as sites:
+        with connected as sites, recorded(sites.settings.home if sites else None, folder, jobs, tell) as told:
             for job, rows, start, place, choice in zip(jobs, data, starts, places, choices, strict=True):
                 begin = start or str(results[job.start].start)
                 engine: dict[str, Any] = {"federation": sites, "choice": choice, "nursery": nursery}
-                stage = Stage(job=job, data=rows, folder=place, tell=tell, components=components, **engine)
+                stage = Stage(job=job, data=rows, folder=place, tell=told, components=components, **engine)
                 results[job.stage] = run_stage(stage, begin)
     if len(jobs) == 1:
         return results[jobs[0].stage]

@@ -37,6 +37,7 @@ from fedstrata.plan.messages import Engine
 from fedstrata.plan.plan import Plan, make_plan
 from fedstrata.reports.privacy import privacy_lines
 from fedstrata.runs.arrivals import arriving
+from fedstrata.runs.committing import committing
 from fedstrata.runs.components import Components
 from fedstrata.runs.engines import pool_engine, spread_score
 from fedstrata.runs.holdings import holdings
@@ -137,9 +138,7 @@ def train_stage(stage: ReadyStage) -> None:
             settings=round_settings(job),
             score=_score(stage, plan, engine, predicted.keep),
             records=stage.state.records,
-            commit=lambda changed, finished: stage.state.commit(
-                server, changed, finished, time.monotonic() - began
-            ),
+            commit=committing(stage.state, server, stage.tell, began, (done, job.method.rounds)),
             tell=stage.tell,
         )
         always = Baseline(whose, job.task.headline, constant)

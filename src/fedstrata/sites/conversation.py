@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import time
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
 
+from fedstrata.events import Awaited, Event
 from fedstrata.plan.messages import Reply
 from fedstrata.sites.messages import Envelope, WelcomeHeader
 from fedstrata.wire.tensor_file import TensorFile
 
 Presence = tuple[int, str]
 """A connected site: its number, and since when it has been connected."""
+AWAITED_SECONDS = 60.0
+"""After which it is told again who is waited for."""
 
 
 @dataclass(frozen=True)
@@ -51,3 +55,25 @@ class PendingReply:
     message_id: str = ""
     presence: Presence | None = None
     sent_at: float = 0.0
+
+
+class Awaiting:
+    """Tells who is waited for: when that changes, and every minute.
+
+    Args:
+        round: of the conversations.
+        until: monotonic time up to which their ends are waited for.
+        tell: receives events.
+    """
+
+    def __init__(self, round: int, until: float, tell: Callable[[Event], None]) -> None:
+        self.round, self.until, self.tell = round, until, tell
+        self.told: tuple[tuple[str, ...], float] = (), 0.0
+
+    def __call__(self, names: Collection[str]) -> None:
+        """Tell of these, unless that was told less than a minute ago."""
+        now, clients = time.monotonic(), tuple(names)
+        before, when = self.told
+        if clients and (clients != before or now > when + AWAITED_SECONDS):
+            self.told = clients, now
+            self.tell(Awaited(self.round, clients, max(0.0, self.until - now)))

@@ -13,7 +13,7 @@ from fedstrata.events import Event, Waiting
 from fedstrata.plan.messages import NoReply, Reply, Request
 from fedstrata.server.records import Records
 from fedstrata.sites.answered import check_answered
-from fedstrata.sites.conversation import Conversation, Outgoing, PendingReply
+from fedstrata.sites.conversation import Awaiting, Conversation, Outgoing, PendingReply
 from fedstrata.sites.conversation import Presence as Presence  # its users know it from here
 from fedstrata.sites.messages import (
     Answer,
@@ -200,7 +200,9 @@ class RemoteEngine:
             else:
                 pending[name] = PendingReply(conversation, next(conversation), start + deadline)
         reported: set[str] = set()
+        awaiting = Awaiting(round, start + deadline, self.on_event)
         while pending:
+            awaiting([name for name in pending if name not in self.absent])
             now, online = time.monotonic(), self.transport.online()
             self._send(round, pending, online)
             yield from self._receive(round, pending, now)

@@ -33,11 +33,14 @@ from fedstrata.sites.listening import ServerTLS
 from fedstrata.sites.messages import HelloHeader, decode_message
 from fedstrata.sites.remote_run import RemoteStage, remote_run
 from fedstrata.sites.reply_checks import weight_notes
+from fedstrata.sites.run_record import RUN_LOCK
 from fedstrata.sites.settings import ServerSettings, read_server
 
 if TYPE_CHECKING:
     from fedstrata.sites.activation_server import ActivationServer
 
+LOCK_SECONDS = 0.3
+"""For which a run waits for its lock: whoever looks whether a run is on holds it for a moment."""
 SESSION_SHARE = 4
 """A client may keep the activation server waiting for a quarter of the deadline: others wait for their turns."""
 
@@ -141,7 +144,7 @@ def _tls(settings: ServerSettings, secure: bool) -> ServerTLS | None:
 def _run_lock(home: Path) -> Iterator[None]:
     """One run at a time: a site works on one message after the other."""
     try:
-        with FileLock(home / "run.lock", timeout=0):
+        with FileLock(home / RUN_LOCK, timeout=LOCK_SECONDS):
             yield
     except Timeout:
         raise UserError(

@@ -99,6 +99,7 @@ REASONS = {
     "connected within the last minute",
     "WRONG_VERSION_NUMBER": "the server speaks plain text, this site TLS",
     "address already in use": "its port is taken",
+    "SuperNode terminated gracefully": "the server does not take this site's signature, or has ended",
 }
 """Text in Flower's logs -> what it means."""
 CONNECTED = "SuperNode ID:"

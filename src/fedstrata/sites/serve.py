@@ -8,9 +8,8 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from fedstrata.errors import UserError
+from fedstrata.events import SiteEvent, Worked
 from fedstrata.sites.admission import Admission, watch
 from fedstrata.sites.checks import join_address, loopback
 from fedstrata.sites.control_secret import read_secret, secret_file
@@ -39,11 +39,19 @@ PRIVATE_UMASK = 0o077
 """Files of a federation are for its user alone."""
 Say = Callable[[str], None]
 """Prints a line."""
+Tell = Callable[[SiteEvent], None]
+"""Receives what a site reports of its own work."""
 Process = subprocess.Popen[bytes]
 
 
-def serve(settings: ServerSettings, say: Say, insecure: bool = False) -> None:
+def serve(settings: ServerSettings, say: Say, insecure: bool = False, page: bool = False) -> None:
     """Run the server of a federation until interrupted.
+
+    Args:
+        settings: the server's.
+        say: prints a line.
+        insecure: without TLS and keys.
+        page: show the live page on this machine.
 
     Raises:
         UserError: a port is taken, or Flower's server does not come up.
@@ -51,6 +59,7 @@ def serve(settings: ServerSettings, say: Say, insecure: bool = False) -> None:
     from fedstrata.sites import flower_processes
 
     flower_processes.prepare_flower()
+    from fedstrata.sites.page_server import show_page
     from fedstrata.sites.registration import register, register_when_up
 
     _check_insecure(insecure, settings.host)
@@ -72,7 +81,8 @@ def serve(settings: ServerSettings, say: Say, insecure: bool = False) -> None:
     def apply(keys: Mapping[str, Path]) -> None:
         register(join_address(settings.host, settings.port), settings.tls.ca.read_bytes(), keys, secret)
 
-    with _interruptible():
+    shown = show_page(settings, insecure, secret, say) if page else nullcontext()
+    with _interruptible(), shown:
         try:
             if not insecure:
                 threading.Thread(target=watch, args=(admission, apply, stop, say), daemon=True).start()
@@ -81,7 +91,13 @@ def serve(settings: ServerSettings, say: Say, insecure: bool = False) -> None:
             stop.set()
 
 
-def join(settings: SiteSettings, say: Say, insecure: bool = False, dry_run: bool = False) -> None:
+def join(
+    settings: SiteSettings,
+    say: Say,
+    insecure: bool = False,
+    dry_run: bool = False,
+    tell: Tell = lambda event: None,
+) -> None:
     """Take part in a federation's runs as a site until interrupted.
 
     Args:
@@ -89,6 +105,7 @@ def join(settings: SiteSettings, say: Say, insecure: bool = False, dry_run: bool
         say: prints a line.
         insecure: without TLS and keys.
         dry_run: show what the next run would have the site send, answer nothing, and end.
+        tell: receives events.
 
     Raises:
         UserError: the settings do not fit this machine, or what the site keeps is damaged.
@@ -105,11 +122,12 @@ def join(settings: SiteSettings, say: Say, insecure: bool = False, dry_run: bool
         torch.set_num_threads(settings.device.threads)
     check_own_rows(settings)
     with _alone(settings.folder):
-        _take_part(settings, say, insecure, dry_run)
+        _take_part(settings, say, insecure, dry_run, tell)
 
 
-def _take_part(settings: SiteSettings, say: Say, insecure: bool, dry_run: bool) -> None:
+def _take_part(settings: SiteSettings, say: Say, insecure: bool, dry_run: bool, tell: Tell) -> None:
     from fedstrata.sites import flower, flower_processes, terminal
+    from fedstrata.sites.connecting import await_connection, clock_complaint
     from fedstrata.sites.message_client import Desk
     from fedstrata.sites.service import SiteService
     from fedstrata.sites.trial import limit_own_memory, warm_up
@@ -123,13 +141,15 @@ def _take_part(settings: SiteSettings, say: Say, insecure: bool, dry_run: bool) 
     command = flower_processes.supernode(settings.server, port, tls, secret)
     warm_up()
     limit_own_memory(settings.device.name)
-    service = SiteService(settings, _log_step, _reach(settings, own), terminal.asking(say))
+    step = partial(_log_step, tell)
+    service = SiteService(settings, step, _reach(settings, own), terminal.asking(say), tell=tell)
     visit = Visit(settings, say) if dry_run else None
     stop, log = threading.Event(), logs / "supernode.log"
     desk = Desk(settings.host, settings.name, own, stop)
     calls = (f"127.0.0.1:{port}", desk.take_call, stop, secret.read_bytes())
     listener = threading.Thread(target=flower.answer_messages, args=calls, daemon=True)
-    wait = partial(_await_connection, settings.name, log, stop, say)
+    clock = partial(clock_complaint, settings.server, None if insecure else settings.ca)
+    wait = partial(await_connection, settings.name, log, stop, say, clock)
     supervision = (command, log, settings.folder, stop, say, wait)
     supervisor = threading.Thread(target=_supervise, args=supervision, daemon=True)
     say(f"{settings.name}: joins {settings.server}; logs {logs}")
@@ -157,21 +177,8 @@ def _alone(folder: Path) -> Iterator[None]:
         raise UserError(f"{folder}: another fedstrata join works in this folder; end it first") from None
 
 
-def _await_connection(name: str, log: Path, stop: threading.Event, say: Say, process: Process) -> None:
-    """Wait until a SuperNode is connected, and say so every minute that it is not."""
-    from fedstrata.sites import flower_processes
-
-    start = time.monotonic()
-    while process.poll() is None and not stop.wait(0.2):
-        if flower_processes.CONNECTED in tail(log):
-            say(f"{name}: connected")
-            return
-        if time.monotonic() - start > STARTUP_SECONDS:
-            say(f"{name}: the server does not answer; {log}")
-            start = time.monotonic()
-
-
-def _log_step(step: int, steps: int, loss: float, seen: int) -> None:
+def _log_step(tell: Tell, step: int, steps: int, loss: float, seen: int) -> None:
+    tell(Worked(step, steps, loss, seen))
     if step == steps or step % 50 == 0:
         LOG.info("step %d of %d, loss %.4f", step, steps, loss)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from fedstrata.client.sums import SUM_FILES
 from fedstrata.client.trainer import StepCallback
 from fedstrata.errors import UserError
+from fedstrata.events import Answered, Asked, RunEnded, SiteEvent
 from fedstrata.job.tables import method_name
 from fedstrata.models.quiet import quiet
 from fedstrata.plan.kinds import Weights
@@ -75,6 +76,7 @@ class SiteService:
         reach: opens the way to the server's layers; None where there is none.
         ask: asks the site's owner; None where there is no terminal.
         trial: tries a run in a process of its own; None tries nothing.
+        tell: receives events.
         gate: through which everything leaves.
 
     Raises:
@@ -86,6 +88,7 @@ class SiteService:
     reach: ReachServer | None = None
     ask: Ask | None = None
     trial: Trial | None = try_run
+    tell: Callable[[SiteEvent], None] = lambda event: None
     runs: dict[str, SiteRun] = field(default_factory=dict)
     gate: Gate = field(init=False)
 
@@ -151,7 +154,14 @@ class SiteService:
         site = self._site(run)
         request = decode_request(envelope)
         LOG.info("run %s: round %d: %s", name, request.round + 1, request.phase)
-        return self.gate.answer(run, site, request, lambda: write_journal(run.folder, run.journal))
+        method = run.job.method
+        self.tell(Asked(name, method_name(method), request.phase, request.round, method.rounds))
+        answer = None
+        try:
+            answer = self.gate.answer(run, site, request, lambda: write_journal(run.folder, run.journal))
+            return answer
+        finally:
+            self.tell(Answered(answer is None))
 
     def _say(self, name: str, welcome: WelcomeHeader) -> TensorFile:
         return self.gate.release(encode_message(name, welcome), name, -1, "examples", rows=welcome.examples)
@@ -239,6 +249,7 @@ class SiteService:
         clear(run.folder / "start", START_FILES)
         clear(run.folder, OWN_FILES)
         LOG.info("run %s: over", name)
+        self.tell(RunEnded(name))
         return welcome
 
     def _run(self, name: str) -> SiteRun:

@@ -107,6 +107,8 @@ class ServerSettings(Listen):
     """``server.toml``."""
 
     tls: TLS
+    page_port: Port = 9443
+    """Port of the live page, on this machine alone."""
     sites: dict[Name, PublicKey]
     """Name of each site -> its public key; in the file also a table {key, until}."""
     limits: ServerLimits = ServerLimits()

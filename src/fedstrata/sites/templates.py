@@ -21,6 +21,7 @@ host = "{host}"  # name or address under which sites reach this machine; the cer
 port = {port}  # for Flower, which tells who is there and calls the sites; default 9440
 stream_port = {stream_port}  # for activations, with methods that split the model; default 9441
 message_port = {message_port}  # for messages with parts of the model, while a run is on; default 9442
+# page_port = 9443  # for the page of serve --page, on this machine alone
 
 {certificate}[tls]
 ca = "tls/ca.pem"  # certificate of the CA that signed the next one; every site has a copy

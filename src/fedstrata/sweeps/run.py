@@ -53,10 +53,13 @@ class _Scheduler:
     workers: Workers
     finished_stages: set[str] = field(default_factory=set)
     """Hashes of the stages that running cells have finished."""
+    over: int = 0
+    """Cells that have ended, now or in an earlier call."""
 
     def run(self) -> None:
         """Run every cell that is not finished; those that failed before are tried again."""
         waiting = [cell for cell in self.cells if read_status(cell.folder) != "finished"]
+        self.over = len(self.cells) - len(waiting)
         try:
             while waiting or self.workers.running:
                 while (cell := self._next(waiting)) is not None:
@@ -81,7 +84,7 @@ class _Scheduler:
             self._share(cell, stage, digest)
         (cell.folder / FAILED).unlink(missing_ok=True)
         worker = self.workers.idle()
-        self.progress(CellStarted(str(cell), self.cells.index(cell), len(self.cells)))
+        self.progress(CellStarted(str(cell), self.cells.index(cell), len(self.cells), self.over))
         worker.start(cell, str(self.source) if isinstance(self.source, Path) else self.source)
 
     def _share(self, cell: Cell, stage: str, digest: str) -> None:
@@ -116,6 +119,7 @@ class _Scheduler:
             self.progress(CellEvent(str(cell), event))
             return
         worker.cell = None
+        self.over += 1
         if message["message"]:
             cell.folder.mkdir(parents=True, exist_ok=True)
             (cell.folder / FAILED).write_text(message["message"] + "\n", encoding="utf-8")

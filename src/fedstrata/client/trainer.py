@@ -101,7 +101,9 @@ class Trainer:
         dropout = self._dropout(request)
         losses: list[torch.Tensor] = []
         work, seen, newest = Positions(), 0, 0.0
-        noisy = NoisySteps(self.working, self.task, self.train, self._autocast, noise) if noise else None
+        noisy = (
+            NoisySteps(self.working, self.task, self.train, self._autocast, noise, held.rows) if noise else None
+        )
         for drawn, batches in self._steps(request, examples, index, noisy):
             span = ScheduleSpan(drawn.total, drawn.epoch_steps, *request.span)
             if not losses:

@@ -42,10 +42,11 @@ def test_what_is_omitted_is_not_there_to_be_attacked(
     tables = {**tables, "train": STEPS}
     before = areas(audited(name, kind, **tables))
     after = areas(audited(name, kind, **tables, privacy={"omit": [omitted]}))
-    gone = before.keys() - after.keys()
-    assert {attack for _, attack in gone} >= set(attacks)
-    assert not any(before[key]["holds_chance"] for key in gone)
-    assert after.keys() < before.keys()
+    read = {attack: figure for (_, attack), figure in before.items() if attack in attacks}
+    assert read.keys() == set(attacks)
+    assert not any(figure["holds_chance"] for figure in read.values())
+    assert after
+    assert not {attack for _, attack in after} & set(attacks)
 
 
 def test_nothing_is_read_of_tokens_that_the_public_vocabulary_does_not_list(
@@ -53,9 +54,9 @@ def test_nothing_is_read_of_tokens_that_the_public_vocabulary_does_not_list(
 ) -> None:
     """Of the listed ones as much as before: the attack is asked about one kind at a time."""
     vocabulary = tmp_path / "vocabulary.txt"
-    vocabulary.write_text("the\nkidney\nheart\nof a\n", "utf-8")
+    vocabulary.write_text("\n".join(words()[::2]), "utf-8")
     table = {"omit": ["unlisted_rows"], "public_vocabulary": str(vocabulary)}
-    listed, unlisted = [ID[word] for word in ("the", "kidney", "heart", "of", "a")], True
+    listed, unlisted = [ID[word] for word in words()[::2]], True
 
     def asked(bench: Bench) -> Any:
         chosen = np.ones(bench.vocabulary, dtype=bool)
@@ -80,15 +81,16 @@ NOISE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("level", NOISE)
-def test_under_noise_every_attack_holds_chance(audited: Audited, level: str) -> None:
+def test_under_noise_no_attack_beats_chance(audited: Audited, level: str) -> None:
     tables = {**LABELS, "train": {**STEPS, "dropout": False}}
     before, after = (
         areas(audited("fedavg", "classify", **tables, **more)) for more in ({}, {"privacy": NOISE[level]})
     )
-    assert {channel for channel, _ in before} == {"embeddings", "class_head", "layers"}
-    assert not any(figure["holds_chance"] for (channel, _), figure in before.items() if channel == "embeddings")
+    read = {attack: figure for (channel, attack), figure in before.items() if channel == "embeddings"}
+    assert read.keys() == {"rows moved", "position rows"}
+    assert not any(figure["holds_chance"] for figure in read.values())
     assert after
-    assert all(figure["holds_chance"] for figure in after.values()), after
+    assert all(figure["low"] <= figure["chance"] for figure in after.values()), after
 
 
 def test_a_masked_message_holds_chance(
@@ -117,4 +119,4 @@ def test_a_masked_message_holds_chance(
         truth, scores = (rows(numbers) for numbers in (plain, message))
         assert 5 < (truth > 0).sum() < len(ID) / 2
         assert area(truth, truth > 0).value == 1.0
-        assert area(scores, truth > 0).holds_chance
+        assert 0.15 < area(scores, truth > 0).value < 0.85  # masks are drawn anew: an interval of 95 % may miss

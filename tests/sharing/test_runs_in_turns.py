@@ -22,7 +22,6 @@ ROWS = {"privacy": {"omit": ["unlisted_rows", "position_rows"], "public_vocabula
 BIAS = {"privacy": {"omit": ["decoder_bias"]}}
 EMBEDDINGS = {"privacy": {"omit": ["embeddings"]}}
 SUMS = {"privacy": {**ROWS["privacy"], "sum_only": True}}
-EXAMPLE = {"level": "example", "clip": 0.5, "noise": 0.8}
 SHARED = {"level": "client", "clip": 0.125, "noise": 2.0, "sum_only": True, "honest": 3}
 
 
@@ -50,7 +49,6 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("fedsplitbert", "classify", {**turns(2, 4), **OWN}),
     ("fedbt", "classify", {"wire": {"part_period": 3}, "method": {"variant": "all", "rounds": 4}}),
     ("fedavg", "mlm", {**turns(2, 4), **SUMS}),
-    ("fedbfpt", "mlm", {"privacy": {**BIAS["privacy"], **EXAMPLE}, "method": {"rounds": 3}}),
     ("fedavg", "mlm", {**turns(2, 4), "privacy": {**ROWS["privacy"], **SHARED}}),
 ]
 

@@ -169,6 +169,34 @@ def test_a_tied_table_counts_the_product_of_its_two_uses() -> None:
     np.testing.assert_allclose(found.numpy(), norms, rtol=1e-4)
 
 
+@pytest.mark.parametrize("tapping", [True, False])
+def test_rows_that_stay_count_in_no_norm(tapping: bool) -> None:
+    """Of a table that is the decoder too, and of the decoder's bias."""
+    model, task, single = made("bert", "mlm")
+    model.eval()
+    trained = trained_of(model, "bert")
+    rows = torch.arange(6, len(tokenizer()))
+    still = {"bert.embeddings.word_embeddings.weight": rows, "cls.predictions.bias": rows}
+    each = [gradients(model, task, batch, trained) for batch in single]
+    whole_norms = [norm_of(own.values()) for own in each]
+    for own in each:
+        for name in still:
+            own[name][rows] = 0.0
+    norms = [norm_of(own.values()) for own in each]
+    assert min(norm / whole for norm, whole in zip(norms, whole_norms, strict=True)) < 0.98
+    clip = float(np.median(norms))
+    steps = steps_of(model, task, trained, clip)
+    steps.still, steps.tapping = still, tapping
+    model.config.attention_probs_dropout_prob = model.config.hidden_dropout_prob = 0.0
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    found, _ = steps._clipped(joined(single), model_pass(steps), DropoutRng(0, torch.device("cpu")), trained)
+    for name in trained:
+        expected = sum(own[name] * min(1.0, clip / norm) for own, norm in zip(each, norms, strict=True))
+        torch.testing.assert_close(found[name], expected, rtol=1e-3, atol=2e-6)
+
+
 def test_what_the_taps_overlook_is_found() -> None:
     """A parameter that is used beside its module: the sum of what was tapped is not autograd's."""
 

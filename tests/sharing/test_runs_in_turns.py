@@ -21,6 +21,8 @@ DELTA = {"codec": "delta", "bits": 4, "density": 0.25}
 ROWS = {"privacy": {"omit": ["unlisted_rows", "position_rows"], "public_vocabulary": "VOCABULARY"}}
 BIAS = {"privacy": {"omit": ["decoder_bias"]}}
 EMBEDDINGS = {"privacy": {"omit": ["embeddings"]}}
+SUMS = {"privacy": {**ROWS["privacy"], "sum_only": True}}
+SHARED = {"level": "client", "clip": 0.125, "noise": 2.0, "sum_only": True, "honest": 3}
 
 
 def turns(period: int, rounds: int, **wire: Any) -> dict[str, Any]:
@@ -46,6 +48,8 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("fedadam", "classify", {**turns(2, 4), **LORA, "train": {"optimizer_state": "persist"}}),
     ("fedsplitbert", "classify", {**turns(2, 4), **OWN}),
     ("fedbt", "classify", {"wire": {"part_period": 3}, "method": {"variant": "all", "rounds": 4}}),
+    ("fedavg", "mlm", {**turns(2, 4), **SUMS}),
+    ("fedavg", "mlm", {**turns(2, 4), "privacy": {**ROWS["privacy"], **SHARED}}),
 ]
 
 
@@ -96,6 +100,7 @@ SITES = [
     ("fedavg", {**ROWS, "wire": DELTA, "method": {"rounds": 3}}),
     ("fedbert", {**BIAS, **SPLIT}),
     ("fedavg", {**turns(2, 4, dtype="int8"), **EMBEDDINGS}),
+    ("fedavg", {**turns(2, 4), **SUMS}),
 ]
 
 

@@ -61,8 +61,8 @@ class Played:
         plan: what was asked.
         train: how the client trained.
         reply: what it answered.
-        before: sent part -> its tensors as server and client held them, fp32.
-        after: sent part -> as the server decodes what came.
+        before: sent part -> its tensors as server and client held them, fp32; without those that are omitted.
+        after: sent part -> the same tensors as the server decodes what came.
         sent: the tensors of a message of hidden states, as they came.
         stream: (what, message) of what passed to the server's layers, and of what they put out, in order.
         examples: all texts.
@@ -221,8 +221,14 @@ def _received(bench: Bench, server: Server, request: Request, reply: Reply, trut
         ) from None
     came = {part: _as_bytes(tensors) for part, tensors in reply.weights.items()}
     before = {part: server.received(part) for part in plan.send}
-    after = {part: wire.decode(came[part], before[part] if wire.changes else None) for part in plan.send}
+    after = {part: wire.decode(came[part], old if wire.changes else None, old) for part, old in before.items()}
+    before, after = (_without_omitted(bench, weights) for weights in (before, after))
     return Played(plan=plan, reply=reply, before=before, after=after, sent=came.get(PART, {}), **vars(truth))
+
+
+def _without_omitted(bench: Bench, weights: Weights) -> Weights:
+    gone = bench.parts.sharing.omitted
+    return {part: {name: t for name, t in own.items() if name not in gone} for part, own in weights.items()}
 
 
 def _request(bench: Bench, server: Server, client: str, until: float | None) -> Request:

@@ -17,6 +17,7 @@ from fedstrata.audits.play import Played, flat
 from fedstrata.client.optimizer import add_proximal, anchor_of, learning_rate, make_optimizer, step
 from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.schedule import ScheduleSpan
+from fedstrata.wire.partial import held_back
 
 
 def replayed(bench: Bench, played: Played, names: Iterable[str]) -> Tensors:
@@ -34,8 +35,9 @@ def replayed(bench: Bench, played: Played, names: Iterable[str]) -> Tensors:
         add_proximal(anchor, train)
         step(optimizer, learning_rate(train, span, number))
     moved = {name: parameter.detach() for name, parameter in parameters.items()}
+    moved = held_back(moved, {name: before[name] for name in moved}, bench.parts.sharing)
     wire = bench.ready.runtime.wire
-    return moved if wire.changes else wire.decode(wire.encode(moved)[0])
+    return moved if wire.changes else wire.decode(wire.encode(moved)[0], held=moved)
 
 
 def moved_beyond(bench: Bench, played: Played, names: Iterable[str]) -> Tensors:

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedstrata.audits.figures import Figure, Floats, Truth, best_threshold, detection
 from fedstrata.audits.finding import Finding, View, read_words
-from fedstrata.audits.play import Played
+from fedstrata.audits.play import Played, flat
 from fedstrata.audits.replay import moved_beyond
 
 
@@ -16,7 +16,7 @@ def attack(view: View) -> list[Finding]:
     parts = (bench.parts[part] for part in view.client.after if bench.parts[part].kind == "head")
     shapes = {name: shape for part in parts for name, shape in part.shapes.items()}
     names = [name for name, shape in shapes.items() if tuple(shape) == (bench.vocabulary,)]
-    if not names:
+    if not names or names[0] not in flat(view.client.after):
         return []
     scores, shadow = (_raised(view, played, names[0])[kept] for played in (view.client, view.shadow))
     true, shadow_true = (_targets(view, played)[kept] for played in (view.client, view.shadow))

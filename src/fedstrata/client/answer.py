@@ -26,6 +26,7 @@ from fedstrata.tasks import Examples
 from fedstrata.wire.activations import StreamForm
 from fedstrata.wire.codec import Wire
 from fedstrata.wire.finite import not_finite
+from fedstrata.wire.partial import filled, travelling
 from fedstrata.wire.store import Store
 
 
@@ -169,12 +170,20 @@ def encoded_parts(work: Work, draw: Draw | None) -> Weights:
 
 
 def sent_parts(work: Work, draw: Draw | None) -> Weights:
-    """Part -> its tensors after training, with noise over the change of all of them where there is noise."""
+    """Part -> its tensors after training, with noise over the change of all that travels where there is noise."""
     request, working, private = work.request, work.runtime.working, work.runtime.private
+    sharing = working.parts.sharing
     sent = {part: part_tensors(working.model, working.parts, [part]) for part in request.plan.send}
     if private is None or draw is None:
         return sent
-    return private.message(request, sent, {part: work.shared[part][1] for part in sent}, draw)
+    start = {part: work.shared[part][1] for part in sent}
+    noised = private.message(
+        request,
+        {part: travelling(tensors, sharing) for part, tensors in sent.items()},
+        {part: travelling(tensors, sharing) for part, tensors in start.items()},
+        draw,
+    )
+    return {part: filled(tensors, start[part], sharing) for part, tensors in noised.items()}
 
 
 def train_with(pass_of: PassOf, encode: Encode = encoded_parts) -> Handler:

@@ -24,20 +24,22 @@ class HeldRows:
     def __init__(self, working: WorkingModel, plan: Plan, trained: Parameters) -> None:
         parts, sharing = working.parts, working.parts.sharing
         sent = {name for part in plan.shared for name in parts.shapes[part]} & sharing.narrowed
-        self.rows: list[tuple[torch.nn.Parameter, torch.Tensor, torch.Tensor]] = []
+        self.rows: dict[str, torch.Tensor] = {}
+        """Tensor -> its unlisted rows, ``[n]`` int64."""
+        self._values: dict[str, tuple[torch.nn.Parameter, torch.Tensor]] = {}
         for name, parameter in trained.items():
             if name in sent:
-                rows = unlisted_rows(sharing, len(parameter)).to(parameter.device)
-                self.rows.append((parameter, rows, parameter.detach()[rows]))
+                rows = self.rows[name] = unlisted_rows(sharing, len(parameter)).to(parameter.device)
+                self._values[name] = parameter, parameter.detach()[rows]
 
     def clear_gradients(self) -> None:
         """Before a step."""
-        for parameter, rows, _ in self.rows:
+        for name, (parameter, _) in self._values.items():
             if parameter.grad is not None:
-                parameter.grad.index_fill_(0, rows, 0.0)
+                parameter.grad.index_fill_(0, self.rows[name], 0.0)
 
     @torch.no_grad()
     def put_back(self) -> None:
         """After a step."""
-        for parameter, rows, values in self.rows:
-            parameter.index_copy_(0, rows, values)
+        for name, (parameter, values) in self._values.items():
+            parameter.index_copy_(0, self.rows[name], values)

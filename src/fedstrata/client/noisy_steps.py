@@ -5,7 +5,7 @@ An example's loss is the mean over its own predictions, so that it depends on no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
@@ -41,6 +41,7 @@ class NoisySteps:
         train: the job's ``[train]``.
         autocast: makes the context of the forward pass.
         noise: how the round is noised.
+        still: trained tensor -> its rows that stay as they are, ``[n]`` int64; they do not count in a norm.
         tapping: gradients come from one backward pass; else from one for each example, which always holds.
             None until the first batch has shown whether the two agree.
     """
@@ -50,6 +51,7 @@ class NoisySteps:
     train: Train
     autocast: Callable[[], AbstractContextManager[None]]
     noise: ExampleNoise
+    still: Mapping[str, torch.Tensor] = field(default_factory=dict)
     tapping: bool | None = field(default=None)
 
     def steps(
@@ -107,6 +109,8 @@ class NoisySteps:
             with dropout.fork(), model_pass.local_model():
                 loss = self._backward(single)
             found = _taken(trained)
+            for name, rows in self.still.items():
+                found[name].index_fill_(0, rows, 0.0)
             scale = min(1.0, self.noise.clip / max(norm_of(found.values()), 1e-30))
             for name, gradient in found.items():
                 sums[name] = sums[name].add_(gradient, alpha=scale) if name in sums else gradient * scale
@@ -121,7 +125,7 @@ class NoisySteps:
         _taken(trained)
         owners = None if owners is None else owners.to(self.working.device)
         weights = 1 / counts.clamp(min=1).float()
-        sums, _ = clipped_sum(trained, calls, owners, weights, self.noise.clip)
+        sums, _ = clipped_sum(trained, calls, owners, weights, self.noise.clip, self.still)
         return sums, loss * len(counts) / max(1, int(counts.sum()))
 
     def _agrees(self, batch: Batch, model_pass: ModelPass, trained: Parameters) -> bool:

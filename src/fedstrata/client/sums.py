@@ -24,12 +24,14 @@ from fedstrata.client.sum_rules import SumRules, session
 from fedstrata.errors import UserError
 from fedstrata.plan.kinds import SUM_PHASES, Tensors, Weights
 from fedstrata.plan.messages import Reply
+from fedstrata.plan.parts import Parts
 from fedstrata.privacy.fixed_point import SaturationError, capped
 from fedstrata.privacy.masked_sums import Member
 from fedstrata.privacy.sum_secrets import load_secrets, new_secrets
 from fedstrata.privacy.sum_terms import ATTEMPT_BYTES, Message, digest, named
-from fedstrata.wire.codec import Shapes, WireError
+from fedstrata.wire.codec import WireError
 from fedstrata.wire.files import write_bytes
+from fedstrata.wire.partial import travelling
 
 MASKED = "masked"
 """The one tensor of a part behind masks: uint8, as many bytes per element as the sum needs."""
@@ -86,19 +88,19 @@ def masked_parts(work: Work, draw: Draw | None) -> Weights:
     Raises:
         UserError: a change is too large to be encoded.
     """
-    request, shapes = work.request, work.runtime.working.parts.shapes
+    request, parts = work.request, work.runtime.working.parts
     question = dict(request.sums)
     member, sent = _under_way(work, question), sent_parts(work, draw)
     member.asked("train", question)
     roster = member.roster()
     fixed, numbers = roster.fixed, {}
-    changes = {part: _change(shapes[part], sent[part], work.shared[part][1]) for part in sent}
+    changes = {part: _change(parts, part, sent[part], work.shared[part][1]) for part in sent}
     if work.runtime.private and draw:
         changes = work.runtime.private.summands(changes, fixed.step, draw)
     try:
         for place in roster.own_groups(request.client):
-            parts = roster.groups[place].parts
-            numbers[place] = np.concatenate([fixed.integers(changes[part]) for part in parts])
+            own = roster.groups[place].parts
+            numbers[place] = np.concatenate([fixed.integers(changes[part]) for part in own])
     except SaturationError as error:
         raise UserError(
             f"round {request.round + 1}, client {request.client}: a change of {error}; a smaller "
@@ -108,16 +110,18 @@ def masked_parts(work: Work, draw: Draw | None) -> Weights:
     for place, words in member.masked(question, numbers).items():
         start = 0
         for part in roster.groups[place].parts:
-            end = start + sum(int(np.prod(shape)) for shape in shapes[part].values())
+            end = start + parts.travelling(part)
             message[part] = {MASKED: torch.from_numpy(fixed.pack(words[start:end]))}
             start = end
     _save(work, member)  # before anything leaves
     return {part: message[part] for part in request.plan.send}
 
 
-def _change(shapes: Shapes, tensors: Tensors, reference: Tensors) -> npt.NDArray[np.float64]:
-    """What has changed of a part, exact, as one vector: tensors in the order of the part's shapes."""
-    changes = [(tensors[n].detach().cpu().double() - reference[n].double()).reshape(-1).numpy() for n in shapes]
+def _change(parts: Parts, part: str, tensors: Tensors, reference: Tensors) -> npt.NDArray[np.float64]:
+    """What has changed of that of a part which travels, exact, as one vector in the order of the part's shapes."""
+    new, old = travelling(tensors, parts.sharing), travelling(reference, parts.sharing)
+    names = parts.sharing.travelling(parts.shapes[part])
+    changes = [(new[n].detach().cpu().double() - old[n].double()).reshape(-1).numpy() for n in names]
     return np.concatenate(changes or [np.zeros(0)])
 
 

@@ -100,12 +100,12 @@ class Trainer:
         dropout = self._dropout(request)
         losses: list[torch.Tensor] = []
         work, seen, newest = Positions(), 0, 0.0
-        noisy = NoisySteps(self.working, self.task, self.train, self._autocast, noise) if noise else None
-        whole = noisy is None and isinstance(model_pass, WholePass)
+        whole = noise is None and isinstance(model_pass, WholePass)
         rows = self._used_rows(request, examples, index, trained) if whole else None
         with only_rows(self.working, trained, rows, self.train.weight_decay) as (moving, rates):
             anchor, held = self._anchor(plan, moving), HeldRows(self.working, plan, moving)
             optimizer = make_optimizer(moving, self.train, memory)
+            noisy = self._noisy(noise, held)
             for drawn, batches in self._steps(request, examples, index, noisy):
                 span = ScheduleSpan(drawn.total, drawn.epoch_steps, *request.span)
                 if not losses:
@@ -133,6 +133,9 @@ class Trainer:
         drawn = steps(examples.tokens.lengths[index], self.train, order)
         chosen = (index[positions] for step in drawn for positions in step.batches)
         return used_rows(self.working, trained, self.train, self.task, examples, chosen)
+
+    def _noisy(self, noise: ExampleNoise | None, held: HeldRows) -> NoisySteps | None:
+        return NoisySteps(self.working, self.task, self.train, self._autocast, noise, held.rows) if noise else None
 
     def _autocast(self) -> torch.autocast:
         return autocast(self.working.device, self.train)

@@ -55,9 +55,8 @@ def dry_sum_step(context: DryContext, request: Request) -> Reply:
 def dry_summed(context: DryContext, request: Request) -> Reply:
     """A round of training; the parts travel as integers behind masks."""
     width = fixed_point_of(context, tuple(json.loads(request.sums["members"]))).width
-    shapes = context.parts.shapes
-    sizes = {p: sum(torch.Size(s).numel() for s in shapes[p].values()) for p in request.plan.send}
-    weights: Weights = {part: empty({MASKED: (torch.uint8, (size * width,))}) for part, size in sizes.items()}
+    sizes = {part: context.parts.travelling(part) * width for part in request.plan.send}
+    weights: Weights = {part: empty({MASKED: (torch.uint8, (size,))}) for part, size in sizes.items()}
     return replace(dry_train(context, request), weights=weights)
 
 

@@ -43,6 +43,7 @@ from fedstrata.privacy.sum_terms import (
 from fedstrata.server.cohort import in_order
 from fedstrata.server.rounds import Rounds
 from fedstrata.wire.codec import WireError, check, payload_bytes
+from fedstrata.wire.partial import filled, travelling
 
 LEDGER = "masked sum"
 """Under which the ledger counts keys, shares and signatures."""
@@ -100,15 +101,17 @@ class SummedHalf(PlainHalf):
         server, roster, result = loop.server, opening.roster, opening.result()
         for place, (words, names) in result.items():
             mean = torch.from_numpy(roster.fixed.mean(words, roster.total(names)))
-            start = 0
+            start, sharing = 0, server.parts.sharing
             for part in roster.groups[place].parts:
-                moved = Tensors()
-                for name in server.parts.shapes[part]:  # of restored weights the order is another
-                    old = server.weights[part][name]
+                held, moved = travelling(server.weights[part], sharing), Tensors()
+                for name in sharing.travelling(
+                    server.parts.shapes[part]
+                ):  # of restored weights it is another order
+                    old = held[name]
                     change = mean[start : start + old.numel()].reshape(old.shape)
                     moved[name] = (old.double() + change).float()
                     start += old.numel()
-                server.aggregate.add(moved, 1, SERVER)
+                server.aggregate.add(filled(moved, server.weights[part], sharing), 1, SERVER)
         tell_closed(loop, round, opening, set(result))
 
 
@@ -210,8 +213,7 @@ def most_sum_bytes(parts: Parts, request: Request) -> int:
     """Most bytes beside the header in the answer to a request of a masked sum."""
     sent = len(request.plan.send)
     if request.phase == "train":
-        elements = sum(parts[part].elements for part in request.plan.send)
-        return WIDTHS[-1] * elements
+        return WIDTHS[-1] * sum(map(parts.travelling, request.plan.send))
     return MOST * (share_bytes(sent) + SHARE_BYTES * len(parts.names)) + SIGNATURE_BYTES + SECRET_BYTES * sent
 
 
@@ -221,12 +223,11 @@ def take_numbers(opening: Opening, plan: Plan, reply: Reply, loop: Rounds) -> No
     Raises:
         WireError: they are not what its plan sends.
     """
-    roster, shapes = opening.roster, loop.server.parts.shapes
+    roster, parts = opening.roster, loop.server.parts
     if reply.weights.keys() != set(plan.send):
         raise WireError("its parts are not those of its plan")
     for part in plan.send:
-        size = sum(torch.Size(shape).numel() for shape in shapes[part].values())
-        check(reply.weights[part], {MASKED: (torch.uint8, (size * roster.fixed.width,))})
+        check(reply.weights[part], {MASKED: (torch.uint8, (parts.travelling(part) * roster.fixed.width,))})
     numbers = {}
     for place in roster.own_groups(reply.client):
         own = [reply.weights[part][MASKED] for part in roster.groups[place].parts]

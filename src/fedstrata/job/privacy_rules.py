@@ -1,4 +1,4 @@
-"""What noise, sums and omissions do not go with."""
+"""What noise and sums do not go with."""
 
 from __future__ import annotations
 
@@ -22,16 +22,6 @@ def check_privacy(job: Job) -> None:
     """
     table = job.privacy
     check_sum_only(job)
-    if table.omit and (table.sum_only or table.level != "none"):
-        raise UserError(
-            f"[privacy] omit: {table.omit[0]!r} does not go with noise or masked sums yet, which are over whole "
-            "parts; expected []"
-        )
-    if job.wire.part_period > 1 and (table.sum_only or table.level != "none"):
-        raise UserError(
-            f"[wire] part_period: is {job.wire.part_period}; with noise or masked sums parts are not sent in "
-            "turns yet, as a change then stands for several rounds; expected 1"
-        )
     if table.level == "none":
         return
     _check_payload(job)

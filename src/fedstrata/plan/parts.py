@@ -180,6 +180,10 @@ class Parts:
         """Number of elements of the named parts together."""
         return sum(self.by_name[name].elements for name in names)
 
+    def travelling(self, name: str) -> int:
+        """Number of elements of a part that travel."""
+        return self.sharing.elements(self[name].shapes)
+
     def records(self) -> list[dict[str, Any]]:
         """The parts in the model's order as a run's records have them: name, kind, depth, and bytes in fp32."""
         return [

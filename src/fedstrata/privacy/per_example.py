@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 Parameters = Mapping[str, nn.Parameter]
+Rows = Mapping[str, torch.Tensor]
 MATRICES = (nn.Linear, Conv1D)
 TAPPED = (*MATRICES, nn.Embedding, nn.LayerNorm)
 """Modules whose per-example gradients follow from their inputs and the gradients of their outputs."""
@@ -116,7 +118,12 @@ def tapped(model: nn.Module, trained: Parameters, examples: int) -> Iterator[lis
 
 
 def clipped_sum(
-    trained: Parameters, calls: list[Call], owners: torch.Tensor | None, weights: torch.Tensor, clip: float
+    trained: Parameters,
+    calls: list[Call],
+    owners: torch.Tensor | None,
+    weights: torch.Tensor,
+    clip: float,
+    still: Rows = MappingProxyType({}),
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """The sum of per-example gradients, each at most ``clip`` long, and their norms before that.
 
@@ -126,11 +133,12 @@ def clipped_sum(
         owners: the example of each position that a head was given alone, ``[n]``; None where there is none.
         weights: factor of each example's gradient before it is clipped, ``[B]``.
         clip: the longest norm.
+        still: trained table or bias -> its rows that stay as they are: they count in no norm, and their sum is 0.
 
     Returns:
         Parameter name -> sum, fp32; and the norms ``[B]``.
     """
-    uses = _uses(trained, calls, owners, len(weights))
+    uses = _uses(trained, calls, owners, len(weights), still)
     squares = torch.zeros(len(weights), device=weights.device)
     for use in uses.values():
         squares = squares + _squares(use, len(weights))
@@ -149,7 +157,13 @@ def whole_sum(
     }
 
 
-def _uses(trained: Parameters, calls: list[Call], owners: torch.Tensor | None, examples: int) -> dict[str, Uses]:
+def _uses(
+    trained: Parameters,
+    calls: list[Call],
+    owners: torch.Tensor | None,
+    examples: int,
+    still: Rows = MappingProxyType({}),
+) -> dict[str, Uses]:
     names = {id(parameter): name for name, parameter in trained.items()}
     uses: defaultdict[str, Uses] = defaultdict(Uses)
     for call in calls:
@@ -160,21 +174,28 @@ def _uses(trained: Parameters, calls: list[Call], owners: torch.Tensor | None, e
         gradient = _by_example(call.gradient.float(), owners, examples)
         weight, bias = (names.get(id(getattr(module, key, None))) for key in ("weight", "bias"))
         if bias is not None:
-            uses[bias].vectors.append(gradient)
+            uses[bias].vectors.append(_without(gradient, still.get(bias)))
         if weight is None:
             continue
         if isinstance(module, MATRICES):
-            uses[weight].matrix.append((inputs.float(), gradient))
+            uses[weight].matrix.append((inputs.float(), _without(gradient, still.get(weight))))
             uses[weight].turned = isinstance(module, Conv1D)
         elif isinstance(module, nn.Embedding):
             if module.padding_idx is not None:
                 gradient = gradient * (inputs != module.padding_idx)[:, :, None]
+            if weight in still:
+                gradient = gradient * ~torch.isin(inputs, still[weight])[:, :, None]
             uses[weight].rows.append((inputs, gradient))
         else:
             assert isinstance(module, nn.LayerNorm)
             normed = functional.layer_norm(inputs.float(), module.normalized_shape, eps=module.eps)
             uses[weight].vectors.append(gradient * normed)
     return {name: uses[name] for name in trained}
+
+
+def _without(gradient: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+    """The gradient of an output whose elements ``rows`` count for nothing."""
+    return gradient if rows is None else gradient.index_fill(-1, rows, 0.0)
 
 
 def _by_example(

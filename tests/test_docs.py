@@ -191,7 +191,7 @@ def test_the_defaults_on_the_job_page_are_those_of_the_tables() -> None:
         ("engine", "federation"),
         ("engine", "address"),
         *(("wire", f"{way}_{key}") for way in ("up", "down") for key in ("bits", "density")),
-        *(("wire", key) for key in ("activations", "gradients", "gradients_density")),
+        *(("wire", key) for key in ("activations", "activations_changed", "gradients", "gradients_density")),
     }  # None: the comment says so
     for name in ("train", "server", "wire", "client", "engine"):
         defaults = tables()[name]()

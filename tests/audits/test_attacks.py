@@ -118,8 +118,11 @@ def test_one_vector_for_a_text_gives_less(audited: Audited) -> None:
     assert found["precision"]["value"] < 1.0
 
 
-def test_what_passes_the_cut_gives_tokens_masked_places_and_masked_words(audited: Audited) -> None:
-    stage = audited("fedbert", "mlm", train={"dropout": False})
+@pytest.mark.parametrize("wire", [{}, {"activations_changed": 0.1, "dtype": "fp16"}])
+def test_what_passes_the_cut_gives_tokens_masked_places_and_masked_words(
+    audited: Audited, wire: dict[str, Any]
+) -> None:
+    stage = audited("fedbert", "mlm", train={"dropout": False, "epochs": 2}, wire=wire)
     assert figures(stage, "activations", "1 step", "nearest embedding")["tokens"]["value"] == 1.0
     assert figures(stage, "gradients", "1 step", "size")["recall"]["value"] == 1.0
     assert figures(stage, "gradients", "1 step", "size")["precision"]["value"] == 1.0

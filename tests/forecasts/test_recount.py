@@ -25,6 +25,7 @@ from fedstrata.engines.local import LocalEngine
 from fedstrata.models.heads import KEY, HeadedModel
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.plan import Plan
+from fedstrata.reports.forecast import split_lines
 from fedstrata.runs import train as train_module
 from fedstrata.tasks import Task
 from fedstrata.tasks.classify import Classify
@@ -154,6 +155,33 @@ def test_bytes_off_the_messages_are_those_of_ledger_and_forecast(
     assert engine.scale["up"] == result.bytes["up"] == forecast["clients"]["up_bytes"]
     assert engine.scale["down"] == result.bytes["down"] == forecast["clients"]["down_bytes"]
     assert result.bytes["setup"] == len(engine.met) * initial_download(model_of(result), result.transfers)
+
+
+CHANGED = {"activations_changed": 0.3, "activations": "int4", "gradients": "fp16"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "tables"),
+    [
+        ("classify", {"method": {"mode": "parallel"}, "wire": CHANGED}),
+        ("mlm", {"method": {"mode": "share", "lower": 1, "upper": 1}, "wire": {"activations_changed": 0.0}}),
+        ("classify", {"method": {"mode": "emb-avg"}, "wire": CHANGED, "train": {"feature_cache_gb": 1e-6}}),
+    ],
+)
+def test_where_changes_alone_are_sent_the_ledger_is_exact_and_the_forecast_its_bound(
+    job: Jobs, engines: list[WeighingEngine], kind: str, tables: dict[str, Any]
+) -> None:
+    train = {"epochs": 3, "dropout": False, **tables.get("train", {})}
+    made = job("fedbert", kind, 3, **{**tables, "train": train})
+    forecasts = fedstrata.forecast(made)
+    forecast, told = forecasts["fedbert"], " ".join(split_lines(forecasts))
+    result = fedstrata.run(made)
+    [engine] = engines
+    for way in ("up", "down"):
+        assert engine.scale[way] == result.bytes[way] < forecast["clients"][f"{way}_bytes"]
+    assert "an epoch at most" in told
+    assert "are upper bounds" in told
+    assert ("texts that find no room are sent whole" in told) == ("feature_cache_gb" in train)
 
 
 @pytest.mark.parametrize("merge", ["plain", "alternate"])

@@ -18,9 +18,11 @@ from fedstrata.client.setup import make_ready, resolve_auto
 from fedstrata.cost.bytes import payload
 from fedstrata.data.prepare import prepare
 from fedstrata.errors import UserError
+from fedstrata.exchanges.activations import notes
 from fedstrata.job.file import load
 from fedstrata.methods.fedbert import FedBERT
 from fedstrata.models.parts import find_parts
+from fedstrata.plan.disclosure import CHANGED
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import Streams
 from fedstrata.server.layers import SplitSession
@@ -256,6 +258,74 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(split: Jobs, mode: str) 
     left = {path.name for path in (again.folder / "state").rglob("*")}
     assert "layers" not in left
     assert "optimizer" not in left
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "lower"), [("share", "mlm", 0), ("parallel", "classify", 0), ("head-emb-avg", "classify", 1)]
+)
+def test_sending_only_what_changed_at_all_changes_no_bit(split: Jobs, mode: str, kind: str, lower: int) -> None:
+    tables = {"method": {"lower": lower}, "train": {"epochs": 2}}
+    runs = [fedstrata.run(split(mode, kind, **tables, wire=w)) for w in ({}, {"activations_changed": 0.0})]
+    plain, changed = runs
+    assert same(weights(plain), weights(changed))
+    assert plain.score == changed.score
+    before, after = (
+        {
+            (line["direction"], line["part"]): line["bytes"]
+            for line in lines(run.folder, "ledger.jsonl")
+            if (line["round"], line["client"], line["phase"]) == (1, "client-0", "train")
+        }
+        for run in runs
+    )
+    for way in ("up", "down"):
+        assert (after[way, "activations"] < before[way, "activations"]) == (way == "down"), "all states moved"
+    assert after["up", "gradients"] < before["up", "gradients"]
+
+
+@pytest.mark.parametrize("state", ["persist", "reset"])
+def test_a_run_that_sends_changes_and_was_killed_goes_on_to_the_same_bits(split: Jobs, state: str) -> None:
+    """What both ends keep ends with the round, so that a round that runs again begins with nothing, as before."""
+    tables = {
+        "train": {"epochs": 3, "learning_rate": 1e-3, "optimizer_state": state},
+        "wire": {"activations_changed": 0.1, "activations": "int8"},
+    }
+    whole = fedstrata.run(split("share", "classify", **tables))
+    made = split("share", "classify", **tables)
+
+    def dying(event: Any) -> None:
+        if (getattr(event, "round", -1), getattr(event, "client", ""), getattr(event, "step", 0)) == (
+            1,
+            "client-1",
+            4,
+        ):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedstrata.run(made, progress=dying)
+    again = fedstrata.run(made, resume=True)
+    assert same(weights(again), weights(whole))
+    assert (again.score, again.bytes) == (whole.score, whole.bytes)
+    [up] = {
+        sum(e["bytes"] for e in run.transfers if (e["direction"], e["part"]) == ("up", "activations"))
+        for run in (whole, again)
+    }
+    assert up < fedstrata.forecast(made)["fedbert"]["clients"]["up_bytes"], "some were left out"
+    left = {path.name for path in (again.folder / "state").rglob("*")}
+    assert "layers" not in left
+
+
+def test_what_sending_changes_tells_and_takes_is_said_before_the_run(split: Jobs) -> None:
+    [once] = load(split("share", wire={"activations_changed": 0.1}, train={"feature_cache_gb": 1e-6}))
+    [often] = load(split("share", wire={"activations_changed": 0.1}, train={"epochs": 2}))
+    parts = find_parts(tiny_model())
+    told = " ".join(notes(once, parts, 3, 600))
+    assert "an epoch moves at most" in told
+    assert f"the server is also told {CHANGED}" in told
+    assert "both ends keep up to 0.001 of 0.0256 MB of hidden states" in told
+    assert "so all hidden states are sent" in told
+    told = " ".join(notes(often, parts, 3, 600))
+    assert "both ends keep up to 0.0256 MB of hidden states" in told
+    assert "so all hidden states are sent" not in told
 
 
 def test_an_epoch_and_a_batch_are_told_before_they_are_sent(split: Jobs) -> None:

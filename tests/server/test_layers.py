@@ -19,7 +19,7 @@ from fedstrata.client.answer import ClientRuntime
 from fedstrata.client.dropout import DropoutRng
 from fedstrata.client.trainer import drain
 from fedstrata.errors import UserError
-from fedstrata.exchanges.activations import CutPass
+from fedstrata.exchanges.cut_pass import CutPass
 from fedstrata.models.cut import CutLayer, check_cut
 from fedstrata.models.dropout import drawing
 from fedstrata.models.families import SPLITTABLE
@@ -36,6 +36,7 @@ from fedstrata.wire import activations as wire
 from fedstrata.wire.codec import WireError
 from fedstrata.wire.rows import RowForm
 from fedstrata.wire.store import Store
+from fedstrata.wire.stream_ends import PlainClient
 from roles import drawn_batches, make_runtime, sentences, train_request, train_round, weights_of
 from tiny import tiny_config, tiny_model, tokenizer
 
@@ -100,7 +101,7 @@ def train_split(runtime: ClientRuntime, plan: Plan, folder: Path) -> tuple[float
     layers = layers_of(runtime, plan, folder)
     layers.begin(0)
     link = Heard(layers.open(train_request(plan)))
-    model_pass = CutPass(runtime.working, plan, link, CutLayer(link, runtime.stream))
+    model_pass = CutPass(runtime.working, plan, link, CutLayer(link, PlainClient(runtime.stream)))
     index = np.arange(EXAMPLES)
     reply, _ = drain(runtime.trainer.run(train_request(plan), sentences(), index, model_pass, {}, lambda *_: None))
     layers.wait()

@@ -278,6 +278,14 @@ def test_the_bits_are_those_of_one_process(job: Jobs, net: Callable[..., Any], m
             },
         ),
         ("head-emb-avg", {"clients": {"test": 0.3}, "method": {"lower": 1, "upper": 1}}),
+        (
+            "emb-avg",
+            {
+                "clients": {"test": 0.3},
+                "wire": {"activations": "int8", "activations_changed": 0.2},
+                "train": {"epochs": 2, "dropout": False},
+            },
+        ),
     ],
 )
 def test_clients_are_scored_over_streams_too(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,8 +15,10 @@ from fedstrata.audits.first_layer import Matrix, candidates
 from fedstrata.audits.play import MESSAGES, OUTPUTS, Played, flat, token_table
 from fedstrata.audits.probes import Nearest, network_reader, ridge_reader
 from fedstrata.audits.texts import States, places_of, scored
+from fedstrata.models.checkpoints import max_positions
 from fedstrata.models.cut import cut_at
-from fedstrata.wire.activations import decode_gradients, decode_states
+from fedstrata.wire.activations import decode_states
+from fedstrata.wire.stream_ends import server_end
 
 MOST = 20_000
 """Hidden states of the client that are read."""
@@ -54,16 +58,24 @@ def _tokens(view: View) -> list[Finding]:
 
 def _messages(view: View, played: Played, what: str) -> Iterator[torch.Tensor]:
     """What came in messages of one kind, ``[n, H]`` each, as the server decodes it."""
-    form, hidden = view.bench.ready.runtime.stream, view.bench.parts.hidden
-    tokens = 0
-    for kind, message in played.stream:
-        if kind == MESSAGES[0]:
-            tokens = int(message["lengths"].sum())
-            states = {name: tensor for name, tensor in message.items() if name != "lengths"}
-            if what == MESSAGES[0]:
-                yield decode_states(states, tokens, hidden, form.states).float()
-        elif kind == what == MESSAGES[1]:
-            yield decode_gradients(message, tokens, hidden, form.gradients).float()
+    bench, train = view.bench, played.train
+    with tempfile.TemporaryDirectory(dir=bench.folder) as folder:
+        end = server_end(
+            form=bench.ready.runtime.stream,
+            width=bench.parts.hidden,
+            longest=max_positions(bench.ready.loaded.model),
+            texts=train.batch_size,
+            folder=Path(folder),
+            room=train.feature_cache_bytes,
+        )
+        for kind, message in played.stream:
+            if kind == MESSAGES[0]:
+                rows, _ = end.receive_states(message)
+                if what == MESSAGES[0]:
+                    yield rows.float()
+            elif kind == what == MESSAGES[1]:
+                yield end.receive_gradients(message).float()
+        end.close()
 
 
 def _states(view: View, played: Played) -> States:
@@ -140,7 +152,8 @@ def _words(view: View) -> dict[str, Figure]:
     masked = batch.positions[batch.inputs["attention_mask"] > 0]
     gradients = next(_messages(view, view.client, MESSAGES[1]))[masked]
     sent = next(message for what, message in view.client.stream if what == OUTPUTS)
-    outputs = decode_states(sent, len(masked), bench.parts.hidden, form.states).float()[masked]
+    outputs = decode_states(sent, len(sent[MESSAGES[0]]), bench.parts.hidden, form.states).float()
+    outputs = outputs[masked] if form.changed is None else outputs[: int(masked.sum())]  # what the client reads
     back = gradients / gradients.norm(dim=1, keepdim=True).clamp_min(1e-30)
     given = _Given()
     with bench.model() as model, cut_at(model, bench.parts, plan, given):  # type: ignore[arg-type]

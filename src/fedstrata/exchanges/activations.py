@@ -8,21 +8,16 @@ Hidden states go up and come back, gradients likewise, for every batch: messages
 from __future__ import annotations
 
 from collections.abc import Generator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fedstrata.client.answer import Work, evaluate_with, receive, train_with
-from fedstrata.client.feature_cache import FeatureCache
-from fedstrata.client.model_pass import ModelPass, Update
 from fedstrata.client.steps import steps
-from fedstrata.client.working_model import Parameters, WorkingModel
 from fedstrata.cost.bytes import payload
-from fedstrata.cost.flops import train_flops
+from fedstrata.exchanges.cut_pass import pass_of
 from fedstrata.exchanges.dry import batches_of, dry_evaluate, dry_receive, dry_train
 from fedstrata.exchanges.exchange import (
     DryContext,
@@ -33,76 +28,18 @@ from fedstrata.exchanges.exchange import (
     fits_plan,
 )
 from fedstrata.job.tables import Job
-from fedstrata.models.cut import CutLayer, SplitLink, cut_at
-from fedstrata.plan.disclosure import SENT
+from fedstrata.models.cut import SplitLink
+from fedstrata.plan.disclosure import CHANGED, SENT
 from fedstrata.plan.kinds import Index, Phase, Weights
-from fedstrata.plan.messages import Positions, Reply, Request
+from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
-from fedstrata.plan.schedule import ScheduleSpan
 from fedstrata.plan.streams import ORDER, SERVER
 from fedstrata.server.layers import LayerSettings, ServerLayers
-from fedstrata.tasks import Batch
 from fedstrata.wire.activations import message_bytes, stream_form
+from fedstrata.wire.row_cache import needed, room_words
 
-# The client's half
-
-
-@cache
-def _background() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, "client")
-
-
-@dataclass
-class CutPass:
-    """A client's lower and upper layers, with the server's between them.
-
-    The rest of a step, backward through the lower layers and the optimizer's step, is the client's own alone: it
-    runs in a thread beside the other clients' steps.
-    """
-
-    working: WorkingModel
-    plan: Plan
-    link: SplitLink
-    cut: CutLayer
-    trained: Parameters = field(default_factory=dict)
-    finishing: Future[None] | None = None
-
-    def begin(self, span: ScheduleSpan, trained: Parameters) -> None:
-        """Tell the server how the client's steps go."""
-        self.trained = trained
-        self.link.begin(span)
-
-    def inputs(self, chosen: Index, batch: Batch) -> Batch:
-        """The batch as it is; the cut needs its texts' lengths."""
-        self.cut.lengths = batch.inputs["attention_mask"].sum(1).to(self.working.device)
-        return batch
-
-    def local_model(self) -> AbstractContextManager[None]:
-        """The client's layers, with the cut in place of the server's."""
-        return cut_at(self.working.model, self.working.parts, self.plan, self.cut)
-
-    def step(self, update: Update) -> None:
-        """Get the gradient by the states sent, and finish the step beside whatever others do."""
-        boundary = self.cut.fetch()
-        self.finishing = _background().submit(update, boundary)
-
-    def wait(self) -> None:
-        """Wait for the last step; then the model has this client's parameters again."""
-        if self.finishing:
-            self.finishing.result()
-            self.working.set_parameters(self.trained)
-
-    def flops(self, parts: Parts, work: Positions) -> int:
-        """The client's share of the steps'."""
-        return train_flops(parts, self.plan, work)
-
-
-def pass_of(work: Work, cached: FeatureCache | None) -> ModelPass:
-    """The client's way through its own and the server's layers."""
-    assert work.link is not None
-    working = work.runtime.working
-    return CutPass(working, work.request.plan, work.link, CutLayer(work.link, work.runtime.stream))
+# The client's half; its pass is in cut_pass
 
 
 def train(work: Work) -> Generator[None, None, Reply]:
@@ -176,7 +113,8 @@ class DryActivationsHalf(PlainHalf):
         else:
             batches = [context.tests()[client]]
         through = np.concatenate(batches)
-        sizes = message_bytes(int(through.sum()), len(through), context.parts.hidden, context.stream, len(batches))
+        form = context.stream if phase == "train" else context.stream.plain
+        sizes = message_bytes(int(through.sum()), len(through), context.parts.hidden, form, len(batches))
         return {}, [
             (way, what, size) for (way, what), size in sizes.items() if phase == "train" or what == "activations"
         ]
@@ -191,7 +129,9 @@ def cut_traffic(context: DryContext, lengths: Index) -> dict[str, Any]:
 
     Returns:
         ``batch_bytes``: of its largest batch; ``epoch_bytes``: of all its examples once; ``fedavg_round_bytes``:
-        the whole model up and down, to compare with.
+        the whole model up and down, to compare with; ``at_most``: the bytes of batch, epoch and all the stage's
+        rounds are upper bounds, since only what changed is sent; ``cache_bytes``: what both ends then need on
+        their disks during a round to keep all its hidden states; ``cache_limit``: what they take at most.
     """
     order = context.streams.numpy(0, SERVER, ORDER)
     train = context.train.model_copy(update={"epochs": 1, "steps": None})
@@ -201,8 +141,15 @@ def cut_traffic(context: DryContext, lengths: Index) -> dict[str, Any]:
         for step in steps(lengths, train, order)
         for batch in step.batches
     ]
-    whole = 2 * payload(parts, parts.names, context.dtype)
-    return {"batch_bytes": max(sizes), "epoch_bytes": sum(sizes), "fedavg_round_bytes": whole}
+    changed = context.stream.changed is not None
+    return {
+        "batch_bytes": max(sizes),
+        "epoch_bytes": sum(sizes),
+        "fedavg_round_bytes": 2 * payload(parts, parts.names, context.dtype),
+        "at_most": changed,
+        "cache_bytes": needed(int(lengths.sum()), parts.hidden) if changed else 0,
+        "cache_limit": context.train.feature_cache_bytes,
+    }
 
 
 def notes(job: Job, parts: Parts, clients: int, tokens: int) -> list[str]:
@@ -211,9 +158,25 @@ def notes(job: Job, parts: Parts, clients: int, tokens: int) -> list[str]:
     if tokens:
         epoch = sum(message_bytes(tokens, 0, parts.hidden, stream_form(*job.wire.stream), 0).values())
         whole = 2 * clients * payload(parts, parts.names, job.wire.dtype)
+        at_most = "at most " if job.wire.activations_changed is not None else ""
         lines.append(
-            f"an epoch moves {epoch / 1e6:.4g} MB through the cut, {epoch / whole:.3g} times the "
+            f"an epoch moves {at_most}{epoch / 1e6:.4g} MB through the cut, {epoch / whole:.3g} times the "
             f"{whole / 1e6:.4g} MB of a round of FedAvg"
+        )
+    if job.wire.activations_changed is not None:
+        lines += _changed_notes(job, needed(tokens, parts.hidden) // max(1, clients))
+    return lines
+
+
+def _changed_notes(job: Job, cached: int) -> list[str]:
+    """What sending changes alone tells and takes, where a client's hidden states are so many bytes."""
+    lines = [f"[wire] activations_changed: the server is also told {CHANGED}"]
+    if cached:
+        lines.append(f"of each client {room_words(cached, job.train.feature_cache_bytes)}")
+    if job.train.epochs == 1:
+        lines.append(
+            "[wire] activations_changed: a round passes every text once ([train] epochs = 1), and what was sent "
+            "is forgotten after it; so all hidden states are sent, and only what nobody reads is left out"
         )
     return lines
 

@@ -51,6 +51,8 @@ class Wire(Table):
     gradients: Literal["fp32", "fp16", "bf16", "int8", "int4"] | None = None
     """How gradients travel; as ``activations`` when absent."""
     gradients_density: Density | None = None
+    activations_changed: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Send only tokens that tell something new: states that moved by more than this share of their length."""
 
     part_period: Annotated[int, Field(ge=1, le=1000)] = 1
     """Every part is sent in every so many rounds, in turns; in between each client goes on with its own value."""
@@ -77,10 +79,8 @@ class Wire(Table):
         return up, (self.down_bits or self.bits, self.down_density or self.density, self.rotation)
 
     @property
-    def stream(self) -> tuple[tuple[str, float], tuple[str, float]]:
-        """Type and density of hidden states of batches, and of their gradients."""
+    def stream(self) -> tuple[tuple[str, float], tuple[str, float], float | None]:
+        """Type and density of hidden states of batches, those of their gradients, and ``activations_changed``."""
         states = self.activations or self.dtype
-        return (states, self.activations_density), (
-            self.gradients or states,
-            self.gradients_density or self.activations_density,
-        )
+        gradients = self.gradients or states, self.gradients_density or self.activations_density
+        return (states, self.activations_density), gradients, self.activations_changed

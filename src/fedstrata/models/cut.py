@@ -17,15 +17,8 @@ from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.schedule import ScheduleSpan
-from fedstrata.wire.activations import (
-    StreamForm,
-    decode_gradients,
-    decode_states,
-    encode_gradients,
-    encode_states,
-    pack,
-    unpack,
-)
+from fedstrata.wire.activations import unpack
+from fedstrata.wire.stream_ends import ClientEnd
 
 
 class SplitLink(Protocol):
@@ -49,25 +42,19 @@ class CutLayer(nn.Module):
 
     Attributes:
         link: the connection to them.
-        form: how hidden states and gradients travel.
+        end: makes and reads the messages.
         lengths: tokens of each text of the current batch, ``[B]``; set before each forward pass.
     """
 
-    def __init__(self, link: SplitLink, form: StreamForm) -> None:
+    def __init__(self, link: SplitLink, end: ClientEnd) -> None:
         super().__init__()
-        self.link, self.form = link, form
+        self.link, self.end = link, end
         self.lengths = torch.empty(0)
 
     def forward(self, hidden: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         """Send ``[B, S, H]``, return the server's output; autograd stops here, see :meth:`fetch`."""
-        sent = {
-            **encode_states(hidden.detach(), self.lengths, self.form.states),
-            "lengths": self.lengths.int().cpu(),
-        }
-        reply = self.link.forward(sent)
-        states = decode_states(reply, len(sent["activations"]), hidden.shape[-1], self.form.states).to(
-            hidden.device
-        )
+        reply = self.link.forward(self.end.send_states(hidden.detach(), self.lengths))
+        states = self.end.receive_states(reply).to(hidden.device)
         received = unpack(states, self.lengths, hidden.shape[1])
         self.sent, self.received = hidden, received.requires_grad_(torch.is_grad_enabled())
         return self.received
@@ -75,9 +62,9 @@ class CutLayer(nn.Module):
     def fetch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The hidden states that were sent, and the loss's gradient by them, which the server computes."""
         assert self.received.grad is not None
-        rows = len(pack(self.received, self.lengths))
-        reply = self.link.backward(encode_gradients(self.received.grad, self.lengths, self.form.gradients))
-        gradients = decode_gradients(reply, rows, self.sent.shape[-1], self.form.gradients).to(self.sent.device)
+        wanted = self.sent.requires_grad
+        reply = self.link.backward(self.end.send_gradients(self.received.grad, self.lengths, wanted))
+        gradients = self.end.receive_gradients(reply).to(self.sent.device)
         return self.sent, unpack(gradients, self.lengths, self.sent.shape[1]).to(self.sent.dtype)
 
 

@@ -20,10 +20,12 @@ class Family:
     Attributes:
         splittable: its layers take hidden states and a mask, and nothing else that the embeddings know, so that
             some of them can be the server's.
+        reads_first: its head for whole texts reads the first token's state and no other.
         presets: name -> the keys of a config, for ``[model.config] preset``.
     """
 
     splittable: bool = True
+    reads_first: bool = True
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -50,8 +52,8 @@ FAMILIES: dict[str, Family] = {
     "roberta": Family(presets={"roberta-small": _ROBERTA_SMALL, "roberta-base": _ROBERTA_BASE}),
     "distilbert": Family(),
     "electra": Family(),
-    "modernbert": Family(splittable=False),
-    "gpt2": Family(presets={"gpt2-small": _GPT2_SMALL}),
+    "modernbert": Family(splittable=False, reads_first=False),
+    "gpt2": Family(reads_first=False, presets={"gpt2-small": _GPT2_SMALL}),
 }
 """``model_type`` in Hugging Face's configs -> family."""
 PRESETS: dict[str, dict[str, Any]] = {

@@ -24,7 +24,10 @@ READ: Mapping[Channel, str] = {
     "layers": "of a few texts, trained on without dropout, every token at its place",
     "adapters": "some tokens of short texts; published attacks read whole texts from adapters",
     "hidden_states": "most words of every text at their places; the labels are sent as they are",
-    "activations": "nearly every word of every batch at its place; from gradients, the masked places and words",
+    "activations": (
+        "nearly every word of every batch at its place; from gradients, the masked places and words; with "
+        "activations_changed, which texts come again and which of their tokens moved"
+    ),
     "reply": "the number of examples, the loss, scores, and how long training took",
 }
 """Channel -> what whoever receives it can read."""
@@ -40,6 +43,12 @@ NAMES: Mapping[Channel, str] = {
     "reply": "each reply",
 }
 """Channel -> what people call it."""
+
+CHANGED = (
+    "which texts come again within a round, which of their tokens have moved since, and at which tokens the "
+    "output is read"
+)
+"""What ``[wire] activations_changed`` says beside the numbers that it sends."""
 
 SENT: Mapping[Payload, str] = {
     "weights": (

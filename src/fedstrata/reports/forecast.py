@@ -15,6 +15,7 @@ from rich.text import Text
 
 from fedstrata.reports.parts import part_words, read_parts
 from fedstrata.reports.tables import MB, TERA, figure
+from fedstrata.wire.row_cache import room_words
 
 GB = 10**9
 """Bytes in a GB."""
@@ -86,11 +87,17 @@ def split_lines(forecast: Mapping[str, Costs]) -> list[str]:
     for name, costs in forecast.items():
         if cut := costs["split"]:
             batch, epoch, whole = (cut[f"{what}_bytes"] for what in ("batch", "epoch", "fedavg_round"))
+            most = "at most " if cut["at_most"] else ""
             lines.append(
-                f"{name}: a batch moves up to {figure(batch / MB)} MB through the cut, an epoch "
+                f"{name}: a batch moves up to {figure(batch / MB)} MB through the cut, an epoch {most}"
                 f"{figure(epoch / MB)} MB: {epoch / whole:.3g} times the {figure(whole / MB)} MB of a round of "
                 "FedAvg, however many epochs that has"
             )
+            if most:
+                lines.append(
+                    f"{name}: these bytes and those of its rounds are upper bounds, since only what has changed "
+                    f"is sent; the ledger has what was; {room_words(cut['cache_bytes'], cut['cache_limit'])}"
+                )
     return lines
 
 

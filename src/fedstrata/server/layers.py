@@ -23,17 +23,10 @@ from fedstrata.plan.schedule import ScheduleSpan
 from fedstrata.plan.streams import SERVER_DROPOUT, Streams
 from fedstrata.server.replica import LayerReplica
 from fedstrata.server.server import Server
-from fedstrata.wire.activations import (
-    StreamForm,
-    decode_gradients,
-    decode_lengths,
-    decode_states,
-    encode_gradients,
-    encode_states,
-    unpack,
-)
+from fedstrata.wire.activations import StreamForm, unpack
 from fedstrata.wire.codec import payload_bytes
 from fedstrata.wire.store import Store
+from fedstrata.wire.stream_ends import server_end
 
 Traffic = Counter[tuple[str, str]]
 """(direction, what) -> bytes of tensors that passed between a client and the server's layers."""
@@ -155,6 +148,7 @@ class ServerLayers:
 
     def close(self, session: SplitSession) -> None:
         """A client has trained, or been scored: the result waits for :meth:`collect`."""
+        session.end.close()
         with self.lock:
             session.replica.wait()
             request = session.request
@@ -167,6 +161,7 @@ class ServerLayers:
 
     def abandon(self, session: SplitSession) -> None:
         """A client has broken off: its copy is forgotten; steps of the one shared set of layers stay made."""
+        session.end.close()
         with self.lock:
             session.replica.in_use = False
             session.replica.wait()
@@ -239,6 +234,15 @@ class SplitSession:
         self.span = ScheduleSpan(1, 1)
         self.steps = 0
         self.traffic: Traffic = Counter()
+        settings, train = layers.settings, layers.train
+        self.end = server_end(
+            form=settings.form if optimizer else settings.form.plain,
+            width=layers.working.parts.hidden,
+            longest=settings.max_positions,
+            texts=train.batch_size,
+            folder=settings.store.folder,
+            room=train.feature_cache_bytes,
+        )
 
     def begin(self, span: ScheduleSpan) -> None:
         """The position of the client's steps in the learning-rate schedule."""
@@ -248,14 +252,13 @@ class SplitSession:
         """The layers' output for a batch's hidden states.
 
         Raises:
-            WireError: the message is not :func:`fedstrata.wire.activations.encode_states` with lengths.
+            WireError: the message is not what the client's end makes.
         """
-        layers, form = self.layers, self.layers.settings.form
-        lengths = decode_lengths(message, layers.settings.max_positions).to(self.device)
-        states = {name: tensor for name, tensor in message.items() if name != "lengths"}
+        layers = self.layers
+        rows, lengths = self.end.receive_states(message)
+        lengths = lengths.to(self.device)
         self._count("up", message, "activations")
-        rows = decode_states(states, int(lengths.sum()), layers.working.parts.hidden, form.states).to(self.device)
-        hidden = unpack(rows, lengths, layers.train.width)
+        hidden = unpack(rows.to(self.device), lengths, layers.train.width)
         mask = (torch.arange(hidden.shape[1], device=self.device) < lengths[:, None]).long()
         trains = self.optimizer is not None
         with layers.lock:
@@ -266,25 +269,23 @@ class SplitSession:
                 hidden = hidden.detach().requires_grad_(trains)
                 out = through(layers.working.model.config, self.replica.modules, hidden, mask)
         self.hidden, self.out, self.lengths = hidden, out, lengths
-        return self._count("down", encode_states(out.detach(), lengths, form.states), "activations")
+        return self._count("down", self.end.send_states(out.detach(), lengths), "activations")
 
     def backward(self, message: Tensors) -> Tensors:
         """The loss's gradient by the states that came in, from that by those that went out; then a step begins.
 
         Raises:
-            WireError: the message is not :func:`fedstrata.wire.activations.encode_gradients` of the last batch.
+            WireError: the message is not what the client's end makes of the last batch.
         """
         assert self.optimizer is not None
-        layers, form = self.layers, self.layers.settings.form
+        layers = self.layers
         self._count("up", message, "gradients")
-        rows = decode_gradients(message, int(self.lengths.sum()), layers.working.parts.hidden, form.gradients)
+        rows = self.end.receive_gradients(message)
         gradient = unpack(rows.to(self.out.device), self.lengths, self.out.shape[1])
         with layers.lock:
             torch.autograd.backward(self.out, gradient.to(self.out.dtype))
             assert self.hidden.grad is not None
-            reply = encode_gradients(
-                self.hidden.grad, self.lengths, form.gradients
-            )  # with the weights before the step
+            reply = self.end.send_gradients(self.hidden.grad, self.lengths)  # with the weights before the step
             layers.step(self.replica, self.optimizer, learning_rate(layers.train, self.span, self.steps))
         self.steps += 1
         return self._count("down", reply, "gradients")

@@ -5,12 +5,13 @@
 
 ``n`` is the number of tokens of the ``B`` texts together: padding is not sent. Gradients in fp16 are scaled
 by a power of two, which travels with them (fp32), since most would vanish otherwise. Either may travel in few
-bits, or with the largest channels of each token alone (:mod:`fedstrata.wire.rows`).
+bits, or with the largest channels of each token alone (:mod:`fedstrata.wire.rows`), and of some tokens alone
+(:mod:`fedstrata.wire.changed_rows`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -29,15 +30,25 @@ class StreamForm:
     Attributes:
         states: hidden states, both ways.
         gradients: their gradients, both ways.
+        changed: in training only tokens are sent that tell something new, hidden states where they moved by more
+            than this share of their length; None: all are.
     """
 
     states: RowForm
     gradients: RowForm
+    changed: float | None = None
+
+    @property
+    def plain(self) -> StreamForm:
+        """The same where all tokens are sent, as in scoring."""
+        return replace(self, changed=None)
 
 
-def stream_form(states: tuple[str, float], gradients: tuple[str, float]) -> StreamForm:
-    """The form of dtype and density of hidden states and of gradients."""
-    return StreamForm(RowForm(*states), RowForm(*gradients))
+def stream_form(
+    states: tuple[str, float], gradients: tuple[str, float], changed: float | None = None
+) -> StreamForm:
+    """The form of dtype and density of hidden states and of gradients, and of what moved."""
+    return StreamForm(RowForm(*states), RowForm(*gradients), changed)
 
 
 def pack(states: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -64,7 +75,11 @@ def encode_states(states: torch.Tensor, lengths: torch.Tensor, form: RowForm) ->
 
 def encode_gradients(gradients: torch.Tensor, lengths: torch.Tensor, form: RowForm) -> Tensors:
     """Gradients ``[B, S, H]`` as they travel."""
-    packed = pack(gradients, lengths)
+    return encode_gradient_rows(pack(gradients, lengths), form)
+
+
+def encode_gradient_rows(packed: torch.Tensor, form: RowForm) -> Tensors:
+    """Gradients ``[n, H]`` as they travel."""
     if form.dtype != "fp16":
         return encode_rows("gradients", packed, form)
     largest = packed.abs().amax().float().clamp(2.0**-100, 2.0**100)
@@ -118,14 +133,20 @@ def decode_lengths(message: Tensors, longest: int) -> torch.Tensor:
 def message_bytes(
     tokens: int, texts: int, hidden: int, form: StreamForm, steps: int = 1
 ) -> dict[tuple[str, str], int]:
-    """(direction, what) -> bytes of the messages of ``steps`` steps, of texts of so many tokens together."""
+    """(direction, what) -> bytes of the messages of ``steps`` steps, of texts of so many tokens together.
+
+    With ``form.changed`` these are the most that they can be: all tokens told something new in every step.
+    """
     states = tokens * form.states.row_bytes(hidden)
     gradients = tokens * form.gradients.row_bytes(hidden) + (4 * steps if form.gradients.dtype == "fp16" else 0)
+    numbers, bitmap, flag = 0, 0, 0
+    if form.changed is not None:
+        numbers, bitmap, flag = 4 * texts, (tokens + 7 * steps) // 8, steps
     return {
-        ("up", "activations"): states + 4 * texts,
+        ("up", "activations"): states + 4 * texts + numbers + 2 * bitmap,
         ("down", "activations"): states,
-        ("up", "gradients"): gradients,
-        ("down", "gradients"): gradients,
+        ("up", "gradients"): gradients + bitmap + flag,
+        ("down", "gradients"): gradients + bitmap,
     }
 
 

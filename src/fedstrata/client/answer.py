@@ -85,6 +85,8 @@ class Work:
         shared: the shared parts that the client holds, the request's own included, fp32.
         data: what the client has.
         callback: called after every step.
+        copied: the reply holds copies of the model's tensors; else some may be the model's own, which the next
+            request changes.
         link: the way to the layers that the server holds, where the plan says so.
     """
 
@@ -94,6 +96,7 @@ class Work:
     data: ClientData
     callback: StepCallback
     link: SplitLink | None = None
+    copied: bool = True
 
 
 Handler = Callable[[Work], Generator[None, None, Reply]]
@@ -153,7 +156,7 @@ def encoded_parts(work: Work, draw: Draw | None) -> Weights:
         encoded, left = runtime.wire.encode(tensors, reference, residual)
         own = {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
         message[part] = {
-            name: tensor.to("cpu", copy=tensor.untyped_storage().data_ptr() in own)  # the model's own will change
+            name: tensor.to("cpu", copy=work.copied and tensor.untyped_storage().data_ptr() in own)
             for name, tensor in encoded.items()
         }
         residual.update(left)

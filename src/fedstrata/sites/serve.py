@@ -126,7 +126,7 @@ def _take_part(settings: SiteSettings, say: Say, insecure: bool, dry_run: bool) 
     service = SiteService(settings, _log_step, _reach(settings, own), terminal.asking(say))
     visit = Visit(settings, say) if dry_run else None
     stop, log = threading.Event(), logs / "supernode.log"
-    desk = Desk(settings.host, settings.name, own, stop)
+    desk = Desk(settings.host, settings.name, own, stop, settings.folder)
     calls = (f"127.0.0.1:{port}", desk.take_call, stop, secret.read_bytes())
     listener = threading.Thread(target=flower.answer_messages, args=calls, daemon=True)
     wait = partial(_await_connection, settings.name, log, stop, say)

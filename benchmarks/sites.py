@@ -39,14 +39,22 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+import measure
 from rich.console import Console
 from rich.table import Table
 
 # What computes is imported by the processes that do: this one only starts them, counts and waits.
 
-SIZES = {"base": (12, 768, 12), "small": (12, 256, 4), "tiny": (2, 32, 2)}
-"""Layers, width, heads: BERT's, RoBERTa's of the FedBERT paper, and a tiny model to test this file with."""
-VOCABULARY = {"base": 30_522, "small": 50_265, "tiny": 30_522}
+SIZES = {
+    "large": (24, 1024, 16),
+    "base": (12, 768, 12),
+    "mini": (12, 384, 12),
+    "small": (12, 256, 4),
+    "tiny": (2, 32, 2),
+}
+"""Layers, width, heads: BERT's (1.5 GB with a large vocabulary, 0.44 GB), MiniLM's (0.13 GB), RoBERTa's of the
+FedBERT paper, and a tiny model to test this file with."""
+VOCABULARY = {"large": 70_000, "base": 30_522, "mini": 30_522, "small": 50_265, "tiny": 30_522}
 DTYPES = ("bf16", "fp32")
 """Wire types of split steps."""
 SITES = ("a", "b")
@@ -87,6 +95,13 @@ def parents() -> dict[int, int]:
 def children(pid: int) -> list[int]:
     """The processes that a process has started."""
     return [child for child, parent in parents().items() if parent == pid]
+
+
+def words_of(pid: int) -> list[bytes]:
+    """The command by which a process was started; nothing of one that has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return []
 
 
 def memory(pid: int, what: str = "VmHWM") -> int:
@@ -343,7 +358,7 @@ def federation(folder: Path) -> Iterator[tuple[Path, Relay, dict[str, int]]]:
             await_word(f"{name}: connected", process, folder / f"{name}.log")
             processes[f"join {name}"] = process.pid
         for name, pid in list(processes.items()):
-            [child] = children(pid)
+            [child] = (child for child in children(pid) if b"--superlink" in words_of(child) or name == "serve")
             processes[name.replace("serve", "SuperLink").replace("join", "SuperNode")] = child
         yield made, relay, processes
 
@@ -828,7 +843,7 @@ def main() -> None:
     found = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
     machine = f"{found[0] if found else 'processor'}, {os.cpu_count()} cores"
     CONSOLE.print(f"{machine}; one thread to compute with in each process; loopback, TLS; {load()}")
-    figures: dict[str, Any] = {"machine": machine}
+    figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as made, ExitStack() as stack:
         stack.callback(forkserver._forkserver._stop)  # and wait for it, which its end with this process would not
         os.environ.update(ALONE, FEDSTRATA_CACHE=str(Path(made) / "cache"))
@@ -849,6 +864,7 @@ def main() -> None:
             show_split(figures["split"], chosen.batch, chosen.tokens, repeat)
             CONSOLE.print(load())
     if chosen.json:
+        figures["machine"] = measure.machine()
         chosen.json.write_text(json.dumps(figures, indent=1), "utf-8")
 
 

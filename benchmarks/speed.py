@@ -82,6 +82,13 @@ TARGETS = (
     Target("memory, 10,000 / 10 clients", "–", 1.1, "memory 10,000 / 10"),
     Target("FedBFPT round between sites beyond training, 31 MB", "5.0 s", 1.5, "sites: fedbfpt", unit=" s"),
     Target("FedAvg round between sites beyond training, 438 MB", "26.7 s", 8.0, "sites: fedavg", unit=" s"),
+    Target(
+        "memory of `run` beyond training / model of 438 MB",
+        "12.7 in all",
+        3.0,
+        "sites memory: fedavg, run",
+    ),
+    Target("memory of `join` beyond training / model of 438 MB", "10.0 in all", 3.0, "sites memory: fedavg, join"),
     Target("`import fedstrata`", "0.03 s", 0.03, "import", unit=" s"),
     Target("forecast of BERT-base, two methods", "9 s", 3.0, "forecast", FORECAST, unit=" s"),
 )

@@ -134,3 +134,16 @@ def model_of(result: Any) -> Path:
     """The folder of a run's model; where each client has its own, of the first one's."""
     folder: Path = result.model_folder or result.folder / next(iter(result.clients.values()))["model"]
     return folder
+
+
+def resident(tensor: torch.Tensor) -> int:
+    """Kilobytes of a tensor's mapping that are in this process's memory. Linux only."""
+    address, inside = tensor.data_ptr(), False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head = line.split()[0]
+        if "-" in head:
+            begin, end = (int(each, 16) for each in head.split("-"))
+            inside = begin <= address < end
+        elif inside and head == "Rss:":
+            return int(line.split()[1])
+    raise LookupError

@@ -24,8 +24,9 @@ def test_mean_of_one_is_exact_and_tensors_are_averaged_over_those_that_sent_them
     mean = WeightedMean()
     mean.add({"both": value, "first": value}, 7, "a")
     mean.add({"both": value * 3}, 14, "b")
-    assert torch.equal(mean.result()["first"], value)
-    torch.testing.assert_close(mean.result()["both"], value * 7 / 3)
+    result = mean.result()
+    assert torch.equal(result["first"], value)
+    torch.testing.assert_close(result["both"], value * 7 / 3)
 
 
 def test_the_mean_is_taken_in_fp64_and_does_not_depend_on_the_order_of_small_whole_weights() -> None:
@@ -53,8 +54,9 @@ def test_what_comes_out_is_fp32_and_what_went_in_is_untouched() -> None:
     value = torch.tensor([1.0, 2.0])
     mean = WeightedMean()
     mean.add({"w": value}, 5, "a")
-    assert mean.result()["w"].dtype == torch.float32
-    mean.result()["w"].add_(1)
+    result = mean.result()["w"]
+    assert result.dtype == torch.float32
+    result.add_(1)
     assert value.tolist() == [1.0, 2.0]
 
 

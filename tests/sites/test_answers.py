@@ -22,7 +22,8 @@ def request(round: int = 0, server: tuple[str, ...] = ()) -> Request:
 def kept(answers: Answers, round: int, seconds: float = 1.0) -> bytes:
     message = pack({"head": torch.full((3,), float(round))}, {})
     digest = release_of(message.pieces(), "", round, "weights", (), 9).sha256
-    answers.keep(Answer(round, "weights", f"asked-{round}", 9, seconds, digest), message)
+    answer, stored = answers.keep(Answer(round, "weights", f"asked-{round}", 9, seconds), message)
+    assert (answer.sha256, bytes(stored)) == (digest, bytes(message))
     return bytes(message)
 
 

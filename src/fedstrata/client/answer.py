@@ -86,8 +86,9 @@ class Work:
         shared: the shared parts that the client holds, the request's own included, fp32.
         data: what the client has.
         callback: called after every step.
+        copied: the reply holds copies of the model's tensors; else some may be the model's own, which the next
+            request changes.
         link: the way to the layers that the server holds, where the plan says so.
-        taken_at_once: the reply is copied before the model changes again, so it may hold the model's own tensors.
     """
 
     runtime: ClientRuntime
@@ -96,7 +97,7 @@ class Work:
     data: ClientData
     callback: StepCallback
     link: SplitLink | None = None
-    taken_at_once: bool = False
+    copied: bool = True
 
 
 Handler = Callable[[Work], Generator[None, None, Reply]]
@@ -154,13 +155,9 @@ def encoded_parts(work: Work, draw: Draw | None) -> Weights:
     for part, tensors in sent_parts(work, draw).items():
         reference = work.shared[part][1] if runtime.wire.changes else None
         encoded, left = runtime.wire.encode(tensors, reference, residual)
-        own = (
-            set[int]()
-            if work.taken_at_once
-            else {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
-        )
+        own = {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
         message[part] = {
-            name: tensor.to("cpu", copy=tensor.untyped_storage().data_ptr() in own)  # the model's own will change
+            name: tensor.to("cpu", copy=work.copied and tensor.untyped_storage().data_ptr() in own)
             for name, tensor in encoded.items()
         }
         residual.update(left)

@@ -15,6 +15,7 @@ from fedstrata.models.parts import LINEAR, part_tensors
 from fedstrata.plan.messages import Tagged
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
+from fedstrata.wire.on_disk import let_go
 
 Parameters = Mapping[str, torch.nn.Parameter]
 """Trained parameters by the names they have in the model."""
@@ -52,6 +53,7 @@ class WorkingModel:
             if tag is None or self._tags.get(part) != tag:
                 for name, parameter in part_tensors(self.model, self.parts, [part]).items():
                     parameter.copy_(new[name])
+                let_go(new.values())
                 self._tags[part] = tag
 
     def changed(self, names: Iterable[str]) -> None:

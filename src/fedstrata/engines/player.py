@@ -150,7 +150,7 @@ class Player:
         seed, request = self.seed, task.request
         data = ClientData(seed.train, task.index, seed.test, task.tests, Store(task.folder, note))
         shared = {part: self.published["client", part] for _, part in task.needs}
-        work = Work(self.runtime, request, shared, data, self._stepped(request), taken_at_once=True)
+        work = Work(self.runtime, request, shared, data, self._stepped(request), copied=False)
         return Played(drain(answer_request(work, EXCHANGES[seed.exchange].handlers)), tuple(notes))
 
     def _stepped(self, request: Request) -> Callable[[int, int, float, int], None]:

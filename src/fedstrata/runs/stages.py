@@ -52,6 +52,7 @@ from fedstrata.sites.federation import check_sites, federation, names_of, settle
 from fedstrata.sites.run_record import recorded
 from fedstrata.wire.files import checksum_of
 from fedstrata.wire.finite import not_finite
+from fedstrata.wire.on_disk import on_disk
 
 START = "start"
 """Folder of a new model in the output folder of the stage that begins with it."""
@@ -292,5 +293,6 @@ def _go_on(stage: Stage, start: str, found: list[Change]) -> None:
         stage.tell(Noted(lost))
     record_changes(job, folder, found, done, own.identities())
     record_environment(folder, job.engine.threads)
+    begun = on_disk(weights, folder / "state") if stage.federation else {}
     with status_on_disk(job, folder), threads_set(job.engine.threads), run.committing():
-        train_stage(ReadyStage(**vars(stage), ready=ready, weights=weights, state=run))
+        train_stage(ReadyStage(**vars(stage), ready=ready, weights=weights, start=begun, state=run))

@@ -93,12 +93,14 @@ class ReadyStage(Stage):
 
     Attributes:
         ready: them.
-        weights: the start model's.
+        weights: the server's: at first the start model's, then what they become.
+        start: the start model's, for sites; empty where the clients are here.
         state: the run's state on disk, reopened at the round from which it goes on.
     """
 
     ready: Ready
     weights: Weights
+    start: Weights
     state: RunState
 
     @property
@@ -181,10 +183,9 @@ def start_weights(runtime: ClientRuntime) -> Weights:
 
 
 def _make_server(stage: ReadyStage) -> Server:
-    table, own, runtime = stage.job.server, stage.components, stage.ready.runtime
+    table, own, runtime, weights = stage.job.server, stage.components, stage.ready.runtime, stage.weights
     begin = own.aggregate or aggregate_of(table, stage.folder / "state")
     optimizer = own.server_optimizer or make_server_optimizer(table)
-    weights = dict(stage.weights)
     if stage.job.adapter.kind == "lora" and stage.job.adapter.merge == "exact":
         if own.aggregate or own.server_optimizer:
             raise UserError("[adapter] merge: 'exact' goes with no aggregate or server optimizer of one's own")
@@ -251,7 +252,7 @@ def _engine(stage: ReadyStage, server: Server, half: Half) -> Iterator[tuple[Eng
             labels=stage.data.labels,
             loaded=stage.ready.loaded,
             server=server,
-            start=stage.weights,
+            start=stage.start,
             layers=half.layers,
             folder=stage.folder,
             records=stage.state.records,

@@ -36,7 +36,7 @@ class Aggregate(Protocol):
         """
 
     def result(self) -> Tensors:
-        """The round's result for every tensor that anybody sent, fp32."""
+        """The round's result for every tensor that anybody sent, fp32; it is asked for once."""
 
 
 MakeAggregate = Callable[[], Aggregate]

@@ -14,13 +14,14 @@ from itertools import repeat
 import torch
 
 from fedstrata.plan.kinds import Tensors
+from fedstrata.wire.on_disk import is_on_disk, let_go
 
 CHUNK = 1 << 15
 """Elements of a block: its sums and a reply's elements, both in fp64, stay in a core's cache."""
 HELD = 3
 """Replies of a tensor that wait to be summed in one pass; so memory does not grow with the number of clients."""
 HELD_BYTES = 1 << 29
-"""Bytes of all that wait, beyond which nothing waits for more replies."""
+"""Bytes in memory of all that wait, beyond which nothing waits for more replies."""
 
 Waiting = list[tuple[int, torch.Tensor]]
 """A tensor's replies with their weights, in order."""
@@ -29,14 +30,14 @@ Waiting = list[tuple[int, torch.Tensor]]
 class WeightedMean:
     """A running mean of tensors, weighted by examples. See :class:`fedstrata.server.aggregate.Aggregate`.
 
-    Tensors that are added must not change until the round ends. Of each at most twice ``HELD`` are in memory:
-    those that wait, and those that are being summed.
+    Tensors that are added must not change until the round ends. Of each at most twice ``HELD`` are held: those
+    that wait, and those that are being summed. Replies and sums are dropped one by one as the result is made.
 
     Attributes:
         sums: name -> weighted sum, fp64, of what no longer waits; not to be read while a pass runs.
         weights: name -> sum of the weights of all who sent it.
         waiting: name -> what is in no pass yet.
-        bytes: of all that waits.
+        bytes: in memory of all that waits.
     """
 
     def __init__(self) -> None:
@@ -54,7 +55,7 @@ class WeightedMean:
             self._begin(list(self.waiting) if self.bytes > HELD_BYTES else full)
         for name, tensor in tensors.items():
             self.waiting.setdefault(name, []).append((weight, tensor))
-            self.bytes += tensor.nbytes
+            self.bytes += _bytes(tensor)
             self.weights[name] = self.weights.get(name, 0) + weight
 
     def result(self) -> Tensors:
@@ -63,14 +64,14 @@ class WeightedMean:
         if self.thread:
             self.thread.shutdown()
             self.thread = None
-        return {name: self._mean(name) for name in self.waiting}
+        return {name: self._mean(name) for name in list(self.waiting)}
 
     def _begin(self, names: Sequence[str]) -> None:
         """Begin a pass over what waits of these tensors, once the one before it is done."""
         self._wait(names)
         taken = {name: self.waiting[name] for name in names}
         self.waiting |= {name: [] for name in names}
-        self.bytes -= sum(tensor.nbytes for waiting in taken.values() for _, tensor in waiting)
+        self.bytes -= sum(_bytes(tensor) for waiting in taken.values() for _, tensor in waiting)
         self.thread = self.thread or ThreadPoolExecutor(1, "mean")
         self.running |= dict.fromkeys(names, self.thread.submit(self._sum, taken))
 
@@ -89,7 +90,7 @@ class WeightedMean:
                 add_up(waiting, total, self.sums[name])
 
     def _mean(self, name: str) -> torch.Tensor:
-        total, waiting = self.sums.get(name), self.waiting[name]
+        total, waiting = self.sums.pop(name, None), self.waiting.pop(name)
         mean = torch.empty(waiting[0][1].shape if total is None else total.shape)
         add_up(waiting, total, mean, self.weights[name])
         return mean
@@ -122,6 +123,12 @@ def add_up(waiting: Waiting, total: torch.Tensor | None, into: torch.Tensor, div
             own.div_(divisor)
         if own is not new:
             new.copy_(own)
+    let_go(tensor for _, tensor in waiting)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """Bytes that a tensor takes in memory while it waits."""
+    return 0 if is_on_disk(tensor) else tensor.nbytes
 
 
 def _blocks(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -30,6 +30,7 @@ import torch
 from fedstrata.errors import plural
 from fedstrata.job.aggregate_rules import least_senders
 from fedstrata.plan.kinds import Tensors
+from fedstrata.wire.on_disk import content, let_go
 
 PIECE = 1 << 18
 """Numbers that are read back at a time, of all clients together."""
@@ -88,7 +89,8 @@ class StoredReplies:
         for name, tensor in tensors.items():
             self.places.setdefault(name, {})[client] = self.file.tell()
             self.shapes[name] = tensor.shape
-            self.file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            self.file.write(content(tensor.detach().cpu().contiguous()))
+            let_go([tensor])
 
     def groups(self) -> Iterator[tuple[tuple[str, ...], list[str]]]:
         """Clients, in the order in which they came, and the tensors that exactly these have sent."""

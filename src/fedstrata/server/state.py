@@ -28,8 +28,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedstrata.errors import UserError
 from fedstrata.plan.kinds import Tensors
 from fedstrata.server.commits import Commit, CommitWriter, part_files
@@ -39,6 +37,7 @@ from fedstrata.server.records import FileRecords
 from fedstrata.server.server import Server
 from fedstrata.wire.chain import Chains, saved
 from fedstrata.wire.files import flush, read_sealed, write_sealed
+from fedstrata.wire.on_disk import content, let_go
 from fedstrata.wire.store import Store, read_tensors, write_tensors
 
 JOURNAL = "state/journal"
@@ -55,7 +54,8 @@ def fingerprint(weights: Mapping[str, Tensors], tokenizer: str = "") -> str:
     for tensors in weights.values():
         for name, tensor in tensors.items():
             digest.update(name.encode())
-            digest.update(tensor.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data)
+            digest.update(content(tensor.contiguous().cpu()))
+            let_go([tensor])
     return digest.hexdigest()
 
 

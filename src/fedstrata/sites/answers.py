@@ -12,15 +12,14 @@ import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import torch
 import xxhash
 
 from fedstrata.plan.messages import Request
 from fedstrata.sites.permission import Refused
 from fedstrata.sites.site import Site
-from fedstrata.wire.codec import WireError
 from fedstrata.wire.files import append_lines, flush
-from fedstrata.wire.tensor_file import TensorFile, read_file
+from fedstrata.wire.on_disk import content, let_go
+from fedstrata.wire.tensor_file import PIECE, TensorFile, open_file
 
 INDEX, FOLDER = "answers.jsonl", "answers"
 FILES = (INDEX, "*.answer")
@@ -105,33 +104,34 @@ class Answers:
                 raise Refused(f"it has held {SESSIONS} sessions for {where} already")
             return None
         try:
-            content = self._path(found).read_bytes()
+            with self._path(found).open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
         except FileNotFoundError:
             raise Refused(f"its answer to {where} was sent long ago and is not kept any more") from None
-        if hashlib.sha256(content).hexdigest() != found.sha256:
+        if digest != found.sha256:
             raise Refused(f"its answer to {where} is damaged; its own log says more")
-        try:
-            return found, read_file(content)
-        except WireError:
-            raise Refused(f"its answer to {where} is damaged; its own log says more") from None
+        return found, open_file(self._path(found))
 
     def begin(self, answer: Answer) -> None:
         """Note a request whose session on the server's layers is about to begin."""
         self._write(replace(answer, sessions=self._sessions(answer) + 1))
 
-    def keep(self, answer: Answer, message: TensorFile) -> None:
-        """Keep an answer that is about to leave."""
-        answer = replace(answer, sessions=self._sessions(answer))
+    def keep(self, answer: Answer, message: TensorFile) -> tuple[Answer, TensorFile]:
+        """Keep an answer that is about to leave; it with its SHA-256, and the message as it is kept."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self._path(answer)
-        part = path.with_suffix(".part.answer")
+        part, hashed = path.with_suffix(".part.answer"), hashlib.sha256()
         with part.open("wb") as file:
-            file.writelines(message.pieces())
+            for view in message.views(PIECE):
+                hashed.update(view)
+                file.write(view)
         os.replace(part, path)
+        answer = replace(answer, sessions=self._sessions(answer), sha256=hashed.hexdigest())
         self._write(answer)
         for old in self.known.values():
             if old.round <= answer.round - KEPT_ROUNDS:
                 self._path(old).unlink(missing_ok=True)
+        return answer, open_file(path)
 
     def _sessions(self, answer: Answer) -> int:
         before = self.known.get((answer.round, answer.payload))
@@ -168,5 +168,6 @@ def request_digest(site: Site, request: Request) -> str:
     for part in sorted(request.versions):
         for name, tensor in sorted(site.shared[part][1].items()):
             digest.update(f"\0{part}|{name}\0".encode())
-            digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            digest.update(content(tensor.contiguous()))
+            let_go([tensor])
     return digest.hexdigest()

@@ -126,7 +126,7 @@ def federation(engine: Engine) -> Iterator[Federation]:
     with (
         _run_lock(settings.home),
         flower.connect(server, ca, keys, secret) as caller,
-        MessageServer(listen, _tls(settings, not engine.insecure), tokens) as messages,
+        MessageServer(listen, _tls(settings, not engine.insecure), tokens, settings.home) as messages,
     ):
         admission = Admission(settings, None if engine.insecure else settings.home / "server.toml")
         transport = SiteTransport(caller, messages, tokens, admission.revoked)

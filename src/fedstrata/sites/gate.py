@@ -89,15 +89,14 @@ class Gate:
         if again:
             run.answers.begin(Answer(*key, digest, rows))
         began = time.monotonic()
-        reply = site.carry_out(request)
+        reply = site.carry_out(request, copied=False)  # what leaves is read from where it is kept
         write()
         message = encode_reply(run.name, reply, request, run.hello.start)
         self._check_bytes(run.name, len(message))
-        release = release_of(message.pieces(), run.name, request.round, payload, parts, rows)
-        seconds = time.monotonic() - began
-        run.answers.keep(Answer(*key, digest, rows, seconds, release.sha256), message)
-        self.log.append(release)
-        return message
+        answer, kept = run.answers.keep(Answer(*key, digest, rows, time.monotonic() - began), message)
+        fields = run.name, request.round, payload, parts, len(kept), rows, answer.sha256
+        self.log.append(Release(now().isoformat(), *fields))
+        return kept
 
     def release(
         self, message: TensorFile, run: str, round: int, payload: str, parts: tuple[str, ...] = (), rows: int = 0
@@ -109,7 +108,7 @@ class Gate:
         Raises:
             Refused: too many bytes have left.
         """
-        release = release_of(message.pieces(), run, round, payload, parts, rows)
+        release = release_of(message.views(), run, round, payload, parts, rows)
         if payload in WITH_ROWS:
             self._check_bytes(run, release.bytes)
         elif release.sha256 in self.log.short:

@@ -6,11 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 from pydantic import ValidationError
 
 from fedstrata.sites.checks import join_address
+from fedstrata.sites.free_memory import give_back
 from fedstrata.sites.listening import ClientTLS, open_channel
 from fedstrata.sites.message_stream import (
     DELIVER,
@@ -62,10 +64,13 @@ class MessageClient:
         site: the site's name.
         token: by which the server knows it.
         tls: see :data:`fedstrata.sites.listening.ClientTLS`; None: plain text, for tests on one machine.
+        folder: on whose disk large messages wait; None: they are in memory.
     """
 
-    def __init__(self, address: str, site: str, token: str, tls: ClientTLS | None) -> None:
-        self.address, self.token = address, token
+    def __init__(
+        self, address: str, site: str, token: str, tls: ClientTLS | None, folder: Path | None = None
+    ) -> None:
+        self.address, self.token, self.folder = address, token, folder
         options = [
             *OPTIONS.items(),
             ("grpc.max_receive_message_length", MOST_FRAME),
@@ -96,6 +101,7 @@ class MessageClient:
                 id, answer = self._retried(self._fetch, service)
                 self._retried(self._deliver, id, answer)
                 del answer  # the next message brings as much again
+                give_back()
         except Over:
             pass
         finally:
@@ -107,7 +113,7 @@ class MessageClient:
         if (first := next(received, None)) is None:
             raise Over
         header = read_header(first)
-        reader, began = Reader(header.size, service.admit), time.monotonic()
+        reader, began = Reader(header.size, service.admit, self.folder), time.monotonic()
         try:
             message = read_frames(reader, received)
         except grpc.RpcError:
@@ -161,10 +167,13 @@ class Desk:
         site: the site's name.
         tls: see :class:`MessageClient`.
         stop: set when the program ends.
+        folder: see :class:`MessageClient`.
     """
 
-    def __init__(self, host: str, site: str, tls: ClientTLS | None, stop: threading.Event) -> None:
-        self.host, self.site, self.tls, self.stop = host, site, tls, stop
+    def __init__(
+        self, host: str, site: str, tls: ClientTLS | None, stop: threading.Event, folder: Path | None = None
+    ) -> None:
+        self.host, self.site, self.tls, self.stop, self.folder = host, site, tls, stop, folder
         self.called = threading.Condition()
         self.client: MessageClient | None = None
 
@@ -181,7 +190,7 @@ class Desk:
             client = self.client
             if client and not client.closed.is_set() and (client.address, client.token) == (address, header.token):
                 return b""
-        client = MessageClient(address, self.site, header.token, self.tls)
+        client = MessageClient(address, self.site, header.token, self.tls, self.folder)
         if not client.connects():
             client.close()
             why = f"cannot connect to {address} (message_port in server.toml): a firewall, or another certificate"

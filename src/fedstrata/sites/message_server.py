@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fedstrata.sites.listening import ServerTLS, is_named, listen
@@ -70,6 +71,7 @@ class MessageServer:
         address: "HOST:PORT" to listen on; port 0 takes an unused one.
         tls: see :func:`fedstrata.sites.listening.listen`; None: plain text, for tests on one machine.
         tokens: site -> the token by which it is known.
+        folder: on whose disk large answers wait; None: they are in memory.
 
     Attributes:
         port: the port that it listens on.
@@ -78,7 +80,10 @@ class MessageServer:
         UserError: the address cannot be listened on.
     """
 
-    def __init__(self, address: str, tls: ServerTLS | None, tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self, address: str, tls: ServerTLS | None, tokens: Mapping[str, str], folder: Path | None = None
+    ) -> None:
+        self.folder = folder
         self.tokens = {site: token.encode() for site, token in tokens.items()}
         self.boxes = {site: Mailbox() for site in tokens}
         self.unknown_token = secrets.token_bytes(32)
@@ -223,7 +228,7 @@ class MessageServer:
                     return LATE
                 _cancel(box.delivery)
                 box.delivery, limit = call, box.answer_bytes
-            answer = _read(header.size, limit, received)
+            answer = self._read(header.size, limit, received)
         except (WireError, grpc.RpcError):
             return LATE
         finally:
@@ -233,6 +238,20 @@ class MessageServer:
                     if answer is not None:
                         self._answer(box, answer)
         return TAKEN
+
+    def _read(self, size: int, limit: int, received: Iterator[bytes]) -> Answer:
+        """An answer of so many bytes whose tensors may have ``limit``, or what is wrong with it."""
+
+        def admit(metadata: Mapping[str, str], tensors: int) -> None:
+            if tensors > limit:
+                raise WireError(f"answers with tensors of {tensors} bytes, at most {limit} were asked for")
+
+        try:
+            return read_frames(Reader(size, admit, self.folder), received)
+        except WireError as error:
+            return error
+        except OSError as error:
+            return WireError(f"answers with {size} bytes, which cannot be kept at the server ({error.strerror})")
 
     def _answer(self, box: Mailbox, answer: Answer) -> None:
         box.answer, box.answered, box.message, box.fetched = answer, True, None, True
@@ -246,16 +265,3 @@ def _due(box: Mailbox) -> bool:
 def _cancel(call: Any) -> None:
     if call is not None:
         call.cancel()
-
-
-def _read(size: int, limit: int, received: Iterator[bytes]) -> Answer:
-    """An answer of so many bytes whose tensors may have ``limit``, or what is wrong with it."""
-
-    def admit(metadata: Mapping[str, str], tensors: int) -> None:
-        if tensors > limit:
-            raise WireError(f"answers with tensors of {tensors} bytes, at most {limit} were asked for")
-
-    try:
-        return read_frames(Reader(size, admit), received)
-    except WireError as error:
-        return error

@@ -137,7 +137,7 @@ class ReleaseLog:
 
 
 def release_of(
-    pieces: Iterator[bytes], run: str, round: int, payload: str, parts: tuple[str, ...], rows: int
+    pieces: Iterator[bytes | memoryview], run: str, round: int, payload: str, parts: tuple[str, ...], rows: int
 ) -> Release:
     """The release of a message that is about to leave, from its bytes in pieces."""
     digest, size = hashlib.sha256(), 0

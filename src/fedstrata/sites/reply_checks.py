@@ -15,6 +15,7 @@ from fedstrata.plan.messages import Reply, Request
 from fedstrata.server.server import HUGE, Server
 from fedstrata.wire.codec import WireError
 from fedstrata.wire.foreign import plain_text
+from fedstrata.wire.on_disk import let_go
 
 MARGIN = 10.0
 """A reply's weight may be larger than ``HUGE`` where the server's own part has one a tenth as large."""
@@ -59,6 +60,7 @@ def _check_trained(server: Server, request: Request, reply: Reply) -> None:
         server.check(request.plan, reply)
         for part, message in reply.weights.items():
             _check_size(part, message, server.weights[part])
+            let_go(message.values())
     except WireError as error:
         raise WireError(f"sends what cannot be used: {error}") from None
 

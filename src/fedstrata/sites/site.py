@@ -24,6 +24,7 @@ from fedstrata.sites.noise import SecretNoise
 from fedstrata.sites.noise_account import NoiseAccount, release_of
 from fedstrata.wire.chain import check_received, receive, steps_of
 from fedstrata.wire.codec import WireError, check, payload_bytes, wire_spec
+from fedstrata.wire.on_disk import on_disk
 from fedstrata.wire.store import read_tensors, write_tensors
 
 KEPT_VERSIONS = 5
@@ -74,10 +75,9 @@ class Site:
         streams = self.runtime.trainer.streams
         plan = make_plan(self.method, working.parts, self.task, 0, self.name, streams)
         away = plan.away(working.parts)
-        for part in working.parts.names:
-            if part not in away:
-                own = part_tensors(working.model, working.parts, [part])
-                self.shared[part] = 0, {name: tensor.to("cpu", copy=True) for name, tensor in own.items()}
+        held = [part for part in working.parts.names if part not in away]
+        own = on_disk({part: part_tensors(working.model, working.parts, [part]) for part in held}, self.folder)
+        self.shared |= {part: (0, tensors) for part, tensors in own.items()}
         for part in self.shared:
             if versions := self._on_disk(part):
                 self.shared[part] = versions[-1], read_tensors(self._path(part, versions[-1]))
@@ -100,8 +100,8 @@ class Site:
             elif self.shared[part][0] != version:
                 self.shared[part] = version, self._read(part, version)
 
-    def carry_out(self, request: Request) -> Reply:
-        """The reply to a request that has been taken.
+    def carry_out(self, request: Request, copied: bool = True) -> Reply:
+        """The reply to a request that has been taken; ``copied`` is that of :class:`fedstrata.client.answer.Work`.
 
         Raises:
             WireError: more would leave than the limit.
@@ -110,12 +110,12 @@ class Site:
         if private and self.account and request.phase == "train":
             self.account.spend(self.folder.name, request.round, private.table.level, release_of(private, count))
         with self._holding(request.parts):
-            reply = self._carry_out(request)
+            reply = self._carry_out(request, copied)
             reply = private.told_outside(reply) if private else reply
         _within(sum(map(payload_bytes, reply.weights.values())), self.limit)
         return reply
 
-    def _carry_out(self, request: Request) -> Reply:
+    def _carry_out(self, request: Request, copied: bool) -> Reply:
         reach = self.reach(request) if self.reach and request.phase != "receive" else nullcontext()
         with reach as link:
             work = Work(
@@ -124,6 +124,7 @@ class Site:
                 shared=self.shared,
                 data=self.data,
                 callback=self.callback,
+                copied=copied,
                 link=link and _Metered(link, self.limit, partial(self.leaving, request)),
             )
             return drain(answer_request(work, EXCHANGES[self.method.exchange].handlers))

@@ -9,6 +9,7 @@ import torch
 from fedstrata.plan.kinds import Tensors
 from fedstrata.wire.finite import not_finite
 from fedstrata.wire.int8 import dequantize_rows, quantize_rows
+from fedstrata.wire.on_disk import let_go
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Tensor name -> shape."""
@@ -83,3 +84,4 @@ def check(tensors: Mapping[str, torch.Tensor], spec: Spec) -> None:
             raise WireError(f"{name}: is {tensor.dtype} {tuple(tensor.shape)}, must be {wanted}")
     if name := not_finite(tensors):
         raise WireError(f"{name}: holds a value that is not finite")
+    let_go(tensors.values())

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ import torch
 from fedstrata.plan.kinds import Tensors
 from fedstrata.wire.codec import WireError
 from fedstrata.wire.foreign import read_json
+from fedstrata.wire.on_disk import LEAST, Place, content, empty_on_disk, let_go, mapped
+from fedstrata.wire.states import Spec
 
 DTYPES = {
     "F64": torch.float64,
@@ -63,16 +66,19 @@ class TensorFile:
     def __bytes__(self) -> bytes:
         return b"".join(self.pieces())
 
-    def views(self) -> Iterator[memoryview]:
-        """The file's bytes, in order, without a copy: the head, then tensor by tensor."""
-        yield memoryview(self.head)
-        yield from map(_content, self.tensors.values())
+    def views(self, most: int = 1 << 62) -> Iterator[memoryview]:
+        """The file's bytes, in order, without a copy: the head, then tensor by tensor, ``most`` bytes at once.
+
+        Of tensors that wait on the disk only the one that is being given is in memory.
+        """
+        yield from _cut(memoryview(self.head), most)
+        for tensor in self.tensors.values():
+            yield from _cut(content(tensor), most)
+            let_go([tensor])
 
     def pieces(self) -> Iterator[bytes]:
         """The file's bytes, in order, at most ``PIECE`` at once."""
-        for content in self.views():
-            for begin in range(0, len(content), PIECE):
-                yield bytes(content[begin : begin + PIECE])
+        yield from map(bytes, self.views(PIECE))
 
 
 def pack(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> TensorFile:
@@ -102,17 +108,18 @@ class Reader:
     Args:
         size: bytes of the file, as announced.
         admit: see :data:`Admit`.
+        folder: on whose disk the tensors of a large file wait; None: they are in memory.
 
     Attributes:
         metadata: the file's, as soon as its head is there.
     """
 
-    def __init__(self, size: int, admit: Admit = lambda metadata, size: None) -> None:
-        self.size, self.admit = size, admit
+    def __init__(self, size: int, admit: Admit = lambda metadata, size: None, folder: Path | None = None) -> None:
+        self.size, self.admit, self.folder = size, admit, folder
         self.metadata: Mapping[str, str] = {}
         self.head = bytearray()
         self.tensors: Tensors | None = None
-        self.places: list[memoryview] = []
+        self.places: list[memoryview | Place] = []
         self.filled = 0
 
     def feed(self, piece: bytes) -> None:
@@ -159,23 +166,21 @@ class Reader:
         return size
 
     def _allocate(self) -> None:
+        self.metadata, specs = _read_head(self.head, self.size)
+        self.admit(self.metadata, self.size - len(self.head))
+        places = self._room({name: (dtype, shape) for name, (dtype, shape, _) in specs.items()})
+        self.places = [place for name in specs if len(place := places[name])]
+
+    def _room(self, spec: Spec) -> Mapping[str, memoryview | Place]:
+        """Make the tensors; the places to fill them through."""
         try:
-            table = read_json(self.head[8:], MOST_HEAD)
-            metadata = table.pop(METADATA)
-            if not all(type(value) is str for value in metadata.values()):
-                raise TypeError
-            specs = {name: _spec(entry) for name, entry in table.items()}
-        except (*JSON_ERRORS, AttributeError) as error:
-            raise WireError(f"its head cannot be read ({type(error).__name__})") from None
-        _check_places([places for _, _, places in specs.values()], self.size - len(self.head))
-        self.metadata = metadata
-        self.admit(metadata, self.size - len(self.head))
-        try:
-            self.tensors = {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape, _) in specs.items()}
-        except RuntimeError:
+            if self.folder and self.size >= LEAST:
+                self.tensors, places = empty_on_disk(spec, self.folder)
+                return places
+            self.tensors = {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in spec.items()}
+        except (RuntimeError, OSError):
             raise WireError(f"its {self.size} bytes do not fit in memory") from None
-        order = sorted(specs, key=lambda name: specs[name][2])
-        self.places = [place for place in (_content(self.tensors[name]) for name in order) if len(place)]
+        return {name: content(tensor) for name, tensor in self.tensors.items()}
 
 
 def read_file(content: bytes) -> TensorFile:
@@ -189,7 +194,47 @@ def read_file(content: bytes) -> TensorFile:
     return reader.finish()
 
 
-def _spec(entry: Any) -> tuple[torch.dtype, tuple[int, ...], tuple[int, int]]:
+def open_file(path: Path) -> TensorFile:
+    """A file that is on the disk already, whose tensors are read from there when they are needed.
+
+    Raises:
+        WireError: it is not laid out as it should be.
+    """
+    whole = mapped(path)
+    begin = 8 + int.from_bytes(content(whole[:8]), "little")
+    head = bytes(content(whole[:begin]))
+    metadata, specs = _read_head(head, len(whole))
+    tensors = {
+        name: whole[begin + first : begin + last].view(dtype).reshape(shape)
+        for name, (dtype, shape, (first, last)) in specs.items()
+    }
+    return TensorFile(head, metadata, tensors)
+
+
+def _cut(view: memoryview, most: int) -> Iterator[memoryview]:
+    for begin in range(0, len(view), most):
+        yield view[begin : begin + most]
+
+
+_Entry = tuple[torch.dtype, tuple[int, ...], tuple[int, int]]
+"""Dtype, shape and place of a tensor."""
+
+
+def _read_head(head: bytes | bytearray, size: int) -> tuple[dict[str, str], dict[str, _Entry]]:
+    """The metadata of a file of so many bytes, and its tensors in their order."""
+    try:
+        table = read_json(head[8:], MOST_HEAD)
+        metadata = table.pop(METADATA)
+        if not all(type(value) is str for value in metadata.values()):
+            raise TypeError
+        specs = {name: _spec(entry) for name, entry in table.items()}
+    except (*JSON_ERRORS, AttributeError) as error:
+        raise WireError(f"its head cannot be read ({type(error).__name__})") from None
+    _check_places([places for _, _, places in specs.values()], size - len(head))
+    return metadata, {name: specs[name] for name in sorted(specs, key=lambda name: specs[name][2])}
+
+
+def _spec(entry: Any) -> _Entry:
     """Dtype, shape and place of a tensor, as a head says."""
     dtype, shape, (begin, end) = DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
     if len(shape) > 8 or not all(type(number) is int and 0 <= number < 2**63 for number in (*shape, begin, end)):
@@ -208,8 +253,3 @@ def _check_places(places: list[tuple[int, int]], size: int) -> None:
         at = end
     if at != size:
         raise WireError(f"its tensors have {at} bytes, of {size} announced")
-
-
-def _content(tensor: torch.Tensor) -> memoryview:
-    """A contiguous tensor's own bytes."""
-    return tensor.reshape(-1).view(torch.uint8).numpy().data

@@ -36,8 +36,9 @@ def test_the_demo_runs_again_in_a_folder_of_ones_own_and_touches_nothing_else(
         assert name in done.output
     assert tomllib.loads(Path("try", "demo.toml").read_text("utf-8")) == tomllib.loads(JOB.read_text("utf-8"))
     assert Path("try", "report.html").stat().st_size > 10_000
-    wrong = CliRunner().invoke(app, ["demo", "--output", "try", "method.round=1"])
-    assert wrong.exit_code == 2
+    for word in ("method.round=1", "output.dir=elsewhere"):
+        wrong = CliRunner().invoke(app, ["demo", "--output", "try", word])
+        assert wrong.exit_code == 2, word
     assert (tmp_path / "try" / "fedavg-fedavg" / "result.json").exists(), "a mistake removes nothing"
 
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 import shutil
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedstrata.cli.common import Overrides, sentences, stop_on_terminate
 from fedstrata.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 JOB = Path(__file__).with_suffix(".toml")
 """FedBFPT, then FedBT."""
@@ -33,9 +36,11 @@ def demo(
     overrides: Overrides = None,
     output: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("runs/demo"),
 ) -> None:
-    """Try it: six hospitals train one model in two ways, on this machine, in a minute or two (extra ``demo``)."""
+    """Try it: six hospitals train one model in two ways, on this machine. Needs the extra demo."""
     with sentences() as console:
         stop_on_terminate()
+        if any(word.startswith("output.dir=") for word in overrides or ()):
+            raise UserError("demo: output.dir=... is not taken; name the folder with --output")
         from fedstrata.data.demo import MODEL, TEXT
 
         for package in (TEXT, MODEL):
@@ -57,15 +62,20 @@ def demo(
             for name, pairs in variants.items():
                 console.print(f"\n{name}", style="bold")
                 run_job(job, pairs, progress=display)
-        from fedstrata.reports.page import write_page
-        from fedstrata.reports.runs import load_run
-        from fedstrata.reports.tables import result_table
+        _compare(console, output)
 
-        runs = [load_run(output / name) for name in VARIANTS]
-        console.print(result_table(runs))
-        shutil.copyfile(JOB, output / JOB.name)
-        console.print(f"job     {output / JOB.name}", soft_wrap=True, markup=False)
-        console.print(f"report  {write_page(runs, output / 'report.html')}", soft_wrap=True, markup=False)
+
+def _compare(console: Console, output: Path) -> None:
+    """Show both runs in one table, write their page, and the job beside it."""
+    from fedstrata.reports.page import write_page
+    from fedstrata.reports.runs import load_run
+    from fedstrata.reports.tables import result_table
+
+    runs = [load_run(output / name) for name in VARIANTS]
+    console.print(result_table(runs))
+    shutil.copyfile(JOB, output / JOB.name)
+    console.print(f"job     {output / JOB.name}", soft_wrap=True, markup=False)
+    console.print(f"report  {write_page(runs, output / 'report.html')}", soft_wrap=True, markup=False)
 
 
 def _clear(output: Path) -> None:

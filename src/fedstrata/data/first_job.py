@@ -137,7 +137,8 @@ def _written(found: Guess, rows: Sample, where: Mapping[str, Any], model: str, c
         "# Written by fedstrata init from a look at the rows; guesses have a comment. Every key: docs/job.md",
         "#",
         "#     fedstrata validate job.toml      rows, classes, model and costs, without training",
-        "#     fedstrata run job.toml           train; any key can be set here, such as method.rounds=3",
+        "#     fedstrata run job.toml           train; any key can be set here, such as method.rounds=20",
+        "#     fedstrata run job.toml data.limit=500 output.dir=runs/quick      a quick try on a part of the rows",
         "",
         "[model]",
         f"name = {_toml(model)}    # folder or hub id",
@@ -150,14 +151,10 @@ def _written(found: Guess, rows: Sample, where: Mapping[str, Any], model: str, c
         *_client_lines(found, where["train"], clients),
         "",
         "[method]",
-        *(
-            ('name = "fedbfpt"    # one layer at a time; fedstrata methods lists the others', "rounds = 5")
-            if pretrains
-            else (
-                'name = "fedbt"    # from the top layers down; fedstrata methods lists the others',
-                "rounds = 10",
-            )
-        ),
+        'name = "fedbfpt"    # one layer at a time; fedstrata methods lists the others'
+        if pretrains
+        else 'name = "fedbt"    # from the top layers down; fedstrata methods lists the others',
+        "rounds = 5    # enough to see whether it learns; more of them give a better model",
         "",
         "[train]",
         f"max_tokens = {found.tokens}    # nine in ten texts are likely to be shorter",

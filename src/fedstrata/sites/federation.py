@@ -28,14 +28,14 @@ from fedstrata.sites.approval import job_digest
 from fedstrata.sites.checks import join_address, loopback
 from fedstrata.sites.control_secret import read_secret
 from fedstrata.sites.engine import RemoteEngine, Transport
-from fedstrata.sites.listening import ServerTLS
 from fedstrata.sites.messages import HelloHeader, decode_message
 from fedstrata.sites.remote_run import RemoteStage, remote_run
 from fedstrata.sites.reply_checks import weight_notes
 from fedstrata.sites.settings import ServerSettings, read_server
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # these need gRPC, an extra
     from fedstrata.sites.activation_server import ActivationServer
+    from fedstrata.sites.listening import ServerTLS
 
 SESSION_SHARE = 4
 """A client may keep the activation server waiting for a quarter of the deadline: others wait for their turns."""

@@ -18,7 +18,7 @@ help: ## list the targets
 install: $(INSTALLED) ## make .venv with FedStrata and everything it needs, at pinned versions
 
 demo: $(INSTALLED) ## six hospitals train one model on one machine
-	$(BIN)/python examples/demo.py
+	$(BIN)/fedstrata demo
 
 check: $(INSTALLED) ## the loop of a minute: lint, layers, types and unit tests
 	@$(ALONGSIDE) lint types unit-tests

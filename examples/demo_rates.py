@@ -4,7 +4,7 @@
 
 Development rows are a tenth of the training rows, another tenth for every seed; no test row is read. Every rate of
 further pre-training is tried with every one of fine-tuning: the best mean macro-F1 over the seeds counts. A call
-that was ended goes on. The rates stand in configs/demo.toml and examples/demo.py; what has been measured is in
+that was ended goes on. The rates stand in src/fedstrata/cli, demo.toml and demo.py; what has been measured is in
 docs/results/demo.md.
 """
 
@@ -17,9 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from demo import JOB, VARIANTS
-
 import fedstrata
+from fedstrata.cli.demo import JOB, VARIANTS
 from fedstrata.events import CellEnded
 
 FOLDER = Path("runs/demo-rates")

@@ -66,6 +66,11 @@ def test_make_targets_exist(page: Path) -> None:
         assert target in targets
 
 
+def section(page: Path, title: str) -> str:
+    """What stands below a heading of the second level."""
+    return re.split(rf"^## {title}\n", page.read_text("utf-8"), flags=re.MULTILINE)[1].partition("\n## ")[0]
+
+
 def test_readme_commands_run(job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In their order, in a folder with a small job.toml; the report compares two runs of the same kind."""
     monkeypatch.chdir(tmp_path)
@@ -75,20 +80,39 @@ def test_readme_commands_run(job: Jobs, tmp_path: Path, monkeypatch: pytest.Monk
     for name in ("a", "b"):
         done = runner.invoke(app, ["run", "job.toml", "method.rounds=1", f"output.dir=runs/{name}"])
         assert done.exit_code == 0, done.output
-    lines = [line for line in commands(ROOT / "README.md") if line.startswith(".venv/bin/fedstrata ")]
-    assert len(lines) == 8
-    shutil.copyfile(made["data"]["train"], "rows.csv")
+    lines = re.findall(r"^fedstrata .*?(?=  #)", section(ROOT / "README.md", "The other commands"), re.MULTILINE)
+    assert lines.pop(0).strip() == "fedstrata demo", "tests/cli/test_demo_command.py runs it"
+    assert len(lines) == 7
     for line in lines:
         words = shlex.split(line)[1:]
-        if words[0] == "init":
-            Path("job.toml").rename("small.toml")
         if "--resume" in words:
             words.append("method.rounds=10")
         done = runner.invoke(app, words)
         assert done.exit_code == 0, f"{line}\n{done.output}"
-        if words[0] == "init":
-            Path("small.toml").replace("job.toml")
     assert (tmp_path / "report.html").exists()
+
+
+def test_readmes_first_commands_print_what_it_shows(
+    model_folder: Callable[..., Path], sentences_csv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With other rows and a tiny model: figures differ, the words that lines begin with do not."""
+    monkeypatch.chdir(tmp_path)
+    shown = re.findall(
+        r"^\$ fedstrata (.*)\n((?:(?!\$|```).*\n)*)", section(ROOT / "README.md", "Three commands"), re.MULTILINE
+    )
+    assert [words.split()[0] for words, _ in shown] == ["init", "validate", "run"]
+    model = str(model_folder(head="none"))
+    for words, output in shown:
+        words = words.replace("reviews.tsv", str(sentences_csv)).replace("demo:minilm", model)
+        done = CliRunner().invoke(app, shlex.split(words))
+        assert done.exit_code == 0, done.output
+        assert {"init": "rows", "validate": "valid", "run": "report"}[words.split()[0]] in labels(output)
+        assert labels(output) <= labels(done.output), done.output
+
+
+def labels(output: str) -> set[str]:
+    """The words that lines begin with, as in ``model   runs/first/model`` and ``note: ...``."""
+    return set(re.findall(r"^([a-z]+)(?:  |: )", output, re.MULTILINE))
 
 
 def test_the_python_page_runs(
@@ -117,6 +141,8 @@ def test_the_commands_between_sites_are_those_that_are_tried(
     for page in (ROOT / "docs" / "deploy.md", ROOT / "README.md"):
         shutil.rmtree("federation", ignore_errors=True)
         lines = [line for line in commands(page) if line.startswith("fedstrata ")]
+        if page.name == "README.md":
+            lines = [line for line in lines if line in section(page, "Between sites")]
         assert len(lines) >= 4
         for line in lines:
             if line.startswith("fedstrata federation "):

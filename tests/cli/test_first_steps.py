@@ -9,6 +9,7 @@ import pytest
 
 import fedstrata
 from fedstrata.cli import main
+from fedstrata.job.toml import read_toml
 from fedstrata.methods import METHODS
 from tiny import SENTENCES
 
@@ -42,6 +43,24 @@ def test_from_a_file_to_a_trained_model(
     result = fedstrata.run("job.toml", ["method.rounds=1", "train.steps=1"])
     assert result.status == "finished"
     assert result.model_folder is not None
+
+
+def test_without_a_gpu_a_first_job_is_bounded_however_many_rows_there_are(
+    rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert call("init", "rows.csv", "--out", "short.toml") == 0
+    assert (read_toml(Path("short.toml"))["train"]["steps"], _tokens("short.toml")) == (40, 32)
+    Path("long.txt").write_text("the heart pumps blood " * 300 + "\n", encoding="utf-8")
+    assert call("init", "long.txt", "--out", "long.toml") == 0
+    assert (read_toml(Path("long.toml"))["train"]["steps"], _tokens("long.toml")) == (10, 128)
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    assert call("init", "rows.csv", "--out", "gpu.toml") == 0
+    assert "steps" not in read_toml(Path("gpu.toml"))["train"]
+
+
+def _tokens(job: str) -> int:
+    return int(read_toml(Path(job))["train"]["max_tokens"])
 
 
 def test_init_overwrites_nothing(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,42 @@ def test_rows_in_memory_train_the_model_that_the_same_file_does(job: Jobs, kind:
     assert weights[0].read_bytes() == weights[1].read_bytes()
     assert result.score == file.score
     assert 'train = "python: ' in (tmp_path / "memory" / "job.toml").read_text(encoding="utf-8")
+
+
+class DataFrame:
+    """What is used of a polars frame; polars itself is tried below, where it is installed."""
+
+    __module__ = "polars.dataframe.frame"
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+        self.columns = list(rows[0])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def select(self, names: list[str]) -> DataFrame:
+        return DataFrame([{name: row[name] for name in names} for row in self.rows])
+
+    def iter_rows(self, *, named: bool) -> Iterator[dict[str, Any]]:
+        assert named
+        return iter(self.rows)
+
+
+@pytest.mark.parametrize("kind", ["like polars", "polars", "lazy"])
+def test_polars_frames_are_rows_too(job: Jobs, kind: str) -> None:
+    frame = DataFrame if kind == "like polars" else pytest.importorskip("polars").DataFrame
+    found = frame([*ROWS, {"text": None, "label": "eye"}, {"text": "a lens", "label": "eye"}])
+    made = job("fedavg", "classify", data={"train": found.lazy() if kind == "lazy" else found, "test": ROWS})
+    rows = prepare(load(made)[0]).train
+    assert rows.columns["text"] == [*(row["text"] for row in ROWS), "a lens"]
+    assert rows.columns["label"] == [*(row["label"] for row in ROWS), "eye"]
+    words = frame([{"text": ["The", "eye"], "label": ["O", "B-X"]}, {"text": ["a"], "label": ["O"]}])
+    tagged = prepare(load(job("fedavg", "tag", data={"train": words, "test": words}, clients={"count": 1}))[0])
+    assert tagged.train.columns["text"] == ["The\neye", "a"]
+    wrong = frame([{"text": "a lens", "lable": "eye"}])
+    with pytest.raises(UserError, match="polars DataFrame: has no column 'label'; did you mean 'lable'"):
+        prepare(load(job("fedavg", "classify", data={"train": wrong}))[0])
 
 
 def test_a_dict_of_tables_is_a_client_each(job: Jobs) -> None:
@@ -168,7 +204,9 @@ def test_a_result_gives_frames_plot_pipeline_and_html(job: Jobs) -> None:
     up = result.ledger.query("direction == 'up'")["bytes"].sum()
     assert up == result.bytes["up"]
     assert answer[0]["label"] in ("eye", "heart", "kidney")
-    lines = result.plot().axes[0].lines
+    figure = result.plot()
+    assert figure._repr_png_().startswith(b"\x89PNG"), "a notebook shows it"
+    lines = figure.axes[0].lines
     assert list(lines[0].get_ydata()) == list(history["score.accuracy"].dropna())
     page = result._repr_html_()
     assert f"{result.score['accuracy']:.4f}" in page

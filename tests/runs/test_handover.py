@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from typer.testing import CliRunner
 
 import fedstrata
+from fedstrata.cli import app
 from fedstrata.errors import UserError
-from fedstrata.runs.handover import export, model_folder, push
+from fedstrata.runs.handover import export, export_sentences, model_folder, push
 from tiny import SENTENCES
 
 Jobs = Callable[..., dict[str, Any]]
@@ -49,8 +51,50 @@ def test_the_exported_model_gives_the_models_logits(job: Jobs, kind: str) -> Non
         assert np.allclose(found, model(**inputs).logits.numpy(), atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("head", [None, "psum"])
+def test_sentence_transformers_gives_the_mean_of_the_models_hidden_states(job: Jobs, head: str | None) -> None:
+    package = pytest.importorskip("sentence_transformers")
+    own = {"head": {"kind": head}} if head else {}
+    result = fedstrata.run(job("fedavg", "classify", 4, method={"rounds": 1}, **own))
+    done = CliRunner().invoke(app, ["export", str(result.folder), "--sentence-transformers"])
+    assert done.exit_code == 0, done.output
+    assert "compared on 12 test rows" in done.output
+    over = ["export", str(result.folder), "--sentence-transformers", "--out", str(result.model_folder)]
+    assert "holds another model" in CliRunner().invoke(app, over).output
+    texts = ["the heart", "a stone in the kidney of the eye"]
+    found = package.SentenceTransformer(str(result.folder / "sentence-transformers"), device="cpu").encode(texts)
+    model, tokenizer = result.model()
+    encoder = getattr(model, model.base_model_prefix).eval()
+    for text, vector in zip(texts, found, strict=True):
+        with torch.inference_mode():
+            states = encoder(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
+        assert np.allclose(vector, states.mean(0).numpy(), atol=1e-5)
+
+
+def test_a_model_that_is_no_encoder_has_no_form_of_one(model_folder: Callable[..., Path]) -> None:
+    pytest.importorskip("sentence_transformers")
+    done = CliRunner().invoke(app, ["export", str(model_folder("gpt2", head="clm")), "--sentence-transformers"])
+    assert done.exit_code == 2
+    assert "GPT2LMHeadModel reads from left to right" in done.output
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ([], "names no form; expected --onnx or --sentence-transformers"),
+        (["--onnx", "--sentence-transformers"], "names two forms"),
+        (["--int8", "--sentence-transformers"], "--int8 is a form of --onnx alone"),
+    ],
+)
+def test_one_form_at_a_time(options: list[str], sentence: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["export", str(tmp_path), *options])
+    assert done.exit_code == 2
+    assert sentence in done.output
+
+
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    for use in (model_folder, export, lambda folder: push(folder, "a/b")):
+    for use in (model_folder, export, export_sentences, lambda folder: push(folder, "a/b")):
         with pytest.raises(UserError, match="holds no model"):
             use(tmp_path)
 

@@ -13,6 +13,7 @@ import typer
 
 from fedstrata.cli import handover, jobs, sites, start
 from fedstrata.cli.audit import audit
+from fedstrata.cli.demo import demo
 from fedstrata.cli.forecast import forecast
 
 app = typer.Typer(
@@ -62,6 +63,7 @@ def _options(
     """Federated training of BERT-class models, part by part."""
 
 
+app.command()(demo)
 app.command()(start.init)
 app.command()(start.validate)
 app.command()(jobs.run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -16,26 +17,47 @@ Folder = Annotated[Path, typer.Argument(help="A run's output folder, or a model'
 def export(
     folder: Folder,
     onnx: Annotated[bool, typer.Option("--onnx", help="As ONNX, for onnxruntime.")] = False,
-    int8: Annotated[bool, typer.Option("--int8", help="Also with weights of 8 bits.")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="With --onnx: also with weights of 8 bits.")] = False,
+    encoder: Annotated[
+        bool, typer.Option("--sentence-transformers", help="The encoder: a vector for a text, by mean pooling.")
+    ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write to.", show_default="onnx in the folder")
+        Path | None, typer.Option(help="Folder to write to.", show_default="the form's name, in the folder")
     ] = None,
 ) -> None:
     """Write a trained model in another form, and compare it with the original on the test rows."""
     with sentences() as console:
-        if not onnx:
-            raise UserError("export: names no form; expected --onnx")
-        from fedstrata.runs.handover import export as write
-
-        reports, where = write(folder, out, int8)
-        for report in reports:
-            console.print(
-                f"{report.path}  {report.bytes / 1e6:,.1f} MB  {report.agreement:.1%} of the predictions as the "
-                f"model's, logits within {report.difference:.2g}",
-                markup=False,
-                soft_wrap=True,
+        if onnx == encoder:
+            raise UserError(
+                f"export: names {'two forms' if onnx else 'no form'}; expected --onnx or --sentence-transformers"
             )
-        console.print(f"compared on {where}", markup=False, soft_wrap=True)
+        if int8 and encoder:
+            raise UserError("export: --int8 is a form of --onnx alone")
+        for line in _sentences(folder, out) if encoder else _onnx(folder, out, int8):
+            console.print(line, markup=False, soft_wrap=True)
+
+
+def _onnx(folder: Path, out: Path | None, int8: bool) -> Iterator[str]:
+    from fedstrata.runs.handover import export as write
+
+    reports, where = write(folder, out, int8)
+    for report in reports:
+        yield (
+            f"{report.path}  {report.bytes / 1e6:,.1f} MB  {report.agreement:.1%} of the predictions as the "
+            f"model's, logits within {report.difference:.2g}"
+        )
+    yield f"compared on {where}"
+
+
+def _sentences(folder: Path, out: Path | None) -> Iterator[str]:
+    from fedstrata.runs.handover import export_sentences
+
+    report, where = export_sentences(folder, out)
+    yield (
+        f"{report.path}  {report.width} numbers for a text, within {report.difference:.2g} of the mean of the "
+        "model's hidden states"
+    )
+    yield f"compared on {where}"
 
 
 def push(

@@ -21,6 +21,11 @@ MODELS = {
     ("other", "cpu"): "distilbert-base-multilingual-cased",
 }
 """(letters, machine) -> a model to start from."""
+BATCH = 16
+CHUNK = 128
+"""Most tokens of an example of further pre-training."""
+TRY = 20_480
+"""Tokens of a client in a round where there is no GPU: a first run takes minutes, however many rows there are."""
 TEST_NAMES = ("test", "testing", "dev", "devel", "valid", "validation", "val", "eval")
 TRAIN_NAMES = ("train", "training")
 
@@ -57,7 +62,7 @@ def first_job(
     found = guess(rows, task, text, label)
     test = test or next((file for file in beside if _fits(file, found, rows)), None)
     where = {"train": _from(train, out), "test": test and _from(test, out)}
-    start = model or MODELS["latin" if found.latin else "other", "gpu" if shutil.which("nvidia-smi") else "cpu"]
+    start = model or MODELS["latin" if found.latin else "other", "gpu" if _gpu() else "cpu"]
     lines = [
         f"rows    {first}: {'' if rows.whole else 'more than '}{plural(len(rows), 'row')}, "
         f"columns {', '.join(rows.columns)}",
@@ -69,6 +74,10 @@ def first_job(
     if test:
         lines.append(f"test    {test}")
     return _written(found, rows, where, start, clients), lines
+
+
+def _gpu() -> bool:
+    return shutil.which("nvidia-smi") is not None
 
 
 def _files(data: Sequence[Path]) -> tuple[Path | dict[str, Path], list[Path]]:
@@ -133,11 +142,18 @@ def _from(path: Path | Mapping[str, Path], out: Path) -> Any:
 def _written(found: Guess, rows: Sample, where: Mapping[str, Any], model: str, clients: int | None) -> str:
     """The job file's text."""
     pretrains = found.kind in ("mlm", "clm")
+    tokens = min(found.tokens, CHUNK) if pretrains else found.tokens
+    longer = (
+        "longer texts become several examples"
+        if tokens < found.tokens
+        else "nine in ten texts are likely to be shorter"
+    )
+    steps = max(5, TRY // (BATCH * tokens))
     lines = [
         "# Written by fedstrata init from a look at the rows; guesses have a comment. Every key: docs/job.md",
         "#",
         "#     fedstrata validate job.toml      rows, classes, model and costs, without training",
-        "#     fedstrata run job.toml           train; any key can be set here, such as method.rounds=3",
+        "#     fedstrata run job.toml           train; any key can be set here, such as method.rounds=20",
         "",
         "[model]",
         f"name = {_toml(model)}    # folder or hub id",
@@ -150,18 +166,19 @@ def _written(found: Guess, rows: Sample, where: Mapping[str, Any], model: str, c
         *_client_lines(found, where["train"], clients),
         "",
         "[method]",
-        *(
-            ('name = "fedbfpt"    # one layer at a time; fedstrata methods lists the others', "rounds = 5")
-            if pretrains
-            else (
-                'name = "fedbt"    # from the top layers down; fedstrata methods lists the others',
-                "rounds = 10",
-            )
-        ),
+        'name = "fedbfpt"    # one layer at a time; fedstrata methods lists the others'
+        if pretrains
+        else 'name = "fedbt"    # from the top layers down; fedstrata methods lists the others',
+        "rounds = 5    # enough to see whether it learns; more of them give a better model",
         "",
         "[train]",
-        f"max_tokens = {found.tokens}    # nine in ten texts are likely to be shorter",
-        "batch_size = 16",
+        f"max_tokens = {tokens}    # {longer}",
+        f"batch_size = {BATCH}",
+        *(
+            []
+            if _gpu()
+            else [f"steps = {steps}    # batches of a client in a round; a first try: without this line, all"]
+        ),
         f"learning_rate = {'1e-4' if pretrains else '2e-4'}    # to be tuned on rows that are not the test rows",
         "",
         "[output]",

@@ -16,6 +16,7 @@ from fedstrata.job.toml import read_toml
 
 if TYPE_CHECKING:
     from fedstrata.models.onnx import OnnxReport
+    from fedstrata.models.sentence_encoder import EncoderReport
 
 COMPARED = 200
 """Test rows on which an exported model is compared."""
@@ -53,6 +54,27 @@ def export(folder: Path, out: Path | None = None, int8: bool = False) -> tuple[l
     from fedstrata.models.onnx import export_onnx
 
     return export_onnx(model, out or folder / "onnx", texts, int8), where
+
+
+def export_sentences(folder: Path, out: Path | None = None) -> tuple[EncoderReport, str]:
+    """Export a model's encoder to sentence-transformers, compared on the run's own test rows if they can be read.
+
+    Args:
+        folder: a run's output folder, or a model's.
+        out: where to write; ``sentence-transformers`` in the folder by default.
+
+    Returns:
+        A report, and on which texts it was compared.
+
+    Raises:
+        UserError: there is no model, it is no encoder, or the library is missing.
+    """
+    model = model_folder(folder)
+    texts, where = _test_texts(model.parent)
+    from fedstrata.models.sentence_encoder import export_encoder
+
+    single = [" ".join([text] if isinstance(text, str) else text) for text in texts]  # of pairs, of words
+    return export_encoder(model, out or folder / "sentence-transformers", single), where
 
 
 def push(folder: Path, repository: str, public: bool = False) -> str:

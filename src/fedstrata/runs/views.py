@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -90,7 +91,15 @@ def plot(title: str, headline: str, records: Sequence[Mapping[str, Any]]) -> Fig
     """The headline score, and the clients' mean training loss, round by round."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 3), layout="constrained")
+    class Picture(Figure):
+        """A figure that a notebook shows by itself, whether pyplot is imported or not."""
+
+        def _repr_png_(self) -> bytes:
+            written = io.BytesIO()
+            self.savefig(written, format="png", dpi=100)
+            return written.getvalue()
+
+    figure = Picture(figsize=(7, 3), layout="constrained")
     left, right = figure.subplots(1, 2)
     scored = [line for line in records if line["client"] == SERVER and f"score.{headline}" in line]
     left.plot([line["round"] + 1 for line in scored], [line[f"score.{headline}"] for line in scored], marker="o")

@@ -29,15 +29,15 @@ from fedstrata.sites.buffered_engine import BufferedRemoteEngine
 from fedstrata.sites.checks import join_address, loopback
 from fedstrata.sites.control_secret import read_secret
 from fedstrata.sites.engine import RemoteEngine, Transport
-from fedstrata.sites.listening import ServerTLS
 from fedstrata.sites.messages import HelloHeader, decode_message
 from fedstrata.sites.remote_run import RemoteStage, remote_run
 from fedstrata.sites.reply_checks import weight_notes
 from fedstrata.sites.run_record import RUN_LOCK
 from fedstrata.sites.settings import ServerSettings, read_server
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # these need gRPC, an extra
     from fedstrata.sites.activation_server import ActivationServer
+    from fedstrata.sites.listening import ServerTLS
 
 LOCK_SECONDS = 0.3
 """For which a run waits for its lock: whoever looks whether a run is on holds it for a moment."""

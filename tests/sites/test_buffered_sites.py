@@ -21,7 +21,7 @@ Jobs = Callable[..., dict[str, Any]]
 
 
 class SlowPost(Post):
-    """Brings an answer at once, unless its site is slow: then after so many looks of the server."""
+    """Brings an answer at once, unless its site is slow to train: then after so many looks of the server."""
 
     slow: dict[str, int]
     twice = False
@@ -29,10 +29,12 @@ class SlowPost(Post):
     def receive(self, numbers: Iterable[str]) -> Iterator[tuple[str, bytes | None]]:
         now = []
         for number in numbers:
-            name = self.waiting[number][0] if number in self.waiting else ""
-            self.slow[name] = self.slow.get(name, 0) - 1
-            if self.slow[name] < 0:
+            name, message, _ = self.waiting[number]
+            left = self.slow.get(name, 0)
+            if left == 0 or b'"kind":"request"' not in message:
                 now.append(number)
+            else:
+                self.slow[name] = left - 1
         for number, answer in super().receive(now):
             yield number, answer
             if self.twice:

@@ -27,16 +27,14 @@ TRIED |= {f"{SERVE} --page"}
 TRIED |= {"fedstrata site log site.toml", "fedstrata site log site.toml --verify"}
 """What the pages tell to type; a site's settings are read from another folder here than ``site.toml``'s own."""
 CLOCK = """
-import datetime, time
-now = time.time
-time.time = lambda: now() + SECONDS
+import datetime
 class Shifted(datetime.datetime):
     @classmethod
     def now(cls, tz=None):
         return super().now(tz) + datetime.timedelta(seconds=SECONDS)
 datetime.datetime = Shifted
 """
-"""A ``sitecustomize`` for a machine whose clock is another."""
+"""A ``sitecustomize`` for a machine whose clock is another; gRPC compares ``time.time`` with the machine's own."""
 COMMAND = [sys.executable, "-c", "from fedstrata.cli import main; main()"]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from fedstrata.plan.arrivals import Arrival
 from fedstrata.plan.messages import NoReply, Reply, Request
-from fedstrata.sites.conversation import PendingReply, Presence
+from fedstrata.sites.conversation import Awaiting, PendingReply, Presence
 from fedstrata.sites.engine import POLL_SECONDS, REPORT_SECONDS, RemoteEngine
 
 
@@ -33,7 +33,9 @@ class BufferedRemoteEngine(RemoteEngine):
         self.ask_again(requests)
         self.taken, start = [], time.monotonic()
         reported: set[str] = set()
+        awaiting = Awaiting(round, self.on_event)
         while True:
+            awaiting(self.pending, max((reply.until for reply in self.pending.values()), default=start))
             now, online = time.monotonic(), self.transport.online()
             self._send(round, self.pending, online)
             self.arrived += self._receive(round, self.pending, now)

@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
@@ -64,8 +65,8 @@ def clock_complaint(server: str, ca: Path | None) -> str:
     try:
         trusted = ssl.create_default_context(cafile=str(ca)) if ca else True
         answer = httpx.head(f"{'https' if ca else 'http'}://{server}/", verify=trusted, timeout=ANSWER_SECONDS)
-        ahead = time.time() - parsedate_to_datetime(answer.headers["Date"]).timestamp()
-    except (httpx.HTTPError, OSError, KeyError, ValueError):
+        ahead = (datetime.now(UTC) - parsedate_to_datetime(answer.headers["Date"])).total_seconds()
+    except (httpx.HTTPError, OSError, KeyError, ValueError, TypeError):
         return ""
     if -BEHIND < ahead < AHEAD:
         return ""

@@ -62,18 +62,17 @@ class Awaiting:
 
     Args:
         round: of the conversations.
-        until: monotonic time up to which their ends are waited for.
         tell: receives events.
     """
 
-    def __init__(self, round: int, until: float, tell: Callable[[Event], None]) -> None:
-        self.round, self.until, self.tell = round, until, tell
+    def __init__(self, round: int, tell: Callable[[Event], None]) -> None:
+        self.round, self.tell = round, tell
         self.told: tuple[tuple[str, ...], float] = (), 0.0
 
-    def __call__(self, names: Collection[str]) -> None:
-        """Tell of these, unless that was told less than a minute ago."""
+    def __call__(self, names: Collection[str], until: float) -> None:
+        """Tell of these, waited for up to a monotonic time, unless that was told less than a minute ago."""
         now, clients = time.monotonic(), tuple(names)
         before, when = self.told
         if clients and (clients != before or now > when + AWAITED_SECONDS):
             self.told = clients, now
-            self.tell(Awaited(self.round, clients, max(0.0, self.until - now)))
+            self.tell(Awaited(self.round, clients, max(0.0, until - now)))

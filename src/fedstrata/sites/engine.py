@@ -200,9 +200,9 @@ class RemoteEngine:
             else:
                 pending[name] = PendingReply(conversation, next(conversation), start + deadline)
         reported: set[str] = set()
-        awaiting = Awaiting(round, start + deadline, self.on_event)
+        awaiting = Awaiting(round, self.on_event)
         while pending:
-            awaiting([name for name in pending if name not in self.absent])
+            awaiting([name for name in pending if name not in self.absent], start + deadline)
             now, online = time.monotonic(), self.transport.online()
             self._send(round, pending, online)
             yield from self._receive(round, pending, now)

@@ -153,11 +153,11 @@ def test_answers_that_come_twice_count_once(job: Jobs, village: Village) -> None
 def test_a_site_cannot_make_up_how_late_it_is(
     job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is missing if it says that it answers a later round, or an earlier one: the server knows better."""
+    """It is missing if it says that it answers a later round: the server knows what it has asked."""
     replay, there = jobs(village, job("fedavg", "classify", 1, method={"rounds": 5}))
     host, honest = village.post.hosts["b"], village.post.hosts["b"].answer
     village.post.slow = {"b": 2}  # type: ignore[attr-defined]
-    shifts = iter((1, -1))
+    shifts = iter((1,))
 
     def lies(message: bytes) -> bytes:
         reply = bytes(honest(message))
@@ -170,10 +170,8 @@ def test_a_site_cannot_make_up_how_late_it_is(
 
     monkeypatch.setattr(host, "answer", lies)
     run = fedstrata.run(there)
-    missing = lines(run.folder / "missing.jsonl")
-    assert [line["client"] for line in missing] == ["b", "b"]
-    assert missing[0]["reason"] == "answers round 2, but was asked for round 1"
-    assert missing[1]["reason"].startswith("answers round ")
+    [missing] = lines(run.folder / "missing.jsonl")
+    assert (missing["client"], missing["reason"]) == ("b", "answers round 2, but was asked for round 1")
     same(run, replay(run))
 
 

@@ -142,13 +142,6 @@ def _from(path: Path | Mapping[str, Path], out: Path) -> Any:
 def _written(found: Guess, rows: Sample, where: Mapping[str, Any], model: str, clients: int | None) -> str:
     """The job file's text."""
     pretrains = found.kind in ("mlm", "clm")
-    tokens = min(found.tokens, CHUNK) if pretrains else found.tokens
-    longer = (
-        "longer texts become several examples"
-        if tokens < found.tokens
-        else "nine in ten texts are likely to be shorter"
-    )
-    steps = max(5, TRY // (BATCH * tokens))
     lines = [
         "# Written by fedstrata init from a look at the rows; guesses have a comment. Every key: docs/job.md",
         "#",
@@ -171,15 +164,7 @@ def _written(found: Guess, rows: Sample, where: Mapping[str, Any], model: str, c
         else 'name = "fedbt"    # from the top layers down; fedstrata methods lists the others',
         "rounds = 5    # enough to see whether it learns; more of them give a better model",
         "",
-        "[train]",
-        f"max_tokens = {tokens}    # {longer}",
-        f"batch_size = {BATCH}",
-        *(
-            []
-            if _gpu()
-            else [f"steps = {steps}    # batches of a client in a round; a first try: without this line, all"]
-        ),
-        f"learning_rate = {'1e-4' if pretrains else '2e-4'}    # to be tuned on rows that are not the test rows",
+        *_train_lines(found, pretrains),
         "",
         "[output]",
         'dir = "runs/first"',
@@ -213,6 +198,21 @@ def _client_lines(found: Guess, train: Any, clients: int | None) -> list[str]:
         return ["[clients]", 'partition = "column"', f"column = {_toml(found.client)}{whose}"]
     dealt = "    # the rows do not say whose they are: they are dealt at random"
     return ["[clients]", f"count = {clients or 6}{dealt}", 'partition = "iid"']
+
+
+def _train_lines(found: Guess, pretrains: bool) -> list[str]:
+    tokens = min(found.tokens, CHUNK) if pretrains else found.tokens
+    cut = tokens < found.tokens
+    longer = "longer texts become several examples" if cut else "nine in ten texts are likely to be shorter"
+    steps = max(5, TRY // (BATCH * tokens))
+    bound = f"steps = {steps}    # batches of a client in a round; a first try: without this line, all"
+    return [
+        "[train]",
+        f"max_tokens = {tokens}    # {longer}",
+        f"batch_size = {BATCH}",
+        *([] if _gpu() else [bound]),
+        f"learning_rate = {'1e-4' if pretrains else '2e-4'}    # to be tuned on rows that are not the test rows",
+    ]
 
 
 def _toml(value: Any) -> str:

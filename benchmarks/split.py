@@ -28,7 +28,7 @@ from fedstrata.client.precision import resolve_precision
 from fedstrata.client.trainer import Trainer, drain
 from fedstrata.client.working_model import WorkingModel
 from fedstrata.data.tokens import Tokens
-from fedstrata.exchanges.activations import CutPass
+from fedstrata.exchanges.cut_pass import CutPass
 from fedstrata.job.tables import Train
 from fedstrata.models.cut import CutLayer
 from fedstrata.models.parts import find_parts, part_tensors
@@ -42,6 +42,7 @@ from fedstrata.tasks.mlm import MaskedLM
 from fedstrata.wire.activations import stream_form
 from fedstrata.wire.codec import Wire, make_codec
 from fedstrata.wire.store import Store
+from fedstrata.wire.stream_ends import PlainClient
 
 SIZES = {"base": (12, 768, 12), "small": (12, 256, 4), "tiny": (2, 32, 2)}
 """Layers, width, heads; the first two are RoBERTa's of the paper."""
@@ -101,7 +102,7 @@ def cases(size: str, examples: Examples, folder: Path) -> tuple[dict[str, Callab
         def run() -> float:
             request = Request(0, "a", cut, "train", {}, {})
             session = layers.open(request)
-            model_pass = CutPass(trainer.working, cut, session, CutLayer(session, form))
+            model_pass = CutPass(trainer.working, cut, session, CutLayer(session, PlainClient(form)))
             started = time.perf_counter()
             drain(trainer.run(request, examples, index, model_pass, {}, _quiet))
             layers.wait()

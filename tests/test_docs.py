@@ -215,7 +215,7 @@ def test_the_defaults_on_the_job_page_are_those_of_the_tables() -> None:
         ("server", "learning_rate"),
         *(("server", key) for key in ("malicious", "clip_radius", "clip_steps", "max_norm")),
         ("engine", "federation"),
-        ("engine", "address"),
+        *(("engine", key) for key in ("address", "buffer", "arrivals")),
         *(("wire", f"{way}_{key}") for way in ("up", "down") for key in ("bits", "density")),
         *(("wire", key) for key in ("activations", "activations_changed", "gradients", "gradients_density")),
     }  # None: the comment says so

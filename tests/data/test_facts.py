@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import fedstrata
-from fedstrata.cli.progress import _score_lines
+from fedstrata.cli.words import score_lines
 from fedstrata.data.facts import row_lines
 from fedstrata.errors import UserError
 from fedstrata.events import Baseline, StageStarted
@@ -70,11 +70,11 @@ def test_a_run_says_what_its_rows_are_and_what_a_score_must_beat(job: Jobs, tmp_
 
 def test_a_run_that_is_not_above_the_baseline_says_so() -> None:
     always = Baseline("always the most frequent class, eye", "accuracy", {"accuracy": 0.5})
-    [line, note] = _score_lines(1, {"accuracy": 0.5}, 2, always)
+    [line, note] = score_lines(1, {"accuracy": 0.5}, 2, always)
     assert line == "round 2/2  accuracy 0.5000 (baseline 0.5000)"
     assert note == "note: accuracy 0.5000 is not better than always the most frequent class, eye"
-    assert len(_score_lines(1, {"accuracy": 0.6}, 2, always)) == 1
-    assert len(_score_lines(1, {"loss": 2.0}, 2, Baseline("always the mean", "loss", {"loss": 1.0}))) == 2
+    assert len(score_lines(1, {"accuracy": 0.6}, 2, always)) == 1
+    assert len(score_lines(1, {"loss": 2.0}, 2, Baseline("always the mean", "loss", {"loss": 1.0}))) == 2
 
 
 def test_many_clients_are_summed_up() -> None:

@@ -145,7 +145,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("fedavg", {"privacy": {"sum_only": True}}, r"\[privacy\] sum_only, whose sums are opened"),
     (
         "fedavg",
-        {"privacy": {"level": "client", "epsilon": 8.0}, "task": {"labels": ["a", "b"]}},
+        {"privacy": {"level": "client", "epsilon": 8.0, "single_message": True}, "task": {"labels": ["a", "b"]}},
         r"\[privacy\] level = 'client', whose epsilon counts",
     ),
     (

@@ -54,7 +54,7 @@ def held() -> int:
     found = {}
     for thing in gc.get_objects():
         kind = type(thing)  # to ask lazy modules for their class imports them
-        if issubclass(kind, torch.Tensor) and thing.device.type == "cpu" and not is_on_disk(thing):
+        if kind in (torch.Tensor, torch.nn.Parameter) and thing.device.type == "cpu" and not is_on_disk(thing):
             storage = thing.untyped_storage()
             found[storage.data_ptr()] = storage.nbytes()
     return sum(found.values())

@@ -122,10 +122,12 @@ def test_processes_that_a_peer_leaves_behind_are_ended_and_counted(tmp_path: Pat
     measure = module_of("measure")
     child = "x = bytearray(300_000_000); import time; time.sleep(60)"
     parent = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(4)"
+    before = set(measure.descendants(os.getpid()))  # of other tests
     found = measure.measure([sys.executable, "-c", parent], {}, tmp_path, 60)
     assert found.failed == "wrote no result: nothing was printed"
     assert found.peak > 300_000_000
-    assert not [pid for pid in measure.descendants(os.getpid()) if measure.memory(pid) > 300_000_000]
+    after = set(measure.descendants(os.getpid())) - before
+    assert not [pid for pid in after if measure.memory(pid) > 300_000_000]
 
 
 def test_pip_refuses_for_a_reason() -> None:

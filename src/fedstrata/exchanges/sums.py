@@ -104,9 +104,8 @@ class SummedHalf(PlainHalf):
             start, sharing = 0, server.parts.sharing
             for part in roster.groups[place].parts:
                 held, moved = travelling(server.weights[part], sharing), Tensors()
-                for name in sharing.travelling(
-                    server.parts.shapes[part]
-                ):  # of restored weights it is another order
+                order = sharing.travelling(server.parts.shapes[part])  # that of restored weights is another
+                for name in order:
                     old = held[name]
                     change = mean[start : start + old.numel()].reshape(old.shape)
                     moved[name] = (old.double() + change).float()

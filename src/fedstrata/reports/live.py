@@ -8,10 +8,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedstrata.reports.html_table import Head
+from fedstrata.reports.templates import templates
 from fedstrata.reports.times import clock, duration, left_words
 
 Status = Mapping[str, Any]
@@ -107,17 +107,11 @@ def live_page(status: Status, refreshed: bool) -> tuple[str, str]:
         status: the federation's.
         refreshed: whether it is loaded again by itself, which the page says.
     """
-    templates = Environment(
-        loader=PackageLoader("fedstrata", "reports"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    style = templates.get_template("style.css.j2").render()
+    found = templates()
+    style = found.get_template("style.css.j2").render()
     heads = [Head(head, words=True) for head in HEADS]
     table = {"title": "Sites", "heads": heads, "rows": rows(status), "links": (), "downloads": ()}
-    page = templates.get_template("live.html.j2").render(
+    page = found.get_template("live.html.j2").render(
         style=Markup(style), facts=facts(status), sites=table, refreshed=refreshed, now=clock(0.0)
     )
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from fedstrata.errors import UserError
@@ -23,6 +22,7 @@ from fedstrata.reports.privacy import privacy_lines
 from fedstrata.reports.runs import Run, curve
 from fedstrata.reports.summary import client_sentences, summary
 from fedstrata.reports.tables import NOTE, client_rows, figure, result_rows, score_figure, shown_rows
+from fedstrata.reports.templates import templates
 
 
 def write_page(runs: Sequence[Run], path: Path, audits: Sequence[Sequence[Stage]] = ()) -> Path:
@@ -56,14 +56,7 @@ def render(path: Path, template: str, **values: Any) -> Path:
     """
     if path.exists() and b"<title>FedStrata" not in path.read_bytes()[:1000]:
         raise UserError(f"report: {path} is there and is no page of FedStrata; --out names another file")
-    templates = Environment(
-        loader=PackageLoader("fedstrata", "reports"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = templates.get_template(template).render(**values)
+    page = templates().get_template(template).render(**values)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(_unique_ids(page), encoding="utf-8")
     return path

@@ -24,7 +24,7 @@ def main() -> None:
         print("fedstrata: stopped", file=sys.stderr)
         sys.exit(130)
     except SystemExit as end:
-        ended[0] = int(end.code or 0)
+        ended[0] = end.code if isinstance(end.code, int) else int(end.code is not None)  # as Python takes it
         raise
 
 

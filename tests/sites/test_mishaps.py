@@ -37,21 +37,27 @@ def config(town: Deployment, model_folder: Callable[..., Path]) -> dict[str, Any
     return job(town, model_folder(), "fedavg", "classify", method={"rounds": 4}, train={"epochs": 20})
 
 
+@pytest.fixture(scope="module")
+def alone(town: Deployment, config: dict[str, Any]) -> Path:
+    """The folder of the same job in one process."""
+    return fedstrata.run(config, {"output.dir": str(town.folder / "alone")}).folder
+
+
 def log(town: Deployment, name: str) -> str:
     return (town.site(name) / "state" / "logs" / "site.log").read_text("utf-8")
 
 
 def test_a_site_that_is_killed_during_its_first_message_is_greeted_again(
-    town: Deployment, config: dict[str, Any]
+    town: Deployment, config: dict[str, Any], alone: Path
 ) -> None:
     process = town.run(config, "first", "engine.deadline=200")
-    town.until(lambda: "received" in log(town, "b"), 120, "b is not greeted")
-    assert "agreed" not in log(town, "b")
+    town.until(lambda: "INFO received" in log(town, "b"), 120, "b is not greeted")
     town.kill("b")
+    assert "INFO sent" not in log(town, "b"), "it was killed after its answer"
     town.join("b")
     there = town.finished(process, "first")
     assert not (there / "missing.jsonl").exists()
-    same(fedstrata.run(config, {"output.dir": str(town.folder / "here-first")}).folder, there)
+    same(alone, there)
 
 
 def test_a_site_that_stands_still_is_missed_and_comes_back(
@@ -69,7 +75,9 @@ def test_a_site_that_stands_still_is_missed_and_comes_back(
     agrees(config, there, monkeypatch)
 
 
-def test_a_server_that_loses_its_disk_says_so_and_begins_anew(town: Deployment, config: dict[str, Any]) -> None:
+def test_a_server_that_loses_its_disk_says_so_and_begins_anew(
+    town: Deployment, config: dict[str, Any], alone: Path
+) -> None:
     town.run(config, "lost")
     town.until(lambda: 1 in answered(town, "lost", "a"), 120, "round 2 does not end")
     town.kill("lost")
@@ -89,7 +97,7 @@ def test_a_server_that_loses_its_disk_says_so_and_begins_anew(town: Deployment, 
     there = town.finish(config, "lost", "--resume", "engine.deadline=200")
     assert "lost holds no run to resume, so it begins with round 1" in town.out("lost")
     assert not (there / "missing.jsonl").exists()
-    same(town.folder / "here-first", there)
+    same(alone, there)
     assert json.loads((town.home / "run.json").read_text("utf-8"))["status"] == "finished"
 
 

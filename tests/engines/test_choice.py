@@ -27,7 +27,7 @@ PARTS = Parts(
     hidden=64,
 )
 FOUR = Work({f"client-{i}": 95 for i in range(4)}, tokens=50.0, parts=PARTS)
-"""Ten batches of ten texts for each of four clients: 96 seconds of a core in two rounds."""
+"""Ten batches of ten texts for each of four clients: 96 seconds of a core in two rounds, and 1.2 for the calls."""
 
 
 def job(**tables: dict[str, Any]) -> Job:
@@ -57,14 +57,23 @@ def machine(patch: pytest.MonkeyPatch, cores: int, gigabytes: float = 100, fork:
 
 def test_training_is_reckoned_by_hand() -> None:
     tokens = 10 * 50 * 10 * 4 * 2  # texts, tokens, batches, clients, rounds
-    assert train_seconds(job(), FOUR) == pytest.approx(6 * 2 * LINEAR * tokens / 5e10) == pytest.approx(96)
-    assert train_seconds(job(train={"epochs": 3}), FOUR) == pytest.approx(3 * 96)
-    assert train_seconds(job(train={"steps": 5}), FOUR) == pytest.approx(96 / 2)
-    assert train_seconds(job(clients={"fraction": 0.5}), FOUR) == pytest.approx(96 / 2)
-    assert train_seconds(job(train={"gradient_accumulation": 2}), FOUR) == pytest.approx(96)
+    flops, calls = 6 * 2 * LINEAR * tokens / 5e10, 10 * 4 * 2 * 3 * 5e-3  # of two layers and the rest
+    assert (flops, calls) == (pytest.approx(96), pytest.approx(1.2))
+    assert train_seconds(job(), FOUR) == pytest.approx(97.2)
+    assert train_seconds(job(train={"epochs": 3}), FOUR) == pytest.approx(3 * 97.2)
+    assert train_seconds(job(train={"steps": 5}), FOUR) == pytest.approx(97.2 / 2)
+    assert train_seconds(job(clients={"fraction": 0.5}), FOUR) == pytest.approx(97.2 / 2)
+    assert train_seconds(job(train={"gradient_accumulation": 2}), FOUR) == pytest.approx(97.2)
     budget = job(train={"batch_size": 8, "tokens_per_batch": None})
     table = budget.train.model_copy(update={"tokens_per_batch": 500})
-    assert train_seconds(budget.model_copy(update={"train": table}), FOUR) == pytest.approx(96)
+    assert train_seconds(budget.model_copy(update={"train": table}), FOUR) == pytest.approx(97.2)
+
+
+def test_many_steps_of_a_tiny_model_are_worth_workers() -> None:
+    tiny = Parts(tuple(replace(part, linear=(1,) if part.linear else ()) for part in PARTS.each), "layers", 0, 64)
+    work = Work({f"client-{i}": 16 for i in range(100)}, tokens=10.0, parts=tiny)
+    found = [choose(job(clients={"count": 100}, method={"rounds": rounds}), work).name for rounds in (1, 2)]
+    assert found == ["inprocess", "pool"], "200 and 400 steps of 15 ms"
 
 
 RULE: list[tuple[str, dict[str, Any], dict[str, Any], tuple[str, int, int]]] = [
@@ -105,9 +114,10 @@ def test_the_rule(
 
 def test_workers_must_save_some_seconds() -> None:
     """With two workers and one thread half of the training."""
-    saved = [train_seconds(job(train={"steps": steps}), FOUR) / 2 for steps in (1, 2)]
+    some = [replace(FOUR, tokens=tokens) for tokens in (15.0, 25.0)]
+    saved = [train_seconds(job(train={"steps": 1}), work) / 2 for work in some]
     assert saved[0] < START < saved[1]
-    found = [choose(job(train={"steps": steps}), FOUR) for steps in (1, 2)]
+    found = [choose(job(train={"steps": 1}), work) for work in some]
     assert [each.name for each in found] == ["inprocess", "pool"]
     assert found[0].line == "inprocess, 1 thread (too little to train for workers to pay)"
     assert found[1].line == "pool, 2 workers × 1 thread (4 clients train side by side)"
@@ -116,7 +126,7 @@ def test_workers_must_save_some_seconds() -> None:
 def test_what_is_saved_depends_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """With 8 threads for each of two clients, a client is done sooner, so that less is saved."""
     machine(monkeypatch, cores=16)
-    two = job(clients={"fraction": 0.5}, train={"steps": 8})
+    two = job(clients={"fraction": 0.5}, train={"steps": 3})
     assert train_seconds(two, FOUR) * 0.5 / 8 < START < train_seconds(two, FOUR) * 0.5
     assert choose(two, FOUR).name == "inprocess"
 

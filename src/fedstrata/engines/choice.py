@@ -19,8 +19,10 @@ from fedstrata.plan.schedule import round_half_up
 
 RATE = 5e10
 """FLOPs per second and core that training is reckoned with."""
-START = 5.0
-"""Seconds by which workers must shorten a run's training to be started: they cost 3 to 6 s of a core each run."""
+DISPATCH = 5e-3
+"""Seconds of a step for each layer, and once more for the rest, however small: calls of operators, on one core."""
+START = 2.0
+"""Seconds by which workers must shorten a run's training to be started: they take memory."""
 LIBRARIES = 300_000_000
 """Bytes of a worker's own beside its model: what torch and the others take that is not shared."""
 HEAD_WIDTH = 32
@@ -131,15 +133,16 @@ def side_by_side(job: Job, clients: int) -> int:
 
 
 def train_seconds(job: Job, work: Work) -> float:
-    """Seconds that one core is reckoned to train: forward and backward pass cost 6 FLOPs per weight and token."""
+    """Seconds that one core is reckoned to train: 6 FLOPs per weight and token, and what a step costs anyway."""
     train, sizes = job.train, list(work.examples.values())
     texts = train.gradient_accumulation * _batch_texts(job, work.tokens)  # of a step
     steps = [train.epochs * math.ceil(size / texts) for size in sizes]
     if train.steps:
         steps = [min(train.steps, own) for own in steps]
-    tokens = texts * work.tokens * sum(steps) * job.clients.fraction * job.method.rounds
+    count = sum(steps) * job.clients.fraction * job.method.rounds
     weights = sum(sum(part.linear) for part in work.parts.each if part.kind == "layer")
-    return 6 * weights * tokens / RATE
+    passes = train.gradient_accumulation * DISPATCH * (work.parts.depth + 1)
+    return count * (6 * weights * texts * work.tokens / RATE + passes)
 
 
 def _batch_texts(job: Job, tokens: float) -> int:

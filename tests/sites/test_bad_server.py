@@ -396,6 +396,19 @@ def test_what_a_run_would_do_is_known_before_it_is_agreed_to(town: Town, caplog:
     assert 0 < sent[0] - said * 1e6 < 12_000, "what it says is what leaves, and a header"
 
 
+def test_what_a_run_of_masked_sums_would_send_is_no_more_than_is_said(
+    town: Town, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = []
+    for tables in ({}, {"privacy": {"sum_only": True}}):
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            answer(town.site(tried=True), town.hello, job=town.job(**tables))
+        found = [message.partition("proposed: ")[2] for message in caplog.messages if "proposed: " in message]
+        said += [float(line.split()[2]) for line in found if line.startswith("at most ")]
+    assert said[1] == pytest.approx(2 * said[0], rel=0.02), "eight bytes a number at most, where fp32 has four"
+
+
 def test_a_tokenizer_that_panics_ends_a_process_and_not_the_site(town: Town) -> None:
     rows = [("a" * 60 + " b", "kidney")] * 12
     town.rows(rows)

@@ -49,6 +49,16 @@ def test_between_sites_masked_sums_come_to_the_same_bits(
     same(fedstrata.run(here), fedstrata.run(there))
 
 
+def test_a_limit_of_bytes_counts_the_integers_that_travel_and_is_told_before_the_run(
+    job: Jobs, village: Village
+) -> None:
+    _, there = village.jobs(job("fedavg", "classify", 3, wire={"dtype": "fp16"}, **SUMS))
+    village.site("b", "# bytes_per_round = 500_000_000", "bytes_per_round = 100_000")
+    missing = lines(fedstrata.run(there).folder / "missing.jsonl")
+    assert {line["client"] for line in missing} == {"b"}
+    assert all(line["reason"].startswith("refuses: round 1 sends 12") for line in missing), "four bytes a number"
+
+
 class Trouble:
     """Does something when a site is about to be brought a message of a phase, or its answer is brought back."""
 

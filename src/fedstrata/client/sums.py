@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from fedstrata.client.answer import Handler, PassOf, Work, sent_parts, train_with
-from fedstrata.client.private import Draw
+from fedstrata.client.private import Draw, Private
 from fedstrata.client.sum_rules import SumRules, session
 from fedstrata.errors import UserError
 from fedstrata.plan.kinds import SUM_PHASES, Tensors, Weights
@@ -125,10 +125,9 @@ def _change(parts: Parts, part: str, tensors: Tensors, reference: Tensors) -> np
     return np.concatenate(changes or [np.zeros(0)])
 
 
-def _weight(work: Work) -> int:
-    """The client's weight in the mean; where its presence is to be hidden, all weigh the same."""
-    private = work.runtime.private
-    return 1 if private is not None and private.table.level == "client" else capped(len(work.data.index))
+def weight_in_sum(private: Private | None, examples: int) -> int:
+    """A client's weight in the mean; where its presence is to be hidden, all weigh the same."""
+    return 1 if private is not None and private.table.level == "client" else capped(examples)
 
 
 def _rules(work: Work) -> SumRules:
@@ -140,7 +139,8 @@ def _rules(work: Work) -> SumRules:
 
 def _member(work: Work, attempt: bytes, kept: str | None) -> Member:
     rules, round, parts = _rules(work), work.request.round, work.runtime.working.parts
-    held = new_secrets(_weight(work)) if kept is None else load_secrets(kept)
+    weight = weight_in_sum(work.runtime.private, len(work.data.index))
+    held = new_secrets(weight) if kept is None else load_secrets(kept)
     return Member(
         name=work.request.client,
         session=session(rules.run, round, attempt),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from fedstrata.client.sums import weight_in_sum
 from fedstrata.errors import UserError
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.job.tables import Job, method_name
 from fedstrata.plan.components import identity, load_installed
 from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import make_plan
+from fedstrata.privacy.fixed_point import fixed_point
 from fedstrata.sites.limit_tables import Limits
 from fedstrata.sites.messages import HelloHeader
 from fedstrata.sites.noise_account import NoiseAccount, refusal_of_epsilon, refusal_of_level
@@ -84,13 +86,13 @@ def check_limits(settings: SiteSettings, site: Site, scored: bool = False) -> No
         raise Refused(reason)
     site.account = NoiseAccount(settings.folder, limits.epsilon, limits.delta)
     least = distinct_rows(data.train, data.index)
-    total, plan = 0, None
+    total, plan, sizes = 0, None, _sizes(site)
     for round in range(site.method.rounds):
         plan = make_plan(site.method, parts, site.task, round, site.name, streams)
         if round == 0 and plan.train and site.method.exchange != "hidden_states" and least >= limits.min_examples:
             first = Request(0, site.name, plan, "train", {}, {}, span=(0.0, 1 / site.method.rounds))
             check_rows(limits, rows_trained_on(train, streams, data.train, data.index, first))
-        leaves = sum(runtime.wire.size(parts.shapes[part], runtime.wire.changes) for part in plan.send)
+        leaves = sum(sizes[part] for part in plan.send)
         total += leaves
         if limits.bytes_per_round is not None and leaves > limits.bytes_per_round:
             raise Refused(f"round {round + 1} sends {leaves} bytes, its limit is {limits.bytes_per_round}")
@@ -101,6 +103,15 @@ def check_limits(settings: SiteSettings, site: Site, scored: bool = False) -> No
     tests = data.tests.get(site.name, data.index[:0])
     if scored and distinct_rows(data.test, tests) < limits.min_examples:
         raise Refused(f"it has fewer test rows than the {limits.min_examples} it wants behind a score")
+
+
+def _sizes(site: Site) -> dict[str, int]:
+    """Bytes of each part as the site sends it; in a masked sum the least, as the others' rows are not known yet."""
+    runtime, parts = site.runtime, site.runtime.working.parts
+    if runtime.sums is None:
+        return {part: runtime.wire.size(parts.shapes[part], runtime.wire.changes) for part in parts.names}
+    width = fixed_point(weight_in_sum(runtime.private, len(site.data.index))).width
+    return {part: width * parts.travelling(part) for part in parts.names}
 
 
 def check_rows(limits: Limits, rows: int) -> None:

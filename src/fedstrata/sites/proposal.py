@@ -26,6 +26,7 @@ from fedstrata.plan.messages import Request
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan, make_plan
 from fedstrata.plan.streams import Streams
+from fedstrata.privacy.fixed_point import WIDTHS
 from fedstrata.sites.messages import HelloHeader
 from fedstrata.sites.permission import Refused, own_component
 from fedstrata.sites.rows_behind import distinct_rows, rows_trained_on
@@ -179,6 +180,7 @@ def _context(name: str, job: Job, hello: HelloHeader, parts: Parts, lengths: Any
         lengths={name: lengths},
         tests=dict,
         predicted=task.head_positions,
+        sums=job.privacy.sum_only,
     )
 
 
@@ -196,6 +198,9 @@ def _round_bytes(context: DryContext, payload: str, plans: list[Plan], request: 
         branches = max(1, len(parts.head_layers))
         once = spec_bytes(hidden_states_spec(lengths, branches, parts.hidden, context.dtype))
     for plan in plans:
+        if context.sums:  # as integers as wide as they can be, since the others' rows are not known yet
+            yield WIDTHS[-1] * sum(map(parts.travelling, plan.send))
+            continue
         yield once + passed + sum(wire.size(parts.shapes[part], wire.changes) for part in plan.send)
         once = 0
 

@@ -106,7 +106,7 @@ def check_limits(settings: SiteSettings, site: Site, scored: bool = False) -> No
 
 
 def _sizes(site: Site) -> dict[str, int]:
-    """Bytes of each part as the site sends it; in a masked sum the least, as the others' rows are not known yet."""
+    """Bytes of each part as the site sends it; in a masked sum the least, since others' rows are not known yet."""
     runtime, parts = site.runtime, site.runtime.working.parts
     if runtime.sums is None:
         return {part: runtime.wire.size(parts.shapes[part], runtime.wire.changes) for part in parts.names}

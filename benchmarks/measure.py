@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+GIVEN = dict(os.environ)
+"""The environment as it was given: importing FedStrata sets variables, which are not for its peers."""
 POLL = 0.5
 """Seconds between two looks at the memory."""
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: a process whose parent has ended becomes our child
@@ -67,7 +69,7 @@ def measure(command: Sequence[str], environment: Mapping[str, str], out: Path, l
 
     Args:
         command: words.
-        environment: its variables, beside this process's own.
+        environment: its variables, beside those that this process was given.
         out: an empty folder, ``$OUT``; what it prints goes to ``log.txt`` in it.
         limit: seconds.
     """
@@ -84,7 +86,7 @@ def measure(command: Sequence[str], environment: Mapping[str, str], out: Path, l
         started = time.perf_counter()
         process = subprocess.Popen(
             command,
-            env={**os.environ, **environment, "OUT": str(out)},
+            env={**GIVEN, **environment, "OUT": str(out)},
             cwd=out,
             stdin=subprocess.DEVNULL,
             stdout=log,

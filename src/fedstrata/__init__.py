@@ -22,20 +22,11 @@ if TYPE_CHECKING:
     from fedstrata.runs.result import Result
 
 
-def _alone() -> bool:
-    """Whether nothing but this process runs at this moment; False where the system does not tell."""
-    try:
-        return Path("/proc/loadavg").read_text("ascii").split()[3].startswith("1/")
-    except (OSError, IndexError, UnicodeDecodeError):
-        return False
-
-
 # Before the first import of the libraries that read them. OMP threads that wait for each other sleep: if they spin
-# beside another busy process, a training step takes up to ten times as long. Where nothing else runs they spin a
-# little first, since waking a sleeping thread may take longer than the wait. Large tensors stand in huge pages
-# where the system has them: a fresh one costs half the time (docs/decisions/engine.md).
-if "OMP_WAIT_POLICY" not in os.environ and _alone():
-    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+# beside another busy process, a training step takes up to ten times as long. (A run that begins where nothing else
+# runs lets them spin a little: fedstrata.engines.waiting.) Large tensors stand in huge pages where the system has
+# them: a fresh one costs half the time (docs/decisions/engine.md).
+WAIT_POLICY_GIVEN = "OMP_WAIT_POLICY" in os.environ
 for _name, _value in {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "DO_NOT_TRACK": "1",

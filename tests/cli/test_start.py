@@ -106,26 +106,3 @@ def test_the_python_face_has_the_classes_a_caller_needs() -> None:
     assert set(fedstrata.__all__) <= set(dir(fedstrata))
     with pytest.raises(AttributeError, match="no attribute 'Jobs'"):
         _ = fedstrata.Jobs
-
-
-WAITING = "import os, fedstrata; print(os.environ['OMP_WAIT_POLICY'], os.environ.get('GOMP_SPINCOUNT'))"
-
-
-@pytest.mark.parametrize(
-    ("load", "given", "wanted"),
-    [
-        ("0.70 0.60 0.50 1/345 678\n", {}, "PASSIVE 5000"),
-        ("0.00 0.00 0.00 2/345 678\n", {}, "PASSIVE None"),
-        ("0.00 0.00 0.00 12/345 678\n", {}, "PASSIVE None"),
-        ("", {}, "PASSIVE None"),
-        ("0.70 0.60 0.50 1/345 678\n", {"OMP_WAIT_POLICY": "PASSIVE"}, "PASSIVE None"),
-        ("0.70 0.60 0.50 1/345 678\n", {"GOMP_SPINCOUNT": "7"}, "PASSIVE 7"),
-    ],
-)
-def test_threads_spin_only_where_nothing_else_runs(load: str, given: dict[str, str], wanted: str) -> None:
-    code = f"import pathlib; pathlib.Path.read_text = lambda *_: {load!r}; {WAITING}"
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("OMP_", "GOMP_"))}
-    found = subprocess.run(
-        [sys.executable, "-c", code], env={**environment, **given}, capture_output=True, text=True, check=True
-    )
-    assert found.stdout.strip() == wanted

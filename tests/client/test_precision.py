@@ -11,7 +11,7 @@ import torch
 
 import fedstrata
 from fedstrata.client import precision
-from fedstrata.client.precision import LEAST_TOKENS, LEAST_WIDTH, TYPICAL_TOKENS, batch_tokens, resolve_precision
+from fedstrata.client.precision import LEAST_STATES, LEAST_WIDTH, TYPICAL_TOKENS, batch_tokens, resolve_precision
 from fedstrata.client.setup import resolve_jobs
 from fedstrata.job.file import load
 from fedstrata.job.toml import read_toml
@@ -36,9 +36,10 @@ def test_bf16_is_for_processors_that_have_it_and_shapes_large_enough(processor: 
     for feature in ("amx_bf16", "avx512_bf16", "bf16"):
         processor(feature)
         assert resolve_precision("auto", "cpu") == "bf16"
-        assert resolve_precision("auto", "cpu", LEAST_WIDTH, LEAST_TOKENS) == "bf16"
-        assert resolve_precision("auto", "cpu", LEAST_WIDTH - 1, LEAST_TOKENS) == "fp32"
-        assert resolve_precision("auto", "cpu", LEAST_WIDTH, LEAST_TOKENS - 1) == "fp32"
+        for width in (LEAST_WIDTH, 4 * LEAST_WIDTH):
+            assert resolve_precision("auto", "cpu", width, LEAST_STATES // width) == "bf16"
+            assert resolve_precision("auto", "cpu", width, LEAST_STATES // width - 1) == "fp32"
+        assert resolve_precision("auto", "cpu", LEAST_WIDTH - 1, LEAST_STATES) == "fp32"
         assert resolve_precision("fp32", "cpu", 1024, 4096) == "fp32"
         assert resolve_precision("bf16", "cpu", 32, 16) == "bf16"
 
@@ -78,7 +79,7 @@ def test_a_run_goes_on_in_the_precision_it_began_with(
 ) -> None:
     """On another machine "auto" would be something else; then "fp32" in the job itself is refused."""
     monkeypatch.setattr(precision, "LEAST_WIDTH", 1)
-    monkeypatch.setattr(precision, "LEAST_TOKENS", 1)
+    monkeypatch.setattr(precision, "LEAST_STATES", 1)
     processor("amx_bf16")
     made = job("fedavg", "mlm", train={"precision": "auto"}, output={"keep_state": True}, method={"rounds": 1})
     folder = Path(made["output"]["dir"])

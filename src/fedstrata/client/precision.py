@@ -14,10 +14,10 @@ TYPICAL_TOKENS = 64
 """Tokens taken for a text where batches are padded to their longest one; their lengths are not known yet."""
 FEATURES = ("amx_bf16", "avx512_bf16", "bf16")
 """Names that torch has for a processor that multiplies bf16 matrices itself; the last is ARM's."""
-LEAST_TOKENS = 512
-"""Tokens in a batch for bf16: at 384 it may lose, at 1,024 it won; measured with AMX at width 128."""
+LEAST_STATES = 384 * 128
+"""Tokens in a batch times the model's width, for bf16: with this many and with more it won, measured with AMX."""
 LEAST_WIDTH = 128
-"""Width of a model for bf16: at 64 two measurements disagree, wider ones are taken to win as well."""
+"""Width of a model for bf16: at 64 measurements disagree."""
 
 
 def batch_tokens(job: Job) -> int:
@@ -47,5 +47,6 @@ def resolve_precision(precision: str, device: str, width: int | None = None, tok
     """
     if precision != "auto":
         return precision
-    large = (width is None or width >= LEAST_WIDTH) and (tokens is None or tokens >= LEAST_TOKENS)
+    wide = width is None or width >= LEAST_WIDTH
+    large = wide and (width is None or tokens is None or tokens * width >= LEAST_STATES)
     return "bf16" if multiplies_bf16(device) and (large or device == "cuda") else "fp32"

@@ -57,28 +57,37 @@ class Target:
 STEP = "of what is left, matrix products are 44 %, casts and copies 15 %, attention's products 7 %"
 FEDAVG = "every weight changes in every step: casts of weights and gradients, and AdamW over all of them"
 MERGE = "a reply is read twice, to be checked and to be summed; conversion, sum and division take as long"
+EPOCH = "matrix products are 37 % of a profile's time, casts and copies 27 %, the optimizer 10 %"
+JOB = "of 29 s of one run 7 passed before the first round, 15 while both cores trained, 7 with one idle"
+THREE = (
+    "two workers and the server have libraries and a model each; a run in one process takes 1.5 GB (row `epoch`)"
+)
+BEYOND = "the merge with its checks takes 0.06 s of it (the row above), copies of weights up to 0.03 s"
+START = "imports alone take 6 s here; a step of two layers takes 13 ms, nearly all of it calls of operators"
 FORECAST = "importing transformers' BERT module takes 4.7 to 6.8 s of processor time by itself"
 
 TARGETS = (
     Target("FedBFPT step / plain fp32 step, BERT-base 8 × 128", "0.16–0.22", 0.09, "step: fedbfpt / plain", STEP),
     Target("FedBFPT step / own FedAvg step", "0.37–0.40", 0.33, "step: fedbfpt / fedavg"),
     Target("own FedAvg step / plain", "0.40–0.47", 0.25, "step: fedavg / plain", FEDAVG),
-    Target("SST-2 lengths, MiniLM: own epoch / Trainer's", "–", 0.4, "epoch: epoch_seconds / Trainer loop"),
-    Target("job of 10 clients, MiniLM / careful plain loop", "1.2–1.4", 0.75, "10: seconds / careful loop"),
-    Target("job of 10 clients / plain loop as written", "0.69", 0.45, "as written: seconds / loop as written"),
+    Target("SST-2 lengths, MiniLM: own epoch / Trainer's", "–", 0.4, "epoch: epoch_seconds / Trainer loop", EPOCH),
+    Target("job of 10 clients, MiniLM / careful plain loop", "1.2–1.4", 0.75, "10: seconds / careful loop", JOB),
+    Target(
+        "job of 10 clients / plain loop as written", "0.69", 0.45, "as written: seconds / loop as written", JOB
+    ),
     Target("job of 10 clients / Trainer loop", "1.1", 1.0, "10: seconds / Trainer loop"),
     Target("job of 10 clients / pfl-research", "1.0–1.2", 1.0, "10: seconds / pfl-research"),
-    Target("job of 10 clients / Flower's simulator", "0.73–0.84", 0.4, "10: seconds / Flower"),
-    Target("its memory / Flower's simulator", "0.27", 0.3, "10: peak / Flower"),
+    Target("job of 10 clients / Flower's simulator", "0.73–0.84", 0.4, "10: seconds / Flower", JOB),
+    Target("its memory / Flower's simulator", "0.27", 0.3, "10: peak / Flower", THREE),
     Target("job of 10 clients / NVFlare's simulator", "–", 1.0, "10: seconds / NVFlare"),
-    Target("100 clients, small model / Flower's simulator", "–", 0.1, "100: seconds / Flower"),
-    Target("1,000 clients, small model / Flower's simulator", "–", 0.1, "1000: seconds / Flower"),
+    Target("100 clients, small model / Flower's simulator", "–", 0.1, "100: seconds / Flower", START),
+    Target("1,000 clients, small model / Flower's simulator", "–", 0.1, "1000: seconds / Flower", START),
     Target("100 clients, small model / careful plain loop", "–", 1.0, "100: seconds / careful loop"),
     Target("1,000 clients, small model / careful plain loop", "–", 1.0, "1000: seconds / careful loop"),
     Target("FedBFPT, 10 clients / plain loop with its plan", "–", 1.0, "fedbfpt: seconds / careful loop"),
     Target("FedBT, 10 clients / plain loop with its plan", "–", 1.0, "fedbt: seconds / careful loop"),
     Target("merge with its checks, GB/s / those of a copy", "0.07", 0.5, "merge / copy", MERGE, least=True),
-    Target("beyond own work, per client and round, 87 MB", "0.25 s", 0.03, "beyond own work", unit=" s"),
+    Target("beyond own work, per client and round, 87 MB", "0.25 s", 0.03, "beyond own work", BEYOND, unit=" s"),
     Target("memory, 10,000 / 10 clients", "–", 1.1, "memory 10,000 / 10"),
     Target("FedBFPT round between sites beyond training, 31 MB", "5.0 s", 1.5, "sites: fedbfpt", unit=" s"),
     Target("FedAvg round between sites beyond training, 438 MB", "26.7 s", 8.0, "sites: fedavg", unit=" s"),

@@ -14,8 +14,9 @@ TYPICAL_TOKENS = 64
 """Tokens taken for a text where batches are padded to their longest one; their lengths are not known yet."""
 FEATURES = ("amx_bf16", "avx512_bf16", "bf16")
 """Names that torch has for a processor that multiplies bf16 matrices itself; the last is ARM's."""
-LEAST_STATES = 384 * 128
-"""Tokens in a batch times the model's width, for bf16: with this many and with more it won, measured with AMX."""
+LEAST_STATES = 512 * 128
+"""Tokens in a batch times the model's width, for bf16: with AMX it won from 384 x 128 on. Texts are often shorter
+than is reckoned here."""
 LEAST_WIDTH = 128
 """Width of a model for bf16: at 64 measurements disagree."""
 

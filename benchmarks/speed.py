@@ -57,7 +57,7 @@ class Target:
 STEP = "of what is left, matrix products are 44 %, casts and copies 15 %, attention's products 7 %"
 FEDAVG = "every weight changes in every step: casts of weights and gradients, and AdamW over all of them"
 MERGE = "a reply is read twice, to be checked and to be summed; conversion, sum and division take as long"
-EPOCH = "matrix products are 37 % of a profile's time, casts and copies 27 %, the optimizer 10 %"
+EPOCH = "0.405; matrix products are 37 % of a profile's time, casts and copies 27 %, the optimizer 10 %"
 JOB = "of 29 s of one run 7 passed before the first round, 15 while both cores trained, 7 with one idle"
 THREE = (
     "two workers and the server have libraries and a model each; a run in one process takes 1.5 GB (row `epoch`)"

@@ -8,11 +8,11 @@ Heavy libraries are imported when a function first needs them.
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedstrata import environment
 from fedstrata.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,18 +22,7 @@ if TYPE_CHECKING:
     from fedstrata.runs.result import Result
 
 
-# Before the first import of the libraries that read them. OMP threads that wait for each other sleep: if they spin
-# beside another busy process, a training step takes up to ten times as long. (A run that begins where nothing else
-# runs lets them spin a little: fedstrata.engines.waiting.) Large tensors stand in huge pages where the system has
-# them: a fresh one costs half the time (docs/decisions/engine.md).
-WAIT_POLICY_GIVEN = "OMP_WAIT_POLICY" in os.environ
-for _name, _value in {
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "DO_NOT_TRACK": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "THP_MEM_ALLOC_ENABLE": "1",
-}.items():
-    os.environ.setdefault(_name, _value)
+environment.prepare()  # before the first import of the libraries that read it
 
 __all__ = ["Job", "Method", "Plan", "Result", "UserError", "audit", "forecast", "report", "run", "sweep"]
 

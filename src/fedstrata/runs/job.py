@@ -8,10 +8,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedstrata import WAIT_POLICY_GIVEN
 from fedstrata.data.prepare import prepare, prepare_test
 from fedstrata.engines.machine import can_fork, cores
-from fedstrata.engines.waiting import spin_if_alone
+from fedstrata.environment import spin_if_alone
 from fedstrata.errors import UserError
 from fedstrata.events import Event
 from fedstrata.job.file import JobSource, Overrides, load
@@ -41,7 +40,7 @@ def run_job(
             check_between_sites(job, components)
         data = [prepare_test(job, base_dir) if job.between_sites else prepare(job, base_dir) for job in jobs]
         first = "torch" not in sys.modules
-        if first and not WAIT_POLICY_GIVEN and not jobs[0].between_sites:
+        if first and not jobs[0].between_sites:
             spin_if_alone()
         from fedstrata.engines.processes import Nursery  # here, as it loads torch
         from fedstrata.runs.stages import run_stages

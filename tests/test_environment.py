@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedstrata.engines import waiting
+from fedstrata import environment
 
 IDLE, BUSY = "0.70 0.60 0.50 1/345 678\n", "0.00 0.00 0.00 2/345 678\n"
 
@@ -21,29 +21,29 @@ def test_alone_is_who_runs_and_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: str, wanted: bool
 ) -> None:
     (tmp_path / "loadavg").write_text(load)
-    monkeypatch.setattr(waiting, "LOAD", tmp_path / "loadavg")
-    assert waiting.alone() is wanted
+    monkeypatch.setattr(environment, "LOAD", tmp_path / "loadavg")
+    assert environment.alone() is wanted
 
 
 def test_where_the_system_does_not_tell_nobody_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "LOAD", tmp_path / "none")
-    assert not waiting.alone()
+    monkeypatch.setattr(environment, "LOAD", tmp_path / "none")
+    assert not environment.alone()
 
 
 def test_what_wakes_up_now_and_then_is_not_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "loadavg").write_text(BUSY)
-    monkeypatch.setattr(waiting, "LOAD", tmp_path / "loadavg")
-    monkeypatch.setattr(waiting.time, "sleep", lambda _: (tmp_path / "loadavg").write_text(IDLE))
-    assert waiting.alone()
+    monkeypatch.setattr(environment, "LOAD", tmp_path / "loadavg")
+    monkeypatch.setattr(environment.time, "sleep", lambda _: (tmp_path / "loadavg").write_text(IDLE))
+    assert environment.alone()
 
 
 WAITING = """
 import os, sys
 from pathlib import Path
 import fedstrata
-from fedstrata.engines import waiting
+from fedstrata import environment
 
-waiting.LOAD = Path(sys.argv[1])
+environment.LOAD = Path(sys.argv[1])
 
 class Loading(Exception): pass
 
@@ -79,7 +79,7 @@ def test_a_run_sets_it_before_torch_is_loaded(
         'model.name = "none"\ntask.kind = "mlm"\ndata.train = "rows.txt"\ndata.holdout = 0.25\n'
         'method.name = "fedavg"\noutput.dir = "out"\n'
     )
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("OMP_", "GOMP_"))}
+    given_here = {key: value for key, value in os.environ.items() if not key.startswith(("OMP_", "GOMP_"))}
     words = [sys.executable, "-c", WAITING, str(tmp_path / "loadavg"), str(tmp_path / "job.toml")]
-    found = subprocess.run(words, env={**environment, **given}, cwd=tmp_path, capture_output=True, text=True)
+    found = subprocess.run(words, env={**given_here, **given}, cwd=tmp_path, capture_output=True, text=True)
     assert found.stdout.strip() == wanted, found.stderr

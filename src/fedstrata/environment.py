@@ -1,0 +1,52 @@
+"""What the libraries below read of the environment when they are loaded; what the user has set stays."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+VARIABLES = {
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "THP_MEM_ALLOC_ENABLE": "1",
+}
+"""OMP threads that wait for each other sleep: if they spin beside another busy process, a training step takes up
+to ten times as long. Large tensors stand in huge pages where the system has them: a fresh one costs half the time
+(docs/decisions/engine.md)."""
+SPINS = "20000"
+"""That OMP threads take before they sleep, on a machine where nothing else runs; about half a millisecond."""
+LOAD = Path("/proc/loadavg")
+"""Where Linux says how many threads run or could."""
+LOOKS = 3
+LOOK_SECONDS = 1e-3
+_given: dict[str, str] = {}
+
+
+def prepare() -> None:
+    """Set what is not set."""
+    _given.update(os.environ)
+    for name, value in VARIABLES.items():
+        os.environ.setdefault(name, value)
+
+
+def spin_if_alone() -> None:
+    """Before torch is loaded: let OMP threads spin if nothing else runs at this moment."""
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & _given.keys() and alone():
+        os.environ["GOMP_SPINCOUNT"] = SPINS
+
+
+def alone() -> bool:
+    """Whether nothing but this process runs; False where the system does not tell.
+
+    A process that is busy all the time is seen at every look, one that wakes up now and then is not.
+    """
+    for _ in range(LOOKS):
+        try:
+            if LOAD.read_text("ascii").split()[3].startswith("1/"):
+                return True
+        except (OSError, IndexError, UnicodeDecodeError):
+            return False
+        time.sleep(LOOK_SECONDS)
+    return False

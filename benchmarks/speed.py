@@ -57,8 +57,8 @@ class Target:
 STEP = "of what is left, matrix products are 44 %, casts and copies 15 %, attention's products 7 %"
 FEDAVG = "every weight changes in every step: casts of weights and gradients, and AdamW over all of them"
 MERGE = "a reply is read twice, to be checked and to be summed; conversion, sum and division take as long"
-EPOCH = "0.405; matrix products are 37 % of a profile's time, casts and copies 27 %, the optimizer 10 %"
-JOB = "of 29 s of one run 7 passed before the first round, 15 while both cores trained, 7 with one idle"
+EPOCH = "matrix products are 37 % of a profile's time, casts and copies 27 %, the optimizer 10 %"
+JOB = "of 29 s of one run in fp32 7 passed before the first round, 15 while both cores trained"
 THREE = (
     "two workers and the server have libraries and a model each; a run in one process takes 1.5 GB (row `epoch`)"
 )
@@ -261,9 +261,9 @@ def cells(target: Target, row: dict[str, float] | None) -> list[str]:
     wanted = f"{'≥' if target.least else '≤'} {target.target:g}{target.unit}"
     if row is None:
         return [target.about, target.before, "–", wanted, target.bound]
-    now = f"{row['median']:.2g}{target.unit}"
+    now = f"{row['median']:.3g}{target.unit}"
     if row["min"] != row["max"]:
-        now += f" ({row['min']:.2g} to {row['max']:.2g})"
+        now += f" ({row['min']:.3g} to {row['max']:.3g})"
     met = row["median"] >= target.target if target.least else row["median"] <= target.target
     return [target.about, target.before, now, wanted, "met" if met else target.bound or "missed"]
 

@@ -21,19 +21,21 @@ LOAD = Path("/proc/loadavg")
 """Where Linux says how many threads run or could."""
 LOOKS = 3
 LOOK_SECONDS = 1e-3
-_given: dict[str, str] = {}
+WAITING = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
+"""What decides how OMP threads wait."""
+_given: set[str] = set()
 
 
 def prepare() -> None:
     """Set what is not set."""
-    _given.update(os.environ)
+    _given.update(WAITING & os.environ.keys())
     for name, value in VARIABLES.items():
         os.environ.setdefault(name, value)
 
 
 def spin_if_alone() -> None:
     """Before torch is loaded: let OMP threads spin if nothing else runs at this moment."""
-    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & _given.keys() and alone():
+    if not _given and alone():
         os.environ["GOMP_SPINCOUNT"] = SPINS
 
 

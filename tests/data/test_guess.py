@@ -137,6 +137,10 @@ def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "empty.csv").write_text("", encoding="utf-8")
     with pytest.raises(UserError, match="empty"):
         sample(tmp_path / "empty.csv")
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "one.txt").write_text("\n", encoding="utf-8")
+    with pytest.raises(UserError, match="column 'text': is empty in all rows"):
+        guess(sample(tmp_path / "texts"))
 
 
 def test_letters_choose_the_model(tmp_path: Path) -> None:

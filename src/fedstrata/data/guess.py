@@ -126,6 +126,9 @@ def _texts(rows: Sample, taken: set[str]) -> list[str]:
     long = [name for name, (words, different) in sizes.items() if words >= 3 and different > 0.1]
     found = dict.fromkeys([*long, *(named if not long else [])])
     if not found:
+        empty = [name for name in rows.columns if _plain(name) in TEXTS and not _filled(rows, name)]
+        if empty:
+            raise UserError(f"column {empty[0]!r}: is empty in all rows; expected texts")
         listed = ", ".join(rows.columns)
         raise UserError(f"no column looks like text; name it with --text, one of: {listed}")
     return sorted(found, key=lambda name: -sizes[name][0])

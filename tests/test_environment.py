@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -83,3 +84,16 @@ def test_a_run_sets_it_before_torch_is_loaded(
     words = [sys.executable, "-c", WAITING, str(tmp_path / "loadavg"), str(tmp_path / "job.toml")]
     found = subprocess.run(words, env={**given_here, **given}, cwd=tmp_path, capture_output=True, text=True)
     assert found.stdout.strip() == wanted, found.stderr
+
+
+@pytest.mark.parametrize("collected", [True, False])
+def test_garbage_is_collected_after_loading_if_it_was_before(collected: bool) -> None:
+    before = gc.isenabled()
+    try:
+        (gc.enable if collected else gc.disable)()
+        with pytest.raises(ImportError), environment.loading():
+            assert not gc.isenabled()
+            raise ImportError
+        assert gc.isenabled() == collected
+    finally:
+        (gc.enable if before else gc.disable)()

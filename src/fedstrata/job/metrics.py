@@ -31,12 +31,18 @@ class Predictions:
     positive: Sequence[str] = ()
 
     @cached_property
+    def confusion(self) -> Any:
+        """The confusion matrix of classes."""
+        from fedstrata.job.confusion import confusion
+
+        return confusion(self.truth, self.guess, len(self.labels))
+
+    @cached_property
     def class_f1(self) -> Any:
         """F1 of each class, ``[classes]``; 0 for a class that nobody predicts or has."""
-        from sklearn import metrics
+        from fedstrata.job.confusion import class_scores
 
-        every = range(len(self.labels))
-        return metrics.f1_score(self.truth, self.guess, labels=every, average=None, zero_division=0.0)
+        return class_scores(self.confusion).f1
 
 
 Metric = Callable[[Predictions], float | None]
@@ -84,11 +90,9 @@ def positive_f1(predictions: Predictions) -> float | None:
 
 def matthews(predictions: Predictions) -> float:
     """Matthews correlation coefficient; 0 where there is one class alone."""
-    from sklearn import metrics
+    from fedstrata.job.confusion import matthews_coefficient
 
-    if len({*predictions.truth, *predictions.guess}) < 2:
-        return 0.0
-    return float(metrics.matthews_corrcoef(predictions.truth, predictions.guess))
+    return matthews_coefficient(predictions.confusion)
 
 
 def pearson(predictions: Predictions) -> float:

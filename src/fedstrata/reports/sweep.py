@@ -9,8 +9,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Protocol
 
-from scipy.stats import ttest_rel
-
 from fedstrata.cost.target import reached
 from fedstrata.reports.runs import Run, load_run, upto
 from fedstrata.reports.tables import MB, result_rows
@@ -131,6 +129,8 @@ def paired(scores: Sequence[float], base: Sequence[float]) -> float | None:
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # nearly equal differences: still a p
+        from scipy.stats import ttest_rel  # here: slow to load
+
         return float(ttest_rel(scores, base).pvalue)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fedstrata.data.prepare import prepare, prepare_test
 from fedstrata.engines.machine import can_fork, cores
-from fedstrata.environment import spin_if_alone
+from fedstrata.environment import loading, spin_if_alone
 from fedstrata.errors import UserError
 from fedstrata.events import Event
 from fedstrata.job.file import JobSource, Overrides, load
@@ -42,8 +42,9 @@ def run_job(
         first = "torch" not in sys.modules
         if first and not jobs[0].between_sites:
             spin_if_alone()
-        from fedstrata.engines.processes import Nursery  # here, as it loads torch
-        from fedstrata.runs.stages import run_stages
+        with loading():
+            from fedstrata.engines.processes import Nursery  # here, as it loads torch
+            from fedstrata.runs.stages import run_stages
 
         with closing(Nursery()) as nursery, tracked(jobs, progress or (lambda event: None)) as (tell, finish):
             if first and cores() > 1 and any(job.engine.name in ("auto", "pool") for job in jobs) and can_fork():

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedstrata.client.scorer import scored_batches
 from fedstrata.client.setup import Ready
+from fedstrata.job.confusion import class_scores, confusion
 from fedstrata.job.tables import Job
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.plan.kinds import Index
@@ -60,19 +61,15 @@ def write_predictions(
 
 def text_classes(found: Sequence[Predicted], labels: list[str]) -> dict[str, Any]:
     """Labels, confusion matrix (a row per true class) and precision, recall, F1 and examples of each class."""
-    from sklearn import metrics  # here: slow to load
-
     truth = np.concatenate([batch.truth for batch in found])
     guess = np.concatenate([batch.guess for batch in found])
-    every = list(range(len(labels)))
-    matrix = metrics.confusion_matrix(truth, guess, labels=every)
-    columns = metrics.precision_recall_fscore_support(truth, guess, labels=every, zero_division=0.0)
-    names = ("precision", "recall", "f1", "examples")
+    matrix = confusion(truth, guess, len(labels))
+    each = {name: column.tolist() for name, column in class_scores(matrix)._asdict().items()}
     return {
         "labels": labels,
         "confusion": matrix.tolist(),
         "classes": [
-            {"class": label, **{name: column[i].item() for name, column in zip(names, columns, strict=True)}}
+            {"class": label, **{name: column[i] for name, column in each.items()}}
             for i, label in enumerate(labels)
         ],
     }

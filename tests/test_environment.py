@@ -91,9 +91,8 @@ def test_garbage_is_collected_after_loading_if_it_was_before(collected: bool) ->
     before = gc.isenabled()
     try:
         (gc.enable if collected else gc.disable)()
-        with pytest.raises(ImportError), environment.loading():
-            assert not gc.isenabled()
-            raise ImportError
+        with pytest.raises(ImportError, match="False"), environment.loading():
+            raise ImportError(gc.isenabled())
         assert gc.isenabled() == collected
     finally:
         (gc.enable if before else gc.disable)()

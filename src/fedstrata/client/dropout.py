@@ -20,7 +20,7 @@ class DropoutRng:
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
-        self.seed = seed
+        self.seed, self.device = seed, device
         self.bits = np.random.SFC64(seed)
         self.cuda = [device] if device.type == "cuda" else []
         self.state: list[torch.Tensor] = []
@@ -39,6 +39,10 @@ class DropoutRng:
                 torch.set_rng_state(self.state[0])
                 for device, state in zip(self.cuda, self.state[1:], strict=True):
                     torch.cuda.set_rng_state(state, device)
+            elif self.device.type == "cpu":
+                torch.default_generator.manual_seed(
+                    self.seed
+                )  # torch.manual_seed takes 1 ms for GPUs to come
             else:
                 torch.manual_seed(self.seed)
             yield

@@ -40,9 +40,7 @@ class DropoutRng:
                 for device, state in zip(self.cuda, self.state[1:], strict=True):
                     torch.cuda.set_rng_state(state, device)
             elif self.device.type == "cpu":
-                torch.default_generator.manual_seed(
-                    self.seed
-                )  # torch.manual_seed takes 1 ms for GPUs to come
+                torch.default_generator.manual_seed(self.seed)  # torch.manual_seed takes 1 ms for GPUs to come
             else:
                 torch.manual_seed(self.seed)
             yield

@@ -19,12 +19,10 @@ HEADER = struct.Struct("!QB")
 def send(connection: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
     """Send a message, and open files with it."""
     content = pickle.dumps(message, protocol=5)
-    header = HEADER.pack(len(content), len(descriptors))
+    frame = memoryview(HEADER.pack(len(content), len(descriptors)) + content)  # one, so that it is read at once
     if descriptors:
-        socket.send_fds(connection, [header], list(descriptors))
-    else:
-        connection.sendall(header)
-    connection.sendall(content)
+        frame = frame[socket.send_fds(connection, [frame], list(descriptors)) :]
+    connection.sendall(frame)
 
 
 def receive(connection: socket.socket) -> tuple[Any, list[int]]:

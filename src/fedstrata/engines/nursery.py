@@ -21,7 +21,10 @@ from functools import partial
 from typing import Any, NoReturn
 
 from fedstrata.engines.frames import receive, send
+from fedstrata.events import Event
 
+EVERY = 0.1
+"""Seconds between two messages with events of a worker that is at a task; each wakes the program."""
 GRACE = 5.0
 """Seconds that workers have to end by themselves."""
 
@@ -99,11 +102,21 @@ def _work(connection: socket.socket) -> None:
     threading.Thread(target=_listen, args=(connection, inbox), daemon=True).start()
     (content, places, threads), [file] = inbox.get()
     torch.set_num_threads(threads)
+    events, told = list[Event](), time.monotonic()
+
+    def tell(event: Event) -> None:
+        nonlocal told
+        events.append(event)
+        if time.monotonic() - told > EVERY:
+            send(connection, events)
+            events.clear()
+            told = time.monotonic()
+
     try:
         seed = load_seed(content, read_shared(file, places))
-        player = Player(seed, lambda event: send(connection, event))
+        player = Player(seed, tell)
     except Exception as error:
-        send(connection, (failed(error), []))
+        send(connection, ([], failed(error), []))
         return
     send(connection, os.getpid())  # ready
     while True:
@@ -116,10 +129,11 @@ def _work(connection: socket.socket) -> None:
         if isinstance(answer, Played):
             answer, tensors = without_weights(answer)
             shared = write_shared(tensors)
-            send(connection, (answer, shared.places), [shared.descriptor])
+            send(connection, (events, answer, shared.places), [shared.descriptor])
             shared.close()
         else:
-            send(connection, (answer, []))
+            send(connection, (events, answer, []))
+        events.clear()
 
 
 def _listen(connection: socket.socket, inbox: queue.SimpleQueue[tuple[Any, list[int]]]) -> None:

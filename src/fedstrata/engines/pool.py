@@ -2,7 +2,8 @@
 
 A worker has a model of its own, so what a client computes does not depend on who else is played. Answers are given
 in the order of the requests. Of the next clients the largest is begun first, so that none is waited for at the
-end; how far ahead that may be is bounded, and with it the answers that wait for their turn.
+end; how far ahead that may be is bounded, and with it the answers that wait for their turn. While many are left a
+worker has its next task before it has ended the last.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from fedstrata.wire.codec import Wire
 
 AHEAD = 4
 """Clients per worker that may be begun before their turn."""
+LAST = 2
+"""Tasks per worker that are given one by one: at the end nobody shall wait for a task beside an idle worker."""
 DEATHS = 3
 """Workers that may die over one task."""
 
@@ -69,15 +72,13 @@ class PoolEngine:
     wire: Wire
     tell: Callable[[Event], None]
     tags: dict[PartKey, object] = field(default_factory=dict)
-    idle: list[int] = field(default_factory=list)
-    """Workers without a task."""
-    busy: dict[int, int] = field(default_factory=dict)
-    """Worker -> place of its task among those that are to be answered."""
+    given: dict[int, list[int]] = field(default_factory=dict)
+    """Worker -> places of its tasks among those that are to be answered, in their order."""
 
     def __post_init__(self) -> None:
         for part, (version, tensors) in self.shared.items():
             self._publish(("client", part), version, tensors)
-        self.idle = [self.workers.start() for _ in range(self.count)]
+        self.given = {self.workers.start(): [] for _ in range(self.count)}
 
     def clients(self) -> list[str]:
         """The clients' names."""
@@ -139,41 +140,41 @@ class PoolEngine:
                 ahead = min(len(tasks), due + AHEAD * self.count)
                 waiting += range(begun, ahead)
                 begun = max(begun, ahead)
-                while waiting and (self.idle or len(self.busy) < self.count):
+                while waiting and (number := self._free(len(waiting))) is not None:
                     largest = max(waiting, key=lambda i: (sizes[i], -i))
                     waiting.remove(largest)
-                    self._begin(largest, tasks[largest])
+                    self.given[number].append(largest)
+                    self.workers.ask(number, tasks[largest])
                 for number, message in self.workers.messages():
                     if message is None:
                         waiting += self._lost(number, deaths, tasks)
-                    elif isinstance(message, Failed) and number not in self.busy:
+                    elif isinstance(message, Failed) and not self.given[number]:
                         _checked(message)  # it could not be made
                     elif isinstance(message, Played | list | Failed):
-                        answers[self.busy.pop(number)] = message
-                        self.idle.append(number)
+                        answers[self.given[number].pop(0)] = message
                     else:
                         self.tell(message)
             yield _checked(answers.pop(due))
 
-    def _begin(self, place: int, task: Assignment) -> None:
-        """Give a task to an idle worker; to a new one where another has died."""
-        number = self.idle.pop() if self.idle else self.workers.start()
-        self.busy[number] = place
-        self.workers.ask(number, task)
+    def _free(self, waiting: int) -> int | None:
+        """A worker that is to have another task, a new one where another has died; None if all have enough."""
+        if len(self.given) < self.count:
+            self.given[self.workers.start()] = []
+        number = min(self.given, key=lambda each: len(self.given[each]))
+        most = 2 if waiting > self.count * LAST else 1
+        return number if len(self.given[number]) < most else None
 
     def _lost(self, number: int, deaths: Counter[int], tasks: Sequence[Assignment]) -> list[int]:
-        """A worker has died: the place of its task, which is to be played again."""
-        if number not in self.busy:
-            self.idle.remove(number)
-            return []
-        place = self.busy.pop(number)
-        deaths[place] += 1
-        if deaths[place] == DEATHS:
-            raise UserError(
-                f"{tasks[place].what}: its worker died, {DEATHS} times over; with fewer engine.workers or a "
-                "smaller train.batch_size it takes less memory, with --resume"
-            )
-        return [place]
+        """A worker has died: the places of its tasks, which are to be played again."""
+        places = self.given.pop(number)
+        for place in places[:1]:  # the others had not begun
+            deaths[place] += 1
+            if deaths[place] == DEATHS:
+                raise UserError(
+                    f"{tasks[place].what}: its worker died, {DEATHS} times over; with fewer engine.workers or a "
+                    "smaller train.batch_size it takes less memory, with --resume"
+                )
+        return places
 
 
 def _checked(answer: Answer) -> Any:

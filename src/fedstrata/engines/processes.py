@@ -182,13 +182,14 @@ class Processes:
                 continue
             if isinstance(message, int):
                 process.pid = message
-            elif isinstance(message, tuple):
-                answer, places = message
-                if isinstance(answer, Played):
-                    answer = with_weights(answer, read_shared(files[0], places))
+                continue
+            events, answer, places = message if isinstance(message, tuple) else (message, None, [])
+            for event in events:
+                yield number, event
+            if isinstance(answer, Played):
+                answer = with_weights(answer, read_shared(files[0], places))
+            if answer is not None:
                 yield number, answer
-            else:
-                yield number, message
 
     def close(self) -> None:
         """End the workers."""

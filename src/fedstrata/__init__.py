@@ -186,7 +186,8 @@ def forecast(  # noqa: PLR0913  # what a caller may ask, each by its name
     from fedstrata.runs.components import Components
 
     options = ForecastOptions(methods, count, tokens, client, bandwidth, gflops, units, Components(**components))
-    from fedstrata.forecasts.forecast import forecast as compute
+    with environment.loading():
+        from fedstrata.forecasts.forecast import forecast as compute
 
     return compute(job, overrides, options)
 
@@ -228,6 +229,7 @@ def audit(
     from fedstrata.audits.options import ATTACKS, AuditOptions
 
     options = AuditOptions(client, attacks or ATTACKS, public, progress or (lambda event: None), deep)
-    from fedstrata.audits.audit import audit as play
+    with environment.loading():
+        from fedstrata.audits.audit import audit as play
 
     return play(job, overrides, options)

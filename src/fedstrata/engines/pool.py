@@ -34,7 +34,13 @@ DEATHS = 3
 
 
 class Workers(Protocol):
-    """Workers by their numbers, wherever they run."""
+    """Workers by their numbers, wherever they run.
+
+    Attributes:
+        at_once: tasks that a worker takes before it has answered; it answers them in their order.
+    """
+
+    at_once: int
 
     def start(self) -> int:
         """Start a worker; its number."""
@@ -43,7 +49,7 @@ class Workers(Protocol):
         """Make a part's tensors known to all workers, in place of those it had before."""
 
     def ask(self, number: int, task: Assignment) -> None:
-        """Give an idle worker a task."""
+        """Give a worker a task."""
 
     def messages(self) -> Iterable[tuple[int, Event | Answer | None]]:
         """Wait for messages: of a worker an event, or its answer; None if it has died."""
@@ -161,7 +167,7 @@ class PoolEngine:
         if len(self.given) < self.count:
             self.given[self.workers.start()] = []
         number = min(self.given, key=lambda each: len(self.given[each]))
-        most = 2 if waiting > self.count * LAST else 1
+        most = self.workers.at_once if waiting > self.count * LAST else 1
         return number if len(self.given[number]) < most else None
 
     def _lost(self, number: int, deaths: Counter[int], tasks: Sequence[Assignment]) -> list[int]:

@@ -129,6 +129,8 @@ class Processes:
         gpus: GPUs that they are dealt to; 0 on the CPU.
     """
 
+    at_once = 2
+
     def __init__(self, nursery: Nursery, seed: Seed, threads: int, gpus: int = 0) -> None:
         self.nursery, self.threads, self.gpus = nursery, threads, gpus
         self.content, arrays = dump_seed(seed)

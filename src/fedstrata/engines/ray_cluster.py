@@ -137,6 +137,8 @@ class RayWorkers:
         folder: the run's, in which workers of clients that keep something write.
     """
 
+    at_once = 1  # an actor with several threads keeps no order
+
     def __init__(self, ray: Any, seed: Seed, threads: int, gpu: bool, folder: Path) -> None:
         self.ray, self.threads, self.folder = ray, threads, folder.absolute()
         content, arrays = dump_seed(seed, mapped=False)

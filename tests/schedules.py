@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as some
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -464,19 +464,25 @@ class Schedule(RuleBasedStateMachine):
             self.net.arrived.append((packet.id, packet.message))
 
 
-def play(folder: Path, runs: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Play so many schedules of at most so many steps, always the same ones; returns what happened how often.
+def play(
+    folder: Path, runs: int, steps: int, monkeypatch: pytest.MonkeyPatch, number: int | None = None
+) -> Counter[str]:
+    """Play so many schedules of at most so many steps; returns what happened how often.
+
+    They are always the same ones, or others for each ``number``.
 
     Raises:
         AssertionError: a run hung, ended in other bits, or with an error; Hypothesis prints the shortest schedule.
     """
     stage = Stage(folder, monkeypatch)
     machine: Callable[[], Schedule] = type("Drawn", (Schedule,), {"stage": stage})
+    if number is not None:
+        machine = seed(number)(machine)
     drawn = settings(
         max_examples=runs,
         stateful_step_count=steps,
         deadline=None,
-        derandomize=True,
+        derandomize=number is None,
         database=None,
         suppress_health_check=list(HealthCheck),
     )
@@ -489,10 +495,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=500)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--seed", type=int, help="other schedules for each")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as monkeypatch:
-        counts = play(Path(folder), options.runs, options.steps, monkeypatch)
+        counts = play(Path(folder), options.runs, options.steps, monkeypatch, options.seed)
     print("| what happened | times |\n|---|---:|")
     for what, count in sorted(counts.items()):
         print(f"| {what} | {count:,} |")

@@ -44,7 +44,8 @@ $(AXE):
 
 docs: $(INSTALLED) ## the documents as a site in build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-fuzz: $(INSTALLED) ## 1,000,000 changed messages of every kind; some minutes
+
+fuzz: $(INSTALLED) ## 1,000,000 changed messages of every kind; a minute
 	$(BIN)/python tests/fuzz.py --messages 1000000
 
 schedules: $(INSTALLED) ## 500 runs over a network that loses, delays, doubles and reorders; some minutes

@@ -90,6 +90,23 @@ def _ended(children: set[int]) -> set[int]:
     return {child for child in children if os.waitpid(child, os.WNOHANG)[0]}
 
 
+class _Events:
+    """Events that wait to be sent: with the next answer, or alone if it is not soon."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.waiting, self.sent = list[Event](), time.monotonic()
+
+    def tell(self, event: Event) -> None:
+        self.waiting.append(event)
+        if time.monotonic() - self.sent > EVERY:
+            send(self.connection, self.taken())
+
+    def taken(self) -> list[Event]:
+        taken, self.waiting, self.sent = self.waiting, [], time.monotonic()
+        return taken
+
+
 def _work(connection: socket.socket) -> None:
     """Answer tasks one after another."""
     import torch
@@ -102,19 +119,10 @@ def _work(connection: socket.socket) -> None:
     threading.Thread(target=_listen, args=(connection, inbox), daemon=True).start()
     (content, places, threads), [file] = inbox.get()
     torch.set_num_threads(threads)
-    events, told = list[Event](), time.monotonic()
-
-    def tell(event: Event) -> None:
-        nonlocal told
-        events.append(event)
-        if time.monotonic() - told > EVERY:
-            send(connection, events)
-            events.clear()
-            told = time.monotonic()
-
+    events = _Events(connection)
     try:
         seed = load_seed(content, read_shared(file, places))
-        player = Player(seed, tell)
+        player = Player(seed, events.tell)
     except Exception as error:
         send(connection, ([], failed(error), []))
         return
@@ -129,11 +137,10 @@ def _work(connection: socket.socket) -> None:
         if isinstance(answer, Played):
             answer, tensors = without_weights(answer)
             shared = write_shared(tensors)
-            send(connection, (events, answer, shared.places), [shared.descriptor])
+            send(connection, (events.taken(), answer, shared.places), [shared.descriptor])
             shared.close()
         else:
-            send(connection, (events, answer, []))
-        events.clear()
+            send(connection, (events.taken(), answer, []))
 
 
 def _listen(connection: socket.socket, inbox: queue.SimpleQueue[tuple[Any, list[int]]]) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from types import SimpleNamespace
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,14 +17,14 @@ SIZES = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
 
 
 class MadeUp:
-    """Workers of which one after the other answers its oldest task; one dies of the task ``deadly``."""
+    """Workers of which one after the other answers its oldest task, or dies of it: place -> how often."""
 
-    def __init__(self, deadly: int | None = None, deaths: int = 0, at_once: int = 2) -> None:
+    def __init__(self, deaths: Mapping[int, int] = MappingProxyType({}), at_once: int = 2) -> None:
         self.at_once = at_once
         self.tasks: dict[int, deque[Any]] = {}
         self.asked: list[tuple[int, int]] = []
         """Place of each task that was given, and how many its worker had then."""
-        self.deadly, self.deaths, self.started = deadly, deaths, 0
+        self.deaths, self.started = dict(deaths), 0
 
     def start(self) -> int:
         self.tasks[self.started] = deque()
@@ -38,8 +38,8 @@ class MadeUp:
     def messages(self) -> Iterable[tuple[int, Any]]:
         number = next(number for number, tasks in self.tasks.items() if tasks)
         self.tasks[number], tasks = deque(), self.tasks.pop(number)
-        if tasks[0].place == self.deadly and self.deaths:
-            self.deaths -= 1
+        if self.deaths.get(tasks[0].place):
+            self.deaths[tasks[0].place] -= 1
             del self.tasks[number]
             yield number, None
             return
@@ -71,8 +71,13 @@ def test_a_worker_has_a_second_task_while_many_are_left_and_never_a_third() -> N
 
 
 def test_all_tasks_of_a_worker_that_dies_are_played_again() -> None:
-    workers = MadeUp(deadly=5, deaths=DEATHS - 1)
+    workers = MadeUp({5: DEATHS - 1})
     assert played(workers) == list(range(len(SIZES)))
     assert workers.started == COUNT + DEATHS - 1
     with pytest.raises(UserError, match="task 5: its worker died, 3 times"):
-        played(MadeUp(deadly=5, deaths=DEATHS))
+        played(MadeUp({5: DEATHS}))
+
+
+def test_a_task_that_had_not_begun_is_no_cause_of_a_death() -> None:
+    each_dies_twice = MadeUp(dict.fromkeys(range(len(SIZES)), DEATHS - 1))
+    assert played(each_dies_twice) == list(range(len(SIZES)))

@@ -96,7 +96,7 @@ def worker_modules(job: Job, architecture: str) -> list[str]:
         architecture: of the model, in Hugging Face's configs.
     """
     name = architecture.replace("-", "_")
-    own_scores = ["sklearn.metrics"] if job.clients.test is not None and TASK_KINDS[job.task.kind].classes else []
+    own_scores = ["seqeval.metrics"] if job.clients.test is not None and TASK_KINDS[job.task.kind].words else []
     # on a GPU machine peft may ask for the GPUs, which a process that is to be forked must not
     adapters = ["peft"] if job.adapter.kind == "lora" and job.train.device == "cpu" else []
     return [f"transformers.models.{name}.modeling_{name}", *own_scores, *adapters]

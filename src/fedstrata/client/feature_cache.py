@@ -1,6 +1,6 @@
 """The feature cache: a frozen encoder's hidden states as its head takes them, computed once and kept on disk.
 
-FedFreezeBERT, 2024, trains heads over a frozen encoder for many epochs; only the first needs the encoder. Texts of
+Heads over a frozen encoder are trained for many epochs; only the first needs the encoder. Texts of
 the same length go through it together, without padding, and so do those that the cache has no room for: the
 numbers do not depend on what is cached.
 """

@@ -1,6 +1,6 @@
 """Scores of classes from a confusion matrix.
 
-A library has these, too, but takes 0.9 s to load, which is a tenth of a small run. A test holds them to it.
+scikit-learn has these, too, but takes 0.6 to 1.0 s to load in every run. A test holds them to it.
 """
 
 from __future__ import annotations

@@ -24,6 +24,11 @@ INDEX = np.asarray([1, 4, 8, 9, 11])
 CLASSIFY = Classify(0, ("eye", "heart", "kidney"))
 
 
+@pytest.fixture(autouse=True)
+def small_tables_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEAST_TABLE", 0)
+
+
 def runtime(kind: str = "bert", head: str = "classify", task: Task = CLASSIFY, **train: Any) -> ClientRuntime:
     model = tiny_model(kind, head, vocab_size=VOCABULARY, **({} if head == "mlm" else {"num_labels": 3}))
     keys = {"batch_size": 2, "epochs": 3, "learning_rate": 1e-2, "weight_decay": 0.1, **train}
@@ -116,3 +121,12 @@ def test_the_whole_table_where_most_of_it_is_used_or_it_is_frozen(monkeypatch: p
 
 def test_tags_too() -> None:
     assert used(runtime(head="tag", task=Tag(0, ("O", "B-x", "I-x"))))
+
+
+def test_of_a_small_table_all_rows_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = runtime()
+    size = made.working.model.get_input_embeddings().weight.numel()
+    monkeypatch.setattr(module, "LEAST_TABLE", size)
+    assert used(made)
+    monkeypatch.setattr(module, "LEAST_TABLE", size + 1)
+    assert used(made) is None

@@ -56,6 +56,26 @@ def test_each_tensor_has_its_own_senders_and_its_shape() -> None:
     assert sorted(sent) == sorted(shapes)
 
 
+def test_small_tensors_are_summed_together_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    together, sizes = module.add_up_together, list[list[int]]()
+
+    def watched(waiting: list[module.Waiting], sums: list[torch.Tensor]) -> None:
+        sizes.append([total.numel() for total in sums])
+        together(waiting, sums)
+
+    monkeypatch.setattr(module, "add_up_together", watched)
+    shapes = {"a": (5,), "b": (2, CHUNK // 4), "c": (CHUNK,), "d": (), "e": (3, 7), "f": (CHUNK + 1,)}
+    mean = WeightedMean()
+    for i in range(HELD + 1):  # as a reply comes: part by part
+        for k, (name, shape) in enumerate(shapes.items()):
+            mean.add({name: reply(CHUNK + 1, i + 2 * k)[: torch.Size(shape).numel()].view(shape)}, i + 1, str(i))
+    found = mean.result()
+    for k, (name, shape) in enumerate(shapes.items()):
+        values = [reply(CHUNK + 1, i + 2 * k)[: torch.Size(shape).numel()].view(shape) for i in range(HELD + 1)]
+        assert torch.equal(found[name], plainly(values, list(range(1, HELD + 2)))), name
+    assert sizes == [[5, CHUNK // 2, CHUNK], [1, 21]], "one pass of all, in groups; the large one is apart"
+
+
 @pytest.mark.parametrize("clients", [1, HELD + 1])
 def test_a_zero_has_the_sign_of_a_sum(clients: int) -> None:
     mean = WeightedMean()
@@ -97,13 +117,13 @@ def test_at_most_one_pass_runs_and_its_error_is_not_lost(monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "add_up", slow)
     mean = WeightedMean()
     for i in range(2 * HELD):
-        mean.add({"w": torch.ones(1)}, 1, str(i))
-    other = threading.Thread(target=mean.add, args=({"w": torch.ones(1)}, 1, "late"))
+        mean.add({"w": torch.ones(CHUNK + 1)}, 1, str(i))
+    other = threading.Thread(target=mean.add, args=({"w": torch.ones(CHUNK + 1)}, 1, "late"))
     other.start()  # it waits for the pass before it
     assert (len(mean.waiting["w"]), begun) == (HELD, [HELD])
     gate.set()
     other.join(30)
-    assert mean.result()["w"].item() == 1.0
+    assert mean.result()["w"].unique().item() == 1.0
     assert mean.thread is None
 
     def full(*rest: Any) -> None:
@@ -111,6 +131,6 @@ def test_at_most_one_pass_runs_and_its_error_is_not_lost(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(module, "add_up", full)
     for i in range(HELD + 1):
-        mean.add({"w": torch.ones(1)}, 1, str(i))
+        mean.add({"w": torch.ones(CHUNK + 1)}, 1, str(i))
     with pytest.raises(MemoryError):
         mean.result()

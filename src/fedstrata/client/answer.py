@@ -19,7 +19,6 @@ from fedstrata.client.trainer import StepCallback, Trainer
 from fedstrata.client.working_model import WorkingModel
 from fedstrata.errors import UserError
 from fedstrata.models.cut import SplitLink
-from fedstrata.models.parts import part_tensors
 from fedstrata.plan.kinds import Index, Phase, Weights
 from fedstrata.plan.messages import Reply, Request, Tagged
 from fedstrata.tasks import Examples
@@ -170,7 +169,7 @@ def sent_parts(work: Work, draw: Draw | None) -> Weights:
     """Part -> its tensors after training, with noise over the change of all that travels where there is noise."""
     request, working, private = work.request, work.runtime.working, work.runtime.private
     sharing = working.parts.sharing
-    sent = {part: part_tensors(working.model, working.parts, [part]) for part in request.plan.send}
+    sent = {part: working.tensors([part]) for part in request.plan.send}
     if private is None or draw is None:
         return sent
     start = {part: work.shared[part][1] for part in sent}
@@ -199,8 +198,7 @@ def train_with(pass_of: PassOf, encode: Encode = encoded_parts) -> Handler:
         reply, memory = yield from runtime.trainer.run(
             request, work.data.train, work.data.index, model_pass, memory, work.callback, noise
         )
-        kept = part_tensors(working.model, working.parts, plan.keep)
-        later = part_tensors(working.model, working.parts, plan.later)
+        kept, later = working.tensors(plan.keep), working.tensors(plan.later)
         if name := not_finite({**kept, **later}):
             raise UserError(
                 f"round {request.round + 1}, client {request.client}: its training diverged ({name}, which it "

@@ -23,6 +23,9 @@ from fedstrata.tasks.task import FixedTokens
 
 LEAST_SAVED = 0.5
 """Share of the rows that must be unused: else the detour does not pay."""
+LEAST_TABLE = 1 << 18
+"""Elements of a table below which the detour takes as long as it saves, or longer; of 4,000 rows of 128 it pays in
+a round of one step."""
 LANES = 16
 """Numbers of a processor's widest register: rows of a multiple of it are computed alike in any table."""
 BLOCK = 64
@@ -57,17 +60,19 @@ def used_rows(
     name = next((name for name, p in trained.items() if p is getattr(table, "weight", None)), None)
     if name is None or name in working.parts.sharing.narrowed or not isinstance(task, FixedTokens):
         return None
-    if not _looked_up_only(working.model, table) or table.embedding_dim % LANES:
+    if not _looked_up_only(working, name, table) or table.embedding_dim % LANES:
+        return None
+    if table.weight.numel() < LEAST_TABLE:
         return None
     texts = [position for batch in chosen for position in batch]
     rows = task.token_ids(examples, np.unique(np.asarray(texts, np.int64)))
     return (name, rows) if len(rows) <= (1 - LEAST_SAVED) * table.num_embeddings else None
 
 
-def _looked_up_only(model: nn.Module, table: nn.Module) -> bool:
+def _looked_up_only(working: WorkingModel, name: str, table: nn.Module) -> bool:
     """Whether the table is a plain one that stands in a single place: no decoder is tied to it."""
-    places = [m for m in model.modules() for p in m._parameters.values() if p is table.weight]
-    return type(table) is nn.Embedding and places == [table] and table.max_norm is None and not table.sparse
+    plain = type(table) is nn.Embedding and table.max_norm is None and not table.sparse
+    return plain and working.stands_alone(name, table)
 
 
 @contextmanager

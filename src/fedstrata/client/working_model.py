@@ -11,7 +11,8 @@ import torch
 from fedstrata.models.attention import place_attention
 from fedstrata.models.dropout import place_dropout
 from fedstrata.models.families import FAMILIES
-from fedstrata.models.parts import LINEAR, part_tensors
+from fedstrata.models.parts import LINEAR
+from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.messages import Tagged
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
@@ -51,10 +52,18 @@ class WorkingModel:
         """Put weights into the model; a part that is there already, by its tag, is not copied again."""
         for part, (tag, new) in weights.items():
             if tag is None or self._tags.get(part) != tag:
-                for name, parameter in part_tensors(self.model, self.parts, [part]).items():
-                    parameter.copy_(new[name])
+                own = self.tensors([part])
+                torch._foreach_copy_(list(own.values()), [new[name] for name in own])
                 let_go(new.values())
                 self._tags[part] = tag
+
+    def tensors(self, names: Iterable[str]) -> Tensors:
+        """The model's own tensors of the named parts (no copies)."""
+        return {name: self._parameter(name).detach() for part in names for name in self.parts.shapes[part]}
+
+    def stands_alone(self, name: str, module: torch.nn.Module) -> bool:
+        """Whether a parameter stands in this module and nowhere else."""
+        return [each for each, _ in self._places[name]] == [module]
 
     def changed(self, names: Iterable[str]) -> None:
         """These parts are about to be trained: they are no longer what was loaded."""
@@ -66,7 +75,7 @@ class WorkingModel:
     def swap_parameters(self, names: Iterable[str]) -> None:
         """Replace these parts' parameters with fresh tensors; another client may still be using the old ones."""
         names = list(names)
-        old = {name: self.model.get_parameter(name) for part in names for name in self.parts.shapes[part]}
+        old = {name: self._parameter(name) for part in names for name in self.parts.shapes[part]}
         self.set_parameters(
             {name: torch.nn.Parameter(torch.empty_like(p), p.requires_grad) for name, p in old.items()}
         )
@@ -118,10 +127,17 @@ class WorkingModel:
         names = {name for part in plan.train for name in self.parts.shapes[part]}
         names -= {name for part in plan.shared for name in self.parts.shapes[part]} & self.parts.sharing.omitted
         served = {name for part in plan.away(self.parts) for name in self.parts.shapes[part]}
-        for name, parameter in self.model.named_parameters():
+        parameters = {name: self._parameter(name) for name in self._places}
+        for name, parameter in parameters.items():
             if name not in served:
                 parameter.requires_grad_(name in names)
-        return {name: p for name, p in self.model.named_parameters() if name in names}
+        return {name: parameter for name, parameter in parameters.items() if name in names}
+
+    def _parameter(self, name: str) -> torch.nn.Parameter:
+        module, leaf = self._places[name][0]
+        parameter = module._parameters[leaf]
+        assert parameter is not None
+        return parameter
 
 
 def _places(model: torch.nn.Module) -> dict[str, list[tuple[torch.nn.Module, str]]]:

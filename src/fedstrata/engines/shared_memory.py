@@ -6,6 +6,7 @@ A file without a name is gone with the last process that has it open, however th
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import tempfile
@@ -13,11 +14,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
+
+from fedstrata.wire.on_disk import content
 
 ALIGN = 64
 """Bytes at whose multiples a tensor begins."""
+GAP = memoryview(bytes(ALIGN))
+MOST_PIECES = 1000
+"""Pieces that are written at once; systems take 1024."""
 
 Key = Any
 """What names a tensor of a file."""
@@ -39,15 +44,13 @@ class SharedFile:
 
 def write_shared(tensors: Mapping[Key, torch.Tensor]) -> SharedFile:
     """A new file with copies of tensors."""
-    places, end = list[Place](), 0
+    places, pieces, end = list[Place](), list[memoryview](), 0
     for key, tensor in tensors.items():
         places.append((key, tensor.dtype, tuple(tensor.shape), end))
-        end += -(-tensor.numel() * tensor.element_size() // ALIGN) * ALIGN
-    descriptor = _new_file(max(end, 1))
-    memory = mmap.mmap(descriptor, 0)
-    for place, tensor in zip(places, tensors.values(), strict=True):
-        _tensor(memory, place).copy_(tensor)
-    return SharedFile(descriptor, places)
+        padding = -tensor.nbytes % ALIGN
+        pieces += content(tensor.detach().cpu().contiguous()), GAP[:padding]
+        end += tensor.nbytes + padding
+    return SharedFile(_new_file([*pieces, GAP[: 0 if end else 1]]), places)
 
 
 def read_shared(descriptor: int, places: Sequence[Place]) -> dict[Key, torch.Tensor]:
@@ -59,22 +62,30 @@ def read_shared(descriptor: int, places: Sequence[Place]) -> dict[Key, torch.Ten
         memory = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
     finally:
         os.close(descriptor)
-    return {place[0]: _tensor(memory, place) for place in places}
+    return _tensors(memory, places)
 
 
-def _tensor(memory: mmap.mmap, place: Place) -> torch.Tensor:
-    _, dtype, shape, start = place
-    count = int(np.prod(shape, dtype=np.int64))
-    if not count:  # which frombuffer refuses
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(memory, dtype=dtype, count=count, offset=start).reshape(shape)
+def _tensors(memory: mmap.mmap, places: Sequence[Place]) -> dict[Key, torch.Tensor]:
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    return {
+        key: whole[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+        for key, dtype, shape, start in places
+    }
 
 
-def _new_file(size: int) -> int:
+def _new_file(pieces: Sequence[memoryview]) -> int:
+    """A file of these pieces; written, not mapped: so the system neither clears its pages nor faults on them."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("fedstrata")
     else:
         with tempfile.TemporaryFile() as file:  # without a name from the start
             descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, size)
+    for begin in range(0, len(pieces), MOST_PIECES):
+        rest = [piece for piece in pieces[begin : begin + MOST_PIECES] if len(piece)]
+        while rest:
+            done = os.writev(descriptor, rest)
+            while rest and done >= len(rest[0]):
+                done -= len(rest.pop(0))
+            if rest:
+                rest[0] = rest[0][done:]
     return descriptor

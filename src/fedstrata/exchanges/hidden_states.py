@@ -32,7 +32,6 @@ from fedstrata.exchanges.exchange import (
     nothing_more,
 )
 from fedstrata.exchanges.weights import pass_of
-from fedstrata.models.parts import part_tensors
 from fedstrata.plan.disclosure import SENT
 from fedstrata.plan.kinds import Index, Tensors, Weights
 from fedstrata.plan.messages import NoReply, Reply, Request
@@ -225,7 +224,7 @@ class ServerTraining:
             loop.tell(Stepped(round, NAME, step, steps, loss, seen))
 
         reply = self.trainer.train(plan, round, stepped, (round / rounds, (round + 1) / rounds))
-        tensors = {part: part_tensors(working.model, working.parts, [part]) for part in plan.train}
+        tensors = {part: working.tensors([part]) for part in plan.train}
         return reply, {
             part: {name: t.to("cpu", copy=True) for name, t in own.items()} for part, own in tensors.items()
         }

@@ -7,7 +7,8 @@ summed in fp64 in the order in which the replies came, so that neither blocks no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import repeat
 
@@ -50,9 +51,10 @@ class WeightedMean:
 
     def add(self, tensors: Mapping[str, torch.Tensor], weight: int, client: str) -> None:
         """Take in one client's tensors. Sums are fp64: a weight times a count is exact in it."""
-        full = [name for name in tensors if len(self.waiting.get(name, ())) == HELD]
-        if full or self.bytes > HELD_BYTES:
-            self._begin(list(self.waiting) if self.bytes > HELD_BYTES else full)
+        if self.bytes > HELD_BYTES:
+            self._begin(list(self.waiting))
+        elif any(len(self.waiting.get(name, ())) == HELD for name in tensors):
+            self._begin([name for name, waiting in self.waiting.items() if len(waiting) == HELD])
         for name, tensor in tensors.items():
             self.waiting.setdefault(name, []).append((weight, tensor))
             self.bytes += _bytes(tensor)
@@ -82,12 +84,19 @@ class WeightedMean:
 
     def _sum(self, taken: Mapping[str, Waiting]) -> None:
         """Take replies into the sums."""
+        small: list[str] = []
         for name, waiting in taken.items():
-            total = self.sums.get(name)
-            if waiting and total is None:
-                self.sums[name] = torch.empty(waiting[0][1].shape, dtype=torch.float64)
-            if waiting:
-                add_up(waiting, total, self.sums[name])
+            if not waiting:
+                continue
+            total, shape = self.sums.get(name), waiting[0][1].shape
+            if shape.numel() <= CHUNK:
+                small.append(name)
+                self.sums[name] = torch.zeros(shape, dtype=torch.float64) if total is None else total
+                continue
+            self.sums[name] = torch.empty(shape, dtype=torch.float64) if total is None else total
+            add_up(waiting, total, self.sums[name])
+        for names in alike(taken, small):
+            add_up_together([taken[name] for name in names], [self.sums[name] for name in names])
 
     def _mean(self, name: str) -> torch.Tensor:
         total, waiting = self.sums.pop(name, None), self.waiting.pop(name)
@@ -124,6 +133,31 @@ def add_up(waiting: Waiting, total: torch.Tensor | None, into: torch.Tensor, div
         if own is not new:
             new.copy_(own)
     let_go(tensor for _, tensor in waiting)
+
+
+def alike(taken: Mapping[str, Waiting], names: Iterable[str]) -> Iterator[list[str]]:
+    """Tensors whose replies have the same weights, by groups of ``CHUNK`` elements or few more."""
+    groups: dict[tuple[int, ...], list[str]] = {}
+    sizes = Counter[tuple[int, ...]]()
+    for name in names:
+        weights = tuple(weight for weight, _ in taken[name])
+        groups.setdefault(weights, []).append(name)
+        sizes[weights] += taken[name][0][1].numel()
+        if sizes[weights] >= CHUNK:
+            del sizes[weights]
+            yield groups.pop(weights)
+    yield from groups.values()
+
+
+def add_up_together(waiting: Sequence[Waiting], sums: Sequence[torch.Tensor]) -> None:
+    """Add small tensors, their replies with the same weights, to their sums: fewer calls than one by one."""
+    wide = torch.empty(sum(total.numel() for total in sums), dtype=torch.float64)
+    pieces = torch.split(wide, [total.numel() for total in sums])
+    casts = [piece.view(total.shape) for piece, total in zip(pieces, sums, strict=True)]
+    for replies in zip(*waiting, strict=True):
+        torch._foreach_copy_(casts, [tensor for _, tensor in replies])
+        torch._foreach_add_(list(sums), casts, alpha=replies[0][0])
+    let_go(tensor for each in waiting for _, tensor in each)
 
 
 def _bytes(tensor: torch.Tensor) -> int:

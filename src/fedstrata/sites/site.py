@@ -15,7 +15,6 @@ from fedstrata.client.answer import ClientData, ClientRuntime, Work, answer_requ
 from fedstrata.client.trainer import StepCallback, drain
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.models.cut import SplitLink
-from fedstrata.models.parts import part_tensors
 from fedstrata.plan.kinds import Tensors, Weights
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.plan import Method, make_plan
@@ -76,7 +75,7 @@ class Site:
         plan = make_plan(self.method, working.parts, self.task, 0, self.name, streams)
         away = plan.away(working.parts)
         held = [part for part in working.parts.names if part not in away]
-        own = on_disk({part: part_tensors(working.model, working.parts, [part]) for part in held}, self.folder)
+        own = on_disk({part: working.tensors([part]) for part in held}, self.folder)
         self.shared |= {part: (0, tensors) for part, tensors in own.items()}
         for part in self.shared:
             if versions := self._on_disk(part):

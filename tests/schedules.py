@@ -10,6 +10,7 @@ end, in the bits of a run in one process in which the same clients replied in th
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import tempfile
 import threading
@@ -239,7 +240,7 @@ class Schedule(RuleBasedStateMachine):
         super().__init__()
         self.net = self.stage.empty()
         self.kind, self.excused, self.run = 0, False, None  # type: ignore[var-annotated]
-        self.forgot = False
+        self.forgot: set[str] = set()
 
     def count(self, what: str, excuse: bool = False) -> None:
         """Count what happens; some of it excuses that a site's reply is missing in a round."""
@@ -374,7 +375,7 @@ class Schedule(RuleBasedStateMachine):
     @rule(name=some.sampled_from(NAMES))
     def a_site_loses_its_disk(self, name: str) -> None:
         self.count("a site loses its disk", excuse=True)
-        self.forgot = True
+        self.forgot.add(name)
         shutil.rmtree(self.stage.home(name), ignore_errors=True)
         self._start(name)
 
@@ -407,14 +408,18 @@ class Schedule(RuleBasedStateMachine):
         self._check()
 
     def _check(self) -> None:
-        """The run ended in the bits of the run in one process with the same participants."""
+        """The run ended in the bits of the run in one process with the same participants, or a loss is said."""
         run = self.run.result
         replied = {(line["round"], line["client"]) for line in lines(run.folder / "rounds.jsonl")}
         absent = frozenset({(i, name) for i in range(ROUNDS) for name in NAMES} - replied)
         self.count("runs with everybody in every round" if not absent else "runs without some in some rounds")
         assert self.excused or not absent, f"{sorted(absent)}: nothing that happened excuses that they are missing"
         stateless = JOBS[self.kind] is STATELESS
-        if not absent and (stateless or not self.forgot):
+        lost = {line["client"] for line in json.loads((run.folder / "result.json").read_text("utf-8"))["lost"]}
+        assert lost <= (set() if stateless else self.forgot), "a site has lost nothing, and is said to have"
+        if lost:
+            self.count("runs in which the server says that a site lost what it kept")
+        if not absent and not lost:
             same(self.stage.reference(self.kind, absent), run)
         elif stateless:
             reference = self.stage.reference(self.kind, absent)

@@ -159,6 +159,13 @@ REPLIES: dict[str, tuple[Attack, str]] = {
         ),
         "answers another request of this round",
     ),
+    "an earlier answer of 10^13": (
+        lambda message: with_metadata(
+            message,
+            lambda found: found.update(answers=found["answers"].replace('"known":[-1', '"known":[' + "9" * 13)),
+        ),
+        "does not say which request it answers",
+    ),
     "another start model": (
         lambda message: with_metadata(
             message, lambda found: found.update(answers=found["answers"].replace('"start":"', '"start":"0'))

@@ -154,3 +154,29 @@ def test_a_site_and_then_the_server_lose_power(
     assert json.loads((there / "result.json").read_text())["status"] == "finished"
     assert answered(deployment, out, "a") == list(range(8)), "the others did not miss a round"
     agrees(config, there, monkeypatch)
+
+
+def late(deployment: Deployment, out: str, name: str) -> list[int]:
+    """By how many versions of the model a site's answers were late."""
+    return [line["staleness"] for line in deployment.lines(out, "rounds.jsonl") if line["client"] == name]
+
+
+def test_asynchronous_rounds_go_on_without_a_site_that_stands_still(
+    deployment: Deployment, model_folder: ModelFolder
+) -> None:
+    """Its answer is merged when it comes, and the recorded arrivals in one process come to the same bits."""
+    tables = {"train": {"epochs": 5, "optimizer_state": "persist"}, "method": {"rounds": 12}}
+    config = job(deployment, model_folder(), "fedavg", "classify", **tables)
+    out = "asynchronous"
+    process = deployment.run(config, out, "engine.buffer=2")
+    deployment.until(lambda: answered(deployment, out, "c") != [], 120, "c does not answer")
+    with deployment.paused("c"):
+        then = max(answered(deployment, out, "b"))
+        deployment.until(lambda: max(answered(deployment, out, "b")) > then + 2, 60, "the others do not go on")
+    with deployment.paused("a"):  # so that the next round cannot end without c
+        deployment.until(lambda: max(late(deployment, out, "c")) > 1, 60, "the late answer is not merged")
+    there = deployment.finished(process, out)
+    assert deployment.lines(out, "missing.jsonl") == []
+    replayed = {"engine.buffer": 2, "engine.arrivals": str(there / "arrivals.jsonl")}
+    here = fedstrata.run(config, {**replayed, "output.dir": str(deployment.folder / "here-asynchronous")})
+    same(here.folder, there)

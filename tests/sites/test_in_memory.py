@@ -401,19 +401,25 @@ def test_a_site_that_is_away_is_missed_by_the_deadline_and_comes_back(job: Jobs,
     assert "Without c in rounds 2, 3: it is not connected." in fedstrata.report(run.folder).read_text("utf-8")
 
 
-def test_a_site_that_lost_its_disk_is_greeted_again(job: Jobs, village: Village) -> None:
-    _, there = village.jobs(job("fedavg", "classify", method={"rounds": 4}))
+def without_its_disk(village: Village, *rounds: int, name: str = "c") -> Callable[[Any], None]:
+    """A site loses its disk after these rounds."""
 
     def watch(event: Any) -> None:
-        if type(event).__name__ == "Scored" and event.round == 0:
-            shutil.rmtree(village.folder / "federation" / "sites" / "c" / "state")
-            village.start("c")
+        if type(event).__name__ == "Scored" and event.round in rounds:
+            shutil.rmtree(village.folder / "federation" / "sites" / name / "state")
+            village.start(name)
 
-    run = fedstrata.run(there, progress=watch)
+    return watch
+
+
+def test_a_site_that_lost_its_disk_is_greeted_again(job: Jobs, village: Village) -> None:
+    _, there = village.jobs(job("fedavg", "classify", method={"rounds": 4}))
+    run = fedstrata.run(there, progress=without_its_disk(village, 0))
     [missing] = lines(run.folder / "missing.jsonl")
     assert (missing["round"], missing["client"]) == (1, "c")
     assert missing["reason"] == "cannot do what it is asked: this run is not known here"
     assert [r["round"] for r in lines(run.folder / "rounds.jsonl") if r["client"] == "c"] == [0, 2, 3]
+    assert not (run.folder / "lost.jsonl").exists(), "it kept nothing of this job"
 
 
 def test_a_quorum_that_is_lost_stops_the_run_and_resume_goes_on(job: Jobs, village: Village) -> None:

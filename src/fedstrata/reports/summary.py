@@ -25,7 +25,10 @@ def summary(run: Run) -> str:
     row = result_rows([run])[0]
     work = _stages(run) if run.stages else _work(run)
     return " ".join(
-        filter(None, [work, _outcome(run, row), _cost(run, row), _late(run), _missed(run), _outside(run)])
+        filter(
+            None,
+            [work, _outcome(run, row), _cost(run, row), _late(run), _missed(run), _lost(run), _outside(run)],
+        )
     )
 
 
@@ -123,6 +126,18 @@ def _missed(run: Run) -> str:
         listed = ", ".join(str(at + 1) for at in sorted(missed))
         sentences.append(f"Without {client} in {'round' if len(missed) == 1 else 'rounds'} {listed}: it {reason}.")
     return " ".join(sentences)
+
+
+def _lost(run: Run) -> str:
+    """Which clients lost what they kept of the run."""
+    rounds: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for line in run.result.get("lost") or ():
+        rounds[line["client"], " and ".join(line["what"])].append(str(line["round"] + 1))
+    return " ".join(
+        f"{client} lost what it kept ({what}) after {'round' if len(at) == 1 else 'rounds'} {', '.join(at)}, and "
+        "went on without it."
+        for (client, what), at in rounds.items()
+    )
 
 
 def _outside(run: Run) -> str:

@@ -52,6 +52,7 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
         "target": None if wanted is None else target,
         "environment": environments(folder),
         "missing": missing,
+        "lost": read_lines(folder / "lost.jsonl"),
         "outliers": read_lines(folder / "outliers.jsonl"),
         "privacy": privacy_record(job, examples, participated(job, trained, missing)),
         "clients": _clients(folder, clients, last.get("clients", {})),

@@ -41,7 +41,7 @@ from fedstrata.wire.on_disk import content, let_go
 from fedstrata.wire.store import Store, read_tensors, write_tensors
 
 JOURNAL = "state/journal"
-RECORDS = ("ledger", "rounds", "missing", "outliers", "arrivals", "transport", JOURNAL)
+RECORDS = ("ledger", "rounds", "missing", "lost", "outliers", "arrivals", "transport", JOURNAL)
 MANIFESTS = "manifest-[0-9]*.json"
 ASKED = "asked"
 HELD = 2

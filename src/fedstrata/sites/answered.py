@@ -1,4 +1,7 @@
-"""What a reply answers: it names the round, the request and the start model, so that no other is taken for it."""
+"""What a reply answers: it names the round, the request and the start model, so that no other is taken for it.
+
+It also says what its site had answered before, see :mod:`fedstrata.sites.lost`.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,13 @@ from pydantic import Field, ValidationError
 
 from fedstrata.plan.messages import Request
 from fedstrata.sites.headers import MOST, Header, Name, to_header
+from fedstrata.sites.lost import NOTHING, Span
 from fedstrata.wire.codec import WireError
 from fedstrata.wire.foreign import measure_json
 
 MOST_TEXT = 1000
 """Most characters of a header of this module."""
+Round = Annotated[int, Field(ge=-1, le=MOST)]
 
 
 class AnsweredHeader(Header):
@@ -23,11 +28,13 @@ class AnsweredHeader(Header):
         round: 0-based round of the request.
         request: its digest, see :func:`request_digest`.
         start: fingerprint of the run's start model, see :func:`fedstrata.server.state.fingerprint`.
+        known: the rounds that the site had answered before, as far as it still knows.
     """
 
-    round: Annotated[int, Field(ge=-1, le=MOST)]
+    round: Round
     request: Name
     start: Annotated[str, Field(max_length=200)]
+    known: tuple[Round, Round]
 
 
 def request_digest(request: Request) -> str:
@@ -38,18 +45,22 @@ def request_digest(request: Request) -> str:
     return hashlib.sha256(to_header(request).model_dump_json().encode()).hexdigest()
 
 
-def answered(request: Request, start: str) -> str:
-    """What the reply to a request says that it answers."""
-    return AnsweredHeader(round=request.round, request=request_digest(request), start=start).model_dump_json()
+def answered(request: Request, start: str, known: Span = NOTHING) -> str:
+    """What the reply to a request says that it answers, of a site that knows of these answers before it."""
+    header = AnsweredHeader(round=request.round, request=request_digest(request), start=start, known=known)
+    return header.model_dump_json()
 
 
-def check_answered(text: str, request: Request, start: str) -> None:
+def check_answered(text: str, request: Request, start: str) -> Span:
     """Refuse a reply to another request: replayed, or of another run.
 
     Args:
         text: what the reply says that it answers.
         request: what its sender was asked.
         start: fingerprint of the run's start model.
+
+    Returns:
+        The rounds that the site says it had answered before.
 
     Raises:
         WireError: it answers something else.
@@ -65,3 +76,4 @@ def check_answered(text: str, request: Request, start: str) -> None:
         raise WireError(f"answers round {found.round + 1}, but was asked for round {request.round + 1}")
     if found.request != request_digest(request):
         raise WireError("answers another request of this round")
+    return found.known

@@ -15,6 +15,7 @@ from pathlib import Path
 import xxhash
 
 from fedstrata.plan.messages import Request
+from fedstrata.sites.lost import NOTHING, Span
 from fedstrata.sites.permission import Refused
 from fedstrata.sites.site import Site
 from fedstrata.wire.files import append_lines, flush
@@ -111,6 +112,12 @@ class Answers:
         if digest != found.sha256:
             raise Refused(f"its answer to {where} is damaged; its own log says more")
         return found, open_file(self._path(found))
+
+    def before(self, request: Request) -> Span:
+        """The rounds before a request that were answered by training."""
+        end = request.round + (request.phase == "evaluate")
+        rounds = [round for round, payload in self.known if payload == "weights" and round < end]
+        return (min(rounds), max(rounds)) if rounds else NOTHING
 
     def begin(self, answer: Answer) -> None:
         """Note a request whose session on the server's layers is about to begin."""

@@ -15,6 +15,7 @@ from fedstrata.server.records import Records
 from fedstrata.sites.answered import check_answered
 from fedstrata.sites.conversation import Awaiting, Conversation, Outgoing, PendingReply
 from fedstrata.sites.conversation import Presence as Presence  # its users know it from here
+from fedstrata.sites.lost import Losses
 from fedstrata.sites.messages import (
     Answer,
     Envelope,
@@ -75,6 +76,7 @@ class RemoteRun:
         tokens: site -> its token for the activation stream.
         start_digest: fingerprint of the start model, which every reply names.
         most_weight: site -> most examples for which it counts in a mean; who is not in it counts for all.
+        keeps: what a site keeps from round to round, and the server has not.
     """
 
     id: str
@@ -86,6 +88,7 @@ class RemoteRun:
     tokens: Mapping[str, str] = field(default_factory=dict)
     start_digest: str = ""
     most_weight: Mapping[str, int] = field(default_factory=dict)
+    keeps: Sequence[str] = ()
 
 
 @dataclass
@@ -104,6 +107,7 @@ class RemoteEngine:
         refusals: site that will not take part -> the reason.
         absent: sites that missed a deadline: they get requests, but are waited for only once they answer again.
         own_start: sites that have the start model without having been sent it.
+        losses: tells which sites have lost what they kept.
     """
 
     run: RemoteRun
@@ -117,6 +121,10 @@ class RemoteEngine:
     refusals: dict[str, str] = field(default_factory=dict, init=False)
     absent: set[str] = field(default_factory=set, init=False)
     own_start: frozenset[str] = frozenset()
+    losses: Losses = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.losses = Losses(self.records, self.run.keeps, self.on_event)
 
     def clients(self) -> Sequence[str]:
         """The sites' names."""
@@ -171,10 +179,11 @@ class RemoteEngine:
         reply = decode_reply(envelope)
         if reply.client != request.client:
             raise WireError(f"answers as {reply.client[:100]!r}")
-        check_answered(envelope.answers, request, self.run.start_digest)
+        known = check_answered(envelope.answers, request, self.run.start_digest)
         if reply.examples != self.agreed[request.client]:
             raise WireError(_other_count(reply.examples, self.agreed[request.client]))
         self.run.check(request, reply)
+        self.losses.hear(request, known)
         return replace(reply, examples=self.weight(request.client))
 
     def weight(self, name: str) -> int:

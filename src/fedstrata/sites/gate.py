@@ -71,8 +71,9 @@ class Gate:
             WireError: the request does not fit the site.
         """
         payload, parts = PAYLOADS[request.phase], tuple(request.plan.send)
+        known = run.answers.before(request)
         if payload not in WITH_ROWS:
-            message = encode_reply(run.name, site.answer(request), request, run.hello.start)
+            message = encode_reply(run.name, site.answer(request), request, run.hello.start, known)
             write()
             return self.release(message, run.name, request.round, payload)
         rows = rows_behind(site, request)
@@ -91,7 +92,7 @@ class Gate:
         began = time.monotonic()
         reply = site.carry_out(request, copied=False)  # what leaves is read from where it is kept
         write()
-        message = encode_reply(run.name, reply, request, run.hello.start)
+        message = encode_reply(run.name, reply, request, run.hello.start, known)
         self._check_bytes(run.name, len(message))
         answer, kept = run.answers.keep(Answer(*key, digest, rows, time.monotonic() - began), message)
         fields = run.name, request.round, payload, parts, len(kept), rows, answer.sha256

@@ -24,6 +24,7 @@ from fedstrata.plan.kinds import Weights
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.sites.answered import answered
 from fedstrata.sites.headers import Examples, Header, from_header, header_model, to_header
+from fedstrata.sites.lost import NOTHING, Span
 from fedstrata.sites.sum_fields import with_sums, without_sums
 from fedstrata.wire.codec import WireError
 from fedstrata.wire.foreign import is_plain_name, measure_json, plain_text, read_json
@@ -213,9 +214,18 @@ def decode_request(envelope: Envelope) -> Request:
     return request
 
 
-def encode_reply(run: str, reply: Reply, request: Request, start: str) -> TensorFile:
-    """The message of a reply to a request, in a run that starts from the model with the fingerprint ``start``."""
-    return encode_message(run, to_header(reply), with_sums(reply.weights, reply.sums), answered(request, start))
+def encode_reply(run: str, reply: Reply, request: Request, start: str, known: Span = NOTHING) -> TensorFile:
+    """The message of a reply to a request.
+
+    Args:
+        run: the run.
+        reply: the reply.
+        request: what it answers.
+        start: fingerprint of the run's start model.
+        known: the rounds that the site had answered before.
+    """
+    weights = with_sums(reply.weights, reply.sums)
+    return encode_message(run, to_header(reply), weights, answered(request, start, known))
 
 
 def decode_reply(envelope: Envelope) -> Reply:

@@ -19,6 +19,8 @@ from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.models import checkpoints
 from fedstrata.plan.kinds import Weights
 from fedstrata.plan.messages import Request
+from fedstrata.plan.plan import make_plan
+from fedstrata.plan.streams import Streams
 from fedstrata.server import state
 from fedstrata.server.layers import ServerLayers
 from fedstrata.server.records import Records
@@ -109,8 +111,22 @@ def remote_run(
         answer_bytes=partial(_answer_bytes, stage),
         start_digest=header.start,
         most_weight=most_weight,
+        keeps=_kept(stage, names[0]),
         tokens=tokens,
     )
+
+
+def _kept(stage: RemoteStage, name: str) -> list[str]:
+    """What a site keeps from round to round, and the server has not."""
+    job, server = stage.job, stage.server
+    plan = make_plan(job.method, server.parts, job.task.kind, 0, name, Streams(job.train.seed))
+    kept = {
+        "optimizer moments": job.train.optimizer_state == "persist",
+        "unsent changes": server.wire.changes and not job.privacy.sum_only,
+        "parts that wait for their turn": job.wire.part_period > 1,
+        "parts of its own": bool(plan.keep),
+    }
+    return [what for what, so in kept.items() if so]
 
 
 def _answer_bytes(stage: RemoteStage, request: Request, examples: int) -> int:

@@ -49,6 +49,7 @@ class SiteRun:
         job: the run's job, with the site's rows and device.
         journal: of what the site keeps of the run.
         answers: what it has answered.
+        parts: of its model, once they are known; see :func:`parts_of`.
         ready: its model and examples; None until the start model is here.
         site: answers requests.
     """
@@ -59,6 +60,7 @@ class SiteRun:
     job: Job
     journal: Journal
     answers: Answers
+    parts: Parts | None = None
     ready: Ready | None = None
     site: Site | None = None
 
@@ -118,9 +120,11 @@ def make_site(settings: SiteSettings, run: SiteRun, hooks: Hooks) -> Site:
 
 
 def parts_of(run: SiteRun) -> Parts:
-    """The parts of the run's model."""
-    job, start = run.job, run.folder / "start"
-    return checkpoints.parts_of(str(start), job.task.kind, run.hello.labels, head_of(job), adapter_of(job))
+    """The parts of the run's model, found once."""
+    if run.parts is None:
+        job, start = run.job, str(run.folder / "start")
+        run.parts = checkpoints.parts_of(start, job.task.kind, run.hello.labels, head_of(job), adapter_of(job))
+    return run.parts
 
 
 def server_parts(settings: SiteSettings, run: SiteRun, parts: Parts) -> tuple[str, ...]:

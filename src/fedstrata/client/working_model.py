@@ -52,8 +52,8 @@ class WorkingModel:
         """Put weights into the model; a part that is there already, by its tag, is not copied again."""
         for part, (tag, new) in weights.items():
             if tag is None or self._tags.get(part) != tag:
-                own = self.tensors([part])
-                torch._foreach_copy_(list(own.values()), [new[name] for name in own])
+                if own := self.tensors([part]):
+                    torch._foreach_copy_(list(own.values()), [new[name] for name in own])
                 let_go(new.values())
                 self._tags[part] = tag
 

@@ -136,7 +136,7 @@ def add_up(waiting: Waiting, total: torch.Tensor | None, into: torch.Tensor, div
 
 
 def alike(taken: Mapping[str, Waiting], names: Iterable[str]) -> Iterator[list[str]]:
-    """Tensors whose replies have the same weights, by groups of ``CHUNK`` elements or few more."""
+    """Tensors whose replies have the same weights, by groups of ``CHUNK`` to twice as many elements."""
     groups: dict[tuple[int, ...], list[str]] = {}
     sizes = Counter[tuple[int, ...]]()
     for name in names:

@@ -16,7 +16,7 @@ from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.messages import Tagged
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
-from fedstrata.wire.on_disk import let_go
+from fedstrata.wire.on_disk import ALIGNED, let_go
 
 Parameters = Mapping[str, torch.nn.Parameter]
 """Trained parameters by the names they have in the model."""
@@ -34,6 +34,7 @@ class WorkingModel:
 
     def __init__(self, model: Any, parts: Parts, device: str = "cpu", bf16: bool = False) -> None:
         self.model = model.to(device)
+        _align(model)
         place_dropout(model)
         place_attention(model)
         self.parts = parts
@@ -138,6 +139,16 @@ class WorkingModel:
         parameter = module._parameters[leaf]
         assert parameter is not None
         return parameter
+
+
+def _align(model: torch.nn.Module) -> None:
+    """Let every tensor begin where torch would put it: a library's product may differ in its last bits elsewhere.
+
+    Weights that are read from a file begin wherever they stand in it.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.data_ptr() % ALIGNED:
+            tensor.data = tensor.data.clone()
 
 
 def _places(model: torch.nn.Module) -> dict[str, list[tuple[torch.nn.Module, str]]]:

@@ -83,7 +83,7 @@ def test_what_is_learned_by_heart_is_told_apart(deep_job: Jobs, public: str) -> 
         assert found["TPR at 1 % FPR"]["value"] > 3 * found["TPR at 1 % FPR"]["chance"]
         assert figures(stage, "final model", attack)["AUC"]["low"] > 0.5
     bits = [figures(stage, "short training", f"put {n}")["exposure"]["value"] for n in ("once", "10", "100")]
-    assert bits[2] == max(bits)  # of canaries that were hardly seen it is chance, other on other processors
+    assert bits[2] == max(bits)  # between once and 10 times two canaries leave the order to chance
     assert bits[2] > 3
     assert all(play["steps"] for play in stage["plays"])
 

@@ -1,10 +1,15 @@
 """Score against epsilon: what noise costs, by method, number of clients and level; docs/privacy.md has the table.
 
-    python benchmarks/epsilon.py measure --data FOLDER --out results.jsonl [--only "sst2,6 clients"] [--seconds 99]
-    python benchmarks/epsilon.py table results.jsonl
+    python benchmarks/epsilon.py measure --data FOLDER [--only "sst2,6 clients"] [--seconds 99]
+    python benchmarks/epsilon.py table
 
-FOLDER holds a folder for each data set, with ``train.jsonl`` and ``test.jsonl`` (``text``, ``label``); of both the
-first rows are used. Cells that ``results.jsonl`` has are not measured again.
+Data sets are the demo's definitions of diseases (``hpo``) and each folder in FOLDER with ``train.jsonl`` and
+``test.jsonl`` (``text``, ``label``; lines in random order). Of the training rows the first are the clients', the
+next ones the development rows. Cells that the results have are not measured again.
+
+Each method and level is tuned by itself on the development rows (seed 100): without noise and at level ``example``
+its learning rate, at level ``client`` its clip, with the rate found without noise. What was found for epsilon 8 is
+taken for other epsilons.
 
 At level ``client`` epsilon is that of the sum of a round's clients, each of which adds its share of the noise. The
 sum is taken without masks, which would open to the same numbers: the score is that of ``sum_only`` with
@@ -21,138 +26,237 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import fedstrata
+from fedstrata.data import demo
 from fedstrata.privacy.accounting import calibrate
 
-TRAIN_ROWS, TEST_ROWS, ROUNDS, SEEDS, DELTA, MOST = 2400, 500, 3, (0, 1, 2), 1e-5, 240
-"""``MOST`` clients take part in a round."""
+RESULTS = Path(__file__).parents[1] / "docs" / "results" / "epsilon.jsonl"
+TRAIN_ROWS, DEVELOPMENT_ROWS, TEST_ROWS = 2400, 500, 872
+ROUNDS, SEEDS, TUNING_SEED, DELTA, MOST, EXAMPLE_CLIP = 3, (0, 1, 2), 100, 1e-5, 240, 0.1
+"""``MOST`` clients take part in a round. Examples' gradients are longer than their clip, so that what is clipped
+is their direction; AdamW takes the scale out again."""
 METHODS: dict[str, dict[str, Any]] = {
-    "head": {"method": {"name": "fedfreezebert"}, "train": {"learning_rate": 3e-2}},
+    "head": {"method": {"name": "fedfreezebert"}},
     "adapters": {
         "method": {"name": "fedavg"},
         "adapter": {"kind": "lora", "rank": 4, "merge": "freeze_a"},
-        "train": {"learning_rate": 3e-3},
     },
-    "FedBT": {"method": {"name": "fedbt"}, "train": {"learning_rate": 5e-4}},
-    "FedAvg": {"method": {"name": "fedavg"}, "train": {"learning_rate": 3e-4}},
+    "FedBT": {"method": {"name": "fedbt"}},
+    "FedAvg": {"method": {"name": "fedavg"}},
 }
-CLIP = {"head": 0.5, "adapters": 0.5, "FedBT": 0.5, "FedAvg": 0.5}
-"""Longest change of a client's message, near what clients without noise send."""
-STEPS = {6: (3, 64), 60: (1, 20), 600: (1, 4)}
-"""Clients -> steps of a round, and examples of a step: few and large, as noise wants."""
-NOISE = (("example", 8.0), ("client", 8.0), ("example", 2.0))
-Cell = tuple[str, int, str, str, float, int]
+RATES = {
+    "head": (1e-2, 3e-2, 1e-1, 3e-1),
+    "adapters": (1e-3, 3e-3, 1e-2, 3e-2),
+    "FedBT": (1.5e-4, 5e-4, 1.5e-3, 5e-3),
+    "FedAvg": (3e-5, 1e-4, 3e-4, 1e-3),
+}
+CLIPS = {
+    "head": (0.3, 1.0, 3.0),
+    "adapters": (0.7, 2.0, 6.0),
+    "FedBT": (1.0, 3.0, 9.0),
+    "FedAvg": (1.5, 4.5, 13.5),
+}
+"""Around the length of the change that a client without noise sends."""
+STEPS = {6: (8, 64), 60: (8, 8), 600: (2, 4)}
+"""Clients -> steps of a round, and examples of a step."""
+LEVELS: tuple[tuple[str, float | None], ...] = (("none", None), ("example", 8.0), ("client", 8.0))
+COLUMNS = (*LEVELS, ("example", 2.0), ("client", 2.0))
 
 
-def cells(data: Path) -> Iterator[Cell]:
-    """Data set, clients, method, level, epsilon and seed of every cell, those first that tell most."""
-    sets = sorted(path.name for path in data.iterdir() if path.is_dir())
-    for seed in SEEDS:
-        for name in reversed(sets):
-            for clients, methods in ((6, METHODS), (60, METHODS), (600, ("head",))):
-                for method in methods:
-                    yield name, clients, method, "none", math.inf, seed
-                    for level, epsilon in NOISE:
-                        yield name, clients, method, level, epsilon, seed
+@dataclass(frozen=True)
+class Cell:
+    """One run; ``tuning`` ones are scored on development rows, and ``clip`` is that of level ``client``."""
+
+    data: str
+    clients: int
+    method: str
+    level: str
+    epsilon: float | None
+    rate: float
+    clip: float
+    seed: int
+
+    @property
+    def tuning(self) -> bool:
+        """Whether it is one that the choice of settings rests on."""
+        return self.seed == TUNING_SEED
+
+    def words(self) -> str:
+        """Its name, for ``--only`` and the screen."""
+        level = f"{self.level} {self.epsilon:g}" if self.epsilon else self.level
+        what = f"{self.data}, {self.clients} clients, {self.method}, {level}"
+        return f"{what}, rate {self.rate:g}, clip {self.clip:g}, seed {self.seed}"
 
 
-def job(cell: Cell, data: Path, folder: str) -> dict[str, Any]:
-    name, clients, method, level, epsilon, seed = cell
-    own = METHODS[method]
-    steps, batch = STEPS[clients]
-    rows = {}
-    for part, count in (("train", TRAIN_ROWS), ("test", TEST_ROWS)):
-        lines = (data / name / f"{part}.jsonl").read_text("utf-8").splitlines()[:count]
-        rows[part] = Path(folder) / f"{part}.jsonl"
-        rows[part].write_text("\n".join(lines) + "\n", "utf-8")
-    labels = sorted({json.loads(line)["label"] for line in rows["train"].read_text("utf-8").splitlines()})
+Scores = dict[Cell, float]
+
+
+def candidates(data: str, clients: int, method: str, level: str, scores: Scores) -> list[Cell]:
+    """What is tried for ``level`` on development rows; nothing while the rate without noise is not known."""
+    if level == "client":
+        plain = best(data, clients, method, "none", scores)
+        tried = [(plain.rate, clip) for clip in CLIPS[method]] if plain else []
+    else:
+        tried = [(rate, EXAMPLE_CLIP) for rate in RATES[method]]
+    epsilon = dict(LEVELS)[level]
+    return [Cell(data, clients, method, level, epsilon, rate, clip, TUNING_SEED) for rate, clip in tried]
+
+
+def best(data: str, clients: int, method: str, level: str, scores: Scores) -> Cell | None:
+    """The candidate with the highest score, the first of equal ones; None until all have been tried."""
+    tried = candidates(data, clients, method, level, scores)
+    if not tried or any(cell not in scores for cell in tried):
+        return None
+    return max(tried, key=lambda cell: scores[cell])
+
+
+def cells(names: list[str], scores: Scores) -> Iterator[Cell]:
+    """Every cell, tuning before what it decides; ``scores`` grows while they are taken."""
+    for data in names:
+        for clients in STEPS:
+            for method in METHODS:
+                for level, _ in LEVELS:
+                    yield from candidates(data, clients, method, level, scores)
+                for seed in SEEDS:
+                    for level, epsilon in COLUMNS:
+                        if found := best(data, clients, method, level, scores):
+                            yield Cell(data, clients, method, level, epsilon, found.rate, found.clip, seed)
+
+
+def rows_of(name: str, folder: Path | None) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """All training rows and all test rows, each with ``text`` and ``label``."""
+    if name == "hpo":
+        columns = [demo.rows(f"hpo-{part}") for part in ("train", "test")]
+        train, test = (
+            [{"text": text, "label": label} for text, label in zip(part["text"], part["label"], strict=True)]
+            for part in columns
+        )
+        return spread(train), test
+    assert folder is not None
+    train, test = (
+        [json.loads(line) for line in (folder / name / f"{part}.jsonl").read_text("utf-8").splitlines()]
+        for part in ("train", "test")
+    )
+    return train, test
+
+
+def spread(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The same rows in an order that does not follow the file's: by strides of the golden ratio."""
+    stride = next(s for s in range(int(len(rows) * 0.618), 0, -1) if math.gcd(s, len(rows)) == 1)
+    return [rows[i * stride % len(rows)] for i in range(len(rows))]
+
+
+def job(cell: Cell, folder: Path | None, work: str) -> dict[str, Any]:
+    train, test = rows_of(cell.data, folder)
+    scored = train[TRAIN_ROWS:][:DEVELOPMENT_ROWS] if cell.tuning else test[:TEST_ROWS]
+    paths = {}
+    for part, rows in (("train", train[:TRAIN_ROWS]), ("test", scored)):
+        paths[part] = f"{work}/{part}.jsonl"
+        Path(paths[part]).write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    own = METHODS[cell.method]
+    steps, batch = STEPS[cell.clients]
+    training = {"learning_rate": cell.rate, "steps": steps, "batch_size": batch, "max_tokens": 48}
     return {
         "model": {"name": "demo:minilm"},
-        "data": {part: str(path) for part, path in rows.items()},
-        "clients": {"count": clients, "fraction": min(1.0, MOST / clients)},
-        "task": {"kind": "classify", "metric": "accuracy", "labels": labels},
+        "data": paths,
+        "clients": {"count": cell.clients, "fraction": min(1.0, MOST / cell.clients)},
+        "task": {"kind": "classify", "metric": "accuracy", "labels": sorted({row["label"] for row in train})},
         "method": {**own["method"], "rounds": ROUNDS},
         "head": {"kind": "mean"},
         "adapter": own.get("adapter", {}),
-        "train": {**own["train"], "steps": steps, "batch_size": batch, "max_tokens": 48, "seed": seed},
-        "privacy": privacy(method, level, epsilon, min(clients, MOST)),
+        "train": {**training, "seed": cell.seed, "precision": "fp32"},
+        "privacy": privacy(cell, min(cell.clients, MOST)),
         "server": {"evaluate": "end"},
-        "engine": {"threads": 1},
-        "output": {"dir": f"{folder}/run"},
+        "engine": {"name": "inprocess", "threads": 1},
+        "output": {"dir": f"{work}/run"},
     }
 
 
-def privacy(method: str, level: str, epsilon: float, clients: int) -> dict[str, Any]:
-    if level == "none":
+def privacy(cell: Cell, clients: int) -> dict[str, Any]:
+    if cell.level == "none":
         return {}
-    if level == "example":
-        return {"level": level, "clip": 0.1, "epsilon": epsilon, "delta": DELTA, "participations": ROUNDS}
-    share = calibrate(epsilon, DELTA, "rdp", 1.0, ROUNDS) / math.sqrt(clients)
-    return {"level": level, "clip": CLIP[method], "noise": share, "delta": DELTA, "single_message": True}
+    bound = {"level": cell.level, "clip": cell.clip, "delta": DELTA}
+    if cell.level == "example":
+        return {**bound, "epsilon": cell.epsilon, "participations": ROUNDS}
+    assert cell.epsilon is not None
+    share = calibrate(cell.epsilon, DELTA, "rdp", 1.0, ROUNDS) / math.sqrt(clients)
+    return {**bound, "noise": share, "single_message": True}
 
 
-def words(cell: Cell) -> str:
-    name, clients, method, level, epsilon, seed = cell
-    return f"{name}, {clients} clients, {method}, {level} {epsilon:g}, seed {seed}"
+def read(results: Path) -> Scores:
+    lines = results.read_text("utf-8").splitlines() if results.exists() else []
+    return {Cell(**line["cell"]): line["score"] for line in map(json.loads, lines)}
 
 
-def measure(data: Path, out: Path, only: list[str], seconds: float) -> None:
-    out.touch()
-    done, started = {line["cell"] for line in map(json.loads, out.read_text().splitlines())}, time.monotonic()
-    for cell in cells(data):
-        if words(cell) in done or not all(word in words(cell) for word in only):
+def measure(folder: Path | None, results: Path, only: list[str], seconds: float) -> None:
+    scores, started = read(results), time.monotonic()
+    names = ["hpo", *sorted(path.name for path in folder.iterdir() if path.is_dir())] if folder else ["hpo"]
+    for cell in cells(names, scores):
+        if cell in scores or not all(word in cell.words() for word in only):
             continue
         if time.monotonic() - started > seconds:
             return
-        with tempfile.TemporaryDirectory() as folder:
-            began = time.monotonic()
-            run = fedstrata.run(job(cell, data, folder))
-        keys = dict(zip(("set", "clients", "method", "level", "epsilon", "seed"), cell, strict=True))
-        line = {"cell": words(cell), **keys, "score": run.score["accuracy"], "up": run.bytes["up"]}
-        with out.open("a") as file:
-            file.write(json.dumps({**line, "seconds": time.monotonic() - began}) + "\n")
-        print(words(cell), f"{line['score']:.3f}, {time.monotonic() - began:.0f} s", flush=True)
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as work:
+            run = fedstrata.run(job(cell, folder, work))
+        scores[cell] = run.score["accuracy"]
+        line = {"cell": asdict(cell), "score": scores[cell], "up": run.bytes["up"]}
+        with results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**line, "seconds": round(time.monotonic() - began, 1)}) + "\n")
+        print(cell.words(), f"{scores[cell]:.3f}, {time.monotonic() - began:.0f} s", flush=True)
 
 
-def table(out: Path) -> None:
-    """A line for each data set, number of clients and method: mean and ends over the seeds."""
-    found: dict[tuple[str, int, str], dict[tuple[str, float], list[float]]] = defaultdict(
+def table(results: Path) -> None:
+    """A line for each data set, number of clients and method: mean ± sd over the seeds, and how many there are."""
+    found: dict[tuple[str, int, str], dict[tuple[str, float | None], list[float]]] = defaultdict(
         lambda: defaultdict(list)
     )
-    for line in map(json.loads, out.read_text().splitlines()):
-        row = found[line["set"], line["clients"], line["method"]]
-        row[line["level"], line["epsilon"]].append(line["score"])
-    columns = [("none", math.inf), *NOISE]
-    heads = ["no noise", *(f"{level}, {epsilon:g}" for level, epsilon in columns[1:])]
-    print(f"| data | clients | sent | {' | '.join(heads)} |\n|{'---|' * (len(heads) + 3)}")
-    for (name, clients, method), row in found.items():
-        print(f"| {name} | {clients} | {method} | {' | '.join(_cell(row[column]) for column in columns)} |")
+    scores = read(results)
+    for cell, score in scores.items():
+        if not cell.tuning:
+            found[cell.data, cell.clients, cell.method][cell.level, cell.epsilon].append(score)
+    heads = ["no noise", *(f"{level}, {epsilon:g}" for level, epsilon in COLUMNS[1:])]
+    print(f"| data | clients | sent | {' | '.join(heads)} | rate; rate; clip |\n|{'---|' * (len(heads) + 4)}")
+    for key, row in found.items():
+        values = [_tuned(*key, level, scores) for level, _ in LEVELS]
+        columns = " | ".join(_score(row[column]) for column in COLUMNS)
+        print(f"| {key[0]} | {key[1]} | {key[2]} | {columns} | {'; '.join(values)} |")
 
 
-def _cell(scores: list[float]) -> str:
+def _tuned(data: str, clients: int, method: str, level: str, scores: Scores) -> str:
+    """What was chosen, with a star at an end of what was tried."""
+    found, tried = best(data, clients, method, level, scores), candidates(data, clients, method, level, scores)
+    if not found:
+        return ""
+    star = "*" if found in (tried[0], tried[-1]) else ""
+    return f"{found.clip if level == 'client' else found.rate:g}{star}"
+
+
+def _score(scores: list[float]) -> str:
     if not scores:
         return ""
-    spread = f" ({min(scores):.3f}–{max(scores):.3f})" if len(scores) > 1 else ""
-    return f"{statistics.fmean(scores):.3f}{spread}"
+    seeds = "" if len(scores) == len(SEEDS) else f" ({len(scores)} of {len(SEEDS)} seeds)"
+    return f"{statistics.fmean(scores):.3f}" + (f" ± {statistics.stdev(scores):.3f}" if scores[1:] else "") + seeds
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     commands = parser.add_subparsers(dest="command", required=True)
-    measuring = commands.add_parser("measure")
-    measuring.add_argument("--data", type=Path, required=True)
-    measuring.add_argument("--out", type=Path, required=True)
+    for name in ("measure", "table"):
+        commands.add_parser(name).add_argument("--results", type=Path, default=RESULTS)
+    measuring = commands.choices["measure"]
+    measuring.add_argument("--data", type=Path, help="a folder with one for each data set beside the demo's")
     measuring.add_argument("--only", default="", help="parts of a cell's words, with commas")
     measuring.add_argument("--seconds", type=float, default=math.inf, help="begin no cell after so many")
-    commands.add_parser("table").add_argument("out", type=Path)
     asked = parser.parse_args()
     if asked.command == "table":
-        table(asked.out)
+        table(asked.results)
     else:
-        measure(asked.data, asked.out, [word for word in asked.only.split(",") if word], asked.seconds)
+        measure(asked.data, asked.results, [word for word in asked.only.split(",") if word], asked.seconds)
 
 
 if __name__ == "__main__":

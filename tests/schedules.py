@@ -241,6 +241,7 @@ class Schedule(RuleBasedStateMachine):
         self.net = self.stage.empty()
         self.kind, self.excused, self.run = 0, False, None  # type: ignore[var-annotated]
         self.forgot: set[str] = set()
+        self.owed: set[tuple[str, int]] = set()  # who lost its disk, after which round that the server had taken
 
     def count(self, what: str, excuse: bool = False) -> None:
         """Count what happens; some of it excuses that a site's reply is missing in a round."""
@@ -376,6 +377,8 @@ class Schedule(RuleBasedStateMachine):
     def a_site_loses_its_disk(self, name: str) -> None:
         self.count("a site loses its disk", excuse=True)
         self.forgot.add(name)
+        if taken := [i for i, client in self._replied() if client == name]:
+            self.owed.add((name, max(taken)))
         shutil.rmtree(self.stage.home(name), ignore_errors=True)
         self._start(name)
 
@@ -410,13 +413,16 @@ class Schedule(RuleBasedStateMachine):
     def _check(self) -> None:
         """The run ended in the bits of the run in one process with the same participants, or a loss is said."""
         run = self.run.result
-        replied = {(line["round"], line["client"]) for line in lines(run.folder / "rounds.jsonl")}
+        replied = self._replied()
         absent = frozenset({(i, name) for i in range(ROUNDS) for name in NAMES} - replied)
         self.count("runs with everybody in every round" if not absent else "runs without some in some rounds")
         assert self.excused or not absent, f"{sorted(absent)}: nothing that happened excuses that they are missing"
         stateless = JOBS[self.kind] is STATELESS
         lost = {line["client"] for line in json.loads((run.folder / "result.json").read_text("utf-8"))["lost"]}
         assert lost <= (set() if stateless else self.forgot), "a site has lost nothing, and is said to have"
+        # one answer may have been on its way when the disk was lost; the next one tells of the loss
+        told = {name for name, last in self.owed for i, client in replied if client == name and i > last + 1}
+        assert stateless or told <= lost, "a site has lost what it kept and gone on, and nobody said so"
         if lost:
             self.count("runs in which the server says that a site lost what it kept")
         if not absent and not lost:
@@ -430,7 +436,13 @@ class Schedule(RuleBasedStateMachine):
 
     # --- helpers ---
 
+    def _replied(self) -> set[tuple[int, str]]:
+        """Round and site of every reply that the server has taken so far."""
+        path = self.stage.folder / "there" / "rounds.jsonl"
+        return {(line["round"], line["client"]) for line in lines(path)} if path.exists() else set()
+
     def _resume(self) -> None:
+        self.owed.clear()  # what was not committed is asked for again
         error = self.run.error
         assert error is None or isinstance(error, Killed | UserError), error
         assert not isinstance(error, UserError) or "engine.quorum" in str(error), error

@@ -37,8 +37,7 @@ from fedstrata.privacy.accounting import calibrate
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "epsilon.jsonl"
 TRAIN_ROWS, DEVELOPMENT_ROWS, TEST_ROWS = 2400, 500, 872
 ROUNDS, SEEDS, TUNING_SEED, DELTA, MOST, EXAMPLE_CLIP = 3, (0, 1, 2), 100, 1e-5, 240, 0.1
-"""``MOST`` clients take part in a round. Examples' gradients are longer than their clip, so that what is clipped
-is their direction; AdamW takes the scale out again."""
+"""``MOST`` clients take part in a round."""
 METHODS: dict[str, dict[str, Any]] = {
     "head": {"method": {"name": "fedfreezebert"}},
     "adapters": {

@@ -438,6 +438,23 @@ def test_a_quorum_that_is_lost_stops_the_run_and_resume_goes_on(job: Jobs, villa
     same(fedstrata.run(here), fedstrata.run(there, resume=True))
 
 
+def test_a_server_killed_after_a_late_site_s_first_answer_takes_that_answer(job: Jobs, village: Village) -> None:
+    """Whether the site was asked before is known otherwise after the restart; the answer is the same."""
+    _, there = village.jobs(job("fedavg", "classify", method={"rounds": 3}), deadline=1.0)
+
+    def watch(event: Any) -> None:
+        if type(event).__name__ == "Scored":
+            village.post.out = {"c"} if event.round == -1 else set()
+            if event.round == 1:
+                raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        fedstrata.run(there, progress=watch)
+    run = fedstrata.run(there, resume=True)
+    missing = lines(run.folder / "missing.jsonl")
+    assert [(line["round"], line["client"], line["reason"]) for line in missing] == [(0, "c", "is not connected")]
+
+
 def changed(message: bytes, **fields: Any) -> TensorFile:
     """A reply with other fields in its header."""
     envelope = decode_message(message, "reply")

@@ -6,6 +6,7 @@ It also says what its site had answered before, see :mod:`fedstrata.sites.lost`.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field, ValidationError
@@ -40,9 +41,10 @@ class AnsweredHeader(Header):
 def request_digest(request: Request) -> str:
     """SHA-256 of a request's header, in hexadecimal digits: of all but the tensors, whose versions it names.
 
-    It is the same when a run that was stopped asks again.
+    It is the same when a run that was stopped asks again: it may then no longer know that a site was asked before
+    and did not reply in time, so ``first`` is left out.
     """
-    return hashlib.sha256(to_header(request).model_dump_json().encode()).hexdigest()
+    return hashlib.sha256(to_header(replace(request, first=False)).model_dump_json().encode()).hexdigest()
 
 
 def answered(request: Request, start: str, known: Span = NOTHING) -> str:

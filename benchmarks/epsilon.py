@@ -48,13 +48,13 @@ METHODS: dict[str, dict[str, Any]] = {
     "FedAvg": {"method": {"name": "fedavg"}},
 }
 RATES = {
-    "head": (1e-2, 3e-2, 1e-1, 3e-1),
+    "head": (1e-2, 3e-2, 1e-1, 3e-1, 1.0),
     "adapters": (1e-3, 3e-3, 1e-2, 3e-2),
     "FedBT": (1.5e-4, 5e-4, 1.5e-3, 5e-3),
     "FedAvg": (3e-5, 1e-4, 3e-4, 1e-3),
 }
 CLIPS = {
-    "head": (0.3, 1.0, 3.0),
+    "head": (0.3, 1.0, 3.0, 9.0),
     "adapters": (0.7, 2.0, 6.0),
     "FedBT": (1.0, 3.0, 9.0),
     "FedAvg": (1.5, 4.5, 13.5),

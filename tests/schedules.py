@@ -4,13 +4,16 @@ few.
 
 The server's run has a thread of its own, which goes on only from one poll to the next; everything else happens in
 between. Seconds are simulated. When the rules have ended the network is whole again, so the run must come to its
-end, in the bits of a run in one process in which the same clients replied in the same rounds.
+end, in the bits of a run in one process in which the same clients replied in the same rounds. Where sites keep
+something from round to round, its clients also train in vain where a site did, and lose what they keep where a
+site lost its disk.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import tempfile
 import threading
@@ -43,11 +46,16 @@ from fedstrata.runs import stages
 from fedstrata.sites import engine as between
 from fedstrata.sites import gate, release_log
 from fedstrata.sites.engine import Presence
+from fedstrata.sites.site import Site
+from fedstrata.wire.store import Store
 from fedstrata.wire.tensor_file import TensorFile
 from tiny import tiny_model, tokenizer
 
 DEADLINE = 600.0
 """Simulated seconds that a site has for its answer; the polls of a schedule alone do not reach it."""
+MISSING = re.compile("did not answer in time|is not connected")
+"""Reasons for which a reply may be missing, and those of a site that lost its disk."""
+FORGOTTEN = re.compile(r".*: (this run is not known here|\w+: version \d was never sent, this client holds 0)")
 MOST_POLLS = 5000
 """After which a run on a network that is whole again hangs."""
 MOST_SECONDS = 60.0
@@ -59,6 +67,9 @@ JOBS = (
     ("fedavg", {"wire": {"codec": "delta", "bits": 1, "density": 0.05}, "train": {"optimizer_state": "persist"}}),
 )
 """The second one's sites keep what they have not sent, and moments, from round to round."""
+Past = tuple[tuple[int, bool] | None, ...]
+"""What became of what a site keeps: a round that it trained, and whether the server took the reply; None where it
+lost its disk."""
 DOOMS = ("wait", "send", "receive", "online", "before commit", "after commit")
 """Where a server is killed."""
 
@@ -158,30 +169,38 @@ class Stage:
         self.village = Village(folder, monkeypatch)
         self.folder, self.counts = folder, Counter[str]()
         self.jobs = [self._job(name, tables) for name, tables in JOBS]
-        self.references: dict[tuple[int, frozenset[tuple[int, str]]], Any] = {}
-        self.absent: frozenset[tuple[int, str]] = frozenset()
+        self.references: dict[tuple[int, tuple[Past, ...]], Any] = {}
+        self.pasts: dict[str, list[tuple[int, bool] | None]] = {}
+        self.trained: list[tuple[str, int, float] | tuple[str, None, None]] = []
         self.net = Net({})
-        exchange, commit = LocalEngine.exchange, stages.state.RunState.commit
+        exchange, commit, carry_out = LocalEngine.exchange, stages.state.RunState.commit, Site.carry_out
 
-        def without(engine: LocalEngine, requests: Iterable[Request]) -> Iterator[Reply | NoReply]:
-            asked = []
+        def as_sites_did(engine: LocalEngine, requests: Iterable[Request]) -> Iterator[Reply | NoReply]:
+            for request in requests:
+                left, taken = self.pasts[request.client], None
+                while left and (left[0] is None or left[0][0] == request.round):
+                    if (event := left.pop(0)) is None:
+                        data = engine.data[request.client]
+                        fresh = Store(data.store.folder / f"disk-{len(left)}", data.store.note)
+                        engine.data = {**engine.data, request.client: replace(data, store=fresh)}
+                        continue
+                    [reply] = exchange(engine, [request])
+                    taken = reply if event[1] else taken
+                yield taken or NoReply(request.client, "is left out")
 
-            def there() -> Iterator[Request]:
-                for request in requests:
-                    if (request.round, request.client) in self.absent:
-                        asked.append(request.client)
-                    else:
-                        yield request
-
-            yield from exchange(engine, there())
-            yield from (NoReply(name, "is left out") for name in asked)
+        def carrying_out(site: Site, request: Request, *rest: Any, **more: Any) -> Reply:
+            reply = carry_out(site, request, *rest, **more)
+            if request.phase == "train":
+                self.trained.append((site.name, request.round, reply.seconds))
+            return reply
 
         def committing(*args: Any) -> None:
             self.net.pass_by("before commit")
             commit(*args)
             self.net.pass_by("after commit")
 
-        monkeypatch.setattr(LocalEngine, "exchange", without)
+        monkeypatch.setattr(LocalEngine, "exchange", as_sites_did)
+        monkeypatch.setattr(Site, "carry_out", carrying_out)
         monkeypatch.setattr(stages.state.RunState, "commit", committing)
         clock = release_log.now
         for module in (release_log, gate):
@@ -210,7 +229,7 @@ class Stage:
         shutil.rmtree(self.folder / "there", ignore_errors=True)
         for name in NAMES:
             shutil.rmtree(self.home(name), ignore_errors=True)
-        self.net = Net({})
+        self.net, self.trained = Net({}), []
         self.village.post = self.net  # type: ignore[assignment]
         self.village.start()
         self.village.monkeypatch.setattr(between, "time", self.net)
@@ -220,14 +239,33 @@ class Stage:
         """What a site keeps."""
         return self.folder / "federation" / "sites" / name / "state"
 
-    def reference(self, number: int, absent: frozenset[tuple[int, str]]) -> Any:
-        """The run in one process, where these clients do not reply in these rounds."""
-        key = number, absent
+    def past(self, name: str, keeps: bool, taken: set[tuple[str, int, float]]) -> Past:
+        """What became of what a site keeps, without what nothing follows from."""
+        past: list[tuple[int, bool] | None] = []
+        for event in self.trained:
+            who, round, _ = event
+            if who != name:
+                continue
+            if round is None:
+                while past and past[-1] is not None and not past[-1][1]:
+                    past.pop()  # trained in vain, and forgotten
+                past += [None] * bool(past and past[-1])
+            elif past and past[-1] is not None and past[-1][0] == round:
+                past[-1] = round, past[-1][1] or event in taken  # the same once more
+            else:
+                past.append((round, event in taken))
+        while past and (past[-1] is None or not past[-1][1]):
+            past.pop()
+        return tuple(past if keeps else [event for event in past if event and event[1]])
+
+    def reference(self, number: int, pasts: tuple[Past, ...]) -> Any:
+        """The run in one process, in which this becomes of what the clients keep."""
+        key = number, pasts
         if key not in self.references:
-            self.absent = absent
+            self.pasts = {name: list(past) for name, past in zip(NAMES, pasts, strict=True)}
             folder = self.folder / f"here-{len(self.references)}"
             self.references[key] = fedstrata.run({**self.jobs[number][0], "output": {"dir": str(folder)}})
-            self.absent = frozenset()
+            assert not any(self.pasts.values())
         return self.references[key]
 
 
@@ -380,6 +418,7 @@ class Schedule(RuleBasedStateMachine):
         if taken := [i for i, client in self._replied() if client == name]:
             self.owed.add((name, max(taken)))
         shutil.rmtree(self.stage.home(name), ignore_errors=True)
+        self.stage.trained.append((name, None, None))
         self._start(name)
 
     @precondition(lambda self: self.running)
@@ -417,6 +456,9 @@ class Schedule(RuleBasedStateMachine):
         absent = frozenset({(i, name) for i in range(ROUNDS) for name in NAMES} - replied)
         self.count("runs with everybody in every round" if not absent else "runs without some in some rounds")
         assert self.excused or not absent, f"{sorted(absent)}: nothing that happened excuses that they are missing"
+        for line in self._lines("missing"):
+            forgotten = line["client"] in self.forgot and FORGOTTEN.fullmatch(line["reason"])
+            assert forgotten or MISSING.fullmatch(line["reason"]), line
         stateless = JOBS[self.kind] is STATELESS
         lost = {line["client"] for line in json.loads((run.folder / "result.json").read_text("utf-8"))["lost"]}
         assert lost <= (set() if stateless else self.forgot), "a site has lost nothing, and is said to have"
@@ -425,21 +467,33 @@ class Schedule(RuleBasedStateMachine):
         assert stateless or told <= lost, "a site has lost what it kept and gone on, and nobody said so"
         if lost:
             self.count("runs in which the server says that a site lost what it kept")
+        taken = {(line["client"], line["round"], line["seconds"]) for line in self._replies()}
+        pasts = tuple(self.stage.past(name, not stateless, taken) for name in NAMES)
+        if any(rounds != sorted(rounds) for rounds in ([event[0] for event in past if event] for past in pasts)):
+            self.count("runs in which a site without its disk trains an old copy of a request: the end alone")
+            return
+        reference = self.stage.reference(self.kind, pasts)
         if not absent and not lost:
-            same(self.stage.reference(self.kind, absent), run)
-        elif stateless:
-            reference = self.stage.reference(self.kind, absent)
-            first, second = weights(reference), weights(run)
-            assert all(torch.equal(first[key], second[key]) for key in first), sorted(absent)
-            assert reference.score == run.score
+            same(reference, run)
+        first, second = weights(reference), weights(run)
+        assert all(torch.equal(first[key], second[key]) for key in first), pasts
+        assert reference.score == run.score
         assert run.status == "finished"
 
     # --- helpers ---
 
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        """What stands in the server's records so far."""
+        path = self.stage.folder / "there" / f"{name}.jsonl"
+        return lines(path) if path.exists() else []
+
+    def _replies(self) -> list[dict[str, Any]]:
+        """The records of the replies that the server has taken so far."""
+        return [line for line in self._lines("rounds") if line["client"] in NAMES]
+
     def _replied(self) -> set[tuple[int, str]]:
         """Round and site of every reply that the server has taken so far."""
-        path = self.stage.folder / "there" / "rounds.jsonl"
-        return {(line["round"], line["client"]) for line in lines(path)} if path.exists() else set()
+        return {(line["round"], line["client"]) for line in self._replies()}
 
     def _resume(self) -> None:
         self.owed.clear()  # what was not committed is asked for again

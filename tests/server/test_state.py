@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 import fedstrata
 from fedstrata.errors import UserError
+from fedstrata.server.records import FileRecords
 from fedstrata.wire import files
 from fedstrata.wire.files import append_lines, read_lines
 from fedstrata.wire.store import write_tensors
@@ -179,6 +180,20 @@ def test_records_are_read_back(tmp_path: Path) -> None:
     append_lines(tmp_path / "a.jsonl", [{"n": 2}])
     assert read_lines(tmp_path / "a.jsonl") == [{"word": "Arabic: كلمة"}, {"n": 2}]
     assert read_lines(tmp_path / "none.jsonl") == []
+
+
+def test_after_a_mark_there_may_be_pieces_of_lines(tmp_path: Path) -> None:
+    """A machine that stops may have written a line's end and not its beginning, or zeros."""
+    records = FileRecords(tmp_path)
+    records.append("missing", [{"client": "a"}])
+    marks = records.marks()
+    records.append("missing", [{"client": "b"}, {"client": "c"}])
+    assert records.lines_after("missing", marks) == [{"client": "b"}, {"client": "c"}]
+    assert records.lines_after("missing", {}) == records.lines("missing")
+    assert records.lines_after("ledger", marks) == []
+    with records.path("missing").open("ab") as file:
+        file.write(b'12\n{"client": "d"\n\xff\0\0')
+    assert records.lines_after("missing", marks) == [{"client": "b"}, {"client": "c"}]
 
 
 DELTA = {"codec": "delta", "bits": 1, "density": 0.1}

@@ -438,6 +438,17 @@ def test_a_quorum_that_is_lost_stops_the_run_and_resume_goes_on(job: Jobs, villa
     same(fedstrata.run(here), fedstrata.run(there, resume=True))
 
 
+def test_a_quorum_lost_with_a_site_s_disk_is_there_again_after_resume(job: Jobs, village: Village) -> None:
+    """What was committed says that the site has what it was sent; it is not asked to go on from that once more."""
+    _, there = village.jobs(job("fedavg", "classify", method={"rounds": 4}), quorum=1.0)
+    there["wire"] = {"codec": "delta"}
+    with pytest.raises(UserError, match=r"round 3: c cannot do what it is asked: this run is not known here"):
+        fedstrata.run(there, progress=without_its_disk(village, 1))
+    run = fedstrata.run(there, resume=True)
+    assert [line["round"] for line in lines(run.folder / "rounds.jsonl") if line["client"] == "c"] == [0, 1, 2, 3]
+    assert not (run.folder / "missing.jsonl").exists(), "in the round that was played again nobody is missing"
+
+
 def test_a_server_killed_after_a_late_site_s_first_answer_takes_that_answer(job: Jobs, village: Village) -> None:
     """Whether the site was asked before is known otherwise after the restart; the answer is the same."""
     _, there = village.jobs(job("fedavg", "classify", method={"rounds": 3}), deadline=1.0)

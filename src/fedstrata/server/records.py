@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -71,6 +73,16 @@ class FileRecords:
             return []
         with self.path(name).open("rb") as file:
             return decode_lines(file.read(marks[name][0]))
+
+    def lines_after(self, name: str, marks: Mapping[str, Mark]) -> list[dict[str, Any]]:
+        """The lines from where the file was marked; one that did not get to the disk as a whole is none."""
+        path = self.path(name)
+        content = path.read_bytes() if path.exists() else b""
+        found = []
+        for line in content[marks[name][0] if name in marks else 0 :].splitlines():
+            with suppress(ValueError):
+                found.append(json.loads(line))
+        return [line for line in found if isinstance(line, dict)]
 
     def cut(self, marks: Mapping[str, Mark], names: Sequence[str]) -> None:
         """Cut the files of these names back to where they were marked, and go on from there."""

@@ -65,6 +65,7 @@ class RunState:
     Attributes:
         records: the run's records.
         store: the folder ``state``; what is written through it is part of the next commit.
+        missed: clients without a reply since the newest commit.
 
     Args:
         folder: the stage's output folder.
@@ -80,6 +81,7 @@ class RunState:
         self.store = Store(self.state, self.journal.note)
         self.writer = CommitWriter(folder, self._write)
         self.manifest: dict[str, Any] = {}
+        self.missed: list[str] = []
 
     def reopen(self) -> tuple[int, str]:
         """Find the newest intact commit and cut the records back to it.
@@ -99,6 +101,7 @@ class RunState:
         for path in commits:
             if path.name > self._path(done).name:
                 path.unlink()
+        self.missed = [line["client"] for line in self.records.lines_after("missing", self.manifest["records"])]
         self.records.cut(self.manifest["records"], RECORDS[:-1])
         self.journaled.cut(self.manifest["records"], (JOURNAL,))
         self.journal.read(self.journaled.lines(JOURNAL))
@@ -112,6 +115,8 @@ class RunState:
         """Bring a fresh server to the commit; returns the number of rounds done and the seconds that they took."""
         server.versions = {**server.versions, **self.manifest["versions"]}
         server.client_versions |= self.journal.clients
+        for client in self.missed:  # else one that has lost its disk is asked to go on from what it lost, each time
+            server.forget(client)
         for part in [part for part, version in server.versions.items() if version]:
             server.weights[part] = self._read(part)
             for key, tensor in self._read(f"moments-{part}").items():

@@ -115,7 +115,7 @@ class RunState:
         """Bring a fresh server to the commit; returns the number of rounds done and the seconds that they took."""
         server.versions = {**server.versions, **self.manifest["versions"]}
         server.client_versions |= self.journal.clients
-        for client in self.missed:  # else one that has lost its disk is asked to go on from what it lost, each time
+        for client in self.missed:  # else one that lost its disk is asked each time to go on from what it lost
             server.forget(client)
         for part in [part for part, version in server.versions.items() if version]:
             server.weights[part] = self._read(part)

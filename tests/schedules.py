@@ -485,6 +485,8 @@ class Schedule(RuleBasedStateMachine):
         reference = self.stage.reference(self.kind, pasts)
         if not absent and not lost and not self.resumed_without_some:
             same(reference, run)
+        elif not absent and not lost:
+            assert start_and_replies(reference) == start_and_replies(run)
         first, second = weights(reference), weights(run)
         assert all(torch.equal(first[key], second[key]) for key in first), pasts
         assert reference.score == run.score
@@ -548,6 +550,14 @@ class Schedule(RuleBasedStateMachine):
         for packet in [packet for packet in self.net.to_server if packet.site in names]:
             self.net.to_server.remove(packet)
             self.net.arrived.append((packet.id, packet.message))
+
+
+def start_and_replies(run: Any) -> list[tuple[str, ...]]:
+    """The lines of a run's ledger but for what sites were sent in its rounds."""
+    ledger = lines(run.folder / "ledger.jsonl")
+    return sorted(
+        tuple(map(str, line.values())) for line in ledger if "up" in line.values() or "setup" in line.values()
+    )
 
 
 def play(

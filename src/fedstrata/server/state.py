@@ -116,7 +116,8 @@ class RunState:
         server.versions = {**server.versions, **self.manifest["versions"]}
         server.client_versions |= self.journal.clients
         for client in self.missed:  # else one that lost its disk is asked each time to go on from what it lost
-            server.forget(client)
+            if client in server.client_versions:  # else it has not even been sent the start model
+                server.forget(client)
         for part in [part for part, version in server.versions.items() if version]:
             server.weights[part] = self._read(part)
             for key, tensor in self._read(f"moments-{part}").items():

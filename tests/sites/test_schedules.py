@@ -13,10 +13,10 @@ import schedules
 def test_runs_over_a_bad_network_end_in_the_same_bits(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of each number at least as many runs as are asked for, so 200 in all."""
-    counts = schedules.play(tmp_path, 20, 30, monkeypatch, number)
+    """Of each number at least as many runs as are asked for; Hypothesis plays about 200 in all."""
+    counts = schedules.play(tmp_path, 15, 30, monkeypatch, number)
     runs = [counts[f"runs {which}"] for which in ("with everybody in every round", "without some in some rounds")]
-    assert sum(runs) >= 20
+    assert sum(runs) >= 15
     assert all(runs)
     assert sum(count for what, count in counts.items() if not what.startswith("runs")) > 100
     assert counts["the server starts again"] > 0

@@ -72,7 +72,10 @@ def figures(stage: Stage, channel: str, attack: str) -> dict[str, Any]:
     return dict(next(f for f in stage["findings"] if f["channel"] == channel and attack in f["attack"])["figures"])
 
 
-def test_what_is_learned_by_heart_is_told_apart(deep_job: Jobs, public: str) -> None:
+def test_what_is_learned_by_heart_is_told_apart(
+    deep_job: Jobs, public: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(canaries, "EACH", 8)  # of two the order would be left to chance
     job = deep_job("classify", train=HARD)
     fedstrata.run(job)
     stage = deep(job, public)
@@ -83,7 +86,7 @@ def test_what_is_learned_by_heart_is_told_apart(deep_job: Jobs, public: str) -> 
         assert found["TPR at 1 % FPR"]["value"] > 3 * found["TPR at 1 % FPR"]["chance"]
         assert figures(stage, "final model", attack)["AUC"]["low"] > 0.5
     bits = [figures(stage, "short training", f"put {n}")["exposure"]["value"] for n in ("once", "10", "100")]
-    assert bits[2] == max(bits)  # between once and 10 times two canaries leave the order to chance
+    assert bits[0] <= bits[1] <= bits[2]
     assert bits[2] > 3
     assert all(play["steps"] for play in stage["plays"])
 

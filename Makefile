@@ -32,9 +32,9 @@ unit-tests: $(INSTALLED)
 all-tests: $(INSTALLED)
 	$(BIN)/pytest -n auto --dist worksteal
 
-deploy-test: $(INSTALLED) ## three sites with TLS and keys: killed, refused, resumed; six minutes
+deploy-test: $(INSTALLED) ## sites with TLS and keys: killed, refused, resumed, attacked; about 20 minutes
 	$(BIN)/pytest -m '' tests/sites/test_flower.py tests/sites/test_deployment.py \
-		tests/sites/test_two_machines.py tests/sites/test_mishaps.py
+		tests/sites/test_two_machines.py tests/sites/test_mishaps.py tests/sites/test_attacks.py
 
 page-test: $(INSTALLED) $(AXE) ## reports in Chromium: phone and desk, light and dark, screen readers; needs Chromium and npm
 	FEDSTRATA_PAGE_TEST=1 $(BIN)/pytest tests/reports/test_browser.py

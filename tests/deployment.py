@@ -38,6 +38,12 @@ datetime.datetime = Shifted
 COMMAND = [sys.executable, "-c", "from fedstrata.cli import main; main()"]
 
 
+def attacker(module: str) -> list[str]:
+    """The command of a bad site or server, by its module's name in ``tests/attacks``."""
+    path = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); "
+    return [sys.executable, "-c", f"{path}from attacks.{module} import main; main()"]
+
+
 def free_port() -> int:
     with socket.socket() as tried:
         tried.bind(("127.0.0.1", 0))
@@ -80,7 +86,9 @@ class Deployment:
         assert old in text
         path.write_text(text.replace(old, new), "utf-8")
 
-    def spawn(self, name: str, *words: str, clock: float = 0.0) -> subprocess.Popen[bytes]:
+    def spawn(
+        self, name: str, *words: str, clock: float = 0.0, command: Sequence[str] = COMMAND
+    ) -> subprocess.Popen[bytes]:
         """Start a program, on a machine whose clock is so many seconds ahead."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         if clock:
@@ -90,7 +98,7 @@ class Deployment:
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(shim), os.environ.get("PYTHONPATH")]))
         with (self.folder / f"{name}.out").open("ab") as out:
             process = subprocess.Popen(
-                [*COMMAND, *words],
+                [*command, *words],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,

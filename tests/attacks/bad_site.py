@@ -1,4 +1,9 @@
-"""What a bad site may send in place of an answer. Each attack turns the honest bytes into others."""
+"""What a bad site may send in place of an answer. Each attack turns the honest bytes into others.
+
+    PYTHONPATH=tests python -m attacks.bad_site join site.toml
+
+is the command ``fedstrata`` of a site that attacks each of its first replies in another way, in turn.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,8 @@ from typing import Any
 import torch
 
 from fedstrata.sites.messages import RefusalHeader, decode_message, encode_message
+from fedstrata.sites.service import SiteService
+from fedstrata.wire.tensor_file import TensorFile
 
 Attack = Callable[[bytes], bytes]
 NEST = 100_000
@@ -177,6 +184,11 @@ REPLIES: dict[str, tuple[Attack, str]] = {
     "half of it": (lambda message: message[: len(message) // 2], "not a welcome or reply"),
 }
 """Attack on a reply of training -> what is sent, and how the recorded reason begins."""
+OF_ONE_ROUND = ("an earlier answer of 10^13", "nothing", "half of it")
+IN_TURN = [name for name in REPLIES if name not in OF_ONE_ROUND]
+"""Those after which a site can attack again: the first of the others is of one that has never answered, and after the
+last two it tries to deliver the same again and again.
+"""
 
 SCORES: dict[str, tuple[Attack, str]] = {
     "NaN": (header({"scores": '{"b": {"accuracy": NaN}}'}), "its score of accuracy is nan, which cannot be"),
@@ -199,3 +211,22 @@ GREETINGS: dict[str, tuple[Attack, str]] = {
     "escape sequences and HTML": (refusal(ESCAPES), "red \u2039script\u203aalert(1)"),
 }
 """Attack on the last answer of a greeting -> the same; the first one to that to the start model."""
+
+
+def main() -> None:
+    """The command of a bad site."""
+    from fedstrata.cli import main as command
+
+    left, honest = [REPLIES[name][0] for name in IN_TURN], SiteService.answer
+
+    def answer(service: SiteService, message: bytes | TensorFile) -> TensorFile:
+        own = honest(service, message)
+        attacked = own.metadata["kind"] == "reply" and left
+        return TensorFile(left.pop(0)(bytes(own)), {}, {}) if attacked else own
+
+    SiteService.answer = answer  # type: ignore[method-assign]
+    command()
+
+
+if __name__ == "__main__":
+    main()

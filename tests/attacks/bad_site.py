@@ -186,8 +186,8 @@ REPLIES: dict[str, tuple[Attack, str]] = {
 """Attack on a reply of training -> what is sent, and how the recorded reason begins."""
 OF_ONE_ROUND = ("an earlier answer of 10^13", "nothing", "half of it")
 IN_TURN = [name for name in REPLIES if name not in OF_ONE_ROUND]
-"""Those after which a site can attack again: the first of the others is of one that has never answered, and after the
-last two it tries to deliver the same again and again.
+"""Those after which a site can attack again. The first of the others is of one that never answered; after the
+two last ones it tries to deliver the same again and again.
 """
 
 SCORES: dict[str, tuple[Attack, str]] = {

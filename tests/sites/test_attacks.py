@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from test_deployment import agrees, answered
 from test_flower import job, same
+from test_mishaps import log
 
 import fedstrata
 from attacks.bad_server import ATTACKS, PANIC_TEXT
@@ -36,10 +37,6 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 @pytest.fixture(scope="module")
 def config(town: Deployment, model_folder: Callable[..., Path]) -> dict[str, Any]:
     return job(town, model_folder(), "fedavg", "classify")
-
-
-def log(town: Deployment, name: str) -> str:
-    return (town.site(name) / "state" / "logs" / "site.log").read_text("utf-8")
 
 
 def with_a_long_word(town: Deployment, name: str) -> None:

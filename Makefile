@@ -34,7 +34,7 @@ all-tests: $(INSTALLED)
 
 deploy-test: $(INSTALLED) ## sites with TLS and keys: killed, refused, resumed, attacked; about 20 minutes
 	$(BIN)/pytest -m '' tests/sites/test_flower.py tests/sites/test_deployment.py \
-		tests/sites/test_two_machines.py tests/sites/test_mishaps.py tests/sites/test_attacks.py
+		tests/sites/test_two_machines.py tests/sites/test_mishaps.py tests/sites/test_hostile_programs.py
 
 page-test: $(INSTALLED) $(AXE) ## reports in Chromium: phone and desk, light and dark, screen readers; needs Chromium and npm
 	FEDSTRATA_PAGE_TEST=1 $(BIN)/pytest tests/reports/test_browser.py

@@ -86,6 +86,16 @@ def test_a_file_without_a_header_gets_names(tmp_path: Path) -> None:
     assert (found.kind, found.text, found.label) == ("classify", "column1", "column2")
 
 
+def test_a_first_line_taken_as_a_row_is_said_on_the_screen(tmp_path: Path) -> None:
+    lines = "".join(f"{text(i)}.,{i % 2},{i}\n" for i in range(20))
+    for header, end in (
+        ("text,label,number\n", "columns text, label, number"),
+        ("text,label,text\n", " (no line names them)"),
+    ):
+        (tmp_path / "rows.csv").write_text(header + lines, encoding="utf-8")
+        assert first_job([tmp_path / "rows.csv"], tmp_path / "job.toml")[1][0].endswith(end)
+
+
 @pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.parquet"])
 def test_the_job_file_that_is_written_reads_the_rows(tmp_path: Path, name: str) -> None:
     path = written(tmp_path, table(label=LABELS, hospital=["a", "b", "c"] * 20), name)

@@ -433,6 +433,18 @@ def test_the_page_is_what_its_figures_say(tmp_path: Path) -> None:
         assert picture.read_bytes() == (ROOT / "docs" / "board" / picture.name).read_bytes()
 
 
+def test_the_readmes_figures_are_the_boards() -> None:
+    page, readme = ((ROOT / name).read_text("utf-8") for name in ("docs/board.md", "README.md"))
+    said = " ".join(readme.partition("[The board](docs/board.md)")[2].partition("![")[0].split())
+    assert "five seeds" in said
+    sst2 = page.partition("\n## sst2, iid")[2]
+    for row in ("FedAvg", "LoRA r8 1 bit", "FedBT"):
+        cells = sst2.partition(f"\n| {row} |")[2].partition("\n")[0].split(" | ")
+        score, share, verdict = cells[0].strip(), cells[4], cells[-1].strip(" |")
+        assert score in said
+        assert row == "FedAvg" or (share in said and verdict == "not shown")
+
+
 def test_a_slice_of_an_unknown_row_is_refused(tmp_path: Path) -> None:
     for path in FOLDER.glob("*.toml"):
         (tmp_path / path.name).write_text(path.read_text("utf-8").replace('"head only", ', '"head", '), "utf-8")

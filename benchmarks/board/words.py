@@ -76,7 +76,7 @@ def fedbt(protocol: Protocol, table: Table) -> str | None:
     front = table.front()
     won = [entry.row.name for entry in mine if entry in front]
     if won:
-        return f"{' and '.join(won)}: on the Pareto front, as no row that has run scores more with as few bytes."
+        return f"{' and '.join(won)}: of the rows that have run none has a better mean score with as few bytes."
     beaten = [
         f"{entry.row.name} is beaten by {max(_cheaper(table, entry), key=lambda o: o.gain or 0).row.name}"
         for entry in mine
@@ -127,7 +127,7 @@ def verdict(protocol: Protocol, entry: Entry) -> str:
         "better": "better than FedAvg by more than the margin",
         "worse": "worse than FedAvg by more than the margin",
         "no worse": "no worse than FedAvg by the margin",
-        "not shown": f"differs from FedAvg by {low:+.4f} to {high:+.4f} (90 %): not within the margin for sure",
+        "not shown": f"differs from FedAvg by {low:+.4f} to {high:+.4f} (90 %): equality is not shown",
     }
     return words[entry.test.verdict]
 

@@ -90,7 +90,7 @@ def test_a_first_line_taken_as_a_row_is_said_on_the_screen(tmp_path: Path) -> No
     lines = "".join(f"{text(i)}.,{i % 2},{i}\n" for i in range(20))
     for header, end in (
         ("text,label,number\n", "columns text, label, number"),
-        ("text,label,text\n", " (no line names them)"),
+        ("text,label,text\n", "columns column1, column2, column3; the first line is taken as a row"),
     ):
         (tmp_path / "rows.csv").write_text(header + lines, encoding="utf-8")
         assert first_job([tmp_path / "rows.csv"], tmp_path / "job.toml")[1][0].endswith(end)

@@ -65,7 +65,7 @@ def first_job(
     start = model or MODELS["latin" if found.latin else "other", "gpu" if _gpu() else "cpu"]
     lines = [
         f"rows    {first}: {'' if rows.whole else 'more than '}{plural(len(rows), 'row')}, "
-        f"columns {', '.join(rows.columns)}{' (no line names them)' if rows.names else ''}",
+        f"columns {', '.join(rows.columns)}{'; the first line is taken as a row' if rows.names else ''}",
         f"task    {found.kind}: {found.reasons['task.kind']}",
         f"text    {found.text if isinstance(found.text, str) else ' and '.join(found.text)}",
     ]

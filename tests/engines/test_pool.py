@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ import torch
 import fedstrata
 from fedstrata import UserError
 from fedstrata.engines import processes
+from fedstrata.engines.frames import receive, send
 from fedstrata.engines.processes import Nursery, Processes
 from fedstrata.events import Scored, StageStarted, Stepped
 from fedstrata.server.state import newest_commit
@@ -233,3 +235,22 @@ def test_the_seconds_of_a_result_are_the_clock_and_not_the_sum_of_what_ran_side_
     lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     assert result.seconds != sum(line["seconds"] for line in lines)
     assert json.loads((tmp_path / "run" / "result.json").read_text())["seconds"] == result.seconds
+
+
+def test_an_answer_that_was_read_whole_is_sent_although_the_reader_has_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The program may close between a worker's last byte and its next call; no traceback then."""
+    ours, theirs = socket.socketpair()
+
+    def read_at_once(connection: socket.socket, buffers: Any, descriptors: Any) -> int:
+        sent = send_fds(connection, buffers, descriptors)
+        for descriptor in receive(theirs)[1]:
+            os.close(descriptor)
+        theirs.close()
+        return sent
+
+    send_fds = socket.send_fds
+    monkeypatch.setattr(socket, "send_fds", read_at_once)
+    with ours, Path(os.devnull).open() as file:
+        send(ours, "an answer", [file.fileno()])

@@ -22,7 +22,8 @@ def send(connection: socket.socket, message: Any, descriptors: Sequence[int] = (
     frame = memoryview(HEADER.pack(len(content), len(descriptors)) + content)  # one, so that it is read at once
     if descriptors:
         frame = frame[socket.send_fds(connection, [frame], list(descriptors)) :]
-    connection.sendall(frame)
+    if frame:  # even nothing cannot be sent to an end that has read the frame and closed since
+        connection.sendall(frame)
 
 
 def receive(connection: socket.socket) -> tuple[Any, list[int]]:

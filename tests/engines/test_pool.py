@@ -254,3 +254,14 @@ def test_an_answer_that_was_read_whole_is_sent_although_the_reader_has_closed(
     monkeypatch.setattr(socket, "send_fds", read_at_once)
     with ours, Path(os.devnull).open() as file:
         send(ours, "an answer", [file.fileno()])
+
+
+@pytest.mark.parametrize(("error", "told"), [("BrokenPipeError", False), ("ZeroDivisionError", True)])
+def test_a_worker_whose_program_is_gone_ends_without_a_traceback(error: str, told: bool) -> None:
+    program = (
+        f"from fedstrata.engines.nursery import run_and_exit\ndef work():\n    raise {error}\nrun_and_exit(work)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert ("Traceback" in done.stderr) == told
+    assert told or not done.stderr

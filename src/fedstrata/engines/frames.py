@@ -22,7 +22,7 @@ def send(connection: socket.socket, message: Any, descriptors: Sequence[int] = (
     frame = memoryview(HEADER.pack(len(content), len(descriptors)) + content)  # one, so that it is read at once
     if descriptors:
         frame = frame[socket.send_fds(connection, [frame], list(descriptors)) :]
-    if frame:  # even nothing cannot be sent to an end that has read the frame and closed since
+    if frame:  # even an empty send fails once the other end has read all and closed
         connection.sendall(frame)
 
 

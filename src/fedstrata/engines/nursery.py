@@ -46,6 +46,8 @@ def run_and_exit(work: Callable[[], None]) -> NoReturn:
     try:
         work()
         code = 0
+    except ConnectionError:
+        pass  # the program that it works for is gone
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:

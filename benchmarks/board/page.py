@@ -70,7 +70,8 @@ def _protocol(protocol: Protocol, facts: Mapping[str, Any]) -> Iterator[str]:
     yield "### Are the test sets large enough?\n"
     text = (
         "Power of the test of equality for two methods that are equal, planned with the standard deviations in "
-        "`board.toml`: of the difference of one row, and between seeds beyond that."
+        "`board.toml`: of the difference of one row, and between seeds beyond that. Where the runs spread more, "
+        "the power is less; then a table says how many seeds would have been needed."
     )
     yield fill(text, 115) + "\n"
     yield _lines(
@@ -128,7 +129,7 @@ def _power(protocol: Protocol, task: str, facts: Mapping[str, Any] | None) -> li
         return [*words, "not made", "–", _number(needed), "–"]
     rows = sum(facts["rows"][f"fold-{i}"] for i in range(seeds))
     power = planned_power(rows, seeds, plan["row"], plan["seed"], margin, protocol.alpha)
-    verdict = "large enough" if power >= protocol.test_power else "too small for a claim of equality"
+    verdict = "large enough as planned" if power >= protocol.test_power else "too small for a claim of equality"
     return [*words, _number(rows), f"{power:.2f}", _number(needed), verdict]
 
 
@@ -161,6 +162,8 @@ def _table(protocol: Protocol, table: Table, picture: str | None) -> Iterator[st
     costs = ["MB up", "MB down", "of FedAvg's bytes", "TFLOP", *bytes_to]
     header = ["row", table.metric, "of the gain", *costs, "difference (90 %)", "p (Holm)", "verdict"]
     yield _lines(header, [_entry(protocol, table, entry) for entry in table.entries])
+    if table.start is not None and table.metric == "loss":
+        yield f"The start model has a loss of {score(table.start)}, from which the gains count.\n"
     seeds = [entry.seeds for entry in table.entries if entry.test and entry.test.verdict == "not shown"]
     if seeds:
         most = "over 100" if None in seeds else str(max(seed for seed in seeds if seed))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import fedstrata
+from fedstrata.client.feature_cache import FeatureCache
 from fedstrata.client.optimizer import step
 from fedstrata.wire.codec import StateCodec
 
@@ -108,6 +110,22 @@ def test_hidden_states_of_tokens_give_the_texts(audited: Audited, model_folder: 
     assert found["tokens"]["value"] > 0.9
     assert found["ROUGE-L"]["value"] > 0.9
     assert found["tokens"]["low"] > found["tokens"]["chance"]
+
+
+def test_texts_go_through_a_frozen_encoder_once_for_all_plays(
+    audited: Audited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[int] = []
+    compute = FeatureCache._compute
+
+    def count(cache: FeatureCache, chosen: Any) -> Any:
+        encoded.extend(chosen.tolist())
+        return compute(cache, chosen)
+
+    monkeypatch.setattr(FeatureCache, "_compute", count)
+    stage = audited("fedfreezebert", "classify", method={"head": "mean"})
+    assert len(stage["plays"]) == 3
+    assert max(Counter(encoded).values()) == 2  # the client's text of this number, and the public one
 
 
 def test_one_vector_for_a_text_gives_less(audited: Audited) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 
 from fedstrata.audits.bench import Bench
 from fedstrata.client.answer import ClientData
+from fedstrata.client.feature_cache import FEATURES
 from fedstrata.engines.local import LocalEngine
 from fedstrata.errors import UserError
 from fedstrata.exchanges.exchange import ServerContext
@@ -149,7 +150,13 @@ class _Recorded:
 
 
 def play(
-    bench: Bench, client: str, examples: Examples, index: Index, train: Train, until: float | None = None
+    bench: Bench,
+    client: str,
+    examples: Examples,
+    index: Index,
+    train: Train,
+    until: float | None = None,
+    features: Path | None = None,
 ) -> Played:
     """Play the first round of a client with the given texts.
 
@@ -160,12 +167,18 @@ def play(
         index: the client's.
         train: how it trains.
         until: share of the run's learning-rate schedule that it passes through; None for that of one round.
+        features: where hidden states of a frozen encoder are kept for other plays of the same texts, if anywhere.
     """
     ready = bench.ready
     task = TaskRecorder(ready.runtime.trainer.task)
     runtime = replace(ready.runtime, trainer=replace(ready.runtime.trainer, task=task, train=train))
     with tempfile.TemporaryDirectory(dir=bench.folder) as folder:
         store = Store(Path(folder))
+        own = store.below("client")
+        if features is not None:
+            features.mkdir(parents=True, exist_ok=True)
+            own.folder.mkdir(parents=True, exist_ok=True)
+            (own.folder / FEATURES).symlink_to(features, target_is_directory=True)
         server = Server(bench.parts, dict(bench.start), runtime.wire)
         labels = bench.data.labels
         context = ServerContext(
@@ -182,7 +195,7 @@ def play(
         engine = LocalEngine(
             runtimes=[runtime],
             handlers=bench.exchange.handlers,
-            data={client: ClientData(examples, index, ready.test, {}, store.below("client"))},
+            data={client: ClientData(examples, index, ready.test, {}, own)},
             shared={part: server.held(part) for part in bench.parts.names},
             connect=recorded.connect,
             interleaved=False,

@@ -79,9 +79,10 @@ def played_pair(bench: Bench, setting: Setting) -> tuple[Played, Played]:
     if bench.exchange.payload == "hidden_states":
         client = play(bench, bench.client, bench.ready.train, bench.index[:STATES], train)
         return client, play(bench, NAME, bench.public, public[: 3 * STATES], train)
-    client = play(bench, bench.client, bench.ready.train, bench.index, train)
+    features = bench.folder / "features" / bench.job.stage
+    client = play(bench, bench.client, bench.ready.train, bench.index, train, features=features / "client")
     shadow = public[: max(len(bench.index), train.batch_size)]
     per_epoch = max(1, math.ceil(len(shadow) / (train.batch_size * train.gradient_accumulation)))
     epochs = max(train.epochs, math.ceil(client.reply.steps / per_epoch))
     enough = train.model_copy(update={"steps": client.reply.steps, "epochs": epochs})
-    return client, play(bench, NAME, bench.public, shadow, enough)
+    return client, play(bench, NAME, bench.public, shadow, enough, features=features / "public")

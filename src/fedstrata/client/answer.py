@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedstrata.client.between import own_values
-from fedstrata.client.feature_cache import FeatureCache
+from fedstrata.client.feature_cache import FEATURES, FeatureCache
 from fedstrata.client.model_pass import ModelPass
 from fedstrata.client.private import Draw, Private
 from fedstrata.client.scorer import FeatureCaches, Scorer
@@ -137,7 +137,7 @@ def feature_cache(work: Work) -> FeatureCache | None:
     if not work.request.plan.freeze_encoder:
         return None
     data = work.data
-    return work.runtime.caches.open(data.train, data.index, data.store.folder / "features")
+    return work.runtime.caches.open(data.train, data.index, data.store.folder / FEATURES)
 
 
 Encode = Callable[[Work, Draw | None], Weights]

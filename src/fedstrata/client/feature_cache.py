@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from fedstrata.job.tables import Train
 
 Array = npt.NDArray[np.float32]
+FEATURES = "features"
+"""Folder of a client's cache, in the folder of what it keeps."""
 ROWS = 32
 """Most texts that go through the encoder together."""
 CHUNK = 8 * ROWS

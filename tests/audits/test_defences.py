@@ -78,14 +78,16 @@ def test_nothing_is_read_of_tokens_that_the_public_vocabulary_does_not_list(
 NOISE: dict[str, dict[str, Any]] = {
     "example": {"level": "example", "clip": 0.1, "noise": 2.0},
     "client": {"level": "client", "clip": 0.1, "noise": 2.0, "single_message": True},
+    "example, epsilon": {"level": "example", "clip": 0.1, "epsilon": 1.0},
+    "client, epsilon": {"level": "client", "clip": 0.1, "epsilon": 8.0, "single_message": True},
 }
 
 
-@pytest.mark.parametrize("level", NOISE)
-def test_under_noise_no_attack_beats_chance(audited: Audited, level: str) -> None:
+@pytest.mark.parametrize("noise", NOISE)
+def test_under_noise_no_attack_beats_chance(audited: Audited, noise: str) -> None:
     tables = {**LABELS, "train": {**STEPS, "dropout": False}}
     before, after = (
-        areas(audited("fedavg", "classify", **tables, **more)) for more in ({}, {"privacy": NOISE[level]})
+        areas(audited("fedavg", "classify", **tables, **more)) for more in ({}, {"privacy": NOISE[noise]})
     )
     read = {attack: figure for (channel, attack), figure in before.items() if channel == "embeddings"}
     assert read.keys() == {"rows moved", "position rows"}

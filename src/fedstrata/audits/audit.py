@@ -31,6 +31,7 @@ from fedstrata.plan.disclosure import READ
 from fedstrata.plan.kinds import AUDIT, AUDIT_FORMAT
 from fedstrata.runs.engines import threads_set
 from fedstrata.runs.notes import check_names, check_permission
+from fedstrata.runs.privacy import settle_privacy
 from fedstrata.wire.files import write_bytes
 
 ATTACKS = {
@@ -64,6 +65,7 @@ def audit(source: str | Path | Mapping[str, Any], overrides: Overrides, options:
     with tempfile.TemporaryDirectory() as scratch_folder:
         for job in jobs:
             data = prepare(job, base_dir)
+            job = settle_privacy(job, population(job.method.population, data.shards))
             place = Path(scratch_folder) / (job.stage or "start")
             starts[job.stage] = _start(job, data, base_dir, place, folder, starts)
             with threads_set(job.engine.threads):

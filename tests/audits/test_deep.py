@@ -128,6 +128,7 @@ def test_noise_on_every_example_brings_it_to_chance(deep_job: Jobs, public: str)
     for attack in ("calibrated loss", "LiRA"):
         assert figures(stage, "short training", attack)["AUC"]["holds_chance"]
     assert figures(stage, "short training", "put 100")["exposure"]["value"] < 5.5
+    assert any("more than its epsilon" in note for note in stage["notes"])
 
 
 @pytest.mark.parametrize(

@@ -86,9 +86,9 @@ NOISE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("noise", NOISE)
 def test_under_noise_no_attack_beats_chance(audited: Audited, noise: str) -> None:
     tables = {**LABELS, "train": {**STEPS, "dropout": False}}
-    before, after = (
-        areas(audited("fedavg", "classify", **tables, **more)) for more in ({}, {"privacy": NOISE[noise]})
-    )
+    stages = [audited("fedavg", "classify", **tables, **more) for more in ({}, {"privacy": NOISE[noise]})]
+    before, after = (areas(stage) for stage in stages)
+    assert ["the loss" in stage["notes"][-1] for stage in stages] == [True, False]
     read = {attack: figure for (channel, attack), figure in before.items() if channel == "embeddings"}
     assert read.keys() == {"rows moved", "position rows"}
     assert not any(figure["holds_chance"] for figure in read.values())

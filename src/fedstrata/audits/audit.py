@@ -27,7 +27,7 @@ from fedstrata.job.file import Overrides, load
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models import checkpoints, scratch
 from fedstrata.models.quiet import quiet
-from fedstrata.plan.disclosure import READ
+from fedstrata.plan.disclosure import REPLY
 from fedstrata.plan.kinds import AUDIT, AUDIT_FORMAT
 from fedstrata.runs.engines import threads_set
 from fedstrata.runs.notes import check_names, check_permission
@@ -128,7 +128,7 @@ def _stage(
         "public": {"source": what, "texts": len(texts), "tokens": int(bench.frequencies.sum())},
         "plays": plays,
         "findings": [finding.record() for finding in findings],
-        "notes": [*notes, f"beside the attacks the server is told {READ['reply']}"],
+        "notes": [*notes, f"beside the attacks the server is told {REPLY[job.privacy.level]}"],
     }
 
 

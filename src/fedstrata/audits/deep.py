@@ -19,6 +19,7 @@ from fedstrata.audits.membership import (
     start_losses,
     texts_of,
 )
+from fedstrata.audits.settings import own_steps
 from fedstrata.audits.short_training import ShortTrainings
 from fedstrata.audits.some_texts import losses
 from fedstrata.client.model_options import head_of
@@ -64,6 +65,12 @@ def deep(bench: Bench, folder: Path, notes: list[str]) -> tuple[list[Finding], P
         findings += _final(bench, pool, shadows, final, notes)
     if not why:
         findings += canaries.attack(trainings)
+    most = max((each["steps"] for each in trainings.plays), default=0)
+    if bench.job.privacy.level == "example" and most > bench.job.method.rounds * own_steps(bench):
+        notes.append(
+            f"short trainings have the run's noise in every step, but take up to {plural(most, 'step')}, more "
+            "than the run: they tell more than its epsilon lets through"
+        )
     if trainings.cut:
         notes.append(f"short trainings pass over their texts fewer times than the run's {trainings.cut:,}")
     return findings, trainings.plays

@@ -32,6 +32,13 @@ READ: Mapping[Channel, str] = {
 }
 """Channel -> what whoever receives it can read."""
 
+REPLY: Mapping[str, str] = {
+    "none": READ["reply"],
+    "example": "the number of examples, which noise takes as public",
+    "client": "nothing but who takes part and when",
+}
+"""Level of noise -> what is told beside the tensors."""
+
 NAMES: Mapping[Channel, str] = {
     "embeddings": "the embeddings",
     "token_head": "the language model's head",

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from fedstrata.cli import app
 from fedstrata.exchanges import EXCHANGES
-from fedstrata.plan.disclosure import NAMES, READ, SENT
+from fedstrata.plan.disclosure import NAMES, READ, SENT, beside
 from fedstrata.sites.templates import SITE
 
 Jobs = Callable[..., dict[str, Any]]
@@ -73,3 +73,9 @@ def test_the_command_prints_a_table_and_sentences(job: Jobs, tmp_path: Path, pub
     assert done.exit_code == 0, done.output
     assert "from the classifier's bias the server reads" in done.stdout
     assert "audit.json" in done.stdout
+
+
+def test_a_masked_reply_keeps_its_loss_and_a_noised_one_its_rows() -> None:
+    said = [beside(*each) for each in (("none", False), ("none", True), ("example", False), ("client", True))]
+    assert ["loss" in words for words in said] == [True, False, False, False]
+    assert ["examples" in words for words in said] == [True, True, True, False]

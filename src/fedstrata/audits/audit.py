@@ -27,7 +27,7 @@ from fedstrata.job.file import Overrides, load
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models import checkpoints, scratch
 from fedstrata.models.quiet import quiet
-from fedstrata.plan.disclosure import REPLY
+from fedstrata.plan.disclosure import beside
 from fedstrata.plan.kinds import AUDIT, AUDIT_FORMAT
 from fedstrata.runs.engines import threads_set
 from fedstrata.runs.notes import check_names, check_permission
@@ -118,6 +118,7 @@ def _stage(
         place = Path(job.output.dir) / "stages" / job.stage if job.stage else Path(job.output.dir)
         more, trained = deep(bench, place, notes)
         findings, plays = [*findings, *more], [*plays, *trained]
+    told = f"beside the attacks the server is told {beside(job.privacy.level, job.privacy.sum_only)}"
     return {
         "stage": job.stage,
         "method": method_name(job.method),
@@ -128,7 +129,7 @@ def _stage(
         "public": {"source": what, "texts": len(texts), "tokens": int(bench.frequencies.sum())},
         "plays": plays,
         "findings": [finding.record() for finding in findings],
-        "notes": [*notes, f"beside the attacks the server is told {REPLY[job.privacy.level]}"],
+        "notes": [*notes, told],
     }
 
 

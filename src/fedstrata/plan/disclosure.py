@@ -32,13 +32,6 @@ READ: Mapping[Channel, str] = {
 }
 """Channel -> what whoever receives it can read."""
 
-REPLY: Mapping[str, str] = {
-    "none": READ["reply"],
-    "example": "the number of examples, which noise takes as public",
-    "client": "nothing but who takes part and when",
-}
-"""Level of noise -> what is told beside the tensors."""
-
 NAMES: Mapping[Channel, str] = {
     "embeddings": "the embeddings",
     "token_head": "the language model's head",
@@ -71,6 +64,15 @@ SENT: Mapping[Payload, str] = {
     ),
 }
 """Payload -> what leaves a client, and what it tells, in words for whoever has to permit it."""
+
+
+def beside(level: str, sum_only: bool) -> str:
+    """What a reply tells beside its tensors, by ``[privacy]``'s ``level`` and ``sum_only``."""
+    if level == "client":
+        return "nothing but who takes part and when"
+    if level == "example":
+        return "the number of examples, which noise takes as public"
+    return "the number of examples, scores, and how long training took" if sum_only else READ["reply"]
 
 
 def channels(parts: Parts, sent: Iterable[str], tokens: bool, classes: bool) -> list[Channel]:

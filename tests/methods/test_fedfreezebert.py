@@ -16,6 +16,7 @@ from torch.nn import functional
 
 import fedstrata
 from fedstrata.client import feature_cache as features
+from fedstrata.client import scorer
 from fedstrata.client.feature_cache import FeatureCache
 from fedstrata.client.scorer import FeatureCaches
 from fedstrata.client.setup import make_ready, resolve_auto
@@ -167,6 +168,18 @@ def test_states_of_other_weights_or_texts_are_not_used(frozen: Jobs, tmp_path: P
         working.model.bert.encoder.layer[0].output.dense.bias.add_(1.0)
     assert not states().equal(first)
     assert (tmp_path / "kept" / "features.json").read_text() != header
+
+
+def test_a_frozen_encoder_is_hashed_once_for_all_clients(frozen: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[object] = []
+
+    def counting(model: Any) -> str:
+        hashed.append(model)
+        return features.encoder_digest(model)
+
+    monkeypatch.setattr(scorer, "encoder_digest", counting)
+    fedstrata.run(frozen("mean"))
+    assert len(hashed) == 1
 
 
 def test_the_head_is_said_once(frozen: Jobs, job: Jobs) -> None:

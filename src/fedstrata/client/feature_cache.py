@@ -66,6 +66,7 @@ class FeatureCache:
         index: the client's, ``[m]``.
         folder: where the cache is, or will be.
         on_encoded: called as texts are encoded to be cached: how many are, and of how many.
+        encoder: its :func:`encoder_digest`, where it is known.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class FeatureCache:
         index: Index,
         folder: Path,
         on_encoded: Callable[[int, int], None] = lambda done, total: None,
+        encoder: str | None = None,
     ) -> None:
         self.working, self.task, self.train, self.examples = working, task, train, examples
         self.model: HeadedModel = working.model
@@ -93,6 +95,7 @@ class FeatureCache:
             for example, start, n in zip(index[cached], starts[cached], tokens[cached], strict=True)
         }
         if self.places:
+            self.digest = encoder or encoder_digest(self.model)
             self.disk = self._open(folder, index[cached], int(sizes[cached].sum()), on_encoded)
 
     def inputs(self, chosen: Index) -> dict[str, torch.Tensor]:
@@ -164,18 +167,25 @@ class FeatureCache:
 
     def _key(self, index: Index) -> str:
         """A hash of all that the cached numbers depend on."""
-        digest = hashlib.sha256(
-            repr((self.model.settings, self.train.precision == "bf16", self.train.width)).encode()
-        )
-        encoder: torch.nn.Module = getattr(self.model, self.model.base_model_prefix)
-        for name, parameter in encoder.named_parameters():
-            if name.startswith("pooler."):
-                continue
-            digest.update(parameter.detach().cpu().numpy().tobytes())
+        how = (self.digest, self.model.settings, self.train.precision == "bf16", self.train.width)
+        digest = hashlib.sha256(repr(how).encode())
         tokens = self.examples.tokens
-        for array in (index, tokens.ids, tokens.offsets, tokens.types):
-            digest.update(np.ascontiguousarray(array).tobytes())
+        first, lengths = tokens.offsets[index], tokens.lengths[index]
+        places = np.repeat(first - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
+        types = tokens.types[places] if len(tokens.types) else tokens.types
+        for array in (index, lengths, tokens.ids[places], types):
+            digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
+
+
+def encoder_digest(model: HeadedModel) -> str:
+    """A hash of the encoder's weights."""
+    digest = hashlib.sha256()
+    encoder: torch.nn.Module = getattr(model, model.base_model_prefix)
+    for name, parameter in encoder.named_parameters():
+        if not name.startswith("pooler."):
+            digest.update(np.ascontiguousarray(parameter.detach().cpu().numpy()).data)
+    return digest.hexdigest()
 
 
 def _read(note: Path) -> Any:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from fedstrata.client.feature_cache import FeatureCache
+from fedstrata.client.feature_cache import FeatureCache, encoder_digest
 from fedstrata.client.model_pass import ModelPass
 from fedstrata.client.trainer import autocast
 from fedstrata.client.working_model import WorkingModel
@@ -141,6 +142,11 @@ class FeatureCaches:
         """The cache in a folder, of the hidden states of some examples; made if it is not there."""
         if folder not in self._open:
             self._open[folder] = FeatureCache(
-                self.working, self.task, self.train, examples, index, folder, self.on_encoded
+                self.working, self.task, self.train, examples, index, folder, self.on_encoded, self._encoder
             )
         return self._open[folder]
+
+    @cached_property
+    def _encoder(self) -> str:
+        """Of a frozen encoder, whose weights are hashed once for all clients."""
+        return encoder_digest(self.working.model)

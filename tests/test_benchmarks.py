@@ -187,9 +187,9 @@ def test_the_table_has_every_target_and_its_figures_come_from_files() -> None:
     ]
     assert speed.cells(target, {"median": 0.8, "min": 0.8, "max": 0.8})[2:] == ["0.8", "≤ 0.75", "the cores"]
     page = speed.PAGE.read_text("utf-8")
-    made = speed.fill(page, speed.table([{"measures": []}]))
+    made = speed.fill(page, speed.NAME, speed.table([{"measures": []}]))
     assert all(target.about in made for target in speed.TARGETS)
-    assert speed.fill(made, speed.table([{"measures": []}])) == made
+    assert speed.fill(made, speed.NAME, speed.table([{"measures": []}])) == made
 
 
 @pytest.mark.run
@@ -201,3 +201,39 @@ def test_the_profile_adds_up_and_finds_every_function(tmp_path: Path) -> None:
     assert sum(found["rows"].values()) == pytest.approx(found["wall"])
     assert {"imports", "tokenizing", "forward", "backward", "optimizer", "scoring", "page"} <= found["rows"].keys()
     assert found["operators"]["matrix products"] > 0
+
+
+def test_tables_of_privacy_come_from_their_results() -> None:
+    audit, epsilon, tables = (module_of(name) for name in ("audit", "epsilon", "tables"))
+    page = audit.PAGE.read_text("utf-8")
+    for name, text in audit.tables(audit.read(audit.FILE)).items():
+        assert tables.fill(page, name, text) == page
+    scores, page = epsilon.read(epsilon.RESULTS), epsilon.PAGE.read_text("utf-8")
+    assert tables.fill(page, epsilon.NOISE, epsilon.table(scores)) == page
+    assert tables.fill(page, epsilon.OMITTED, epsilon.table_of_omissions(scores)) == page
+
+
+def test_a_cell_of_the_audit_says_how_many_seeds_hold_chance() -> None:
+    audit = module_of("audit")
+    low, high = {"auc": [0.5, 0.4, 0.6, 0.5]}, {"auc": [0.9, 0.8, 1.0, 0.5]}
+    assert audit.cell([low, high], noised=True) == "AUC 0.70 (0.50–0.90), 1 of 2 at chance"
+    assert audit.cell([{"precision": [None, 0.0, 1.0, 0.2], "recall": [0.0, 0.0, 0.1, 0.3]}], noised=False) == (
+        "R 0.00 [0.30]"
+    )
+    assert (audit.cell([{}], noised=False), audit.cell([], noised=False)) == ("nothing", "–")
+
+
+def test_noise_is_tuned_before_it_is_tested() -> None:
+    epsilon = module_of("epsilon")
+    scores: dict[Any, float] = {}
+    for cell in epsilon.cells(["sst2"], scores):
+        better = {("none", 0.1): 0.9, ("example", 0.3): 0.8}.get((cell.level, cell.rate), 0.7)
+        scores[cell] = better if cell.level != "client" else cell.clip
+    head = [cell for cell in scores if cell.method == "head" and cell.clients == 60]
+    assert {cell.rate for cell in head if not cell.tuning and cell.level == "none"} == {0.1}
+    assert {cell.rate for cell in head if not cell.tuning and cell.level == "example"} == {0.3}
+    assert {(cell.rate, cell.clip) for cell in head if not cell.tuning and cell.level == "client"} == {(0.1, 9.0)}
+    assert {cell.seed for cell in scores if not cell.tuning} == {0, 1, 2}
+    tests = [cell for cell in scores if not cell.tuning and cell.method in epsilon.METHODS]
+    assert len(tests) == 3 * 4 * 3 * len(epsilon.COLUMNS)
+    assert "| 0.1; 0.3; 9* |" in epsilon.table(scores)

@@ -6,12 +6,14 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import fedstrata
+from fedstrata.audits import embeddings
 from fedstrata.client.feature_cache import FeatureCache
 from fedstrata.client.optimizer import step
 from fedstrata.wire.codec import StateCodec
@@ -201,3 +203,13 @@ def test_where_nothing_is_sent_nothing_is_attacked(audited: Audited, tmp_path: P
 def test_every_family_is_audited(audited: Audited, model_folder: Callable[..., Path], name: str) -> None:
     stage = audited("fedavg", "classify", model={"name": str(model_folder(name))}, train={"steps": 1})
     assert figures(stage, "embeddings", "1 step", "rows moved")["recall"]["value"] == 1.0
+
+
+def test_rounding_of_large_weights_is_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every row moves by the learning rate, as under noise: the two digits that count are the same."""
+    before = torch.tensor([[0.01], [0.6], [0.001], [0.3], [3e-5]])
+    after = before + torch.tensor([[1e-4], [1e-4], [1e-4], [0.0], [2e-9]])
+    monkeypatch.setattr(embeddings, "moved_beyond", lambda *_: {"table": after - before})
+    assert len({float(change) for change in (after - before)[:3]}) == 3
+    moved = embeddings._moved(SimpleNamespace(bench=None), None, "table")  # type: ignore[arg-type]
+    assert moved.round(12).tolist() == [1e-4, 1e-4, 1e-4, 0.0, 2e-9]

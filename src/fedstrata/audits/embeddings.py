@@ -40,9 +40,15 @@ def _words(view: View) -> list[Finding]:
 
 
 def _moved(view: View, played: Played, name: str) -> Floats:
-    """The largest change of each row beyond the replay."""
-    change = moved_beyond(view.bench, played, [name])[name]
-    return change.abs().amax(1).double().numpy()
+    """The largest change of each row beyond the replay, to two digits.
+
+    Further ones are rounding, which is coarser where weights are larger, as those of common words are: where noise
+    moves all rows alike they would tell of the model and pass for words of the client.
+    """
+    change = moved_beyond(view.bench, played, [name])[name].abs().amax(1).double().numpy()
+    unit = 10.0 ** np.floor(np.log10(change, out=np.zeros_like(change), where=change > 0))
+    rounded: Floats = np.round(change / unit, 1) * unit
+    return rounded
 
 
 def _turned(view: View, played: Played, name: str) -> Floats:

@@ -174,11 +174,6 @@ def play(
     runtime = replace(ready.runtime, trainer=replace(ready.runtime.trainer, task=task, train=train))
     with tempfile.TemporaryDirectory(dir=bench.folder) as folder:
         store = Store(Path(folder))
-        own = store.below("client")
-        if features is not None:
-            features.mkdir(parents=True, exist_ok=True)
-            own.folder.mkdir(parents=True, exist_ok=True)
-            (own.folder / FEATURES).symlink_to(features, target_is_directory=True)
         server = Server(bench.parts, dict(bench.start), runtime.wire)
         labels = bench.data.labels
         context = ServerContext(
@@ -195,7 +190,7 @@ def play(
         engine = LocalEngine(
             runtimes=[runtime],
             handlers=bench.exchange.handlers,
-            data={client: ClientData(examples, index, ready.test, {}, own)},
+            data={client: ClientData(examples, index, ready.test, {}, _own_store(store, features))},
             shared={part: server.held(part) for part in bench.parts.names},
             connect=recorded.connect,
             interleaved=False,
@@ -205,6 +200,16 @@ def play(
         recorded.half.begin_group(0)
         [reply] = engine.exchange([request])
     return _received(bench, server, request, reply, _Truth(train, examples, index, task.seen, recorded.stream))
+
+
+def _own_store(store: Store, features: Path | None) -> Store:
+    """What the client keeps; hidden states of a frozen encoder go to a folder that outlives the play."""
+    own = store.below("client")
+    if features is not None:
+        features.mkdir(parents=True, exist_ok=True)
+        own.folder.mkdir(parents=True, exist_ok=True)
+        (own.folder / FEATURES).symlink_to(features, target_is_directory=True)
+    return own
 
 
 @dataclass(frozen=True)

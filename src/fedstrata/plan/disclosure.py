@@ -32,6 +32,12 @@ READ: Mapping[Channel, str] = {
 }
 """Channel -> what whoever receives it can read."""
 
+UNCOVERED: Mapping[str, str] = {
+    "example": "the number of each client's examples, the scores on the test rows, and how long anything took",
+    "client": "who took part and when, the scores on the test rows, and how long anything took",
+}
+"""Level of noise -> what is told beside the parts of the model and has no noise."""
+
 NAMES: Mapping[Channel, str] = {
     "embeddings": "the embeddings",
     "token_head": "the language model's head",
@@ -67,11 +73,9 @@ SENT: Mapping[Payload, str] = {
 
 
 def beside(level: str, sum_only: bool) -> str:
-    """What a reply tells beside its tensors, by ``[privacy]``'s ``level`` and ``sum_only``."""
-    if level == "client":
-        return "nothing but who takes part and when"
-    if level == "example":
-        return "the number of examples, which noise takes as public"
+    """What is told beside the tensors, by ``[privacy]``'s ``level`` and ``sum_only``."""
+    if level in UNCOVERED:
+        return UNCOVERED[level]
     return "the number of examples, scores, and how long training took" if sum_only else READ["reply"]
 
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedstrata.plan.disclosure import UNCOVERED
+
 UNITS = {
     "example": "one training example more or less at a client",
     "client": "whether a client's own change or none is in its messages",
 }
 """Level -> what two neighbors differ in."""
-UNCOVERED = {
-    "example": "the number of each client's examples, the scores on the test rows, and how long anything took",
-    "client": "who took part and when, the scores on the test rows, and how long anything took",
-}
-"""Level -> what is told beside the parts of the model and has no noise."""
 
 
 def privacy_lines(record: Mapping[str, Any] | None) -> list[str]:

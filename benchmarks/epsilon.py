@@ -1,15 +1,15 @@
-"""Score against epsilon: what noise costs, by method, number of clients and level; docs/privacy.md has the table.
+"""Score against epsilon, and what an omission costs; docs/privacy.md has the tables.
 
-    python benchmarks/epsilon.py measure --data FOLDER [--only "sst2,6 clients"] [--seconds 99]
+    python benchmarks/epsilon.py measure [--sst2 FOLDER] [--only "sst2,6 clients"] [--seconds 99]
     python benchmarks/epsilon.py table
 
-Data sets are the demo's definitions of diseases (``hpo``) and each folder in FOLDER with ``train.jsonl`` and
-``test.jsonl`` (``text``, ``label``; lines in random order). Of the training rows the first are the clients', the
-next ones the development rows. Cells that the results have are not measured again.
+Data sets are the demo's definitions of diseases (``hpo``) and, where FOLDER has GLUE's ``train.tsv`` and
+``dev.tsv`` of it, SST-2, whose labelled ``dev.tsv`` is the test. Of the training rows, put into another order, the
+first are the clients', the next ones the development rows. Cells that the results have are not measured again.
 
 Each method and level is tuned by itself on the development rows (seed 100): without noise and at level ``example``
 its learning rate, at level ``client`` its clip, with the rate found without noise. What was found for epsilon 8 is
-taken for other epsilons.
+taken for other epsilons. Where one value is tried, nothing is tuned.
 
 At level ``client`` epsilon is that of the sum of a round's clients, each of which adds its share of the noise. The
 sum is taken without masks, which would open to the same numbers: the score is that of ``sum_only`` with
@@ -24,20 +24,28 @@ import math
 import statistics
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from audit import public_words
+from tables import fill
 
 import fedstrata
 from fedstrata.data import demo
 from fedstrata.privacy.accounting import calibrate
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results" / "epsilon.jsonl"
+DOCS = Path(__file__).parents[1] / "docs"
+RESULTS, PAGE = DOCS / "results" / "epsilon.jsonl", DOCS / "privacy.md"
+NOISE, OMITTED = "benchmarks/epsilon.py table", "benchmarks/epsilon.py table, omissions"
 TRAIN_ROWS, DEVELOPMENT_ROWS, TEST_ROWS = 2400, 500, 872
 ROUNDS, SEEDS, TUNING_SEED, DELTA, MOST, EXAMPLE_CLIP = 3, (0, 1, 2), 100, 1e-5, 240, 0.1
 """``MOST`` clients take part in a round."""
+STEPS = {6: (8, 32), 60: (8, 4), 600: (2, 4)}
+"""Clients -> steps of a round, and examples of a step."""
+GROUPS = (("sst2", 60), ("sst2", 6), ("sst2", 600), ("hpo", 60))
+"""Data and clients, in the order in which they are measured."""
 METHODS: dict[str, dict[str, Any]] = {
     "head": {"method": {"name": "fedfreezebert"}},
     "adapters": {
@@ -47,23 +55,20 @@ METHODS: dict[str, dict[str, Any]] = {
     "FedBT": {"method": {"name": "fedbt"}},
     "FedAvg": {"method": {"name": "fedavg"}},
 }
-RATES = {
-    "head": (1e-2, 3e-2, 1e-1, 3e-1, 1.0),
-    "adapters": (1e-3, 3e-3, 1e-2, 3e-2),
-    "FedBT": (1.5e-4, 5e-4, 1.5e-3, 5e-3),
-    "FedAvg": (3e-5, 1e-4, 3e-4, 1e-3),
+OMISSIONS = ("embeddings", "position_rows", "unlisted_rows")
+"""What FedAvg of six clients leaves out, without noise."""
+FEDAVG = (3e-5, 1e-4, 3e-4, 1e-3)
+TRIED: dict[str, dict[str, tuple[float, ...]]] = {
+    "head": {"none": (0.03, 0.1, 0.3), "example": (0.1, 0.3, 1.0), "client": (1.0, 3.0, 9.0)},
+    "adapters": {"none": (1e-3, 3e-3, 1e-2), "example": (1e-3, 3e-3, 1e-2), "client": (0.7, 2.0, 6.0)},
+    "FedBT": {"none": (1.5e-4, 5e-4, 1.5e-3), "example": (1.5e-4, 5e-4, 1.5e-3), "client": (3.0,)},
+    "FedAvg": {"none": FEDAVG, "example": FEDAVG, "client": (4.5,)},
+    **{f"FedAvg, omit {part}": {"none": FEDAVG} for part in OMISSIONS},
 }
-CLIPS = {
-    "head": (0.3, 1.0, 3.0, 9.0),
-    "adapters": (0.7, 2.0, 6.0),
-    "FedBT": (1.0, 3.0, 9.0),
-    "FedAvg": (1.5, 4.5, 13.5),
-}
-"""Around the length of the change that a client without noise sends."""
-STEPS = {6: (8, 64), 60: (8, 8), 600: (2, 4)}
-"""Clients -> steps of a round, and examples of a step."""
-LEVELS: tuple[tuple[str, float | None], ...] = (("none", None), ("example", 8.0), ("client", 8.0))
-COLUMNS = (*LEVELS, ("example", 2.0), ("client", 2.0))
+"""Learning rates, and clips around the length of the change that a client without noise sends."""
+COLUMNS: tuple[tuple[str, float | None], ...] = (
+    ("none", None), ("example", 8.0), ("client", 8.0), ("example", 2.0), ("client", 2.0),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -96,51 +101,55 @@ Scores = dict[Cell, float]
 
 def candidates(data: str, clients: int, method: str, level: str, scores: Scores) -> list[Cell]:
     """What is tried for ``level`` on development rows; nothing while the rate without noise is not known."""
+    tried = TRIED[method].get(level, ())
     if level == "client":
         plain = best(data, clients, method, "none", scores)
-        tried = [(plain.rate, clip) for clip in CLIPS[method]] if plain else []
+        pairs = [(plain.rate, clip) for clip in tried] if plain else []
     else:
-        tried = [(rate, EXAMPLE_CLIP) for rate in RATES[method]]
-    epsilon = dict(LEVELS)[level]
-    return [Cell(data, clients, method, level, epsilon, rate, clip, TUNING_SEED) for rate, clip in tried]
+        pairs = [(rate, EXAMPLE_CLIP) for rate in tried]
+    epsilon = None if level == "none" else 8.0
+    return [Cell(data, clients, method, level, epsilon, rate, clip, TUNING_SEED) for rate, clip in pairs]
 
 
 def best(data: str, clients: int, method: str, level: str, scores: Scores) -> Cell | None:
     """The candidate with the highest score, the first of equal ones; None until all have been tried."""
     tried = candidates(data, clients, method, level, scores)
-    if not tried or any(cell not in scores for cell in tried):
-        return None
-    return max(tried, key=lambda cell: scores[cell])
+    if len(tried) < 2:
+        return tried[0] if tried else None
+    return None if any(cell not in scores for cell in tried) else max(tried, key=lambda cell: scores[cell])
 
 
 def cells(names: list[str], scores: Scores) -> Iterator[Cell]:
     """Every cell, tuning before what it decides; ``scores`` grows while they are taken."""
-    for data in names:
-        for clients in STEPS:
-            for method in METHODS:
-                for level, _ in LEVELS:
-                    yield from candidates(data, clients, method, level, scores)
-                for seed in SEEDS:
-                    for level, epsilon in COLUMNS:
-                        if found := best(data, clients, method, level, scores):
-                            yield Cell(data, clients, method, level, epsilon, found.rate, found.clip, seed)
+    groups = [(*group, method) for group in GROUPS if group[0] in names for method in METHODS]
+    groups += [("sst2", 6, method) for method in TRIED if method not in METHODS and "sst2" in names]
+    for group in groups:
+        for level in TRIED[group[2]]:
+            tried = candidates(*group, level, scores)
+            yield from tried if len(tried) > 1 else []
+            yield from decided(group, level, None if level == "none" else 8.0, scores)
+    for group in groups:
+        for level in ("example", "client"):
+            yield from decided(group, level, 2.0, scores)
+
+
+def decided(group: tuple[str, int, str], level: str, epsilon: float | None, scores: Scores) -> list[Cell]:
+    """The test runs of what was found best."""
+    found = best(*group, level, scores)
+    return [replace(found, epsilon=epsilon, seed=seed) for seed in SEEDS] if found else []
 
 
 def rows_of(name: str, folder: Path | None) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """All training rows and all test rows, each with ``text`` and ``label``."""
     if name == "hpo":
         columns = [demo.rows(f"hpo-{part}") for part in ("train", "test")]
-        train, test = (
-            [{"text": text, "label": label} for text, label in zip(part["text"], part["label"], strict=True)]
-            for part in columns
-        )
-        return spread(train), test
-    assert folder is not None
-    train, test = (
-        [json.loads(line) for line in (folder / name / f"{part}.jsonl").read_text("utf-8").splitlines()]
-        for part in ("train", "test")
-    )
-    return train, test
+        made = [zip(part["text"], part["label"], strict=True) for part in columns]
+    else:
+        assert folder is not None
+        files = [(folder / f"{part}.tsv").read_text("utf-8").splitlines()[1:] for part in ("train", "dev")]
+        made = [(line.rsplit("\t", 1) for line in lines) for lines in files]
+    train, test = ([{"text": text, "label": label} for text, label in part] for part in made)
+    return spread(train), spread(test)
 
 
 def spread(rows: list[dict[str, str]]) -> list[dict[str, str]]:
@@ -156,7 +165,7 @@ def job(cell: Cell, folder: Path | None, work: str) -> dict[str, Any]:
     for part, rows in (("train", train[:TRAIN_ROWS]), ("test", scored)):
         paths[part] = f"{work}/{part}.jsonl"
         Path(paths[part]).write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    own = METHODS[cell.method]
+    own = METHODS[cell.method.partition(", omit ")[0]]
     steps, batch = STEPS[cell.clients]
     training = {"learning_rate": cell.rate, "steps": steps, "batch_size": batch, "max_tokens": 48}
     return {
@@ -168,14 +177,19 @@ def job(cell: Cell, folder: Path | None, work: str) -> dict[str, Any]:
         "head": {"kind": "mean"},
         "adapter": own.get("adapter", {}),
         "train": {**training, "seed": cell.seed, "precision": "fp32"},
-        "privacy": privacy(cell, min(cell.clients, MOST)),
+        "privacy": privacy(cell, min(cell.clients, MOST), work),
         "server": {"evaluate": "end"},
         "engine": {"name": "inprocess", "threads": 1},
         "output": {"dir": f"{work}/run"},
     }
 
 
-def privacy(cell: Cell, clients: int) -> dict[str, Any]:
+def privacy(cell: Cell, clients: int, work: str) -> dict[str, Any]:
+    if omitted := cell.method.partition(", omit ")[2]:
+        if omitted != "unlisted_rows":
+            return {"omit": [omitted]}
+        Path(work, "words.txt").write_text("\n".join(public_words()), "utf-8")
+        return {"omit": [omitted], "public_vocabulary": f"{work}/words.txt"}
     if cell.level == "none":
         return {}
     bound = {"level": cell.level, "clip": cell.clip, "delta": DELTA}
@@ -193,7 +207,7 @@ def read(results: Path) -> Scores:
 
 def measure(folder: Path | None, results: Path, only: list[str], seconds: float) -> None:
     scores, started = read(results), time.monotonic()
-    names = ["hpo", *sorted(path.name for path in folder.iterdir() if path.is_dir())] if folder else ["hpo"]
+    names = ["sst2", "hpo"] if folder else ["hpo"]
     for cell in cells(names, scores):
         if cell in scores or not all(word in cell.words() for word in only):
             continue
@@ -209,37 +223,57 @@ def measure(folder: Path | None, results: Path, only: list[str], seconds: float)
         print(cell.words(), f"{scores[cell]:.3f}, {time.monotonic() - began:.0f} s", flush=True)
 
 
-def table(results: Path) -> None:
+def table(scores: Scores) -> str:
     """A line for each data set, number of clients and method: mean ± sd over the seeds, and how many there are."""
-    found: dict[tuple[str, int, str], dict[tuple[str, float | None], list[float]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
-    scores = read(results)
-    for cell, score in scores.items():
-        if not cell.tuning:
-            found[cell.data, cell.clients, cell.method][cell.level, cell.epsilon].append(score)
     heads = ["no noise", *(f"{level}, {epsilon:g}" for level, epsilon in COLUMNS[1:])]
-    print(f"| data | clients | sent | {' | '.join(heads)} | rate; rate; clip |\n|{'---|' * (len(heads) + 4)}")
-    for key, row in found.items():
-        values = [_tuned(*key, level, scores) for level, _ in LEVELS]
-        columns = " | ".join(_score(row[column]) for column in COLUMNS)
-        print(f"| {key[0]} | {key[1]} | {key[2]} | {columns} | {'; '.join(values)} |")
+    made = [f"| data | clients | sent | {' | '.join(heads)} | rate; rate; clip |", f"|{'---|' * (len(heads) + 4)}"]
+    for key in ((*group, method) for group in GROUPS for method in METHODS):
+        each = [_score(list(by_seed(*key, *column, scores).values())) for column in COLUMNS]
+        values = [_tuned(*key, level, scores) for level in ("none", "example", "client")]
+        if set(each) != {"–"}:
+            made.append(f"| {key[0]} | {key[1]} | {key[2]} | {' | '.join(each)} | {'; '.join(values)} |")
+    return "\n".join(made)
+
+
+def table_of_omissions(scores: Scores) -> str:
+    """A line for each omission: its score, and what it loses, seed by seed."""
+    made = ["| sst2, 6 clients | score | lost, seed by seed | rate |", "|---|---|---|---|"]
+    plain = by_seed("sst2", 6, "FedAvg", "none", None, scores)
+    for method in ("FedAvg", *(f"FedAvg, omit {part}" for part in OMISSIONS)):
+        own = by_seed("sst2", 6, method, "none", None, scores)
+        lost = [plain[seed] - own[seed] for seed in own if seed in plain] if method != "FedAvg" else []
+        tuned = _tuned("sst2", 6, method, "none", scores)
+        made.append(f"| {method} | {_score(list(own.values()))} | {_score(lost)} | {tuned} |")
+    return "\n".join(made)
+
+
+def by_seed(
+    data: str, clients: int, method: str, level: str, epsilon: float | None, scores: Scores
+) -> dict[int, float]:
+    """Seed -> score on the test rows."""
+    wanted = (data, clients, method, level, epsilon, False)
+    return {
+        cell.seed: score
+        for cell, score in scores.items()
+        if (cell.data, cell.clients, cell.method, cell.level, cell.epsilon, cell.tuning) == wanted
+    }
 
 
 def _tuned(data: str, clients: int, method: str, level: str, scores: Scores) -> str:
     """What was chosen, with a star at an end of what was tried."""
     found, tried = best(data, clients, method, level, scores), candidates(data, clients, method, level, scores)
     if not found:
-        return ""
-    star = "*" if found in (tried[0], tried[-1]) else ""
+        return "–"
+    star = "*" if len(tried) > 1 and found in (tried[0], tried[-1]) else ""
     return f"{found.clip if level == 'client' else found.rate:g}{star}"
 
 
 def _score(scores: list[float]) -> str:
     if not scores:
-        return ""
+        return "–"
     seeds = "" if len(scores) == len(SEEDS) else f" ({len(scores)} of {len(SEEDS)} seeds)"
-    return f"{statistics.fmean(scores):.3f}" + (f" ± {statistics.stdev(scores):.3f}" if scores[1:] else "") + seeds
+    mean = round(statistics.fmean(scores), 3) + 0.0  # no -0.000
+    return f"{mean:.3f}" + (f" ± {statistics.stdev(scores):.3f}" if scores[1:] else "") + seeds
 
 
 def main() -> None:
@@ -248,14 +282,17 @@ def main() -> None:
     for name in ("measure", "table"):
         commands.add_parser(name).add_argument("--results", type=Path, default=RESULTS)
     measuring = commands.choices["measure"]
-    measuring.add_argument("--data", type=Path, help="a folder with one for each data set beside the demo's")
+    measuring.add_argument("--sst2", type=Path, help="the folder with GLUE's train.tsv and dev.tsv")
     measuring.add_argument("--only", default="", help="parts of a cell's words, with commas")
     measuring.add_argument("--seconds", type=float, default=math.inf, help="begin no cell after so many")
     asked = parser.parse_args()
     if asked.command == "table":
-        table(asked.results)
+        scores, page = read(asked.results), PAGE.read_text("utf-8")
+        for name, text in ((NOISE, table(scores)), (OMITTED, table_of_omissions(scores))):
+            page = fill(page, name, text)
+        PAGE.write_text(page, "utf-8")
     else:
-        measure(asked.data, asked.results, [word for word in asked.only.split(",") if word], asked.seconds)
+        measure(asked.sst2, asked.results, [word for word in asked.only.split(",") if word], asked.seconds)
 
 
 if __name__ == "__main__":

@@ -25,9 +25,10 @@ from typing import Any
 
 from environments import ROOT
 from measure import machine, measure, summary
+from tables import fill
 
 PAGE = ROOT / "docs" / "results" / "speed.md"
-BEGIN, END = "<!-- table: benchmarks/speed.py --table -->", "<!-- end of table -->"
+NAME = "benchmarks/speed.py --table"
 Measures = dict[str, list[float]]
 
 
@@ -321,13 +322,6 @@ def ranged(values: list[float], digits: int) -> str:
     return f"{found['median']:.{digits}f} ({found['min']:.{digits}f} to {found['max']:.{digits}f})"
 
 
-def fill(page: str, text: str) -> str:
-    """The page with another table between its marks."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{text}\n{END}{after}"
-
-
 def main() -> None:
     """Measure, or write the table."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -338,7 +332,7 @@ def main() -> None:
     chosen = options.parse_args()
     if chosen.table:
         reports = [json.loads(path.read_text("utf-8")) for path in chosen.table]
-        PAGE.write_text(fill(PAGE.read_text("utf-8"), table(reports)), "utf-8")
+        PAGE.write_text(fill(PAGE.read_text("utf-8"), NAME, table(reports)), "utf-8")
         return
     if unknown := [name for name in chosen.only.split(",") if name not in OWN]:
         options.error(f"--only: no measure {unknown[0]!r}; expected some of: {', '.join(OWN)}")

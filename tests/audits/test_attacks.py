@@ -16,6 +16,7 @@ import fedstrata
 from fedstrata.audits import embeddings
 from fedstrata.client.feature_cache import FeatureCache
 from fedstrata.client.optimizer import step
+from fedstrata.plan.disclosure import POOLED
 from fedstrata.wire.codec import StateCodec
 
 Audited = Callable[..., dict[str, Any]]
@@ -197,6 +198,18 @@ def test_where_nothing_is_sent_nothing_is_attacked(audited: Audited, tmp_path: P
     stage = audited("local", "classify")
     assert stage["findings"] == []
     assert any("nothing leaves" in note for note in stage["notes"])
+    pooled = audited("centralized", "classify")
+    assert pooled["findings"] == []
+    assert POOLED in pooled["notes"]
+
+
+def test_of_texts_without_a_known_word_none_is_read(audited: Audited, tmp_path: Path) -> None:
+    rows = tmp_path / "unknown.csv"
+    rows.write_text("text,label\n" + "".join(f"qzx{'zw' * (i % 5)},{'ab'[i % 2]}\n" for i in range(12)), "utf-8")
+    data = {"train": str(rows), "test": str(rows)}
+    stage = audited("fedavg", "classify", data=data, train=RAW)
+    assert not [finding for finding in stage["findings"] if "exactly" in finding["sentence"]]
+    assert any("no token that the tokenizer knows" in note for note in stage["notes"])
 
 
 @pytest.mark.parametrize("name", ["roberta", "modernbert", "distilbert", "electra"])

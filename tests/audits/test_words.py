@@ -11,9 +11,11 @@ import pytest
 import tomli_w
 from typer.testing import CliRunner
 
+import fedstrata
 from fedstrata.cli import app
+from fedstrata.events import Event, StageStarted
 from fedstrata.exchanges import EXCHANGES
-from fedstrata.plan.disclosure import NAMES, READ, SENT, beside
+from fedstrata.plan.disclosure import NAMES, POOLED, READ, SENT, Channel, beside, sentence
 from fedstrata.sites.templates import SITE
 
 Jobs = Callable[..., dict[str, Any]]
@@ -79,3 +81,39 @@ def test_a_masked_reply_keeps_its_loss_and_a_noised_one_its_rows() -> None:
     said = [beside(*each) for each in (("none", False), ("none", True), ("example", False), ("client", True))]
     assert ["loss" in words for words in said] == [True, False, False, False]
     assert ["examples" in words for words in said] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("level", ["none", "example", "client"])
+@pytest.mark.parametrize("sum_only", [False, True])
+def test_of_sums_nobody_is_read_and_under_noise_no_word(level: str, sum_only: bool) -> None:
+    found: list[Channel] = ["embeddings", "class_head"]
+    said = sentence(found, level, sum_only)
+    assert said.startswith("of a round's clients together, not of each" if sum_only else "of each client")
+    assert (READ["embeddings"] in said) is (level == "none")
+    assert ("with noise" in said) is (level != "none")
+    assert ("fedstrata audit" in said) is not sum_only
+    assert sentence([], level, sum_only) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "privacy", "words"),
+    [
+        ("fedavg", {}, "of each client the server can read from the embeddings"),
+        ("fedavg", {"sum_only": True}, "not of each by itself, the server can read from the embeddings"),
+        ("fedbt", {"level": "example", "noise": 1.0}, "of each client the server sees"),
+        ("centralized", {}, POOLED),
+    ],
+)
+def test_run_and_forecast_say_what_holds_for_the_job(
+    job: Jobs, name: str, privacy: dict[str, Any], words: str
+) -> None:
+    made = job(name, "classify", 3, privacy=privacy, method={"rounds": 1}, train={"steps": 1})
+    if "level" in privacy:
+        made["task"]["labels"] = ["eye", "heart", "kidney"]
+    events = list[Event]()
+    fedstrata.run(made, progress=events.append)
+    [started] = [event for event in events if isinstance(event, StageStarted)]
+    [forecast] = fedstrata.forecast(made).values()
+    said = [line for line in started.notes if words in line]
+    assert len(said) == 1
+    assert forecast["readable"] == said

@@ -27,7 +27,7 @@ from fedstrata.job.file import Overrides, load
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models import checkpoints, scratch
 from fedstrata.models.quiet import quiet
-from fedstrata.plan.disclosure import beside
+from fedstrata.plan.disclosure import POOLED, beside
 from fedstrata.plan.kinds import AUDIT, AUDIT_FORMAT
 from fedstrata.runs.engines import threads_set
 from fedstrata.runs.notes import check_names, check_permission
@@ -136,7 +136,8 @@ def _stage(
 def _findings(bench: Bench, options: AuditOptions, notes: list[str]) -> tuple[list[Finding], list[dict[str, Any]]]:
     """What the attacks find in every setting, and what was played."""
     if not bench.exchange.sends(bench.plan):
-        notes.append("nothing leaves the clients: there is nothing to attack")
+        pooled = bench.job.method.population == "pooled"
+        notes.append(POOLED if pooled else "nothing leaves the clients: there is nothing to attack")
         return [], []
     if bench.job.privacy.sum_only:
         notes.append(
@@ -159,6 +160,10 @@ def _findings(bench: Bench, options: AuditOptions, notes: list[str]) -> tuple[li
         for name in options.attacks:
             if name in attacks and (name in STREAMS or client.after):
                 findings += attacks[name](view)
+    if not any(play["distinct_tokens"] for play in plays):
+        notes.append(
+            "the texts that were used have no token that the tokenizer knows: attacks on words had nothing to find"
+        )
     notes += _unread(bench)
     return findings, plays
 

@@ -157,7 +157,12 @@ def _sharper(scores: Floats, true: np.ndarray[tuple[int, int], np.dtype[np.bool_
 
 
 def _only(scores: Floats, threshold: float, text: Index, special: Index) -> bool:
-    """Whether at each place of a text the check names its token and, special ones apart, no other."""
+    """Whether at each place of a text the check names its token and, special ones apart, no other.
+
+    Of a text of special tokens alone, as one whose words the tokenizer does not know, there is nothing to name.
+    """
+    if set(text.tolist()) <= set(special.tolist()):
+        return False
     said = scores >= threshold
     said[special] = False
     for place, token in enumerate(text[: scores.shape[1]]):

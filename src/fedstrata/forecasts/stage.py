@@ -29,7 +29,7 @@ from fedstrata.models import checkpoints, configs
 from fedstrata.models.adapter_names import AdapterConfig
 from fedstrata.models.heads import HeadConfig
 from fedstrata.models.memory import step_memory
-from fedstrata.plan.disclosure import SENT, channels, sentence
+from fedstrata.plan.disclosure import POOLED, SENT, channels, sentence
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan, make_plan
@@ -124,9 +124,12 @@ def _played(job: Job, context: DryContext, options: ForecastOptions) -> MemoryRe
 def _about(job: Job, parts: Parts, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The model's parts, what the server can read, a sentence each, and how far the bytes are known."""
     sent, kind = {part for round in rounds for part in round["sent"]}, TASK_KINDS[job.task.kind]
-    found = sentence(channels(parts, sent, kind.target == "token", kind.classes))
+    opened = channels(parts, sent, kind.target == "token", kind.classes)
+    found = sentence(opened, job.privacy.level, job.privacy.sum_only)
     payload = job.method.exchange
     whole = [] if payload == "weights" else [f"each client sends the server {SENT[payload]}"]
+    if job.method.population == "pooled":
+        whole = [POOLED]
     return {
         "parts": parts.records(),
         "readable": [*whole, *([found] if found else [])],

@@ -6,7 +6,7 @@ from here; tests hold that they do. ``fedstrata audit`` measures it; docs/result
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from fedstrata.plan.kinds import Payload
@@ -18,9 +18,9 @@ Channel = Literal[
 """What an attack reads from."""
 
 READ: Mapping[Channel, str] = {
-    "embeddings": "which words stand in the client's texts, each of them, and the length of the longest text",
+    "embeddings": "which words stand in the texts, each of them, and the length of the longest",
     "token_head": "which words were masked or predicted",
-    "class_head": "which classes the client has, and about how many of each",
+    "class_head": "which classes there are, and about how many rows of each",
     "layers": "of a few texts, trained on without dropout, every token at its place",
     "adapters": "some tokens of short texts; published attacks read whole texts from adapters",
     "hidden_states": "most words of every text at their places; the labels are sent as they are",
@@ -37,6 +37,15 @@ UNCOVERED: Mapping[str, str] = {
     "client": "who took part and when, the scores on the test rows, and how long anything took",
 }
 """Level of noise -> what is told beside the parts of the model and has no noise."""
+
+HIDDEN: Mapping[str, str] = {
+    "example": "each training example, but not what many of them share, such as classes",
+    "client": "whatever a single client's rows tell",
+}
+"""Level of noise -> what it hides."""
+
+POOLED = "the rows of all clients lie in one place: a baseline for experiments, nothing is federated"
+"""Said of methods that pool the rows, which send nothing."""
 
 NAMES: Mapping[Channel, str] = {
     "embeddings": "the embeddings",
@@ -99,7 +108,23 @@ def channels(parts: Parts, sent: Iterable[str], tokens: bool, classes: bool) -> 
     return [channel for channel, there in opened.items() if there]
 
 
-def sentence(found: Iterable[Channel]) -> str:
-    """What can be read through channels, as one sentence for people; empty where there are none."""
+def sentence(found: Sequence[Channel], level: str = "none", sum_only: bool = False) -> str:
+    """What can be read through channels, as one sentence for people; empty where there are none.
+
+    Args:
+        found: what is sent.
+        level: of noise, as in ``[privacy]``.
+        sum_only: the server sees sums alone.
+    """
+    if not found:
+        return ""
+    who, measured = "of each client", " (fedstrata audit measures it)"
+    if sum_only:  # whose a word is the sum does not tell; the audit attacks single messages
+        who, measured = "of a round's clients together, not of each by itself,", ""
+    if level in HIDDEN:
+        seen = ", ".join(NAMES[channel] for channel in found)
+        return (
+            f"{who} the server sees {seen} with noise; as far as epsilon says, it hides {HIDDEN[level]}{measured}"
+        )
     said = [f"from {NAMES[channel]} {READ[channel]}" for channel in found]
-    return f"of each client the server can read {'; '.join(said)} (fedstrata audit measures it)" if said else ""
+    return f"{who} the server can read {'; '.join(said)}{measured}"

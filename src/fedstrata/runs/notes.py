@@ -14,7 +14,7 @@ from fedstrata.job.sharing_rules import check_turns
 from fedstrata.job.tables import Job, method_name
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.models.checkpoints import Loaded
-from fedstrata.plan.disclosure import channels, sentence
+from fedstrata.plan.disclosure import POOLED, channels, sentence
 from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import SERVER, Streams
 from fedstrata.server.aggregate import make_aggregate
@@ -78,7 +78,10 @@ def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int) -> tuple[str, .
     rounds = range(job.method.rounds)
     plans = [make_plan(job.method, loaded.parts, job.task.kind, round, SERVER, streams) for round in rounds]
     kind, sent = TASK_KINDS[job.task.kind], {part for plan in plans for part in plan.send}
-    if readable := sentence(channels(loaded.parts, sent, kind.target == "token", kind.classes)):
+    if job.method.population == "pooled":
+        lines.append(POOLED)
+    found = channels(loaded.parts, sent, kind.target == "token", kind.classes)
+    if readable := sentence(found, job.privacy.level, job.privacy.sum_only):
         lines.append(readable)
     if never := set(loaded.fresh) - {part for plan in plans for part in plan.train}:
         lines.append(f"{', '.join(sorted(never))}: newly initialized, and this method never trains it")

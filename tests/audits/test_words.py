@@ -86,13 +86,31 @@ def test_a_masked_reply_keeps_its_loss_and_a_noised_one_its_rows() -> None:
 @pytest.mark.parametrize("level", ["none", "example", "client"])
 @pytest.mark.parametrize("sum_only", [False, True])
 def test_of_sums_nobody_is_read_and_under_noise_no_word(level: str, sum_only: bool) -> None:
-    found: list[Channel] = ["embeddings", "class_head"]
+    found: dict[Channel, str] = {channel: READ[channel] for channel in ("embeddings", "class_head")}
     said = sentence(found, level, sum_only)
     assert said.startswith("of a round's clients together, not of each" if sum_only else "of each client")
     assert (READ["embeddings"] in said) is (level == "none")
     assert ("with noise" in said) is (level != "none")
     assert ("fedstrata audit" in said) is not sum_only
-    assert sentence([], level, sum_only) == ""
+    assert sentence({}, level, sum_only) == ""
+
+
+@pytest.mark.parametrize(
+    ("omit", "words"),
+    [
+        ([], f"from the embeddings {READ['embeddings']}; from the language model's head {READ['token_head']}"),
+        (["position_rows"], "each of them; from"),
+        (["unlisted_rows"], "from the embeddings which words of the public vocabulary stand in the texts"),
+        (["decoder_bias"], f"{READ['embeddings']}; from the layers"),
+        (["embeddings"], f"can read from the language model's head {READ['token_head']}"),
+    ],
+)
+def test_what_is_left_out_is_not_said_to_be_read(job: Jobs, tmp_path: Path, omit: list[str], words: str) -> None:
+    (tmp_path / "words.txt").write_text("the\nof\n", "utf-8")
+    listed = {"public_vocabulary": str(tmp_path / "words.txt")} if omit == ["unlisted_rows"] else {}
+    [forecast] = fedstrata.forecast(job("fedavg", "mlm", 3, privacy={"omit": omit, **listed})).values()
+    [said] = forecast["readable"]
+    assert words in said
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedstrata.errors import UserError
@@ -85,7 +85,14 @@ def check_senders(job: Job, round: int, plans: Mapping[str, Plan]) -> None:
     for group in groups_of(sends):
         if len(group.senders) < least_of(job):
             raise UserError(
-                f"[privacy] sum_only: in round {round + 1} only {' and '.join(group.senders)} would send "
+                f"[privacy] sum_only: in round {round + 1} only {_some(group.senders)} would send "
                 f"{group.parts[0]}, and a sum of fewer than {least_of(job)} clients is not opened; more clients, "
                 "a larger clients.fraction, or the same layers and ranks for all help"
             )
+
+
+def _some(clients: Sequence[str], shown: int = 4) -> str:
+    """Names of clients in a sentence, the first few of many."""
+    more = [f"{len(clients) - shown:,} more"] if len(clients) > shown else []
+    *first, last = [*clients[:shown], *more]
+    return f"{', '.join(first)} and {last}" if first else last

@@ -6,19 +6,25 @@ from here; tests hold that they do. ``fedstrata audit`` measures it; docs/result
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from fedstrata.plan.kinds import Payload
 from fedstrata.plan.parts import Parts
+from fedstrata.plan.sharing import POSITIONS, WORDS
 
 Channel = Literal[
     "embeddings", "token_head", "class_head", "layers", "adapters", "hidden_states", "activations", "reply"
 ]
 """What an attack reads from."""
 
+LENGTH = ", and the length of the longest"
+"""Read from a table of positions."""
+LISTED = "which words of the public vocabulary"
+"""Read where rows of other words are left out."""
+
 READ: Mapping[Channel, str] = {
-    "embeddings": "which words stand in the texts, each of them, and the length of the longest",
+    "embeddings": f"which words stand in the texts, each of them{LENGTH}",
     "token_head": "which words were masked or predicted",
     "class_head": "which classes there are, and about how many rows of each",
     "layers": "of a few texts, trained on without dropout, every token at its place",
@@ -88,31 +94,42 @@ def beside(level: str, sum_only: bool) -> str:
     return "the number of examples, scores, and how long training took" if sum_only else READ["reply"]
 
 
-def channels(parts: Parts, sent: Iterable[str], tokens: bool, classes: bool) -> list[Channel]:
-    """The channels that sent parts of the model open.
+def channels(parts: Parts, sent: Iterable[str], tokens: bool, classes: bool) -> dict[Channel, str]:
+    """The channels that sent parts of the model open, and what can be read through each.
 
     Args:
-        parts: the model's.
+        parts: the model's; what of them never travels opens nothing.
         sent: the parts that a client sends.
         tokens: the head predicts tokens.
         classes: the head tells classes apart.
     """
     kinds = {parts[name].kind for name in sent}
+    shapes = {name: shape for own in parts.shapes.values() for name, shape in own.items()}
+    words = {shape[0] for name, shape in shapes.items() if WORDS.search(name)}
+    whole = {name for part in sent for name in parts.shapes[part]} - parts.sharing.omitted
+    by_token = any(
+        shapes[name][0] in words for name in whole & parts.shapes.get("head", {}).keys() if shapes[name]
+    )
     opened: dict[Channel, bool] = {
         "embeddings": "embeddings" in kinds,
-        "token_head": "head" in kinds and tokens,
+        "token_head": by_token and tokens,
         "class_head": "head" in kinds and classes,
         "layers": "layer" in kinds,
         "adapters": "adapter" in kinds,
     }
-    return [channel for channel, there in opened.items() if there]
+    read = {channel: READ[channel] for channel, there in opened.items() if there}
+    if parts.sharing.narrowed:
+        read = {channel: said.replace("which words", LISTED) for channel, said in read.items()}
+    if "embeddings" in read and not any(POSITIONS.search(name) for name in whole):
+        read["embeddings"] = read["embeddings"].replace(LENGTH, "")
+    return read
 
 
-def sentence(found: Sequence[Channel], level: str = "none", sum_only: bool = False) -> str:
+def sentence(found: Mapping[Channel, str], level: str = "none", sum_only: bool = False) -> str:
     """What can be read through channels, as one sentence for people; empty where there are none.
 
     Args:
-        found: what is sent.
+        found: of :func:`channels`.
         level: of noise, as in ``[privacy]``.
         sum_only: the server sees sums alone.
     """
@@ -123,8 +140,7 @@ def sentence(found: Sequence[Channel], level: str = "none", sum_only: bool = Fal
         who, measured = "of a round's clients together, not of each by itself,", ""
     if level in HIDDEN:
         seen = ", ".join(NAMES[channel] for channel in found)
-        return (
-            f"{who} the server sees {seen} with noise; as far as epsilon says, it hides {HIDDEN[level]}{measured}"
-        )
-    said = [f"from {NAMES[channel]} {READ[channel]}" for channel in found]
+        hidden = f"as far as epsilon says, it hides {HIDDEN[level]}"
+        return f"{who} the server sees {seen} with noise; {hidden}{measured}"
+    said = [f"from {NAMES[channel]} {words}" for channel, words in found.items()]
     return f"{who} the server can read {'; '.join(said)}{measured}"

@@ -203,13 +203,25 @@ def test_where_nothing_is_sent_nothing_is_attacked(audited: Audited, tmp_path: P
     assert POOLED in pooled["notes"]
 
 
+UNKNOWN = "no token that the tokenizer knows"
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedbert", "fedfreezebert"])
+def test_a_play_knows_which_texts_it_used(audited: Audited, name: str) -> None:
+    hidden = {"method": {"variant": "centralized"}, "head": {"kind": "mean"}} if name == "fedfreezebert" else {}
+    stage = audited(name, "classify", **hidden, client={"may_send": ["weights", "hidden_states", "activations"]})
+    assert stage["findings"]
+    assert all(play["texts"] and play["distinct_tokens"] for play in stage["plays"])
+    assert not any(UNKNOWN in note for note in stage["notes"])
+
+
 def test_of_texts_without_a_known_word_none_is_read(audited: Audited, tmp_path: Path) -> None:
     rows = tmp_path / "unknown.csv"
     rows.write_text("text,label\n" + "".join(f"qzx{'zw' * (i % 5)},{'ab'[i % 2]}\n" for i in range(12)), "utf-8")
     data = {"train": str(rows), "test": str(rows)}
     stage = audited("fedavg", "classify", data=data, train=RAW)
     assert not [finding for finding in stage["findings"] if "exactly" in finding["sentence"]]
-    assert any("no token that the tokenizer knows" in note for note in stage["notes"])
+    assert any(UNKNOWN in note for note in stage["notes"])
 
 
 @pytest.mark.parametrize("name", ["roberta", "modernbert", "distilbert", "electra"])

@@ -160,7 +160,7 @@ def _findings(bench: Bench, options: AuditOptions, notes: list[str]) -> tuple[li
         for name in options.attacks:
             if name in attacks and (name in STREAMS or client.after):
                 findings += attacks[name](view)
-    if not any(play["distinct_tokens"] for play in plays):
+    if any(play["texts"] for play in plays) and not any(play["distinct_tokens"] for play in plays):
         notes.append(
             "the texts that were used have no token that the tokenizer knows: attacks on words had nothing to find"
         )

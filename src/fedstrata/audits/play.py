@@ -85,16 +85,18 @@ class Played:
     def token_ids(self, vocabulary: int, special: Index) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Which token ids stand in the texts that the client used, special ones left out, ``[V]``."""
         found = np.zeros(vocabulary, dtype=bool)
-        for seen in self.seen:
-            for ids in seen.originals:
-                found[ids] = True
+        texts = [ids for seen in self.seen for ids in seen.originals]
+        if self.sent:
+            texts = [np.asarray(self.examples.tokens[i], dtype=np.int64) for i in self.index]
+        for ids in texts:
+            found[ids] = True
         found[special] = False
         return found
 
     @property
     def texts(self) -> int:
-        """How often a text was used."""
-        return sum(len(seen.index) for seen in self.seen)
+        """How often a text was used; of hidden states, how many texts they are of."""
+        return len(self.index) if self.sent else sum(len(seen.index) for seen in self.seen)
 
 
 class TaskRecorder:

@@ -21,7 +21,7 @@ from fedstrata.models.adapters import add_adapters
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.plan import Plan
 from fedstrata.privacy.noise import norm_of
-from fedstrata.privacy.per_example import clipped_sum, tappable, tapped, whole_sum
+from fedstrata.privacy.per_example import add_clipped, backward, tappable, tapped, whole_sum, zeros
 from fedstrata.tasks import Batch, Task
 from fedstrata.tasks.batches import IGNORE_INDEX, Examples
 from fedstrata.tasks.classify import Classify
@@ -143,12 +143,38 @@ def test_the_clipped_sum_is_that_of_a_loop_over_single_examples(case: str) -> No
             module.p = 0.0
     model.config.attention_probs_dropout_prob = model.config.hidden_dropout_prob = 0.0
     whole = joined(single)
-    found, loss = steps._clipped(whole, model_pass(steps), DropoutRng(0, torch.device("cpu")), trained)
+    found = zeros(trained)
+    loss = steps._add_clipped(found, whole, model_pass(steps), DropoutRng(0, torch.device("cpu")), trained)
     assert steps.tapping is (kind != "bert tables")  # an adapter of a table has matrices without a module
     assert min(norms) < clip < max(norms)
     for name, own in expected.items():
         torch.testing.assert_close(found[name], own, rtol=1e-3, atol=2e-6, msg=lambda text, n=name: f"{n}: {text}")
     assert float(loss) > 0
+    again = steps._add_clipped(found, whole, model_pass(steps), DropoutRng(0, torch.device("cpu")), trained)
+    assert float(again) == pytest.approx(float(loss), rel=1e-5)
+    for name, own in expected.items():  # batches after the first have no gradients of parameters
+        torch.testing.assert_close(found[name], 2 * own, rtol=1e-3, atol=4e-6)
+        assert trained[name].grad is None
+
+
+def test_a_second_use_of_a_parameter_is_seen_in_the_first_batch() -> None:
+    """Then every example gets a backward pass of its own."""
+    model, task, single = made("bert", "classify")
+    model.eval()
+    model.config.attention_probs_dropout_prob = model.config.hidden_dropout_prob = 0.0
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    weight = model.classifier.weight
+    model.bert.pooler.register_forward_hook(lambda module, inputs, output: output * (1 + weight.abs().sum()))
+    trained = trained_of(model, "bert")
+    expected, _, clip = slow(model, task, single, trained)
+    steps, found = steps_of(model, task, trained, clip), zeros(trained)
+    assert tappable(model, trained)
+    steps._add_clipped(found, joined(single), model_pass(steps), DropoutRng(0, torch.device("cpu")), trained)
+    assert steps.tapping is False
+    for name, own in expected.items():
+        torch.testing.assert_close(found[name], own, rtol=1e-3, atol=2e-6)
 
 
 def test_a_tied_table_counts_the_product_of_its_two_uses() -> None:
@@ -163,9 +189,10 @@ def test_a_tied_table_counts_the_product_of_its_two_uses() -> None:
     whole = joined(single)
     counts = whole.positions.sum(1)
     with tapped(model, trained, SEEN) as calls:
-        (task.loss(model, whole) * int(counts.sum())).backward()
+        loss = task.loss(model, whole) * int(counts.sum())
+    backward(loss, calls)
     owners = whole.positions.nonzero()[:, 0]
-    _, found = clipped_sum(trained, calls, owners, 1 / counts.clamp(min=1).float(), clip)
+    found = add_clipped(zeros(trained), trained, calls, owners, 1 / counts.clamp(min=1).float(), clip)
     np.testing.assert_allclose(found.numpy(), norms, rtol=1e-4)
 
 
@@ -191,7 +218,8 @@ def test_rows_that_stay_count_in_no_norm(tapping: bool) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    found, _ = steps._clipped(joined(single), model_pass(steps), DropoutRng(0, torch.device("cpu")), trained)
+    found = zeros(trained)
+    steps._add_clipped(found, joined(single), model_pass(steps), DropoutRng(0, torch.device("cpu")), trained)
     for name in trained:
         expected = sum(own[name] * min(1.0, clip / norm) for own, norm in zip(each, norms, strict=True))
         torch.testing.assert_close(found[name], expected, rtol=1e-3, atol=2e-6)
@@ -212,9 +240,11 @@ def test_what_the_taps_overlook_is_found() -> None:
     trained = dict(model.named_parameters())
     assert tappable(model, trained)
     with tapped(model, trained, 5) as calls:
-        model(x).square().sum().backward()
+        loss = model(x).square().sum()
+    own = backward(loss, calls, trained)
     found = whole_sum(trained, calls, None, 5)
-    assert not torch.allclose(found["inner.weight"], model.inner.weight.grad, rtol=1e-2)
+    assert torch.allclose(found["inner.bias"], own["inner.bias"], rtol=1e-4)
+    assert not torch.allclose(found["inner.weight"], own["inner.weight"], rtol=1e-2)
 
 
 def test_apart_is_the_opposite_of_joined() -> None:

@@ -22,7 +22,7 @@ from fedstrata.job.tables import Train
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.messages import Positions
 from fedstrata.privacy.noise import gaussian, norm_of
-from fedstrata.privacy.per_example import clipped_sum, tappable, tapped, whole_sum
+from fedstrata.privacy.per_example import add_clipped, backward, tappable, tapped, whole_sum, zeros
 from fedstrata.tasks import Batch, Examples, Task
 from fedstrata.tasks.batches import IGNORE_INDEX
 
@@ -78,84 +78,78 @@ class NoisySteps:
         """Put the noised mean of the clipped gradients at the parameters; the mean loss."""
         model_pass.wait()
         self.working.model.train()
-        total: Sums = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in trained.items()}
-        losses = []
-        for chosen, batch in batches:
-            sums, loss = self._clipped(model_pass.inputs(chosen, batch), model_pass, dropout, trained)
-            losses.append(loss)
-            for name, found in sums.items():
-                total[name] += found
+        total = zeros(trained)
+        losses = [
+            self._add_clipped(total, model_pass.inputs(chosen, batch), model_pass, dropout, trained)
+            for chosen, batch in batches
+        ]
         deviation = self.noise.noise * self.noise.clip
         for name, parameter in trained.items():
             noise = gaussian(parameter.shape, deviation, self.noise.rng).to(parameter.device)
-            parameter.grad = (total[name] + noise).div_(self.noise.expected).to(parameter.dtype)
+            parameter.grad = total[name].add_(noise).div_(self.noise.expected).to(parameter.dtype)
         count = max(1, sum(len(chosen) for chosen, _ in batches))
         return torch.stack(losses).double().sum() / count if losses else torch.zeros((), dtype=torch.float64)
 
-    def _clipped(
-        self, batch: Batch, model_pass: ModelPass, dropout: DropoutRng, trained: Parameters
-    ) -> tuple[Sums, torch.Tensor]:
-        """The sum of a batch's clipped gradients, and of the examples' losses."""
-        if self.tapping is None:
-            self.tapping = tappable(self.working.model, trained)
-            if self.tapping:
-                self.tapping = self._agrees(batch, model_pass, trained)
-        if self.tapping:
+    def _add_clipped(
+        self, total: Sums, batch: Batch, model_pass: ModelPass, dropout: DropoutRng, trained: Parameters
+    ) -> torch.Tensor:
+        """Add a batch's clipped gradients to ``total``; the sum of the examples' losses."""
+        if self.tapping is None and not tappable(self.working.model, trained):
+            self.tapping = False
+        if self.tapping is not False:
             with dropout.fork(), model_pass.local_model():
-                return self._tapped(batch, trained)
-        sums: Sums = {}
+                loss = self._add_tapped(total, batch, trained)
+            if loss is not None:
+                return loss
         losses = []
         for single in apart(batch):
             with dropout.fork(), model_pass.local_model():
-                loss = self._backward(single)
+                losses.append(self._backward(single))
             found = _taken(trained)
             for name, rows in self.still.items():
                 found[name].index_fill_(0, rows, 0.0)
             scale = min(1.0, self.noise.clip / max(norm_of(found.values()), 1e-30))
             for name, gradient in found.items():
-                sums[name] = sums[name].add_(gradient, alpha=scale) if name in sums else gradient * scale
-            losses.append(loss)
-        return sums, torch.stack(losses).sum()
+                total[name].add_(gradient, alpha=scale)
+        return torch.stack(losses).sum()
 
-    def _tapped(self, batch: Batch, trained: Parameters) -> tuple[Sums, torch.Tensor]:
+    def _add_tapped(self, total: Sums, batch: Batch, trained: Parameters) -> torch.Tensor | None:
+        """The same from one backward pass. None, and nothing added, where the first batch shows that it fails."""
         owners, counts = owners_of(batch)
-        counts = counts.to(self.working.device)
-        with tapped(self.working.model, trained, len(counts)) as calls:
-            loss = self._backward(batch, max(1, int(counts.sum())))
-        _taken(trained)
         owners = None if owners is None else owners.to(self.working.device)
-        weights = 1 / counts.clamp(min=1).float()
-        sums, _ = clipped_sum(trained, calls, owners, weights, self.noise.clip, self.still)
-        return sums, loss * len(counts) / max(1, int(counts.sum()))
-
-    def _agrees(self, batch: Batch, model_pass: ModelPass, trained: Parameters) -> bool:
-        """Whether what was tapped adds up to autograd's own gradient: no use of a parameter was overlooked."""
-        owners, counts = owners_of(batch)
-        dropout = DropoutRng(0, self.working.device)
+        counts = counts.to(self.working.device)
+        predictions = max(1, int(counts.sum()))
         try:
-            with (
-                dropout.fork(),
-                model_pass.local_model(),
-                tapped(self.working.model, trained, len(counts)) as calls,
-            ):
-                self._backward(batch, max(1, int(counts.sum())))
-            owners = None if owners is None else owners.to(self.working.device)
-            found = whole_sum(trained, calls, owners, len(counts))
+            with tapped(self.working.model, trained, len(counts)) as calls:
+                loss = self._loss(batch, predictions)
+            own = backward(loss, calls, {} if self.tapping else trained)
+            if self.tapping is None:
+                self.tapping = self._agree(own, whole_sum(trained, calls, owners, len(counts)))
         except (ValueError, RuntimeError):  # of a shape that the taps do not know
-            _taken(trained)
-            return False
-        expected = _taken(trained)
+            if self.tapping:
+                raise
+            self.tapping = False
+        if not self.tapping:
+            return None
+        add_clipped(total, trained, calls, owners, 1 / counts.clamp(min=1).float(), self.noise.clip, self.still)
+        return loss.detach() * len(counts) / predictions
+
+    def _agree(self, own: Sums, found: Sums) -> bool:
+        """Whether what was tapped adds up to autograd's own gradient: no use of a parameter was overlooked."""
         allowed = AGREES[self.train.precision == "bf16"]
         return all(
-            norm_of([found[name].to(own.device) - own]) <= allowed * norm_of([own]) + 1e-6
-            for name, own in expected.items()
+            norm_of([found[name] - gradient]) <= allowed * norm_of([gradient]) + 1e-6
+            for name, gradient in own.items()
         )
 
-    def _backward(self, batch: Batch, factor: float = 1.0) -> torch.Tensor:
-        """The loss of a batch times a factor; its gradients are then at the parameters."""
-        batch = batch.to(self.working.device)
+    def _loss(self, batch: Batch, factor: float = 1.0) -> torch.Tensor:
+        """The loss of a batch times a factor."""
         with self.autocast():
-            loss = factor * self.task.loss(self.working.model, batch)
+            return factor * self.task.loss(self.working.model, batch.to(self.working.device))
+
+    def _backward(self, batch: Batch) -> torch.Tensor:
+        """The loss of a batch; its gradients are then at the parameters."""
+        loss = self._loss(batch)
         if loss.requires_grad:
             torch.autograd.backward(loss)
         return loss.detach()

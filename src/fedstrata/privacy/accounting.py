@@ -7,12 +7,15 @@ client's data changes. Replacing a unit by another counts as if the noise were h
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import numpy as np
 
 from fedstrata.errors import UserError
 
@@ -21,10 +24,14 @@ Accountant = Literal["pld", "rdp"]
 INSTALL = "[privacy] level: noise is accounted for by the extra 'privacy': pip install 'fedstrata[privacy]'"
 LOOSE = 100.0
 """Epsilon beyond which Rényi's bound is told, whatever the accountant: no finer one makes it a protection."""
-STEP = 1e-3
-"""Of the privacy losses that PLD counts; its bound grows by about as much, and it takes a tenth of the time."""
+FEW_ORDERS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 128, 256)
+"""Rényi's orders for a bound that is seldom told: whole ones, which are quick."""
 TOLERANCE = 5e-3
 """Calibrated noise is at most by this share larger than it has to be."""
+FIRST_SLOPE, SLOPES = -1.5, (-4.0, -0.5)
+"""Of epsilon by noise, both as logarithms, before two points are known; and between which it is believed."""
+SEARCH = 12
+"""Points chosen by the slope, before the search halves what is left."""
 MOST_NOISE, LEAST_NOISE = 1e6, 1e-3
 
 
@@ -63,11 +70,25 @@ def _epsilon(spent: tuple[tuple[tuple[float, float], int], ...], delta: float, a
     if accountant == "pld" and all(rate == 1 for (_, rate), _ in spent):
         # n Gaussian releases are one with the noise divided by sqrt(n), whose epsilon is known in closed form
         precision = sum(count / noise**2 for (noise, _), count in spent)
-        return max(0.0, float(library.get_epsilon_gaussian(precision**-0.5, delta)))
-    bound = _composed(library.rdp.RdpAccountant(), spent, delta)
-    if accountant == "rdp" or bound > LOOSE:
-        return bound
-    return min(bound, _composed(library.pld.PLDAccountant(value_discretization_interval=STEP), spent, delta))
+        with np.errstate(divide="ignore"):  # the library takes the logarithm of 0 where noise drowns everything
+            return max(0.0, float(library.get_epsilon_gaussian(precision**-0.5, delta)))
+    bound = math.inf
+    for orders in (FEW_ORDERS, None) if accountant == "pld" else (None,):
+        bound = _composed(library.rdp.RdpAccountant(orders), spent, delta)
+        if accountant == "pld" and bound <= LOOSE:
+            step = _step(bound, sum(count for _, count in spent))
+            finer = _composed(library.pld.PLDAccountant(value_discretization_interval=step), spent, delta)
+            return min(bound, finer)
+    return bound
+
+
+def _step(bound: float, count: int) -> float:
+    """The step of privacy losses: finer for small epsilons and many releases; PLD's time is its inverse.
+
+    In 90 cases (rates of 0.001 to 0.9, up to 1,000 releases, epsilons of 0.1 to 50) epsilon was at most 0.003 and
+    1.3 % above that of steps of 1e-4.
+    """
+    return min(1e-2, max(1e-4, min(1e-3 * bound, max(1e-3, math.sqrt(1e-3 / count)))))
 
 
 def _composed(accountant: Any, spent: Iterable[tuple[tuple[float, float], int]], delta: float) -> float:
@@ -100,27 +121,42 @@ def calibrate(epsilon: float, delta: float, accountant: Accountant, rate: float,
 
     if count < 1:
         return LEAST_NOISE
-    # Rényi's bound is quick and never far above: the search by a finer accountant begins below its noise
-    quick = _least(lambda noise: epsilon_of([Spending(noise, rate, count)], delta, "rdp"), epsilon, 1.0)
-    return quick if accountant == "rdp" else _least(spends, epsilon, quick)
+    library = _library()
+
+    def quick(noise: float) -> float:
+        return _composed(library.rdp.RdpAccountant(FEW_ORDERS), [((noise, rate), count)], delta)
+
+    try:
+        guess = _least(quick, epsilon, 1.0, 10 * TOLERANCE)
+    except UserError:  # Rényi's bound ends above what a finer accountant can promise
+        guess = 1.0
+    return _least(spends, epsilon, guess, TOLERANCE)
 
 
-def _least(spends: Callable[[float], float], epsilon: float, guess: float) -> float:
-    """The least noise that spends at most ``epsilon``; it is bracketed from a guess, then halved."""
-    enough = guess
-    while spends(enough) > epsilon:
-        enough *= 1.5
-        if enough > MOST_NOISE:
+def _least(spends: Callable[[float], float], epsilon: float, guess: float, tolerance: float) -> float:
+    """The least noise that spends at most ``epsilon``, but for ``tolerance``.
+
+    The logarithm of epsilon is nearly straight in that of the noise: the next point stands just beside the one
+    where the line through the last two has ``epsilon``.
+    """
+    less, enough, at, slope = 0.0, math.inf, guess, FIRST_SLOPE
+    last: tuple[float, float] | None = None
+    for tried in itertools.count():
+        spent = max(spends(at), 1e-12)
+        less, enough = (less, at) if spent <= epsilon else (at, enough)
+        if enough <= LEAST_NOISE or (less and enough <= less * (1 + tolerance)):
+            return enough
+        if less > MOST_NOISE:
             raise UserError(f"[privacy] epsilon: no noise is enough for {epsilon:g}; expected a larger one")
-    less = enough / 1.2
-    while less > LEAST_NOISE and spends(less) <= epsilon:
-        enough, less = less, less / 1.2
-    if less <= LEAST_NOISE:
-        return enough
-    while enough / less > 1 + TOLERANCE:
-        middle = math.sqrt(less * enough)
-        less, enough = (less, middle) if spends(middle) <= epsilon else (middle, enough)
-    return enough
+        if last and last[0] != at:
+            steep = math.log(spent / last[1]) / math.log(at / last[0])
+            slope = min(max(steep, SLOPES[0]), SLOPES[1])
+        last = at, spent
+        aim = at * min(max((epsilon / spent) ** (1 / slope), 1 / 8), 8.0)
+        at = aim * (1 + tolerance / 3) if enough > aim * (1 + tolerance) else enough / (1 + 0.9 * tolerance)
+        if tried >= SEARCH or not less < at < enough:
+            at = 8 * less if math.isinf(enough) else math.sqrt(less * enough) if less else enough / 8
+    raise AssertionError("the search has no end but its returns")
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
@@ -38,11 +39,13 @@ class Call:
     Attributes:
         module: which.
         inputs: what it was given.
+        output: where its output stands in autograd's graph.
         gradient: the loss's by its output; None until the backward pass.
     """
 
     module: nn.Module
     inputs: torch.Tensor
+    output: GradientEdge
     gradient: torch.Tensor | None = None
 
 
@@ -98,10 +101,7 @@ def tapped(model: nn.Module, trained: Parameters, examples: int) -> Iterator[lis
         if isinstance(module, nn.Embedding) and len(given) == 1 and examples > 1:
             given = given.expand(examples, *given.shape[1:])  # positions, looked up once for all examples
             changed = output = output.expand(examples, *output.shape[1:])
-        call = Call(module, given)
-        calls.append(call)
-        hook: Any = output.register_hook
-        hook(lambda gradient: setattr(call, "gradient", gradient.detach()))
+        calls.append(Call(module, given, get_gradient_edge(output)))
         return changed
 
     modules = [module for module in model.modules() if isinstance(module, TAPPED)]
@@ -117,17 +117,47 @@ def tapped(model: nn.Module, trained: Parameters, examples: int) -> Iterator[lis
             handle.remove()
 
 
-def clipped_sum(
+def backward(
+    loss: torch.Tensor, calls: list[Call], trained: Parameters = MappingProxyType({})
+) -> dict[str, torch.Tensor]:
+    """The backward pass: gradients of the calls' outputs, and of ``trained`` parameters, if they are wanted.
+
+    Without the latter, none of the products that form a parameter's gradient is computed.
+
+    Args:
+        loss: a scalar.
+        calls: what :func:`tapped` recorded; their gradients are set.
+        trained: parameters whose own gradients are returned.
+
+    Returns:
+        Parameter name -> autograd's gradient, fp32.
+    """
+    wanted: Any = [*(call.output for call in calls), *trained.values()]
+    if not wanted or not loss.requires_grad:
+        return zeros(trained)
+    found = torch.autograd.grad(loss, wanted, allow_unused=True)
+    for call, gradient in zip(calls, found, strict=False):
+        call.gradient = gradient
+    own = zip(trained.items(), found[len(calls) :], strict=True)
+    return {
+        name: torch.zeros_like(p, dtype=torch.float32) if gradient is None else gradient.float()
+        for (name, p), gradient in own
+    }
+
+
+def add_clipped(
+    total: Rows,
     trained: Parameters,
     calls: list[Call],
     owners: torch.Tensor | None,
     weights: torch.Tensor,
     clip: float,
     still: Rows = MappingProxyType({}),
-) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """The sum of per-example gradients, each at most ``clip`` long, and their norms before that.
+) -> torch.Tensor:
+    """Add per-example gradients, each at most ``clip`` long, to a sum.
 
     Args:
+        total: parameter name -> sum, fp32; changed in place.
         trained: the trained parameters.
         calls: what :func:`tapped` recorded, after the backward pass.
         owners: the example of each position that a head was given alone, ``[n]``; None where there is none.
@@ -136,7 +166,7 @@ def clipped_sum(
         still: trained table or bias -> its rows that stay as they are: they count in no norm, and their sum is 0.
 
     Returns:
-        Parameter name -> sum, fp32; and the norms ``[B]``.
+        The norms before they are clipped, ``[B]``.
     """
     uses = _uses(trained, calls, owners, len(weights), still)
     squares = torch.zeros(len(weights), device=weights.device)
@@ -144,17 +174,25 @@ def clipped_sum(
         squares = squares + _squares(use, len(weights))
     norms = weights * squares.clamp(min=0).sqrt()
     factors = weights * (clip / norms.clamp(min=clip))
-    return {name: _weighted(use, trained[name], factors) for name, use in uses.items()}, norms
+    for name, use in uses.items():
+        _add_weighted(total[name], use, factors)
+    return norms
 
 
 def whole_sum(
     trained: Parameters, calls: list[Call], owners: torch.Tensor | None, examples: int
 ) -> dict[str, torch.Tensor]:
     """The sum of per-example gradients as they are: what autograd gives where nothing was overlooked."""
+    total = zeros(trained)
     ones = torch.ones(examples, device=next(iter(trained.values())).device)
-    return {
-        name: _weighted(use, trained[name], ones) for name, use in _uses(trained, calls, owners, examples).items()
-    }
+    for name, use in _uses(trained, calls, owners, examples).items():
+        _add_weighted(total[name], use, ones)
+    return total
+
+
+def zeros(trained: Parameters) -> dict[str, torch.Tensor]:
+    """An empty sum of gradients: parameter name -> zeros of its shape, fp32."""
+    return {name: torch.zeros_like(parameter, dtype=torch.float32) for name, parameter in trained.items()}
 
 
 def _uses(
@@ -239,15 +277,12 @@ def _squares(use: Uses, examples: int) -> torch.Tensor:
     return total
 
 
-def _weighted(use: Uses, parameter: nn.Parameter, factors: torch.Tensor) -> torch.Tensor:
-    """The sum over the examples of their gradients by one parameter, each times its factor."""
-    total = torch.zeros_like(parameter, dtype=torch.float32)
+def _add_weighted(total: torch.Tensor, use: Uses, factors: torch.Tensor) -> None:
+    """Add the examples' gradients by one parameter, each times its factor, to a sum."""
     for inputs, gradient in use.matrix:
-        scaled = (gradient * factors[:, None, None]).flatten(0, 1)
-        found = scaled.T @ inputs.flatten(0, 1)
-        total += found.T if use.turned else found
+        scaled, given = (gradient * factors[:, None, None]).flatten(0, 1), inputs.flatten(0, 1)
+        total.addmm_(given.T, scaled) if use.turned else total.addmm_(scaled.T, given)
     for tokens, by_row in use.rows:
         total.index_add_(0, tokens.flatten(), (by_row * factors[:, None, None]).flatten(0, 1))
     for vector in use.vectors:
         total += (vector.sum(1) * factors[:, None]).sum(0)
-    return total

@@ -95,6 +95,25 @@ def test_the_job_of_rounds_between_sites_is_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.run
+def test_scale_has_every_figure_of_a_run_and_a_line_for_it(tmp_path: Path) -> None:
+    module = module_of("scale")
+    found = module.run(module.CASES["10"], tmp_path)
+    assert sorted(found) == ["disk", "memory", "page", "round", "start"]
+    assert min(found.values()) > 0
+    assert found["disk"] > (tmp_path / "run" / "model" / "model.safetensors").stat().st_size
+    assert json.loads((tmp_path / "run" / "result.json").read_text("utf-8"))["rounds"] == module.ROUNDS
+    runs = [
+        {"start": 1.0, "round": 2.0, "memory": 3e9, "disk": 4e6, "page": seconds} for seconds in (5.0, 6.0, 7.0)
+    ]
+    told = module.table({"runs": {"1000/100": runs}, "forecast": [8.0]})
+    row = (
+        "| 1,000 | 100 |  | 1.0 (1.0 to 1.0) | 2.00 (2.00 to 2.00) | 20.0 (20.0 to 20.0) | 3.00 (3.00 to 3.00) | "
+    )
+    assert f"{row}4 (4 to 4) | 6.0 (5.0 to 7.0) |" in told
+    assert told.endswith(": 8.0 s.")
+
+
+@pytest.mark.run
 def test_peers_take_the_same_batches_to_nearly_the_same_weights(tmp_path: Path) -> None:
     made = tmp_path / "peers.json"
     words = ["--quick", "--peers", "fedstrata fp32,careful loop", "--out", made]

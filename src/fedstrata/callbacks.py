@@ -41,7 +41,7 @@ class Callback(Protocol):
         """A frozen encoder has encoded some more texts."""
 
     def on_counted(self, event: Counted) -> None:
-        """Some more plans were checked."""
+        """Some more plans were checked, rounds forecast, or clients' noise calibrated."""
 
     def on_replied(self, event: Replied) -> None:
         """A client replied."""

@@ -75,9 +75,9 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Counted:
-    """Of ``total`` plans or rounds, ``done`` are made: plans are checked before a run, rounds are forecast."""
+    """Of ``total``, ``done`` are ready: checked plans, forecast rounds, or clients whose noise is calibrated."""
 
-    what: Literal["plans", "rounds"]
+    what: Literal["plans", "rounds", "clients"]
     done: int
     total: int
 

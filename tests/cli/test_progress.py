@@ -103,12 +103,13 @@ def test_a_cell_tells_its_scores() -> None:
 
 
 def test_a_forecast_is_silent_in_a_log_until_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    events = [Counted("plans", 20_000, 100_000), Counted("rounds", 1, 1_000), STARTED]
+    events = [Counted("plans", 20_000, 100_000), Counted("rounds", 1, 1_000), Counted("clients", 9, 600), STARTED]
     assert printed(ForecastDisplay, *events) == []
     monkeypatch.setattr(ForecastDisplay, "SILENCE", -1.0)
     assert printed(ForecastDisplay, *events) == [
         "fedstrata: 20,000 of 100,000 plans",
         "fedstrata: 1 of 1,000 rounds",
+        "fedstrata: the noise of 9 of 600 clients",
     ]
 
 
@@ -116,6 +117,12 @@ def test_a_run_says_every_million_plans() -> None:
     events = [Counted("plans", done, 3_000_000) for done in (20_000, 1_000_000, 1_020_000, 2_000_000)]
     lines = ["checked 1,000,000 of 3,000,000 plans", "checked 2,000,000 of 3,000,000 plans"]
     assert printed(Display, *events, Encoded(3, 5)) == lines
+
+
+def test_a_run_says_how_far_the_noise_is_when_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert printed(Display, Counted("clients", 9, 600)) == []
+    monkeypatch.setattr(Display, "SILENCE", -1.0)
+    assert printed(Display, Counted("clients", 9, 600)) == ["calibrated the noise of 9 of 600 clients"]
 
 
 TWO_ROUNDS = (

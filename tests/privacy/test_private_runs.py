@@ -12,6 +12,7 @@ import torch
 
 import fedstrata
 from fedstrata.errors import UserError
+from fedstrata.events import Counted
 from fedstrata.reports.report import write_report
 from tiny import saved_models
 
@@ -109,6 +110,21 @@ def test_noise_follows_from_epsilon_for_the_rounds_that_a_client_takes_part_in(j
     assert least["epsilon"] < 3.9
     with pytest.raises(UserError, match=r"participations: is 1, but a client may be asked in \d rounds"):
         fedstrata.forecast({**made, "privacy": {**table, "participations": 1}})
+
+
+def test_a_run_tells_of_how_many_clients_the_noise_is_known(job: Jobs) -> None:
+    """An event for each pair of examples and rounds: noise for another one has to be searched for."""
+    table = {"level": "example", "epsilon": 4.0}
+    told: list[Any] = []
+    made = private(job, "fedavg", table, clients={"count": 4, "fraction": 0.5})
+    result = fedstrata.run(made, progress=told.append)
+    assert result.privacy is not None
+    spent = {(own["rate"], own["releases"]) for own in result.privacy["clients"].values()}
+    counted = [event for event in told if isinstance(event, Counted) and event.what == "clients"]
+    assert len(counted) == len(spent) > 1
+    assert [event.done for event in counted] == sorted({event.done for event in counted})
+    assert {event.total for event in counted} == {4}
+    assert counted[0].done == 1
 
 
 def test_a_resumed_run_spends_what_one_that_was_not_interrupted_spends(job: Jobs, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedstrata.errors import UserError
-from fedstrata.reports.runs import curve, headline, load_run, load_runs, model_parts, parts, score
+from fedstrata.reports.runs import curve, headline, load_run, load_runs, score
 
 Make = Callable[..., Path]
 
@@ -21,7 +21,7 @@ def test_a_run_is_read_as_it_was_written(run: Make) -> None:
     assert made.job["method"]["name"] == "fedbfpt"
     assert len(made.work) == 6
     assert {line["phase"] for line in made.transfers} == {"train"}
-    assert parts(made) == ["embeddings", *(f"layer.{i}" for i in range(6)), "head"]
+    assert made.named_parts == ["embeddings", *(f"layer.{i}" for i in range(6)), "head"]
     assert score(made) == (2.0, None)
 
 
@@ -128,7 +128,8 @@ def test_parts_have_the_models_order_whatever_their_names(run: Make) -> None:
     records = [{"name": f"block {i}", "kind": "layer", "depth": i, "bytes": 8} for i in (2, 0, 1)]
     (folder / "parts.json").write_text(json.dumps([*records, {"name": "x", "kind": "head", "depth": None}]))
     made = load_run(folder)
-    assert parts(made)[:3] == ["block 2", "block 0", "block 1"], "their layers were built"
-    assert parts(made)[3:] == ["embeddings", "head", *(f"layer.{i}" for i in range(6))], "others by name"
-    assert "x" not in parts(made)
-    assert model_parts(made) == ["block 2", "block 0", "block 1"]
+    assert made.named_parts[:3] == ["block 2", "block 0", "block 1"], "their layers were built"
+    assert made.named_parts[3:] == ["embeddings", "head", *(f"layer.{i}" for i in range(6))], "others by name"
+    assert "x" not in made.named_parts
+    assert made.model_parts == ["block 2", "block 0", "block 1"]
+    assert made.model_parts is made.model_parts, "found once: a page asks for it in every round"

@@ -165,11 +165,12 @@ class Display(Live):
         self.bar.reset(self.line, total=float(self.total), left="")
 
     def _counted(self, event: Counted | Encoded) -> None:
-        did = "encoded" if isinstance(event, Encoded) else "checked"
-        what = "texts" if isinstance(event, Encoded) else event.what
-        text = f"{did} {event.done:,} of {event.total:,} {what}"
+        if isinstance(event, Encoded):
+            text = f"encoded {event.done:,} of {event.total:,} texts"
+        else:
+            text = f"{'calibrated' if event.what == 'clients' else 'checked'} {amount(event)}"
         self.bar.update(self.line, description=text)
-        if what == "plans" and event.done % 1_000_000 == 0:
+        if isinstance(event, Counted) and event.what == "plans" and event.done % 1_000_000 == 0:
             self.log(text)
         self.log_if_silent(text)
 
@@ -227,6 +228,12 @@ class Display(Live):
         return client
 
 
+def amount(event: Counted) -> str:
+    """How much of what is ready."""
+    what = "the noise of " if event.what == "clients" else ""
+    return f"{what}{event.done:,} of {event.total:,} {event.what}"
+
+
 class ForecastDisplay(Live):
     """Shows how far a forecast is: on a terminal at any time, in a log a line every so many seconds."""
 
@@ -236,6 +243,6 @@ class ForecastDisplay(Live):
     def __call__(self, event: Event) -> None:
         """Show one event."""
         if isinstance(event, Counted):
-            text = f"{event.done:,} of {event.total:,} {event.what}"
+            text = amount(event)
             self.bar.update(self.line, description=text, completed=event.done, total=event.total)
             self.log_if_silent(f"fedstrata: {text}")

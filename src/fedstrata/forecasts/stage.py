@@ -17,6 +17,7 @@ from fedstrata.cost.ledger import SETUP
 from fedstrata.data.prepare import population
 from fedstrata.engines.dry import dry_run
 from fedstrata.errors import UserError, did_you_mean, plural
+from fedstrata.events import Event
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.exchanges.dry_sums import sum_figures
 from fedstrata.exchanges.exchange import DryContext
@@ -110,7 +111,7 @@ def stage_costs(job: Job, model: str, profile: DataProfile, known: Known, option
         "clients": _everyone(len(shards), sums, work),
         "holdings": profile.source,
         "examples": sum(map(len, shards.values())),
-        "privacy": _privacy(job, context, work),
+        "privacy": _privacy(job, context, work, options.tell),
         **_about(job, parts, rounds),
     }
 
@@ -137,10 +138,12 @@ def _about(job: Job, parts: Parts, rounds: Sequence[Mapping[str, Any]]) -> dict[
     }
 
 
-def _privacy(job: Job, context: DryContext, work: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def _privacy(
+    job: Job, context: DryContext, work: Sequence[Mapping[str, Any]], tell: Callable[[Event], None]
+) -> dict[str, Any] | None:
     """What the stage will spend."""
     examples = {client: len(lengths) for client, lengths in context.lengths.items()}
-    return privacy_record(job, examples, participated(job, work, ()))
+    return privacy_record(job, examples, participated(job, work, ()), tell)
 
 
 def _of_exchange(context: DryContext, job: Job, name: str, ledger: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

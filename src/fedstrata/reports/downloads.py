@@ -11,6 +11,12 @@ from typing import Any
 
 MOST_ROWS = 5_000
 """Rows of a table in a link; of more the run's own files are the place to look."""
+TEX = str.maketrans(
+    {"\\": r"\textbackslash{}", "±": r"$\pm$", "<": "$<$", "–": "--", "→": r"$\to$"}
+    | {letter: f"\\{letter}" for letter in "&%$#_{}"}
+    | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+)
+"""What LaTeX takes for commands, and the letters that it has no sign for, written out."""
 
 
 def links(title: str, records: Sequence[Mapping[str, Any]], svg: str = "") -> list[dict[str, str]]:
@@ -54,12 +60,7 @@ def latex_text(records: Sequence[Mapping[str, Any]]) -> str:
 
 def tex(word: str) -> str:
     """A text with what LaTeX takes for commands written out."""
-    special = {"\\": r"\textbackslash{}", "±": r"$\pm$", "<": "$<$", "–": "--", "→": r"$\to$"}
-    special |= {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-    }
-    return "".join(special.get(letter, letter) for letter in word)
+    return word.translate(TEX)
 
 
 def _shown(value: Any) -> str:

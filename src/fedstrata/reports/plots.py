@@ -24,7 +24,7 @@ from fedstrata.reports.confusion import confusion_plot, confusion_records
 from fedstrata.reports.partition_plot import grouped_words, partition_plot, partition_records
 from fedstrata.reports.parts import STACKED, PartRecord
 from fedstrata.reports.picture import COLORS, HEIGHT, WIDTH, Shown, picture, short_name, small, whole_numbers
-from fedstrata.reports.runs import Run, curve, model_parts, parts
+from fedstrata.reports.runs import Run, curve
 from fedstrata.reports.tables import MB, TERA, by_client, result_rows
 from fedstrata.reports.tables import figure as amount
 
@@ -95,10 +95,8 @@ def run_pictures(run: Run) -> Iterator[Shown]:
 
 def _traffic(run: Run) -> list[dict[str, Any]]:
     """Bytes by round, direction and part, all clients together; rounds from 1."""
-    sent = Counter[tuple[str, str, int]]()
-    for line in run.transfers:
-        sent[line["direction"], line["part"], max(0, line["round"])] += line["bytes"]  # scoring the start model
-    return [{"direction": way, "part": part, "round": at + 1, "bytes": n} for (way, part, at), n in sent.items()]
+    sent = run.traffic.items()
+    return [{"direction": way, "part": part, "round": at + 1, "bytes": n} for (way, part, at), n in sent]
 
 
 def _schedule_records(run: Run, client: str) -> list[dict[str, Any]]:
@@ -107,7 +105,7 @@ def _schedule_records(run: Run, client: str) -> list[dict[str, Any]]:
     return [
         {"round": line["round"] + 1, "part": name, "state": STATES[_state(run.parts[name], line)][1]}
         for line in lines
-        for name in model_parts(run)
+        for name in run.model_parts
     ]
 
 
@@ -220,7 +218,7 @@ def schedule_plot(run: Run, client: str) -> Figure | None:
     """Which parts one client trained, built but left frozen, or did not build, round by round."""
     lines = {line["round"]: line for line in run.work if line["client"] == client}
     shown = range(min(ROUNDS_SHOWN, 1 + max(lines, default=-1)))
-    rows = model_parts(run)
+    rows = run.model_parts
     if not shown or not rows:
         return None
     cells = [[_state(run.parts[name], lines.get(at)) for at in shown] for name in rows]
@@ -247,7 +245,7 @@ def schedule_plot(run: Run, client: str) -> Figure | None:
 
 def part_colors(run: Run) -> dict[str, str]:
     """A color for whatever a run communicated: the layers, in order, from light to dark blue."""
-    names = parts(run)
+    names = run.named_parts
     stacked = [name for name in names if name in run.parts and run.parts[name].kind in STACKED]
     blues = matplotlib.colormaps["Blues"]
     ramp = {name: to_hex(blues(0.25 + 0.75 * i / max(1, len(stacked) - 1))) for i, name in enumerate(stacked)}

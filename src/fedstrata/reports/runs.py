@@ -70,6 +70,40 @@ class Run:
         """The lines of ``ledger`` after setup."""
         return [line for line in self.ledger if line["phase"] != SETUP]
 
+    @cached_property
+    def bytes_by_round(self) -> Counter[int]:
+        """Bytes of ``transfers``, up and down, of all clients together."""
+        return _per_round(self.transfers, "bytes")
+
+    @cached_property
+    def traffic(self) -> Counter[tuple[str, str, int]]:
+        """Bytes of ``transfers`` by direction, part and round, all clients together."""
+        sent = Counter[tuple[str, str, int]]()
+        for line in self.transfers:
+            at = max(0, line["round"])  # of scoring the start model it is -1
+            sent[line["direction"], line["part"], at] += line["bytes"]
+        return sent
+
+    @cached_property
+    def flops_by_round(self) -> Counter[int]:
+        """FLOPs of ``work``, the server's half included."""
+        return _per_round(self.work, "flops", "server_flops")
+
+    @cached_property
+    def named_parts(self) -> list[str]:
+        """The parts that are named anywhere, in the model's order; what else was communicated comes last."""
+        names = {line["part"] for line in self.ledger}
+        for line in self.work:
+            names.update(line.get("trained", ()), line.get("sent", ()))
+        depths = {depth for line in self.work for depth in line.get("layers", ())}
+        names.update(part.name for part in self.parts.values() if part.depth in depths)
+        return [name for name in self.parts if name in names] + sorted(names - set(self.parts))
+
+    @cached_property
+    def model_parts(self) -> list[str]:
+        """The parts of the model alone, of ``named_parts``."""
+        return [name for name in self.named_parts if name in self.parts]
+
 
 class Point(NamedTuple):
     """The headline score after ``round`` and what all clients together had spent by then."""
@@ -149,20 +183,6 @@ def upto(run: Run, stage: str) -> Run | None:
     return replace(run, stages=tuple(chain), result={**_summed(chain), "status": chain[-1].result["status"]})
 
 
-def parts(run: Run) -> list[str]:
-    """The parts a run (or stage) names anywhere, in the model's order; what else was communicated comes last."""
-    names = {line["part"] for line in run.ledger}
-    for line in run.work:
-        names.update(line.get("trained", ()), line.get("sent", ()))
-        names.update(part.name for part in run.parts.values() if part.depth in line.get("layers", ()))
-    return [name for name in run.parts if name in names] + sorted(names - set(run.parts))
-
-
-def model_parts(run: Run) -> list[str]:
-    """The parts of the model alone, of those that :func:`parts` has."""
-    return [name for name in parts(run) if name in run.parts]
-
-
 def headline(run: Run, score: dict[str, float] | None) -> float | None:
     """The run's headline metric among measured ones, None where it is not."""
     return (score or {}).get(run.result["headline"])
@@ -187,16 +207,15 @@ def curve(run: Run) -> list[Point]:
     *earlier, last = run.stage_runs
     spent = sum(stage.result["bytes"]["up"] + stage.result["bytes"]["down"] for stage in earlier)
     worked = sum(stage.result["flops"] for stage in earlier)
-    moved = _per_round(last.transfers, "bytes")
-    done = _per_round(last.work, "flops", "server_flops")
     scores = {line["round"]: headline(last, line["score"]) for line in last.rounds if line["client"] == SERVER}
     if all(value is None for value in scores.values()):
         scores = {last.result["rounds"] - 1: score(last)[0]}
     points = []
     for at, value in sorted(scores.items()):
         if value is not None and math.isfinite(value):
-            bytes_ = spent + sum(n for r, n in moved.items() if r <= at)
-            points.append(Point(at, value, bytes_, worked + sum(n for r, n in done.items() if r <= at)))
+            moved = sum(n for r, n in last.bytes_by_round.items() if r <= at)
+            done = sum(n for r, n in last.flops_by_round.items() if r <= at)
+            points.append(Point(at, value, spent + moved, worked + done))
     return points
 
 

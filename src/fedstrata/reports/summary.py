@@ -8,7 +8,7 @@ from typing import Any
 
 from fedstrata.errors import plural
 from fedstrata.reports.parts import part_words
-from fedstrata.reports.runs import Run, curve, parts
+from fedstrata.reports.runs import Run, curve
 from fedstrata.reports.tables import MB, client_rows, figure, result_rows, score_figure
 
 SENTENCES = 60
@@ -67,7 +67,7 @@ def _trained(run: Run) -> str:
 def _named(run: Run, key: str) -> list[str]:
     """The parts that any client's line names under ``key``, in the model's order."""
     names = {name for line in run.work for name in line.get(key, ())}
-    return [name for name in parts(run) if name in names]
+    return [name for name in run.named_parts if name in names]
 
 
 def _stages(run: Run) -> str:
@@ -176,7 +176,7 @@ def _client_sentence(run: Run, row: dict[str, Any]) -> str:
     if not row["rounds"]:
         return f"{name} took part in no round; {figure(got / MB)} MB came to it."
     named = {line["part"] for line in sent}
-    what = part_words([part for part in parts(run) if part in named], run.parts)
+    what = part_words([part for part in run.named_parts if part in named], run.parts)
     left = f"{figure(row['up_mb'])} MB left it ({what})" if sent else "nothing of a model or text left it"
     metric = run.result["headline"]
     own = "" if row["score"] is None else f" Its own model scores {metric} {score_figure(row['score'])}."

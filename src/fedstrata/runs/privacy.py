@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedstrata.client.private import noise_of, share_of_noise, spending
 from fedstrata.errors import UserError
+from fedstrata.events import Counted, Event
 from fedstrata.job.tables import Job
 from fedstrata.plan.schedule import sample_clients
 from fedstrata.plan.streams import SERVER, Streams
@@ -83,13 +84,19 @@ def check_task(job: Job, own: object) -> None:
         )
 
 
-def privacy_record(job: Job, examples: Mapping[str, int], rounds: Mapping[str, int]) -> Record | None:
+def privacy_record(
+    job: Job,
+    examples: Mapping[str, int],
+    rounds: Mapping[str, int],
+    tell: Callable[[Event], None] = lambda event: None,
+) -> Record | None:
     """What a stage spends; None where it has no noise.
 
     Args:
         job: the stage's job, settled.
         examples: client -> its training examples.
         rounds: client -> in how many rounds it takes part.
+        tell: told of clients whose noise is known; noise for another number of examples takes up to a second.
 
     Raises:
         UserError: dp-accounting is not installed.
@@ -97,16 +104,14 @@ def privacy_record(job: Job, examples: Mapping[str, int], rounds: Mapping[str, i
     table = job.privacy
     if table.level == "none":
         return None
-    clients = {}
+    known = dict[tuple[int, int], Record]()
+    clients = dict[str, Record]()
     for client, count in examples.items():
-        spent = spending(table, job.train, max(1, count), rounds.get(client, 0))
-        clients[client] = {
-            "rounds": rounds.get(client, 0),
-            "noise": spent.noise,
-            "rate": spent.rate,
-            "releases": spent.count,
-            "epsilon": epsilon_of([spent], table.delta, table.counted_by),
-        }
+        kind = max(1, count), rounds.get(client, 0)
+        if kind not in known:
+            known[kind] = _spent(job, *kind)
+            tell(Counted("clients", len(clients) + 1, len(examples)))
+        clients[client] = dict(known[kind])
     return {
         "level": table.level,
         "clip": table.clip,
@@ -115,6 +120,18 @@ def privacy_record(job: Job, examples: Mapping[str, int], rounds: Mapping[str, i
         "honest": (table.honest or 1) if table.shared_noise else None,
         "epsilon": max((own["epsilon"] for own in clients.values()), default=0.0),
         "clients": clients,
+    }
+
+
+def _spent(job: Job, examples: int, rounds: int) -> Record:
+    """What a client with so many examples spends in so many rounds."""
+    spent = spending(job.privacy, job.train, examples, rounds)
+    return {
+        "rounds": rounds,
+        "noise": spent.noise,
+        "rate": spent.rate,
+        "releases": spent.count,
+        "epsilon": epsilon_of([spent], job.privacy.delta, job.privacy.counted_by),
     }
 
 

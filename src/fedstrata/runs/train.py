@@ -155,7 +155,7 @@ def _started(
 ) -> StageStarted:
     """What is said before the first round, after ``done`` rounds of earlier calls."""
     job, tokens = stage.job, int(stage.ready.train.tokens.lengths.sum())
-    promise = privacy_lines(privacy_record(job, sizes, scheduled(job, stage.clients)))
+    promise = privacy_lines(privacy_record(job, sizes, scheduled(job, stage.clients), stage.tell))
     said = (*notes(job, stage.ready.loaded, stage.data, tokens), *promise)
     where = stage.choice.line if stage.choice else ""
     name, last = method_name(job.method), job.method.rounds

@@ -5,7 +5,8 @@
 The plain step is Hugging Face's own loss at every position, fp32, AdamW on the whole model. All cases run in
 turn, one step each, repeatedly; a ratio is the median of the ratios within a turn, so a machine that slows down
 slows both sides. Wall time and FLOPs are reported separately. Methods whose clients take the same step share
-one row: they differ at the server, or in the data they use.
+one row: they differ at the server, or in the data they use. The utilization is the step's FLOPs per second by
+those of a large matrix product of the same precision on the same device.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,6 +56,10 @@ PRINTED = {4: 37.49, 6: 46.70, 8: 56.05}
 is the 6-layer figure over a whole schedule, in which the trained layer rises."""
 
 
+PRODUCT = {"cpu": 2048, "cuda": 8192}
+"""Rows and columns of the matrices whose product stands for what a device can do."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One row: how to take one step, and its FLOPs."""
@@ -63,6 +69,7 @@ class Case:
     against: str
     step: Callable[[], float]
     flops: int
+    bf16: bool = False
     equal: str | None = None
     printed: float | None = None
 
@@ -75,7 +82,27 @@ def text(batch: int, tokens: int) -> Examples:
     return Examples(Tokens(ids, offsets, np.arange(2 * batch)), rng.integers(0, CLASSES, 2 * batch))
 
 
-def models(size: str) -> dict[str, Any]:
+def wait(device: str) -> None:
+    """Until the device has computed all that it was given."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def peak(device: str, bf16: bool) -> float:
+    """FLOPs per second of a large matrix product, median of five."""
+    size = PRODUCT[device]
+    one, other = torch.randn(2, size, size, device=device, dtype=torch.bfloat16 if bf16 else torch.float32)
+    found = []
+    for _ in range(6):
+        wait(device)
+        started = time.perf_counter()
+        one @ other
+        wait(device)
+        found.append(2 * size**3 / (time.perf_counter() - started))
+    return statistics.median(found[1:])
+
+
+def models(size: str, device: str) -> dict[str, Any]:
     """An MLM model and a classifier of that shape, random weights."""
     layers, width, heads = SIZES[size]
     config = transformers.BertConfig(
@@ -83,8 +110,8 @@ def models(size: str) -> dict[str, Any]:
         num_labels=CLASSES,
     )  # fmt: skip
     return {
-        "mlm": transformers.BertForMaskedLM(config),
-        "classify": transformers.BertForSequenceClassification(config),
+        "mlm": transformers.BertForMaskedLM(config).to(device),
+        "classify": transformers.BertForSequenceClassification(config).to(device),
     }
 
 
@@ -94,7 +121,7 @@ def tasks(full_head: bool) -> dict[str, Task]:
     return {"mlm": mlm, "classify": Classify(0, tuple(map(str, range(CLASSES))))}
 
 
-def plain(model: Any, task: Task, examples: Examples) -> Callable[[], float]:
+def plain(model: Any, task: Task, examples: Examples, device: str) -> Callable[[], float]:
     """A plain training step."""
     count = len(examples) // 2
     batch = task.batch(examples, np.arange(count), np.random.default_rng(1))
@@ -102,6 +129,7 @@ def plain(model: Any, task: Task, examples: Examples) -> Callable[[], float]:
     if batch.positions is not None:
         labels = torch.full_like(batch.inputs["input_ids"], -100)
         labels[batch.positions] = batch.targets
+    inputs, labels = {name: tensor.to(device) for name, tensor in batch.inputs.items()}, labels.to(device)
 
     def step() -> float:
         for parameter in model.parameters():
@@ -110,10 +138,12 @@ def plain(model: Any, task: Task, examples: Examples) -> Callable[[], float]:
         model.train()
         seconds = 0.0
         for _ in range(2):  # the first one makes the optimizer's state
+            wait(device)
             started = time.perf_counter()
-            model(**batch.inputs, labels=labels).loss.backward()
+            model(**inputs, labels=labels).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
+            wait(device)
             seconds = time.perf_counter() - started
         return seconds
 
@@ -125,18 +155,23 @@ def ours(trainer: Trainer, plan: Plan, examples: Examples) -> Callable[[], float
 
     def step() -> float:
         at: list[float] = []
+
+        def stepped(*_: object) -> None:
+            wait(trainer.train.device)
+            at.append(time.perf_counter())
+
         model_pass, request = WholePass(trainer.working, plan), Request(0, "a", plan, "train", {}, {})
         index = np.arange(len(examples))
-        drain(trainer.run(request, examples, index, model_pass, {}, lambda *_: at.append(time.perf_counter())))
+        drain(trainer.run(request, examples, index, model_pass, {}, stepped))
         return at[1] - at[0]
 
     return step
 
 
-def cases(size: str, batch: int, tokens: int) -> list[Case]:
+def cases(size: str, batch: int, tokens: int, device: str) -> list[Case]:
     """The plain steps, then every method's."""
-    examples, made = text(batch, tokens), models(size)
-    fast = resolve_precision("auto", "cpu") == "bf16"
+    examples, made = text(batch, tokens), models(size, device)
+    fast = resolve_precision("auto", device) == "bf16"
     parts = {kind: find_parts(model) for kind, model in made.items()}
     whole = {kind: Plan(tuple(range(p.depth)), p.names, p.names) for kind, p in parts.items()}
     everywhere = Positions(batch * tokens, batch * tokens**2, batch * tokens)
@@ -144,7 +179,7 @@ def cases(size: str, batch: int, tokens: int) -> list[Case]:
     each = Positions(batch * tokens, batch * tokens**2, batch)
     rows = []
     for kind, work in (("mlm", everywhere), ("classify", each)):
-        step = plain(made[kind], tasks(True)[kind], examples)
+        step = plain(made[kind], tasks(True)[kind], examples, device)
         rows.append(Case((), f"plain {kind}", f"plain {kind}", step, train_flops(parts[kind], whole[kind], work)))
 
     def add(
@@ -160,7 +195,7 @@ def cases(size: str, batch: int, tokens: int) -> list[Case]:
         plan = method.plan(parts[kind], kind, round, "a", Streams(0))
         mu = dict(method.preset.get("train", {})).get("proximal_mu", 0.0)
         train = Train(
-            device="cpu",
+            device=device,
             steps=2,
             batch_size=batch,
             learning_rate=1e-6,
@@ -172,7 +207,9 @@ def cases(size: str, batch: int, tokens: int) -> list[Case]:
         flops = train_flops(parts[kind], plan, work)
         methods = tuple(name.split(",")[0].split())
         equal = EQUAL if printed else None
-        rows.append(Case(methods, name, f"plain {kind}", ours(trainer, plan, examples), flops, equal, printed))
+        rows.append(
+            Case(methods, name, f"plain {kind}", ours(trainer, plan, examples), flops, bf16, equal, printed)
+        )
 
     alike: dict[object, list[str]] = {}
     for name, method in METHODS.items():
@@ -219,9 +256,11 @@ def main() -> None:
     options.add_argument("--batch", type=int, default=8)
     options.add_argument("--tokens", type=int, default=128)
     options.add_argument("--repeat", type=int, default=5)
+    options.add_argument("--device", choices=PRODUCT, default="cpu")
     chosen = options.parse_args()
     torch.manual_seed(0)
-    rows = cases(chosen.size, chosen.batch, chosen.tokens)
+    rows = cases(chosen.size, chosen.batch, chosen.tokens, chosen.device)
+    peaks = {bf16: peak(chosen.device, bf16) for bf16 in {case.bf16 for case in rows}}
     seconds = measure(rows, chosen.repeat)
     flops = {case.name: case.flops for case in rows}
     table = Table(
@@ -230,6 +269,7 @@ def main() -> None:
         "clock ratio",
         "clock, equal settings",
         "FLOP ratio",
+        "utilization",
         "printed",
         title=f"BERT-{chosen.size}, {chosen.batch} x {chosen.tokens}",
     )
@@ -243,6 +283,7 @@ def main() -> None:
             "seconds": statistics.median(seconds[case.name]),
             "clock_ratio": statistics.median(own / base for own, base in pairs),
             "flop_ratio": case.flops / flops[case.against],
+            "utilization": case.flops / statistics.median(seconds[case.name]) / peaks[case.bf16],
             "printed_percent": case.printed,
         }
         if case.equal:
@@ -255,11 +296,13 @@ def main() -> None:
             f"{figure['clock_ratio']:.3f}",
             f"{figure['clock_ratio_equal_settings']:.3f}" if case.equal else "",
             f"{figure['flop_ratio']:.3f}",
+            f"{figure['utilization']:.2f}",
             f"{case.printed} %{SCHEDULE if case.printed == PRINTED[6] else ''}" if case.printed else "",
         )
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 119).print(table)
     if chosen.json:
         about = {"torch": torch.__version__, "threads": torch.get_num_threads(), **vars(chosen)}
+        about["peak_flops"] = {"bf16" if bf16 else "fp32": value for bf16, value in peaks.items()}
         chosen.json.write_text(json.dumps({"about": {**about, "json": None}, "steps": figures}, indent=1))
 
 

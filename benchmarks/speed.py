@@ -7,6 +7,7 @@
 ``beyond``: seconds of a round beyond the clients' own work, for each client, 87 MB of weights, in one process.
 ``memory``: peak memory of a run with 10,000 clients by that with 10, ten sampled in each round, same rows.
 ``start``: seconds of ``import fedstrata``, and of a forecast of BERT-base with two methods.
+``demo``: seconds of ``fedstrata demo``.
 
 The table's numbers all come from files; its words stand here and in the page. What no file has stays "–".
 """
@@ -109,6 +110,7 @@ TARGETS = (
         "sites memory: fedavg, run",
     ),
     Target("memory of `join` beyond training / model of 438 MB", "10.0 in all", 3.0, "sites memory: fedavg, join"),
+    Target("`make demo` after the install", "3½ min", 90.0, "demo", unit=" s"),
     Target("`import fedstrata`", "0.03 s", 0.03, "import", unit=" s"),
     Target("forecast of BERT-base, two methods", "9 s", 3.0, "forecast", FORECAST, unit=" s"),
 )
@@ -241,6 +243,15 @@ def start(repeats: int) -> Measures:
     return {"import": imports, "forecast": forecasts}
 
 
+def demo(repeats: int) -> Measures:
+    """Seconds of the demo: two runs of six clients, and the page that compares them."""
+    found = []
+    for _ in range(repeats):
+        with tempfile.TemporaryDirectory() as name:
+            found.append(seconds([sys.executable, "-m", "fedstrata", "demo", "--output", f"{name}/demo"]))
+    return {"demo": found}
+
+
 def seconds(command: list[str]) -> float:
     """Of a command, to its end."""
     started = time.perf_counter()
@@ -248,7 +259,7 @@ def seconds(command: list[str]) -> float:
     return time.perf_counter() - started
 
 
-OWN = {"merge": merge, "beyond": beyond, "memory": memory, "start": start}
+OWN = {"merge": merge, "beyond": beyond, "memory": memory, "start": start, "demo": demo}
 
 
 # ---- the table

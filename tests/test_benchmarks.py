@@ -39,6 +39,13 @@ def test_client_step_has_a_ratio_for_every_method(tmp_path: Path) -> None:
     flops = {step["name"]: step["flop_ratio"] for step in steps}
     assert flops["fedavg, full head, fp32"] == 1.0
     assert flops["fedbfpt fedbt"] < flops["fedbfpt, 6 local layers, full head, fp32"] < 1.0
+    assert all(0 < step["utilization"] < 1 for step in steps)
+    alike = [step["utilization"] * step["seconds"] / step["flop_ratio"] for step in plain]
+    others = [step for step in steps if step["name"].endswith("fp32")]
+    assert len(others) == 5
+    for step in others:  # of the same peak: FLOPs per second are as the ratios of FLOPs and seconds say
+        found = step["utilization"] * step["seconds"] / step["flop_ratio"]
+        assert found == pytest.approx(alike[0], rel=1e-9)
 
 
 def test_frozen_has_both_ratios_for_every_head(tmp_path: Path) -> None:

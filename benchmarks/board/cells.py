@@ -122,7 +122,7 @@ def figures(run: Run, metric: str, rounds: int) -> dict[str, Any]:
         **{way: [total // count for total in _sums(spent[way], rounds)] for way in spent},
         "flops": _sums(flops, rounds),
         "baseline": baseline["score"][metric] if baseline else None,
-        "seconds": round(float(run.result["seconds"]), 1),
+        "seconds": round(float(run.result["seconds"]), 3),
     }
 
 

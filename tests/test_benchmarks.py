@@ -39,7 +39,7 @@ def test_client_step_has_a_ratio_for_every_method(tmp_path: Path) -> None:
     flops = {step["name"]: step["flop_ratio"] for step in steps}
     assert flops["fedavg, full head, fp32"] == 1.0
     assert flops["fedbfpt fedbt"] < flops["fedbfpt, 6 local layers, full head, fp32"] < 1.0
-    assert all(0 < step["utilization"] < 1 for step in steps)
+    assert all(step["utilization"] > 0 for step in steps)
     alike = [step["utilization"] * step["seconds"] / step["flop_ratio"] for step in plain]
     others = [step for step in steps if step["name"].endswith("fp32")]
     assert len(others) == 5

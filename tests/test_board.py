@@ -134,11 +134,36 @@ def test_official_parts_share_no_text() -> None:
 
 def test_words_and_tags_are_read(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
-    path.write_text("-DOCSTART-\tO\n\nNF-kB\tB-protein\nbinds\tO\n\n\nDNA\tB-DNA", "utf-8")
-    assert rows.sentences(path) == [
-        {"words": ["NF-kB", "binds"], "tags": ["B-protein", "O"]},
-        {"words": ["DNA"], "tags": ["B-DNA"]},
+    first, second = "NF-kB\tB-protein\nbinds\tO\n\n\nDNA\tB-DNA\n\n", "GATA-1\tB-protein"
+    path.write_text(f"-DOCSTART-\tO\n\n{first}-DOCSTART-\tO\n\n{second}", "utf-8")
+    assert rows.documents(path) == [
+        [{"words": ["NF-kB", "binds"], "tags": ["B-protein", "O"]}, {"words": ["DNA"], "tags": ["B-DNA"]}],
+        [{"words": ["GATA-1"], "tags": ["B-protein"]}],
     ]
+
+
+def test_documents_are_cut_whole(tmp_path: Path) -> None:
+    """All sentences of an abstract are in one part, but those that a later part has too."""
+    for name, start in (("train", 0), ("dev", 200), ("test", 250)):
+        (tmp_path / "csabstruct").mkdir(exist_ok=True)
+        abstracts = [
+            {"sentences": [f"a{i} first", "We conclude .", f"a{i} last"], "labels": ["x", "y", "z"]}
+            for i in range(start, start + (200 if name == "train" else 50))
+        ]
+        text = "".join(json.dumps(abstract) + "\n" for abstract in abstracts)
+        (tmp_path / "csabstruct" / f"{name}.jsonl").write_text(text, "utf-8")
+    facts = rows.make("csabstruct", tmp_path, tmp_path / "made", 5)
+    read = {
+        name: [json.loads(line) for line in (tmp_path / "made" / f"{name}.jsonl").read_text().splitlines()]
+        for name in facts["rows"]
+    }
+    test = [row for name, part in read.items() if name.startswith("fold") for row in part]
+    texts = [[row["text"] for row in part] for part in (read["train"], read["dev"], test)]
+    abstracts = [{text.split()[0] for text in part} - {"We"} for part in texts]
+    assert len(set.union(*abstracts)) == sum(map(len, abstracts)) == 300
+    assert len(abstracts[2]) > len(abstracts[0]) > len(abstracts[1]) > 0
+    assert [part.count("We conclude .") for part in texts] == [0, 0, len(abstracts[2])]
+    assert [len(part) for part in texts] == [2 * len(abstracts[0]), 2 * len(abstracts[1]), 3 * len(abstracts[2])]
 
 
 def test_a_data_set_that_is_not_there_is_named(tmp_path: Path) -> None:

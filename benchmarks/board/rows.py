@@ -15,11 +15,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedstrata.errors import UserError
 
 Row = dict[str, Any]
+T = TypeVar("T")
 MOST_DEV = 1000
 """Development rows, of which more would not choose better for their cost."""
 
@@ -109,16 +110,16 @@ def divided(train: Sequence[Row], dev: Sequence[Row], test: Sequence[Row], folds
     return Parts(shuffled(train), shuffled(dev)[:MOST_DEV], [test[i::folds] for i in range(folds)])
 
 
-def cut(rows: Sequence[Row], shares: Sequence[float]) -> list[list[Row]]:
-    """Rows by the hash of their text: the first share of them, the next, …, and the rest."""
-    parts: list[list[Row]] = [[] for _ in range(len(shares) + 1)]
-    for row in rows:
-        place, left = number(key(row)) % 10_000 / 10_000, 0.0
+def cut(things: Sequence[T], shares: Sequence[float], text: Callable[[T], str]) -> list[list[T]]:
+    """Things by the hash of their text: the first share of them, the next, …, and the rest."""
+    parts: list[list[T]] = [[] for _ in range(len(shares) + 1)]
+    for thing in things:
+        place, left = number(text(thing)) % 10_000 / 10_000, 0.0
         for part, share in zip(parts, (*shares, 2.0), strict=True):  # noqa: B007
             left += share
             if place < left:
                 break
-        part.append(row)
+        part.append(thing)
     return parts
 
 
@@ -138,15 +139,11 @@ def json_rows(path: Path) -> list[Row]:
     return [{name: row[name] for name in ("text", "label")} for row in map(json.loads, lines(path))]
 
 
-def json_parts(name: str) -> Callable[[Path, int], Parts]:
-    """The reader of a data set in three files of JSON lines."""
-
-    def read(data: Path, folds: int) -> Parts:
-        folder = find(data, name)
-        train, dev, test = (json_rows(folder / f"{part}.txt") for part in ("train", "dev", "test"))
-        return divided(train, dev, test, folds)
-
-    return read
+def chemprot(data: Path, folds: int) -> Parts:
+    """ChemProt, as it is divided."""
+    folder = find(data, "chemprot")
+    train, dev, test = (json_rows(folder / f"{part}.txt") for part in ("train", "dev", "test"))
+    return divided(train, dev, test, folds)
 
 
 def mrpc(data: Path, folds: int) -> Parts:
@@ -159,30 +156,51 @@ def mrpc(data: Path, folds: int) -> Parts:
             for row in table(folder / name)
         ]
 
-    dev, train = cut(rows("msr_paraphrase_train.txt"), [0.1])
+    dev, train = cut(rows("msr_paraphrase_train.txt"), [0.1], key)
     return divided(train, dev, rows("msr_paraphrase_test.txt"), folds)
 
 
 def jnlpba(data: Path, folds: int) -> Parts:
-    """JNLPBA: words and their tags."""
+    """JNLPBA: words and their tags. Its abstracts are cut anew: its own test file is too small for equality."""
     folder = find(data, "JNLPBA")
-    return divided(*(sentences(folder / f"{name}.tsv") for name in ("train", "devel", "test")), folds)
+    abstracts = [rows for name in ("train", "devel", "test") for rows in documents(folder / f"{name}.tsv")]
+    return recut(abstracts, [0.64, 0.05], folds)
 
 
-def sentences(path: Path) -> list[Row]:
-    """The sentences of a file with a word and its tag per line, and blank lines between."""
-    found: list[Row] = []
+def documents(path: Path) -> list[list[Row]]:
+    """The sentences of each document of a file with a word and its tag per line, sentences between blank lines."""
+    found: list[list[Row]] = [[]]
     words: list[str] = []
     tags: list[str] = []
     for line in [*lines(path), ""]:
         fields = line.split()
-        if fields and fields[0] != "-DOCSTART-":
+        if fields and fields[0] == "-DOCSTART-":
+            found.append([])
+        elif fields:
             words.append(fields[0])
             tags.append(fields[-1])
-        elif words and not fields:
-            found.append({"words": words, "tags": tags})
+        elif words:
+            found[-1].append({"words": words, "tags": tags})
             words, tags = [], []
-    return found
+    return [rows for rows in found if rows]
+
+
+def csabstruct(data: Path, folds: int) -> Parts:
+    """CSAbstruct: the sentences of all abstracts with their roles, cut anew for the same reason as JNLPBA."""
+    folder = find(data, "csabstruct")
+    abstracts = [
+        [{"text": text, "label": label} for text, label in zip(found["sentences"], found["labels"], strict=True)]
+        for name in ("train", "dev", "test")
+        for found in map(json.loads, lines(folder / f"{name}.jsonl"))
+    ]
+    return recut(abstracts, [0.68, 0.06], folds)
+
+
+def recut(documents: Sequence[Sequence[Row]], shares: Sequence[float], folds: int) -> Parts:
+    """Whole documents by the hash of their first row: the shares of testing and development, and the rest."""
+    parts = cut(documents, shares, lambda document: key(document[0]))
+    test, dev, train = ([row for document in part for row in document] for part in parts)
+    return divided(train, dev, test, folds)
 
 
 def qbio(data: Path, folds: int) -> Parts:
@@ -191,7 +209,7 @@ def qbio(data: Path, folds: int) -> Parts:
         {"text": row["abstract"], "label": row["primary_cat"]}
         for row in map(json.loads, lines(find(data, "arxiv_qbio.jsonl")))
     ]
-    test, dev, train = cut(rows, [0.1, 0.05])
+    test, dev, train = cut(rows, [0.1, 0.05], key)
     parts = divided(train, dev, test, folds)
     return Parts(parts.train, parts.dev[:120], [fold[:120] for fold in parts.test])
 
@@ -248,8 +266,8 @@ def phrases(text: str) -> Iterator[str]:
 
 TASKS: Mapping[str, Callable[[Path, int], Parts]] = {
     "sst2": sst2,
-    "chemprot": json_parts("chemprot"),
-    "citation": json_parts("citation_intent"),
+    "chemprot": chemprot,
+    "csabstruct": csabstruct,
     "mrpc": mrpc,
     "jnlpba": jnlpba,
     "qbio": qbio,

@@ -9,7 +9,6 @@ from sklearn.metrics import f1_score, roc_auc_score
 
 from fedstrata.audits.figures import (
     area,
-    at_false_positives,
     best_threshold,
     common_sequence,
     detection,
@@ -69,14 +68,6 @@ def test_a_detection_counts_hits_and_what_the_guess_would_hit() -> None:
     assert found["precision"].chance == pytest.approx(1 / 3)
     assert found["recall"].chance == pytest.approx(1 / 2)
     assert found["auc"].value == pytest.approx(5 / 6)
-
-
-def test_at_one_percent_of_false_positives() -> None:
-    outside = np.arange(1000.0)
-    scores, truth = np.concatenate([outside, [988.5, 990.5, 2000]]), np.arange(1003) >= 1000
-    found = at_false_positives(scores, truth)
-    assert found.count == (2, 3)
-    assert (outside > 990.5).sum() <= 10
 
 
 def test_rouge_of_texts() -> None:

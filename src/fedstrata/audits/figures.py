@@ -139,14 +139,6 @@ def detection(scores: Floats, truth: Truth, threshold: float, guess: Truth | Non
     }
 
 
-def at_false_positives(scores: Floats, truth: Truth, rate: float = 0.01) -> Figure:
-    """The share of true cases found at a threshold that takes at most ``rate`` of the others for true."""
-    outside = np.sort(scores[~truth])[::-1]
-    allowed = int(rate * len(outside))
-    threshold = outside[allowed] if len(outside) else float("inf")
-    return share(int((scores[truth] > threshold).sum()), int(truth.sum()), rate)
-
-
 def common_sequence(one: Sequence[int], other: Sequence[int]) -> int:
     """Length of the longest common subsequence."""
     row = [0] * (len(other) + 1)

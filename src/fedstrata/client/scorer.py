@@ -22,10 +22,6 @@ from fedstrata.plan.streams import EVALUATE, SERVER, Streams
 from fedstrata.tasks import Batch, Examples, Task
 from fedstrata.tasks.task import Predicted, SpreadTask
 
-MakePass = Callable[[FeatureCache | None], ModelPass]
-"""Makes the way through the model, over the cache of a frozen encoder's hidden states where there is one."""
-
-
 Keep = Callable[[Index, list[Predicted]], None]
 """Takes the test examples that were scored and what was predicted, batch by batch."""
 

@@ -56,7 +56,7 @@ class Ring:
     def until_train(self) -> None:
         server = self.server
         for name in self.there("keys", list(self.members)):
-            server.take_keys(name, self.members[name].answer("keys", {}))
+            server.take_keys(name, self.members[name].answer("keys", {}), self.members[name].secrets.weight)
         question = server.close_roster(self.groups_of(tuple(server.entries)))
         for name in self.there("shares", list(server.entries)):
             server.take_shares(name, self.members[name].answer("shares", question))

@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 
 from fedstrata.errors import UserError
-from fedstrata.privacy.accounting import LEAST_NOISE, Spending, _least, calibrate, epsilon_of
+from fedstrata.privacy.accounting import LEAST_NOISE, MOST_RELEASES, Spending, _least, calibrate, epsilon_of
 from fedstrata.privacy.noise import gaussian, norm_of, privatized
 
 
@@ -78,6 +78,13 @@ def test_calibrated_noise_is_just_enough(accountant: str, epsilon: float, rate: 
     )
     assert found <= epsilon < less
     assert calibrate(epsilon, 1e-5, "pld", rate, 0) == LEAST_NOISE
+
+
+def test_a_loss_that_would_take_minutes_is_bounded_by_renyi() -> None:
+    """A hostile job may ask for a hundred million releases of next to nothing."""
+    spent = [Spending(1e4, 1 / 12, 1000 * 12 * 10_000)]
+    assert epsilon_of(spent, 1e-5, "pld") == epsilon_of(spent, 1e-5, "rdp")
+    assert epsilon_of([Spending(1e4, 1 / 12, MOST_RELEASES)], 1e-5, "pld") < epsilon_of(spent, 1e-5, "pld")
 
 
 def test_an_epsilon_that_no_noise_reaches_is_refused() -> None:

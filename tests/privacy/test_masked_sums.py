@@ -166,7 +166,7 @@ def test_the_same_question_gets_the_same_answer_and_another_none() -> None:
     ring = Ring(members_of(SENDS, WEIGHTS))
     server, a = ring.server, ring.members["a"]
     for name, member in ring.members.items():
-        server.take_keys(name, member.answer("keys", {}))
+        server.take_keys(name, member.answer("keys", {}), member.secrets.weight)
     question = server.close_roster(ring.groups_of(tuple(SENDS)))
     answer = a.answer("shares", question)
     assert again(a).answer("shares", question) == answer
@@ -248,7 +248,7 @@ def test_a_roster_that_is_none_is_refused(change: str) -> None:
     ring = Ring(members_of(SENDS, WEIGHTS))
     server = ring.server
     for name, member in ring.members.items():
-        server.take_keys(name, member.answer("keys", {}))
+        server.take_keys(name, member.answer("keys", {}), member.secrets.weight)
     if change == "two":
         server.entries = {name: server.entries[name] for name in "ab"}
         with pytest.raises(WireError, match="of 2 clients"):
@@ -296,7 +296,7 @@ def test_a_point_of_low_order_is_refused() -> None:
     ring = Ring(members_of(SENDS, WEIGHTS))
     server = ring.server
     for name, member in ring.members.items():
-        server.take_keys(name, member.answer("keys", {}))
+        server.take_keys(name, member.answer("keys", {}), member.secrets.weight)
     server.entries["b"] = bytes(32) + server.entries["b"][32:]
     asked(ring.members["a"], "shares", server.close_roster(ring.groups_of(tuple(SENDS))), "low order")
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from rings import Ring, members_of
 
-from fedstrata.privacy.sum_terms import SIGNATURE_BYTES, groups_of
+from fedstrata.client.sum_rules import session
+from fedstrata.privacy.roster import Entry, Roster
+from fedstrata.privacy.sum_terms import SIGNATURE_BYTES, Group, groups_of
 from fedstrata.sites.provision import add_site, init
 from fedstrata.sites.settings import read_site
 from fedstrata.sites.signing import KeySigner, site_signer
@@ -48,7 +50,7 @@ def test_a_server_that_puts_its_own_keys_in_is_found_out(signers: dict[str, KeyS
     other = members_of(sends, weights, signers.__getitem__)["b"]
     server = ring.server
     for name, member in ring.members.items():
-        server.take_keys(name, member.answer("keys", {}))
+        server.take_keys(name, member.answer("keys", {}), member.secrets.weight)
     server.entries["b"] = other.answer("keys", {})["keys"]
     question = server.close_roster(groups_of(sends))
     with pytest.raises(WireError, match="what came as 'b' is not signed"):
@@ -60,9 +62,9 @@ def test_keys_of_another_round_are_found_out(signers: dict[str, KeySigner]) -> N
     ring, before = (Ring(members_of(sends, weights, signers.__getitem__)) for _ in range(2))
     before.members["b"].session = b"another session"
     for name, member in ring.members.items():
-        ring.server.take_keys(name, member.answer("keys", {}))
+        ring.server.take_keys(name, member.answer("keys", {}), member.secrets.weight)
     with pytest.raises(WireError, match="what came as 'b' is not signed"):
-        ring.server.take_keys("b", before.members["b"].answer("keys", {}))
+        ring.server.take_keys("b", before.members["b"].answer("keys", {}), 1)
 
 
 def test_a_forged_list_of_survivors_opens_nothing(signers: dict[str, KeySigner]) -> None:
@@ -87,3 +89,39 @@ def test_a_new_site_knows_the_others_and_they_need_its_key(tmp_path: Path) -> No
     assert sorted(path.name for path in peers.iterdir()) == ["a.pub", "b.pub", "c.pub"]
     assert {path.name for path in written} >= {"a.pub", "b.pub", "c.pub"}
     assert sorted(p.name for p in (tmp_path / "sites" / "a" / "peers").iterdir()) == ["a.pub", "b.pub"]
+
+
+def test_members_who_were_told_different_jobs_take_part_in_no_sum(signers: dict[str, KeySigner]) -> None:
+    """Else a server gives one of them a part that nobody else sends, and asks the others for its mask."""
+    assert session(b"run", b"one job", 0, b"attempt") != session(b"run", b"another job", 0, b"attempt")
+    sends, weights = dict.fromkeys(NAMES, ("low",)), dict.fromkeys(NAMES, 1)
+    ring = Ring(members_of(sends, weights, signers.__getitem__))
+    ring.members["a"].session = session(b"run", b"another job", 0, b"attempt")
+    for name, member in ring.members.items():
+        answer = member.answer("keys", {})
+        ring.server.entries[name], ring.server.proofs[name] = answer["keys"], answer["signature"]
+    question = ring.server.close_roster(groups_of(sends))
+    for name in NAMES:
+        with pytest.raises(WireError, match="is not signed with its registered key"):
+            ring.members[name].answer("shares", question)
+
+
+def test_a_sum_is_bound_to_its_groups() -> None:
+    names = ("a", "b", "c")
+    entries = {name: Entry(bytes(32), bytes(32), 1) for name in names}
+    groups = [
+        (Group(("low",), names),),
+        (Group(("low", "high"), names),),
+        (Group(("low",), names[:2]),),
+        (Group(("low",), names, 4),),
+    ]
+    assert len({Roster(b"session", entries, own).digest() for own in groups}) == 4
+
+
+def test_a_member_weighs_as_agreed(signers: dict[str, KeySigner]) -> None:
+    """Behind masks nobody sees with which weight it multiplies."""
+    sends, weights = dict.fromkeys(NAMES, ("low",)), dict.fromkeys(NAMES, 2**24)
+    ring = Ring(members_of(sends, weights, signers.__getitem__))
+    with pytest.raises(WireError, match="weight: is 16777216, and it counts for 4"):
+        ring.server.take_keys("a", ring.members["a"].answer("keys", {}), 4)
+    assert not ring.server.entries

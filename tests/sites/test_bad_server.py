@@ -8,13 +8,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from test_in_memory import Village
 from test_service import answer, text
 
 import fedstrata
+from fedstrata.client.steps import steps
+from fedstrata.data.tokens import Tokens
+from fedstrata.job.train_table import Train
+from fedstrata.plan.messages import Request
+from fedstrata.plan.plan import Plan
+from fedstrata.plan.streams import BATCH, ORDER, Streams
 from fedstrata.sites import trial
+from fedstrata.sites.answers import Answers
+from fedstrata.sites.approval import job_digest
 from fedstrata.sites.messages import (
     Envelope,
     HelloHeader,
@@ -25,9 +34,12 @@ from fedstrata.sites.messages import (
     decode_message,
     encode_message,
 )
+from fedstrata.sites.rows_behind import rows_trained_on
 from fedstrata.sites.service import SiteService
 from fedstrata.sites.settings import read_site
 from fedstrata.sites.trial import try_run
+from fedstrata.tasks import Examples
+from fedstrata.tasks.mlm import MaskedLM
 
 Jobs = Callable[..., dict[str, Any]]
 Said = dict[type, list[Envelope]]
@@ -162,6 +174,127 @@ def test_few_masked_tokens_are_few_rows(town: Town) -> None:
         town.site(), town.hello, job=town.job(task={"kind": "mlm", "mask_probability": 1e-9}), labels=None
     )
     assert "task.mask_probability is 1e-09" in refusal.reason
+
+
+@pytest.mark.parametrize("probability", [0.02, 0.15, 0.9])
+def test_rows_without_a_masked_token_are_not_behind_a_message(probability: float) -> None:
+    lengths = np.full(12, 5)
+    tokens = Tokens(np.tile([2, 10, 11, 12, 3], 12).astype(np.int32), np.arange(13) * 5, np.arange(12))
+    task = MaskedLM(mask=4, padding=0, special=np.array([0, 2, 3, 4]), vocabulary=20, probability=probability)
+    train, streams, index = Train(batch_size=6), Streams(0), np.arange(12)
+    request = Request(0, "a", Plan((0,), ("head",)), "train", {}, {})
+    masked: set[int] = set()
+    draw = streams.numpy(0, "a", BATCH)
+    for step in steps(lengths, train, streams.numpy(0, "a", ORDER)):
+        for batch in step.batches:
+            chance = draw.random((6, 5))
+            inner = chance[:, 1:4]
+            rows = np.flatnonzero((inner < probability).any(1))
+            rows = rows if len(rows) else [inner.min(1).argmin()]  # at least one token of a batch is masked
+            masked |= set(batch[rows].tolist())
+            draw.random((6, 5)), draw.integers(0, 20, (6, 5))
+    if probability < 0.1:
+        assert len(masked) < 8
+    assert rows_trained_on(train, streams, Examples(tokens), index, request, task) == len(masked)
+    assert rows_trained_on(train, streams, Examples(tokens), index, request) == 12
+
+
+@pytest.mark.parametrize(
+    ("train", "reason"),
+    [
+        ({"optimizer": "sgd", "learning_rate": 1e-2, "proximal_mu": 1e2}, "train.proximal_mu is 1"),
+        ({"learning_rate": 1e-3, "weight_decay": 1e3}, "train.weight_decay is 1"),
+    ],
+)
+def test_a_job_in_which_every_step_undoes_the_ones_before_is_refused(
+    town: Town, train: dict[str, Any], reason: str
+) -> None:
+    refusal = answer(town.site(), town.hello, job=town.job(train=train))
+    assert reason in refusal.reason
+    assert "undo what earlier rows have taught" in refusal.reason
+
+
+def test_rounds_beyond_those_of_the_job_are_refused(town: Town) -> None:
+    """Bytes, rounds and epsilon are told, and agreed to, of the job's rounds."""
+    service = town.begun(town.site())
+    for round in (2, 50, 10**9, -1):
+        assert "round: is " in answer(service, town.request(1), round=round).reason
+    assert isinstance(answer(service, town.request(1)), ReplyHeader)
+    idle = town.request(0).header.plan.model_copy(update={"train": (), "send": ()})  # type: ignore[attr-defined]
+    assert "expected -1 to 1" in answer(service, town.request(0), round=2, phase="receive", plan=idle).reason
+
+
+def test_a_job_without_leave_does_not_come_into_the_place_of_one_that_has_it(town: Town) -> None:
+    digest = job_digest(town.hello.header, town.hello.weights["files"])  # type: ignore[arg-type]
+    runs = ('runs = "any"', f'runs = "listed"\njobs = ["{digest}"]')
+    service = town.site(runs)
+    assert isinstance(answer(service, town.hello), WelcomeHeader)
+    folder = service.settings.folder / "runs" / town.hello.run
+    before = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    other = with_file(town, "tokenizer.json", lambda table: table.update(normalizer={"type": "Lowercase"}))
+    assert "is none of those that it has listed" in answer(service, town.hello, other).reason
+    assert {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert kept(service) == [folder], "and nothing beside it"
+
+
+def test_a_tokenizer_that_the_trial_refuses_does_not_come_into_the_place_of_another(town: Town) -> None:
+    town.rows([("a" * 60 + " b", "kidney")] * 12)
+    service = town.site(tried=True)
+    assert isinstance(answer(service, town.hello), WelcomeHeader)
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    panics = with_file(town, "tokenizer.json", lambda table: table.update(pre_tokenizer=split))
+    assert "failed (PanicException)" in answer(service, town.hello, panics).reason
+    assert isinstance(answer(service, town.start), WelcomeHeader)
+
+
+NOISE = {"level": "client", "noise": 2.0, "single_message": True}
+
+
+@pytest.mark.parametrize("tables", [{"privacy": {**NOISE, "noise": 0.1}}, {"train": {"learning_rate": 1e-30}}])
+def test_with_noise_a_run_has_one_job(town: Town, tables: dict[str, dict[str, Any]]) -> None:
+    """Another one would get another answer with the same noise, or another noise for the same answer."""
+    service = town.site()
+    job = town.job(privacy=NOISE)
+    assert isinstance(answer(service, town.hello, job=job), WelcomeHeader)
+    changed = {**job, **{name: {**job[name], **keys} for name, keys in tables.items()}}
+    for _ in range(2):
+        assert "this run has begun with another job" in answer(service, town.hello, job=changed).reason
+    assert isinstance(answer(service, town.hello, job=job), WelcomeHeader), "the server may greet again"
+    plain = town.job()
+    assert "this run has begun with another job" in answer(service, town.hello, job=plain).reason
+
+
+def test_no_more_runs_than_it_takes_part_in_however_many_it_has_greeted(town: Town) -> None:
+    service = town.site(("# max_runs = 20", "max_runs = 1"))
+    runs = [letter * 32 for letter in "abc"]
+    for run in runs:
+        assert isinstance(answer(service, town.hello, run=run), WelcomeHeader)
+    said = []
+    for run in runs:
+        answer(service, town.start, run=run)
+        said.append(answer(service, town.request(0), run=run))
+    assert isinstance(said[0], ReplyHeader)
+    assert all("max_runs" in refusal.reason for refusal in said[1:])
+    assert {line["run"] for line in releases(service) if line["payload"] == "weights"} == {runs[0]}
+
+
+def test_receipts_count_as_bytes_that_leave(town: Town) -> None:
+    service = town.begun(town.site(("# bytes_per_run = 10_000_000_000", "bytes_per_run = 200_000")))
+    idle = town.request(0).header.plan.model_copy(update={"train": (), "send": ()})  # type: ignore[attr-defined]
+    assert isinstance(answer(service, town.request(0), phase="receive", plan=idle), ReplyHeader)
+    service.gate.log.run_bytes[town.hello.run] = 199_990
+    assert "bytes_per_run" in answer(service, town.request(0), phase="receive", plan=idle, round=1).reason
+
+
+def test_work_that_comes_to_nothing_counts_as_seconds(town: Town) -> None:
+    service = town.site()
+    job = town.job(train={"learning_rate": 1e38, "weight_decay": 0.0, "optimizer": "sgd"}, privacy=NOISE)
+    answer(service, town.hello, job=job)
+    answer(service, town.start)
+    assert answer(service, town.request(0)).reason.startswith("failed: ")
+    [run] = service.runs.values()
+    assert run.answers.seconds > 0
+    assert Answers(run.folder).seconds == run.answers.seconds, "after a restart as well"
 
 
 def test_a_request_by_which_a_message_is_of_few_rows_is_refused(town: Town) -> None:

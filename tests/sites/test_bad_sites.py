@@ -151,6 +151,17 @@ def test_no_greeting_ends_a_run(job: Jobs, village: Village) -> None:
     check_clean(run.folder)
 
 
+@pytest.mark.parametrize("name", ["accuracy.\x1b[2Jx", "accuracy.a\nroot login ok", "accuracy.<b>"])
+def test_a_metric_has_a_plain_name(job: Jobs, village: Village, name: str) -> None:
+    _, there = village.jobs(job("fedavg", "classify", clients={"test": 0.3}))
+    attacked(village, "b", "reply", [header(scores={"b": {"accuracy": 0.5, name: 0.5}})] * 9, "evaluate")
+    run = fedstrata.run(there)
+    reasons = {line["reason"] for line in lines(run.folder / "missing.jsonl")}
+    assert len(reasons) == 1
+    assert "which is no plain name" in reasons.pop()
+    check_clean(run.folder)
+
+
 def test_a_reply_of_an_earlier_round_is_none(job: Jobs, village: Village) -> None:
     _, there = village.jobs(job("fedavg", "classify", method={"rounds": 3}))
     replay = Replay()

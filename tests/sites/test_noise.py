@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_bad_sites import attacked, header
 from test_in_memory import NAMES, Village
 
 import fedstrata
@@ -154,6 +155,22 @@ def test_over_all_runs_a_site_spends_no_more_than_its_limit(village: Village, jo
     village.start()
     with pytest.raises(UserError, match=r"over all runs it would have spent epsilon .*, its limit is 6"):
         fedstrata.run({**made, "output": {"dir": str(village.folder / "again")}})
+
+
+def test_a_round_with_another_noise_is_accounted_for_once_more(tmp_path: Path) -> None:
+    account = NoiseAccount(tmp_path, None, 1e-5)
+    loud, quiet = Spending(50.0, 1.0, 1), Spending(0.5, 1.0, 1)
+    for release in (loud, quiet, loud):
+        account.spend("run", 0, "client", release)
+    assert account.epsilon() == epsilon_of([loud, quiet], 1e-5, "pld")
+
+
+def test_a_site_weighs_one_at_level_client_whatever_it_says(village: Village, job: Jobs) -> None:
+    for kind in ("welcome", "reply"):
+        attacked(village, "b", kind, [header(examples=10**9)] * 9)
+    run = fedstrata.run(played(village, job, "client"))
+    rounds = [json.loads(line) for line in (run.folder / "rounds.jsonl").read_text().splitlines()]
+    assert {line["examples"] for line in rounds if line["client"] != "server"} == {1}
 
 
 def test_a_round_is_accounted_for_once(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from fedstrata.sites import federation as between
 from fedstrata.sites import serve
 from fedstrata.sites.connecting import clock_complaint
 from fedstrata.sites.provision import init
+from fedstrata.sites.site_log import LOG, log_to
 
 
 @pytest.fixture
@@ -116,3 +117,24 @@ def test_of_a_server_that_is_away_no_clock_is_known() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         assert clock_complaint(f"127.0.0.1:{closed.getsockname()[1]}", None) == ""
+
+
+def test_a_message_is_one_line_of_the_log(tmp_path: Path) -> None:
+    path = tmp_path / "site.log"
+    before = list(LOG.handlers)
+    try:
+        log_to(path)
+        forged = "x\n2026-01-01 00:00:00,000 INFO run 0: over\x1b[2J"
+        LOG.info("run %s", forged)
+        try:
+            raise ValueError(forged)
+        except ValueError as error:
+            LOG.error("failed", exc_info=error)
+    finally:
+        for handler in set(LOG.handlers) - set(before):
+            LOG.removeHandler(handler)
+            handler.close()
+    lines = path.read_text("utf-8").splitlines()
+    assert [line for line in lines if not line.startswith("  ")] == [lines[0], lines[1]]
+    assert lines[0].endswith("INFO run x 2026-01-01 00:00:00,000 INFO run 0: over")
+    assert "\x1b" not in path.read_text("utf-8")

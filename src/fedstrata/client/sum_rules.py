@@ -22,6 +22,8 @@ class SumRules:
         task: the task's kind.
         streams: all randomness of the plans.
         run: names the run in every signature.
+        agreement: digest of the job as the client was told it; all signatures are bound to it, so that clients who
+            were told different jobs take part in no sum together.
         signer: signs for the client and knows the others' registered keys.
         least: fewest clients whose sum is opened.
     """
@@ -30,6 +32,7 @@ class SumRules:
     task: str
     streams: Streams
     run: bytes = b""
+    agreement: bytes = b""
     signer: Signer = field(default_factory=Unsigned)
     least: int = LEAST
 
@@ -42,9 +45,9 @@ class SumRules:
         return groups_of(sends, self.least)
 
 
-def session(run: bytes, round: int, attempt: bytes) -> bytes:
+def session(run: bytes, agreement: bytes, round: int, attempt: bytes) -> bytes:
     """What every key and signature of an attempt is bound to."""
-    return digest(b"fedstrata session", run, round.to_bytes(8, "big"), attempt)
+    return digest(b"fedstrata session", run, agreement, round.to_bytes(8, "big"), attempt)
 
 
 def sum_rules_of(job: Job) -> SumRules | None:

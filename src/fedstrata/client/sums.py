@@ -143,7 +143,7 @@ def _member(work: Work, attempt: bytes, kept: str | None) -> Member:
     held = new_secrets(weight) if kept is None else load_secrets(kept)
     return Member(
         name=work.request.client,
-        session=session(rules.run, round, attempt),
+        session=session(rules.run, rules.agreement, round, attempt),
         signer=rules.signer,
         groups_of=lambda names: rules.groups(parts, round, names),
         secrets=held,

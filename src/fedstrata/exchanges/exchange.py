@@ -32,11 +32,13 @@ class SumSigning:
         run: names the run.
         signer: knows the clients' registered keys.
         least: fewest clients whose sum is opened.
+        equal_weights: whether all clients weigh the same in the mean, however many examples they have.
     """
 
     run: bytes = b""
     signer: Signer = field(default_factory=Unsigned)
     least: int = LEAST
+    equal_weights: bool = False
 
 
 Traffic = Iterable[tuple[str, str, int]]

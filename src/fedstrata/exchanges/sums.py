@@ -29,7 +29,7 @@ from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.schedule import sample_clients
 from fedstrata.plan.streams import SERVER
-from fedstrata.privacy.fixed_point import WIDTHS
+from fedstrata.privacy.fixed_point import WIDTHS, capped
 from fedstrata.privacy.opening import Opening
 from fedstrata.privacy.shamir import SECRET_BYTES, SHARE_BYTES
 from fedstrata.privacy.sum_terms import (
@@ -47,7 +47,7 @@ from fedstrata.wire.partial import filled, travelling
 
 LEDGER = "masked sum"
 """Under which the ledger counts keys, shares and signatures."""
-Take = Callable[[str, Message], None]
+Take = Callable[[Reply], None]
 """Takes a client's answer to a step."""
 
 
@@ -80,19 +80,25 @@ class SummedHalf(PlainHalf):
         plans = {client: loop.plan(round, client) for client in clients}
         loop.personal = any(plan.keep for plan in plans.values())
         attempt = secrets.token_bytes(ATTEMPT_BYTES)
-        opening = Opening(session(self.signing.run, round, attempt), self.signing.signer)
+        told = getattr(getattr(loop.engine, "run", None), "agreement", "")  # where the clients are sites
+        opening = Opening(session(self.signing.run, told.encode(), round, attempt), self.signing.signer)
         steps = _Steps(loop, round, plans, attempt)
-        steps.ask("sum_keys", clients, lambda name: {}, opening.take_keys)
+
+        def take_keys(reply: Reply) -> None:
+            weight = 1 if self.signing.equal_weights else capped(reply.examples)
+            opening.take_keys(reply.client, reply.sums, weight)
+
+        steps.ask("sum_keys", clients, lambda name: {}, take_keys)
         rules = SumRules(loop.method, loop.task, loop.streams, least=self.signing.least)
         question = opening.close_roster(rules.groups(loop.server.parts, round, tuple(opening.entries)))
-        steps.ask("sum_shares", list(opening.entries), lambda name: question, opening.take_shares)
+        steps.ask("sum_shares", list(opening.entries), lambda name: question, _take(opening.take_shares))
         steps.train(opening)
         whose = named(opening.survivors)
         steps.ask_late(
-            "sum_survivors", opening.survivors, lambda name: {"survivors": whose}, opening.take_signature
+            "sum_survivors", opening.survivors, lambda name: {"survivors": whose}, _take(opening.take_signature)
         )
         signers = [name for name in opening.survivors if name in opening.signatures]
-        steps.ask_late("sum_open", signers, lambda name: opening.open_question(), opening.take_opened)
+        steps.ask_late("sum_open", signers, lambda name: opening.open_question(), _take(opening.take_opened))
         self.open(loop, round, opening)
         return loop.server.merge()
 
@@ -122,6 +128,10 @@ class DrySummedHalf(SummedHalf):
         for group in opening.roster.groups:
             for part in group.parts:
                 loop.server.aggregate.add(loop.server.weights[part], 1, SERVER)
+
+
+def _take(take: Callable[[str, Message], None]) -> Take:
+    return lambda reply: take(reply.client, reply.sums)
 
 
 def tell_closed(loop: Rounds, round: int, opening: Opening, opened: set[int]) -> None:
@@ -188,7 +198,7 @@ class _Steps:
     def _take(self, reply: Reply, take: Take, miss: Callable[[int, NoReply], None]) -> None:
         self._count(reply.client, "up", reply.sums)
         try:
-            take(reply.client, reply.sums)
+            take(reply)
         except WireError as error:
             miss(self.round, NoReply(reply.client, f"sends what cannot be used: {error}"))
 

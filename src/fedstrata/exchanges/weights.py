@@ -51,7 +51,7 @@ def _plain(buffer: int | None) -> PlainHalf:
 def _dry(context: DryContext) -> PlainHalf:
     """The server's half as a forecast plays it."""
     if context.sums:
-        return DrySummedHalf(SumSigning())
+        return DrySummedHalf(SumSigning(equal_weights=context.equal_weights))
     return BoundHalf() if context.bound else _plain(context.buffer)
 
 

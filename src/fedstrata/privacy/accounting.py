@@ -24,6 +24,8 @@ Accountant = Literal["pld", "rdp"]
 INSTALL = "[privacy] level: noise is accounted for by the extra 'privacy': pip install 'fedstrata[privacy]'"
 LOOSE = 100.0
 """Epsilon beyond which Rényi's bound is told, whatever the accountant: no finer one makes it a protection."""
+MOST_RELEASES = 10**6
+"""Releases beyond which Rényi's bound is told too: a finer one takes minutes, as a hostile job may want."""
 FEW_ORDERS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 128, 256)
 """Rényi's orders for a bound that is seldom told: whole ones, which are quick."""
 TOLERANCE = 5e-3
@@ -72,11 +74,12 @@ def _epsilon(spent: tuple[tuple[tuple[float, float], int], ...], delta: float, a
         precision = sum(count / noise**2 for (noise, _), count in spent)
         with np.errstate(divide="ignore"):  # the library takes the logarithm of 0 where noise drowns everything
             return max(0.0, float(library.get_epsilon_gaussian(precision**-0.5, delta)))
-    bound = math.inf
-    for orders in (FEW_ORDERS, None) if accountant == "pld" else (None,):
+    bound, total = math.inf, sum(count for _, count in spent)
+    finer_too = accountant == "pld" and total <= MOST_RELEASES
+    for orders in (FEW_ORDERS, None) if finer_too else (None,):
         bound = _composed(library.rdp.RdpAccountant(orders), spent, delta)
-        if accountant == "pld" and bound <= LOOSE:
-            step = _step(bound, sum(count for _, count in spent))
+        if finer_too and bound <= LOOSE:
+            step = _step(bound, total)
             finer = _composed(library.pld.PLDAccountant(value_discretization_interval=step), spent, delta)
             return min(bound, finer)
     return bound

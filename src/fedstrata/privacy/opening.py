@@ -73,10 +73,15 @@ class Opening:
         """Who has sent shares, in order."""
         return [name for name in self.entries if name in self.sealed]
 
-    def take_keys(self, name: str, answer: Mapping[str, bytes]) -> None:
-        """A member's keys."""
+    def take_keys(self, name: str, answer: Mapping[str, bytes], weight: int) -> None:
+        """A member's keys, and the weight for which it counts: behind masks nobody sees with which it multiplies.
+
+        Raises:
+            WireError: it means another weight, or what it sends are no keys.
+        """
         entry, proof = message_fields(answer, "keys", "signature")
-        decode_entry(entry)
+        if (said := decode_entry(entry).weight) != weight:
+            raise WireError(f"weight: is {said}, and it counts for {weight}")
         self.signer.check(name, signed_entry(self.session, name, entry), proof)
         pieces(proof, [SIGNATURE_BYTES], "signature")
         self.entries[name], self.proofs[name] = entry, proof

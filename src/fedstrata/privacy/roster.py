@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from fedstrata.privacy.fixed_point import MOST_WEIGHT, FixedPoint, fixed_point
 from fedstrata.privacy.masks import derive
 from fedstrata.privacy.shamir import SECRET_BYTES
-from fedstrata.privacy.sum_terms import ENTRY_BYTES, Group, digest
+from fedstrata.privacy.sum_terms import ENTRY_BYTES, Group, digest, named
 from fedstrata.wire.codec import WireError
 
 
@@ -83,6 +83,8 @@ class Roster:
     def digest(self) -> bytes:
         """What every signature of this sum is bound to."""
         said = [part for name, entry in self.entries.items() for part in (name.encode(), entry.encode())]
+        for group in self.groups:
+            said += [named(group.parts), named(group.senders), group.least.to_bytes(2, "big")]
         return digest(b"fedstrata sum", self.session, *said)
 
     def mask_key(self, own: str, secret: bytes, other: str, group: int) -> tuple[bytes, int]:

@@ -217,10 +217,10 @@ def _sum_signing(stage: ReadyStage) -> SumSigning | None:
     """What masked sums are signed with; in one process with nothing."""
     if not stage.job.privacy.sum_only:
         return None
-    least = least_of(stage.job)
+    rules = SumSigning(least=least_of(stage.job), equal_weights=stage.job.privacy.level == "client")
     if stage.federation is None:
-        return SumSigning(least=least)
-    return replace(remote_signing(stage.folder, stage.federation.settings), least=least)
+        return rules
+    return remote_signing(rules, stage.folder, stage.federation.settings)
 
 
 def _score(stage: ReadyStage, plan: Plan, engine: Engine, keep: Keep) -> Callable[[Server], dict[str, float]]:

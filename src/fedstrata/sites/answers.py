@@ -27,6 +27,8 @@ FILES = (INDEX, "*.answer")
 """Patterns of what is written into a run's folder."""
 KEPT_ROUNDS = 4
 """Rounds whose answers stay on disk: as many as a server may have to go back."""
+NOTHING_LEFT = ""
+"""In place of the payload, of work that came to nothing."""
 SESSIONS = 10
 """Times that a session on the server's layers may be held for one request: after the server, or the connection,
 was lost. Its batches cannot be kept and sent again, for their gradients come back in between."""
@@ -139,6 +141,10 @@ class Answers:
             if old.round <= answer.round - KEPT_ROUNDS:
                 self._path(old).unlink(missing_ok=True)
         return answer, open_file(path)
+
+    def spend(self, round: int, request: str, seconds: float) -> None:
+        """Note work of which nothing came; it counts as well."""
+        self._write(Answer(round, NOTHING_LEFT, request, 0, seconds))
 
     def _sessions(self, answer: Answer) -> int:
         before = self.known.get((answer.round, answer.payload))

@@ -72,6 +72,7 @@ class RemoteRun:
         hello: makes a site's first message.
         start: makes the message with the start model.
         check: raises WireError for a reply that does not answer its request.
+        agreement: digest of the job as the sites are told it, see :func:`fedstrata.sites.approval.job_digest`.
         answer_bytes: most bytes of tensors in the reply to a request, of a site with so many examples.
         tokens: site -> its token for the activation stream.
         start_digest: fingerprint of the start model, which every reply names.
@@ -85,6 +86,7 @@ class RemoteRun:
     start: Callable[[], TensorFile]
     check: Callable[[Request, Reply], None]
     answer_bytes: Callable[[Request, int], int]
+    agreement: str = ""
     tokens: Mapping[str, str] = field(default_factory=dict)
     start_digest: str = ""
     most_weight: Mapping[str, int] = field(default_factory=dict)

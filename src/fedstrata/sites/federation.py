@@ -24,12 +24,10 @@ from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import Streams
 from fedstrata.server.layers import ServerLayers
 from fedstrata.sites.admission import Admission
-from fedstrata.sites.approval import job_digest
 from fedstrata.sites.buffered_engine import BufferedRemoteEngine
 from fedstrata.sites.checks import join_address, loopback
 from fedstrata.sites.control_secret import read_secret
 from fedstrata.sites.engine import RemoteEngine, Transport
-from fedstrata.sites.messages import HelloHeader, decode_message
 from fedstrata.sites.remote_run import RemoteStage, remote_run
 from fedstrata.sites.reply_checks import weight_notes
 from fedstrata.sites.run_record import RUN_LOCK
@@ -164,6 +162,9 @@ def remote_engine(
     job, names = stage.job, names_of(stage.job)
     plan = make_plan(job.method, stage.server.parts, job.task.kind, 0, names[0], Streams(job.train.seed))
     away = plan.away(stage.server.parts)
+    most_weight = federation.settings.most_weight
+    if job.privacy.level == "client":
+        most_weight = dict.fromkeys(names, 1)  # whatever it says of itself
     sent = {part: tensors for part, tensors in stage.start.items() if part not in away}
     with ExitStack() as stack:
         server = None
@@ -176,7 +177,7 @@ def remote_engine(
                 sent,
                 federation.tokens,
                 server.port if server else 0,
-                federation.settings.most_weight,
+                most_weight,
             ),
             transport=federation.transport,
             deadline=job.engine.deadline,
@@ -184,14 +185,14 @@ def remote_engine(
             on_event=on_event,
             activation_server=server,
         )
-        on_event(Noted(f"job {_digest(engine, names[0])}; a site that lists its jobs has this in [approve] jobs"))
+        on_event(Noted(f"job {engine.run.agreement}; a site that lists its jobs has this in [approve] jobs"))
         absent = engine.gather()
         engine.own_start = frozenset(name for name, welcome in engine.welcomes.items() if welcome.own)
         for site in absent:
             on_event(Missed(-1, site.client, site.reason))
         _check_quorum(job, len(engine.welcomes), len(names), absent)
         examples = {name: engine.agreed[name] for name in names if name in engine.welcomes}
-        for sentence in weight_notes(examples, federation.settings.most_weight):
+        for sentence in weight_notes(examples, most_weight):
             on_event(Noted(sentence))
         yield engine, {name: engine.welcomes[name].examples if name in engine.welcomes else 0 for name in names}
         for site in engine.farewell(save=bool(plan.keep)):
@@ -208,13 +209,6 @@ def _check_quorum(job: Job, there: int, asked: int, absent: Sequence[NoReply]) -
     if there < max(1, math.ceil(job.engine.quorum * asked)):
         why = "; ".join(f"{site.client} {site.reason}" for site in absent)
         raise UserError(f"engine.quorum: is {job.engine.quorum:g} of {asked} sites, but {why}")
-
-
-def _digest(engine: RemoteEngine, name: str) -> str:
-    """What names the job to the sites; the same for each of them."""
-    hello = decode_message(engine.run.hello(name), "hello")
-    assert isinstance(hello.header, HelloHeader)
-    return job_digest(hello.header, hello.weights["files"])
 
 
 def _activation_server(layers: ServerLayers, federation: Federation, deadline: float) -> ActivationServer:

@@ -76,6 +76,7 @@ class Gate:
             message = encode_reply(run.name, site.answer(request), request, run.hello.start, known)
             write()
             return self.release(message, run.name, request.round, payload)
+        self.check_run(run.name)  # others may have begun since this one was greeted
         rows = rows_behind(site, request)
         check_rows(self.limits, rows)
         self._check_seconds(run, 0.0)
@@ -90,10 +91,14 @@ class Gate:
         if again:
             run.answers.begin(Answer(*key, digest, rows))
         began = time.monotonic()
-        reply = site.carry_out(request, copied=False)  # what leaves is read from where it is kept
-        write()
-        message = encode_reply(run.name, reply, request, run.hello.start, known)
-        self._check_bytes(run.name, len(message))
+        try:
+            reply = site.carry_out(request, copied=False)  # what leaves is read from where it is kept
+            write()
+            message = encode_reply(run.name, reply, request, run.hello.start, known)
+            self._check_bytes(run.name, len(message))
+        except BaseException:
+            run.answers.spend(request.round, digest, time.monotonic() - began)
+            raise
         answer, kept = run.answers.keep(Answer(*key, digest, rows, time.monotonic() - began), message)
         fields = run.name, request.round, payload, parts, len(kept), rows, answer.sha256
         self.log.append(Release(now().isoformat(), *fields))
@@ -110,10 +115,10 @@ class Gate:
             Refused: too many bytes have left.
         """
         release = release_of(message.views(), run, round, payload, parts, rows)
-        if payload in WITH_ROWS:
-            self._check_bytes(run, release.bytes)
-        elif release.sha256 in self.log.short:
+        if payload not in WITH_ROWS and release.sha256 in self.log.short:
             return message
+        if payload != "refusal":
+            self._check_bytes(run, release.bytes)
         self.log.append(release)
         return message
 

@@ -107,13 +107,15 @@ class NoiseAccount:
         return sum(epsilon_of(own, share, "pld") for own in spent.values())
 
     def spend(self, run: str, round: int, level: str, release: Spending) -> None:
-        """Write a round down, once however often it is asked for.
+        """Write a round down, once however often it is asked for; with another noise than before once more.
 
         Raises:
             WireError: it would be more than the limit.
         """
+        line = {"run": run, "round": round, "level": level}
+        line |= {"noise": release.noise, "rate": release.rate, "count": release.count}
         with self._lock:
-            if any((line["run"], line["round"]) == (run, round) for line in whole_lines(self.path)):
+            if line in whole_lines(self.path):
                 return
             if self.limit is not None:
                 epsilon = self.epsilon((level, release))
@@ -122,5 +124,4 @@ class NoiseAccount:
                         f"round {round + 1}: over all runs it would have spent epsilon {epsilon:.3g}, its limit "
                         f"is {self.limit:g}"
                     )
-            line = {"run": run, "round": round, "level": level}
-            add_line(self.path, {**line, "noise": release.noise, "rate": release.rate, "count": release.count})
+            add_line(self.path, line)

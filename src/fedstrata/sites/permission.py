@@ -23,6 +23,8 @@ MOST_EPOCHS = 1000
 """Local epochs of a round: more are counted before training, which keeps a site busy."""
 LEAST_MASKED = 0.02
 """With fewer tokens masked, a batch of many rows may learn from one of them alone."""
+MOST_PULL = 0.1
+"""Share of its way that a step may take a weight back: with more the last rows alone would be behind a message."""
 
 
 class Refused(Exception):
@@ -66,6 +68,13 @@ def check_job(settings: SiteSettings, job: Job) -> None:
             f"task.mask_probability is {job.task.mask_probability:g}, so that few of its rows would be learnt "
             f"from; it takes part from {LEAST_MASKED:g} on"
         )
+    pulls = {"weight_decay": job.train.weight_decay, "proximal_mu": job.train.proximal_mu}
+    for name, value in pulls.items():
+        if limits.min_examples > 1 and (pull := job.train.learning_rate * value) > MOST_PULL:
+            raise Refused(
+                f"train.learning_rate times train.{name} is {pull:g}, so that each step would undo what "
+                f"earlier rows have taught; it takes part up to {MOST_PULL:g}"
+            )
 
 
 def check_limits(settings: SiteSettings, site: Site, scored: bool = False) -> None:
@@ -91,7 +100,8 @@ def check_limits(settings: SiteSettings, site: Site, scored: bool = False) -> No
         plan = make_plan(site.method, parts, site.task, round, site.name, streams)
         if round == 0 and plan.train and site.method.exchange != "hidden_states" and least >= limits.min_examples:
             first = Request(0, site.name, plan, "train", {}, {}, span=(0.0, 1 / site.method.rounds))
-            check_rows(limits, rows_trained_on(train, streams, data.train, data.index, first))
+            task = runtime.trainer.task
+            check_rows(limits, rows_trained_on(train, streams, data.train, data.index, first, task))
         leaves = sum(sizes[part] for part in plan.send)
         total += leaves
         if limits.bytes_per_round is not None and leaves > limits.bytes_per_round:

@@ -25,8 +25,9 @@ from fedstrata.server import state
 from fedstrata.server.layers import ServerLayers
 from fedstrata.server.records import Records
 from fedstrata.server.server import Server
+from fedstrata.sites.approval import job_digest
 from fedstrata.sites.engine import RemoteRun
-from fedstrata.sites.messages import HelloHeader, StartHeader, encode_message
+from fedstrata.sites.messages import HelloHeader, StartHeader, decode_message, encode_message
 from fedstrata.sites.model_files import VOCABULARY, sent_files
 from fedstrata.sites.reply_checks import check_reply
 from fedstrata.wire.files import write_bytes
@@ -109,11 +110,19 @@ def remote_run(
         start=partial(encode_message, name_of_run, StartHeader(), sent),
         check=partial(check_reply, stage.server, metrics=_metrics(stage), told=job.privacy.level == "none"),
         answer_bytes=partial(_answer_bytes, stage),
+        agreement=_agreement(hello(names[0])),
         start_digest=header.start,
         most_weight=most_weight,
         keeps=_kept(stage, names[0]),
         tokens=tokens,
     )
+
+
+def _agreement(message: TensorFile) -> str:
+    """What names the job to the sites, from a first message as it arrives; the same for each of them."""
+    hello = decode_message(message, "hello")
+    assert isinstance(hello.header, HelloHeader)
+    return job_digest(hello.header, hello.weights["files"])
 
 
 def _kept(stage: RemoteStage, name: str) -> list[str]:

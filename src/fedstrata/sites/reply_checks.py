@@ -21,6 +21,8 @@ MARGIN = 10.0
 """A reply's weight may be larger than ``HUGE`` where the server's own part has one a tenth as large."""
 MOST_LOSS = 1e12
 """Largest training loss."""
+LONGEST_METRIC = 200
+"""Most characters of a metric's name with its pool."""
 ROUNDING = 1e-6
 """By which a metric that was summed may leave its range."""
 
@@ -99,6 +101,8 @@ def _check_scores(
     for score in scores.values():
         for name, value in score.items():
             kind = name.partition(".")[0]  # METRIC.POOL is a metric on some of the rows
+            if plain_text(name, LONGEST_METRIC) != name:
+                raise WireError(f"its score has a metric {plain_text(name, 100)!r}, which is no plain name")
             if metrics is not None and kind not in metrics:
                 raise WireError(f"its score has a metric {plain_text(name, 100)!r}, which the task has not")
             least, most = RANGES[kind] if metrics is not None and kind in RANGES else (-math.inf, math.inf)

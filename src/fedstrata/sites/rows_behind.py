@@ -3,19 +3,22 @@
 A row is a line of the site's data: a long text in ten chunks is one row, a block of packed texts counts as the row
 of its first token. What is counted, by payload:
 
-* ``weights`` and ``activations``: the rows of the batches of all of the round's steps. In activations every row's
-  states stand apart, so that the count says how much the site tells at once and hides nobody.
+* ``weights`` and ``activations``: the rows of the batches of all of the round's steps; of masked language modeling
+  those with a masked token, for nothing is learned from others. In activations every row's states stand apart, so
+  that the count says how much the site tells at once and hides nobody.
 * ``scores``: the test rows.
 * ``hidden_states``: all training rows, once; every row's states stand apart here too.
 
 A step that barely learns does not count: with a learning rate below a hundredth of the round's highest, as where
 a schedule falls to nothing after the first batch. This bounds what a computation over crafted settings tells.
-Crafted weights, and the difference of two rounds, get around it; against these only noise and masked sums help.
+Crafted weights, a crafted tokenizer, which may leave nothing of most rows, and the difference of two rounds get
+around it; against these only noise and masked sums help.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from fedstrata.client.optimizer import learning_rate
 from fedstrata.client.steps import steps
@@ -23,9 +26,10 @@ from fedstrata.job.train_table import Train
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.messages import Request
 from fedstrata.plan.schedule import ScheduleSpan
-from fedstrata.plan.streams import ORDER, Streams
+from fedstrata.plan.streams import BATCH, ORDER, Streams
 from fedstrata.sites.site import Site
-from fedstrata.tasks import Examples
+from fedstrata.tasks import Examples, Task
+from fedstrata.tasks.mlm import MaskedLM
 
 BARELY = 0.01
 """Share of the round's highest learning rate below which a step does not count."""
@@ -37,7 +41,7 @@ def rows_behind(site: Site, request: Request) -> int:
     """Distinct rows that go into the reply to a request; 0 where nothing of them does."""
     data, trainer = site.data, site.runtime.trainer
     if request.phase == "train":
-        return rows_trained_on(trainer.train, trainer.streams, data.train, data.index, request)
+        return rows_trained_on(trainer.train, trainer.streams, data.train, data.index, request, trainer.task)
     if request.phase == "evaluate":
         return distinct_rows(data.test, data.tests.get(site.name, data.index[:0]))
     return distinct_rows(data.train, data.index) if request.phase == "hidden_states" else 0
@@ -48,7 +52,9 @@ def distinct_rows(examples: Examples, index: Index) -> int:
     return len(np.unique(examples.tokens.rows[index]))
 
 
-def rows_trained_on(train: Train, streams: Streams, examples: Examples, index: Index, request: Request) -> int:
+def rows_trained_on(
+    train: Train, streams: Streams, examples: Examples, index: Index, request: Request, task: Task | None = None
+) -> int:
     """Distinct rows in the steps of a round that learn.
 
     Args:
@@ -57,9 +63,11 @@ def rows_trained_on(train: Train, streams: Streams, examples: Examples, index: I
         examples: all examples.
         index: the client's own.
         request: names the round, the client and the span of the learning-rate schedule.
+        task: makes the batches; None where what it masks is not looked at.
     """
     every = distinct_rows(examples, index)
-    if train.steps is None and train.lr_schedule == "constant" and not train.warmup_ratio:
+    masks = streams.numpy(request.round, request.client, BATCH) if isinstance(task, MaskedLM) else None
+    if masks is None and train.steps is None and train.lr_schedule == "constant" and not train.warmup_ratio:
         return every  # the first epoch has them all, at the highest rate
     seen: set[int] = set()
     order = streams.numpy(request.round, request.client, ORDER)
@@ -67,9 +75,15 @@ def rows_trained_on(train: Train, streams: Streams, examples: Examples, index: I
     for number, step in enumerate(steps(examples.tokens.lengths[index], train, order)):
         span = ScheduleSpan(step.total, step.epoch_steps, *request.span)
         highest = highest or _highest(train, span)
-        if learning_rate(train, span, number, step.epoch) >= BARELY * highest > 0:
-            for batch in step.batches:
-                seen.update(examples.tokens.rows[index[batch]].tolist())
+        learns = learning_rate(train, span, number, step.epoch) >= BARELY * highest > 0
+        for chosen in (index[positions] for positions in step.batches):
+            if masks is not None:
+                assert isinstance(task, MaskedLM)
+                masked = task.batch(examples, chosen, masks, train.width).positions
+                assert isinstance(masked, torch.Tensor)
+                chosen = chosen[masked.any(1).numpy()]
+            if learns:
+                seen.update(examples.tokens.rows[chosen].tolist())
         if len(seen) == every or number >= MOST_STEPS:
             break
     return len(seen)

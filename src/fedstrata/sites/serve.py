@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ from fedstrata.sites.checks import join_address, loopback
 from fedstrata.sites.control_secret import read_secret, secret_file
 from fedstrata.sites.flower_processes import tail
 from fedstrata.sites.settings import ServerSettings, SiteSettings
+from fedstrata.sites.site_log import log_to
 
 if TYPE_CHECKING:
     from fedstrata.plan.messages import Request
@@ -134,7 +134,7 @@ def _take_part(settings: SiteSettings, say: Say, insecure: bool, dry_run: bool, 
     from fedstrata.sites.visit import Visit
 
     logs = settings.folder / "logs"
-    _log_to(logs / "site.log")
+    log_to(logs / "site.log")
     secret, port = secret_file(settings.folder), _unused_port()
     tls = None if insecure else (settings.ca, settings.key)
     own = None if insecure else _client_tls(settings)
@@ -258,14 +258,6 @@ def _unused_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _log_to(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handler = RotatingFileHandler(path, maxBytes=10_000_000, backupCount=3, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    LOG.addHandler(handler)
-    LOG.setLevel(logging.INFO)
 
 
 @contextmanager

@@ -22,6 +22,16 @@ from fedstrata.sites.answers import FILES as ANSWER_FILES
 from fedstrata.sites.answers import Answers
 from fedstrata.sites.approval import FILE, Ask, approve, content_of, job_digest
 from fedstrata.sites.gate import Gate
+from fedstrata.sites.greeting import (
+    DIGEST,
+    HELLO,
+    START_FILES,
+    Trial,
+    agree,
+    check_same,
+    digest_of,
+    write_start,
+)
 from fedstrata.sites.messages import (
     Envelope,
     FarewellHeader,
@@ -38,7 +48,6 @@ from fedstrata.sites.own_model import save_own_model
 from fedstrata.sites.own_start import MARK, is_own, take_own_start
 from fedstrata.sites.own_state import START, open_journal, write_journal
 from fedstrata.sites.permission import Refused, check_job, permit
-from fedstrata.sites.proposal import Proposal
 from fedstrata.sites.release_log import ReleaseLog
 from fedstrata.sites.settings import SiteSettings
 from fedstrata.sites.site import Site
@@ -51,9 +60,8 @@ from fedstrata.wire.store import Store
 from fedstrata.wire.tensor_file import TensorFile
 
 LOG = logging.getLogger("fedstrata.site")
-START_FILES = ("*.json", "*.txt")
 OWN_FILES = (
-    *(MARK, "hello", "digest", FILE, "rows.json", "journal.jsonl", "*.safetensors", ".*.part"),
+    *(MARK, HELLO, DIGEST, FILE, "rows.json", "journal.jsonl", "*.safetensors", ".*.part"),
     *("features.*", "noise.*", *ANSWER_FILES, *SUM_FILES),
 )
 """What a site itself writes into a run's folder, beside the files of the start model."""
@@ -62,8 +70,6 @@ MOST_FILE_BYTES = 1 << 28
 """Of the files that come with the first message: settings and vocabulary of a model, not its weights."""
 WIDEST = 8
 """Bytes of a parameter in a request, at most: fp32, or what an own codec may make of it."""
-Trial = Callable[[SiteSettings, HelloHeader, Path], Proposal]
-"""Tries a run before anything is agreed; see :func:`fedstrata.sites.trial.try_run`."""
 
 
 @dataclass
@@ -180,31 +186,16 @@ class SiteService:
         self.gate.check_disk(folder, sum(map(len, files.values())))
         digest = job_digest(hello, tensors)
         LOG.info("run %s: job %s", name, digest)
-        for file, content in files.items():
-            write_bytes(folder / "start" / file, content)
-        self._agree(hello, digest, folder)
-        write_bytes(folder / "digest", digest.encode())
-        write_bytes(folder / "hello", bytes(encode_message(name, hello)))
-        run = SiteRun(name, folder, hello, job, open_journal(folder), Answers(folder))
+        check_same(folder, hello, digest)
+        agree(self.settings, hello, digest, folder, files, self.trial, self.ask)
+        (folder / HELLO).unlink(missing_ok=True)  # until all that belongs to it is there
+        write_start(folder, files)
+        write_bytes(folder / DIGEST, digest.encode())
+        write_bytes(folder / HELLO, bytes(encode_message(name, hello)))
+        run = SiteRun(name, folder, hello, digest, job, open_journal(folder), Answers(folder))
         self.runs = {name: run}  # of other runs nothing stays in memory
         LOG.info("run %s: %s, %s", name, hello.stage or "one stage", method_name(job.method))
         return self._welcome(run)
-
-    def _agree(self, hello: HelloHeader, digest: str, folder: Path) -> None:
-        """Try the run, unless it was tried before, and ask for leave; a run without it keeps nothing here."""
-        proposal: list[str] = []
-        try:
-            if self.trial and _read(folder / "digest") != digest:
-                proposed = self.trial(self.settings, hello, folder)
-                proposal = proposed.lines()
-                for line in proposal:
-                    LOG.info("proposed: %s", line)
-            approve(self.settings.approve, digest, folder, self.ask, proposal)
-        except BaseException:
-            if not (folder / "hello").exists():
-                clear(folder / "start", START_FILES)
-                clear(folder, ())
-            raise
 
     def _welcome(self, run: SiteRun) -> WelcomeHeader:
         """What it has for the run; with the start model it is ready to train."""
@@ -256,7 +247,7 @@ class SiteService:
         """A run, read again from the disk where this program has started since."""
         if name not in self.runs:
             folder = self._folder(name)
-            path = folder / "hello"
+            path = folder / HELLO
             if not path.exists():
                 raise WireError("this run is not known here")
             hello = decode_message(path.read_bytes(), "hello").header
@@ -264,8 +255,9 @@ class SiteService:
             job = site_job(self.settings, hello, folder)
             permit(self.settings, job)  # its settings may have changed
             check_job(self.settings, job)
-            approve(self.settings.approve, _read(folder / "digest"), folder, self.ask, [])
-            self.runs = {name: SiteRun(name, folder, hello, job, open_journal(folder), Answers(folder))}
+            digest = digest_of(folder)
+            approve(self.settings.approve, digest, folder, self.ask, [])
+            self.runs = {name: SiteRun(name, folder, hello, digest, job, open_journal(folder), Answers(folder))}
         return self.runs[name]
 
     def _folder(self, name: str) -> Path:
@@ -278,10 +270,6 @@ RUN_NAME = r"[0-9a-f]{32}"
 def _check_name(run: str) -> None:
     if not re.fullmatch(RUN_NAME, run):
         raise WireError("run: must be 32 hexadecimal digits")
-
-
-def _read(path: Path) -> str:
-    return path.read_text("ascii", errors="replace") if path.exists() else ""
 
 
 def _failed(reason: str) -> RefusalHeader:

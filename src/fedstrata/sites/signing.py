@@ -76,18 +76,25 @@ def site_signer(key: Path, peers: Path | None) -> KeySigner:
         raise UserError(f"{key}: cannot sign ({error}); expected ECDSA in OpenSSH's form") from None
 
 
-def with_signer(ready: Ready, settings: SiteSettings, run: str) -> Ready:
-    """A site's model and examples, with what it signs masked sums of a run with."""
+def with_signer(ready: Ready, settings: SiteSettings, run: str, job: str) -> Ready:
+    """A site's model and examples, with what it signs masked sums of a run with.
+
+    Args:
+        ready: model and examples.
+        settings: the site's.
+        run: the run's name.
+        job: digest of the job as the site was told it.
+    """
     if ready.runtime.sums is None:
         return ready
-    rules = replace(ready.runtime.sums, run=run.encode(), signer=site_signer(settings.key, settings.peers))
+    signer = site_signer(settings.key, settings.peers)
+    rules = replace(ready.runtime.sums, run=run.encode(), agreement=job.encode(), signer=signer)
     return replace(ready, runtime=replace(ready.runtime, sums=rules))
 
 
-def remote_signing(folder: Path, settings: ServerSettings) -> SumSigning:
-    """What the server of a federation checks the sites' signatures against."""
-    signer = KeySigner(_public(settings.sites))
-    return SumSigning(run_id(folder).encode(), signer)
+def remote_signing(rules: SumSigning, folder: Path, settings: ServerSettings) -> SumSigning:
+    """The same with what the server of a federation checks the sites' signatures against."""
+    return replace(rules, run=run_id(folder).encode(), signer=KeySigner(_public(settings.sites)))
 
 
 def _public(paths: Mapping[str, Path]) -> dict[str, Any]:

@@ -152,6 +152,7 @@ class Site:
         parts, streams = self.runtime.working.parts, self.runtime.trainer.streams
         if request.client != self.name:
             raise WireError(f"client: is {request.client!r}, this is {self.name!r}")
+        self._check_round(request)
         try:
             request.plan.check(parts)
         except ValueError as error:
@@ -173,6 +174,12 @@ class Site:
                 raise WireError(f"{part}: version {before} was never sent, this client holds {held}")
         if request.phase == "evaluate":
             self._check_score()
+
+    def _check_round(self, request: Request) -> None:
+        """What is told of a run before it, of bytes and of epsilon, is that of its rounds and no more."""
+        before = -1 if request.phase in ("evaluate", "receive") else 0
+        if not before <= request.round < self.method.rounds:
+            raise WireError(f"round: is {request.round}; expected {before} to {self.method.rounds - 1}")
 
     def _check_score(self) -> None:
         if not len(self.data.tests.get(self.name, ())):

@@ -46,6 +46,7 @@ class SiteRun:
         name: the run's.
         folder: the run's, on the site's disk.
         hello: how the run began.
+        digest: of the job as the server tells it, see :func:`fedstrata.sites.approval.job_digest`.
         job: the run's job, with the site's rows and device.
         journal: of what the site keeps of the run.
         answers: what it has answered.
@@ -57,6 +58,7 @@ class SiteRun:
     name: str
     folder: Path
     hello: HelloHeader
+    digest: str
     job: Job
     journal: Journal
     answers: Answers
@@ -98,7 +100,8 @@ def make_site(settings: SiteSettings, run: SiteRun, hooks: Hooks) -> Site:
     server = server_parts(settings, run, parts_of(run))
     task = own_component(hello, "task", None) if "task" in hello.components else None
     codec = own_component(hello, "codec", {}) if "codec" in hello.components else None
-    run.ready = with_signer(make_ready(run.job, data, str(start), server, task, codec), settings, run.name)
+    ready = make_ready(run.job, data, str(start), server, task, codec)
+    run.ready = with_signer(ready, settings, run.name, run.digest)
     site = Site(
         name=settings.name,
         method=run.job.method,

@@ -11,12 +11,13 @@ from typing import Any
 from fedstrata.errors import UserError
 from fedstrata.sites.approval import approve, content_of, job_digest
 from fedstrata.sites.gate import Gate
+from fedstrata.sites.greeting import Trial
 from fedstrata.sites.message_client import Over
 from fedstrata.sites.messages import HelloHeader, decode_message
 from fedstrata.sites.model_files import check_files
 from fedstrata.sites.permission import Refused, check_job, check_rows, permit
 from fedstrata.sites.release_log import ReleaseLog
-from fedstrata.sites.service import MOST_FILE_BYTES, Trial
+from fedstrata.sites.service import MOST_FILE_BYTES
 from fedstrata.sites.settings import SiteSettings
 from fedstrata.sites.site_job import site_job
 from fedstrata.sites.trial import try_run

@@ -1,0 +1,36 @@
+"""The site's own log: a line for each message, whatever the other side has put into it."""
+
+from __future__ import annotations
+
+import logging
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any
+
+from fedstrata.wire.foreign import plain_text
+
+LOG = logging.getLogger("fedstrata.site")
+LONGEST = 4000
+"""Characters of a line."""
+
+
+class PlainLines(logging.Formatter):
+    """Writes every message on one line, without escape sequences of terminals."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line."""
+        record.message = plain_text(record.message, LONGEST)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        """A traceback, its lines indented, so that none can be taken for another message."""
+        return "\n".join(f"  {plain_text(line, LONGEST)}" for line in super().formatException(ei).splitlines())
+
+
+def log_to(path: Path) -> None:
+    """Write the site's log to a file, of which a few older ones are kept."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = RotatingFileHandler(path, maxBytes=10_000_000, backupCount=3, encoding="utf-8")
+    handler.setFormatter(PlainLines("%(asctime)s %(levelname)s %(message)s"))
+    LOG.addHandler(handler)
+    LOG.setLevel(logging.INFO)

@@ -174,3 +174,12 @@ def test_a_plain_average_says_that_it_is_not_that_of_the_products(job: Jobs) -> 
     said = "the adapters' A and B are averaged apart, which is not the average of their products B A"
     assert said in notes["plain"]
     assert said not in notes["freeze_a"]
+
+
+def test_adapters_of_a_model_from_scratch_name_the_start_model_that_is_kept(job: Jobs, tmp_path: Path) -> None:
+    shape = {"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    made = job("fedavg", "classify", adapter={"kind": "lora", "rank": 2})
+    result = fedstrata.run({**made, "model": {"config": {**shape, "intermediate_size": 32}}})
+    config = json.loads((result.folder / "adapter" / "adapter_config.json").read_text("utf-8"))
+    assert Path(config["base_model_name_or_path"]) == result.folder / "start"
+    assert (result.folder / "start" / "model.safetensors").exists()

@@ -253,3 +253,14 @@ def test_a_head_under_the_encoders_own_model_type_is_read_too(model_folder: Fold
 def test_a_model_without_one_of_our_heads_is_no_headed_model(model_folder: Folder) -> None:
     with pytest.raises(UserError, match=r"its config.json names no head of \[head\]"):
         HeadedModel.from_pretrained(model_folder())
+
+
+@pytest.mark.parametrize("command", [fedstrata.run, fedstrata.forecast])
+@pytest.mark.parametrize(
+    ("method", "layers"), [("fedbfpt", {}), ("fedbt", {"local_layers": 3, "cycle": 1})], ids=["fedbfpt", "fedbt"]
+)
+def test_a_head_over_four_layers_needs_four_at_the_client(
+    job: Callable[..., dict[str, Any]], command: Callable[[Any], Any], method: str, layers: dict[str, int]
+) -> None:
+    with pytest.raises(UserError, match=r"\[head\] kind: 'psum' takes the last 4 layers, .* a client builds [23]"):
+        command(job(method, "classify", 4, method=layers, head={"kind": "psum"}))

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 import fedstrata
-from fedstrata.events import StageStarted
+from fedstrata.events import Noted, StageStarted
 from tiny import SENTENCES
 
 Jobs = Callable[..., dict[str, Any]]
@@ -75,3 +75,34 @@ def test_the_page_has_the_matrix_and_a_run_without_asking_has_no_predictions(job
         fedstrata.run(job("fedavg", "mlm", output={"dir": str(result.folder.parent / "mlm")})).folder
         / "classes.json"
     ).exists()
+
+
+@pytest.mark.parametrize("name", ["local", "fedsplitbert"])
+def test_where_clients_score_models_of_their_own_there_are_no_predictions(job: Jobs, name: str) -> None:
+    """The start model was scored before the first round; what it predicts is not what the run has come to."""
+    said = list[Any]()
+    result = fedstrata.run(job(name, "classify", output={"predictions": True}), progress=said.append)
+    assert not (result.folder / "predictions.jsonl").exists()
+    assert not (result.folder / "classes.json").exists()
+    notes = [event.sentence for event in said if isinstance(event, Noted)]
+    assert "output.predictions: nothing is written, because there is no one model that all test rows" in notes[-1]
+    assert "Confusion matrix" not in fedstrata.report(result.folder).read_text("utf-8")
+
+
+def test_a_run_killed_before_they_were_written_writes_them_when_it_is_resumed(
+    job: Jobs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def files(folder: Path) -> list[bytes]:
+        return [(folder / name).read_bytes() for name in ("classes.json", "predictions.jsonl")]
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    made = job("fedavg", "classify", output={"predictions": True})
+    with monkeypatch.context() as patch:
+        patch.setattr("fedstrata.runs.train.write_predictions", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fedstrata.run(made)
+    resumed = fedstrata.run(made, resume=True)
+    whole = fedstrata.run({**made, "output": {**made["output"], "dir": str(tmp_path / "whole")}})
+    assert files(resumed.folder) == files(whole.folder)

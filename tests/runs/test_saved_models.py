@@ -52,6 +52,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         for head in HEADS
     },
     "freeze": ("fedfreezebert", "classify", {"head": {"kind": "psum", "pooler": True}}),
+    "fedsplitbert alone": (
+        "fedsplitbert",
+        "classify",
+        {"clients": {"count": 1}, "wire": {"codec": "delta", "bits": 1, "down_density": 0.01}},
+    ),
     "probabilities": ("fedavg", "classify", {"head": {"kind": "hsum", "average": "probabilities"}}),
     **OWN_MODELS,
 }

@@ -15,6 +15,8 @@ import fedstrata
 from fedstrata.errors import UserError
 from fedstrata.job.file import load
 from fedstrata.plan.kinds import FORMAT
+from fedstrata.privacy.accounting import Spending, epsilon_of
+from fedstrata.runs.privacy import combined_privacy
 from fedstrata.runs.resume import same_job
 
 Jobs = Callable[..., dict[str, Any]]
@@ -287,3 +289,20 @@ def test_a_run_that_fails_says_so_on_disk(job: Jobs) -> None:
     result = json.loads((Path(small["output"]["dir"]) / "result.json").read_text("utf-8"))
     assert result["status"] == "failed"
     assert "round" in result["message"]
+
+
+def test_epsilon_of_stages_does_not_depend_on_their_order() -> None:
+    """Sums are counted by Rényi's bound, whatever the accountant of another stage."""
+
+    def record(accountant: str) -> dict[str, Any]:
+        client = {"rounds": 2, "noise": 1.1, "rate": 1.0, "releases": 2}
+        return {"level": "client", "delta": 1e-5, "accountant": accountant, "clients": {"a": client}}
+
+    stages = [("sums", record("rdp")), ("messages", record("pld"))]
+    found = [combined_privacy(order) for order in (stages, stages[::-1])]
+    assert found[0] == found[1]
+    assert found[0] is not None
+    assert found[0]["accountant"] == "rdp"
+    assert found[0]["epsilon"] == epsilon_of([Spending(1.1, 1.0, 4)], 1e-5, "rdp")
+    both = [("one", record("pld")), ("other", record("pld"))]
+    assert combined_privacy(both)["epsilon"] < found[0]["epsilon"]  # type: ignore[index]

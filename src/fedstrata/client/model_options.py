@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from fedstrata.job.tables import Job
+from fedstrata.errors import UserError
+from fedstrata.job.tables import Job, method_name
 from fedstrata.models.adapter_names import AdapterConfig
-from fedstrata.models.heads import HeadConfig
+from fedstrata.models.heads import BRANCHES, HeadConfig
+from fedstrata.plan.plan import Plan
 
 
 def adapter_of(job: Job) -> AdapterConfig | None:
@@ -22,6 +24,20 @@ def adapter_of(job: Job) -> AdapterConfig | None:
         init=table.init,
         merge=table.merge,
     )
+
+
+def check_branches(job: Job, plan: Plan) -> None:
+    """Refuse a head over four layers where a client builds fewer.
+
+    Raises:
+        UserError: so it is.
+    """
+    wanted = BRANCHES[job.head.kind] if job.head.kind else 1
+    if len(plan.layers) < wanted and not plan.server and wanted > 1:
+        raise UserError(
+            f"[head] kind: {job.head.kind!r} takes the last {wanted} layers, and with [method] name = "
+            f"{method_name(job.method)!r}, as set here, a client builds {len(plan.layers)}"
+        )
 
 
 def head_of(job: Job) -> HeadConfig | None:

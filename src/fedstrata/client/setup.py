@@ -10,7 +10,7 @@ import torch
 
 from fedstrata.client.answer import ClientRuntime
 from fedstrata.client.frozen_layers import check_frozen_layers
-from fedstrata.client.model_options import adapter_of, head_of
+from fedstrata.client.model_options import adapter_of, check_branches, head_of
 from fedstrata.client.precision import batch_tokens, resolve_precision
 from fedstrata.client.private import private_of
 from fedstrata.client.scorer import FeatureCaches, Scorer
@@ -168,6 +168,7 @@ def check_plans(
                 checked.add(plan)
                 plan.check(parts)
                 check_no_own_parts(job, plan)
+                check_branches(job, plan)
                 if plan.server:
                     check_cut(parts)
         done = (round + 1) * len(sampled)

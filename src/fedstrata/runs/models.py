@@ -24,7 +24,7 @@ from fedstrata.models.adapter_names import BASE
 from fedstrata.models.adapters import adapted_modules, without_adapters
 from fedstrata.models.folders import CODE, FILES, tensor_sizes, write_client_folder
 from fedstrata.models.headed import CARD
-from fedstrata.plan.kinds import Weights
+from fedstrata.plan.kinds import Tensors, Weights
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan, make_plan
 from fedstrata.plan.streams import Streams
@@ -66,6 +66,12 @@ def last_plans(job: Job, parts: Parts, clients: Sequence[str]) -> dict[str, Plan
     return {client: make_plan(job.method, parts, job.task.kind, last, client, streams) for client in clients}
 
 
+def scored_by_clients(job: Job, parts: Parts, clients: Sequence[str]) -> bool:
+    """Whether clients score models, or rows, of their own, so that no predictions are those of one final model."""
+    kept = any(plan.keep for plan in last_plans(job, parts, clients).values())
+    return kept or job.clients.test is not None
+
+
 def personal_parts(job: Job, parts: Parts, clients: Sequence[str]) -> tuple[str, ...]:
     """The parts that some client keeps at the end, in the model's order.
 
@@ -82,14 +88,7 @@ def save_models(trained: Trained) -> None:
     job, clients, server = trained.job, trained.clients, trained.server
     personal = personal_parts(job, server.parts, clients)
     if not personal:
-        weights = {name: tensor for tensors in server.weights.values() for name, tensor in tensors.items()}
-        if len(clients) == 1 and not job.between_sites:
-            weights |= Store(trained.folder / "state" / "clients" / clients[0]).load(job.method.rounds)
-        if job.adapter.merged_model:
-            checkpoints.save(trained.loaded, weights, trained.folder / "model")
-        if trained.loaded.adapter:
-            base = save_base(trained.loaded, weights, trained.folder / "base")
-            save_adapters(trained.loaded, weights, trained.folder / "adapter", base)
+        _save_whole(trained)
         return
     plans = last_plans(job, server.parts, clients)
     held = _as_held(server, next(iter(plans.values())).away(server.parts))
@@ -108,6 +107,22 @@ def save_models(trained: Trained) -> None:
             clear(trained.folder / "clients", FILES)  # of a call that was killed here
         if job.output.client_models is not False and job.adapter.merged_model:
             save_client_models(trained.folder, clients)
+
+
+def _save_whole(trained: Trained) -> None:
+    """Save the one model: the server's, or the only client's, which was scored with parts as it received them."""
+    job, server, held = trained.job, trained.server, trained.server.weights
+    own = Tensors()
+    if len(trained.clients) == 1 and not job.between_sites:
+        [(client, plan)] = last_plans(job, server.parts, trained.clients).items()
+        own = Store(trained.folder / "state" / "clients" / client).load(job.method.rounds)
+        held = _as_held(server, plan.away(server.parts)) if plan.keep else held
+    weights = {name: tensor for tensors in held.values() for name, tensor in tensors.items()} | own
+    if job.adapter.merged_model:
+        checkpoints.save(trained.loaded, weights, trained.folder / "model")
+    if trained.loaded.adapter:
+        base = save_base(trained.loaded, weights, trained.folder / "base")
+        save_adapters(trained.loaded, weights, trained.folder / "adapter", base)
 
 
 def save_client_models(folder: Path, clients: Iterable[str]) -> None:

@@ -41,14 +41,16 @@ class LastPredictions:
 
 def write_predictions(
     job: Job, ready: Ready, labels: Sequence[str] | None, last: LastPredictions, folder: Path
-) -> None:
+) -> bool:
     """Write ``classes.json`` of a task with classes, and ``predictions.jsonl`` if the job asks for it.
 
-    Nothing is written where the clients scored models of their own, or no round was scored by this call.
+    Returns:
+        Whether there was something to write: not where the clients scored models of their own, nor of a language
+        model or a task of the caller's own.
     """
     target = TASK_KINDS[job.task.kind].target
-    if last.found is None or target == "token":
-        return
+    if last.found is None or not predictable(job):
+        return False
     if target != "number":
         found = entity_classes(last.found) if target == "tag" else text_classes(last.found, list(labels or ()))
         write_bytes(folder / CLASSES, json.dumps(found, indent=1, ensure_ascii=False).encode())
@@ -57,6 +59,19 @@ def write_predictions(
         lines = sorted(_lines(order, last.found, labels, target), key=lambda line: line["example"])
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         write_bytes(folder / PREDICTIONS, text.encode())
+    return True
+
+
+def predictable(job: Job) -> bool:
+    """Whether there are predictions of a row, and not of each of its tokens."""
+    return TASK_KINDS[job.task.kind].target != "token"
+
+
+def why_no_predictions(job: Job) -> str:
+    """Why a run has no predictions of one final model, as the end of a sentence."""
+    if not predictable(job):
+        return "a language model predicts every token"
+    return "there is no one model that all test rows were scored with"
 
 
 def text_classes(found: Sequence[Predicted], labels: list[str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from fedstrata.events import Counted, Event
 from fedstrata.job.tables import Job
 from fedstrata.plan.schedule import sample_clients
 from fedstrata.plan.streams import SERVER, Streams
-from fedstrata.privacy.accounting import Spending, epsilon_of
+from fedstrata.privacy.accounting import Accountant, Spending, epsilon_of
 
 Record = dict[str, Any]
 """``level``, ``clip``, ``delta``, ``accountant``, ``honest`` (of sums: so many clients' noise counts; else None),
@@ -153,7 +153,8 @@ def combined_privacy(stages: Sequence[tuple[str, Record | None]]) -> Record | No
     if without or len(levels) > 1:
         why = f"stage {without[0]!r} has no noise" if without else f"the stages have levels {' and '.join(levels)}"
         return {"level": levels[0], "epsilon": None, "why": why, "clients": {}}
-    delta, accountant = max(record["delta"] for record in records), records[-1]["accountant"]
+    delta = max(record["delta"] for record in records)
+    accountant: Accountant = "rdp" if any(record["accountant"] == "rdp" for record in records) else "pld"
     clients = {}
     for client in dict.fromkeys(name for record in records for name in record["clients"]):
         own = [record["clients"][client] for record in records if client in record["clients"]]
@@ -161,4 +162,4 @@ def combined_privacy(stages: Sequence[tuple[str, Record | None]]) -> Record | No
         rounds = sum(one["rounds"] for one in own)
         clients[client] = {"rounds": rounds, "epsilon": epsilon_of(spent, delta, accountant)}
     largest = max((own["epsilon"] for own in clients.values()), default=0.0)
-    return {**records[-1], "delta": delta, "epsilon": largest, "clients": clients}
+    return {**records[-1], "delta": delta, "accountant": accountant, "epsilon": largest, "clients": clients}

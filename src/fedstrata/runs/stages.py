@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +288,7 @@ def _go_on(stage: Stage, start: str, found: list[Change]) -> None:
         same_vocabulary(folder, listed)
     if new:
         scratch.publish(Path(start), folder / START)
+        ready = replace(ready, loaded=replace(ready.loaded, name=str(folder / START)))  # as its adapters name it
     run = state.RunState(folder, state.fingerprint(weights, checkpoints.tokenizer_text(ready.loaded.tokenizer)))
     done, lost = run.reopen()
     if lost:

@@ -24,7 +24,7 @@ from fedstrata.engines.local import LocalEngine
 from fedstrata.engines.pool import PoolEngine
 from fedstrata.engines.processes import Nursery
 from fedstrata.errors import UserError
-from fedstrata.events import Baseline, Encoded, Event, StageStarted
+from fedstrata.events import Baseline, Encoded, Event, Noted, StageStarted
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.exchanges.exchange import ServerContext, SumSigning
 from fedstrata.job.aggregate_rules import check_senders
@@ -41,9 +41,9 @@ from fedstrata.runs.committing import committing
 from fedstrata.runs.components import Components
 from fedstrata.runs.engines import pool_engine, spread_score
 from fedstrata.runs.holdings import holdings
-from fedstrata.runs.models import Trained, save_models
+from fedstrata.runs.models import Trained, save_models, scored_by_clients
 from fedstrata.runs.notes import notes
-from fedstrata.runs.predictions import LastPredictions, write_predictions
+from fedstrata.runs.predictions import LastPredictions, predictable, why_no_predictions, write_predictions
 from fedstrata.runs.privacy import privacy_record, scheduled
 from fedstrata.server.aggregate import aggregate_of
 from fedstrata.server.cohort import RoundSettings
@@ -146,7 +146,12 @@ def train_stage(stage: ReadyStage) -> None:
         always = Baseline(whose, job.task.headline, constant)
         stage.tell(_started(stage, done, sizes, lines, always))
         rounds.run(done)
-    write_predictions(job, stage.ready, stage.data.labels, predicted, folder)
+        if scored_by_clients(job, server.parts, stage.clients):
+            predicted.found = None  # the start model's: it was scored before any client had parts of its own
+        elif predicted.found is None and predictable(job):
+            rounds.score(server)  # the call that trained the last round ended before it had written them
+    if not write_predictions(job, stage.ready, stage.data.labels, predicted, folder) and job.output.predictions:
+        stage.tell(Noted(f"output.predictions: nothing is written, because {why_no_predictions(job)}"))
     save_models(Trained(job, stage.clients, server, stage.ready.loaded, folder))
 
 

@@ -19,9 +19,12 @@ from stat import S_ISDIR
 from typing import NamedTuple
 
 import pytest
+import typer
 from material import make_folder
 
 from fedstrata.cli import main
+from fedstrata.cli.common import sentences
+from fedstrata.errors import UserError
 
 RESIDUE = re.compile(
     r"Traceback|instance of|after validation|[Ii]nput should|value_error|pydantic|\b[a-z_]+\.\d+:|Error:|Errno"
@@ -109,6 +112,13 @@ def test_a_full_disk_is_the_machines_fault(
     assert capsys.readouterr().err == "fedstrata: out/.fedstrata: No space left on device\n"
     assert end.value.code == 1
     assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize(("cause", "code"), [(OSError(ENOSPC, "No space left on device"), 1), (None, 2)])
+def test_a_sentence_about_the_machine_exits_with_1(cause: OSError | None, code: int) -> None:
+    with pytest.raises(typer.Exit) as end, sentences():
+        raise UserError("the state cannot be written") from cause
+    assert end.value.exit_code == code
 
 
 @pytest.mark.usefixtures("_signals")

@@ -14,7 +14,9 @@ import torch
 
 import fedstrata
 from fedstrata.errors import UserError
-from fedstrata.server import state
+from fedstrata.runs import result_file
+from fedstrata.runs.result import read_status
+from fedstrata.server import records, state
 from fedstrata.server.commits import Commit, CommitWriter
 from fedstrata.server.journal import Journal
 from fedstrata.wire import store
@@ -117,8 +119,10 @@ def test_a_full_disk_ends_the_run_with_a_sentence_and_it_goes_on_later(
         place = {"output.dir": str(tmp_path / f"full-{rounds}")}
         with monkeypatch.context() as patch:
             patch.setattr(state, "write_tensors", full)
-            with pytest.raises(UserError, match=r"state of its run cannot be written \(No space left on device\)"):
+            words = r"state of its run cannot be written \(No space left on device\)"
+            with pytest.raises(UserError, match=words) as found:
                 fedstrata.run(shorter, place)
+        assert isinstance(found.value.__cause__, OSError)  # by which the command line exits with 1
         assert not (tmp_path / f"full-{rounds}" / "state" / "manifest-000002.json").exists()
     fedstrata.run(made, {"output.dir": str(tmp_path / "full-4")}, resume=True)
     broken = tmp_path / "full-4"
@@ -189,3 +193,28 @@ def test_clients_that_hold_the_same_are_one_line_and_older_lines_are_read(tmp_pa
     assert again.clients["c5"] == (1, 2)
     assert again.clients["other"] == (3, 2)
     assert len(again.clients) == 1001
+
+
+@pytest.mark.parametrize("status_fits", [True, False])
+def test_a_disk_that_is_full_amid_a_record_is_told_and_nothing_else(
+    job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status_fits: bool
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        """Takes half of it, and cannot cut it off again."""
+        with path.open("ab") as file:
+            file.write(content if path.name != "ledger.jsonl" else content[:-5])
+        if path.name == "ledger.jsonl":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    def no_room(folder: Path, result: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "result.json")
+
+    monkeypatch.setattr(records, "append_bytes", full)
+    if not status_fits:
+        monkeypatch.setattr(result_file, "write_summary", no_room)
+    folder = tmp_path / "run"
+    with pytest.raises(OSError, match="No space left") as found:
+        fedstrata.run(job("fedavg"))
+    assert found.value.filename == str(folder / "ledger.jsonl")
+    assert found.value.__context__ is None
+    assert read_status(folder) == ("failed" if status_fits else None)

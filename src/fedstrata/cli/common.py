@@ -41,7 +41,7 @@ def sentences() -> Iterator[Console]:
     try:
         yield console
     except UserError as error:
-        _fail(str(error), 2)
+        _fail(str(error), 1 if isinstance(error.__cause__, OSError) else 2)  # 1: the disk is full, say
     except KeyboardInterrupt as stop:
         _fail("; ".join(["stopped", *map(str, stop.args)]), 130)
     except OSError as error:

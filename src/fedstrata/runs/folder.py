@@ -123,13 +123,18 @@ def own_folder(folder: Path, resume: bool) -> Iterator[None]:
 
 @contextmanager
 def status_on_disk(job: Job, folder: Path) -> Iterator[None]:
-    """Leaves a true ``result.json`` behind, however the stage ends."""
+    """Leaves a true ``result.json`` behind, however the stage ends.
+
+    Where it cannot be written either, as on a full disk, what ended the stage is told all the same.
+    """
     try:
         yield
     except KeyboardInterrupt:
-        write_result(job, folder, "stopped", "stopped by the user; --resume continues it")
+        with suppress(Exception):
+            write_result(job, folder, "stopped", "stopped by the user; --resume continues it")
         raise
     except Exception as error:
-        write_result(job, folder, "failed", str(error) or type(error).__name__)
+        with suppress(Exception):
+            write_result(job, folder, "failed", str(error) or type(error).__name__)
         raise
     write_result(job, folder, "finished", None)

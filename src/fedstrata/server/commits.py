@@ -91,7 +91,7 @@ class CommitWriter:
             raise UserError(
                 f"{self.folder}: the state of its run cannot be written ({error.strerror or error}); --resume "
                 "goes on from the last round that was"
-            ) from None
+            ) from error
         self.pending = None
 
     def close(self) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -46,13 +46,17 @@ def write_views(path: Path, views: Iterable[bytes | memoryview], flushed: bool =
     """:func:`write_bytes` of one view after the other, none of which is copied; returns their checksum."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part, hashed = path.with_name(f".{path.name}.part"), xxhash.xxh3_128()
-    with part.open("wb") as file:
-        for view in views:
-            file.write(view)
-            hashed.update(view)
-        if flushed:
-            file.flush()
-            os.fsync(file.fileno())
+    try:
+        with _named(path), part.open("wb") as file:
+            for view in views:
+                file.write(view)
+                hashed.update(view)
+            if flushed:
+                file.flush()
+                os.fsync(file.fileno())
+    except OSError:
+        part.unlink(missing_ok=True)  # on a full disk the status of the run needs its room
+        raise
     os.replace(part, path)
     return hashed.hexdigest()
 
@@ -82,9 +86,27 @@ def encode_lines(lines: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 def append_bytes(path: Path, content: bytes) -> None:
-    """Add to a file; see :func:`flush` for when it is on the disk."""
-    with path.open("ab") as file:
-        file.write(content)
+    """Add to a file, all or nothing; see :func:`flush` for when it is on the disk."""
+    with _named(path), path.open("ab", buffering=0) as file:  # a buffer would write its rest after the cut below
+        before, left = file.tell(), memoryview(content)
+        try:
+            while left:
+                left = left[file.write(left) :]
+        except BaseException:
+            with suppress(OSError):
+                file.truncate(before)
+            raise
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Give an error of the system the file's name, which it lacks where a write fails, as on a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def append_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
@@ -99,10 +121,11 @@ def flush(path: Path) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSON-lines file; none where there is no file."""
+    """The records of a JSON-lines file but for a last one that is incomplete; none where there is no file."""
     if not path.exists():
         return []
-    return decode_lines(path.read_bytes())
+    content = path.read_bytes()
+    return decode_lines(content[: content.rfind(b"\n") + 1])
 
 
 def decode_lines(content: bytes) -> list[dict[str, Any]]:

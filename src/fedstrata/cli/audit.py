@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fedstrata.cli.common import JobFile, Overrides, note_sweep, sentences, stop_on_terminate
+from fedstrata.cli.common import JobFile, Overrides, note_sweep, sentences, stop_on_signals
 
 if TYPE_CHECKING:
     from fedstrata.job.tables import Job
@@ -44,7 +44,7 @@ def audit(
     with sentences() as console:
         from fedstrata.job.file import load
 
-        stop_on_terminate()
+        stop_on_signals()
         stages = load(job, overrides or ())  # a mistake in the job file is reported before torch is imported
         note_sweep(job)
         from fedstrata.audits.options import ATTACKS, AuditOptions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,10 @@ def note_sweep(job: Path) -> None:
         Console(stderr=True, highlight=False).print(note, markup=False, soft_wrap=True)
 
 
+_signals: list[int] = []
+"""Signals that asked the command to stop, as long as :func:`check_stopped` has not answered them."""
+
+
 @contextmanager
 def sentences() -> Iterator[Console]:
     """Errors as one sentence and an exit code: 2 for the user's, 130 if stopped, 1 for the machine's."""
@@ -60,9 +65,22 @@ def resumable(folder: Path) -> Iterator[None]:
         raise
 
 
-def stop_on_terminate() -> None:
-    """Let a termination signal end a run as Ctrl-C does."""
-    signal.signal(signal.SIGTERM, _interrupt)
+def stop_on_signals() -> None:
+    """Let a termination signal end a command as Ctrl-C does, and remember both for :func:`check_stopped`."""
+    _signals.clear()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:  # as a shell does with "&"
+            signal.signal(number, _interrupt)
+
+
+def check_stopped() -> None:
+    """Stop a command that goes on although a signal asked it to stop; called with each event.
+
+    Python discards what the signal's handler raises while a ``__del__`` runs.
+    """
+    if _signals and threading.current_thread() is threading.main_thread():
+        _signals.clear()
+        raise KeyboardInterrupt
 
 
 def _fail(sentence: str, code: int) -> None:
@@ -70,5 +88,6 @@ def _fail(sentence: str, code: int) -> None:
     raise typer.Exit(code)
 
 
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    _signals.append(number)
     raise KeyboardInterrupt

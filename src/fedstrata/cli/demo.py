@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedstrata.cli.common import Overrides, sentences, stop_on_terminate
+from fedstrata.cli.common import Overrides, sentences, stop_on_signals
 from fedstrata.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def demo(
 ) -> None:
     """Try it: six hospitals train one model in two ways, on this machine. Needs the extra demo."""
     with sentences() as console:
-        stop_on_terminate()
+        stop_on_signals()
         if any(word.startswith("output.dir=") for word in overrides or ()):
             raise UserError("demo: output.dir=... is not taken; name the folder with --output")
         from fedstrata.data.demo import MODEL, TEXT

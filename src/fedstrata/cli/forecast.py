@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fedstrata.cli.common import Overrides, note_sweep, sentences
+from fedstrata.cli.common import Overrides, note_sweep, sentences, stop_on_signals
 from fedstrata.errors import UserError
 
 
@@ -37,6 +37,7 @@ def forecast(  # noqa: PLR0913  # the command's options
 ) -> None:
     """Estimate what a job will cost one client, in bytes, FLOPs and memory, without running it."""
     with sentences() as console:
+        stop_on_signals()
         pairs: list[Any] = [*(overrides or ()), *(settings or ())]
         if job is not None and "=" in job and not Path(job).exists():
             pairs, job = [job, *pairs], None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from fedstrata.cli.common import Insecure, JobFile, Overrides, note_sweep, resumable, sentences, stop_on_terminate
+from fedstrata.cli.common import Insecure, JobFile, Overrides, note_sweep, resumable, sentences, stop_on_signals
 from fedstrata.errors import UserError, plural
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def run(
         from fedstrata.job.file import load, sweep_table
         from fedstrata.runs.folder import MARKER
 
-        stop_on_terminate()
+        stop_on_signals()
         keys = {"name": engine, "federation": federation and str(federation), "insecure": insecure or None}
         chosen = [(f"engine.{key}", value) for key, value in keys.items() if value is not None]
         pairs = [*(overrides or ()), *chosen]

@@ -10,6 +10,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from fedstrata.cli.common import check_stopped
 from fedstrata.cli.words import megabytes, round_words, score_lines
 from fedstrata.errors import plural
 from fedstrata.events import (
@@ -110,6 +111,7 @@ class Display(Live):
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
+        check_stopped()
         self.since = self.since if isinstance(event, Stepped) else time.monotonic()  # the next client starts now
         match event:
             case StageStarted():
@@ -242,6 +244,7 @@ class ForecastDisplay(Live):
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
+        check_stopped()
         if isinstance(event, Counted):
             text = amount(event)
             self.bar.update(self.line, description=text, completed=event.done, total=event.total)

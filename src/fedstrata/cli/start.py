@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedstrata.cli.common import JobFile, Overrides, note_sweep, sentences
+from fedstrata.cli.common import JobFile, Overrides, note_sweep, sentences, stop_on_signals
 from fedstrata.errors import UserError
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def validate(job: JobFile, overrides: Overrides = None) -> None:
         from fedstrata.cli.progress import ForecastDisplay
         from fedstrata.job.file import load
 
+        stop_on_signals()
         stages = load(job, overrides or ())  # a mistake in the job file is reported before torch is imported
         note_sweep(job)
         from rich.console import Console

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.progress import TaskID
 
+from fedstrata.cli.common import check_stopped
 from fedstrata.cli.progress import Live
 from fedstrata.cli.words import round_words, score_lines
 from fedstrata.events import (
@@ -45,6 +46,7 @@ class SweepDisplay(Live):
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
+        check_stopped()
         match event:
             case CellStarted():
                 self._started(event)

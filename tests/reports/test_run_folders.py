@@ -7,9 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from fedstrata.errors import UserError
+from fedstrata.plan.kinds import LOCK
+from fedstrata.reports.report import write_report
 from fedstrata.reports.runs import curve, headline, load_run, load_runs, score
+from fedstrata.reports.tables import result_rows
 
 Make = Callable[..., Path]
 
@@ -59,6 +63,42 @@ def test_a_killed_run_is_summed_from_its_records(run: Make) -> None:
     assert made.result["status"] == "stopped"
     for key in ("bytes", "flops", "score", "rounds", "method"):
         assert made.result[key] == whole.result[key], key
+
+
+@pytest.mark.parametrize("before", ["nothing", "stopped"])
+def test_a_run_whose_folder_is_locked_is_going_on(run: Make, before: str) -> None:
+    folder = run(status=before)
+    whole = load_run(folder)
+    if before == "nothing":
+        (folder / "result.json").unlink()
+    with (folder / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 3, "client": "server", "score": {"loss": 1.5}, "seconds": 0.5}\n')
+    with FileLock(folder / LOCK):
+        made = load_run(folder)
+        page = write_report([folder]).read_text("utf-8")
+        assert result_rows([made])[0]["status"] == "running"
+    assert (made.result["status"], made.result["message"]) == ("running", None)
+    assert made.result["score"]["loss"] == 1.5  # what an earlier call left in result.json is older
+    assert made.result["bytes"] == whole.result["bytes"]
+    assert '<span class="status running">running</span>' in page
+    assert "The run is going on, so far with loss 1.5" in page
+    assert load_run(folder).result["status"] == "stopped"
+
+
+def test_a_finished_run_is_finished_while_its_trackers_are_closed(run: Make) -> None:
+    folder = run()
+    with FileLock(folder / LOCK):
+        assert load_run(folder).result["status"] == "finished"
+
+
+def test_of_stages_the_one_that_is_not_finished_is_going_on(staged: Make) -> None:
+    folder = staged("pretrain", "finetune")
+    for path in (folder / "result.json", folder / "stages" / "finetune" / "result.json"):
+        path.unlink()
+    with FileLock(folder / LOCK):
+        made = load_run(folder)
+    assert made.result["status"] == "running"
+    assert [stage.result["status"] for stage in made.stages] == ["finished", "running"]
 
 
 def test_a_broken_line_in_the_middle_is_an_error(run: Make) -> None:

@@ -1,4 +1,4 @@
-"""Run folders, read back: finished, failed, or killed at any moment."""
+"""Run folders, read back: finished, failed, killed at any moment, or going on."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 from fedstrata.errors import UserError
 from fedstrata.job.toml import read_toml
-from fedstrata.plan.kinds import FORMAT
+from fedstrata.plan.kinds import FORMAT, LOCK
 from fedstrata.plan.streams import SERVER
 from fedstrata.reports.parts import PartRecord
 from fedstrata.reports.record_files import record_lines, record_object, record_parts
+from fedstrata.wire.files import locked
 
 SETUP = "setup"
 """The phase of the initial download, the start model; no total of a run counts it."""
@@ -130,9 +131,12 @@ def load_run(folder: Path) -> Run:
     rounds = record_lines(folder / "rounds.jsonl", {"round", "client"})
     ledger = record_lines(folder / "ledger.jsonl", {"round", "client", "phase", "direction", "part", "bytes"})
     recorded = _summed(stages) if stages else _recorded(job, rounds, ledger)
+    whole = {**recorded, **result}
+    if whole["status"] != "finished" and _goes_on(folder):  # result.json is an earlier call's
+        whole = {**result, **recorded, "status": "running", "message": None}
     return Run(
         name=folder.resolve().name,
-        result={**recorded, **result},
+        result=whole,
         job=job,
         partition=record_object(folder / "partition.json"),
         parts=record_parts(folder / "parts.json"),
@@ -265,6 +269,12 @@ def _summed(stages: Sequence[Run]) -> dict[str, Any]:
         "flops": sum(r["flops"] for r in results),
         "seconds": sum(r["seconds"] for r in results),
     }
+
+
+def _goes_on(folder: Path) -> bool:
+    """Whether a process is at the run of a folder; that of a stage's is at the run that it belongs to."""
+    folder = folder.resolve()
+    return locked(folder / LOCK) or (folder.parent.name == "stages" and locked(folder.parent.parent / LOCK))
 
 
 def _stages_on_disk(folder: Path) -> list[str]:

@@ -17,6 +17,7 @@ STATUS = {
     "finished": "The run finished",
     "stopped": "The run stopped before its end",
     "failed": "The run failed",
+    "running": "The run is going on",
 }
 
 
@@ -83,7 +84,8 @@ def _outcome(run: Run, row: dict[str, Any]) -> str:
     if row["spread"] is not None:
         score += f" ± {score_figure(row['spread'])} (mean and standard deviation of the clients' own models)"
     before = [point.score for point in curve(run) if point.round == -1]
-    return f"{status} with {score}" + (f"; before training it was {score_figure(before[0])}." if before else ".")
+    reached = f"{status}, so far with {score}" if row["status"] == "running" else f"{status} with {score}"
+    return reached + (f"; before training it was {score_figure(before[0])}." if before else ".")
 
 
 def _cost(run: Run, row: dict[str, Any]) -> str:

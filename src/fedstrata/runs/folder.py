@@ -13,14 +13,12 @@ from filelock import FileLock, Timeout
 from fedstrata.errors import UserError
 from fedstrata.job.tables import Job
 from fedstrata.job.toml import read_toml
-from fedstrata.plan.kinds import AUDIT, FORMAT
+from fedstrata.plan.kinds import AUDIT, FORMAT, LOCK
 from fedstrata.runs.result_file import write_result
 from fedstrata.wire.files import write_bytes
 
 MARKER = ".fedstrata"
 """The file by which a folder is known as one that FedStrata writes."""
-LOCK = ".fedstrata.lock"
-"""The file that the process that writes a folder holds locked; the lock goes with the process."""
 
 
 def check_output_dir(folder: Path, resume: bool, kind: str = "run") -> None:

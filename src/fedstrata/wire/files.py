@@ -134,6 +134,21 @@ def decode_lines(content: bytes) -> list[dict[str, Any]]:
     return lines
 
 
+def locked(path: Path) -> bool:
+    """Whether a process that lives holds a lock file locked; not where this process may not open it."""
+    from filelock import FileLock, Timeout  # here, as most commands hold no lock
+
+    if not path.exists():
+        return False
+    try:
+        with FileLock(path, timeout=0):
+            return False
+    except Timeout:
+        return True
+    except OSError:
+        return False
+
+
 def link(source: str | Path, target: str | Path) -> None:
     """A second name for the same file where the file system can, else a copy."""
     try:

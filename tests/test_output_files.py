@@ -13,7 +13,7 @@ import fedstrata
 from pages import named_in_output_files, unnamed_files
 
 JSON = ("result.json", "partition.json", "parts.json", "environment.json", "classes.json")
-LINES = ("rounds.jsonl", "ledger.jsonl", "missing.jsonl", "lost.jsonl", "outliers.jsonl")
+LINES = ("rounds.jsonl", "ledger.jsonl", "missing.jsonl", "lost.jsonl", "outliers.jsonl", "predictions.jsonl")
 
 
 def fields(folder: Path) -> set[str]:

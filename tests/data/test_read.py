@@ -179,6 +179,14 @@ def test_limit_counts_full_rows_and_stops_before_what_follows() -> None:
         read("a.jsonl", ["text"], limit=3)
 
 
+def test_rows_are_numbered_as_they_stand_in_their_source_dropped_ones_included() -> None:
+    write("a.csv", "text,label\n,x\none,x\n\n,x\ntwo,y\n")
+    write("b.jsonl", '{"text": "three", "label": "x"}\n{"text": ""}\n{"text": "four", "label": "y"}\n')
+    assert list(read("a.csv", ["text", "label"]).numbers) == [1, 3]
+    assert list(read(["a.csv", "b.jsonl"], ["text", "label"]).numbers) == [1, 3, 4, 6]
+    assert list(read(["a.csv", "b.jsonl"], ["text", "label"], limit=3).numbers) == [1, 3, 4]
+
+
 def test_a_list_is_read_in_its_order() -> None:
     sources = [write("b.txt", "one"), write("a.csv", "text\ntwo\n"), write("c/d.txt", "three"), "b.txt"]
     assert read(sources, ["text"]).columns == {"text": ["one", "two", "three", "one"]}

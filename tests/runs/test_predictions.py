@@ -106,3 +106,63 @@ def test_a_run_killed_before_they_were_written_writes_them_when_it_is_resumed(
     resumed = fedstrata.run(made, resume=True)
     whole = fedstrata.run({**made, "output": {**made["output"], "dir": str(tmp_path / "whole")}})
     assert files(resumed.folder) == files(whole.folder)
+
+
+def predictions(result: fedstrata.Result) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (result.folder / "predictions.jsonl").read_text("utf-8").splitlines()]
+
+
+ROWS: list[dict[str, Any]] = [
+    {"text": "", "label": "eye"},  # dropped
+    *({"text": text, "label": label} for text, label in SENTENCES),
+    {"text": "The eye.", "label": None},  # dropped
+    {"text": "The kidney keeps salt in balance.", "label": "kidney"},
+]
+"""Rows of which two are dropped: the first kept one is the user's row 1, the last one is row 14."""
+
+
+def test_a_prediction_names_the_row_of_the_users_file(job: Jobs) -> None:
+    made = job("fedavg", "classify", data={"test": ROWS}, output={"predictions": True})
+    lines = predictions(fedstrata.run(made))
+    assert [line["row"] for line in lines] == [*range(1, 13), 14]
+    assert [line["example"] for line in lines] == list(range(13))
+    assert all(line["label"] == ROWS[line["row"]]["label"] for line in lines)
+    assert not any("chunk" in line or "source" in line for line in lines)
+
+
+def test_the_row_of_a_held_out_example_is_that_of_the_training_source(job: Jobs) -> None:
+    made = job("fedavg", "classify", output={"predictions": True}, clients={"count": 2})
+    made["data"] = {"train": ROWS, "holdout": 0.4}
+    lines = predictions(fedstrata.run(made))
+    rows = [line["row"] for line in lines]
+    assert rows == sorted(set(rows))
+    assert len(rows) == 5
+    assert rows != list(range(5))
+    assert all(line["label"] == ROWS[line["row"]]["label"] for line in lines)
+
+
+def test_of_several_chunks_each_says_which_it_is(job: Jobs) -> None:
+    rows = [
+        {"text": text.split(), "label": ["B-X" if w == "kidney" else "O" for w in text.split()]}
+        for text in ("A kidney.", "The kidney filters the blood and keeps salt in balance.", "The eye.")
+    ]
+    made = job("fedavg", "tag", data={"train": rows, "test": rows}, output={"predictions": True})
+    made["train"]["max_tokens"] = 8
+    made["clients"]["count"] = 2
+    lines = predictions(fedstrata.run(made))
+    several = [line for line in lines if line["row"] == 1]
+    assert len(several) > 1
+    assert [line["chunk"] for line in several] == list(range(len(several)))
+    assert [tag for line in several for tag in line["label"]] == rows[1]["label"]
+    assert [(line["row"], "chunk" in line) for line in (lines[0], lines[-1])] == [(0, False), (2, False)]
+
+
+def test_rows_of_named_sources_are_counted_in_their_own(job: Jobs) -> None:
+    sources = {"north": ROWS, "south": ROWS[1:]}
+    lines = predictions(
+        fedstrata.run(job("fedavg", "classify", data={"test": sources}, output={"predictions": True}))
+    )
+    assert [(line["source"], line["row"]) for line in lines] == [
+        *(("north", row) for row in [*range(1, 13), 14]),
+        *(("south", row) for row in [*range(12), 13]),
+    ]

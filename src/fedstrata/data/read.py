@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -35,6 +36,7 @@ class Rows:
         pools: the name of each row's source; empty where sources have no names.
         classes: column -> its class names in the order that a data set gives them.
         found: what reading has found out by itself, such as a delimiter.
+        numbers: of each row its place in its source, dropped ones counted; empty of rows that have none.
     """
 
     columns: dict[str, list[str]]
@@ -42,6 +44,7 @@ class Rows:
     pools: list[str] = field(default_factory=list)
     classes: dict[str, list[str]] = field(default_factory=dict)
     found: Findings = field(default_factory=dict, compare=False)
+    numbers: array[int] = field(default_factory=lambda: array("q"), compare=False)
 
     def __len__(self) -> int:
         return max(map(len, self.columns.values()), default=0)
@@ -94,12 +97,13 @@ def _sources(source: str | list[str]) -> list[str]:
 def _append(rows: Rows, name: str, found: Iterator[list[str]], limit: int | None) -> Rows:
     """``rows`` with those of the source called ``name``, which must have one."""
     before, dropped = len(rows), 0
-    for texts in found:
+    for number, texts in enumerate(found, before + rows.dropped):
         if not all(text.strip() for text in texts):
             dropped += 1
             continue
         for values, text in zip(rows.columns.values(), texts, strict=True):
             values.append(text)
+        rows.numbers.append(number)
         if len(rows) == limit:
             break
     if len(rows) == before:

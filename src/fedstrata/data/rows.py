@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -61,6 +62,7 @@ def read_rows(job: Job, source: Source, columns: list[str], base_dir: Path | Non
             [name for name, rows in pools.items() for _ in range(len(rows))],
             {column: names for rows in pools.values() for column, names in rows.classes.items()},
             together(*(rows.found for rows in pools.values())),
+            array("q", [number for rows in pools.values() for number in rows.numbers]),
         )
     if isinstance(source, str) and source.startswith("demo:"):
         return _demo_rows(job, source, columns)
@@ -86,7 +88,8 @@ def _demo_rows(job: Job, source: str, columns: list[str]) -> Rows:
     for name in columns:
         if name not in found:
             raise UserError(f"{source}: has no column {name!r}; {did_you_mean(name, found)}")
-    return Rows({name: found[name][: job.data.limit] for name in columns}, 0)
+    made = {name: found[name][: job.data.limit] for name in columns}
+    return Rows(made, 0, numbers=array("q", range(max(map(len, made.values()), default=0))))
 
 
 def no_rows(columns: Sequence[str]) -> Rows:
@@ -97,7 +100,9 @@ def no_rows(columns: Sequence[str]) -> Rows:
 def take(rows: Rows, index: Index) -> Rows:
     """The rows at ``index``, in its order; none of them counts as dropped."""
     columns = {name: [values[i] for i in index] for name, values in rows.columns.items()}
-    return Rows(columns, 0, [rows.pools[i] for i in index] if rows.pools else [], rows.classes, rows.found)
+    pools = [rows.pools[i] for i in index] if rows.pools else []
+    numbers = array("q", [rows.numbers[i] for i in index] if rows.numbers else [])
+    return Rows(columns, 0, pools, rows.classes, rows.found, numbers)
 
 
 def class_names(job: Job, train: Rows, test: Rows) -> tuple[str, ...]:

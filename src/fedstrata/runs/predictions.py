@@ -15,6 +15,7 @@ from fedstrata.job.confusion import class_scores, confusion
 from fedstrata.job.tables import Job
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.plan.kinds import Index
+from fedstrata.tasks.batches import Examples
 from fedstrata.tasks.task import Predicted
 from fedstrata.wire.files import write_bytes
 
@@ -56,7 +57,8 @@ def write_predictions(
         write_bytes(folder / CLASSES, json.dumps(found, indent=1, ensure_ascii=False).encode())
     if job.output.predictions:
         order = scored_batches(ready.test, np.arange(len(ready.test)), job.train)
-        lines = sorted(_lines(order, last.found, labels, target), key=lambda line: line["example"])
+        predicted = dict(_predicted(order, last.found, labels, target))
+        lines = [{"example": i, **where, **predicted[i]} for i, where in enumerate(_places(ready.test))]
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         write_bytes(folder / PREDICTIONS, text.encode())
     return True
@@ -114,10 +116,24 @@ def entity_classes(found: Sequence[Predicted]) -> dict[str, Any]:
     }
 
 
-def _lines(
+def _places(examples: Examples) -> Iterator[dict[str, Any]]:
+    """Of each example its ``row`` in the user's source; of several sources and chunks which of them it is."""
+    rows = examples.tokens.rows
+    numbers = rows if examples.numbers is None else examples.numbers
+    sources = {int(example): name for name, index in examples.pools.items() for example in index}
+    first, last = np.searchsorted(rows, rows, "left"), np.searchsorted(rows, rows, "right")
+    for example, (number, begin, end) in enumerate(zip(numbers, first, last, strict=True)):
+        yield {
+            **({"source": sources[example]} if sources else {}),
+            "row": int(number),
+            **({"chunk": example - int(begin)} if end - begin > 1 else {}),
+        }
+
+
+def _predicted(
     order: Sequence[Index], found: Sequence[Predicted], labels: Sequence[str] | None, target: str
-) -> Iterator[dict[str, Any]]:
-    """Of each test example its number, label and prediction; no text."""
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Of each test example its label and prediction; no text."""
     for index, batch in zip(order, found, strict=True):
         for example, truth, guess in zip(index, batch.truth, batch.guess, strict=True):
             if target == "class":
@@ -125,4 +141,4 @@ def _lines(
                 truth, guess = labels[int(truth)], labels[int(guess)]
             elif target == "number":
                 truth, guess = float(truth), float(guess)
-            yield {"example": int(example), "label": truth, "prediction": guess}
+            yield int(example), {"label": truth, "prediction": guess}

@@ -28,11 +28,14 @@ class Examples:
         labels: class index of each example, ``[n]`` int64, or for ``tag`` of each token; for ``regress`` each
             example's number, float64; None without labels.
         pools: name of a source -> its examples, which are scored apart as well.
+        numbers: of each example its row's place in its source, dropped rows counted, ``[n]``; None where it is not
+            known.
     """
 
     tokens: Tokens
     labels: npt.NDArray[Any] | None = None
     pools: Mapping[str, Index] = field(default_factory=dict)
+    numbers: Index | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -33,15 +33,16 @@ def examples(
     tokens = _tokens(job, rows, tokenizer, holders)
     pool = np.asarray(rows.pools)
     pools = {name: tokens.of_rows(np.flatnonzero(pool == name)) for name in dict.fromkeys(rows.pools)}
+    numbers = np.asarray(rows.numbers)[tokens.rows] if rows.numbers else None
     if kind.target == "number":
-        return Examples(tokens, label_numbers(job, rows)[tokens.rows], pools)
+        return Examples(tokens, label_numbers(job, rows)[tokens.rows], pools, numbers)
     if labels is None:
-        return Examples(tokens, pools=pools)
+        return Examples(tokens, pools=pools, numbers=numbers)
     number = {label: i for i, label in enumerate(labels)}
     if kind.words:
-        return Examples(tokens, _tags(tokens, rows.columns[job.data.label], number), pools)
+        return Examples(tokens, _tags(tokens, rows.columns[job.data.label], number), pools, numbers)
     classes = np.asarray([number[label] for label in rows.columns[job.data.label]], dtype=np.int64)
-    return Examples(tokens, classes[tokens.rows], pools)
+    return Examples(tokens, classes[tokens.rows], pools, numbers)
 
 
 def _tokens(job: Job, rows: Rows, tokenizer: Any, holders: Iterable[Index] | None) -> Tokens:

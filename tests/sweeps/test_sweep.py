@@ -20,6 +20,7 @@ from fedstrata.reports.sweep_files import read_table
 from pages import unnamed_files
 
 Jobs = Callable[..., dict[str, Any]]
+KEPT = "kept/**/*.safetensors"
 
 
 @pytest.fixture
@@ -157,3 +158,24 @@ def test_run_says_that_a_sweep_is_many_runs(many: dict[str, Any]) -> None:
 
 def _parent(process: Path) -> int:
     return int(process.with_name("stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize(
+    ("method", "tables"),
+    [
+        ("fedsplitbert", {}),
+        ("fedavg", {"adapter": {"kind": "lora", "rank": 2}}),
+        ("fedavg", {"adapter": {"kind": "lora", "rank": 2, "init": "svd"}}),
+    ],
+    ids=["personal parts", "adapters", "moved base"],
+)
+def test_no_model_stays_of_a_finished_cell(job: Jobs, tmp_path: Path, method: str, tables: dict[str, Any]) -> None:
+    made = job(method, "classify", method={"rounds": 1}, **tables)
+    made["sweep"] = {"seeds": [0], "rows": [{"name": "one"}]}
+    fedstrata.sweep(made)
+    assert not list((tmp_path / "run").rglob("*.safetensors"))
+    assert fedstrata.sweep(made, resume=True)[0].seeds == (0,)
+    kept = {**made, "output": {"dir": str(tmp_path / "kept"), "keep_state": True}}
+    fedstrata.sweep(kept)
+    left = [path.relative_to(tmp_path / "kept" / "cells" / "one" / "seed-0") for path in tmp_path.glob(KEPT)]
+    assert {path.parts[0] for path in left} == {"state"}

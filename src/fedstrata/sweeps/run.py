@@ -20,11 +20,13 @@ from fedstrata.runs.folder import check_output_dir, mark
 from fedstrata.runs.result import read_status
 from fedstrata.sweeps.cells import Cell, Sweep, cells
 from fedstrata.sweeps.workers import Message, Worker, Workers, sole_user
-from fedstrata.wire.files import clear, link
+from fedstrata.wire.files import clear, link, read_sealed
 
 Progress = Callable[[events.Event], None]
-MODELS = ("start", "model", "shared", "clients")
+MODELS = ("start", "model", "shared", "clients", "adapter", "base")
 """Folders of a stage that hold models."""
+OWN_PARTS = ("round-[0-9]*.safetensors",)
+"""Files below ``state/clients`` of the parts that a client keeps, which are most of its model."""
 
 
 def run_sweep(
@@ -142,3 +144,11 @@ class _Scheduler:
             for folder in folders:
                 for name in MODELS:
                     clear(folder / name, FILES)
+                if not _kept_state(folder):
+                    clear(folder / "state" / "clients", OWN_PARTS)
+
+
+def _kept_state(folder: Path) -> bool:
+    """Whether a finished stage has kept its state, as ``output.keep_state`` asks, and can get more rounds."""
+    newest = max((folder / "state").glob("manifest-[0-9]*.json"), default=None)
+    return newest is not None and bool((read_sealed(newest) or {}).get("kept"))

@@ -97,6 +97,15 @@ def test_without_the_merged_model_the_adapters_are_the_result(job: Jobs) -> None
     assert not (run.folder / "model").exists()
 
 
+def test_a_finished_run_without_merged_models_gets_none_when_it_is_resumed(job: Jobs) -> None:
+    made = job("fedsplitbert", "classify", adapter={"kind": "lora", "rank": 2, "merged_model": False})
+    first = fedstrata.run(made)
+    before = (first.folder / "result.json").read_bytes()
+    fedstrata.run(made, resume=True)
+    assert sorted(path.name for path in first.folder.glob("clients/client-0/*")) == ["adapter"]
+    assert (first.folder / "result.json").read_bytes() == before
+
+
 def test_a_stage_starts_from_the_merged_model(job: Jobs) -> None:
     config = job("fedavg", "mlm")
     config["adapter"] = {"kind": "lora", "rank": 2, "merged_model": False}

@@ -263,7 +263,8 @@ def _reuse(stage: Stage, found: list[Change], commit: Mapping[str, Any]) -> None
             stage.tell(
                 Noted(f"{folder / 'result.json'} was damaged or missing; it is made again from the records")
             )
-    if job.output.client_models is not False and (folder / "shared").exists():
+    models = job.output.client_models is not False and job.adapter.merged_model  # as save_models
+    if models and (folder / "shared").exists():
         save_client_models(folder, read_result(folder).clients)
         write_result(job, folder, "finished", None)
 

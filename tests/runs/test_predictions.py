@@ -166,3 +166,18 @@ def test_rows_of_named_sources_are_counted_in_their_own(job: Jobs) -> None:
         *(("north", row) for row in [*range(1, 13), 14]),
         *(("south", row) for row in [*range(12), 13]),
     ]
+
+
+def test_a_finished_run_says_that_it_writes_no_predictions(job: Jobs) -> None:
+    made = job("fedavg", "classify")
+    folder = fedstrata.run(made).folder
+    told = list[Any]()
+    fedstrata.run(made, ["output.predictions=true"], resume=True, progress=told.append)
+    [note] = [event.sentence for event in told if isinstance(event, Noted)]
+    assert note.startswith(f"{folder}: its run is finished, so output.predictions writes nothing; ")
+    assert not (folder / "predictions.jsonl").exists()
+    told.clear()
+    asked = {**made, "output": {"dir": str(folder.parent / "asked"), "predictions": True}}
+    fedstrata.run(asked)
+    fedstrata.run(asked, resume=True, progress=told.append)
+    assert not any(isinstance(event, Noted) for event in told)

@@ -153,6 +153,7 @@ def test_a_page_takes_the_place_of_a_page_alone(tmp_path: Path) -> None:
 def test_each_client_has_a_sentence_for_its_owner(run: Make) -> None:
     sentences = client_sentences(load_run(run(clients=["Anna", "Bela"])))
     assert sentences[0] == (
-        "Anna trained on 120 examples in 3 rounds: 9.00 MB left it (layers 0–2, head), and 31.0 MB came to it."
+        "Anna trained on 120 examples in 3 rounds: 9.00 MB left it (layers 0–2, head), and 31.0 MB came to it, "
+        "22.0 MB of them in the initial download."
     )
     assert len(sentences) == 2

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedstrata.errors import plural
 from fedstrata.reports.parts import part_words
-from fedstrata.reports.runs import Run, curve
+from fedstrata.reports.runs import SETUP, Run, curve
 from fedstrata.reports.tables import MB, client_rows, figure, result_rows, score_figure
 
 SENTENCES = 60
@@ -174,14 +174,21 @@ def client_sentences(run: Run) -> list[str]:
 def _client_sentence(run: Run, row: dict[str, Any]) -> str:
     name = row["client"]
     sent = [line for line in run.transfers if line["client"] == name and line["direction"] == "up"]
-    got = sum(line["bytes"] for line in run.ledger if line["client"] == name and line["direction"] == "down")
+    came = _came(run, name)
     if not row["rounds"]:
-        return f"{name} took part in no round; {figure(got / MB)} MB came to it."
+        return f"{name} took part in no round; {came}."
     named = {line["part"] for line in sent}
     what = part_words([part for part in run.named_parts if part in named], run.parts)
     left = f"{figure(row['up_mb'])} MB left it ({what})" if sent else "nothing of a model or text left it"
     metric = run.result["headline"]
     own = "" if row["score"] is None else f" Its own model scores {metric} {score_figure(row['score'])}."
     examples, rounds = plural(row["examples"], "example"), plural(row["rounds"], "round")
-    came = f"{figure(got / MB)} MB came to it"
     return f"{name} trained on {examples} in {rounds}: {left}, and {came}.{own}"
+
+
+def _came(run: Run, client: str) -> str:
+    """What a client received, and how much of it in the initial download, which no total of the page counts."""
+    got = [line for line in run.ledger if line["client"] == client and line["direction"] == "down"]
+    setup = sum(line["bytes"] for line in got if line["phase"] == SETUP)
+    first = f", {figure(setup / MB)} MB of them in the initial download" if setup else ""
+    return f"{figure(sum(line['bytes'] for line in got) / MB)} MB came to it{first}"

@@ -122,6 +122,18 @@ def test_a_sentence_about_the_machine_exits_with_1(cause: OSError | None, code: 
 
 
 @pytest.mark.usefixtures("_signals")
+def test_a_folder_of_somebody_else_is_refused_before_anything_is_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(SystemExit) as end:
+        main(["run", "job.toml", "--resume", "output.dir=models"])
+    said = capsys.readouterr()
+    assert (end.value.code, said.out) == (2, "")
+    assert "models is not a folder that FedStrata has written" in said.err
+
+
+@pytest.mark.usefixtures("_signals")
 def test_every_stage_has_a_picture_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     with pytest.raises(SystemExit) as end:

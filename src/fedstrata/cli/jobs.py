@@ -33,7 +33,7 @@ def run(
     """Run a job: train over its clients, score, save the model and a report; or a sweep of many jobs."""
     with sentences() as console:
         from fedstrata.job.file import load, sweep_table
-        from fedstrata.runs.folder import MARKER
+        from fedstrata.runs.folder import MARKER, check_output_dir
 
         stop_on_signals()
         keys = {"name": engine, "federation": federation and str(federation), "insecure": insecure or None}
@@ -45,6 +45,7 @@ def run(
         stages = load(job, pairs)  # a mistake in the job file is reported before torch is imported
         with resumable(folder := Path(stages[0].output.dir)):
             if resume and not (folder / MARKER).exists():
+                check_output_dir(folder, resume)  # a folder of somebody else's is refused before anything is said
                 note = f"note: {folder} holds no run to resume, so it begins with round 1"
                 console.print(note, soft_wrap=True, markup=False)
             _run(console, job, pairs, resume)

@@ -134,6 +134,21 @@ def test_a_folder_of_somebody_else_is_refused_before_anything_is_said(
 
 
 @pytest.mark.usefixtures("_signals")
+def test_a_picture_of_the_partition_is_written_beside_the_job_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    Path("elsewhere").mkdir()
+    job = shutil.copy("job.toml", "elsewhere/job.toml")
+    with pytest.raises(SystemExit) as end:
+        main(["partition", job])
+    assert not end.value.code
+    assert sorted(path.name for path in Path("elsewhere").iterdir()) == ["job.partition.png", "job.toml"]
+    assert not Path("job.partition.png").exists()
+    shutil.rmtree("elsewhere")
+
+
+@pytest.mark.usefixtures("_signals")
 def test_every_stage_has_a_picture_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     with pytest.raises(SystemExit) as end:

@@ -56,7 +56,7 @@ def partition(
     overrides: Overrides = None,
     picture: Annotated[
         Path | None,
-        typer.Option(help="File for the picture (png, svg or pdf).", show_default="JOB.partition.png"),
+        typer.Option(help="File for the picture (png, svg or pdf).", show_default="JOB.partition.png, beside JOB"),
     ] = None,
 ) -> None:
     """Show which client would have which rows, as a table and a picture, without training."""
@@ -76,7 +76,7 @@ def partition(
             for note in data_notes(stage, data):
                 console.print(f"note: {note}", markup=False, soft_wrap=True)
             suffix = f".{stage.stage}" if stage.stage else ""
-            file = picture or Path(f"{job.stem}{suffix}.partition.png")
+            file = picture or job.with_name(f"{job.stem}{suffix}.partition.png")
             if picture and len(stages) > 1:
                 file = picture.with_name(f"{picture.stem}{suffix}{picture.suffix}")
             _show_partition(console, stage, data, file)

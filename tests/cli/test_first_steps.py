@@ -45,6 +45,20 @@ def test_from_a_file_to_a_trained_model(
     assert result.model_folder is not None
 
 
+@pytest.mark.parametrize("command", ["validate", "partition", "run"])
+def test_every_command_tells_which_rows_are_dropped_and_why(
+    rows: Path, model_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    call("init", "rows.csv", "--model", str(model_folder()), "--clients", "2")
+    with rows.open("a", encoding="utf-8") as file:
+        file.write("a kidney,\n")
+    capsys.readouterr()
+    words = ["method.rounds=1", "train.steps=1"] if command != "partition" else []
+    assert call(command, "job.toml", *words) == 0
+    said = capsys.readouterr()
+    assert "1 row without a value in 'label' dropped" in said.out + said.err
+
+
 def test_without_a_gpu_a_first_job_is_bounded_however_many_rows_there_are(
     rows: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

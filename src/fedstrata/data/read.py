@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -32,6 +33,7 @@ class Rows:
     Attributes:
         columns: name of every wanted column -> its values; all columns have the same length.
         dropped: number of rows dropped because a wanted value was missing or blank.
+        lacking: column -> how many of these had no value there; a row counts for the first such column alone.
         pools: the name of each row's source; empty where sources have no names.
         classes: column -> its class names in the order that a data set gives them.
         found: what reading has found out by itself, such as a delimiter.
@@ -42,6 +44,7 @@ class Rows:
     pools: list[str] = field(default_factory=list)
     classes: dict[str, list[str]] = field(default_factory=dict)
     found: Findings = field(default_factory=dict, compare=False)
+    lacking: dict[str, int] = field(default_factory=dict, compare=False)
 
     def __len__(self) -> int:
         return max(map(len, self.columns.values()), default=0)
@@ -93,19 +96,21 @@ def _sources(source: str | list[str]) -> list[str]:
 
 def _append(rows: Rows, name: str, found: Iterator[list[str]], limit: int | None) -> Rows:
     """``rows`` with those of the source called ``name``, which must have one."""
-    before, dropped = len(rows), 0
+    before, lacking = len(rows), Counter(rows.lacking)
     for texts in found:
-        if not all(text.strip() for text in texts):
-            dropped += 1
+        blank = next((column for column, text in zip(rows.columns, texts, strict=True) if not text.strip()), None)
+        if blank is not None:
+            lacking[blank] += 1
             continue
         for values, text in zip(rows.columns.values(), texts, strict=True):
             values.append(text)
         if len(rows) == limit:
             break
+    dropped = lacking.total() - rows.dropped
     if len(rows) == before:
         what = f"found {dropped} rows, none" if dropped else "is empty, expected rows"
         raise UserError(f"{name}: {what} with a value in each column of {', '.join(rows.columns)}")
-    return replace(rows, dropped=rows.dropped + dropped)
+    return replace(rows, dropped=lacking.total(), lacking=dict(lacking))
 
 
 def _texts(source: Records, wanted: Sequence[str], words: bool) -> Iterator[list[str]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,7 @@ def read_rows(job: Job, source: Source, columns: list[str], base_dir: Path | Non
             [name for name, rows in pools.items() for _ in range(len(rows))],
             {column: names for rows in pools.values() for column, names in rows.classes.items()},
             together(*(rows.found for rows in pools.values())),
+            added(*(rows.lacking for rows in pools.values())),
         )
     if isinstance(source, str) and source.startswith("demo:"):
         return _demo_rows(job, source, columns)
@@ -87,6 +89,11 @@ def _demo_rows(job: Job, source: str, columns: list[str]) -> Rows:
         if name not in found:
             raise UserError(f"{source}: has no column {name!r}; {did_you_mean(name, found)}")
     return Rows({name: found[name][: job.data.limit] for name in columns}, 0)
+
+
+def added(*counts: Mapping[str, int]) -> dict[str, int]:
+    """Counts by name, added up."""
+    return {name: sum(one.get(name, 0) for one in counts) for name in dict.fromkeys(chain(*counts))}
 
 
 def no_rows(columns: Sequence[str]) -> Rows:

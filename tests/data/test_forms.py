@@ -74,7 +74,7 @@ def test_quotes_in_a_file_with_tabs_count_where_they_hold_lines_together() -> No
 
 
 def test_a_first_line_for_excel_alone_is_no_header() -> None:
-    write("a.csv", "sep=;\r\ntext;label\r\na;x\r\nb;y;z\r\n")
+    write("a.csv", "Sep=;\r\ntext;label\r\na;x\r\nb;y;z\r\n")
     with refused("a.csv, line 4: found 3 fields, expected 2; its fields are separated by ';'"):
         found("a.csv")
 

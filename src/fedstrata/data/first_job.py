@@ -58,7 +58,7 @@ def first_job(
     """
     train, beside = _files(data)
     first = next(iter(train.values())) if isinstance(train, Mapping) else train
-    rows = sample(first)
+    rows = sample(first, [*text, *([label] if label else [])])
     found = guess(rows, task, text, label)
     test = test or next((file for file in beside if _fits(file, found, rows)), None)
     where = {"train": _from(train, out), "test": test and _from(test, out)}
@@ -122,12 +122,12 @@ def _test_beside(train: Path) -> list[Path]:
 
 def _fits(test: Path, found: Guess, rows: Sample) -> bool:
     """Whether test rows have the columns of the training rows, with labels where there are some."""
-    try:
-        there = sample(test)
-    except UserError:
-        return False
     wanted = [found.text] if isinstance(found.text, str) else list(found.text)
     wanted += [found.label] if found.label else []
+    try:
+        there = sample(test, wanted)
+    except UserError:
+        return False
     filled = all(any(str(value).strip() for value in there.columns.get(name, [])) for name in wanted)
     return filled and (there.names is None) == (rows.names is None)
 

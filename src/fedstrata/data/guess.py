@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any
 
-from fedstrata.data.column_names import CLIENTS, LABELS, PAIRS, TEXTS
+from fedstrata.data.column_names import CLIENTS, LABELS, PAIRS, TEXTS, plain_name
 from fedstrata.data.sample import Sample
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job.task_kinds import TASK_KINDS
@@ -84,7 +84,9 @@ def _tagged(rows: Sample, text: Sequence[str], label: str | None) -> Guess | Non
     """A job of tags, where one column holds lists of words and another as many tags."""
     lists = [name for name in rows.columns if all(isinstance(value, list) for value in _filled(rows, name))]
     lists = [name for name in lists if _filled(rows, name)]
-    words = [*text] or [name for name in lists if _words(_filled(rows, name)[0]) and _plain(name) not in LABELS]
+    words = [*text] or [
+        name for name in lists if _words(_filled(rows, name)[0]) and plain_name(name) not in LABELS
+    ]
     if not words or len(lists) < 2 or words[0] not in lists:
         return None
     sizes = [len(value) for value in _filled(rows, words[0])]
@@ -122,11 +124,11 @@ def _texts(rows: Sample, taken: set[str]) -> list[str]:
         numbers = sum(_number(value) for value in values)
         if name not in taken and values and numbers < len(values) / 2:
             sizes[name] = mean(len(value.split()) for value in values), len(set(values)) / len(values)
-    named = [name for name in sizes if _plain(name) in TEXTS]
+    named = [name for name in sizes if plain_name(name) in TEXTS]
     long = [name for name, (words, different) in sizes.items() if words >= 3 and different > 0.1]
     found = dict.fromkeys([*long, *(named if not long else [])])
     if not found:
-        empty = [name for name in rows.columns if _plain(name) in TEXTS and not _filled(rows, name)]
+        empty = [name for name in rows.columns if plain_name(name) in TEXTS and not _filled(rows, name)]
         if empty:
             raise UserError(f"column {empty[0]!r}: is empty in all rows; expected texts")
         listed = ", ".join(rows.columns)
@@ -165,7 +167,7 @@ def _quantity(rows: Sample, name: str) -> bool:
 
 
 def _counts_rows(name: str) -> bool:
-    return _plain(name) in (
+    return plain_name(name) in (
         "id",
         "index",
         "idx",
@@ -193,7 +195,7 @@ def _kind(rows: Sample, label: str | None, pair: bool) -> tuple[str, str]:
 
 def _pair(texts: Sequence[str]) -> list[str]:
     """Two columns of texts that belong together, in their order; none if there are none."""
-    plain = {_plain(name): name for name in texts}
+    plain = {plain_name(name): name for name in texts}
     for one, two in PAIRS:
         if one in plain and two in plain:
             return [plain[one], plain[two]]
@@ -207,12 +209,8 @@ def _pair(texts: Sequence[str]) -> list[str]:
 
 def _named(names: Sequence[str], usual: Sequence[str]) -> str | None:
     """The column whose name is the first of the usual ones."""
-    plain = {_plain(name): name for name in reversed(names)}
+    plain = {plain_name(name): name for name in reversed(names)}
     return next((plain[word] for word in usual if word in plain), None)
-
-
-def _plain(name: str) -> str:
-    return name.strip().lower().replace(" ", "_").replace("-", "_")
 
 
 def _filled(rows: Sample, name: str) -> list[Any]:

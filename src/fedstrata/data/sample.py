@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -12,11 +12,12 @@ from typing import Any
 
 from fedstrata.data.forms import extension, records
 from fedstrata.data.forms.data_sets import saved, saved_columns
-from fedstrata.data.forms.how import How, Records
+from fedstrata.data.forms.how import How, Records, check
 from fedstrata.data.forms.objects import parquet_columns
 from fedstrata.data.forms.plain import document_records, shape_of, txt_records
-from fedstrata.data.forms.tables import likeliest_delimiter
+from fedstrata.data.forms.tables import first_rows, likeliest_delimiter
 from fedstrata.data.forms.text import full_lines
+from fedstrata.data.header import is_header
 from fedstrata.data.read import WORD_END, files_in, read
 from fedstrata.errors import UserError
 
@@ -47,16 +48,20 @@ class Sample:
         return max(map(len, self.columns.values()), default=0)
 
 
-def sample(path: Path) -> Sample:
+def sample(path: Path, wanted: Sequence[str] = ()) -> Sample:
     """Look at the first rows of a file, or of a folder that is one source of rows.
 
+    Args:
+        path: the file or folder.
+        wanted: columns that it is known to have.
+
     Raises:
-        UserError: it is missing, empty, or of no known kind.
+        UserError: it is missing, empty, or of no known kind, or has two columns of one name.
     """
     if not path.exists():
         raise UserError(f"{path}: there is no such file or folder")
     if path.is_dir():
-        return _folder(path)
+        return _folder(path, wanted)
     if extension(path) == ".parquet":
         return _taken(records(path, How(tuple(parquet_columns(path)))), path)
     if _of_words(path):
@@ -65,7 +70,7 @@ def sample(path: Path) -> Sample:
         return Sample(columns, words=True, whole=len(rows) < ROWS)
     first = next(full_lines(path, How(())), (0, ""))[1] if extension(path) == ".txt" else ""
     if extension(path) in (".csv", ".tsv", ".tab") or ("\t" in first and shape_of(path, How(())) == "plain"):
-        return _table(path)
+        return _table(path, wanted)
     return _taken(_plain(path), path)
 
 
@@ -82,7 +87,7 @@ def _plain(path: Path) -> Records:
     raise UserError(f"{path}: is empty, expected rows")
 
 
-def _folder(path: Path) -> Sample:
+def _folder(path: Path, wanted: Sequence[str]) -> Sample:
     if saved(path):
         from fedstrata.data.forms.data_sets import saved_records
 
@@ -92,32 +97,32 @@ def _folder(path: Path) -> Sample:
         return _taken(document_records(path, files, How(())), path)
     if not files:
         raise UserError(f"{path}: the folder holds no file of a known kind")
-    return sample(files[0])
+    return sample(files[0], wanted)
 
 
 def _taken(rows: Records, path: Path) -> Sample:
     taken = [row for _, row in islice(rows, ROWS + 1)]
     if not taken:
         raise UserError(f"{path}: is empty, expected rows")
-    names = dict.fromkeys(name for row in taken for name in row)
+    names = dict.fromkeys(name for row in taken for name in row if name)  # pandas leaves its index without one
     columns = {name: [row.get(name) for row in taken[:ROWS]] for name in names}
     return Sample(columns, whole=len(taken) <= ROWS)
 
 
-def _table(path: Path) -> Sample:
+def _table(path: Path, wanted: Sequence[str]) -> Sample:
     """Of a file with fields between delimiters; whether its first line is a header is told by how it differs."""
     between = "\t" if extension(path) != ".csv" else likeliest_delimiter(path, How(()))
-    header = next(full_lines(path, How(())), (0, ""))[1].split(between)
-    titles = [field.strip().strip('"') for field in header]
-    named = len(set(titles)) == len(titles) and all(_title(field) for field in titles)
+    if extension(path) == ".csv":
+        rows = first_rows(path, How(()), between, ROWS)
+    else:
+        rows = [line.split(between) for _, line in islice(full_lines(path, How(())), ROWS)] or [[]]
+    titles = [field.strip().strip('"') for field in rows[0]]
+    named = not titles or is_header(titles, rows[1:], wanted)
+    if named:
+        check(path, titles, [title for title in titles if title])
     names = None if named else [f"column{number}" for number in range(1, len(titles) + 1)]
     found = _taken(records(path, How((), names=names, delimiter=None if between == "," else between)), path)
     return Sample(found.columns, names, whole=found.whole)
-
-
-def _title(field: str) -> bool:
-    """Whether a field of the first line may be a column's title: a few words that are no number."""
-    return bool(re.fullmatch(r"(#\d )?[^\W\d][^.!?]{0,39}", field)) and len(field.split()) <= 4
 
 
 def _of_words(path: Path) -> bool:

@@ -214,8 +214,12 @@ def _named(names: Sequence[str], usual: Sequence[str]) -> str | None:
 
 
 def _filled(rows: Sample, name: str) -> list[Any]:
-    values = rows.columns[name]
-    return [value for value in values if value is not None and value == value and str(value).strip()]
+    return [value for value in rows.columns[name] if is_filled(value)]
+
+
+def is_filled(value: Any) -> bool:
+    """Whether a row has a value: none is missing, NaN or blank."""
+    return bool(value is not None and value == value and str(value).strip())
 
 
 def _number(value: Any) -> bool:

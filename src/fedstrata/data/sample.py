@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,8 @@ def _folder(path: Path, wanted: Sequence[str]) -> Sample:
         return _taken(document_records(path, files, How(())), path)
     if not files:
         raise UserError(f"{path}: the folder holds no file of a known kind")
-    return sample(files[0], wanted)
+    first = sample(files[0], wanted)
+    return replace(first, whole=first.whole and len(files) == 1)
 
 
 def _taken(rows: Records, path: Path) -> Sample:

@@ -86,6 +86,21 @@ def test_dropped_rows_are_told_with_the_column_that_had_no_value(job: Jobs, tmp_
     assert dropped_rows(prepare(load(made)[0])) == "no row dropped"
 
 
+def test_clients_that_seem_to_be_one_are_a_note(job: Jobs, tmp_path: Path) -> None:
+    lines = "text,label,ward\na,x,North\nb,y,north\nc,x,NORTH \nd,y,south\n"
+    (tmp_path / "wards.csv").write_text(lines, encoding="utf-8")
+    made = job("fedavg", "classify", data={"train": "wards.csv", "test": "wards.csv"})
+    made["clients"] = {"partition": "column", "column": "ward"}
+    [stage] = load(made)
+    assert data_notes(stage, prepare(stage, tmp_path)) == [
+        "column 'ward': 'North' and 'north' differ in capital letters alone; "
+        "'NORTH ' and 'North' differ in blanks, capital letters or Unicode form alone; "
+        "'NORTH ' and 'north' differ in blanks, capital letters or Unicode form alone; each is a client of its own"
+    ]
+    (tmp_path / "wards.csv").write_text(lines.replace("North", "west").replace("NORTH ", "east"), "utf-8")
+    assert data_notes(stage, prepare(stage, tmp_path)) == []
+
+
 def test_populations() -> None:
     shards = {"a": np.array([3, 5]), "b": np.array([0, 4])}
     assert population("each", shards) == shards

@@ -27,6 +27,7 @@ from fedstrata.errors import UserError, plural
 from fedstrata.job.tables import Job
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.plan.kinds import Index
+from fedstrata.plan.labels import alike
 from fedstrata.plan.streams import HOLDOUT, OWN_TEST, PARTITION, SERVER, Streams
 
 NO_DATA = "-"
@@ -170,6 +171,11 @@ def data_notes(job: Job, data: Prepared) -> list[str]:
             f"rows of all named sources ({', '.join(names)}) are dealt together by partition = "
             f"{job.clients.partition!r}; 'files' makes each a client"
         )
+    if column := job.clients.column:
+        pairs = list(alike(set(data.train.columns.get(column, ()))))
+        listed = "; ".join(f"{one!r} and {other!r} {how}" for one, other, how in pairs[:3])
+        if pairs:
+            lines.append(f"column {column!r}: {listed}{'; …' if pairs[3:] else ''}; each is a client of its own")
     return lines
 
 

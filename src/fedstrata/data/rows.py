@@ -20,6 +20,9 @@ from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.labels import alike, sort_labels
 
+MISSING = ("nan", "<na>", "n/a", "#n/a")
+"""Labels that stand for a missing value, in lower case."""
+
 
 def text_columns(job: Job) -> list[str]:
     """The columns that hold the text.
@@ -145,7 +148,7 @@ def check_labels(column: str, labels: Iterable[str]) -> None:
             f"[data] label: column {column!r} holds {one!r} and {other!r}, which {how}, perhaps in two files; "
             f"write one of them everywhere, or {named}"
         )
-    if missing := next((label for label in labels if label.strip().lower() in ("nan", "<na>")), None):
+    if missing := next((label for label in labels if label.strip().lower() in MISSING), None):
         raise UserError(
             f"[data] label: column {column!r} holds {missing!r}, which stands for a missing value; leave these "
             f"rows out, or {named}"

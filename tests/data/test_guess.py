@@ -60,6 +60,15 @@ def test_columns_say_what_they_are(
     assert (found.kind, found.text, found.label, found.client) == (kind, "text", label, client)
 
 
+def test_numbers_may_have_decimal_commas(tmp_path: Path) -> None:
+    path = written(tmp_path, table(score=[i / 8 for i in range(60)]), sep=";", decimal=",")
+    out = tmp_path / "job.toml"
+    out.write_text(first_job([path], out)[0], encoding="utf-8")
+    [stage] = load(out)
+    assert (stage.task.kind, stage.data.text, stage.data.label) == ("regress", "text", "score")
+    prepare(stage)
+
+
 def test_two_texts_and_a_label_are_a_pair(tmp_path: Path) -> None:
     frame = table(label=LABELS).rename(columns={"text": "sentence1"})
     frame.insert(1, "sentence2", [text(100 + i) for i in range(60)])

@@ -187,7 +187,7 @@ def _kind(rows: Sample, label: str | None, pair: bool) -> tuple[str, str]:
     """The task's kind, and why."""
     if label is None:
         return "mlm", "no column looks like a label: the model is trained further on the text itself"
-    if _quantity(rows, label) and any("." in str(value) for value in _filled(rows, label)):
+    if _quantity(rows, label) and any(re.search("[.,]", str(value)) for value in _filled(rows, label)):
         return "regress", f"{label!r} holds numbers"
     classes = len(set(map(str, _filled(rows, label))))
     return ("pair" if pair else "classify"), f"{label!r} holds {classes} classes"
@@ -223,6 +223,9 @@ def is_filled(value: Any) -> bool:
 
 
 def _number(value: Any) -> bool:
+    """Whether a value is a number, also one with a decimal comma."""
+    if isinstance(value, str) and re.fullmatch(r"\s*[-+]?\d+,\d+\s*", value):
+        return True
     try:
         return math.isfinite(float(value))
     except (TypeError, ValueError):

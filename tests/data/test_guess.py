@@ -78,12 +78,42 @@ def test_two_texts_and_a_label_are_a_pair(tmp_path: Path) -> None:
 
 def test_words_and_tags_are_found_whatever_the_extension(tmp_path: Path) -> None:
     lines = "\n\n".join(
-        "\n".join(f"{word} {'B-X' if word == 'stone' else 'O'}" for word in WORDS) for _ in range(9)
+        "\n".join(f"{word}\t{'B-X' if word == 'stone' else 'O'}" for word in ["Sentinel", *WORDS])
+        for _ in range(9)
     )
     for name in ("rows.conll", "rows.txt", "rows.tsv"):
-        (tmp_path / name).write_text(lines, encoding="utf-8")
+        (tmp_path / name).write_text(lines.replace("\t", "\t" if name == "rows.tsv" else " "), "utf-8")
         found = guess(sample(tmp_path / name))
         assert (found.kind, found.text, found.label) == ("tag", "text", "label")
+
+
+@pytest.mark.parametrize("blank", [False, True])
+@pytest.mark.parametrize("name", ["rows.csv", "rows.tsv", "rows.xlsx"])
+def test_words_with_a_column_that_numbers_the_sentences(tmp_path: Path, name: str, blank: bool) -> None:
+    names = ["Sentence #", "Word", "POS", "Tag"]
+    rows = [
+        (
+            "" if blank and i else f"Sentence: {number}",
+            word,
+            "NN",
+            "B-organ" if word in ("heart", "kidney") else "O",
+        )
+        for number in range(20)
+        for i, word in enumerate(WORDS)
+    ]
+    frame = pandas.DataFrame(rows, columns=names)
+    if name == "rows.xlsx":
+        pytest.importorskip("openpyxl")
+        frame.to_excel(tmp_path / name, index=False)
+    else:
+        written(tmp_path, frame, name, sep="\t" if name.endswith("tsv") else ",")
+    out = tmp_path / "job.toml"
+    out.write_text(first_job([tmp_path / name], out)[0], encoding="utf-8")
+    [stage] = load(out)
+    assert (stage.task.kind, stage.data.text, stage.data.label) == ("tag", "Word", "Tag")
+    prepared = prepare(stage)
+    assert len(prepared.train) + len(prepared.test) == 20
+    assert prepared.labels == ("B-organ", "O")
 
 
 def test_a_file_without_a_header_gets_names(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def _data_lines(found: Guess, rows: Sample, where: Mapping[str, Any]) -> list[st
     lines.append(f"test = {_toml(test)}" if test else held_out)
     if rows.names:
         lines.append(f"columns = {_toml(rows.names)}    # the file has no header line")
-    if not rows.words:
+    if not rows.words or (found.text, found.label) != ("text", "label"):
         lines.append(f"text = {_toml(found.text)}")
         if found.label:
             lines.append(f"label = {_toml(found.label)}")

@@ -17,6 +17,7 @@ from fedstrata.data.forms.objects import parquet_columns
 from fedstrata.data.forms.plain import document_records, shape_of, txt_records
 from fedstrata.data.forms.tables import first_rows, likeliest_delimiter
 from fedstrata.data.forms.text import full_lines
+from fedstrata.data.forms.words import WORD_NAMES, numbers_sentences, plain_letters
 from fedstrata.data.header import is_header
 from fedstrata.data.read import WORD_END, files_in, read
 from fedstrata.errors import UserError
@@ -35,7 +36,7 @@ class Sample:
     Attributes:
         columns: column -> its values in these rows, as they were read.
         names: names given to the columns of a file without a header line; None where it has them.
-        words: a file of a word and its tag per line.
+        words: a file of a word and its tag per line; the values are then lists, one for each sentence.
         whole: whether these are all the rows.
     """
 
@@ -65,13 +66,38 @@ def sample(path: Path, wanted: Sequence[str] = ()) -> Sample:
     if extension(path) == ".parquet":
         return _taken(records(path, How(tuple(parquet_columns(path)))), path)
     if _of_words(path):
-        rows = read(str(path), How(("text", "label"), words=True), ROWS)
-        columns = {name: [value.split(WORD_END) for value in rows.columns[name]] for name in rows.columns}
-        return Sample(columns, words=True, whole=len(rows) < ROWS)
+        return _sentences(path, ("text", "label"))
     first = next(full_lines(path, How(())), (0, ""))[1] if extension(path) == ".txt" else ""
     if extension(path) in (".csv", ".tsv", ".tab") or ("\t" in first and shape_of(path, How(())) == "plain"):
-        return _table(path, wanted)
-    return _taken(_plain(path), path)
+        found = _table(path, wanted)
+    else:
+        found = _taken(_plain(path), path)
+    words = _words_of_table(found, wanted)
+    return _sentences(path, words) if words else found
+
+
+def _sentences(path: Path, columns: tuple[str, str]) -> Sample:
+    """Of a file with a word and its tag in each line, in these columns."""
+    rows = read(str(path), How(columns, words=True), ROWS)
+    lists = {name: [value.split(WORD_END) for value in rows.columns[name]] for name in rows.columns}
+    return Sample(lists, words=True, whole=len(rows) < ROWS)
+
+
+def _words_of_table(rows: Sample, wanted: Sequence[str]) -> tuple[str, str] | None:
+    """The columns of words and tags in a table with a word per row and a column that numbers the sentences."""
+    numbers = next((name for name in rows.columns if numbers_sentences(name)), None)
+    tags = [name for name in rows.columns if _tags(rows.columns[name])]
+    words = [name for name in rows.columns if name not in (numbers, *tags)]
+    words = [name for name in words if name in wanted or plain_letters(name) in WORD_NAMES] or words
+    if numbers is None or not tags or not words:
+        return None
+    return words[0], next((name for name in tags if name in wanted), tags[-1])
+
+
+def _tags(values: Sequence[Any]) -> bool:
+    """Whether a column holds the tags of words."""
+    found = {str(value) for value in values if value is not None}
+    return found > {"O"} and all(map(TAG.fullmatch, found))
 
 
 def _plain(path: Path) -> Records:
@@ -132,7 +158,11 @@ def _of_words(path: Path) -> bool:
         return True
     if extension(path) not in (".txt", ".tsv", ".tab"):
         return False
-    fields = [line.split() for _, line in islice(full_lines(path, How(())), 1, 200)]
+    lines = [line for _, line in islice(full_lines(path, How(())), 200)]
+    header = lines[0].split("\t") if lines else []
+    if len(header) > 2 and any(map(numbers_sentences, header)) and not TAG.fullmatch(header[-1]):
+        return False  # a table, unless the first line is a word such as Sentinel
+    fields = [line.split() for line in lines[1:]]
     fields = [line for line in fields if line and line[0] != "-DOCSTART-"]
     short = bool(fields) and all(2 <= len(line) <= 6 for line in fields)
     return short and all(TAG.fullmatch(line[-1]) for line in fields)

@@ -24,7 +24,7 @@ def conll_records(path: Path, how: How) -> Records:
     recognized by the wanted columns, or by usual names of words and tags.
     """
     header = _fields(next(full_lines(path, how), (0, ""))[1], how)
-    if set(how.wanted) <= set(header) and any(map(_numbers_sentences, header)):
+    if set(how.wanted) <= set(header) and any(map(numbers_sentences, header)):
         return _sentences(tsv_records(path, how), path, how)
     return _conll(path, how, header if _is_header(header, how) else [])
 
@@ -44,18 +44,20 @@ def _fields(line: str, how: How) -> list[str]:
     return [field.strip() for field in line.split(between)]
 
 
-def _plain_name(name: str) -> str:
+def plain_letters(name: str) -> str:
+    """The letters of a name, as the usual names have them."""
     return re.sub(r"[^a-z]", "", name.lower())
 
 
-def _numbers_sentences(name: str) -> bool:
-    return _plain_name(name).startswith("sent")
+def numbers_sentences(name: str) -> bool:
+    """Whether a column numbers the sentences, by its name."""
+    return plain_letters(name).startswith("sent")
 
 
 def _is_header(fields: list[str], how: How) -> bool:
     if len(fields) < 2:
         return False
-    usual = _plain_name(fields[0]) in WORD_NAMES and _plain_name(fields[-1]) in TAG_NAMES
+    usual = plain_letters(fields[0]) in WORD_NAMES and plain_letters(fields[-1]) in TAG_NAMES
     return usual or fields == how.names or (len(how.wanted) > 1 and set(how.wanted) <= set(fields))
 
 
@@ -104,7 +106,7 @@ def _sentences(rows: Records, path: Path, how: How) -> Records:
     words: dict[str, list[Any]] = {}
     seen = set[str]()
     for where, row in rows:
-        column = next((name for name in row if _numbers_sentences(name) and name not in how.wanted), None)
+        column = next((name for name in row if numbers_sentences(name) and name not in how.wanted), None)
         if column is None:
             raise UserError(
                 f"{path}: has no column that numbers the sentences; expected a word per line and a column such as "

@@ -290,6 +290,10 @@ def test_a_missing_file_names_its_places_and_its_neighbor(tmp_path: Path) -> Non
         read("trein.csv", ["text"], base_dir=Path("job"))
     with refused("data/train.csv/x.csv: there is no such file"):
         read("data/train.csv/x.csv", ["text"])
+    write("jobs/north-wing.toml", "")
+    with pytest.raises(UserError) as error:
+        read("jobs/north-wing.csv", ["text"])
+    assert "did you mean" not in str(error.value), "a job file is no data"
 
 
 def test_a_folder_must_hold_one_kind() -> None:

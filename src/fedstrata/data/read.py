@@ -163,7 +163,8 @@ def _open(source: str, how: How, base_dir: Path | None) -> Records:
         if "\0" not in source and os.path.islink(path):
             raise UserError(f"{path}: is a link to {os.readlink(path)}, where there is no file")
     folders = dict.fromkeys((base / source).parent.resolve() for base in bases)
-    beside = sorted({path.name for folder in folders for path in folder.glob("*")})
+    there = (path for folder in folders for path in folder.glob("*"))
+    beside = sorted({path.name for path in there if _like(path, source)})
     close = difflib.get_close_matches(Path(source).name, beside)
     hint = f"; {did_you_mean(Path(source).name, close)}" if close else ""
     places = " or ".join(map(str, folders))
@@ -175,6 +176,11 @@ def _open(source: str, how: How, base_dir: Path | None) -> Records:
             f"{source}: [data] documents: {how.documents!r} goes with txt files; there is none in {places}{hint}"
         )
     return hub_records(source, identity, how, f"{source}: is neither a file nor a folder in {places}", hint)
+
+
+def _like(path: Path, source: str) -> bool:
+    """Whether a path may be meant by a source that is not there: job files and others beside the data are not."""
+    return known(path) or path.suffix == Path(source).suffix or path.is_dir()
 
 
 def _local(path: Path, how: How) -> Records:

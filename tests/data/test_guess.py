@@ -248,6 +248,10 @@ def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
     rows = sample(written(tmp_path, table()))
     with pytest.raises(UserError, match="no column looks like a label"):
         guess(rows, "classify")
+    single = sample(written(tmp_path, table(label=["kidney"] * 60)))
+    with pytest.raises(UserError, match="'label' holds a single value; name it with --label, one of: text, label"):
+        guess(single, "classify")
+    assert guess(single).reasons["task.kind"].startswith("'label' holds a single value: ")
     with pytest.raises(UserError, match="column 'lable' is not there"):
         guess(rows, label="lable")
     with pytest.raises(UserError, match="no such file"):

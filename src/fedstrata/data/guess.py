@@ -71,7 +71,7 @@ def guess(rows: Sample, kind: str | None = None, text: Sequence[str] = (), label
     two = list(text) if len(text) == 2 else _pair([name for name in texts if name not in (target, client)])
     chosen, why = _kind(rows, target, bool(two)) if kind is None else (kind, "as asked for")
     if TASK_KINDS[chosen].labeled and target is None:
-        raise UserError(f"no column looks like a label; name it with --label, one of: {', '.join(rows.columns)}")
+        raise UserError(f"{_no_label(rows)}; name it with --label, one of: {', '.join(rows.columns)}")
     one = text[0] if len(text) == 1 else _first_text(rows, texts)
     columns = two if two and chosen in ("pair", "regress") else one
     reasons = {"task.kind": why}
@@ -153,6 +153,13 @@ def _label(rows: Sample, texts: set[str]) -> str | None:
     return chosen[0] if len(chosen) == 1 else None
 
 
+def _no_label(rows: Sample) -> str:
+    """Why no column is a label."""
+    single = [name for name in rows.columns if len(set(map(str, _filled(rows, name)))) == 1]
+    name = _named(single, LABELS)
+    return f"{name!r} holds a single value" if name else "no column looks like a label"
+
+
 def _classes(rows: Sample, name: str) -> bool:
     """Whether a column's values may be names of classes: few, short and repeated."""
     values = [str(value) for value in _filled(rows, name) if not isinstance(value, list | dict)]
@@ -186,7 +193,7 @@ def _counts_rows(name: str) -> bool:
 def _kind(rows: Sample, label: str | None, pair: bool) -> tuple[str, str]:
     """The task's kind, and why."""
     if label is None:
-        return "mlm", "no column looks like a label: the model is trained further on the text itself"
+        return "mlm", f"{_no_label(rows)}: the model is trained further on the text itself"
     if _quantity(rows, label) and any(re.search("[.,]", str(value)) for value in _filled(rows, label)):
         return "regress", f"{label!r} holds numbers"
     classes = len(set(map(str, _filled(rows, label))))

@@ -327,6 +327,16 @@ def test_a_header_over_words_and_tags_is_recognized(header: str) -> None:
     assert notes(rows.found) == [f"a.tsv: header line {header.replace(chr(9), ' ')!r}"]
 
 
+@pytest.mark.parametrize("header", ["", "w t\n"])
+def test_comments_before_sentences_are_left_out(header: str) -> None:
+    sentences = "# newdoc id = a\n# sent_id = 0\nThe O\nkidney B-organ\n\n# sent_id = 1\n# O\nAn O\n"
+    for name in ("a.conll", "a.txt"):
+        write(name, header + sentences if name == "a.txt" else f"# global = x\n{header}{sentences}")
+        rows = found(name, "w", "t", words=True)
+        assert rows.columns["w"] == ["The\nkidney", "#\nAn"], "a word may be such a sign"
+        assert "comments before sentences" in notes(rows.found)[0]
+
+
 def test_a_list_is_not_a_label() -> None:
     write("a.jsonl", '{"text": "one", "label": ["x", "y"]}\n')
     with refused("a.jsonl, line 1: column 'label' holds a list", "a row with several labels or texts is not read"):

@@ -17,7 +17,7 @@ from fedstrata.data.forms.objects import parquet_columns
 from fedstrata.data.forms.plain import document_records, shape_of, txt_records
 from fedstrata.data.forms.tables import first_rows, likeliest_delimiter
 from fedstrata.data.forms.text import full_lines
-from fedstrata.data.forms.words import WORD_NAMES, numbers_sentences, plain_letters
+from fedstrata.data.forms.words import COMMENT, WORD_NAMES, numbers_sentences, plain_letters
 from fedstrata.data.header import is_header
 from fedstrata.data.read import WORD_END, files_in, read
 from fedstrata.errors import UserError
@@ -158,7 +158,8 @@ def _of_words(path: Path) -> bool:
         return True
     if extension(path) not in (".txt", ".tsv", ".tab"):
         return False
-    lines = [line for _, line in islice(full_lines(path, How(())), 200)]
+    full = (line for _, line in full_lines(path, How(())) if not COMMENT.fullmatch(line.strip()))
+    lines = list(islice(full, 200))
     header = lines[0].split("\t") if lines else []
     if len(header) > 2 and any(map(numbers_sentences, header)) and not TAG.fullmatch(header[-1]):
         return False  # a table, unless the first line is a word such as Sentinel

@@ -15,6 +15,8 @@ from fedstrata.errors import UserError
 WORD_NAMES = {"word", "words", "token", "tokens", "text"}
 TAG_NAMES = {"tag", "tags", "label", "labels", "ner", "nertag", "nertags", "entity", "iob", "bio"}
 """How the first and the last field of a header line are called."""
+COMMENT = re.compile(r"# ?(\w+ = .*|new(doc|par)\b.*)")
+"""A line of CoNLL-U that says something of the sentence or document below it, such as ``# sent_id = 0``."""
 
 
 def conll_records(path: Path, how: How) -> Records:
@@ -23,7 +25,8 @@ def conll_records(path: Path, how: How) -> Records:
     Without names the first wanted column is the first in the file and the second the last. A header line is
     recognized by the wanted columns, or by usual names of words and tags.
     """
-    header = _fields(next(full_lines(path, how), (0, ""))[1], how)
+    full = (line for _, line in full_lines(path, how) if not COMMENT.fullmatch(line.strip()))
+    header = _fields(next(full, ""), how)
     if set(how.wanted) <= set(header) and any(map(numbers_sentences, header)):
         return _sentences(tsv_records(path, how), path, how)
     return _conll(path, how, header if _is_header(header, how) else [])
@@ -66,6 +69,9 @@ def _conll(path: Path, how: How, header: list[str]) -> Records:
         how.note(path, f"header line {' '.join(header)!r}")
     started, sentence, skip = 0, list[list[str]](), bool(header)
     for number, line in chain(lines(path, how), [(0, "")]):
+        if not sentence and COMMENT.fullmatch(line.strip()):
+            how.note(path, "comments before sentences, such as '# sent_id = 0', are left out")
+            continue
         if skip and line.strip():
             skip = False
             continue

@@ -48,7 +48,7 @@ def test_a_holdout_that_leaves_nothing_is_refused(job: Jobs, tmp_path: Path) -> 
     (tmp_path / "one.txt").write_text("only one line\n")
     made = job("fedavg", "mlm", data={"train": "one.txt"}, clients={"count": 1})
     del made["data"]["test"]
-    with pytest.raises(UserError, match="leave nothing to train on"):
+    with pytest.raises(UserError, match="holdout: leaves none of 1 row to train on"):
         prepare(load(made)[0], tmp_path)
 
 

@@ -115,7 +115,7 @@ def _hold_out(job: Job, rows: Rows, streams: Streams) -> tuple[Rows, Rows]:
     order = streams.numpy(-1, SERVER, HOLDOUT).permutation(len(rows))
     count = max(1, round(job.data.holdout * len(rows)))
     if count >= len(rows):
-        raise UserError(f"[data] holdout: {len(rows)} rows leave nothing to train on")
+        raise UserError(f"[data] holdout: leaves none of {plural(len(rows), 'row')} to train on")
     return take(rows, np.sort(order[count:])), take(rows, np.sort(order[:count]))
 
 
@@ -247,7 +247,9 @@ def own_tests(share: float, shards: Mapping[str, Index], streams: Streams) -> di
     for client, rows in shards.items():
         count = max(1, round(share * len(rows)))
         if count >= len(rows):
-            raise UserError(f"[clients] test: {client} has {len(rows)} rows, too few to train and to test on")
+            raise UserError(
+                f"[clients] test: {client} has {plural(len(rows), 'row')}, too few to train and to test on"
+            )
         tests[client] = np.sort(streams.numpy(-1, client, OWN_TEST).permutation(rows)[:count])
     return tests
 

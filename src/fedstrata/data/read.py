@@ -17,7 +17,7 @@ from fedstrata.data.forms.data_sets import HUB_ID, hub_records, saved, saved_rec
 from fedstrata.data.forms.how import Findings, How, Records
 from fedstrata.data.forms.memory import memory_records
 from fedstrata.data.forms.plain import document_records
-from fedstrata.errors import UserError, did_you_mean
+from fedstrata.errors import UserError, did_you_mean, plural
 from fedstrata.job.in_memory import PREFIX, InMemory
 
 HALF_CHARACTER = re.compile("[\ud800-\udfff]")
@@ -108,7 +108,7 @@ def _append(rows: Rows, name: str, found: Iterator[list[str]], limit: int | None
             break
     dropped = lacking.total() - rows.dropped
     if len(rows) == before:
-        what = f"found {dropped} rows, none" if dropped else "is empty, expected rows"
+        what = f"found {plural(dropped, 'row')}, none" if dropped else "is empty, expected rows"
         raise UserError(f"{name}: {what} with a value in each column of {', '.join(rows.columns)}")
     return replace(rows, dropped=lacking.total(), lacking=dict(lacking))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedstrata.data.forms.how import How, Records, check
 from fedstrata.data.forms.text import lines
-from fedstrata.errors import UserError
+from fedstrata.errors import UserError, plural
 
 Fields = Iterator[tuple[int, list[Any]]]
 """Number of a line, and its fields."""
@@ -151,7 +151,7 @@ def _table(
         short, long = len(fields) < len(header), len(fields) > len(header)
         if (short and not ragged) or (long and not (ragged and how.names)):
             raise UserError(
-                f"{path}, {place} {number}: found {len(fields)} fields, expected {len(header)}{between}"
+                f"{path}, {place} {number}: found {plural(len(fields), 'field')}, expected {len(header)}{between}"
             )
         yield f"{path}, {place} {number}", dict(zip(header, fields, strict=False))
 

@@ -10,7 +10,7 @@ from typing import Any
 from fedstrata.data.forms.how import How, Records, check
 from fedstrata.data.forms.tables import csv_records, excel_records, tsv_records
 from fedstrata.data.forms.text import full_lines, lines
-from fedstrata.errors import UserError
+from fedstrata.errors import UserError, plural
 
 WORD_NAMES = {"word", "words", "token", "tokens", "text"}
 TAG_NAMES = {"tag", "tags", "label", "labels", "ner", "nertag", "nertags", "entity", "iob", "bio"}
@@ -88,7 +88,9 @@ def _conll(path: Path, how: How, header: list[str]) -> Records:
             columns = [list(column) for column in zip(*sentence, strict=True)]
             there = _columns(len(columns), how, header)
             if len(there) != len(columns):
-                raise UserError(f"{path}, line {started}: found {len(columns)} columns, expected {len(there)}")
+                raise UserError(
+                    f"{path}, line {started}: found {plural(len(columns), 'column')}, expected {len(there)}"
+                )
             check(path, there, how.wanted)
             yield f"{path}, line {started}", dict(zip(there, columns, strict=True))
             sentence = []

@@ -45,6 +45,20 @@ def test_from_a_file_to_a_trained_model(
     assert result.model_folder is not None
 
 
+@pytest.mark.parametrize("command", ["validate", "partition", "run"])
+def test_every_command_tells_which_rows_are_dropped_and_why(
+    rows: Path, model_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    call("init", "rows.csv", "--model", str(model_folder()), "--clients", "2")
+    with rows.open("a", encoding="utf-8") as file:
+        file.write("a kidney,\n")
+    capsys.readouterr()
+    words = ["method.rounds=1", "train.steps=1"] if command != "partition" else []
+    assert call(command, "job.toml", *words) == 0
+    said = capsys.readouterr()
+    assert "1 row without a value in 'label' dropped" in said.out + said.err
+
+
 def test_without_a_gpu_a_first_job_is_bounded_however_many_rows_there_are(
     rows: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,6 +82,33 @@ def test_init_overwrites_nothing(rows: Path, capsys: pytest.CaptureFixture[str])
     assert call("init", "rows.csv") == 2
     assert "job.toml: is there already" in capsys.readouterr().err
     assert Path("job.toml").read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize(("count", "clients"), [(2, 1), (3, 2), (5, 4), (60, 6)])
+def test_init_deals_no_more_clients_than_there_are_rows_to_train_on(rows: Path, count: int, clients: int) -> None:
+    lines = rows.read_text(encoding="utf-8").splitlines()[: count + 1]
+    Path("few.csv").write_text("\n".join(lines), encoding="utf-8")
+    assert call("init", "few.csv") == 0
+    assert read_toml(Path("job.toml"))["clients"]["count"] == clients
+    assert call("partition", "job.toml") == 0
+
+
+@pytest.mark.parametrize(
+    ("clients", "sentence"),
+    [
+        ("0", "--clients: expected a number from 1 to 100,000, found 0"),
+        ("-3", "--clients: expected a number from 1 to 100,000, found -3"),
+        ("55", "--clients: expected at most 54, as there are so many rows to train on, found 55"),
+    ],
+)
+def test_init_refuses_numbers_of_clients_that_do_not_fit(
+    rows: Path, capsys: pytest.CaptureFixture[str], clients: str, sentence: str
+) -> None:
+    assert call("init", "rows.csv", "--clients", clients) == 2
+    assert capsys.readouterr().err == f"fedstrata: {sentence}\n"
+    assert not Path("job.toml").exists()
+    assert call("init", "rows.csv", "--clients", "54") == 0
+    assert call("partition", "job.toml") == 0
 
 
 def test_validate_refuses_what_a_run_would(

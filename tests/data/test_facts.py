@@ -30,6 +30,13 @@ def written(path: Path, rows: list[tuple[str, str]]) -> str:
         (["0.0", "1.0"], ["0", "1"], "holds '0' and '0.0', which are the same number"),
         (["True", "False"], ["true", "false"], "'False' and 'false', which differ in capital letters alone"),
         (["a", "b"], ["a ", "b"], "holds 'a' and 'a ', which differ in blanks alone"),
+        (["s\u00e4ure", "b"], ["sa\u0308ure", "b"], "which differ in Unicode form alone"),
+        (
+            ["S\u00e4ure", "b"],
+            ["sa\u0308ure ", "b"],
+            "which differ in blanks, capital letters or Unicode form alone",
+        ),
+        (["a", "b"], ["a", "N/A"], "holds 'N/A', which stands for a missing value"),
         (["a", "b"], ["a", "NaN"], "holds 'NaN', which stands for a missing value"),
     ],
 )

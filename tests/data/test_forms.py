@@ -74,7 +74,7 @@ def test_quotes_in_a_file_with_tabs_count_where_they_hold_lines_together() -> No
 
 
 def test_a_first_line_for_excel_alone_is_no_header() -> None:
-    write("a.csv", "sep=;\r\ntext;label\r\na;x\r\nb;y;z\r\n")
+    write("a.csv", "Sep=;\r\ntext;label\r\na;x\r\nb;y;z\r\n")
     with refused("a.csv, line 4: found 3 fields, expected 2; its fields are separated by ';'"):
         found("a.csv")
 
@@ -325,6 +325,16 @@ def test_a_header_over_words_and_tags_is_recognized(header: str) -> None:
     rows = found("a.tsv", "w", "t", words=True)
     assert rows.columns == {"w": [SENTENCES["w"][0], "An"], "t": [SENTENCES["t"][0], "O"]}
     assert notes(rows.found) == [f"a.tsv: header line {header.replace(chr(9), ' ')!r}"]
+
+
+@pytest.mark.parametrize("header", ["", "w t\n"])
+def test_comments_before_sentences_are_left_out(header: str) -> None:
+    sentences = "# newdoc id = a\n# sent_id = 0\nThe O\nkidney B-organ\n\n# sent_id = 1\n# O\nAn O\n"
+    for name in ("a.conll", "a.txt"):
+        write(name, header + sentences if name == "a.txt" else f"# global = x\n{header}{sentences}")
+        rows = found(name, "w", "t", words=True)
+        assert rows.columns["w"] == ["The\nkidney", "#\nAn"], "a word may be such a sign"
+        assert "comments before sentences" in notes(rows.found)[0]
 
 
 def test_a_list_is_not_a_label() -> None:

@@ -60,6 +60,15 @@ def test_columns_say_what_they_are(
     assert (found.kind, found.text, found.label, found.client) == (kind, "text", label, client)
 
 
+def test_numbers_may_have_decimal_commas(tmp_path: Path) -> None:
+    path = written(tmp_path, table(score=[i / 8 for i in range(60)]), sep=";", decimal=",")
+    out = tmp_path / "job.toml"
+    out.write_text(first_job([path], out)[0], encoding="utf-8")
+    [stage] = load(out)
+    assert (stage.task.kind, stage.data.text, stage.data.label) == ("regress", "text", "score")
+    prepare(stage)
+
+
 def test_two_texts_and_a_label_are_a_pair(tmp_path: Path) -> None:
     frame = table(label=LABELS).rename(columns={"text": "sentence1"})
     frame.insert(1, "sentence2", [text(100 + i) for i in range(60)])
@@ -69,12 +78,42 @@ def test_two_texts_and_a_label_are_a_pair(tmp_path: Path) -> None:
 
 def test_words_and_tags_are_found_whatever_the_extension(tmp_path: Path) -> None:
     lines = "\n\n".join(
-        "\n".join(f"{word} {'B-X' if word == 'stone' else 'O'}" for word in WORDS) for _ in range(9)
+        "\n".join(f"{word}\t{'B-X' if word == 'stone' else 'O'}" for word in ["Sentinel", *WORDS])
+        for _ in range(9)
     )
-    for name in ("rows.conll", "rows.txt", "rows.tsv"):
-        (tmp_path / name).write_text(lines, encoding="utf-8")
+    for name, above in (("rows.conll", ""), ("rows.txt", "# sent_id = 0\n"), ("rows.tsv", "")):
+        (tmp_path / name).write_text(above + lines.replace("\t", "\t" if name == "rows.tsv" else " "), "utf-8")
         found = guess(sample(tmp_path / name))
         assert (found.kind, found.text, found.label) == ("tag", "text", "label")
+
+
+@pytest.mark.parametrize("blank", [False, True])
+@pytest.mark.parametrize("name", ["rows.csv", "rows.tsv", "rows.xlsx"])
+def test_words_with_a_column_that_numbers_the_sentences(tmp_path: Path, name: str, blank: bool) -> None:
+    names = ["Sentence #", "Word", "POS", "Tag"]
+    rows = [
+        (
+            "" if blank and i else f"Sentence: {number}",
+            word,
+            "NN",
+            "B-organ" if word in ("heart", "kidney") else "O",
+        )
+        for number in range(20)
+        for i, word in enumerate(WORDS)
+    ]
+    frame = pandas.DataFrame(rows, columns=names)
+    if name == "rows.xlsx":
+        pytest.importorskip("openpyxl")
+        frame.to_excel(tmp_path / name, index=False)
+    else:
+        written(tmp_path, frame, name, sep="\t" if name.endswith("tsv") else ",")
+    out = tmp_path / "job.toml"
+    out.write_text(first_job([tmp_path / name], out)[0], encoding="utf-8")
+    [stage] = load(out)
+    assert (stage.task.kind, stage.data.text, stage.data.label) == ("tag", "Word", "Tag")
+    prepared = prepare(stage)
+    assert len(prepared.train) + len(prepared.test) == 20
+    assert prepared.labels == ("B-organ", "O")
 
 
 def test_a_file_without_a_header_gets_names(tmp_path: Path) -> None:
@@ -90,10 +129,79 @@ def test_a_first_line_taken_as_a_row_is_said_on_the_screen(tmp_path: Path) -> No
     lines = "".join(f"{text(i)}.,{i % 2},{i}\n" for i in range(20))
     for header, end in (
         ("text,label,number\n", "columns text, label, number"),
-        ("text,label,text\n", "columns column1, column2, column3; the first line is taken as a row"),
+        (f"{text(99)}.,1,4\n", "columns column1, column2, column3; the first line is taken as a row"),
     ):
         (tmp_path / "rows.csv").write_text(header + lines, encoding="utf-8")
         assert first_job([tmp_path / "rows.csv"], tmp_path / "job.toml")[1][0].endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "columns"),
+    [
+        (",text,label", "{n},{text},{label}", ["text", "label"]),
+        ("text,label,", "{text},{label},", ["text", "label"]),
+        ("id.,text,label", "{n},{text},{label}", ["id.", "text", "label"]),
+        ("report.text,report.label", "{text},{label}", ["report.text", "report.label"]),
+        (
+            "The text of the report as written by the doctor,label",
+            "{text},{label}",
+            ["The text of the report as written by the doctor", "label"],
+        ),
+        (
+            "Timestamp,Please paste the report here,What is the finding?",
+            "1/{n}/2026 9:05:00,{text},{label}",
+            ["Timestamp", "Please paste the report here", "What is the finding?"],
+        ),
+        (
+            "text,label,size (cm),2nd reader",
+            "{text},{label},{n},Ann",
+            ["text", "label", "size (cm)", "2nd reader"],
+        ),
+        ("Sep=,\ntext,label", "{text},{label}", ["text", "label"]),
+        ("Befund;Klasse", "{text};{label}", ["Befund", "Klasse"]),
+    ],
+)
+def test_a_line_of_titles_is_a_header(tmp_path: Path, header: str, row: str, columns: list[str]) -> None:
+    rows = [row.format(n=i + 1, text=text(i), label=LABELS[i]) for i in range(60)]
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join([header, *rows]), encoding="utf-8")
+    found = sample(path)
+    assert (found.names, list(found.columns), len(found)) == (None, columns, 60)
+    out = tmp_path / "job.toml"
+    out.write_text(first_job([path], out)[0], encoding="utf-8")
+    assert prepare(load(out)[0]).labels == ("eye", "heart", "kidney")
+
+
+@pytest.mark.parametrize("end", [".", ""])
+@pytest.mark.parametrize("words", [2, 12])
+def test_a_first_line_whose_values_come_again_is_a_row(tmp_path: Path, words: int, end: str) -> None:
+    # A class may be called as a column usually is.
+    lines = [f"{text(i, words)}{end},{'question' if i % 3 else 'note'}" for i in range(60)]
+    (tmp_path / "rows.csv").write_text("\n".join(lines), encoding="utf-8")
+    assert len(sample(tmp_path / "rows.csv")) == 60
+
+
+def test_a_header_that_is_repeated_in_the_file_is_one(tmp_path: Path) -> None:
+    lines = ["text,label", *(f"{text(i)},{LABELS[i]}" for i in range(20))] * 2
+    (tmp_path / "rows.csv").write_text("\n".join(lines), encoding="utf-8")
+    assert list(sample(tmp_path / "rows.csv").columns) == ["text", "label"]
+
+
+def test_columns_that_the_user_names_make_a_header(tmp_path: Path) -> None:
+    lines = ["1. Befund!,2. Klasse!", *(f"{text(i)},{LABELS[i]}" for i in range(60))]
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    assert sample(path).names == ["column1", "column2"]
+    job, said = first_job([path], tmp_path / "job.toml", text=["1. Befund!"], label="2. Klasse!")
+    assert "\ncolumns = " not in job
+    assert "60 rows" in said[0]
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    lines = "".join(f"{text(i)},{LABELS[i]},{i}\n" for i in range(20))
+    (tmp_path / "rows.csv").write_text(f"text,label,label\n{lines}", encoding="utf-8")
+    with pytest.raises(UserError, match="has 2 columns 'label'; expected one"):
+        sample(tmp_path / "rows.csv")
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.parquet"])
@@ -140,6 +248,10 @@ def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
     rows = sample(written(tmp_path, table()))
     with pytest.raises(UserError, match="no column looks like a label"):
         guess(rows, "classify")
+    single = sample(written(tmp_path, table(label=["kidney"] * 60)))
+    with pytest.raises(UserError, match="'label' holds a single value; name it with --label, one of: text, label"):
+        guess(single, "classify")
+    assert guess(single).reasons["task.kind"].startswith("'label' holds a single value: ")
     with pytest.raises(UserError, match="column 'lable' is not there"):
         guess(rows, label="lable")
     with pytest.raises(UserError, match="no such file"):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedstrata
-from fedstrata.data.prepare import data_notes, population, prepare
+from fedstrata.data.prepare import data_notes, dropped_rows, population, prepare
 from fedstrata.errors import UserError
 from fedstrata.job.file import load
 from fedstrata.tasks.examples import examples
@@ -48,7 +48,7 @@ def test_a_holdout_that_leaves_nothing_is_refused(job: Jobs, tmp_path: Path) -> 
     (tmp_path / "one.txt").write_text("only one line\n")
     made = job("fedavg", "mlm", data={"train": "one.txt"}, clients={"count": 1})
     del made["data"]["test"]
-    with pytest.raises(UserError, match="leave nothing to train on"):
+    with pytest.raises(UserError, match="holdout: leaves none of 1 row to train on"):
         prepare(load(made)[0], tmp_path)
 
 
@@ -68,6 +68,37 @@ def test_clients_by_column_and_empty_ones(job: Jobs, tmp_path: Path) -> None:
     assert {name: rows.tolist() for name, rows in data.shards.items()} == {"north": [0, 2], "south": [1]}
     made["clients"] = {"count": 5, "min_examples": 0}
     assert len(prepare(load(made)[0], tmp_path).shards) == 3, "clients without rows are dropped"
+
+
+def test_dropped_rows_are_told_with_the_column_that_had_no_value(job: Jobs, tmp_path: Path) -> None:
+    lines = "text,label,ward\na,x,north\nb,y,south\nc,x,\nd,y, \n,x,\n"
+    (tmp_path / "wards.csv").write_text(lines, encoding="utf-8")
+    made = job("fedavg", "classify", data={"train": "wards.csv", "test": "wards.csv"})
+    made["clients"] = {"partition": "column", "column": "ward"}
+    data = prepare(load(made)[0], tmp_path)
+    # Test rows need no client, so that the last row alone is dropped of them.
+    assert dropped_rows(data) == "2 rows without a value in 'ward' and 2 rows without a value in 'text' dropped"
+    assert data.dropped == 4
+    made["data"]["train"] = {"one": "wards.csv", "two": "wards.csv"}
+    assert prepare(load(made)[0], tmp_path).lacking == {"text": 3, "ward": 4}
+    rows = [{"text": text, "label": label} for text, label in SENTENCES]
+    made = job("fedavg", "classify", data={"train": rows, "test": rows}, clients={"count": 2})
+    assert dropped_rows(prepare(load(made)[0])) == "no row dropped"
+
+
+def test_clients_that_seem_to_be_one_are_a_note(job: Jobs, tmp_path: Path) -> None:
+    lines = "text,label,ward\na,x,North\nb,y,north\nc,x,NORTH \nd,y,south\n"
+    (tmp_path / "wards.csv").write_text(lines, encoding="utf-8")
+    made = job("fedavg", "classify", data={"train": "wards.csv", "test": "wards.csv"})
+    made["clients"] = {"partition": "column", "column": "ward"}
+    [stage] = load(made)
+    assert data_notes(stage, prepare(stage, tmp_path)) == [
+        "column 'ward': 'North' and 'north' differ in capital letters alone; "
+        "'NORTH ' and 'North' differ in blanks, capital letters or Unicode form alone; "
+        "'NORTH ' and 'north' differ in blanks, capital letters or Unicode form alone; each is a client of its own"
+    ]
+    (tmp_path / "wards.csv").write_text(lines.replace("North", "west").replace("NORTH ", "east"), "utf-8")
+    assert data_notes(stage, prepare(stage, tmp_path)) == []
 
 
 def test_populations() -> None:

@@ -244,7 +244,7 @@ def test_the_working_directory_comes_before_the_folder_nearby(tmp_path: Path) ->
         ("a.jsonl", '{"text": "\\ud83d"}', ["a.jsonl, line 1: column 'text'", "half a character"]),
         ("a.jsonl", '{"txt": "a"}\n{"txt": "b"}', ["a.jsonl: has no column 'text'; did you mean 'txt'?"]),
         ("a.csv", "text,b\n1,2\n\n3,4,5", ["a.csv, line 4: found 3 fields, expected 2"]),
-        ("a.csv", 'text,b\n"1\n1",2\n3', ["a.csv, line 4: found 1 fields, expected 2"]),
+        ("a.csv", 'text,b\n"1\n1",2\n3', ["a.csv, line 4: found 1 field, expected 2"]),
         ("a.csv", 'text,b\nx,y\n"1,2\n3,4\n', ["a.csv, line 3: is not CSV"]),
         ("a.csv", "text\rone\rtwo", ["a.csv, line 1: is not CSV"]),
         ("a.tsv", "text\tb\n1\t2\t3\n", ["a.tsv, line 2: found 3 fields, expected 2"]),
@@ -298,6 +298,10 @@ def test_a_missing_file_names_its_places_and_its_neighbor(tmp_path: Path) -> Non
         read("trein.csv", ["text"], base_dir=Path("job"))
     with refused("data/train.csv/x.csv: there is no such file"):
         read("data/train.csv/x.csv", ["text"])
+    write("jobs/north-wing.toml", "")
+    with pytest.raises(UserError) as error:
+        read("jobs/north-wing.csv", ["text"])
+    assert "did you mean" not in str(error.value), "a job file is no data"
 
 
 def test_a_folder_must_hold_one_kind() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +12,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from huggingface_hub import constants
 from safetensors.torch import load_file
 
 from fedstrata.errors import UserError
-from fedstrata.models import checkpoints
+from fedstrata.models import checkpoints, configs
 from fedstrata.models.parts import find_parts, part_tensors
+from fedstrata.models.quiet import quiet
 from fedstrata.plan.kinds import Tensors
 from tiny import CONFIGS, tiny_model, tokenizer
 
@@ -262,6 +265,28 @@ def test_a_hub_id_that_cannot_be_had_is_refused_at_once(name: str) -> None:
     started = time.monotonic()
     assert "is no folder, and as a hub id it cannot be had: " in refused(name)
     assert time.monotonic() - started < 5
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def no_answer(url: str) -> None:
+        asked.append(url)
+        raise ConnectionError("[Errno 111] Connection refused")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(configs, "get_hf_file_metadata", no_answer)
+    said = refused("some-org/some-model")
+    assert said.endswith(f"{constants.ENDPOINT} cannot be reached ([Errno 111] Connection refused)")
+    assert len(asked) == 1
+
+
+def test_the_libraries_of_models_are_quiet_and_then_as_they_were() -> None:
+    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
+    before = [logger.level for logger in loggers]
+    with quiet():
+        assert [logger.level for logger in loggers] == [logging.ERROR] * 2
+    assert [logger.level for logger in loggers] == before
 
 
 @pytest.mark.parametrize(

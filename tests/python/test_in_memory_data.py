@@ -28,6 +28,7 @@ KINDS = {
     "datasets": datasets.Dataset.from_list(ROWS),
     "dicts": ROWS,
 }
+COLUMNS = "[data] train: is a dictionary of columns; expected a frame, rows, or clients -> rows"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -100,6 +101,22 @@ def test_what_pandas_counts_as_missing_is_dropped_and_lists_are_words(job: Jobs)
     assert tagged.train.columns["text"] == ["The\neye", "a"]
 
 
+def test_a_frame_without_a_header_has_numbers_for_names(job: Jobs) -> None:
+    frame = FRAME.set_axis([1, 0], axis=1)
+    made = job("fedavg", "classify", data={"train": frame, "test": frame, "text": "1", "label": "0"})
+    rows = prepare(load(made)[0]).train
+    assert rows.columns == {"1": list(FRAME["text"]), "0": list(FRAME["label"])}
+
+
+def test_a_dict_of_lists_of_files_is_no_dict_of_columns(job: Jobs, tmp_path: Path) -> None:
+    for name in ("north wing.csv", "south.csv"):
+        FRAME.to_csv(tmp_path / name, index=False)
+    named = {"north": [str(tmp_path / "north wing.csv")], "south": [tmp_path / "south.csv"]}
+    made = job("fedavg", "classify", data={"train": named})
+    del made["clients"]
+    assert set(prepare(load(made)[0]).shards) == {"north", "south"}
+
+
 def test_class_names_of_a_data_set_are_its_labels(job: Jobs) -> None:
     features = datasets.Features(
         {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["b", "a"])}
@@ -120,6 +137,12 @@ def test_class_names_of_a_data_set_are_its_labels(job: Jobs) -> None:
             "pandas DataFrame: has no column 'label'; did you mean 'lable'?",
         ),
         (FRAME[:0], "found 0 rows"),
+        (FRAME.to_dict("list"), COLUMNS),
+        (FRAME.to_dict("series"), COLUMNS),
+        (FRAME.to_dict(), COLUMNS),
+        ({"report": ["a patient with a stone", "a stone"], "finding": ["x", "y"]}, COLUMNS),
+        ({"text": ["stone", "fever"], "label": ["x", "y"]}, COLUMNS),
+        ({"words": ["stone", "fever"], "finding": [0, 1]}, COLUMNS),
     ],
 )
 def test_what_holds_no_rows_is_refused_in_one_short_sentence(job: Jobs, found: Any, sentence: str) -> None:
@@ -127,6 +150,7 @@ def test_what_holds_no_rows_is_refused_in_one_short_sentence(job: Jobs, found: A
         prepare(load(job("fedavg", "classify", data={"train": found}))[0])
     assert sentence in str(refused.value) or "is empty" in str(refused.value)
     assert len(str(refused.value)) < 250
+    assert "stone" not in str(refused.value), "a row's text is nobody else's"
     assert "\n" not in str(refused.value)
 
 

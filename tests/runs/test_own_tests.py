@@ -113,7 +113,7 @@ def test_a_mistake_is_one_sentence(own: Callable[..., dict[str, Any]], sentences
     made = own("fedavg")
     with pytest.raises(UserError, match=r"\[clients\] test: .* so \[data\] test must go"):
         fedstrata.run(made, {"data.test": str(sentences_csv)})
-    with pytest.raises(UserError, match="client-0 has 1 rows, too few"):
+    with pytest.raises(UserError, match="client-0 has 1 row, too few"):
         own_tests(0.2, {"client-0": np.asarray([3])}, Streams(0))
 
 

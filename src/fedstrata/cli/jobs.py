@@ -170,6 +170,7 @@ def _show_sweep(console: Console, folder: Path) -> None:
 
 
 def _show_partition(console: Console, job: Job, data: Prepared, picture: Path) -> None:
+    from fedstrata.data.prepare import dropped_rows
     from fedstrata.reports.partition import partition_picture, partition_table
 
     if job.stage:
@@ -185,7 +186,7 @@ def _show_partition(console: Console, job: Job, data: Prepared, picture: Path) -
         console.print(f"{plural(unassigned, 'training row')} assigned to no client")
     test = plural(len(data.test) if data.tests is None else own_tests, "test row")
     source = "" if job.data.test else ", held out of training"
-    console.print(f"{test}{source}; {plural(data.dropped, 'row')} without text or label dropped")
+    console.print(f"{test}{source}; {dropped_rows(data)}", markup=False, soft_wrap=True)
     try:
         partition_picture(data.shards, data.by).savefig(picture, dpi=150)
     except OSError as error:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+
+def plain_name(name: str) -> str:
+    """A column's name as the usual ones below are written."""
+    return name.strip().lower().replace(" ", "_").replace("-", "_")
+
+
 LABELS = (
     "label",
     "labels",

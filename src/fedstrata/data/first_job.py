@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.data.forms import known
-from fedstrata.data.guess import Guess, guess
+from fedstrata.data.guess import Guess, guess, is_filled
 from fedstrata.data.read import files_in
 from fedstrata.data.sample import Sample, sample
 from fedstrata.errors import UserError, plural
@@ -26,6 +26,12 @@ CHUNK = 128
 """Most tokens of an example of further pre-training."""
 TRY = 20_480
 """Tokens of a client in a round where there is no GPU: a first run takes minutes, however many rows there are."""
+CLIENTS = 6
+"""Clients that rows are dealt to where nobody says how many there are."""
+MOST_CLIENTS = 100_000
+"""As many as a job may have."""
+HOLDOUT = 0.1
+"""Share of the rows that is held out where there are no test rows."""
 TEST_NAMES = ("test", "testing", "dev", "devel", "valid", "validation", "val", "eval")
 TRAIN_NAMES = ("train", "training")
 
@@ -54,11 +60,14 @@ def first_job(
         clients: number of clients, where the rows do not say.
 
     Raises:
-        UserError: the rows cannot be read, or no column looks like text or like a label.
+        UserError: the rows cannot be read, no column looks like text or like a label, or the rows are too few for
+            the clients.
     """
+    if clients is not None and not 1 <= clients <= MOST_CLIENTS:
+        raise UserError(f"--clients: expected a number from 1 to {MOST_CLIENTS:,}, found {clients}")
     train, beside = _files(data)
     first = next(iter(train.values())) if isinstance(train, Mapping) else train
-    rows = sample(first)
+    rows = sample(first, [*text, *([label] if label else [])])
     found = guess(rows, task, text, label)
     test = test or next((file for file in beside if _fits(file, found, rows)), None)
     where = {"train": _from(train, out), "test": test and _from(test, out)}
@@ -73,7 +82,28 @@ def first_job(
         lines.append(f"clients column {found.client!r}: {found.reasons['clients.column']}")
     if test:
         lines.append(f"test    {test}")
-    return _written(found, rows, where, start, clients), lines
+    return _written(found, rows, where, start, _count(found, rows, clients, held_out=not test)), lines
+
+
+def _count(found: Guess, rows: Sample, clients: int | None, held_out: bool) -> int | None:
+    """How many clients the rows are dealt to: as many as the user says, else a few; None where a column says it.
+
+    Raises:
+        UserError: there are fewer rows to train on than the user names clients.
+    """
+    if clients is None and found.client:
+        return None
+    names = [found.text] if isinstance(found.text, str) else list(found.text)
+    names += [found.label] if found.label else []
+    full = sum(all(map(is_filled, values)) for values in zip(*(rows.columns[name] for name in names), strict=True))
+    most = max(1, full - max(1, round(HOLDOUT * full)) if held_out else full)
+    if clients is None:
+        return min(CLIENTS, most) if rows.whole else CLIENTS
+    if rows.whole and clients > most:
+        raise UserError(
+            f"--clients: expected at most {most}, as there are so many rows to train on, found {clients}"
+        )
+    return clients
 
 
 def _gpu() -> bool:
@@ -122,12 +152,12 @@ def _test_beside(train: Path) -> list[Path]:
 
 def _fits(test: Path, found: Guess, rows: Sample) -> bool:
     """Whether test rows have the columns of the training rows, with labels where there are some."""
-    try:
-        there = sample(test)
-    except UserError:
-        return False
     wanted = [found.text] if isinstance(found.text, str) else list(found.text)
     wanted += [found.label] if found.label else []
+    try:
+        there = sample(test, wanted)
+    except UserError:
+        return False
     filled = all(any(str(value).strip() for value in there.columns.get(name, [])) for name in wanted)
     return filled and (there.names is None) == (rows.names is None)
 
@@ -177,11 +207,11 @@ def _data_lines(found: Guess, rows: Sample, where: Mapping[str, Any]) -> list[st
     lines = ["[data]"]
     if not isinstance(train, Mapping):
         lines.append(f"train = {_toml(train)}")
-    held_out = "holdout = 0.1    # share of the rows that is held out to test on"
+    held_out = f"holdout = {HOLDOUT}    # share of the rows that is held out to test on"
     lines.append(f"test = {_toml(test)}" if test else held_out)
     if rows.names:
         lines.append(f"columns = {_toml(rows.names)}    # the file has no header line")
-    if not rows.words:
+    if not rows.words or (found.text, found.label) != ("text", "label"):
         lines.append(f"text = {_toml(found.text)}")
         if found.label:
             lines.append(f"label = {_toml(found.label)}")
@@ -193,11 +223,11 @@ def _data_lines(found: Guess, rows: Sample, where: Mapping[str, Any]) -> list[st
 def _client_lines(found: Guess, train: Any, clients: int | None) -> list[str]:
     if isinstance(train, Mapping):
         return ["[clients]", 'partition = "files"']
-    if found.client and clients is None:
+    if clients is None:
         whose = "    # the rows of each of its values are a client's"
         return ["[clients]", 'partition = "column"', f"column = {_toml(found.client)}{whose}"]
     dealt = "    # the rows do not say whose they are: they are dealt at random"
-    return ["[clients]", f"count = {clients or 6}{dealt}", 'partition = "iid"']
+    return ["[clients]", f"count = {clients}{dealt}", 'partition = "iid"']
 
 
 def _train_lines(found: Guess, pretrains: bool) -> list[str]:

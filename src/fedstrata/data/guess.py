@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any
 
-from fedstrata.data.column_names import CLIENTS, LABELS, PAIRS, TEXTS
+from fedstrata.data.column_names import CLIENTS, LABELS, PAIRS, TEXTS, plain_name
 from fedstrata.data.sample import Sample
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job.task_kinds import TASK_KINDS
@@ -71,7 +71,7 @@ def guess(rows: Sample, kind: str | None = None, text: Sequence[str] = (), label
     two = list(text) if len(text) == 2 else _pair([name for name in texts if name not in (target, client)])
     chosen, why = _kind(rows, target, bool(two)) if kind is None else (kind, "as asked for")
     if TASK_KINDS[chosen].labeled and target is None:
-        raise UserError(f"no column looks like a label; name it with --label, one of: {', '.join(rows.columns)}")
+        raise UserError(f"{_no_label(rows)}; name it with --label, one of: {', '.join(rows.columns)}")
     one = text[0] if len(text) == 1 else _first_text(rows, texts)
     columns = two if two and chosen in ("pair", "regress") else one
     reasons = {"task.kind": why}
@@ -84,7 +84,9 @@ def _tagged(rows: Sample, text: Sequence[str], label: str | None) -> Guess | Non
     """A job of tags, where one column holds lists of words and another as many tags."""
     lists = [name for name in rows.columns if all(isinstance(value, list) for value in _filled(rows, name))]
     lists = [name for name in lists if _filled(rows, name)]
-    words = [*text] or [name for name in lists if _words(_filled(rows, name)[0]) and _plain(name) not in LABELS]
+    words = [*text] or [
+        name for name in lists if _words(_filled(rows, name)[0]) and plain_name(name) not in LABELS
+    ]
     if not words or len(lists) < 2 or words[0] not in lists:
         return None
     sizes = [len(value) for value in _filled(rows, words[0])]
@@ -122,11 +124,11 @@ def _texts(rows: Sample, taken: set[str]) -> list[str]:
         numbers = sum(_number(value) for value in values)
         if name not in taken and values and numbers < len(values) / 2:
             sizes[name] = mean(len(value.split()) for value in values), len(set(values)) / len(values)
-    named = [name for name in sizes if _plain(name) in TEXTS]
+    named = [name for name in sizes if plain_name(name) in TEXTS]
     long = [name for name, (words, different) in sizes.items() if words >= 3 and different > 0.1]
     found = dict.fromkeys([*long, *(named if not long else [])])
     if not found:
-        empty = [name for name in rows.columns if _plain(name) in TEXTS and not _filled(rows, name)]
+        empty = [name for name in rows.columns if plain_name(name) in TEXTS and not _filled(rows, name)]
         if empty:
             raise UserError(f"column {empty[0]!r}: is empty in all rows; expected texts")
         listed = ", ".join(rows.columns)
@@ -151,6 +153,13 @@ def _label(rows: Sample, texts: set[str]) -> str | None:
     return chosen[0] if len(chosen) == 1 else None
 
 
+def _no_label(rows: Sample) -> str:
+    """Why no column is a label."""
+    single = [name for name in rows.columns if len(set(map(str, _filled(rows, name)))) == 1]
+    name = _named(single, LABELS)
+    return f"{name!r} holds a single value" if name else "no column looks like a label"
+
+
 def _classes(rows: Sample, name: str) -> bool:
     """Whether a column's values may be names of classes: few, short and repeated."""
     values = [str(value) for value in _filled(rows, name) if not isinstance(value, list | dict)]
@@ -165,7 +174,7 @@ def _quantity(rows: Sample, name: str) -> bool:
 
 
 def _counts_rows(name: str) -> bool:
-    return _plain(name) in (
+    return plain_name(name) in (
         "id",
         "index",
         "idx",
@@ -184,8 +193,8 @@ def _counts_rows(name: str) -> bool:
 def _kind(rows: Sample, label: str | None, pair: bool) -> tuple[str, str]:
     """The task's kind, and why."""
     if label is None:
-        return "mlm", "no column looks like a label: the model is trained further on the text itself"
-    if _quantity(rows, label) and any("." in str(value) for value in _filled(rows, label)):
+        return "mlm", f"{_no_label(rows)}: the model is trained further on the text itself"
+    if _quantity(rows, label) and any(re.search("[.,]", str(value)) for value in _filled(rows, label)):
         return "regress", f"{label!r} holds numbers"
     classes = len(set(map(str, _filled(rows, label))))
     return ("pair" if pair else "classify"), f"{label!r} holds {classes} classes"
@@ -193,7 +202,7 @@ def _kind(rows: Sample, label: str | None, pair: bool) -> tuple[str, str]:
 
 def _pair(texts: Sequence[str]) -> list[str]:
     """Two columns of texts that belong together, in their order; none if there are none."""
-    plain = {_plain(name): name for name in texts}
+    plain = {plain_name(name): name for name in texts}
     for one, two in PAIRS:
         if one in plain and two in plain:
             return [plain[one], plain[two]]
@@ -207,20 +216,23 @@ def _pair(texts: Sequence[str]) -> list[str]:
 
 def _named(names: Sequence[str], usual: Sequence[str]) -> str | None:
     """The column whose name is the first of the usual ones."""
-    plain = {_plain(name): name for name in reversed(names)}
+    plain = {plain_name(name): name for name in reversed(names)}
     return next((plain[word] for word in usual if word in plain), None)
 
 
-def _plain(name: str) -> str:
-    return name.strip().lower().replace(" ", "_").replace("-", "_")
-
-
 def _filled(rows: Sample, name: str) -> list[Any]:
-    values = rows.columns[name]
-    return [value for value in values if value is not None and value == value and str(value).strip()]
+    return [value for value in rows.columns[name] if is_filled(value)]
+
+
+def is_filled(value: Any) -> bool:
+    """Whether a row has a value: none is missing, NaN or blank."""
+    return bool(value is not None and value == value and str(value).strip())
 
 
 def _number(value: Any) -> bool:
+    """Whether a value is a number, also one with a decimal comma."""
+    if isinstance(value, str) and re.fullmatch(r"\s*[-+]?\d+,\d+\s*", value):
+        return True
     try:
         return math.isfinite(float(value))
     except (TypeError, ValueError):

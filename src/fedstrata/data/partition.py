@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstrata.data.dealing import Shares, deal, fill, groups, named_after, normal_shares, whole
-from fedstrata.errors import UserError, did_you_mean
+from fedstrata.errors import UserError, did_you_mean, plural
 from fedstrata.job.data_tables import Clients
 from fedstrata.job.label_tables import TABLES
 from fedstrata.plan.kinds import Index
@@ -62,7 +62,7 @@ def partition(data: PartitionInput) -> dict[str, Index]:
     for name, shard in shards.items():
         if len(shard) < least:
             raise UserError(
-                f"[clients] min_examples: is {least}, but {name} gets {len(shard)} of {data.rows} rows"
+                f"[clients] min_examples: is {least}, but {name} gets {len(shard)} of {plural(data.rows, 'row')}"
             )
     return {name: np.sort(shard) for name, shard in shards.items()}
 
@@ -142,7 +142,8 @@ def dirichlet(data: PartitionInput) -> dict[str, Index]:
     """
     count, rows, rng, least = _count(data), data.rows, data.rng, data.clients.min_examples
     if rows < count * least:
-        raise UserError(f"[clients] min_examples: is {least}, but {rows} rows are too few for {count} clients")
+        few = f"{plural(rows, 'row')} {'is' if rows == 1 else 'are'} too few for {plural(count, 'client')}"
+        raise UserError(f"[clients] min_examples: is {least}, but {few}")
     # Beyond these bounds every share is 0, 1 or 1 / count to the last digit, and the draw would overflow.
     alpha = np.full(count, np.clip(data.clients.alpha, 1e-9, 1e9))
     shards: list[list[int]] = [[] for _ in range(count)]

@@ -13,6 +13,7 @@ from fedstrata.data.labels import entity_types
 from fedstrata.data.partition import PartitionInput, check_partition, partition
 from fedstrata.data.read import WORD_END, Rows
 from fedstrata.data.rows import (
+    added,
     bands,
     class_names,
     label_numbers,
@@ -22,10 +23,11 @@ from fedstrata.data.rows import (
     text_columns,
     wanted_columns,
 )
-from fedstrata.errors import UserError
+from fedstrata.errors import UserError, plural
 from fedstrata.job.tables import Job
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.plan.kinds import Index
+from fedstrata.plan.labels import alike
 from fedstrata.plan.streams import HOLDOUT, OWN_TEST, PARTITION, SERVER, Streams
 
 NO_DATA = "-"
@@ -45,7 +47,7 @@ class Prepared:
         tests: client -> its own test rows; None where one test set serves all.
         labels: class names in order; None for a task without classes.
         by: the values the shards differ in, of a column or of :func:`bands`; None if they differ in size alone.
-        dropped: rows dropped because a value was missing.
+        lacking: column -> rows dropped because they had no value there.
     """
 
     train: Rows
@@ -54,7 +56,12 @@ class Prepared:
     tests: dict[str, Index] | None
     labels: tuple[str, ...] | None
     by: Sequence[str] | None
-    dropped: int
+    lacking: Mapping[str, int]
+
+    @property
+    def dropped(self) -> int:
+        """How many rows were dropped because a value was missing."""
+        return sum(self.lacking.values())
 
 
 def prepare(job: Job, base_dir: Path | None = None) -> Prepared:
@@ -70,14 +77,14 @@ def prepare(job: Job, base_dir: Path | None = None) -> Prepared:
     check_partition(job.clients)
     streams = Streams(job.train.seed)
     train = _training_rows(job, base_dir)
-    dropped = train.dropped
+    lacking = train.lacking
     if job.clients.test is not None:
         test = train
     elif job.data.test is None:
         train, test = _hold_out(job, train, streams)
     else:
         test = read_rows(job, job.data.test, wanted_columns(job), base_dir)
-        dropped += test.dropped
+        lacking = added(lacking, test.lacking)
     kind = TASK_KINDS[job.task.kind]
     labels = class_names(job, train, test) if kind.classes else None
     if kind.target == "number":
@@ -86,7 +93,7 @@ def prepare(job: Job, base_dir: Path | None = None) -> Prepared:
     tests = None if job.clients.test is None else own_tests(job.clients.test, shards, streams)
     if tests is not None:
         shards = {client: np.setdiff1d(rows, tests[client]) for client, rows in shards.items()}
-    return Prepared(train, test, shards, tests, labels, by, dropped)
+    return Prepared(train, test, shards, tests, labels, by, lacking)
 
 
 def _training_rows(job: Job, base_dir: Path | None) -> Rows:
@@ -108,7 +115,7 @@ def _hold_out(job: Job, rows: Rows, streams: Streams) -> tuple[Rows, Rows]:
     order = streams.numpy(-1, SERVER, HOLDOUT).permutation(len(rows))
     count = max(1, round(job.data.holdout * len(rows)))
     if count >= len(rows):
-        raise UserError(f"[data] holdout: {len(rows)} rows leave nothing to train on")
+        raise UserError(f"[data] holdout: leaves none of {plural(len(rows), 'row')} to train on")
     return take(rows, np.sort(order[count:])), take(rows, np.sort(order[:count]))
 
 
@@ -164,7 +171,18 @@ def data_notes(job: Job, data: Prepared) -> list[str]:
             f"rows of all named sources ({', '.join(names)}) are dealt together by partition = "
             f"{job.clients.partition!r}; 'files' makes each a client"
         )
+    if column := job.clients.column:
+        pairs = list(alike(set(data.train.columns.get(column, ()))))
+        listed = "; ".join(f"{one!r} and {other!r} {how}" for one, other, how in pairs[:3])
+        if pairs:
+            lines.append(f"column {column!r}: {listed}{'; …' if pairs[3:] else ''}; each is a client of its own")
     return lines
+
+
+def dropped_rows(data: Prepared) -> str:
+    """How many rows were dropped, and which column had no value in them."""
+    rows = [f"{plural(count, 'row')} without a value in {column!r}" for column, count in data.lacking.items()]
+    return f"{' and '.join(rows) or 'no row'} dropped"
 
 
 def prepare_own(job: Job, site: str, base_dir: Path) -> Prepared:
@@ -188,7 +206,7 @@ def prepare_own(job: Job, site: str, base_dir: Path) -> Prepared:
         share = job.clients.test
         tests = own_tests(share, shards, Streams(job.train.seed)) if share else {}
         shards = {site: np.setdiff1d(shards[site], tests.get(site, []))}
-    return Prepared(train, test, shards, tests, labels, None, train.dropped)
+    return Prepared(train, test, shards, tests, labels, None, train.lacking)
 
 
 def prepare_test(job: Job, base_dir: Path | None) -> Prepared:
@@ -202,13 +220,13 @@ def prepare_test(job: Job, base_dir: Path | None) -> Prepared:
     empty = no_rows(wanted_columns(job))
     test = empty if job.data.test is None else read_rows(job, job.data.test, wanted_columns(job), base_dir)
     if not TASK_KINDS[job.task.kind].classes:
-        return Prepared(empty, test, {}, None, None, None, test.dropped)
+        return Prepared(empty, test, {}, None, None, None, test.lacking)
     named = job.task.labels is not None
     train = empty if named or not job.data.train else read_rows(job, job.data.train, wanted_columns(job), base_dir)
     if not (named or len(train) or len(test)):
         raise UserError("[task] labels: is missing; between sites the job names the classes, as in ['no', 'yes']")
     labels = class_names(job, train, test) if len(train) or len(test) else tuple(job.task.labels or ())
-    return Prepared(empty, test, {}, None, labels, None, test.dropped)
+    return Prepared(empty, test, {}, None, labels, None, test.lacking)
 
 
 def training_texts(job: Job, data: Prepared) -> Iterator[str]:
@@ -229,7 +247,9 @@ def own_tests(share: float, shards: Mapping[str, Index], streams: Streams) -> di
     for client, rows in shards.items():
         count = max(1, round(share * len(rows)))
         if count >= len(rows):
-            raise UserError(f"[clients] test: {client} has {len(rows)} rows, too few to train and to test on")
+            raise UserError(
+                f"[clients] test: {client} has {plural(len(rows), 'row')}, too few to train and to test on"
+            )
         tests[client] = np.sort(streams.numpy(-1, client, OWN_TEST).permutation(rows)[:count])
     return tests
 

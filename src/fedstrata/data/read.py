@@ -6,6 +6,7 @@ import difflib
 import os
 import re
 from array import array
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -17,7 +18,7 @@ from fedstrata.data.forms.data_sets import HUB_ID, hub_records, saved, saved_rec
 from fedstrata.data.forms.how import Findings, How, Records
 from fedstrata.data.forms.memory import memory_records
 from fedstrata.data.forms.plain import document_records
-from fedstrata.errors import UserError, did_you_mean
+from fedstrata.errors import UserError, did_you_mean, plural
 from fedstrata.job.in_memory import PREFIX, InMemory
 
 HALF_CHARACTER = re.compile("[\ud800-\udfff]")
@@ -33,6 +34,7 @@ class Rows:
     Attributes:
         columns: name of every wanted column -> its values; all columns have the same length.
         dropped: number of rows dropped because a wanted value was missing or blank.
+        lacking: column -> how many of these had no value there; a row counts for the first such column alone.
         pools: the name of each row's source; empty where sources have no names.
         classes: column -> its class names in the order that a data set gives them.
         found: what reading has found out by itself, such as a delimiter.
@@ -45,6 +47,7 @@ class Rows:
     classes: dict[str, list[str]] = field(default_factory=dict)
     found: Findings = field(default_factory=dict, compare=False)
     numbers: array[int] = field(default_factory=lambda: array("q"), compare=False)
+    lacking: dict[str, int] = field(default_factory=dict, compare=False)
 
     def __len__(self) -> int:
         return max(map(len, self.columns.values()), default=0)
@@ -96,20 +99,22 @@ def _sources(source: str | list[str]) -> list[str]:
 
 def _append(rows: Rows, name: str, found: Iterator[list[str]], limit: int | None) -> Rows:
     """``rows`` with those of the source called ``name``, which must have one."""
-    before, dropped = len(rows), 0
+    before, lacking = len(rows), Counter(rows.lacking)
     for number, texts in enumerate(found, before + rows.dropped):
-        if not all(text.strip() for text in texts):
-            dropped += 1
+        blank = next((column for column, text in zip(rows.columns, texts, strict=True) if not text.strip()), None)
+        if blank is not None:
+            lacking[blank] += 1
             continue
         for values, text in zip(rows.columns.values(), texts, strict=True):
             values.append(text)
         rows.numbers.append(number)
         if len(rows) == limit:
             break
+    dropped = lacking.total() - rows.dropped
     if len(rows) == before:
-        what = f"found {dropped} rows, none" if dropped else "is empty, expected rows"
+        what = f"found {plural(dropped, 'row')}, none" if dropped else "is empty, expected rows"
         raise UserError(f"{name}: {what} with a value in each column of {', '.join(rows.columns)}")
-    return replace(rows, dropped=rows.dropped + dropped)
+    return replace(rows, dropped=lacking.total(), lacking=dict(lacking))
 
 
 def _texts(source: Records, wanted: Sequence[str], words: bool) -> Iterator[list[str]]:
@@ -162,7 +167,8 @@ def _open(source: str, how: How, base_dir: Path | None) -> Records:
         if "\0" not in source and os.path.islink(path):
             raise UserError(f"{path}: is a link to {os.readlink(path)}, where there is no file")
     folders = dict.fromkeys((base / source).parent.resolve() for base in bases)
-    beside = sorted({path.name for folder in folders for path in folder.glob("*")})
+    there = (path for folder in folders for path in folder.glob("*"))
+    beside = sorted({path.name for path in there if _like(path, source)})
     close = difflib.get_close_matches(Path(source).name, beside)
     hint = f"; {did_you_mean(Path(source).name, close)}" if close else ""
     places = " or ".join(map(str, folders))
@@ -174,6 +180,11 @@ def _open(source: str, how: How, base_dir: Path | None) -> Records:
             f"{source}: [data] documents: {how.documents!r} goes with txt files; there is none in {places}{hint}"
         )
     return hub_records(source, identity, how, f"{source}: is neither a file nor a folder in {places}", hint)
+
+
+def _like(path: Path, source: str) -> bool:
+    """Whether a path may be meant by a source that is not there: job files and others beside the data are not."""
+    return known(path) or path.suffix == Path(source).suffix or path.is_dir()
 
 
 def _local(path: Path, how: How) -> Records:

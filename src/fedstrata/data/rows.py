@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,9 @@ from fedstrata.job.tables import Job
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.labels import alike, sort_labels
+
+MISSING = ("nan", "<na>", "n/a", "#n/a")
+"""Labels that stand for a missing value, in lower case."""
 
 
 def text_columns(job: Job) -> list[str]:
@@ -63,6 +67,7 @@ def read_rows(job: Job, source: Source, columns: list[str], base_dir: Path | Non
             {column: names for rows in pools.values() for column, names in rows.classes.items()},
             together(*(rows.found for rows in pools.values())),
             array("q", [number for rows in pools.values() for number in rows.numbers]),
+            added(*(rows.lacking for rows in pools.values())),
         )
     if isinstance(source, str) and source.startswith("demo:"):
         return _demo_rows(job, source, columns)
@@ -90,6 +95,11 @@ def _demo_rows(job: Job, source: str, columns: list[str]) -> Rows:
             raise UserError(f"{source}: has no column {name!r}; {did_you_mean(name, found)}")
     made = {name: found[name][: job.data.limit] for name in columns}
     return Rows(made, 0, numbers=array("q", range(max(map(len, made.values()), default=0))))
+
+
+def added(*counts: Mapping[str, int]) -> dict[str, int]:
+    """Counts by name, added up."""
+    return {name: sum(one.get(name, 0) for one in counts) for name in dict.fromkeys(chain(*counts))}
 
 
 def no_rows(columns: Sequence[str]) -> Rows:
@@ -143,7 +153,7 @@ def check_labels(column: str, labels: Iterable[str]) -> None:
             f"[data] label: column {column!r} holds {one!r} and {other!r}, which {how}, perhaps in two files; "
             f"write one of them everywhere, or {named}"
         )
-    if missing := next((label for label in labels if label.strip().lower() in ("nan", "<na>")), None):
+    if missing := next((label for label in labels if label.strip().lower() in MISSING), None):
         raise UserError(
             f"[data] label: column {column!r} holds {missing!r}, which stands for a missing value; leave these "
             f"rows out, or {named}"

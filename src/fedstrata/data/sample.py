@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from fedstrata.data.forms import extension, records
 from fedstrata.data.forms.data_sets import saved, saved_columns
-from fedstrata.data.forms.how import How, Records
+from fedstrata.data.forms.how import How, Records, check
 from fedstrata.data.forms.objects import parquet_columns
 from fedstrata.data.forms.plain import document_records, shape_of, txt_records
-from fedstrata.data.forms.tables import likeliest_delimiter
+from fedstrata.data.forms.tables import first_rows, likeliest_delimiter
 from fedstrata.data.forms.text import full_lines
+from fedstrata.data.forms.words import COMMENT, WORD_NAMES, numbers_sentences, plain_letters
+from fedstrata.data.header import is_header
 from fedstrata.data.read import WORD_END, files_in, read
 from fedstrata.errors import UserError
 
@@ -34,7 +36,7 @@ class Sample:
     Attributes:
         columns: column -> its values in these rows, as they were read.
         names: names given to the columns of a file without a header line; None where it has them.
-        words: a file of a word and its tag per line.
+        words: a file of a word and its tag per line; the values are then lists, one for each sentence.
         whole: whether these are all the rows.
     """
 
@@ -47,26 +49,55 @@ class Sample:
         return max(map(len, self.columns.values()), default=0)
 
 
-def sample(path: Path) -> Sample:
+def sample(path: Path, wanted: Sequence[str] = ()) -> Sample:
     """Look at the first rows of a file, or of a folder that is one source of rows.
 
+    Args:
+        path: the file or folder.
+        wanted: columns that it is known to have.
+
     Raises:
-        UserError: it is missing, empty, or of no known kind.
+        UserError: it is missing, empty, or of no known kind, or has two columns of one name.
     """
     if not path.exists():
         raise UserError(f"{path}: there is no such file or folder")
     if path.is_dir():
-        return _folder(path)
+        return _folder(path, wanted)
     if extension(path) == ".parquet":
         return _taken(records(path, How(tuple(parquet_columns(path)))), path)
     if _of_words(path):
-        rows = read(str(path), How(("text", "label"), words=True), ROWS)
-        columns = {name: [value.split(WORD_END) for value in rows.columns[name]] for name in rows.columns}
-        return Sample(columns, words=True, whole=len(rows) < ROWS)
+        return _sentences(path, ("text", "label"))
     first = next(full_lines(path, How(())), (0, ""))[1] if extension(path) == ".txt" else ""
     if extension(path) in (".csv", ".tsv", ".tab") or ("\t" in first and shape_of(path, How(())) == "plain"):
-        return _table(path)
-    return _taken(_plain(path), path)
+        found = _table(path, wanted)
+    else:
+        found = _taken(_plain(path), path)
+    words = _words_of_table(found, wanted)
+    return _sentences(path, words) if words else found
+
+
+def _sentences(path: Path, columns: tuple[str, str]) -> Sample:
+    """Of a file with a word and its tag in each line, in these columns."""
+    rows = read(str(path), How(columns, words=True), ROWS)
+    lists = {name: [value.split(WORD_END) for value in rows.columns[name]] for name in rows.columns}
+    return Sample(lists, words=True, whole=len(rows) < ROWS)
+
+
+def _words_of_table(rows: Sample, wanted: Sequence[str]) -> tuple[str, str] | None:
+    """The columns of words and tags in a table with a word per row and a column that numbers the sentences."""
+    numbers = next((name for name in rows.columns if numbers_sentences(name)), None)
+    tags = [name for name in rows.columns if _tags(rows.columns[name])]
+    words = [name for name in rows.columns if name not in (numbers, *tags)]
+    words = [name for name in words if name in wanted or plain_letters(name) in WORD_NAMES] or words
+    if numbers is None or not tags or not words:
+        return None
+    return words[0], next((name for name in tags if name in wanted), tags[-1])
+
+
+def _tags(values: Sequence[Any]) -> bool:
+    """Whether a column holds the tags of words."""
+    found = {str(value) for value in values if value is not None}
+    return found > {"O"} and all(map(TAG.fullmatch, found))
 
 
 def _plain(path: Path) -> Records:
@@ -82,7 +113,7 @@ def _plain(path: Path) -> Records:
     raise UserError(f"{path}: is empty, expected rows")
 
 
-def _folder(path: Path) -> Sample:
+def _folder(path: Path, wanted: Sequence[str]) -> Sample:
     if saved(path):
         from fedstrata.data.forms.data_sets import saved_records
 
@@ -92,32 +123,33 @@ def _folder(path: Path) -> Sample:
         return _taken(document_records(path, files, How(())), path)
     if not files:
         raise UserError(f"{path}: the folder holds no file of a known kind")
-    return sample(files[0])
+    first = sample(files[0], wanted)
+    return replace(first, whole=first.whole and len(files) == 1)
 
 
 def _taken(rows: Records, path: Path) -> Sample:
     taken = [row for _, row in islice(rows, ROWS + 1)]
     if not taken:
         raise UserError(f"{path}: is empty, expected rows")
-    names = dict.fromkeys(name for row in taken for name in row)
+    names = dict.fromkeys(name for row in taken for name in row if name)  # pandas leaves its index without one
     columns = {name: [row.get(name) for row in taken[:ROWS]] for name in names}
     return Sample(columns, whole=len(taken) <= ROWS)
 
 
-def _table(path: Path) -> Sample:
+def _table(path: Path, wanted: Sequence[str]) -> Sample:
     """Of a file with fields between delimiters; whether its first line is a header is told by how it differs."""
     between = "\t" if extension(path) != ".csv" else likeliest_delimiter(path, How(()))
-    header = next(full_lines(path, How(())), (0, ""))[1].split(between)
-    titles = [field.strip().strip('"') for field in header]
-    named = len(set(titles)) == len(titles) and all(_title(field) for field in titles)
+    if extension(path) == ".csv":
+        rows = first_rows(path, How(()), between, ROWS)
+    else:
+        rows = [line.split(between) for _, line in islice(full_lines(path, How(())), ROWS)] or [[]]
+    titles = [field.strip().strip('"') for field in rows[0]]
+    named = not titles or is_header(titles, rows[1:], wanted)
+    if named:
+        check(path, titles, [title for title in titles if title])
     names = None if named else [f"column{number}" for number in range(1, len(titles) + 1)]
     found = _taken(records(path, How((), names=names, delimiter=None if between == "," else between)), path)
     return Sample(found.columns, names, whole=found.whole)
-
-
-def _title(field: str) -> bool:
-    """Whether a field of the first line may be a column's title: a few words that are no number."""
-    return bool(re.fullmatch(r"(#\d )?[^\W\d][^.!?]{0,39}", field)) and len(field.split()) <= 4
 
 
 def _of_words(path: Path) -> bool:
@@ -126,7 +158,12 @@ def _of_words(path: Path) -> bool:
         return True
     if extension(path) not in (".txt", ".tsv", ".tab"):
         return False
-    fields = [line.split() for _, line in islice(full_lines(path, How(())), 1, 200)]
+    full = (line for _, line in full_lines(path, How(())) if not COMMENT.fullmatch(line.strip()))
+    lines = list(islice(full, 200))
+    header = lines[0].split("\t") if lines else []
+    if len(header) > 2 and any(map(numbers_sentences, header)) and not TAG.fullmatch(header[-1]):
+        return False  # a table, unless the first line is a word such as Sentinel
+    fields = [line.split() for line in lines[1:]]
     fields = [line for line in fields if line and line[0] != "-DOCSTART-"]
     short = bool(fields) and all(2 <= len(line) <= 6 for line in fields)
     return short and all(TAG.fullmatch(line[-1]) for line in fields)

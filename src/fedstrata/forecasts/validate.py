@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.data.facts import row_facts, row_lines
-from fedstrata.data.prepare import data_notes, prepare, prepare_test
+from fedstrata.data.prepare import data_notes, dropped_rows, prepare, prepare_test
 from fedstrata.errors import plural
 from fedstrata.events import Event
 from fedstrata.forecasts.forecast import forecast
@@ -57,6 +57,6 @@ def validate(
         sizes = {client: len(index) for client, index in rows.shards.items()}
         lines += [f"data    {line}" for line in row_lines(row_facts(job, rows), sizes)]
         if rows.dropped:
-            lines.append(f"data    {plural(rows.dropped, 'row')} without text or label dropped")
+            lines.append(f"data    {dropped_rows(rows)}")
         lines += [f"note    {line}" for line in data_notes(job, rows)]
     return Checked(lines, forecast(source, overrides, ForecastOptions(tell=tell)))

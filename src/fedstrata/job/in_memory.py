@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,7 +51,7 @@ def as_source(value: Any) -> Any:
             list of dicts, or a dict from names to any of these. Anything else is returned as it is.
 
     Raises:
-        ValueError: it is a whole dictionary of splits.
+        ValueError: it is a whole dictionary of splits, or of columns.
     """
     if isinstance(value, str | InMemory):
         return value
@@ -63,6 +64,8 @@ def as_source(value: Any) -> Any:
     if kind:
         return InMemory(value, kind, _count(value))
     if isinstance(value, Mapping):
+        if any(_column(name, one) for name, one in value.items()):
+            raise ValueError("is a dictionary of columns; expected a frame, rows, or clients -> rows")
         return {name: as_source(one) for name, one in value.items()}
     if isinstance(value, list | tuple) and value:
         if all(isinstance(row, Mapping) for row in value):
@@ -108,6 +111,27 @@ def _kind(value: Any) -> str:
         ("datasets", "DatasetDict"): "DatasetDict",
     }
     return known.get((library, name), "")
+
+
+def _column(name: str, value: Any) -> bool:
+    """Whether an entry of a dictionary is a column's values: neither rows nor the names of sources."""
+    if hasattr(value, "tolist") or (isinstance(value, Mapping) and not _kind(value)):
+        return True
+    if not isinstance(value, list | tuple) or any(isinstance(one, Mapping) for one in value):
+        return False
+    return not all(
+        isinstance(one, os.PathLike) or (isinstance(one, str) and _names_source(one, bare=name != "text"))
+        for one in value
+    )
+
+
+def _names_source(text: str, bare: bool) -> bool:
+    """Whether a text may name a file, a folder or a data set.
+
+    It has an ending, or is there, or, where ``bare`` words may be names, has no blank in it.
+    """
+    ending = re.search(r"\.\w{1,8}$", text)
+    return bool(ending or (bare and not re.search(r"\s", text))) or os.path.exists(text)
 
 
 def _count(value: Any) -> int | None:

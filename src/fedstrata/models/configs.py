@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
 from safetensors import SafetensorError
 
 from fedstrata.errors import UserError, first_words
@@ -33,11 +34,30 @@ def config_of(
     Raises:
         UserError: there is none.
     """
+    _ask_hub(name)
     try:
         config = plain_config(transformers.AutoConfig.from_pretrained(name))
     except HF_LOAD_ERRORS as error:
         raise unusable(name, error) from None
     return fit_config(name, config, kind, labels, head)
+
+
+def _ask_hub(name: str) -> None:
+    """Ask the hub once for a model that is not on this machine, where transformers would try a dozen times.
+
+    Raises:
+        UserError: the hub does not answer; what it answers is left to transformers.
+    """
+    if Path(name).is_dir() or constants.HF_HUB_OFFLINE:
+        return
+    try:
+        if try_to_load_from_cache(name, "config.json") is None:
+            get_hf_file_metadata(hf_hub_url(name, "config.json"))
+    except (HfHubHTTPError, ValueError):
+        return
+    except Exception as error:  # of the library beneath, which differs between versions
+        unreachable = OSError(f"{constants.ENDPOINT} cannot be reached ({first_words(error)})")
+        raise unusable(name, unreachable) from None
 
 
 def fit_config(name: str, config: Any, kind: str, labels: Sequence[str] | None, head: HeadConfig | None) -> Any:

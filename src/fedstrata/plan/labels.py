@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 
 def sort_labels(labels: Iterable[str]) -> list[str]:
@@ -17,16 +18,19 @@ def sort_labels(labels: Iterable[str]) -> list[str]:
 
 
 def alike(labels: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Pairs of labels that seem to be one, and in what they differ."""
-    for how, form in (
-        ("differ in blanks alone", str.strip),
-        ("differ in capital letters alone", str.casefold),
-        ("are the same number", _number),
-    ):
+    """Pairs of labels that seem to be one, and in what they differ; each pair once."""
+    words, told = sorted(labels), set[tuple[str, str]]()
+    for how, form in FORMS.items():
         seen: dict[str, str] = {}
-        for label in sorted(labels):
-            if (first := seen.setdefault(form(label), label)) != label:
+        for label in words:
+            first = seen.setdefault(form(label), label)
+            if first != label and (first, label) not in told:
+                told.add((first, label))
                 yield first, label, how
+
+
+def _unicode(label: str) -> str:
+    return unicodedata.normalize("NFKC", label)
 
 
 def _number(label: str) -> str:
@@ -34,3 +38,13 @@ def _number(label: str) -> str:
         return str(float(label))
     except ValueError:
         return label
+
+
+FORMS: Mapping[str, Callable[[str], str]] = {
+    "differ in Unicode form alone": _unicode,
+    "differ in blanks alone": str.strip,
+    "differ in capital letters alone": str.casefold,
+    "differ in blanks, capital letters or Unicode form alone": lambda label: _unicode(label).strip().casefold(),
+    "are the same number": _number,
+}
+"""In what two labels that seem to be one differ -> what they then have in common."""

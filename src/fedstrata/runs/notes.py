@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedstrata.client.sharing import sharing_notes
-from fedstrata.data.prepare import Prepared, data_notes
+from fedstrata.data.prepare import Prepared, data_notes, dropped_rows
 from fedstrata.errors import UserError, plural
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.job.adapter_rules import check_adapter
@@ -57,7 +57,7 @@ def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int) -> tuple[str, .
     """What the user should know before the first round, a sentence each; ``tokens`` of all training examples."""
     lines = data_notes(job, data)
     if data.dropped:
-        lines.append(f"{plural(data.dropped, 'row')} without text or label dropped")
+        lines.append(dropped_rows(data))
     if job.model is not None and job.model.config is not None and job.model.tokenizer is None:
         lines.append("the tokenizer was trained on all clients' training rows")
     if loaded.fresh:

@@ -108,15 +108,15 @@ def record_changes(job: Job, folder: Path, found: list[Change], done: int, compo
         write_bytes(path, tomli_w.dumps(table).encode())
 
 
-def without_effect(job: Job, folder: Path) -> list[str]:
-    """What the job now asks of a finished run that comes too late, a sentence each."""
+def without_effect(job: Job, folder: Path) -> str:
+    """What the job now asks of a finished run too late, a sentence; empty if there is nothing."""
     before = read_toml(folder / "job.toml").get("output", {})
     if not job.output.predictions or before.get("predictions"):
-        return []
-    return [
+        return ""
+    return (
         f"{folder}: its run is finished, so output.predictions writes nothing; predictions are written when the "
         "last round is scored"
-    ]
+    )
 
 
 def check_more_rounds(job: Job, folder: Path, before: int, parts: Parts, clients: Collection[str]) -> None:

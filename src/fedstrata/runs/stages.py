@@ -258,13 +258,12 @@ def _reuse(stage: Stage, found: list[Change], commit: Mapping[str, Any]) -> None
     same_rows(folder, fingerprints(stage.data))
     if (wrong := damaged_end(folder)) is not None:
         raise UserError(f"{folder}: its run is finished, but {wrong} is damaged or missing since then")
-    for sentence in without_effect(job, folder):
-        stage.tell(Noted(sentence))
+    if late := without_effect(job, folder):
+        stage.tell(Noted(late))
     record_changes(job, folder, found, commit["done"], stage.components.identities())
     if checksum_of(folder / "result.json") != commit["finished"]:
-        with status_on_disk(job, folder):
-            again = "was damaged or missing; it is made again from the records"
-            stage.tell(Noted(f"{folder / 'result.json'} {again}"))
+        stage.tell(Noted(f"{folder / 'result.json'} was damaged or missing; it is made again from the records"))
+        write_result(job, folder, "finished", None)
     if job.output.client_models is not False and job.adapter.merged_model and (folder / "shared").exists():
         save_client_models(folder, read_result(folder).clients)
         write_result(job, folder, "finished", None)

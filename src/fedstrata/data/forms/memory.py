@@ -43,7 +43,8 @@ def memory_records(source: InMemory, how: How) -> Records:
 
 def _frame_rows(frame: Any, how: How) -> Iterable[Mapping[str, Any]]:
     """The rows of a pandas frame; what it counts as missing is None."""
-    columns = [frame[name].astype(object) for name in how.wanted]
+    names = [str(name) for name in frame.columns]  # a frame without a header has numbers for names
+    columns = [frame.iloc[:, names.index(name)].astype(object) for name in how.wanted]
     values = [column.where(column.notna(), None) for column in columns]
     for row in zip(*values, strict=True):
         yield dict(zip(how.wanted, row, strict=True))

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedstrata.data.forms.how import How, Records, check
 from fedstrata.data.forms.text import lines
-from fedstrata.errors import UserError
+from fedstrata.errors import UserError, plural
 
 Fields = Iterator[tuple[int, list[Any]]]
 """Number of a line, and its fields."""
@@ -37,23 +37,23 @@ def csv_records(path: Path, how: How) -> Records:
 
 def likeliest_delimiter(path: Path, how: How) -> str:
     """The delimiter that makes the most fields of a file's first line."""
-    return max(DELIMITERS, key=lambda one: len(_first_rows(path, how, one, 1)[0]))
+    return max(DELIMITERS, key=lambda one: len(first_rows(path, how, one, 1)[0]))
 
 
 def find_delimiter(path: Path, how: How) -> str | None:
     """The delimiter with which a file's header has every wanted column, or its rows as many as there are names."""
     for delimiter in DELIMITERS:
         if how.names:
-            fits = {len(row) for row in _first_rows(path, how, delimiter, SAMPLE)} == {len(how.names)}
+            fits = {len(row) for row in first_rows(path, how, delimiter, SAMPLE)} == {len(how.names)}
         else:
-            fits = set(how.wanted) <= set(_first_rows(path, how, delimiter, 1)[0])
+            fits = set(how.wanted) <= set(first_rows(path, how, delimiter, 1)[0])
         if fits:
             return delimiter
     return None
 
 
-def _first_rows(path: Path, how: How, delimiter: str, count: int) -> list[list[str]]:
-    """The fields of the first rows, at least one; none where the delimiter makes no CSV of them."""
+def first_rows(path: Path, how: How, delimiter: str, count: int) -> list[list[str]]:
+    """The fields of a CSV file's first rows, at least one; none where the delimiter makes no CSV of them."""
     rows = list[list[str]]()
     with suppress(UserError):
         rows = [fields for _, fields in islice(_csv_fields(path, how, delimiter), count)]
@@ -64,7 +64,7 @@ def _csv_fields(path: Path, how: How, delimiter: str) -> Fields:
     csv.field_size_limit(2**31 - 1)
     numbered = lines(path, how)
     first = next(numbered, (0, ""))
-    excel = re.fullmatch(r"sep=.\r?\n", first[1])  # a line for Excel alone
+    excel = re.fullmatch(r"sep=.\r?\n", first[1], re.IGNORECASE)  # a line for Excel alone
     start = before = 1 if excel else 0
     rest = numbered if excel else chain([first], numbered)
     reader = csv.reader((line for _, line in rest), delimiter=delimiter, strict=True)
@@ -151,7 +151,7 @@ def _table(
         short, long = len(fields) < len(header), len(fields) > len(header)
         if (short and not ragged) or (long and not (ragged and how.names)):
             raise UserError(
-                f"{path}, {place} {number}: found {len(fields)} fields, expected {len(header)}{between}"
+                f"{path}, {place} {number}: found {plural(len(fields), 'field')}, expected {len(header)}{between}"
             )
         yield f"{path}, {place} {number}", dict(zip(header, fields, strict=False))
 

@@ -10,11 +10,13 @@ from typing import Any
 from fedstrata.data.forms.how import How, Records, check
 from fedstrata.data.forms.tables import csv_records, excel_records, tsv_records
 from fedstrata.data.forms.text import full_lines, lines
-from fedstrata.errors import UserError
+from fedstrata.errors import UserError, plural
 
 WORD_NAMES = {"word", "words", "token", "tokens", "text"}
 TAG_NAMES = {"tag", "tags", "label", "labels", "ner", "nertag", "nertags", "entity", "iob", "bio"}
 """How the first and the last field of a header line are called."""
+COMMENT = re.compile(r"# ?(\w+ = .*|new(doc|par)\b.*)")
+"""A line of CoNLL-U that says something of the sentence or document below it, such as ``# sent_id = 0``."""
 
 
 def conll_records(path: Path, how: How) -> Records:
@@ -23,8 +25,9 @@ def conll_records(path: Path, how: How) -> Records:
     Without names the first wanted column is the first in the file and the second the last. A header line is
     recognized by the wanted columns, or by usual names of words and tags.
     """
-    header = _fields(next(full_lines(path, how), (0, ""))[1], how)
-    if set(how.wanted) <= set(header) and any(map(_numbers_sentences, header)):
+    full = (line for _, line in full_lines(path, how) if not COMMENT.fullmatch(line.strip()))
+    header = _fields(next(full, ""), how)
+    if set(how.wanted) <= set(header) and any(map(numbers_sentences, header)):
         return _sentences(tsv_records(path, how), path, how)
     return _conll(path, how, header if _is_header(header, how) else [])
 
@@ -44,18 +47,20 @@ def _fields(line: str, how: How) -> list[str]:
     return [field.strip() for field in line.split(between)]
 
 
-def _plain_name(name: str) -> str:
+def plain_letters(name: str) -> str:
+    """The letters of a name, as the usual names have them."""
     return re.sub(r"[^a-z]", "", name.lower())
 
 
-def _numbers_sentences(name: str) -> bool:
-    return _plain_name(name).startswith("sent")
+def numbers_sentences(name: str) -> bool:
+    """Whether a column numbers the sentences, by its name."""
+    return plain_letters(name).startswith("sent")
 
 
 def _is_header(fields: list[str], how: How) -> bool:
     if len(fields) < 2:
         return False
-    usual = _plain_name(fields[0]) in WORD_NAMES and _plain_name(fields[-1]) in TAG_NAMES
+    usual = plain_letters(fields[0]) in WORD_NAMES and plain_letters(fields[-1]) in TAG_NAMES
     return usual or fields == how.names or (len(how.wanted) > 1 and set(how.wanted) <= set(fields))
 
 
@@ -64,6 +69,9 @@ def _conll(path: Path, how: How, header: list[str]) -> Records:
         how.note(path, f"header line {' '.join(header)!r}")
     started, sentence, skip = 0, list[list[str]](), bool(header)
     for number, line in chain(lines(path, how), [(0, "")]):
+        if not sentence and COMMENT.fullmatch(line.strip()):
+            how.note(path, "comments before sentences, such as '# sent_id = 0', are left out")
+            continue
         if skip and line.strip():
             skip = False
             continue
@@ -80,7 +88,9 @@ def _conll(path: Path, how: How, header: list[str]) -> Records:
             columns = [list(column) for column in zip(*sentence, strict=True)]
             there = _columns(len(columns), how, header)
             if len(there) != len(columns):
-                raise UserError(f"{path}, line {started}: found {len(columns)} columns, expected {len(there)}")
+                raise UserError(
+                    f"{path}, line {started}: found {plural(len(columns), 'column')}, expected {len(there)}"
+                )
             check(path, there, how.wanted)
             yield f"{path}, line {started}", dict(zip(there, columns, strict=True))
             sentence = []
@@ -104,7 +114,7 @@ def _sentences(rows: Records, path: Path, how: How) -> Records:
     words: dict[str, list[Any]] = {}
     seen = set[str]()
     for where, row in rows:
-        column = next((name for name in row if _numbers_sentences(name) and name not in how.wanted), None)
+        column = next((name for name in row if numbers_sentences(name) and name not in how.wanted), None)
         if column is None:
             raise UserError(
                 f"{path}: has no column that numbers the sentences; expected a word per line and a column such as "

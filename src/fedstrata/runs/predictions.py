@@ -41,39 +41,44 @@ class LastPredictions:
 
 
 def write_predictions(
-    job: Job, ready: Ready, labels: Sequence[str] | None, last: LastPredictions, folder: Path
-) -> bool:
-    """Write ``classes.json`` of a task with classes, and ``predictions.jsonl`` if the job asks for it.
+    job: Job, ready: Ready, labels: Sequence[str] | None, last: LastPredictions | None, folder: Path
+) -> str:
+    """Write what the final model predicts, as far as there is one and it predicts rows.
+
+    Args:
+        job: the stage's job.
+        ready: its model and examples.
+        labels: class names in order; None where the task has none.
+        last: of the last score; None where clients scored models, or rows, of their own.
+        folder: the stage's output folder.
 
     Returns:
-        Whether there was something to write: not where the clients scored models of their own, nor of a language
-        model or a task of the caller's own.
+        Why nothing is written though the job asks for it, a sentence; else empty.
     """
+    why = ""
+    if TASK_KINDS[job.task.kind].target == "token":
+        why = "a language model predicts every token"
+    elif last is None:
+        why = "there is no one model that all test rows were scored with"
+    elif last.found is None:
+        why = "the task predicts nothing row by row"
+    else:
+        _write(job, ready, labels, last.found, folder)
+    return f"output.predictions: nothing is written, because {why}" if why and job.output.predictions else ""
+
+
+def _write(job: Job, ready: Ready, labels: Sequence[str] | None, last: list[Predicted], folder: Path) -> None:
+    """Write ``classes.json`` of a task with classes, and ``predictions.jsonl`` if the job asks for it."""
     target = TASK_KINDS[job.task.kind].target
-    if last.found is None or not predictable(job):
-        return False
     if target != "number":
-        found = entity_classes(last.found) if target == "tag" else text_classes(last.found, list(labels or ()))
+        found = entity_classes(last) if target == "tag" else text_classes(last, list(labels or ()))
         write_bytes(folder / CLASSES, json.dumps(found, indent=1, ensure_ascii=False).encode())
     if job.output.predictions:
         order = scored_batches(ready.test, np.arange(len(ready.test)), job.train)
-        predicted = dict(_predicted(order, last.found, labels, target))
+        predicted = dict(_predicted(order, last, labels, target))
         lines = [{"example": i, **where, **predicted[i]} for i, where in enumerate(_places(ready.test))]
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         write_bytes(folder / PREDICTIONS, text.encode())
-    return True
-
-
-def predictable(job: Job) -> bool:
-    """Whether there are predictions of a row, and not of each of its tokens."""
-    return TASK_KINDS[job.task.kind].target != "token"
-
-
-def why_no_predictions(job: Job) -> str:
-    """Why a run has no predictions of one final model, as the end of a sentence."""
-    if not predictable(job):
-        return "a language model predicts every token"
-    return "there is no one model that all test rows were scored with"
 
 
 def text_classes(found: Sequence[Predicted], labels: list[str]) -> dict[str, Any]:

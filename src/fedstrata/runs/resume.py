@@ -170,9 +170,13 @@ def same_rows(folder: Path, rows: Fingerprints) -> None:
 def same_vocabulary(folder: Path, listed: Sequence[int]) -> None:
     """Write which tokens the public vocabulary lists; or compare them with those that this run began with.
 
+    Nothing is done where there is none, and ``listed`` is empty.
+
     Raises:
         UserError: they differ, or the file with them is damaged or missing.
     """
+    if not listed:
+        return
     path = folder / "state" / "vocabulary.json"
     if not any((folder / "state").glob(MANIFESTS)):
         write_sealed(path, {"listed": list(listed)})

@@ -285,8 +285,7 @@ def _go_on(stage: Stage, start: str, found: list[Change]) -> None:
         raise UserError(f"model {start}: {name} holds a number that is not finite; nothing can be trained from it")
     same_job(job, folder, own.identities())
     same_rows(folder, fingerprints(stage.data))
-    if listed := ready.loaded.parts.sharing.listed:
-        same_vocabulary(folder, listed)
+    same_vocabulary(folder, ready.loaded.parts.sharing.listed)
     if new:
         scratch.publish(Path(start), folder / START)
         ready = replace(ready, loaded=replace(ready.loaded, name=str(folder / START)))  # as its adapters name it

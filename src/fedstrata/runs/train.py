@@ -43,7 +43,7 @@ from fedstrata.runs.engines import pool_engine, spread_score
 from fedstrata.runs.holdings import holdings
 from fedstrata.runs.models import Trained, save_models, scored_by_clients
 from fedstrata.runs.notes import notes
-from fedstrata.runs.predictions import LastPredictions, predictable, why_no_predictions, write_predictions
+from fedstrata.runs.predictions import LastPredictions, write_predictions
 from fedstrata.runs.privacy import privacy_record, scheduled
 from fedstrata.server.aggregate import aggregate_of
 from fedstrata.server.cohort import RoundSettings
@@ -143,16 +143,20 @@ def train_stage(stage: ReadyStage) -> None:
             commit=committing(stage.state, server, stage.tell, began, (done, job.method.rounds)),
             tell=stage.tell,
         )
-        always = Baseline(whose, job.task.headline, constant)
-        stage.tell(_started(stage, done, sizes, lines, always))
+        stage.tell(_started(stage, done, sizes, lines, Baseline(whose, job.task.headline, constant)))
         rounds.run(done)
-        if scored_by_clients(job, server.parts, stage.clients):
-            predicted.found = None  # the start model's: it was scored before any client had parts of its own
-        elif predicted.found is None and predictable(job):
-            rounds.score(server)  # the call that trained the last round ended before it had written them
-    if not write_predictions(job, stage.ready, stage.data.labels, predicted, folder) and job.output.predictions:
-        stage.tell(Noted(f"output.predictions: nothing is written, because {why_no_predictions(job)}"))
+        _keep_predictions(stage, rounds, predicted, done)
     save_models(Trained(job, stage.clients, server, stage.ready.loaded, folder))
+
+
+def _keep_predictions(stage: ReadyStage, rounds: Rounds, last: LastPredictions, done: int) -> None:
+    """Write what the final model predicts; a call that found all rounds ``done`` has to score it for that."""
+    job, server = stage.job, rounds.server
+    found = None if scored_by_clients(job, server.parts, stage.clients) else last
+    if found and found.found is None and done == job.method.rounds:
+        rounds.score(server)
+    if why := write_predictions(job, stage.ready, stage.data.labels, found, stage.folder):
+        stage.tell(Noted(why))
 
 
 def _started(

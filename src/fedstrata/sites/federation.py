@@ -162,23 +162,14 @@ def remote_engine(
     job, names = stage.job, names_of(stage.job)
     plan = make_plan(job.method, stage.server.parts, job.task.kind, 0, names[0], Streams(job.train.seed))
     away = plan.away(stage.server.parts)
-    most_weight = federation.settings.most_weight
-    if job.privacy.level == "client":
-        most_weight = dict.fromkeys(names, 1)  # whatever it says of itself
+    most_weight = _most_weight(job, federation.settings, names)
     sent = {part: tensors for part, tensors in stage.start.items() if part not in away}
     with ExitStack() as stack:
         server = None
         if stage.layers:
             server = stack.enter_context(_activation_server(stage.layers, federation, job.engine.deadline))
         engine = _kind(job)(
-            run=remote_run(
-                stage,
-                names,
-                sent,
-                federation.tokens,
-                server.port if server else 0,
-                most_weight,
-            ),
+            run=remote_run(stage, names, sent, federation.tokens, server.port if server else 0, most_weight),
             transport=federation.transport,
             deadline=job.engine.deadline,
             records=stage.records,
@@ -199,6 +190,11 @@ def remote_engine(
             if plan.keep:
                 reason = f"{site.reason} after the end, so its own model is not saved there"
                 on_event(Missed(job.method.rounds - 1, site.client, reason))
+
+
+def _most_weight(job: Job, settings: ServerSettings, names: Sequence[str]) -> Mapping[str, int]:
+    """Site -> most examples for which it counts; at level ``client`` one, whatever it says of itself."""
+    return dict.fromkeys(names, 1) if job.privacy.level == "client" else settings.most_weight
 
 
 def _kind(job: Job) -> type[RemoteEngine]:

@@ -111,6 +111,16 @@ def test_init_refuses_numbers_of_clients_that_do_not_fit(
     assert call("partition", "job.toml") == 0
 
 
+def test_init_refuses_a_number_of_clients_where_each_file_is_one(
+    rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("north.csv").write_bytes(Path("rows.csv").read_bytes())
+    assert call("init", "rows.csv", "north.csv", "--clients", "3") == 2
+    assert "--clients: each file is a client's, so their number is known" in capsys.readouterr().err
+    assert not Path("job.toml").exists()
+    assert call("init", "rows.csv", "north.csv") == 0
+
+
 def test_validate_refuses_what_a_run_would(
     rows: Path, model_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

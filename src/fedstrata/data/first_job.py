@@ -61,11 +61,13 @@ def first_job(
 
     Raises:
         UserError: the rows cannot be read, no column looks like text or like a label, or the rows are too few for
-            the clients.
+            the clients, or say themselves how many there are.
     """
     if clients is not None and not 1 <= clients <= MOST_CLIENTS:
         raise UserError(f"--clients: expected a number from 1 to {MOST_CLIENTS:,}, found {clients}")
     train, beside = _files(data)
+    if clients is not None and isinstance(train, Mapping):
+        raise UserError("--clients: each file is a client's, so their number is known; expected it left out")
     first = next(iter(train.values())) if isinstance(train, Mapping) else train
     rows = sample(first, [*text, *([label] if label else [])])
     found = guess(rows, task, text, label)

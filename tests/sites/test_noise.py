@@ -168,7 +168,10 @@ def test_a_round_with_another_noise_is_accounted_for_once_more(tmp_path: Path) -
 def test_a_site_weighs_one_at_level_client_whatever_it_says(village: Village, job: Jobs) -> None:
     for kind in ("welcome", "reply"):
         attacked(village, "b", kind, [header(examples=10**9)] * 9)
-    run = fedstrata.run(played(village, job, "client"))
+    said: list[Any] = []
+    run = fedstrata.run(played(village, job, "client"), progress=said.append)
+    notes = [event.sentence for event in said if type(event).__name__ == "Noted"]
+    assert "b says that it has 1,000,000,000 examples and counts for 1 ([privacy] level = 'client')" in notes
     rounds = [json.loads(line) for line in (run.folder / "rounds.jsonl").read_text().splitlines()]
     assert {line["examples"] for line in rounds if line["client"] != "server"} == {1}
 

@@ -183,7 +183,7 @@ def remote_engine(
             on_event(Missed(-1, site.client, site.reason))
         _check_quorum(job, len(engine.welcomes), len(names), absent)
         examples = {name: engine.agreed[name] for name in names if name in engine.welcomes}
-        for sentence in weight_notes(examples, most_weight):
+        for sentence in weight_notes(examples, most_weight, job.privacy.level):
             on_event(Noted(sentence))
         yield engine, {name: engine.welcomes[name].examples if name in engine.welcomes else 0 for name in names}
         for site in engine.farewell(save=bool(plan.keep)):

@@ -63,7 +63,6 @@ def agree(
     beside = folder.with_name(f"{folder.name}.new")
     try:
         if trial and digest_of(folder) != digest:
-            clear(beside, START_FILES)
             write_start(beside, files)
             proposal = trial(settings, hello, beside).lines()
             for line in proposal:

@@ -110,17 +110,18 @@ def _check_scores(
                 raise WireError(f"its score of {plain_text(name, 100)} is {value}, which cannot be: it diverged")
 
 
-def weight_notes(examples: Mapping[str, int], most: Mapping[str, int]) -> list[str]:
+def weight_notes(examples: Mapping[str, int], most: Mapping[str, int], level: str = "none") -> list[str]:
     """Whose word on its own examples is not taken, and who would outweigh all others, a sentence each.
 
     Args:
         examples: site -> its examples, as it said at the greeting.
         most: site -> most examples for which it counts.
+        level: of the job's noise; at ``client`` every site counts as one.
     """
+    why = "[privacy] level = 'client'" if level == "client" else "[limits] max_weight in server.toml"
     counted = {name: min(number, most.get(name, number)) for name, number in examples.items()}
     lines = [
-        f"{name} says that it has {plural(examples[name], 'example')} and counts for {number:,} "
-        "([limits] max_weight in server.toml)"
+        f"{name} says that it has {plural(examples[name], 'example')} and counts for {number:,} ({why})"
         for name, number in counted.items()
         if number < examples[name]
     ]

@@ -10,14 +10,13 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from fedstrata.sites.admission import keys_now
 from fedstrata.sites.checks import join_address
 from fedstrata.sites.control_secret import read_secret
 from fedstrata.sites.flower_processes import prepare_flower
 from fedstrata.sites.run_record import RUN_LOCK, read_record
 from fedstrata.sites.settings import ServerSettings
+from fedstrata.wire.files import locked
 
 FRESH_SECONDS = 2.0
 """For which what was found out is told again."""
@@ -75,19 +74,8 @@ def _run(home: Path) -> dict[str, Any] | None:
     record = read_record(home)
     if record is None:
         return None
-    killed = record.status == "running" and not _locked(home / RUN_LOCK)
+    killed = record.status == "running" and not locked(home / RUN_LOCK)
     return record.model_dump() | ({"status": "killed"} if killed else {})
-
-
-def _locked(path: Path) -> bool:
-    """Whether a process that lives holds a lock."""
-    if not path.exists():
-        return False
-    try:
-        with FileLock(path, timeout=0):
-            return False
-    except Timeout:
-        return True
 
 
 def _ask(settings: ServerSettings, insecure: bool) -> Found:

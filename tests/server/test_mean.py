@@ -107,10 +107,11 @@ def test_large_replies_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_at_most_one_pass_runs_and_its_error_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, begun, add_up = threading.Event(), list[int](), module.add_up
+    started, gate, begun, add_up = threading.Event(), threading.Event(), list[int](), module.add_up
 
     def slow(waiting: module.Waiting, *rest: Any) -> None:
         begun.append(len(waiting))
+        started.set()
         gate.wait(30)
         add_up(waiting, *rest)
 
@@ -120,6 +121,7 @@ def test_at_most_one_pass_runs_and_its_error_is_not_lost(monkeypatch: pytest.Mon
         mean.add({"w": torch.ones(CHUNK + 1)}, 1, str(i))
     other = threading.Thread(target=mean.add, args=({"w": torch.ones(CHUNK + 1)}, 1, "late"))
     other.start()  # it waits for the pass before it
+    assert started.wait(30)
     assert (len(mean.waiting["w"]), begun) == (HELD, [HELD])
     gate.set()
     other.join(30)

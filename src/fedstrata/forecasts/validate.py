@@ -18,6 +18,7 @@ from fedstrata.job.file import JobSource, Overrides, load
 from fedstrata.job.tables import method_name
 from fedstrata.models.quiet import quiet
 from fedstrata.runs.folder import check_output_dir
+from fedstrata.runs.notes import without_effect
 from fedstrata.runs.stages import check_stages
 
 
@@ -58,5 +59,6 @@ def validate(
         lines += [f"data    {line}" for line in row_lines(row_facts(job, rows), sizes)]
         if rows.dropped:
             lines.append(f"data    {dropped_rows(rows)}")
-        lines += [f"note    {line}" for line in data_notes(job, rows)]
+        unread = without_effect(job, own, list(rows.shards))
+        lines += [f"note    {line}" for line in (*data_notes(job, rows), *unread)]
     return Checked(lines, forecast(source, overrides, ForecastOptions(tell=tell)))

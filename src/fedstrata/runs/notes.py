@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fedstrata.client.sharing import sharing_notes
 from fedstrata.data.prepare import Prepared, data_notes, dropped_rows
 from fedstrata.errors import UserError, plural
@@ -13,10 +15,13 @@ from fedstrata.job.privacy_rules import check_privacy
 from fedstrata.job.sharing_rules import check_turns
 from fedstrata.job.tables import Job, method_name
 from fedstrata.job.task_kinds import TASK_KINDS
+from fedstrata.job.unused_keys import unused_keys
 from fedstrata.models.checkpoints import Loaded
 from fedstrata.plan.disclosure import POOLED, channels, sentence
+from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import SERVER, Streams
+from fedstrata.plan.unused_options import unused_options
 from fedstrata.server.aggregate import make_aggregate
 from fedstrata.server.optimizer import make_server_optimizer
 from fedstrata.wire.delta import job_codec
@@ -85,7 +90,19 @@ def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int) -> tuple[str, .
         lines.append(readable)
     if never := set(loaded.fresh) - {part for plan in plans for part in plan.train}:
         lines.append(f"{', '.join(sorted(never))}: newly initialized, and this method never trains it")
+    lines += without_effect(job, loaded.parts, list(data.shards))
     return tuple(lines)
+
+
+def without_effect(job: Job, parts: Parts, clients: Sequence[str]) -> list[str]:
+    """Which keys are set and change nothing, a sentence for each reason."""
+    kind, streams, base = job.task.kind, Streams(job.train.seed), parts.without_adapters
+    rounds = range(job.method.rounds)
+    lines = unused_keys(job, [make_plan(job.method, parts, kind, round, SERVER, streams) for round in rounds])
+    if unread := unused_options(job.method, base, kind, clients, streams):
+        as_set = f"{method_name(job.method)!r} as set here plans the same without it"
+        lines.append(f"[method] {', '.join(unread)}: no effect here, as {as_set}")
+    return lines
 
 
 def _who(job: Job) -> str:

@@ -8,7 +8,7 @@ Heavy libraries are imported when a function first needs them.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +79,8 @@ def run(
         raise UserError(f"{where}: holds a [sweep], which is many runs; fedstrata.sweep runs them")
     from fedstrata.callbacks import calls
 
+    if not isinstance(callbacks, Iterable):
+        raise UserError(f"callbacks: expected a list of them, found an object of {type(callbacks).__name__}")
     tell = calls([*([progress] if progress else []), *callbacks])
     return run_job(job, overrides, resume=resume, progress=tell, components=Components(**components))
 
@@ -178,14 +180,15 @@ def forecast(  # noqa: PLR0913  # what a caller may ask, each by its name
         UserError: the job is invalid, or the model's config cannot be read.
     """
     from fedstrata.job.file import load, pairs_of
-
-    for method in [[("method.name", name)] for name in methods] or [[]]:
-        # a mistake in the job file is reported before torch is imported
-        load(job, [*pairs_of(overrides), *method], components.get("method"))
-    from fedstrata.forecasts.options import ForecastOptions
     from fedstrata.runs.components import Components
 
-    options = ForecastOptions(methods, count, tokens, client, bandwidth, gflops, units, Components(**components))
+    brought = Components(**components)
+    for method in [[("method.name", name)] for name in methods] or [[]]:
+        # a mistake in the job file is reported before torch is imported
+        load(job, [*pairs_of(overrides), *method], brought.method)
+    from fedstrata.forecasts.options import ForecastOptions
+
+    options = ForecastOptions(methods, count, tokens, client, bandwidth, gflops, units, brought)
     with environment.loading():
         from fedstrata.forecasts.forecast import forecast as compute
 

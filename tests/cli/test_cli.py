@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -51,6 +52,10 @@ def test_run_trains_and_ends_in_a_table(path: Path, tmp_path: Path) -> None:
     resumed = fedstrata("run", path, "method.rounds=1", "--resume", folder=tmp_path)
     assert resumed.returncode == 0
     assert "not run again" in resumed.stdout
+    assert "model   out/model\n" in resumed.stdout
+    shutil.move(tmp_path / "out" / "model", tmp_path / "elsewhere")
+    resumed = fedstrata("run", path, "method.rounds=1", "--resume", folder=tmp_path)
+    assert "model   out/model: was removed after the run had ended" in resumed.stdout
     page = fedstrata("report", "out", "--out", "page.html", folder=tmp_path)
     assert page.returncode == 0
     assert (tmp_path / "page.html").stat().st_size > 1000

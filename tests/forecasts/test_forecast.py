@@ -162,12 +162,9 @@ def test_the_forecast_is_the_measurement(
     [dry] = records
     assert dry.lines("ledger") == ledger
 
-    work = [line for line in lines(folder, "rounds.jsonl") if line["client"] not in ("server", "all")]
+    work = [line for line in lines(folder, "rounds.jsonl") if line["client"] != "server"]
     exact = kind == "classify" or tables.get("train", {}).get("mlm_head") == "full"
-    expected = [plain(line) for line in dry.lines("rounds") if line["client"] not in ("server", "all")]
-    if name == "centralized":
-        work = [line for line in lines(folder, "rounds.jsonl") if line["client"] == "all"]
-        expected = [plain(line) for line in dry.lines("rounds") if line["client"] == "all"]
+    expected = [plain(line) for line in dry.lines("rounds") if line["client"] != "server"]
     assert [[line[key] for key in WORK] for line in expected] == [[line[key] for key in WORK] for line in work]
     for dry_line, line in zip(expected, work, strict=True):
         for flops in ("flops", "server_flops"):
@@ -191,8 +188,11 @@ def test_the_forecast_is_the_measurement(
         assert round["trained"] == (done[0]["trained"] if done else [])
     total = sum(line["flops"] + line.get("server_flops", 0) for line in work)
     assert sums["train_flops"] == (total if exact else pytest.approx(total, rel=0.03))
-    if tables.get("method") != CENTRALIZED:  # its server trains, which a forecast of clients leaves out
-        assert result.flops == total
+    assert result.flops == total
+    trains = tables.get("method") == CENTRALIZED  # the server, on what the clients sent once
+    assert sums["server_flops"] == sum(
+        line["flops"] if trains and line["steps"] else line.get("server_flops", 0) for line in work
+    )
 
 
 def test_every_exchange_codec_schedule_and_population_is_among_the_cases() -> None:

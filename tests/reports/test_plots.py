@@ -13,12 +13,13 @@ from pathlib import Path
 
 from fedstrata.reports import plots
 from fedstrata.reports.client_scores import clients_plot, worst_words
+from fedstrata.reports.confusion import confusion_plot
 from fedstrata.reports.downloads import MOST_ROWS, latex_text, links
 from fedstrata.reports.partition_plot import BARS_SHOWN, partition_plot
 from fedstrata.reports.picture import COLORS
 from fedstrata.reports.plots import LINES_SHOWN
 from fedstrata.reports.runs import load_run
-from fedstrata.reports.sweep_page import SweepPoint, front
+from fedstrata.reports.sweep_page import SweepPoint, front, sweep_plot
 from fedstrata.reports.tables import ROWS_SHOWN, client_rows, shown_rows
 
 Make = Callable[..., Path]
@@ -168,3 +169,17 @@ def test_the_front_leaves_out_what_another_row_beats() -> None:
     ]
     assert [point.row for point in front("accuracy", points, "mb")] == ["cheap", "dear"]
     assert [point.row for point in front("loss", points, "mb")] == ["cheap", "beaten"]
+
+
+def test_a_matrix_of_few_classes_has_room_for_their_names() -> None:
+    """A picture without room for its panel is a warning, and so an error here."""
+    for name in ("no", "chronic kidney disease, stage", "w" * 60):
+        svg = confusion_plot({"labels": [name, f"{name} 2"], "confusion": [[1, 2], [3, 4]]})
+        assert svg.count("<text") == 4 + 4 + 2
+
+
+def test_small_costs_are_written_with_a_power() -> None:
+    points = [SweepPoint("a", 0.5, 0.1, 1.0, 0.00018), SweepPoint("b", 0.6, 0.1, 2.0, 0.00032)]
+    svg = sweep_plot("accuracy", points, "tflops")
+    assert "0.00018" not in svg
+    assert "1e−4" in svg

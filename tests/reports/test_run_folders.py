@@ -113,6 +113,26 @@ def test_what_is_no_run_is_said_to_be_none(tmp_path: Path) -> None:
         load_run(tmp_path)
 
 
+def test_a_sweep_without_its_table_is_said_to_be_one(tmp_path: Path) -> None:
+    (tmp_path / "cells" / "all").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"is a sweep's folder without its table"):
+        load_run(tmp_path)
+
+
+def test_records_of_a_finished_run_that_were_cut_are_an_error(run: Make) -> None:
+    folder = run()
+    path = folder / "rounds.jsonl"
+    lines = path.read_text("utf-8").splitlines(keepends=True)
+    last = max(json.loads(line)["round"] for line in lines)
+    path.write_text("".join(line for line in lines if json.loads(line)["round"] < last), "utf-8")
+    with pytest.raises(
+        UserError, match=rf"rounds.jsonl: ends after round {last} of a run that finished {last + 1}"
+    ):
+        load_run(folder)
+    (folder / "result.json").unlink()
+    assert load_run(folder).result["status"] != "finished"
+
+
 def test_equal_names_are_told_apart(run: Make) -> None:
     folders = [run("a/try"), run("b/try")]
     assert [made.name for made in load_runs(folders)] == ["a/try", "b/try"]

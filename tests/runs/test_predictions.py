@@ -85,7 +85,7 @@ def test_where_clients_score_models_of_their_own_there_are_no_predictions(job: J
     assert not (result.folder / "predictions.jsonl").exists()
     assert not (result.folder / "classes.json").exists()
     notes = [event.sentence for event in said if isinstance(event, Noted)]
-    assert "output.predictions: nothing is written, because there is no one model that all test rows" in notes[-1]
+    assert "output.predictions: nothing is written, because the clients score the model, each " in notes[-1]
     assert "Confusion matrix" not in fedstrata.report(result.folder).read_text("utf-8")
 
 

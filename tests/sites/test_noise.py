@@ -21,7 +21,10 @@ from fedstrata.plan.plan import Plan
 from fedstrata.privacy.accounting import Spending, epsilon_of
 from fedstrata.sites.messages import ReplyHeader, WelcomeHeader, decode_message
 from fedstrata.sites.noise import ASKED, KEY, SecretNoise
-from fedstrata.sites.noise_account import ACCOUNT, NoiseAccount
+from fedstrata.sites.noise_account import ACCOUNT, NoiseAccount, check_account
+from fedstrata.sites.release_log import ReleaseLog
+from fedstrata.sites.service import SiteService
+from fedstrata.sites.settings import read_site
 from fedstrata.wire.codec import WireError
 
 Jobs = Callable[..., dict[str, Any]]
@@ -202,3 +205,20 @@ def test_a_server_cannot_say_that_a_site_takes_part_less_often_than_it_may(villa
     path = village.folder / "federation" / "sites" / "a" / "state" / ACCOUNT
     told = [line for line in map(json.loads, path.read_text().splitlines()) if line]
     assert {line["noise"] for line in told} == {own["noise"] for own in result.privacy["clients"].values()}
+    state = path.parent
+    log = ReleaseLog(state)
+    left = [release for release in log.releases() if release.payload == "weights"]
+    [spent] = {release.epsilon for release in left}
+    assert spent is not None
+    assert 0 < spent < 5.5
+    assert all(release.epsilon is None for release in log.releases() if release.payload != "weights")
+    assert log.noisy == {(line["run"], line["round"]) for line in told}
+    check_account(state, log.noisy)
+    content = path.read_bytes()
+    for less in (b"", content[content.index(b"\n") + 1 :]):
+        path.write_bytes(less)
+        with pytest.raises(UserError, match=r"noise\.jsonl: lacks round \d of run .* nothing leaves this site"):
+            check_account(state, log.noisy)
+    path.unlink()
+    with pytest.raises(UserError, match="lacks round"):
+        SiteService(read_site(state.parent))

@@ -88,7 +88,7 @@ def test_keys_that_end_alike_are_named_in_full() -> None:
 
 
 def test_seeds_alone_are_a_sweep_and_may_vary_one_stage() -> None:
-    found = made('[sweep]\nseeds = [1, 2, 2]\nseed = "finetune.train.seed"')
+    found = made('[sweep]\nseeds = [1, 2]\nseed = "finetune.train.seed"')
     assert [(cell.row, cell.seed) for cell in found] == [("all", 1), ("all", 2)]
     assert [job.train.seed for job in jobs(found[1])] == [0, 2]
     assert found[0].stages["pretrain"] == found[1].stages["pretrain"]

@@ -130,7 +130,9 @@ def _run(console: Console, job: Path, pairs: Sequence[str | tuple[str, object]],
 
     page = write_report([result.folder])
     console.print(result_table([load_run(result.folder)]))
-    if result.model_folder is None:
+    if result.model_folder is not None and not result.model_folder.exists():
+        console.print(f"model   {result.model_folder}: was removed after the run had ended", soft_wrap=True)
+    elif result.model_folder is None:
         console.print(f"scored  {result.scored}", soft_wrap=True)
         console.print(f"shared  {result.shared}: what the clients have in common, no whole model", soft_wrap=True)
     else:

@@ -23,7 +23,8 @@ from fedstrata.data.prepare import Prepared, population, tested
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.events import Counted, Event
 from fedstrata.job.buffer_rules import check_no_own_parts, with_arrivals
-from fedstrata.job.tables import Job
+from fedstrata.job.tables import Job, method_name
+from fedstrata.methods import METHODS
 from fedstrata.models import checkpoints, scratch
 from fedstrata.models.configs import config_of
 from fedstrata.models.cut import check_cut
@@ -161,6 +162,7 @@ def check_plans(
     checked: set[Plan] = set()
     for round in range(job.method.rounds):
         sampled = sample_clients(names, job.clients.fraction, round, streams)
+        _check_own_plans(job, parts, round, sampled, streams)
         plans = {name: make_plan(job.method, parts, job.task.kind, round, name, streams) for name in sampled}
         check_senders(job, round, plans)
         for plan in plans.values():
@@ -180,6 +182,20 @@ def check_plans(
             "[privacy] level: 'client' noises what clients send, and as set here they send nothing; expected "
             "'example' or 'none'"
         )
+
+
+def _check_own_plans(job: Job, parts: Parts, round: int, sampled: Sequence[str], streams: Streams) -> None:
+    """Refuse a plan of a method of the caller's own that is none, or that the model cannot carry out."""
+    method, name, base = job.method, method_name(job.method), parts.without_adapters
+    for client in sampled if name not in METHODS else ():
+        plan = method.plan(base, job.task.kind, round, client, streams)
+        if not isinstance(plan, Plan):
+            raise UserError(f"{name}.plan: gave {plan!r} for {client} in round {round + 1}; expected a Plan")
+        try:
+            plan.check(base)
+        except ValueError as error:
+            known = ", ".join(base.names)
+            raise UserError(f"{name}.plan: {client}, round {round + 1}: {error}; its parts are: {known}") from None
 
 
 def _ranks(job: Job) -> list[tuple[str, object]]:

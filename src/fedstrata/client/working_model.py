@@ -11,6 +11,7 @@ import torch
 from fedstrata.models.attention import place_attention
 from fedstrata.models.dropout import place_dropout
 from fedstrata.models.families import FAMILIES
+from fedstrata.models.numbers import NumberLinear, place_numbers
 from fedstrata.models.parts import LINEAR
 from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.messages import Tagged
@@ -37,6 +38,7 @@ class WorkingModel:
         _align(model)
         place_dropout(model)
         place_attention(model)
+        place_numbers(model)
         self.parts = parts
         self.bf16 = bf16 and parts.architecture in FAMILIES
         self._tags: dict[str, object] = {}
@@ -100,7 +102,9 @@ class WorkingModel:
         for name in (name for part in names for name in self.parts.shapes[part]) if self.bf16 else ():
             for module, leaf in self._places[name]:
                 parameter = module._parameters[leaf]
-                if parameter is None or not isinstance(module, LINEAR) or (learning and parameter.requires_grad):
+                if parameter is None or not isinstance(module, LINEAR) or isinstance(module, NumberLinear):
+                    continue
+                if learning and parameter.requires_grad:
                     continue
                 replaced.append((module, leaf, parameter))
                 module._parameters[leaf] = self._half(name, parameter)

@@ -10,7 +10,7 @@ head's branches, ``m`` of texts.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -18,11 +18,11 @@ import torch
 
 from fedstrata.client.answer import Work, evaluate_with, feature_cache, load_parts, receive
 from fedstrata.client.feature_cache import FeatureCache, layout
-from fedstrata.cost.flops import encoder_flops
+from fedstrata.cost.flops import encoder_flops, train_flops
 from fedstrata.cost.ledger import Entry
 from fedstrata.errors import UserError
 from fedstrata.events import Stepped
-from fedstrata.exchanges.dry import dry_evaluate, dry_receive, encoded_lengths
+from fedstrata.exchanges.dry import dry_evaluate, dry_receive, encoded_lengths, round_work
 from fedstrata.exchanges.exchange import (
     DryContext,
     Exchange,
@@ -232,14 +232,23 @@ class ServerTraining:
 
 @dataclass
 class DryTraining:
-    """Trains nothing; the head's FLOPs at the server are not counted."""
+    """Trains nothing; steps and FLOPs follow from the lengths of the clients' texts."""
+
+    context: DryContext
 
     def take(self, client: str, message: Tensors) -> None:
         """Nothing to keep."""
 
     def train(self, loop: Rounds, plan: Plan, round: int) -> tuple[Reply, Weights]:
         """The parts become new versions of themselves."""
-        return Reply(NAME, 0, loss=0.0), {part: loop.server.weights[part] for part in plan.train}
+        context, parts = self.context, self.context.parts
+        branches = max(1, len(parts.head_layers))
+        each = [layout(context.lengths[client], branches, parts.hidden)[0] for client in loop.engine.clients()]
+        texts = replace(context, lengths={NAME: np.concatenate(each)})
+        steps, work = round_work(texts, Request(round, NAME, plan, "train", {}, {}))
+        flops = train_flops(parts, plan, work)
+        reply = Reply(NAME, len(texts.lengths[NAME]), loss=0.0, steps=steps, work=work, flops=flops)
+        return reply, {part: loop.server.weights[part] for part in plan.train}
 
 
 def server_half(context: ServerContext) -> HiddenStatesHalf:
@@ -284,7 +293,7 @@ EXCHANGE = Exchange(
     fits=fits,
     server=server_half,
     dry_handlers={"hidden_states": dry_send, "evaluate": dry_evaluate, "receive": dry_receive},
-    dry_server=lambda context: HiddenStatesHalf(DryTraining()),
+    dry_server=lambda context: HiddenStatesHalf(DryTraining(context)),
     forecast=nothing_more,
     notes=lambda job, parts, clients, tokens: [f"each client sends the server {SENT['hidden_states']}"],
 )

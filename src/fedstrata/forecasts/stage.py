@@ -108,7 +108,7 @@ def stage_costs(job: Job, model: str, profile: DataProfile, known: Known, option
         "labels": profile.labels,
         "setup": {"down_bytes": sums[SETUP, name, "down"]},
         "rounds": rounds,
-        "clients": _everyone(len(shards), sums, work),
+        "clients": _everyone(len(shards), sums, work, job.method.exchange == "hidden_states"),
         "holdings": profile.source,
         "examples": sum(map(len, shards.values())),
         "privacy": _privacy(job, context, work, options.tell),
@@ -233,17 +233,21 @@ def _bytes(ledger: Iterable[Mapping[str, Any]]) -> Counter[tuple[int, str, str]]
 
 
 def _everyone(
-    count: int, sums: Mapping[tuple[int, str, str], int], work: Sequence[Mapping[str, Any]]
+    count: int,
+    sums: Mapping[tuple[int, str, str], int],
+    work: Sequence[Mapping[str, Any]],
+    server_trains: bool,
 ) -> dict[str, int]:
-    """All clients' costs together."""
-    at_server = sum(line.get("server_flops", 0) for line in work)
+    """All clients' costs together; of lines with steps the server's where it ``server_trains`` by itself."""
+    halves = sum(line.get("server_flops", 0) for line in work)
+    steps = sum(line["flops"] for line in work if line.get("steps")) if server_trains else 0
     return {
         "count": count,
         "setup_bytes": sum(n for (round, _, _), n in sums.items() if round < 0),
         "up_bytes": sum(n for (round, _, way), n in sums.items() if round >= 0 and way == "up"),
         "down_bytes": sum(n for (round, _, way), n in sums.items() if round >= 0 and way == "down"),
-        "train_flops": sum(line.get("flops", 0) for line in work) + at_server,
-        "server_flops": at_server,
+        "train_flops": sum(line.get("flops", 0) for line in work) + halves,
+        "server_flops": halves + steps,
     }
 
 

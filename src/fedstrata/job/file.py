@@ -26,6 +26,7 @@ from fedstrata.job.sentences import sentence, shown
 from fedstrata.job.tables import Job, JobError
 from fedstrata.job.toml import read_toml
 from fedstrata.methods import METHODS
+from fedstrata.plan.kinds import FORMAT
 from fedstrata.plan.plan import Method
 
 JobSource = str | Path | Mapping[str, Any] | Job
@@ -115,7 +116,21 @@ def _read(source: JobSource) -> tuple[str, dict[str, Any]]:
             return "job", copy.deepcopy(hold(source))
         except ValueError as error:
             raise UserError(f"job: {error}") from None
-    return str(source), read_toml(source)
+    return str(source), _as_given(str(source), read_toml(source))
+
+
+def _as_given(where: str, data: dict[str, Any]) -> dict[str, Any]:
+    """The content of a job file; of a run's own ``job.toml`` without what it records beside the job."""
+    if "format" not in data:
+        return data
+    stage, start, found = data.pop("stage", ""), data.pop("start", ""), data.pop("format")
+    if found != FORMAT:
+        raise UserError(f"{where}: format: is {shown(found)}; this version reads jobs of runs of format {FORMAT}")
+    if stage or start:
+        raise UserError(
+            f"{where}: is the record of stage {shown(stage)} of a run; expected the job file that it began with"
+        )
+    return data
 
 
 def sweep_table(source: JobSource) -> tuple[str, dict[str, Any]]:
@@ -133,6 +148,7 @@ def pairs_of(overrides: Overrides) -> Iterator[tuple[str, Any]]:
     Raises:
         UserError: a word is not of the form ``key=value``, or its value is half a list, table or string.
     """
+    overrides = [overrides] if isinstance(overrides, str) else overrides
     for item in overrides.items() if isinstance(overrides, Mapping) else overrides:
         key, value = _pair(item) if isinstance(item, str) else item
         yield key, _held(key, value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -51,7 +51,7 @@ def as_source(value: Any) -> Any:
             list of dicts, or a dict from names to any of these. Anything else is returned as it is.
 
     Raises:
-        ValueError: it is a whole dictionary of splits, or of columns.
+        ValueError: it is a whole dictionary of splits, or of columns, an empty list, or can be read once only.
     """
     if isinstance(value, str | InMemory):
         return value
@@ -67,11 +67,20 @@ def as_source(value: Any) -> Any:
         if any(_column(name, one) for name, one in value.items()):
             raise ValueError("is a dictionary of columns; expected a frame, rows, or clients -> rows")
         return {name: as_source(one) for name, one in value.items()}
-    if isinstance(value, list | tuple) and value:
-        if all(isinstance(row, Mapping) for row in value):
-            return InMemory(value, "list of dicts", len(value))
-        return [os.fspath(one) if isinstance(one, os.PathLike) else one for one in value]
+    if isinstance(value, Iterator):
+        raise ValueError(f"is a {type(value).__name__}, which is read once only; expected a list of its rows")
+    if isinstance(value, list | tuple):
+        return _listed(value)
     return value
+
+
+def _listed(value: Sequence[Any]) -> Any:
+    """Rows in a list, or the files of one."""
+    if not value:
+        raise ValueError("is an empty list; expected files, or rows")
+    if all(isinstance(row, Mapping) for row in value):
+        return InMemory(value, "list of dicts", len(value))
+    return [os.fspath(one) if isinstance(one, os.PathLike) else one for one in value]
 
 
 def hold(job: Mapping[str, Any]) -> dict[str, Any]:

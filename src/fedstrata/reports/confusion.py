@@ -13,6 +13,8 @@ LARGEST = 40
 """Classes of a matrix that is drawn."""
 NUMBERED = 8
 """Up to so many classes each cell has its number."""
+INCHES = 0.09
+"""Width of a letter of a class's name."""
 
 
 @picture
@@ -26,13 +28,14 @@ def confusion_plot(classes: Mapping[str, Any]) -> Figure | None:
     if not matrix or len(labels) > LARGEST:
         return None
     shares = [[n / max(1, sum(row)) for n in row] for row in matrix]
-    figure = Figure(figsize=(WIDTH, min(WIDTH, 1.4 + 0.3 * len(labels))), layout="constrained")
+    names = [short_name(label) for label in labels]
+    below = INCHES * max(map(len, names))  # the columns' names stand upright
+    figure = Figure(figsize=(WIDTH, min(WIDTH, 1.0 + below + 0.3 * len(labels))), layout="constrained")
     axes = figure.add_subplot()
     axes.grid(False)
     edges = [i - 0.5 for i in range(len(labels) + 1)]
     axes.pcolormesh(edges, edges, shares, cmap="Blues", vmin=0, vmax=1, edgecolors="white", linewidth=0.5)
     axes.invert_yaxis()
-    names = [short_name(label) for label in labels]
     axes.set_yticks(range(len(labels)), names)
     axes.set_xticks(range(len(labels)), names, rotation=90)
     axes.set_ylabel("true class")

@@ -144,6 +144,8 @@ def score_plot(runs: Sequence[Run], against: Cost) -> Figure | None:
     axes.set_xlabel(label)
     if against == "round":
         whole_numbers(axes)
+    else:
+        axes.ticklabel_format(axis="x", scilimits=(-3, 5))
     metric = runs[0].result["headline"]
     axes.set_ylabel(f"{metric} (lower is better)" if metric in LOWER_IS_BETTER else metric)
     if len(runs) > 1:

@@ -121,6 +121,8 @@ def load_run(folder: Path) -> Run:
     Raises:
         UserError: the folder is no run folder, another version wrote it, or one of its files cannot be read.
     """
+    if (folder / "cells").is_dir():
+        raise UserError(f"{folder}: is a sweep's folder without its table; the sweep writes it when it ends")
     if not any((folder / name).exists() for name in FILES):
         raise UserError(f"{folder}: is not a run folder; it holds none of {', '.join(FILES)}")
     result = record_object(folder / "result.json")
@@ -131,6 +133,12 @@ def load_run(folder: Path) -> Run:
     rounds = record_lines(folder / "rounds.jsonl", {"round", "client"})
     ledger = record_lines(folder / "ledger.jsonl", {"round", "client", "phase", "direction", "part", "bytes"})
     recorded = _summed(stages) if stages else _recorded(job, rounds, ledger)
+    last = 1 + max((line["round"] for line in rounds), default=-1)
+    if not stages and result.get("status") == "finished" and last < result.get("rounds", 0):
+        raise UserError(
+            f"{folder / 'rounds.jsonl'}: ends after round {last} of a run that finished {result['rounds']}; it "
+            "was cut since then"
+        )
     whole = {**recorded, **result}
     if whole["status"] != "finished" and _goes_on(folder):  # result.json is an earlier call's
         whole = {**result, **recorded, "status": "running", "message": None}

@@ -154,6 +154,8 @@ def sweep_plot(metric: str, points: Sequence[SweepPoint], cost: str) -> Figure |
     costs = [getattr(point, cost) for point in points]
     if min(costs) > 0 and max(costs) > 20 * min(costs):
         axes.set_xscale("log")
+    else:
+        axes.ticklabel_format(axis="x", scilimits=(-3, 5))
     axes.set_xlabel("MB up per client\n(without the initial download)" if cost == "mb" else plots.AXES["flops"][0])
     axes.set_ylabel(f"{metric} (lower is better)" if metric in LOWER_IS_BETTER else metric)
     figure.legend(loc="outside lower center", ncols=2)

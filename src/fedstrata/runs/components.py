@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from inspect import isclass
 from typing import TYPE_CHECKING
 
 from fedstrata.errors import UserError
@@ -28,6 +29,9 @@ class Components:
         codec: in place of ``[wire] dtype`` for parts of the model.
         aggregate: begins a round's aggregate, in place of ``[server] aggregate``.
         server_optimizer: in place of ``[server] optimizer``.
+
+    Raises:
+        UserError: a class stands in an object's place, or an object in that of what makes one.
     """
 
     method: Method | None = None
@@ -35,6 +39,19 @@ class Components:
     codec: Codec | None = None
     aggregate: Callable[[], Aggregate] | None = None
     server_optimizer: ServerOptimizer | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("method", "codec", "server_optimizer"):
+            if isclass(own := getattr(self, name)):
+                raise UserError(
+                    f"{name}: {own.__name__} is a class; expected an object of it, such as {own.__name__}()"
+                )
+        for name in ("task", "aggregate"):
+            if (own := getattr(self, name)) is not None and not callable(own):
+                kind = type(own).__name__
+                raise UserError(
+                    f"{name}: found an object of {kind}; expected what makes one, such as the class {kind}"
+                )
 
     def identities(self) -> dict[str, str]:
         """Component -> what a resumed run compares: name and digest of its source and settings."""

@@ -59,7 +59,8 @@ def write_predictions(
     if TASK_KINDS[job.task.kind].target == "token":
         why = "a language model predicts every token"
     elif last is None:
-        why = "there is no one model that all test rows were scored with"
+        whose = "on rows of their own" if job.clients.test is not None else "with parts of their own"
+        why = f"the clients score the model, each {whose}"
     elif last.found is None:
         why = "the task predicts nothing row by row"
     else:

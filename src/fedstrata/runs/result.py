@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,9 +146,11 @@ class Result:
     @property
     def ledger(self) -> pandas.DataFrame:
         """A row for each transfer of the run: round, client, phase, direction, part and bytes."""
+        from fedstrata.cost.ledger import Entry
         from fedstrata.runs import views
 
-        return views.frame(self.transfers)
+        own = [field.name for field in fields(Entry)]
+        return views.frame(self.transfers, ["stage", *own] if self.stages else own)
 
     @property
     def transfers(self) -> list[dict[str, Any]]:

@@ -37,11 +37,11 @@ class TrainedModel(NamedTuple):
     tokenizer: PreTrainedTokenizerBase
 
 
-def frame(records: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
-    """Records as a data frame, a row each."""
+def frame(records: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> pandas.DataFrame:
+    """Records as a data frame, a row each; of none the ``columns`` that there would be."""
     import pandas  # here: slow to load
 
-    return pandas.DataFrame.from_records(list(records))
+    return pandas.DataFrame.from_records(list(records), columns=None if records else columns)
 
 
 def history(folder: Path) -> list[dict[str, Any]]:

@@ -101,7 +101,9 @@ class Gate:
             raise
         answer, kept = run.answers.keep(Answer(*key, digest, rows, time.monotonic() - began), message)
         fields = run.name, request.round, payload, parts, len(kept), rows, answer.sha256
-        self.log.append(Release(now().isoformat(), *fields))
+        self.log.append(
+            Release(now().isoformat(), *fields, epsilon=site.epsilon if payload == "weights" else None)
+        )
         return kept
 
     def release(

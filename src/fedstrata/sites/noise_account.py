@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from fedstrata.job.tables import Job
 from fedstrata.privacy.accounting import Spending, epsilon_of
 from fedstrata.sites.noise import add_line, whole_lines
 from fedstrata.sites.noise_tables import Require
+from fedstrata.sites.release_log import LOG
 from fedstrata.wire.codec import WireError
 
 ACCOUNT = "noise.jsonl"
@@ -125,3 +127,23 @@ class NoiseAccount:
                         f"is {self.limit:g}"
                     )
             add_line(self.path, line)
+
+
+def check_account(folder: Path, noisy: Collection[tuple[str, int]]) -> None:
+    """Refuse an account from which lines are missing: what was spent would be told too small.
+
+    Args:
+        folder: the site's.
+        noisy: (run, round) of every message that has left with noise, by the release log.
+
+    Raises:
+        UserError: a round of them is not in the account.
+    """
+    booked = {(line["run"], line["round"]) for line in whole_lines(folder / ACCOUNT)} if noisy else set()
+    if missing := sorted(set(noisy) - booked):
+        run, round = missing[0]
+        raise UserError(
+            f"{folder / ACCOUNT}: lacks round {round + 1} of run {run}, a message of which has left with noise by "
+            f"{LOG}; what all runs have spent cannot be told, and nothing leaves this site until the file is put "
+            "back"
+        )

@@ -45,7 +45,7 @@ class Release:
         bytes: of the message as it travels.
         rows: distinct rows of the site's that went into it.
         sha256: of these bytes.
-        epsilon: privacy loss of this message, where the run adds noise; None where it is not accounted for.
+        epsilon: privacy loss of this message by itself, where the run adds noise; None where it adds none.
     """
 
     time: str
@@ -71,6 +71,7 @@ class ReleaseLog:
         run_bytes: run -> bytes that left in it.
         answered: (run, round, payload) of what left that was made of rows.
         short: SHA-256 of the messages that left and were not made of rows.
+        noisy: (run, round) of what left with noise.
 
     Raises:
         UserError: a line, or the end, is not as it was written.
@@ -82,6 +83,7 @@ class ReleaseLog:
         self.run_bytes: defaultdict[str, int] = defaultdict(int)
         self.answered: set[tuple[str, int, str]] = set()
         self.short: set[str] = set()
+        self.noisy: set[tuple[str, int]] = set()
         self._recent: deque[tuple[datetime, int]] = deque()
         folder.mkdir(parents=True, exist_ok=True)
         for release, chain in read_log(folder):
@@ -130,6 +132,8 @@ class ReleaseLog:
             self.answered.add((release.run, release.round, release.payload))
         else:
             self.short.add(release.sha256)
+        if release.epsilon is not None:
+            self.noisy.add((release.run, release.round))
         self._recent.append((datetime.fromisoformat(release.time), release.bytes))
 
     def _write_head(self) -> None:

@@ -44,6 +44,7 @@ from fedstrata.sites.messages import (
     encode_message,
 )
 from fedstrata.sites.model_files import check_files
+from fedstrata.sites.noise_account import check_account
 from fedstrata.sites.own_model import save_own_model
 from fedstrata.sites.own_start import MARK, is_own, take_own_start
 from fedstrata.sites.own_state import START, open_journal, write_journal
@@ -86,7 +87,7 @@ class SiteService:
         gate: through which everything leaves.
 
     Raises:
-        UserError: the site's release log is damaged.
+        UserError: the site's release log is damaged, or its account of noise lacks what has left.
     """
 
     settings: SiteSettings
@@ -100,6 +101,7 @@ class SiteService:
 
     def __post_init__(self) -> None:
         self.gate = Gate(self.settings.limits, ReleaseLog(self.settings.folder))
+        check_account(self.settings.folder, self.gate.log.noisy)
 
     def admit(self, metadata: Mapping[str, str], size: int) -> None:
         """Refuse a message with more bytes of tensors than it can need, before they are received.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from safetensors import safe_open
@@ -19,6 +19,7 @@ from fedstrata.plan.kinds import Tensors, Weights
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.plan import Method, make_plan
 from fedstrata.plan.schedule import ScheduleSpan
+from fedstrata.privacy.accounting import epsilon_of
 from fedstrata.sites.noise import SecretNoise
 from fedstrata.sites.noise_account import NoiseAccount, release_of
 from fedstrata.wire.chain import check_received, receive, steps_of
@@ -113,6 +114,14 @@ class Site:
             reply = private.told_outside(reply) if private else reply
         _within(sum(map(payload_bytes, reply.weights.values())), self.limit)
         return reply
+
+    @cached_property
+    def epsilon(self) -> float | None:
+        """Privacy loss of one message with noise; None without noise."""
+        private = self.runtime.private
+        if private is None or self.account is None:
+            return None
+        return epsilon_of([release_of(private, len(self.data.index))], self.account.delta, "pld")
 
     def _carry_out(self, request: Request, copied: bool) -> Reply:
         reach = self.reach(request) if self.reach and request.phase != "receive" else nullcontext()

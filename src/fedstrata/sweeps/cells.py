@@ -36,13 +36,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job.base import Seed, Table
 from fedstrata.job.file import Overrides, load, pairs_of, sweep_table
+from fedstrata.job.in_memory import InMemory
 from fedstrata.job.sentences import sentence, shown
 from fedstrata.job.tables import Job
+from fedstrata.methods import METHODS
 
 MOST_CELLS = 10_000
 
@@ -51,6 +53,7 @@ class Sweep(Table):
     """``[sweep]``: what varies over the runs of a job."""
 
     seeds: list[Seed] = Field([0], min_length=1)
+    """No seed stands in it twice."""
     seed: str = "train.seed"
     """The key that the seeds set; ``finetune.train.seed`` varies one stage alone."""
     parallel: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -65,6 +68,13 @@ class Sweep(Table):
     """Further named settings, such as data sets; every row is run at each of them."""
     grid: dict[str, Any] = Field({})
     """Key -> list of values; every row is run at every combination."""
+
+    @field_validator("seeds")
+    @classmethod
+    def _different(cls, seeds: list[int]) -> list[int]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError(f"names a seed more than once, found {seeds}")
+        return seeds
 
 
 @dataclass(frozen=True)
@@ -104,6 +114,8 @@ def cells(source: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> 
     Raises:
         UserError: the table or a cell's job is invalid.
     """
+    if isinstance(source, Job):
+        raise UserError("sweep: found a Job, which is one run; expected a job file, or its content, with [sweep]")
     where, table = sweep_table(source)
     given = list(pairs_of(overrides))
     for key, value in given:
@@ -126,7 +138,7 @@ def cells(source: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> 
     drafts = [
         _draft(source, name, row.base, seed, (*given, *row.pairs, (sweep.seed, seed)), folder)
         for name, row in rows.items()
-        for seed in dict.fromkeys(sweep.seeds)
+        for seed in sweep.seeds
     ]
     return sweep, folder, [_cell(draft) for draft in drafts]
 
@@ -145,7 +157,7 @@ def _check_settings(where: str, sweep: Sweep) -> None:
     if taken := next((key for key in keys if key.endswith("output.dir")), None):
         raise UserError(f"{where}: [sweep] {taken}: every cell has a folder of its own in the sweep's output.dir")
     sizes = [len(values) for values in axes.values()]
-    number = math.prod([len(sweep.across) or 1, len(sweep.rows) or 1, len(set(sweep.seeds)), *sizes])
+    number = math.prod([len(sweep.across) or 1, len(sweep.rows) or 1, len(sweep.seeds), *sizes])
     if number > MOST_CELLS:
         raise UserError(f"{where}: [sweep]: asks for {number:,} runs; expected at most {MOST_CELLS:,}")
 
@@ -236,7 +248,25 @@ def _cell(draft: _Draft) -> Cell:
 
 def _jobs(source: str | Path | Mapping[str, Any], row: str, pairs: Sequence[tuple[str, Any]]) -> list[Job]:
     with _named(row):
-        return load(source, pairs)
+        jobs = load(source, pairs)
+        for job in jobs:
+            _check_written(job)
+        return jobs
+
+
+def _check_written(job: Job) -> None:
+    """Refuse what the processes of the cells, which get the job as text, would not have."""
+    for key in ("train", "test"):
+        value = getattr(job.data, key)
+        for one in value.values() if isinstance(value, Mapping) else (value,):
+            if isinstance(one, InMemory):
+                raise UserError(
+                    f"[data] {key}: found rows in memory ({one.kind}); a sweep reads its rows from files only"
+                )
+    if type(job.method) not in METHODS.values():
+        raise UserError(
+            f"[method]: found an object of {type(job.method).__name__}; a sweep's methods are those with a name"
+        )
 
 
 @contextmanager

@@ -1,0 +1,121 @@
+"""Mistakes in Python: one sentence before anything is trained or written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+
+import fedstrata
+from fedstrata.errors import UserError
+from fedstrata.methods.fedavg import FedAvg
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.streams import Streams
+
+Job = Callable[..., dict[str, Any]]
+
+
+class Forgetful(fedstrata.Method):
+    """A method without ``return``."""
+
+    def plan(self, parts: Parts, task: str, round: int, client: str, streams: Streams) -> fedstrata.Plan:
+        return None  # type: ignore[return-value]
+
+
+class Wrong(fedstrata.Method):
+    """A method with a part, or a layer, that no model has."""
+
+    layer: int = 0
+    part: str = "nose"
+
+    def plan(self, parts: Parts, task: str, round: int, client: str, streams: Streams) -> fedstrata.Plan:
+        return fedstrata.Plan(layers=(0, 1, self.layer), train=(self.part,), send=(self.part,))
+
+
+class Optimizer:
+    """A server optimizer by its looks."""
+
+    def step(self, old: Any, aggregate: Any, moments: Any) -> Any:
+        return aggregate
+
+
+@pytest.mark.parametrize(
+    ("components", "sentence"),
+    [
+        ({"method": FedAvg}, r"method: FedAvg is a class; expected an object of it, such as FedAvg\(\)"),
+        ({"server_optimizer": Optimizer}, "server_optimizer: Optimizer is a class"),
+        ({"aggregate": Optimizer()}, "aggregate: found an object of Optimizer; expected what makes one"),
+        ({"task": 3}, "task: found an object of int"),
+        ({"method": Forgetful()}, "Forgetful.plan: gave None for client-0 in round 1; expected a Plan"),
+        ({"method": Wrong(layer=2)}, "Wrong.plan: client-0, round 1: plan.train: 'nose' .* its parts are: emb"),
+        ({"method": Wrong(layer=9, part="head")}, r"Wrong.plan: .* \[9\] of a model with 3 layers"),
+        ({"callbacks": Optimizer()}, "callbacks: expected a list of them, found an object of Optimizer"),
+    ],
+    ids=str,
+)
+def test_components(job: Job, components: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=sentence):
+        fedstrata.run(job(), **components)
+    assert not (tmp_path / "run").exists()
+    if "callbacks" not in components and not isinstance(components.get("method"), fedstrata.Method):
+        with pytest.raises(UserError, match=sentence):
+            fedstrata.forecast(job(), **components)
+
+
+def test_rows_that_are_none(job: Job) -> None:
+    def rows() -> Iterator[dict[str, str]]:
+        yield {"text": "a"}
+
+    with pytest.raises(UserError, match=r"\[data\] train: is a generator, which is read once only"):
+        fedstrata.run(job(data={"train": rows()}))
+    with pytest.raises(UserError, match=r"\[data\] train: is an empty list"):
+        fedstrata.run(job(data={"train": []}))
+
+
+def test_one_override_may_be_a_word(job: Job) -> None:
+    assert fedstrata.run(job(), "method.rounds=1").folder.name == "run"
+    with pytest.raises(UserError, match="'rounds': an override has the form"):
+        fedstrata.run(job(), "rounds")
+
+
+@pytest.mark.parametrize("rows", ["frame", "dicts", "by client"])
+def test_a_sweep_reads_files_only(job: Job, sentences_csv: Path, tmp_path: Path, rows: str) -> None:
+    frame = pandas.read_csv(sentences_csv)
+    source = {"frame": frame, "dicts": frame.to_dict("records"), "by client": {"a": frame, "b": frame}}[rows]
+    with pytest.raises(UserError, match=r"\[data\] train: found rows in memory"):
+        fedstrata.sweep({**job(data={"train": source}), "sweep": {"seeds": [0]}})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_sweep_is_of_named_methods_and_different_seeds(job: Job, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="sweep: found a Job, which is one run"):
+        fedstrata.sweep(fedstrata.Job(**job()), {"sweep.seeds": [0]})  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"\[method\]: found an object of Wrong"):
+        fedstrata.sweep({**job(), "method": Wrong(), "sweep": {"seeds": [0]}})
+    with pytest.raises(UserError, match=r"seeds: names a seed more than once, found \[0, 1, 0\]"):
+        fedstrata.sweep({**job(), "sweep": {"seeds": [0, 1, 0]}})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_ledger_without_lines_has_its_columns(job: Job) -> None:
+    ledger = fedstrata.run(job("centralized")).ledger
+    assert list(ledger.columns) == ["round", "client", "phase", "direction", "part", "bytes"]
+    assert ledger[ledger["direction"] == "up"].empty
+
+
+def test_a_runs_own_job_file_plays_it_again(job: Job, tmp_path: Path) -> None:
+    first = fedstrata.run(job())
+    again = fedstrata.run(first.folder / "job.toml", {"output.dir": str(tmp_path / "again")})
+    assert again.score == first.score
+    assert again.bytes == first.bytes
+    stages = [{"name": "one"}, {"name": "two", "train": {"seed": 1}}]
+    two = fedstrata.run({**job(), "stages": stages}, {"output.dir": str(tmp_path / "two")})
+    with pytest.raises(UserError, match=r"job.toml: is the record of stage 'two' of a run"):
+        fedstrata.run(two.folder / "stages" / "two" / "job.toml")
+    text = (first.folder / "job.toml").read_text().replace("format = 3", "format = 99")
+    (tmp_path / "newer.toml").write_text(text)
+    with pytest.raises(UserError, match=r"newer.toml: format: is 99; this version reads jobs of runs of format 3"):
+        fedstrata.run(tmp_path / "newer.toml")

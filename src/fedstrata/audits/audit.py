@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,13 @@ from fedstrata.errors import UserError, did_you_mean
 from fedstrata.events import Noted
 from fedstrata.job.file import Overrides, load
 from fedstrata.job.tables import Job, method_name
+from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.models import checkpoints, scratch
 from fedstrata.models.quiet import quiet
 from fedstrata.plan.disclosure import POOLED, beside
 from fedstrata.plan.kinds import AUDIT, AUDIT_FORMAT
 from fedstrata.runs.engines import threads_set
+from fedstrata.runs.folder import check_output_dir
 from fedstrata.runs.notes import check_names, check_permission
 from fedstrata.runs.privacy import settle_privacy
 from fedstrata.wire.files import write_bytes
@@ -60,6 +62,7 @@ def audit(source: str | Path | Mapping[str, Any], overrides: Overrides, options:
         check_names(job)
         check_permission(job)
     folder = Path(jobs[0].output.dir)
+    _check_place(folder)
     starts: dict[str, tuple[str, str]] = {}
     stages = []
     with tempfile.TemporaryDirectory() as scratch_folder:
@@ -74,6 +77,17 @@ def audit(source: str | Path | Mapping[str, Any], overrides: Overrides, options:
     if any(stage["findings"] or stage["notes"] for stage in stages):
         write_bytes(folder / AUDIT, json.dumps(record, indent=1, ensure_ascii=False).encode())
     return record
+
+
+def _check_place(folder: Path) -> None:
+    """Refuse an output folder that is not FedStrata's, or cannot be written, before anything is played."""
+    check_output_dir(folder, resume=True)
+    above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=above):
+            pass
+    except OSError as error:
+        raise UserError(f"[output] dir: {folder} cannot be written ({error.strerror})") from None
 
 
 def _start(
@@ -103,7 +117,7 @@ def _stage(
 ) -> dict[str, Any]:
     """One stage's record."""
     clients = list(population(job.method.population, data.shards))
-    client = options.client or clients[0]
+    client = clients[0] if options.client is None else options.client
     if client not in clients:
         raise UserError(f"--client: {client!r} is no client; {did_you_mean(client, clients)}")
     parts = checkpoints.parts_of(start[0], job.task.kind, data.labels, head_of(job), adapter_of(job))
@@ -112,13 +126,17 @@ def _stage(
     texts, what = public_texts(job, options.public, base_dir)
     public = public_examples(job, data, ready, texts)
     bench = Bench(job, data, ready, client, public, folder, options.tell)
+    if not bench.frequencies.any():
+        raise UserError(f"--public: {what} has no token that the model's tokenizer knows; thresholds come from it")
     notes = [start[1]] if start[1] else []
     findings, plays = _findings(bench, options, notes)
     if options.deep:
         place = Path(job.output.dir) / "stages" / job.stage if job.stage else Path(job.output.dir)
         more, trained = deep(bench, place, notes)
         findings, plays = [*findings, *more], [*plays, *trained]
-    told = f"beside the attacks the server is told {beside(job.privacy.level, job.privacy.sum_only)}"
+    if bench.exchange.sends(bench.plan):
+        told = beside(job.privacy.level, job.privacy.sum_only)
+        notes.append(f"beside the attacks the server is told {told}")
     return {
         "stage": job.stage,
         "method": method_name(job.method),
@@ -129,7 +147,7 @@ def _stage(
         "public": {"source": what, "texts": len(texts), "tokens": int(bench.frequencies.sum())},
         "plays": plays,
         "findings": [finding.record() for finding in findings],
-        "notes": [*notes, told],
+        "notes": notes,
     }
 
 
@@ -145,6 +163,12 @@ def _findings(bench: Bench, options: AuditOptions, notes: list[str]) -> tuple[li
             "here reads these; others may"
         )
         return [], []
+    fitting = _fitting(bench)
+    if fitting and not fitting.keys() & set(options.attacks) and not options.deep:
+        raise UserError(
+            f"--attacks: {', '.join(options.attacks)} fits nothing that is sent here; expected one or more of: "
+            f"{', '.join(fitting)}"
+        )
     findings: list[Finding] = []
     plays: list[dict[str, Any]] = []
     for setting in settings(bench):
@@ -153,25 +177,53 @@ def _findings(bench: Bench, options: AuditOptions, notes: list[str]) -> tuple[li
         plays.append(_played(bench, setting.name, client))
         if setting.cut:
             notes.append(f"of the round's {setting.cut:,} steps the first {client.reply.steps:,} are played")
-        view = View(bench, setting.name, client, shadow)
-        attacks = dict(ATTACKS)
-        if bench.exchange.payload in STREAMS:
-            attacks[bench.exchange.payload] = STREAMS[bench.exchange.payload]
-        for name in options.attacks:
-            if name in attacks and (name in STREAMS or client.after):
-                findings += attacks[name](view)
+        if not client.texts:
+            notes.append(
+                f"{setting.name}: the draw of examples took none of the client's, so nothing was attacked"
+            )
+            continue
+        findings += _attacked(View(bench, setting.name, client, shadow), options.attacks)
     if any(play["texts"] for play in plays) and not any(play["distinct_tokens"] for play in plays):
         notes.append(
             "the texts that were used have no token that the tokenizer knows: attacks on words had nothing to find"
         )
     notes += _unread(bench)
+    notes += [
+        f"{', '.join(names)}: not attacked, as --attacks leaves out {attack}"
+        for attack, names in fitting.items()
+        if attack not in options.attacks
+    ]
     return findings, plays
+
+
+def _attacked(view: View, names: Sequence[str]) -> list[Finding]:
+    """What the named attacks find, as far as they fit."""
+    payload = view.bench.exchange.payload
+    attacks = {**ATTACKS, payload: STREAMS[payload]} if payload in STREAMS else ATTACKS
+    chosen = [name for name in names if name in attacks and (name in STREAMS or view.client.after)]
+    return [finding for name in chosen for finding in attacks[name](view)]
 
 
 def _played(bench: Bench, name: str, client: Played) -> dict[str, Any]:
     """How much a play has used, in the record."""
     tokens = int(client.token_ids(bench.vocabulary, bench.special).sum())
     return {"setting": name, "steps": client.reply.steps, "texts": client.texts, "distinct_tokens": tokens}
+
+
+def _fitting(bench: Bench) -> dict[str, list[str]]:
+    """Attack -> what it reads of that which is sent."""
+    kinds: dict[str, list[str]] = {name: [] for name in (*ATTACKS, *STREAMS)}
+    for part in (bench.parts[name] for name in bench.plan.send):
+        if part.kind == "embeddings":
+            kinds["embeddings"].append(part.name)
+        if part.kind == "head":
+            token = TASK_KINDS[bench.job.task.kind].target == "token"
+            kinds["token_head" if token else "class_head"].append(part.name)
+        if part.kind in ("layer", "adapter") and not part.depth:
+            kinds["layers"].append(part.name)
+    if bench.exchange.payload in STREAMS:
+        kinds[bench.exchange.payload].append(bench.exchange.payload)
+    return {name: read for name, read in kinds.items() if read}
 
 
 def _unread(bench: Bench) -> list[str]:
@@ -186,4 +238,6 @@ def _unread(bench: Bench) -> list[str]:
         found.append(f"{', '.join(upper)}: no attack here reads layers above the lowest; others may")
     if others:
         found.append(f"{', '.join(others)}: no attack here reads them; others may")
+    if later := bench.plan.later:
+        found.append(f"{', '.join(later)}: sent in a later round ([wire] part_period), and not attacked here")
     return found

@@ -84,9 +84,12 @@ def _read(view: View, channel: str, matrices: list[Matrix]) -> list[Finding]:
 def _sentence(channel: str, figures: dict[str, Figure], exact: int) -> str:
     places, control = figures["places recall"].count, figures["control group"].count
     whole = "the text exactly: " if exact else ""
+    wrong = figures["places precision"].count[1] - places[0]
+    chance = ", as chance would" if figures["places precision"].holds_chance else ""
     return (
         f"from the lowest of the {channel} the server reads {whole}{places[0]:,} of {places[1]:,} tokens at their "
-        f"places; of {control[1]:,} common tokens that are not there it takes {control[0]:,} for the client's"
+        f"places, and takes {wrong:,} others for them{chance}; of {control[1]:,} common tokens that are not there "
+        f"it takes {control[0]:,} for the client's"
     )
 
 

@@ -17,7 +17,7 @@ class AuditOptions:
     """What is asked of an audit; see :func:`fedstrata.audit`.
 
     Raises:
-        UserError: there is no such attack, or none is named.
+        UserError: there is no such attack, none is named, or one is named twice.
     """
 
     client: str | None = None
@@ -32,3 +32,5 @@ class AuditOptions:
         for attack in self.attacks:
             if attack not in ATTACKS:
                 raise UserError(f"--attacks: {attack!r} is no attack; {did_you_mean(attack, ATTACKS)}")
+        if len(set(self.attacks)) < len(self.attacks):
+            raise UserError(f"--attacks: names one more than once: {', '.join(self.attacks)}")

@@ -18,12 +18,17 @@ Stage = Mapping[str, Any]
 """A stage of ``audit.json``."""
 
 
+KEYS = {"stage", "method", "task", "client", "public", "findings", "notes"}
+"""Of a stage's record."""
+
+
 def read_audit(folder: Path) -> list[Stage]:
     """The stages of a folder's audit; none where it has none that this version can read."""
     try:
         record = json.loads((folder / AUDIT).read_text("utf-8"))
-        return list(record["stages"]) if record["format"] == AUDIT_FORMAT else []
-    except (OSError, ValueError, KeyError, TypeError):
+        stages = list(record["stages"]) if record["format"] == AUDIT_FORMAT else []
+        return stages if all(stage.keys() >= KEYS for stage in stages) else []
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
 
 

@@ -153,15 +153,8 @@ def _stage(
 
 def _findings(bench: Bench, options: AuditOptions, notes: list[str]) -> tuple[list[Finding], list[dict[str, Any]]]:
     """What the attacks find in every setting, and what was played."""
-    if not bench.exchange.sends(bench.plan):
-        pooled = bench.job.method.population == "pooled"
-        notes.append(POOLED if pooled else "nothing leaves the clients: there is nothing to attack")
-        return [], []
-    if bench.job.privacy.sum_only:
-        notes.append(
-            "single messages are masked ([privacy] sum_only): the server sees their sums alone, and no attack "
-            "here reads these; others may"
-        )
+    if why := _unreadable(bench):
+        notes.append(why)
         return [], []
     fitting = _fitting(bench)
     if fitting and not fitting.keys() & set(options.attacks) and not options.deep:
@@ -194,6 +187,19 @@ def _findings(bench: Bench, options: AuditOptions, notes: list[str]) -> tuple[li
         if attack not in options.attacks
     ]
     return findings, plays
+
+
+def _unreadable(bench: Bench) -> str:
+    """Why there is no message to attack; empty where there is one."""
+    if not bench.exchange.sends(bench.plan):
+        pooled = bench.job.method.population == "pooled"
+        return POOLED if pooled else "nothing leaves the clients: there is nothing to attack"
+    if bench.job.privacy.sum_only:
+        return (
+            "single messages are masked ([privacy] sum_only): the server sees their sums alone, and no attack "
+            "here reads these; others may"
+        )
+    return ""
 
 
 def _attacked(view: View, names: Sequence[str]) -> list[Finding]:

@@ -111,6 +111,13 @@ def test_a_runs_own_job_file_plays_it_again(job: Job, tmp_path: Path) -> None:
     again = fedstrata.run(first.folder / "job.toml", {"output.dir": str(tmp_path / "again")})
     assert again.score == first.score
     assert again.bytes == first.bytes
+    for more, sentence in (
+        ('changes = [{round = 1, key = "train.learning_rate", was = 1e-4, now = 1e-5}]', "train.learning_rate"),
+        ('components = {aggregate = "mine.Mean 0123"}', "had its own .aggregate."),
+    ):
+        (tmp_path / "own.toml").write_text(f"{more}\n{(first.folder / 'job.toml').read_text()}")
+        with pytest.raises(UserError, match=f"own.toml: its run .*{sentence}.* does not repeat it"):
+            fedstrata.run(tmp_path / "own.toml")
     stages = [{"name": "one"}, {"name": "two", "train": {"seed": 1}}]
     two = fedstrata.run({**job(), "stages": stages}, {"output.dir": str(tmp_path / "two")})
     with pytest.raises(UserError, match=r"job.toml: is the record of stage 'two' of a run"):

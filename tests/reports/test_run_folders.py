@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tomli_w
 from filelock import FileLock
 
 from fedstrata.errors import UserError
@@ -89,6 +91,17 @@ def test_a_finished_run_is_finished_while_its_trackers_are_closed(run: Make) -> 
     folder = run()
     with FileLock(folder / LOCK):
         assert load_run(folder).result["status"] == "finished"
+
+
+def test_a_finished_run_that_gets_more_rounds_is_going_on(run: Make) -> None:
+    folder = run()
+    path = folder / "job.toml"
+    job = tomllib.loads(path.read_text("utf-8"))
+    job["method"]["rounds"] += 2
+    path.write_text(tomli_w.dumps(job), "utf-8")
+    with FileLock(folder / LOCK):
+        assert load_run(folder).result["status"] == "running"
+    assert load_run(folder).result["status"] == "finished"
 
 
 def test_of_stages_the_one_that_is_not_finished_is_going_on(staged: Make) -> None:

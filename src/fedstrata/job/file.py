@@ -124,12 +124,18 @@ def _as_given(where: str, data: dict[str, Any]) -> dict[str, Any]:
     if "format" not in data:
         return data
     stage, start, found = data.pop("stage", ""), data.pop("start", ""), data.pop("format")
+    changed, own = data.pop("changes", []), data.pop("components", {})
     if found != FORMAT:
         raise UserError(f"{where}: format: is {shown(found)}; this version reads jobs of runs of format {FORMAT}")
     if stage or start:
         raise UserError(
             f"{where}: is the record of stage {shown(stage)} of a run; expected the job file that it began with"
         )
+    for what, keys in (("was changed on the way", [change["key"] for change in changed]), ("had its own", own)):
+        if keys:
+            raise UserError(
+                f"{where}: its run {what} ({', '.join(keys)}), so that this file alone does not repeat it"
+            )
     return data
 
 

@@ -140,7 +140,10 @@ def load_run(folder: Path) -> Run:
             "was cut since then"
         )
     whole = {**recorded, **result}
-    if whole["status"] != "finished" and _goes_on(folder):  # result.json is an earlier call's
+    more = job.get("method", {}).get("rounds", 0) > whole.get("rounds", 0) or any(
+        stage.result["status"] == "running" for stage in stages
+    )
+    if (more or whole["status"] != "finished") and _goes_on(folder):  # result.json is an earlier call's
         whole = {**result, **recorded, "status": "running", "message": None}
     return Run(
         name=folder.resolve().name,

@@ -54,7 +54,7 @@ class Optimizer:
         ({"method": Wrong(layer=9, part="head")}, r"Wrong.plan: .* \[9\] of a model with 3 layers"),
         ({"callbacks": Optimizer()}, "callbacks: expected a list of them, found an object of Optimizer"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_components(job: Job, components: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=sentence):

@@ -52,7 +52,7 @@ def _messages(job: Job, plans: Sequence[Plan]) -> Iterator[Unused]:
     """Of what is sent, and of what the server does with it."""
     name, sends, wire = method_name(job.method), job.method.exchange, job.wire
     if sends != "activations":
-        yield "wire", STREAM, f"they are about split learning, while {name!r} sends {sends.replace('_', ' ')}"
+        yield "wire", STREAM, f"it is for split learning, while {name!r} sends {sends.replace('_', ' ')}"
     if not any(plan.send or plan.between for plan in plans):
         nothing = f"with {name!r} clients send no part of the model"
         if sends == "weights":
@@ -61,7 +61,7 @@ def _messages(job: Job, plans: Sequence[Plan]) -> Iterator[Unused]:
         yield "train", ("proximal_mu",), nothing
     else:
         unread = MOMENTS.get(job.server.optimizer, ())
-        yield "server", unread, f"[server] optimizer {job.server.optimizer!r} does not take it"
+        yield "server", unread, f"[server] optimizer {job.server.optimizer!r} has no use for it"
     for key in ("bits", "density"):
         if None not in (getattr(wire, f"up_{key}"), getattr(wire, f"down_{key}")):
             yield "wire", (key,), f"up_{key} and down_{key} say it for both ways"
@@ -72,14 +72,14 @@ def _messages(job: Job, plans: Sequence[Plan]) -> Iterator[Unused]:
     if not any(plan.keep for plan in plans) or job.method.population != "each":
         yield "output", ("client_models",), f"with {name!r} clients have no models of their own"
     if not job.between_sites:
-        yield "engine", ("deadline", "quorum"), "they are about sites, which may fail to answer"
+        yield "engine", ("deadline", "quorum"), "it is for sites, which may fail to answer"
 
 
 def _training(job: Job, plans: Sequence[Plan]) -> Iterator[Unused]:
     """Of the steps of a client."""
     train, kind = job.train, job.task.kind
     if train.optimizer == "sgd":
-        yield "train", ("betas", "epsilon", "optimizer_state"), "they are AdamW's and the optimizer is 'sgd'"
+        yield "train", ("betas", "epsilon", "optimizer_state"), "it is for AdamW, and [train] optimizer is 'sgd'"
     if train.lr_schedule == "constant":
         yield "train", ("lr_power",), "it goes with lr_schedule = 'polynomial'"
     if train.epochs == 1:
@@ -107,6 +107,6 @@ def _head(job: Job) -> Iterator[Unused]:
     """Of the head over the encoder."""
     kind = job.head.kind
     if kind not in ("psum", "hsum"):
-        yield "head", ("classifier", "average"), f"they are about the branches of psum and hsum, not of {kind!r}"
+        yield "head", ("classifier", "average"), f"it is for the branches of psum and hsum, not for {kind!r}"
     if kind != "mean":
         yield "head", ("tokens",), f"it goes with 'mean', not with {kind!r}"

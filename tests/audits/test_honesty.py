@@ -8,15 +8,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedstrata
+from fedstrata.audits.bench import Bench
+from fedstrata.audits.play import Played
+from fedstrata.audits.settings import Setting, played_pair
 from fedstrata.errors import UserError
-from fedstrata.plan.kinds import AUDIT
-from fedstrata.reports.audit import read_audit
+from fedstrata.plan.kinds import AUDIT, AUDIT_FORMAT
+from fedstrata.reports.audit import audit_lines, read_audit
 
 Jobs = Callable[..., dict[str, Any]]
 Audited = Callable[..., dict[str, Any]]
+SAMPLED: dict[str, Any] = {
+    "privacy": {"level": "example", "noise": 1.0},
+    "task": {"labels": ["eye", "heart", "kidney"]},
+}
+"""At level ``example`` a coin decides for each text whether it takes part in a step."""
 LOWEST = re.compile(
     r"reads (?:the text exactly: )?(\d+) of (\d+) tokens at their places, and takes ([\d,]+) others"
 )
@@ -38,10 +47,40 @@ def test_wrong_places_are_told_and_chance_is_called_chance(audited: Audited) -> 
     assert by_chance, "in one of these the threshold lets every token pass"
 
 
-def test_a_draw_of_nobody_is_no_defense(audited: Audited) -> None:
-    tables = {"privacy": {"level": "example", "noise": 1.0}, "task": {"labels": ["eye", "heart", "kidney"]}}
+def test_the_worst_case_and_its_public_round_have_one_text(
+    audited: Audited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs: list[tuple[Setting, Played, Played]] = []
+
+    def noted(bench: Bench, setting: Setting) -> tuple[Played, Played]:
+        client, shadow = played_pair(bench, setting)
+        pairs.append((setting, client, shadow))
+        return client, shadow
+
+    monkeypatch.setattr("fedstrata.audits.audit.played_pair", noted)
     for seed in range(4):
-        stage = audited("fedavg", "classify", train={"seed": seed}, **tables)
+        stage = audited("fedavg", "classify", train={"seed": seed}, **SAMPLED)
+        assert not any("took none" in note for note in stage["notes"] if note.startswith("1 step, 1 text"))
+        [worst] = [finding for finding in stage["findings"] if finding["channel"] == "class_head"][:1]
+        assert worst["setting"] == "1 step, 1 text"
+        assert worst["figures"]["recall"]["count"][1]
+    assert all(shadow.texts for _, _, shadow in pairs)
+    assert [(client.texts, shadow.texts) for setting, client, shadow in pairs if setting.worst] == [(1, 1)] * 4
+
+
+def test_an_empty_draw_has_no_shares(audited: Audited, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedstrata.audits.class_head._shares", lambda played, classes: np.zeros(classes))
+    found = [each for each in audited("fedavg", "classify")["findings"] if each["channel"] == "class_head"]
+    assert {each["sentence"] for each in found} == {
+        "from the classifier's bias nothing is read: nothing that has a class took part"
+    }
+    assert not any(each["figures"] for each in found)
+
+
+def test_a_draw_of_nobody_is_no_defense(audited: Audited, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedstrata.audits.settings.DRAWS", 1)
+    for seed in range(4):
+        stage = audited("fedavg", "classify", train={"seed": seed}, **SAMPLED)
         played = {play["setting"]: play["texts"] for play in stage["plays"]}
         empty = [setting for setting, texts in played.items() if not texts]
         assert {finding["setting"] for finding in stage["findings"]} == played.keys() - set(empty)
@@ -73,10 +112,57 @@ def test_parts_of_later_rounds_and_attacks_left_out_are_named(audited: Audited, 
         fedstrata.audit(job("fedavg", "classify"), client="", public=public)
 
 
+def test_attacks_need_to_fit_one_stage_only(job: Jobs, public: str) -> None:
+    first, second = job("fedavg", "mlm"), job("fedbt", "classify")
+    shared = {name: first[name] for name in first if name not in ("task", "method", "data")}
+    tables = {**shared, "data": second["data"]}
+    own = ({"name": "pre", **_stage_of(first)}, {"name": "fine", **_stage_of(second)})
+    for stages, fitting in ((own, "class_head"), (own, "token_head")):
+        record = fedstrata.audit({**tables, "stages": list(stages)}, attacks=[fitting], public=public)["stages"]
+        assert [{each["channel"] for each in stage["findings"]} for stage in record].count({fitting}) == 1
+        [without] = [stage for stage in record if not stage["findings"]]
+        assert not without["plays"], "no attack of those that were chosen fits there"
+        assert any("not attacked, as --attacks leaves out" in note for note in without["notes"])
+    with pytest.raises(UserError, match=r"activations fits nothing .* embeddings, token_head, class_head, layers"):
+        fedstrata.audit({**tables, "stages": list(own)}, attacks=["activations"], public=public)
+
+
+def _stage_of(made: dict[str, Any]) -> dict[str, Any]:
+    return {"task": made["task"], "method": made["method"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "attack", "tables"),
+    [("regress", "class_head", {}), ("mlm", "token_head", {"privacy": {"omit": ["decoder_bias"]}})],
+)
+def test_a_head_that_no_attack_reads_is_said_to_be_unread(
+    job: Jobs, public: str, tmp_path: Path, kind: str, attack: str, tables: dict[str, Any]
+) -> None:
+    (tmp_path / "rows.csv").write_text("text,label\n" + "".join(f"the kidney {n},{n}\n" for n in range(24)))
+    made = job("fedavg", kind, **tables)
+    made["data"] |= {"train": str(tmp_path / "rows.csv"), "test": str(tmp_path / "rows.csv")}
+    [stage] = fedstrata.audit(made, attacks=["layers"], public=public)["stages"]
+    assert any(re.search(r"\bhead: no attack here reads them", note) for note in stage["notes"])
+    assert not any(attack in note for note in stage["notes"])
+    with pytest.raises(UserError, match=f"--attacks: {attack} fits nothing .* embeddings, layers"):
+        fedstrata.audit(made, attacks=[attack], public=public)
+
+
 def test_public_text_without_a_known_word_is_refused(job: Jobs, tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("zzz qqq xxx\n" * 30, "utf-8")
     with pytest.raises(UserError, match=r"--public: .*other.txt has no token that the model's tokenizer knows"):
         fedstrata.audit(job("fedavg", "classify"), public=str(tmp_path / "other.txt"))
+
+
+@pytest.mark.parametrize(("known", "refused"), [(1, "1 text with"), (19, "19 texts with"), (20, "")])
+def test_texts_without_a_known_word_do_not_count(job: Jobs, tmp_path: Path, known: int, refused: str) -> None:
+    (tmp_path / "other.txt").write_text("zzz qqq\n" * 30 + "zzz the\n" * known, "utf-8")
+    made = job("fedavg", "classify")
+    if not refused:
+        assert fedstrata.audit(made, attacks=["class_head"], public=str(tmp_path / "other.txt"))["stages"]
+        return
+    with pytest.raises(UserError, match=f"other.txt has {refused} a token .* knows; expected 20 texts or more"):
+        fedstrata.audit(made, attacks=["class_head"], public=str(tmp_path / "other.txt"))
 
 
 def test_where_nothing_leaves_nothing_is_told(audited: Audited) -> None:
@@ -84,7 +170,7 @@ def test_where_nothing_leaves_nothing_is_told(audited: Audited) -> None:
     assert any("beside the attacks the server is told" in note for note in audited("fedavg", "classify")["notes"])
 
 
-@pytest.mark.parametrize("place", ["file", "foreign", "/proc/none"])
+@pytest.mark.parametrize("place", ["file", "foreign", "taken", "/proc/none"])
 def test_the_output_folder_is_tried_first(
     job: Jobs, public: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -92,16 +178,47 @@ def test_the_output_folder_is_tried_first(
     (tmp_path / "file").write_text("")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "notes.txt").write_text("mine")
+    (tmp_path / "taken" / AUDIT).mkdir(parents=True)
     with pytest.raises(UserError, match=r"\[output\] dir: "):
         fedstrata.audit(job("fedavg", "classify"), {"output.dir": str(tmp_path / place)}, public=public)
     assert [path.name for path in (tmp_path / "foreign").iterdir()] == ["notes.txt"]
 
 
-def test_a_foreign_record_is_none(job: Jobs, tmp_path: Path) -> None:
+STAGE: dict[str, Any] = {
+    "stage": "",
+    "method": "fedavg",
+    "task": "classify",
+    "client": "client-0",
+    "public": {"texts": 120, "source": "public.txt"},
+    "findings": [],
+    "notes": ["a note of its own"],
+}
+
+
+def test_of_a_record_that_cannot_be_read_the_page_says_so(job: Jobs, tmp_path: Path) -> None:
     folder = fedstrata.run(job("fedavg", "classify")).folder
-    for text in ('{"format": 1, "stages": [{"stage": 5}]}', '{"format": 1, "stages": [5]}', "{"):
+    figure = {"value": "high", "low": 0, "high": 1, "chance": None}
+    finding = {"channel": "layers", "attack": "", "setting": "", "sentence": "", "figures": {"auc": figure}}
+    said = f"{AUDIT} holds no audit that this version of FedStrata can read"
+    foreign = (
+        [{"stage": 5}],
+        [5],
+        5,
+        [{**STAGE, "public": 5}],
+        [{**STAGE, "findings": [{}]}],
+        [{**STAGE, "findings": [finding]}],
+        [STAGE, {**STAGE, "notes": None}],
+    )
+    texts = [json.dumps({"format": AUDIT_FORMAT, "stages": stages}) for stages in foreign]
+    for text in (*texts, "{", "[]", '{"format": 1}', json.dumps({"format": 99, "stages": [STAGE]})):
         (folder / AUDIT).write_text(text)
-        assert read_audit(folder) == []
-        assert fedstrata.report(folder).exists()
-    (folder / AUDIT).write_text(json.dumps({"format": 1}))
+        [stage] = read_audit(folder)
+        assert said in " ".join(audit_lines(stage)), text
+    assert said in fedstrata.report(folder).read_text("utf-8")
+    (folder / AUDIT).write_text(json.dumps({"format": AUDIT_FORMAT, "stages": [STAGE]}))
+    page = fedstrata.report(folder).read_text("utf-8")
+    assert "a note of its own" in page
+    assert said not in page
+    (folder / AUDIT).unlink()
     assert read_audit(folder) == []
+    assert said not in fedstrata.report(folder).read_text("utf-8")

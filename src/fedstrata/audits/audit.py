@@ -13,9 +13,10 @@ from fedstrata.audits import activations, class_head, embeddings, hidden_states,
 from fedstrata.audits.bench import Bench
 from fedstrata.audits.deep import deep
 from fedstrata.audits.finding import Finding, View
+from fedstrata.audits.fitting import Fitting, check_fitting, fitting, left_out, unread
 from fedstrata.audits.options import AuditOptions
 from fedstrata.audits.play import Played
-from fedstrata.audits.public import public_examples, public_texts
+from fedstrata.audits.public import check_known, public_examples, public_texts
 from fedstrata.audits.settings import played_pair, settings
 from fedstrata.client.model_options import adapter_of, head_of
 from fedstrata.client.setup import check_plans, init_seed, make_ready, resolve_jobs
@@ -25,7 +26,6 @@ from fedstrata.errors import UserError, did_you_mean
 from fedstrata.events import Noted
 from fedstrata.job.file import Overrides, load
 from fedstrata.job.tables import Job, method_name
-from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.models import checkpoints, scratch
 from fedstrata.models.quiet import quiet
 from fedstrata.plan.disclosure import POOLED, beside
@@ -64,7 +64,8 @@ def audit(source: str | Path | Mapping[str, Any], overrides: Overrides, options:
     folder = Path(jobs[0].output.dir)
     _check_place(folder)
     starts: dict[str, tuple[str, str]] = {}
-    stages = []
+    stages: list[dict[str, Any]] = []
+    fits: list[Fitting] = []
     with tempfile.TemporaryDirectory() as scratch_folder:
         for job in jobs:
             data = prepare(job, base_dir)
@@ -72,7 +73,11 @@ def audit(source: str | Path | Mapping[str, Any], overrides: Overrides, options:
             place = Path(scratch_folder) / (job.stage or "start")
             starts[job.stage] = _start(job, data, base_dir, place, folder, starts)
             with threads_set(job.engine.threads):
-                stages.append(_stage(job, data, starts[job.stage], base_dir, options, Path(scratch_folder)))
+                stage, found = _stage(job, data, starts[job.stage], base_dir, options, Path(scratch_folder))
+            stages.append(stage)
+            fits.append(found)
+    if not options.deep:
+        check_fitting(fits, options.attacks)
     record = {"format": AUDIT_FORMAT, "stages": stages, "seconds": time.monotonic() - started}
     if any(stage["findings"] or stage["notes"] for stage in stages):
         write_bytes(folder / AUDIT, json.dumps(record, indent=1, ensure_ascii=False).encode())
@@ -82,6 +87,8 @@ def audit(source: str | Path | Mapping[str, Any], overrides: Overrides, options:
 def _check_place(folder: Path) -> None:
     """Refuse an output folder that is not FedStrata's, or cannot be written, before anything is played."""
     check_output_dir(folder, resume=True)
+    if (folder / AUDIT).is_dir():
+        raise UserError(f"[output] dir: {folder / AUDIT} is a folder, where the audit writes a file; move it away")
     above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=above):
@@ -114,8 +121,8 @@ def _start(
 
 def _stage(
     job: Job, data: Prepared, start: tuple[str, str], base_dir: Path | None, options: AuditOptions, folder: Path
-) -> dict[str, Any]:
-    """One stage's record."""
+) -> tuple[dict[str, Any], Fitting]:
+    """One stage's record, and which attacks fit it."""
     clients = list(population(job.method.population, data.shards))
     client = clients[0] if options.client is None else options.client
     if client not in clients:
@@ -126,10 +133,12 @@ def _stage(
     texts, what = public_texts(job, options.public, base_dir)
     public = public_examples(job, data, ready, texts)
     bench = Bench(job, data, ready, client, public, folder, options.tell)
-    if not bench.frequencies.any():
-        raise UserError(f"--public: {what} has no token that the model's tokenizer knows; thresholds come from it")
+    check_known(job, public, bench.special, what)
     notes = [start[1]] if start[1] else []
-    findings, plays = _findings(bench, options, notes)
+    why = _unreadable(bench)
+    fits = {} if why else fitting(bench)
+    findings, plays = _findings(bench, options, fits, notes)
+    notes += [why] if why else [*unread(bench), *left_out(fits, options.attacks)]
     if options.deep:
         place = Path(job.output.dir) / "stages" / job.stage if job.stage else Path(job.output.dir)
         more, trained = deep(bench, place, notes)
@@ -137,7 +146,7 @@ def _stage(
     if bench.exchange.sends(bench.plan):
         told = beside(job.privacy.level, job.privacy.sum_only)
         notes.append(f"beside the attacks the server is told {told}")
-    return {
+    record = {
         "stage": job.stage,
         "method": method_name(job.method),
         "task": job.task.kind,
@@ -149,19 +158,15 @@ def _stage(
         "findings": [finding.record() for finding in findings],
         "notes": notes,
     }
+    return record, fits
 
 
-def _findings(bench: Bench, options: AuditOptions, notes: list[str]) -> tuple[list[Finding], list[dict[str, Any]]]:
-    """What the attacks find in every setting, and what was played."""
-    if why := _unreadable(bench):
-        notes.append(why)
+def _findings(
+    bench: Bench, options: AuditOptions, fits: Fitting, notes: list[str]
+) -> tuple[list[Finding], list[dict[str, Any]]]:
+    """What the attacks find in every setting, and what was played: nothing where none of them fits."""
+    if not fits.keys() & set(options.attacks):
         return [], []
-    fitting = _fitting(bench)
-    if fitting and not fitting.keys() & set(options.attacks) and not options.deep:
-        raise UserError(
-            f"--attacks: {', '.join(options.attacks)} fits nothing that is sent here; expected one or more of: "
-            f"{', '.join(fitting)}"
-        )
     findings: list[Finding] = []
     plays: list[dict[str, Any]] = []
     for setting in settings(bench):
@@ -180,12 +185,6 @@ def _findings(bench: Bench, options: AuditOptions, notes: list[str]) -> tuple[li
         notes.append(
             "the texts that were used have no token that the tokenizer knows: attacks on words had nothing to find"
         )
-    notes += _unread(bench)
-    notes += [
-        f"{', '.join(names)}: not attacked, as --attacks leaves out {attack}"
-        for attack, names in fitting.items()
-        if attack not in options.attacks
-    ]
     return findings, plays
 
 
@@ -214,36 +213,3 @@ def _played(bench: Bench, name: str, client: Played) -> dict[str, Any]:
     """How much a play has used, in the record."""
     tokens = int(client.token_ids(bench.vocabulary, bench.special).sum())
     return {"setting": name, "steps": client.reply.steps, "texts": client.texts, "distinct_tokens": tokens}
-
-
-def _fitting(bench: Bench) -> dict[str, list[str]]:
-    """Attack -> what it reads of that which is sent."""
-    kinds: dict[str, list[str]] = {name: [] for name in (*ATTACKS, *STREAMS)}
-    for part in (bench.parts[name] for name in bench.plan.send):
-        if part.kind == "embeddings":
-            kinds["embeddings"].append(part.name)
-        if part.kind == "head":
-            token = TASK_KINDS[bench.job.task.kind].target == "token"
-            kinds["token_head" if token else "class_head"].append(part.name)
-        if part.kind in ("layer", "adapter") and not part.depth:
-            kinds["layers"].append(part.name)
-    if bench.exchange.payload in STREAMS:
-        kinds[bench.exchange.payload].append(bench.exchange.payload)
-    return {name: read for name, read in kinds.items() if read}
-
-
-def _unread(bench: Bench) -> list[str]:
-    """What is sent and is not attacked: that nothing is found there says nothing."""
-    parts = [bench.parts[name] for name in bench.plan.send]
-    upper = [part.name for part in parts if part.kind in ("layer", "adapter") and part.depth]
-    others = [part.name for part in parts if part.kind in ("pooler", "base")]
-    if bench.job.task.kind == "regress":
-        others += [part.name for part in parts if part.kind == "head"]
-    found = []
-    if upper:
-        found.append(f"{', '.join(upper)}: no attack here reads layers above the lowest; others may")
-    if others:
-        found.append(f"{', '.join(others)}: no attack here reads them; others may")
-    if later := bench.plan.later:
-        found.append(f"{', '.join(later)}: sent in a later round ([wire] part_period), and not attacked here")
-    return found

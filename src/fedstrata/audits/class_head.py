@@ -21,6 +21,9 @@ def attack(view: View) -> list[Finding]:
         return []
     scores, shadow = (_raised(view, played, names) for played in (view.client, view.shadow))
     true, shadow_true = (_shares(played, len(labels)) for played in (view.client, view.shadow))
+    if not true.any():
+        sentence = "from the classifier's bias nothing is read: nothing that has a class took part"
+        return [Finding("class_head", "classifier bias", view.setting, {}, sentence)]
     figures = detection(scores, true > 0, best_threshold(shadow, shadow_true > 0))
     figures["total variation"] = _distance(_estimate(scores, shadow, shadow_true), true)
     off = figures["total variation"]
@@ -39,7 +42,7 @@ def _raised(view: View, played: Played, names: list[str]) -> Floats:
 
 
 def _shares(played: Played, classes: int) -> Floats:
-    """The share of each class in what was trained on, ``[C]``."""
+    """The share of each class in what was trained on, ``[C]``; zeros where nothing was."""
     targets = [seen.batch.targets.numpy().ravel() for seen in played.seen]
     drawn = np.concatenate([np.empty(0, np.int64), *(t[t >= 0] for t in targets)])  # Poisson: perhaps nobody
     counts = np.bincount(drawn, minlength=classes)

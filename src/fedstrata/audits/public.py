@@ -11,9 +11,10 @@ from fedstrata.client.setup import Ready
 from fedstrata.data.prepare import Prepared
 from fedstrata.data.read import WORD_END, Rows
 from fedstrata.data.rows import read_rows, text_columns
-from fedstrata.errors import UserError
+from fedstrata.errors import UserError, plural
 from fedstrata.job.tables import Job
 from fedstrata.job.task_kinds import TASK_KINDS
+from fedstrata.plan.kinds import Index
 from fedstrata.plan.streams import Streams
 from fedstrata.tasks import Examples
 from fedstrata.tasks.examples import examples
@@ -92,3 +93,25 @@ def public_examples(job: Job, data: Prepared, ready: Ready, texts: list[str]) ->
     elif kind.target == "number":
         made[job.data.label] = [repr(float(v)) for v in rng.random(shortest)]
     return examples(job, Rows(made, 0), data.labels, ready.loaded.tokenizer, [np.arange(shortest)])
+
+
+def check_known(job: Job, public: Examples, special: Index, what: str) -> None:
+    """Refuse public text of which the tokenizer knows next to nothing: no threshold could be learned there.
+
+    Args:
+        job: the stage's job.
+        public: the texts as examples of its task.
+        special: token ids that tell nothing, that of unknown words among them.
+        what: the texts, for people.
+
+    Raises:
+        UserError: fewer than :data:`LEAST` texts have a token that is known; in a pair both texts count.
+    """
+    tokens = public.tokens
+    known = sum(not np.isin(tokens[i], special).all() for i in range(len(public))) * len(text_columns(job))
+    if known < LEAST:
+        has = f"{plural(known, 'text')} with a token" if known else "no token"
+        raise UserError(
+            f"--public: {what} has {has} that the model's tokenizer knows; expected {LEAST} texts or more with "
+            "one, as thresholds come from them"
+        )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -14,12 +16,16 @@ from fedstrata.audits.public import NAME
 from fedstrata.client.steps import steps
 from fedstrata.errors import plural
 from fedstrata.job.tables import Train
+from fedstrata.plan.kinds import Index
 from fedstrata.plan.streams import ORDER
+from fedstrata.tasks import Examples
 
 WORK = 2e12
 """Most FLOPs of one play: an audit is to take minutes. The steps of a longer round are cut, and this is said."""
 STATES = 512
 """Texts of the client whose hidden states are played, and a third of the public ones."""
+DRAWS = 64
+"""Most draws of who takes part at level ``example``; where one text is expected, a third of them have one."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +36,13 @@ class Setting:
         name: for people.
         train: how the client trains.
         cut: steps of the job's own round, where fewer are played; else 0.
+        worst: the worst case: it is drawn until a single text of the client takes part.
     """
 
     name: str
     train: Train
     cut: int = 0
+    worst: bool = False
 
 
 def settings(bench: Bench) -> Iterator[Setting]:
@@ -48,7 +56,7 @@ def settings(bench: Bench) -> Iterator[Setting]:
         update={"steps": 1, "batch_size": 1, "tokens_per_batch": None, "gradient_accumulation": 1}
     )
     if train.batch_size > 1 and bench.exchange.payload == "weights":
-        yield Setting("1 step, 1 text", single)
+        yield Setting("1 step, 1 text", single, worst=True)
     yield Setting("1 step", train.model_copy(update={"steps": 1}))
     if own > 1:
         most = max(1, int(WORK / max(1, _step_flops(bench))))
@@ -74,15 +82,41 @@ def _step_flops(bench: Bench) -> float:
 
 
 def played_pair(bench: Bench, setting: Setting) -> tuple[Played, Played]:
-    """The client's round, and the same with public text."""
+    """The client's round, and the same with public text, of which some takes part: thresholds come from it."""
     train, public = setting.train, np.arange(len(bench.public))
     if bench.exchange.payload == "hidden_states":
         client = play(bench, bench.client, bench.ready.train, bench.index[:STATES], train)
         return client, play(bench, NAME, bench.public, public[: 3 * STATES], train)
     features = bench.folder / "features" / bench.job.stage
-    client = play(bench, bench.client, bench.ready.train, bench.index, train, features=features / "client")
+    texts = range(1, 2) if setting.worst else range(sys.maxsize)
+    own = bench.ready.train, bench.index, train, features / "client"
+    client = _drawn(bench, bench.client, *own, texts)
     shadow = public[: max(len(bench.index), train.batch_size)]
     per_epoch = max(1, math.ceil(len(shadow) / (train.batch_size * train.gradient_accumulation)))
     epochs = max(train.epochs, math.ceil(client.reply.steps / per_epoch))
     enough = train.model_copy(update={"steps": client.reply.steps, "epochs": epochs})
-    return client, play(bench, NAME, bench.public, shadow, enough, features=features / "public")
+    others = bench.public, shadow, enough, features / "public"
+    return client, _drawn(bench, NAME, *others, texts if setting.worst else range(1, sys.maxsize))
+
+
+def _drawn(
+    bench: Bench, name: str, examples: Examples, index: Index, train: Train, features: Path, texts: range
+) -> Played:
+    """A round; where the draw of level ``example`` is not as wanted, it is played again with other random streams.
+
+    Args:
+        bench: the stage.
+        name: under which the streams of the first draw are drawn.
+        examples: all texts.
+        index: those that may take part.
+        train: how it is trained.
+        features: as in :func:`fedstrata.audits.play.play`.
+        texts: how many texts may take part; after :data:`DRAWS` plays it may be another number.
+    """
+    played = play(bench, name, examples, index, train, features=features)
+    draws = DRAWS if bench.job.privacy.level == "example" and len(index) else 1
+    for draw in range(2, draws + 1):
+        if played.texts in texts:
+            break
+        played = play(bench, f"{name}, draw {draw}", examples, index, train, features=features)
+    return played

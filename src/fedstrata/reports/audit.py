@@ -18,18 +18,25 @@ Stage = Mapping[str, Any]
 """A stage of ``audit.json``."""
 
 
-KEYS = {"stage", "method", "task", "client", "public", "findings", "notes"}
-"""Of a stage's record."""
-
-
 def read_audit(folder: Path) -> list[Stage]:
-    """The stages of a folder's audit; none where it has none that this version can read."""
+    """The stages of a folder's audit.
+
+    None where it has no audit; where it has a record that this version cannot show, a stand-in whose note says so.
+    """
     try:
         record = json.loads((folder / AUDIT).read_text("utf-8"))
-        stages = list(record["stages"]) if record["format"] == AUDIT_FORMAT else []
-        return stages if all(stage.keys() >= KEYS for stage in stages) else []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        stages = list(record["stages"]) if record["format"] == AUDIT_FORMAT else None
+        for stage in stages or ():
+            for shown in (audit_title, audit_rows, audit_lines):  # all that a page shows of it
+                shown(stage)
+    except FileNotFoundError:
         return []
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        stages = None
+    if stages is None:
+        note = f"{AUDIT} holds no audit that this version of FedStrata can read; fedstrata audit writes a new one"
+        return [{"stage": "", "method": "", "findings": [], "notes": [note]}]
+    return stages
 
 
 def audit_rows(stage: Stage) -> list[dict[str, str]]:
@@ -71,7 +78,9 @@ def audit_table(stage: Stage) -> Table:
 
 
 def audit_title(stage: Stage) -> str:
-    """What was played, and what the attacks learned from."""
+    """What was played, and what the attacks learned from; of a stand-in, that there is nothing to show."""
+    if not stage["method"]:
+        return "an audit that cannot be shown"
     name = f"{stage['stage']}: " if stage["stage"] else ""
     public = stage["public"]
     return (

@@ -1,0 +1,85 @@
+"""Which attacks fit a stage: what each of them reads of that which is sent, and what none of them reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fedstrata.audits.bench import Bench
+from fedstrata.audits.options import ATTACKS
+from fedstrata.errors import UserError
+from fedstrata.job.task_kinds import TASK_KINDS
+from fedstrata.plan.parts import Part
+
+Fitting = Mapping[str, Sequence[str]]
+"""Attack -> the parts, or the payload, that it reads; attacks that find nothing to read are left out."""
+
+
+def fitting(bench: Bench) -> Fitting:
+    """What each attack reads of a client's message in the first round."""
+    kinds: dict[str, list[str]] = {name: [] for name in ATTACKS}
+    for part in _sent(bench):
+        if part.kind == "embeddings":
+            kinds["embeddings"].append(part.name)
+        if part.kind == "head" and (attack := _head_attack(bench, part)):
+            kinds[attack].append(part.name)
+        if part.kind in ("layer", "adapter") and not part.depth:
+            kinds["layers"].append(part.name)
+    if bench.exchange.payload in kinds:
+        kinds[bench.exchange.payload].append(bench.exchange.payload)
+    return {name: read for name, read in kinds.items() if read}
+
+
+def check_fitting(stages: Sequence[Fitting], attacks: Sequence[str]) -> None:
+    """Refuse attacks of which none fits any stage.
+
+    Args:
+        stages: what fits, stage by stage; empty for one in which there is nothing to attack.
+        attacks: those that were asked for.
+
+    Raises:
+        UserError: other attacks would fit, and none of these does.
+    """
+    fits = [name for name in ATTACKS if any(name in stage for stage in stages)]
+    if fits and not set(fits) & set(attacks):
+        raise UserError(
+            f"--attacks: {', '.join(attacks)} fits nothing that is sent here; expected one or more of: "
+            f"{', '.join(fits)}"
+        )
+
+
+def left_out(fits: Fitting, attacks: Sequence[str]) -> list[str]:
+    """A sentence for each attack that fits and was not asked for."""
+    return [
+        f"{', '.join(read)}: not attacked, as --attacks leaves out {attack}"
+        for attack, read in fits.items()
+        if attack not in attacks
+    ]
+
+
+def unread(bench: Bench) -> list[str]:
+    """What is sent and is not attacked: that nothing is found there says nothing."""
+    parts = _sent(bench)
+    upper = [part.name for part in parts if part.kind in ("layer", "adapter") and part.depth]
+    others = [part.name for part in parts if part.kind in ("pooler", "base")]
+    others += [part.name for part in parts if part.kind == "head" and not _head_attack(bench, part)]
+    found = []
+    if upper:
+        found.append(f"{', '.join(upper)}: no attack here reads layers above the lowest; others may")
+    if others:
+        found.append(f"{', '.join(others)}: no attack here reads them; others may")
+    if later := bench.plan.later:
+        found.append(f"{', '.join(later)}: sent in a later round ([wire] part_period), and not attacked here")
+    return found
+
+
+def _sent(bench: Bench) -> list[Part]:
+    return [bench.parts[name] for name in bench.plan.send]
+
+
+def _head_attack(bench: Bench, head: Part) -> str:
+    """The attack that reads a head's bias; empty where none does, or the bias does not travel."""
+    labels, omitted = bench.data.labels, bench.parts.sharing.omitted
+    biases = {tuple(shape) for name, shape in head.shapes.items() if name not in omitted}
+    if TASK_KINDS[bench.job.task.kind].target == "token":
+        return "token_head" if (bench.vocabulary,) in biases else ""
+    return "class_head" if labels is not None and (len(labels),) in biases else ""

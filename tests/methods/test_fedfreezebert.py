@@ -366,8 +366,10 @@ def test_the_forecast_of_a_client_that_sends_states(central: Jobs, tmp_path: Pat
     [forecast] = fedstrata.forecast(made).values()
     fedstrata.run(made)
     lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text("utf-8").splitlines()]
-    clients = [line["flops"] for line in lines if line["client"].startswith("client-")]
-    assert forecast["clients"]["train_flops"] == sum(clients) > 0
+    clients = sum(line["flops"] for line in lines if line["client"].startswith("client-"))
+    server = sum(line["flops"] for line in lines if line["client"] == "all")
+    assert forecast["clients"]["server_flops"] == server > 0
+    assert forecast["clients"]["train_flops"] - server == clients > 0
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_of_every_head(numbers: dict[str, Any], tmp_path: Path, kind: str, job: 
     assert (found != as_bf16).any()
 
 
-def test_a_frozen_one_and_one_with_noise(numbers: dict[str, Any], tmp_path: Path) -> None:
+def test_with_noise_and_by_itself(numbers: dict[str, Any], tmp_path: Path) -> None:
     noisy = {"privacy.level": "example", "privacy.noise": 1.0, "output.dir": str(tmp_path / "noisy")}
     fedstrata.run(numbers, noisy)
     working = WorkingModel(tiny_model(head="regress", num_labels=1), find_parts(tiny_model()), "cpu", bf16=True)

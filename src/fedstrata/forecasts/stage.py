@@ -238,7 +238,10 @@ def _everyone(
     work: Sequence[Mapping[str, Any]],
     server_trains: bool,
 ) -> dict[str, int]:
-    """All clients' costs together; of lines with steps the server's where it ``server_trains`` by itself."""
+    """All clients' costs together, the server's training included.
+
+    Where the server trains by itself (``server_trains``) clients take no steps, and every step is its own.
+    """
     halves = sum(line.get("server_flops", 0) for line in work)
     steps = sum(line["flops"] for line in work if line.get("steps")) if server_trains else 0
     return {

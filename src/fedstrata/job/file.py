@@ -131,11 +131,9 @@ def _as_given(where: str, data: dict[str, Any]) -> dict[str, Any]:
         raise UserError(
             f"{where}: is the record of stage {shown(stage)} of a run; expected the job file that it began with"
         )
-    for what, keys in (("was changed on the way", [change["key"] for change in changed]), ("had its own", own)):
-        if keys:
-            raise UserError(
-                f"{where}: its run {what} ({', '.join(keys)}), so that this file alone does not repeat it"
-            )
+    if changed or own:
+        what = "was changed on the way ([[changes]])" if changed else "had components of its own ([components])"
+        raise UserError(f"{where}: its run {what}, so that this file alone does not repeat it")
     return data
 
 

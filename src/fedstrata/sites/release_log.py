@@ -45,7 +45,8 @@ class Release:
         bytes: of the message as it travels.
         rows: distinct rows of the site's that went into it.
         sha256: of these bytes.
-        epsilon: privacy loss of this message by itself, where the run adds noise; None where it adds none.
+        epsilon: privacy loss of this message by itself, where the run adds noise; None where it adds none, and
+            where the same bytes had left before.
     """
 
     time: str

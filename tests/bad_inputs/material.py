@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -204,6 +205,10 @@ def _runs(folder: Path) -> None:
     damaged("no-job", "job.toml", lambda text: "x")
     damaged("rounds-word", "rounds.jsonl", lambda text: f"x\n{text}")
     damaged("rounds-list", "rounds.jsonl", lambda text: f"[]\n{text}")
+    damaged("word-result", "result.json", lambda text: text.replace('"rounds": 1', '"rounds": "one"'))
+    damaged(
+        "word-score", "rounds.jsonl", lambda text: re.sub(r'"seconds": [^,}]+', '"seconds": "x"', text, count=1)
+    )
     damaged("ledger-empty", "ledger.jsonl", lambda text: f"{{}}\n{text}")
     damaged("partition-list", "partition.json", lambda text: "[]")
     damaged("parts-short", "parts.json", lambda text: '[{"name": 3}]')

@@ -47,6 +47,9 @@ class Optimizer:
     [
         ({"method": FedAvg}, r"method: FedAvg is a class; expected an object of it, such as FedAvg\(\)"),
         ({"server_optimizer": Optimizer}, "server_optimizer: Optimizer is a class"),
+        ({"method": len}, "method: len has no plan; expected an object with plan, presets"),
+        ({"method": "fedavg"}, "method: an object of str has no plan"),
+        ({"codec": Optimizer()}, "codec: an object of Optimizer has no name"),
         ({"aggregate": Optimizer()}, "aggregate: found an object of Optimizer; expected what makes one"),
         ({"task": 3}, "task: found an object of int"),
         ({"method": Forgetful()}, "Forgetful.plan: gave None for client-0 in round 1; expected a Plan"),

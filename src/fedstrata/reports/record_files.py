@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from fedstrata.errors import UserError
 from fedstrata.reports.parts import PartRecord, read_parts
+from fedstrata.reports.record_types import check_record
 
 
 def _text(path: Path) -> str:
@@ -26,16 +29,17 @@ def _json(path: Path, empty: str) -> Any:
         raise UserError(f"{path}: is not JSON: {error}") from None
 
 
-def record_object(path: Path) -> dict[str, Any]:
+def record_object(path: Path, kind: TypeAdapter[Any]) -> dict[str, Any]:
     """The object in a JSON file; empty where there is no file.
 
     Raises:
-        UserError: it cannot be read or holds something else.
+        UserError: it cannot be read or holds something else than ``kind``.
     """
     content = _json(path, "{}")
-    if isinstance(content, dict):
-        return content
-    raise UserError(f"{path}: must hold one JSON object, found {type(content).__name__}")
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: must hold one JSON object, found {type(content).__name__}")
+    check_record(path, content, kind)
+    return content
 
 
 def record_parts(path: Path) -> Mapping[str, PartRecord]:
@@ -50,23 +54,28 @@ def record_parts(path: Path) -> Mapping[str, PartRecord]:
         raise UserError(f"{path}: must hold a list of parts, each with name, kind and depth") from None
 
 
-def record_lines(path: Path, keys: Set[str]) -> tuple[dict[str, Any], ...]:
-    """The objects of a jsonl file, each with some keys; a last line that a kill cut short is dropped."""
+def record_lines(path: Path, kind: TypeAdapter[Any]) -> tuple[dict[str, Any], ...]:
+    """The objects of a jsonl file; a last line that a kill cut short is dropped.
+
+    Raises:
+        UserError: another line is no JSON, or the lines are something else than ``kind``.
+    """
     texts = path.read_bytes().splitlines() if path.exists() else []
+    lines: list[Any] = []
     with suppress(ValueError):  # all at once, which is faster, unless one of them is damaged
-        every = json.loads(b"[%s]" % b",".join(texts))
-        if len(every) == len(texts) and all(isinstance(line, dict) and keys <= line.keys() for line in every):
-            return tuple(every)
+        lines = json.loads(b"[%s]" % b",".join(texts))
+    if len(lines) != len(texts):
+        lines = _one_by_one(path, texts)
+    check_record(path, lines, kind)
+    return tuple(lines)
+
+
+def _one_by_one(path: Path, texts: Sequence[bytes]) -> list[Any]:
     lines = []
     for number, text in enumerate(texts, 1):
         try:
             lines.append(json.loads(text))
         except ValueError as error:
-            if number == len(texts):
-                break
-            raise UserError(f"{path}, line {number}: is not JSON: {error}") from None
-        if not isinstance(lines[-1], dict) or not keys <= lines[-1].keys():
-            raise UserError(
-                f"{path}, line {number}: is no record of a run; expected {', '.join(sorted(keys))} in it"
-            )
-    return tuple(lines)
+            if number < len(texts):
+                raise UserError(f"{path}, line {number}: is not JSON: {error}") from None
+    return lines

@@ -17,6 +17,7 @@ from fedstrata.plan.kinds import FORMAT, LOCK
 from fedstrata.plan.streams import SERVER
 from fedstrata.reports.parts import PartRecord
 from fedstrata.reports.record_files import record_lines, record_object, record_parts
+from fedstrata.reports.record_types import CLASSES, LEDGER, PARTITION, RESULT, ROUNDS
 from fedstrata.wire.files import locked
 
 SETUP = "setup"
@@ -125,13 +126,13 @@ def load_run(folder: Path) -> Run:
         raise UserError(f"{folder}: is a sweep's folder without its table; the sweep writes it when it ends")
     if not any((folder / name).exists() for name in FILES):
         raise UserError(f"{folder}: is not a run folder; it holds none of {', '.join(FILES)}")
-    result = record_object(folder / "result.json")
+    result = record_object(folder / "result.json", RESULT)
     job = read_toml(folder / "job.toml") if (folder / "job.toml").exists() else {}
     check_format(folder, result or job or {"format": FORMAT})
     names = result.get("stages") or _stages_on_disk(folder / "stages")
     stages = tuple(load_run(folder / "stages" / n) for n in names if (folder / "stages" / n).is_dir())
-    rounds = record_lines(folder / "rounds.jsonl", {"round", "client"})
-    ledger = record_lines(folder / "ledger.jsonl", {"round", "client", "phase", "direction", "part", "bytes"})
+    rounds = record_lines(folder / "rounds.jsonl", ROUNDS)
+    ledger = record_lines(folder / "ledger.jsonl", LEDGER)
     recorded = _summed(stages) if stages else _recorded(job, rounds, ledger)
     last = 1 + max((line["round"] for line in rounds), default=-1)
     if not stages and result.get("status") == "finished" and last < result.get("rounds", 0):
@@ -149,12 +150,12 @@ def load_run(folder: Path) -> Run:
         name=folder.resolve().name,
         result=whole,
         job=job,
-        partition=record_object(folder / "partition.json"),
+        partition=record_object(folder / "partition.json", PARTITION),
         parts=record_parts(folder / "parts.json"),
         rounds=rounds,
         ledger=ledger,
         stages=stages,
-        classes=record_object(folder / "classes.json"),
+        classes=record_object(folder / "classes.json", CLASSES),
     )
 
 

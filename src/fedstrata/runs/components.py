@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from inspect import isclass
 from typing import TYPE_CHECKING
@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from fedstrata.tasks import Task, TaskContext
     from fedstrata.wire.codec import Codec
 
+NEEDS: Mapping[str, Sequence[str]] = {
+    "method": ("plan", "presets"),
+    "codec": ("name", "changes", "wire_spec", "encode", "decode"),
+    "server_optimizer": ("step",),
+}
+"""Component that is an object -> what it must have."""
+
 
 @dataclass(frozen=True)
 class Components:
@@ -31,7 +38,8 @@ class Components:
         server_optimizer: in place of ``[server] optimizer``.
 
     Raises:
-        UserError: a class stands in an object's place, or an object in that of what makes one.
+        UserError: a class stands in an object's place, an object in that of what makes one, or an object lacks
+            what it is asked for.
     """
 
     method: Method | None = None
@@ -41,11 +49,14 @@ class Components:
     server_optimizer: ServerOptimizer | None = None
 
     def __post_init__(self) -> None:
-        for name in ("method", "codec", "server_optimizer"):
+        for name, needs in NEEDS.items():
             if isclass(own := getattr(self, name)):
                 raise UserError(
                     f"{name}: {own.__name__} is a class; expected an object of it, such as {own.__name__}()"
                 )
+            if own is not None and (lacks := [need for need in needs if not hasattr(own, need)]):
+                which = getattr(own, "__name__", f"an object of {type(own).__name__}")
+                raise UserError(f"{name}: {which} has no {lacks[0]}; expected an object with {', '.join(needs)}")
         for name in ("task", "aggregate"):
             if (own := getattr(self, name)) is not None and not callable(own):
                 kind = type(own).__name__

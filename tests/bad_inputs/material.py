@@ -25,6 +25,12 @@ JOB: dict[str, Any] = {
     "train": {"batch_size": 4, "max_tokens": 32, "precision": "fp32", "device": "cpu"},
     "output": {"dir": "out"},
 }
+FULL = '{"text": "a", "label": "b"}'
+UNREADABLE = {
+    "digits": f'{{"text": "a", "label": "b", "other": {"9" * 5000}}}',
+    "deep": f'{{"text": "a", "label": "b", "other": {"[" * 100_000}{"]" * 100_000}}}',
+}
+"""Rows that are JSON, which Python does not read."""
 TWO = {"name": "two"}
 STAGES: dict[str, Any] = {
     "stages": [{"name": "one"}, TWO],
@@ -144,6 +150,9 @@ def _data(folder: Path) -> None:
         "words.jsonl": '{"words": ["a", "b"], "tags": ["O"]}\n',
         "word.jsonl": '{"words": "a", "tags": "O"}\n',
         "array.json": '[{"text": "a"',
+        **{f"{name}.jsonl": f"{FULL}\n{row}\n" for name, row in UNREADABLE.items()},
+        **{f"{name}.json": f"[\n{FULL},\n{row},\n{FULL}\n]\n" for name, row in UNREADABLE.items()},
+        "deep.txt": f"{UNREADABLE['deep']}\n{FULL}\n",
         "fake.parquet": "text,label\n",
         "words.conll": "Kidney B-ORGAN\nfails\n",
         "data.xyz": "text,label\n",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ from fedstrata.data.forms.data_sets import class_labels, named_classes
 from fedstrata.data.forms.how import How, Records, check
 from fedstrata.data.forms.text import full_lines, lines
 from fedstrata.errors import UserError
+
+BLANK = re.compile(r"[ \t\n\r]*")
 
 
 def json_records(path: Path, how: How) -> Records:
@@ -53,6 +57,42 @@ def parse(path: Path, number: int, text: str) -> Any:
             f"{path}, line {line}: is not JSON ({error.msg} at character {error.colno}); "
             "expected one object per line, or one array of objects"
         ) from None
+    except (ValueError, RecursionError) as error:
+        what = (
+            "is nested too deep" if isinstance(error, RecursionError) else "holds a number of thousands of digits"
+        )
+        line = number + text.count("\n", 0, _unreadable(text))
+        raise UserError(f"{path}, line {line}: {what}; expected texts and numbers") from None
+
+
+def _unreadable(text: str) -> int:
+    """Where the first entry of an array that Python does not read begins; 0 of another value."""
+    decoder, at = json.JSONDecoder(), _skipped(text, 0)
+    if not text.startswith("[", at):
+        return 0
+    with suppress(ValueError, RecursionError):
+        while True:
+            at = _skipped(text, at + 1)
+            at = _skipped(text, decoder.raw_decode(text, at)[1])
+    return at
+
+
+def _skipped(text: str, at: int) -> int:
+    """The place of the next character that is not blank."""
+    found = BLANK.match(text, at)
+    return found.end() if found else at
+
+
+def holds_object(text: str) -> bool:
+    """Whether a text is a JSON object, even one that :func:`parse` refuses to read."""
+    if not text.lstrip().startswith("{"):
+        return False
+    try:
+        return isinstance(json.loads(text), dict)
+    except json.JSONDecodeError:
+        return False
+    except (ValueError, RecursionError):
+        return True
 
 
 def parquet_columns(path: Path) -> list[str]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
 from fedstrata.data.forms.how import How, Records, check
-from fedstrata.data.forms.objects import json_records, parse
+from fedstrata.data.forms.objects import holds_object, json_records
 from fedstrata.data.forms.tables import csv_records, find_delimiter, tsv_records
 from fedstrata.data.forms.text import full_lines, lines
 from fedstrata.errors import UserError
@@ -50,9 +49,8 @@ def txt_records(path: Path, how: How) -> Records:
 def shape_of(path: Path, how: How) -> str:
     """What a txt file holds, by its first two lines: ``json``, ``pubmed`` or ``plain``."""
     first, second = [*(line for _, line in islice(full_lines(path, how), 2)), "", ""][:2]
-    with suppress(UserError):
-        if isinstance(parse(path, 1, first), dict):
-            return "json"
+    if holds_object(first):
+        return "json"
     return "pubmed" if re.fullmatch(r"###\S+\s*", first) and "\t" in second else "plain"
 
 

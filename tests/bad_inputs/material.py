@@ -221,9 +221,29 @@ def _runs(folder: Path) -> None:
     damaged("ledger-empty", "ledger.jsonl", lambda text: f"{{}}\n{text}")
     damaged("partition-list", "partition.json", lambda text: "[]")
     damaged("parts-short", "parts.json", lambda text: '[{"name": 3}]')
+    damaged("parts-table", "parts.json", lambda text: '{"name": 3}')
+    damaged("parts-kind", "parts.json", lambda text: text.replace('"kind": "embeddings"', '"kind": []'))
+    damaged("parts-depth", "parts.json", lambda text: text.replace('"depth": 0', '"depth": "low"'))
+    _classes(damaged)
+    damaged(
+        "rounds-loss", "rounds.jsonl", lambda text: text.replace('"loss": ', '"lost": ').replace("lost", "loss", 1)
+    )
+    damaged("rounds-score", "rounds.jsonl", lambda text: text.replace('"score": ', '"scored": ', 1))
+    damaged("client-examples", "result.json", lambda text: text.replace('"examples": ', '"example": '))
     for name, table in (("cut-table", '{"for'), ("list-table", "[]")):
         (folder / name).mkdir()
         (folder / name / "table.json").write_text(table, "utf-8")
+
+
+def _classes(damaged: Callable[[str, str, Callable[[str], str]], None]) -> None:
+    def short(text: str) -> str:
+        content = json.loads(text)
+        return json.dumps({**content, "confusion": content["confusion"][1:]})
+
+    damaged("classes-examples", "classes.json", lambda text: text.replace('"examples": ', '"example": '))
+    damaged("classes-name", "classes.json", lambda text: text.replace('"class": ', '"name": '))
+    damaged("classes-none", "classes.json", lambda text: text.replace('"classes": ', '"class": '))
+    damaged("classes-row", "classes.json", short)
 
 
 def _federations(folder: Path) -> None:

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from fedstrata.errors import UserError
 from fedstrata.reports.parts import PartRecord, read_parts
-from fedstrata.reports.record_types import check_record
+from fedstrata.reports.record_types import PARTS, check_record
 
 
 def _text(path: Path) -> str:
@@ -38,7 +38,8 @@ def record_object(path: Path, kind: TypeAdapter[Any]) -> dict[str, Any]:
     content = _json(path, "{}")
     if not isinstance(content, dict):
         raise UserError(f"{path}: must hold one JSON object, found {type(content).__name__}")
-    check_record(path, content, kind)
+    if content:
+        check_record(path, content, kind)
     return content
 
 
@@ -48,10 +49,11 @@ def record_parts(path: Path) -> Mapping[str, PartRecord]:
     Raises:
         UserError: it cannot be read or holds something else.
     """
-    try:
-        return read_parts(_json(path, "[]"))
-    except (KeyError, TypeError):
-        raise UserError(f"{path}: must hold a list of parts, each with name, kind and depth") from None
+    content = _json(path, "[]")
+    if not isinstance(content, list):
+        raise UserError(f"{path}: must hold a list of parts, each with name, kind and depth")
+    check_record(path, content, PARTS)
+    return read_parts(content)
 
 
 def record_lines(path: Path, kind: TypeAdapter[Any]) -> tuple[dict[str, Any], ...]:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
 from fedstrata.errors import UserError
 from fedstrata.job.sentences import TYPES, shown
+from fedstrata.plan.streams import SERVER
 
 Score = dict[str, float]
+DONE = ("examples", "loss", "flops", "seconds", "layers", "trained", "sent")
+"""What every line of a client has."""
 
 
 class ClientResult(BaseModel):
     """A client in ``result.json`` or ``partition.json``."""
 
     rows: int = 0
-    examples: int = 0
+    examples: int
     score: Score | None = None
     labels: dict[str, int] | None = None
 
@@ -97,22 +100,38 @@ class PartitionRecord(BaseModel):
 class ClassRecord(BaseModel):
     """A class in ``classes.json``."""
 
-    precision: float | None = None
-    recall: float | None = None
-    f1: float | None = None
-    examples: int = 0
+    name: str = Field(alias="class")
+    precision: float | None
+    recall: float | None
+    f1: float | None
+    examples: int
 
 
 class ClassesRecord(BaseModel):
     """``classes.json``."""
 
-    labels: list[str] = []
-    confusion: list[list[int]] | None = None
-    classes: list[ClassRecord] = []
+    labels: list[str]
+    confusion: list[list[int]] | None
+    classes: list[ClassRecord]
+
+    @model_validator(mode="after")
+    def _square(self) -> Self:
+        sizes = {len(self.confusion), *map(len, self.confusion)} if self.confusion else {len(self.labels)}
+        if sizes != {len(self.labels)}:
+            raise ValueError("confusion must have a row and a column for each of labels")
+        return self
+
+
+class ModelPart(BaseModel):
+    """An entry of ``parts.json``."""
+
+    name: str
+    kind: str
+    depth: int | None
 
 
 class RoundRecord(BaseModel):
-    """A line of ``rounds.jsonl``."""
+    """A line of ``rounds.jsonl``: what a client did, or a score."""
 
     round: int
     client: str
@@ -130,6 +149,13 @@ class RoundRecord(BaseModel):
     server: list[int] = []
     score: Score | None = None
 
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        wanted = ("score",) if self.client == SERVER else DONE
+        if missing := next((key for key in wanted if key not in self.model_fields_set), None):
+            raise ValueError(f"{missing} is missing")
+        return self
+
 
 class TransferRecord(BaseModel):
     """A line of ``ledger.jsonl``."""
@@ -145,6 +171,7 @@ class TransferRecord(BaseModel):
 RESULT = TypeAdapter(ResultRecord)
 PARTITION = TypeAdapter(PartitionRecord)
 CLASSES = TypeAdapter(ClassesRecord)
+PARTS = TypeAdapter(list[ModelPart])
 ROUNDS = TypeAdapter(list[RoundRecord])
 LEDGER = TypeAdapter(list[TransferRecord])
 
@@ -154,7 +181,7 @@ def check_record(path: Path, content: Any, kind: TypeAdapter[Any]) -> None:
 
     Args:
         path: the file, for the error.
-        content: its object, or the objects of its lines.
+        content: its object, or the objects of its lines or its list.
         kind: what it must be.
 
     Raises:
@@ -167,7 +194,10 @@ def check_record(path: Path, content: Any, kind: TypeAdapter[Any]) -> None:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         number, *keys = first["loc"] if isinstance(content, list) else ("", *first["loc"])
-        where = f"{path}, line {int(number) + 1}" if isinstance(content, list) else str(path)
+        noun = "line" if path.suffix == ".jsonl" else "entry"
+        where = f"{path}, {noun} {int(number) + 1}" if isinstance(content, list) else str(path)
+        if first["type"] == "value_error":  # a check of our own names the key itself
+            raise UserError(f"{where}: is no record of a run: {first['ctx']['error']}") from None
         place = " of ".join(map(str, reversed(keys))) or "it"
         expected = f"must be {TYPES.get(first['type'], 'of another kind')}, found {shown(first['input'])}"
         wanted = "is missing" if first["type"] == "missing" else expected

@@ -18,7 +18,7 @@ class Adapter(Table):
     """``lora``: W + alpha / rank * B A; W is frozen, A ``[rank, in]`` and B ``[out, rank]`` are trained."""
     rank: Rank | dict[str, Rank] = 8
     """One number, or by client name and ``default``."""
-    alpha: Annotated[float, Field(gt=0)] = 16.0
+    alpha: Annotated[float, Field(gt=0, le=1e6)] = 16.0
     targets: Annotated[list[str], Field(min_length=1)] | None = None
     """Ends of the names of the modules that get one; the attention's query and value when absent."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0

@@ -41,7 +41,7 @@ class Engine(Table):
     are processes on this machine."""
     federation: str | None = None
     """Of flower: the folder that ``fedstrata federation init`` made, or its server.toml."""
-    deadline: Annotated[float, Field(gt=0)] = 3600.0
+    deadline: Annotated[float, Field(gt=0, le=1e9)] = 3600.0
     """Of flower: seconds to wait for a site to connect, and for its reply to a request."""
     quorum: Share = 0.5
     """Of flower: share of the sampled sites that must reply; with fewer the run stops."""

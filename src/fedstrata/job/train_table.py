@@ -24,7 +24,7 @@ class Train(Table):
     """Batches of one optimizer step: it follows the mean over all their predictions."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = None
     """Gradients of a step that together are longer are shortened to this length."""
-    learning_rate: Annotated[float, Field(gt=0)] = 5e-5
+    learning_rate: Annotated[float, Field(gt=0, le=1e6)] = 5e-5
     lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The learning rate is multiplied by it after every local epoch; each round starts anew."""
     lr_schedule: Literal["constant", "polynomial"] = "constant"
@@ -40,13 +40,13 @@ class Train(Table):
         default_factory=lambda: [0.9, 0.999]
     )
     epsilon: Annotated[float, Field(gt=0)] = 1e-8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    weight_decay: Annotated[float, Field(ge=0, le=1e6)] = 0.01
     """AdamW's, on everything but biases and norms."""
     max_tokens: Annotated[int, Field(ge=8, le=1_000_000)] = 128
     dropout: bool = True
     """False sets every dropout of the model to 0."""
     seed: Seed = 0
-    proximal_mu: Annotated[float, Field(ge=0)] = 0.0
+    proximal_mu: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """FedProx: adds mu/2 times the squared distance to the received weights to the loss."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"

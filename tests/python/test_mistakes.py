@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas
 import pytest
+import torch
 
 import fedstrata
 from fedstrata.errors import UserError
@@ -76,6 +78,55 @@ def test_rows_that_are_none(job: Job) -> None:
         fedstrata.run(job(data={"train": rows()}))
     with pytest.raises(UserError, match=r"\[data\] train: is an empty list"):
         fedstrata.run(job(data={"train": []}))
+
+
+@pytest.mark.parametrize(
+    "found",
+    [np.array([1, 2]), pandas.DataFrame({"a": [1]}), torch.ones(2)],
+    ids=["array", "frame", "tensor"],
+)
+def test_arrays_in_place_of_words(job: Job, found: Any) -> None:
+    """Arrays have no truth value, and equal nothing as a whole."""
+    shown = rf"found a \w+\.{type(found).__name__}"
+    one, two = {"name": "one"}, {"name": "two"}
+    for mistake, over, sentence in (
+        ({"start": found}, {}, f"start: the first stage starts from .* {shown}"),
+        ({"stages": [one, {**two, "start": found}]}, {}, rf"stage 'two': start: must name .* \(one\), {shown}"),
+        ({"stages": [one, {"name": found}]}, {}, r"stage name a \w+\.\w+: must be unique"),
+        ({"stages": [{"name": found}, one]}, {}, r"stage name a \w+\.\w+: must be unique"),
+        ({}, {"method.name": found}, r"\[method\] name: a \w+\.\w+ is not a method"),
+        ({}, {"engine.workers": found}, rf"\[engine\] workers: must be 'auto' or a whole number .* {shown}"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            fedstrata.run({**job(), **mistake}, over)
+    with pytest.raises(UserError, match=rf"job: {shown}; expected the path of a job file"):
+        fedstrata.run(found)
+    with pytest.raises(UserError, match=rf"overrides: {shown}; expected key=value, or a key and its value"):
+        fedstrata.run(job(), [found])
+    with pytest.raises(UserError, match=rf"overrides: {shown} for a key"):
+        fedstrata.run(job(), [(found, 1)])
+    with pytest.raises(UserError, match=r"row .name=\"a \w+\.\w+\".: job: \[model\] name: must be a string"):
+        fedstrata.sweep({**job(), "sweep": {"grid": {"model.name": [found]}}})
+
+
+def test_overrides_that_are_none(job: Job) -> None:
+    with pytest.raises(UserError, match="overrides: found 3; expected a mapping or a list of key=value"):
+        fedstrata.run(job(), 3)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"overrides: found a numpy\.int64; expected key=value"):
+        fedstrata.run(job(), np.array([1, 2]))  # type: ignore[arg-type]
+    pairs: Any = [["method.rounds", 0]]
+    with pytest.raises(UserError, match=r"\[method\] rounds: must be 1 or more"):
+        fedstrata.run(job(), pairs)
+
+
+def test_an_empty_table_of_test_rows(job: Job) -> None:
+    with pytest.raises(UserError, match=r"\[data\] test: is an empty table"):
+        fedstrata.run(job(data={"test": {}}))
+
+
+def test_a_name_that_no_system_takes(job: Job) -> None:
+    with pytest.raises(UserError, match=r"\[model\] name: is no path that a system takes \(5,000 characters"):
+        fedstrata.run(job(), {"model.name": "x" * 5000})
 
 
 def test_one_override_may_be_a_word(job: Job) -> None:

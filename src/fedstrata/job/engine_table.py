@@ -19,7 +19,7 @@ MOST = 4096
 
 def _number(value: Any) -> Any:
     whole = isinstance(value, int) and not isinstance(value, bool)
-    if value != "auto" and not (whole and 1 <= value <= MOST):
+    if not (whole and 1 <= value <= MOST) and not (isinstance(value, str) and value == "auto"):
         raise ValueError(f"must be 'auto' or a whole number from 1 to {MOST}, found {shown(value)}")
     return value
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +66,10 @@ def _stage_names(where: str, stages: list[dict[str, Any]]) -> list[str]:
         return [""]
     names = [stage.pop("name", f"stage-{i + 1}") for i, stage in enumerate(stages)]
     taken = {*Job.model_fields, "stages", "sweep"}
+    words = [name for name in names if isinstance(name, str)]  # from Python anything may stand there
     for name in names:
         word = isinstance(name, str) and re.fullmatch(r"[\w-]+", name)
-        if not word or names.count(name) > 1 or name in taken:
+        if not word or words.count(name) > 1 or name in taken:
             raise UserError(
                 f"{where}: stage name {shown(name)}: must be unique, no table's name, of letters, digits, - and _"
             )
@@ -91,7 +92,8 @@ def _by_stage(overrides: Overrides, names: Sequence[str]) -> list[dict[str, Any]
 
 def _link_stages(where: str, names: Sequence[str], stages: list[dict[str, Any]]) -> None:
     """Set ``start`` where a stage does not say with which stage's model it starts: that of the stage before."""
-    if first := stages[0].get("start"):
+    first = stages[0].get("start")
+    if first is not None and not (isinstance(first, str) and not first):
         raise UserError(
             f"{where}: start: the first stage starts from [model], not from a stage; found {shown(first)}"
         )
@@ -103,8 +105,9 @@ def _link_stages(where: str, names: Sequence[str], stages: list[dict[str, Any]])
         place = f"{where}: stage {names[i]!r}: start"
         if {"model", "start"} <= stage.keys():
             raise UserError(f"{place}: the stage starts from its own [model]; expected one of start and [model]")
-        if "start" in stage and stage["start"] not in names[:i]:
-            found = "itself" if stage["start"] == names[i] else shown(stage["start"])
+        start = stage.get("start")
+        if "start" in stage and not (isinstance(start, str) and start in names[:i]):
+            found = "itself" if isinstance(start, str) and start == names[i] else shown(start)
             raise UserError(f"{place}: must name an earlier stage ({', '.join(names[:i])}), found {found}")
 
 
@@ -116,6 +119,8 @@ def _read(source: JobSource) -> tuple[str, dict[str, Any]]:
             return "job", copy.deepcopy(hold(source))
         except ValueError as error:
             raise UserError(f"job: {error}") from None
+    if not isinstance(source, str | Path):
+        raise UserError(f"job: found {shown(source)}; expected the path of a job file, its content, or a Job")
     return str(source), _as_given(str(source), read_toml(source))
 
 
@@ -153,8 +158,14 @@ def pairs_of(overrides: Overrides) -> Iterator[tuple[str, Any]]:
         UserError: a word is not of the form ``key=value``, or its value is half a list, table or string.
     """
     overrides = [overrides] if isinstance(overrides, str) else overrides
+    if not isinstance(overrides, Iterable):
+        raise UserError(f"overrides: found {shown(overrides)}; expected a mapping or a list of key=value")
     for item in overrides.items() if isinstance(overrides, Mapping) else overrides:
+        if not isinstance(item, str) and not (isinstance(item, tuple | list) and len(item) == 2):
+            raise UserError(f"overrides: found {shown(item)}; expected key=value, or a key and its value")
         key, value = _pair(item) if isinstance(item, str) else item
+        if not isinstance(key, str):
+            raise UserError(f"overrides: found {shown(key)} for a key; expected one such as 'method.rounds'")
         yield key, _held(key, value)
 
 
@@ -188,11 +199,18 @@ def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in over.items():
         below = merged.get(key)
         if isinstance(value, Mapping) and isinstance(below, Mapping):
-            if key == "method" and "name" in below and value.get("name", below["name"]) != below["name"]:
+            if key == "method" and _another_name(below, value):
                 below = {"rounds": below["rounds"]} if "rounds" in below else {}
             value = _merge(below, value)
         merged[key] = copy.deepcopy(value)
     return merged
+
+
+def _another_name(below: Mapping[str, Any], over: Mapping[str, Any]) -> bool:
+    """Whether a table names another method than the one below, which names one."""
+    if not {"name"} <= below.keys() & over.keys():
+        return False
+    return not isinstance(over["name"], str) or bool(over["name"] != below["name"])
 
 
 def _tree(key: str, value: Any) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, PlainSerializer, model_validator
 
@@ -42,12 +43,18 @@ Encoding = Annotated[str, AfterValidator(_encoding)]
 """Name of an encoding of text, as Python has it."""
 
 
+def _test_source(value: Any) -> Any:
+    if isinstance(value, Mapping) and not value:
+        raise ValueError("is an empty table; expected a source, several by name, or no such key")
+    return as_source(value)
+
+
 class Data(Table):
     """``[data]``: whose rows, from where."""
 
     train: Held = ""
     """May be absent between sites, which have rows of their own."""
-    test: Annotated[Source | None, BeforeValidator(as_source)] = None
+    test: Annotated[Source | None, BeforeValidator(_test_source)] = None
     holdout: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Share of the training rows held out as test rows where ``test`` is absent."""
     text: str | list[str] = "text"

@@ -11,11 +11,12 @@ from fedstrata.errors import did_you_mean
 from fedstrata.job.base import Positive, Share, Table
 from fedstrata.job.in_memory import InMemory, as_source
 from fedstrata.job.label_tables import TABLES
+from fedstrata.job.paths import MaybePlace
 from fedstrata.job.renamed import renamed
 
 Rows = Annotated[InstanceOf[InMemory], PlainSerializer(str, when_used="json")]
 """Rows handed over from Python."""
-OneSource = str | list[str] | Rows
+OneSource = MaybePlace | list[MaybePlace] | Rows
 Source = OneSource | dict[Annotated[str, Field(pattern=r"^[\w-]+$")], OneSource]
 """A file, folder or data set id; several; rows in memory; or several of these by name, whose training rows are
 each a client's, and whose test rows are scored apart as well."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from fedstrata.job.base import Positive, Share, Table
+from fedstrata.job.paths import MaybePlace, Place
 from fedstrata.job.sentences import shown
 
 ADDRESS = re.compile(r"auto|(ray://)?[^\s:/@]+:[0-9]{1,5}|(ray://)?\[[0-9a-fA-F:.]+\]:[0-9]{1,5}")
@@ -39,7 +40,7 @@ class Engine(Table):
     address: str | None = None
     """Of pool: the Ray cluster whose actors are the workers, "auto", "HOST:PORT" or "ray://HOST:PORT"; else they
     are processes on this machine."""
-    federation: str | None = None
+    federation: MaybePlace | None = None
     """Of flower: the folder that ``fedstrata federation init`` made, or its server.toml."""
     deadline: Annotated[float, Field(gt=0, le=1e9)] = 3600.0
     """Of flower: seconds to wait for a site to connect, and for its reply to a request."""
@@ -50,7 +51,7 @@ class Engine(Table):
     buffer: Positive | None = None
     """Asynchronous rounds: a round ends with so many answers, and those that come later are merged later; absent:
     it waits for all."""
-    arrivals: Annotated[str, Field(min_length=1), AfterValidator(os.path.expanduser)] | None = None
+    arrivals: Annotated[Place, AfterValidator(os.path.expanduser)] | None = None
     """Of asynchronous rounds in one process: the ``arrivals.jsonl`` of a run whose answers came in the order to be
     repeated; absent: the order is drawn."""
 

@@ -3,8 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
 
 from fedstrata.errors import UserError
+
+LONGEST = 4095
+"""Bytes of a path on Linux; other systems take no more."""
+LONGEST_NAME = 255
+"""Bytes of a name in it."""
+
+
+def _place(text: str) -> str:
+    sizes = [len(name.encode(errors="replace")) for name in text.split("/")]
+    if max(sizes) > LONGEST_NAME or sum(sizes) + len(sizes) - 1 > LONGEST:
+        raise ValueError(
+            f"is no path that a system takes ({len(text):,} characters, the longest name in it {max(sizes):,} "
+            f"bytes); expected at most {LONGEST:,} bytes and names of at most {LONGEST_NAME}"
+        )
+    return text
+
+
+MaybePlace = Annotated[str, AfterValidator(_place)]
+"""A path, or a hub id, of a length that a system takes; may be empty."""
+Place = Annotated[str, Field(min_length=1), AfterValidator(_place)]
+"""The same, not empty."""
 
 
 def existing_file(where: str, name: str, base_dir: Path | None) -> str:

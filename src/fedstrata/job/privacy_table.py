@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from fedstrata.job.base import Positive, Table
+from fedstrata.job.paths import Place
 
 Omission = Literal["decoder_bias", "position_rows", "embeddings", "unlisted_rows"]
 """What can be left out of messages: rows are those of embedding tables, ``unlisted_rows`` those of the tokens that
@@ -42,7 +43,7 @@ class Privacy(Table):
     """The server sees sums of the clients' messages, and no single one."""
     omit: list[Omission] = Field(default_factory=list)
     """What clients do not send."""
-    public_vocabulary: Annotated[str, Field(min_length=1)] | None = None
+    public_vocabulary: Place | None = None
     """Of ``unlisted_rows``: a file with a token of the public vocabulary on each line."""
 
     @model_validator(mode="after")

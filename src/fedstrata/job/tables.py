@@ -14,6 +14,7 @@ from fedstrata.job.base import Names, Table
 from fedstrata.job.data_tables import Clients, Data
 from fedstrata.job.engine_table import Engine
 from fedstrata.job.head_table import Head as Head
+from fedstrata.job.paths import Place
 from fedstrata.job.privacy_table import Privacy
 from fedstrata.job.sentences import sentence
 from fedstrata.job.task_kinds import TASK_KINDS, named
@@ -28,11 +29,11 @@ from fedstrata.plan.plan import Method
 class Model(Table):
     """``[model]``: what the clients start from."""
 
-    name: Annotated[str, Field(min_length=1)] | None = None
+    name: Place | None = None
     """Hub id, folder, or ``demo:minilm``."""
     config: dict[str, Any] | None = None
     """In place of ``name``: a new model of this Hugging Face config, the keys over those of its ``preset``."""
-    tokenizer: Annotated[str, Field(min_length=1)] | None = None
+    tokenizer: Place | None = None
     """Of a model from ``config``: folder or hub id; trained on the training rows when absent."""
 
     @model_validator(mode="after")
@@ -118,7 +119,7 @@ class Client(Table):
 class Output(Table):
     """``[output]``: where the run is written, and what is reported."""
 
-    dir: Annotated[str, Field(min_length=1), AfterValidator(os.path.expanduser)] = "runs/try"
+    dir: Annotated[Place, AfterValidator(os.path.expanduser)] = "runs/try"
     client_models: bool | None = None
     """Save each client's own model where clients keep parts; done unless it is false."""
     predictions: bool = False

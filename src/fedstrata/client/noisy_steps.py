@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 
 from fedstrata.client.dropout import DropoutRng
@@ -54,11 +53,9 @@ class NoisySteps:
     still: Mapping[str, torch.Tensor] = field(default_factory=dict)
     tapping: bool | None = field(default=None)
 
-    def steps(
-        self, examples: Examples, index: Index, masks: np.random.Generator
-    ) -> Iterator[tuple[Step, list[tuple[Index, Batch]]]]:
-        """The steps of one round, each with its batches and their examples; ``masks`` draws what a task draws."""
-        lengths = examples.tokens.lengths
+    def steps(self, examples: Examples, index: Index) -> Iterator[tuple[Step, list[tuple[Index, Batch]]]]:
+        """The steps of one round, each with its batches and their examples."""
+        lengths, masks = examples.tokens.lengths, self.noise.masks
         for drawn in poisson_steps(lengths[index], self.train, self.noise.sample):
             made = []
             for chosen in (index[positions] for positions in drawn.batches):

@@ -37,6 +37,7 @@ from fedstrata.plan.streams import INIT, SERVER, Streams
 from fedstrata.privacy.per_example import mixing_module
 from fedstrata.tasks import Examples, Task, TaskContext, build_task
 from fedstrata.tasks.examples import examples
+from fedstrata.tasks.tokens import TokenTask
 from fedstrata.wire.activations import stream_form
 from fedstrata.wire.codec import DTYPES, Codec, Wire
 from fedstrata.wire.delta import job_codec
@@ -100,9 +101,17 @@ def make_ready(
     shards = population(job.method.population, data.shards)
     context = TaskContext(job, data.labels, loaded.tokenizer, loaded.model.config.vocab_size)
     tests = tested(job.method.population, data.tests) if data.tests else {}
+    built = (task or build_task)(context)
+    if isinstance(built, TokenTask):
+        for name, rows in (("train", train), ("test", test)):
+            if len(rows) and not built.has_targets(rows):
+                raise UserError(
+                    f"[data] {name}: no token of its rows can be predicted; expected texts that the model's "
+                    "tokenizer knows"
+                )
     codec = codec or job_codec(job.wire.dtype, job.wire.forms)
     return Ready(
-        runtime=make_runtime(job, loaded, (task or build_task)(context), codec),
+        runtime=make_runtime(job, loaded, built, codec),
         loaded=loaded,
         train=train,
         test=test,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fedstrata.client.answer import ClientRuntime
 from fedstrata.client.frozen_layers import check_frozen_layers
 from fedstrata.client.model_options import adapter_of, check_branches, head_of
+from fedstrata.client.padding import check_padding
 from fedstrata.client.precision import batch_tokens, resolve_precision
 from fedstrata.client.private import private_of
 from fedstrata.client.scorer import FeatureCaches, Scorer
@@ -30,7 +30,6 @@ from fedstrata.models import checkpoints, scratch
 from fedstrata.models.configs import config_of
 from fedstrata.models.cut import check_cut
 from fedstrata.models.families import FP32_ALONE
-from fedstrata.models.padding import padding_matters
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan, make_plan
@@ -112,23 +111,6 @@ def make_ready(
         shards={client: train.tokens.of_rows(rows) for client, rows in shards.items()},
         tests={c: {name: test.tokens.of_rows(rows) for name, rows in each.items()} for c, each in tests.items()},
     )
-
-
-def check_padding(job: Job, model: Any) -> None:
-    """Refuse level ``example`` where the longest text of a batch would change the gradients of the others.
-
-    Raises:
-        UserError: it would.
-    """
-    if (
-        job.privacy.level == "example"
-        and job.train.padding != "max"
-        and padding_matters(model, job.train.max_tokens)
-    ):
-        raise UserError(
-            f"[privacy] level: 'example' with a model of type {model.config.model_type!r} needs train.padding = "
-            "'max', else what it makes of a text depends on the longest of its batch"
-        )
 
 
 def make_runtime(job: Job, loaded: checkpoints.Loaded, task: Task, codec: Codec) -> ClientRuntime:

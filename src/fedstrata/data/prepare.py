@@ -75,15 +75,27 @@ def prepare(job: Job, base_dir: Path | None = None) -> Prepared:
         UserError: a file, column, label or partition is not usable.
     """
     check_partition(job.clients)
-    streams = Streams(job.train.seed)
+    return divided(job, *read_sources(job, base_dir))
+
+
+def read_sources(job: Job, base_dir: Path | None) -> tuple[Rows, Rows | None]:
+    """The rows of a job's sources, undivided: of ``data.train``, and of ``data.test`` where that is set.
+
+    They do not depend on the seed, nor on how many clients there are.
+    """
+    test = job.data.test
     train = _training_rows(job, base_dir)
-    lacking = train.lacking
+    return train, None if test is None else read_rows(job, test, wanted_columns(job), base_dir)
+
+
+def divided(job: Job, train: Rows, test: Rows | None) -> Prepared:
+    """What :func:`prepare` gives, of rows as :func:`read_sources` has read them."""
+    streams, lacking = Streams(job.train.seed), train.lacking
     if job.clients.test is not None:
         test = train
-    elif job.data.test is None:
+    elif test is None:
         train, test = _hold_out(job, train, streams)
     else:
-        test = read_rows(job, job.data.test, wanted_columns(job), base_dir)
         lacking = added(lacking, test.lacking)
     kind = TASK_KINDS[job.task.kind]
     labels = class_names(job, train, test) if kind.classes else None

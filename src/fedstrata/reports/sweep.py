@@ -118,8 +118,9 @@ def sweep_rows(cells: Sequence[SweepCell]) -> list[SweepRow]:
 
 
 def finished(folder: Path) -> Run | None:
-    """The run in a cell's folder; None while it is not finished."""
-    run = load_run(folder) if (folder / "result.json").exists() else None
+    """The run in a cell's folder; None while it is not finished, or has failed to get more rounds."""
+    there = (folder / "result.json").exists() and not (folder / FAILED).exists()
+    run = load_run(folder) if there else None
     return run if run and run.result["status"] == "finished" else None
 
 

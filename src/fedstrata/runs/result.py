@@ -214,6 +214,12 @@ def read_status(folder: Path) -> str | None:
         return None
 
 
+def stages_of(folder: Path) -> list[str]:
+    """The names of the stages of a run that has ended; "" for the one of a job without ``[[stages]]``."""
+    found: list[str] = json.loads((folder / "result.json").read_text(encoding="utf-8")).get("stages", [""])
+    return found
+
+
 def _read(folder: Path) -> dict[str, Any]:
     """What ``result.json`` holds.
 

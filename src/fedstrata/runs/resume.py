@@ -45,6 +45,10 @@ class Change:
     was: Any
     now: Any
 
+    def __str__(self) -> str:
+        was, now = ("nothing" if value is None else repr(value) for value in (self.was, self.now))
+        return f"its run began with {self.key} = {was}, the job now says {now}"
+
 
 def same_job(job: Job, folder: Path, components: Mapping[str, str] = NONE) -> list[Change]:
     """Write the resolved job; or compare it with the one that this folder's run began with.
@@ -64,9 +68,14 @@ def same_job(job: Job, folder: Path, components: Mapping[str, str] = NONE) -> li
     path = folder / "job.toml"
     if not path.exists():
         if any((folder / "state").glob(MANIFESTS)):
-            raise UserError(f"{path}: is missing, so that it cannot be told which job's run this is")
+            raise job_missing(path)
         write_bytes(path, tomli_w.dumps(_tables(job, components)).encode())
     return changes(job, folder, components)
+
+
+def job_missing(path: Path) -> UserError:
+    """What is said of a run without its ``job.toml``."""
+    return UserError(f"{path}: is missing, so that it cannot be told which job's run this is")
 
 
 def with_recorded_precision(job: Job, folder: Path) -> Job:
@@ -80,6 +89,26 @@ def with_recorded_precision(job: Job, folder: Path) -> Job:
 
 def changes(job: Job, folder: Path, components: Mapping[str, str] = NONE) -> list[Change]:
     """See :func:`same_job`; nothing is written, and a folder without a ``job.toml`` differs in nothing."""
+    found = differences(job, folder, components)
+    for change in found:
+        if why := _refusal(change, job):
+            raise UserError(f"{folder}: {change}; {why}")
+    return found
+
+
+def differences(job: Job, folder: Path, components: Mapping[str, str] = NONE) -> list[Change]:
+    """What a job sets otherwise than the one that this folder's run began with, but for :data:`FREE`.
+
+    The most telling comes first. A folder without a ``job.toml`` differs in nothing.
+
+    Args:
+        job: the job, resolved.
+        folder: the stage's output folder.
+        components: identities of the caller's own objects.
+
+    Raises:
+        UserError: the folder was written in another format, or its ``job.toml`` is damaged.
+    """
     path = folder / "job.toml"
     if not path.exists():
         return []
@@ -89,12 +118,7 @@ def changes(job: Job, folder: Path, components: Mapping[str, str] = NONE) -> lis
     now = _tables(job, components)
     del now["format"]
     _same_place(before.setdefault("engine", {}), now["engine"])
-    found = _differences(before, now)
-    for change in found:
-        if why := _refusal(change, job):
-            was, wanted = ("nothing" if value is None else repr(value) for value in (change.was, change.now))
-            raise UserError(f"{folder}: its run began with {change.key} = {was}, the job now says {wanted}; {why}")
-    return found
+    return _differences(before, now)
 
 
 def record_changes(job: Job, folder: Path, found: list[Change], done: int, components: Mapping[str, str]) -> None:
@@ -154,10 +178,19 @@ def same_rows(folder: Path, rows: Fingerprints) -> None:
     Raises:
         UserError: they differ, or the file with them is damaged or missing.
     """
+    if any((folder / "state").glob(MANIFESTS)):
+        check_rows(folder, rows)
+    else:
+        write_sealed(folder / "state" / "rows.json", rows)
+
+
+def check_rows(folder: Path, rows: Fingerprints) -> None:
+    """Compare the fingerprints of the rows with those that this folder's run began with.
+
+    Raises:
+        UserError: they differ, or the file with them is damaged or missing.
+    """
     path = folder / "state" / "rows.json"
-    if not any((folder / "state").glob(MANIFESTS)):
-        write_sealed(path, rows)
-        return
     before = read_sealed(path)
     if before is None:
         raise UserError(

@@ -26,6 +26,7 @@ from fedstrata.models.quiet import quiet
 from fedstrata.plan.parts import Parts
 from fedstrata.reports.card import write_cards
 from fedstrata.runs.arrivals import check_arrivals
+from fedstrata.runs.begun import check_begun, check_kept, places_of
 from fedstrata.runs.components import Components
 from fedstrata.runs.engines import choose_engine, threads_set, with_choice, worker_modules
 from fedstrata.runs.environment import record_environment
@@ -79,8 +80,7 @@ def run_stages(
         components: objects of the caller's own.
         nursery: makes worker processes.
     """
-    folder = Path(jobs[0].output.dir)
-    places = [folder / "stages" / job.stage if len(jobs) > 1 else folder for job in jobs]
+    folder, places = Path(jobs[0].output.dir), places_of(jobs)
     jobs = [with_recorded_precision(job, place) for job, place in zip(jobs, places, strict=True)]
     jobs = _settled(jobs, base_dir, components)
     results: dict[str, Result] = {}
@@ -90,7 +90,7 @@ def run_stages(
         choices = _engines(jobs, data, parts, places, components)
         jobs = [with_choice(job, choice) if choice else job for job, choice in zip(jobs, choices, strict=True)]
         jobs = [_calibrated(job, rows) for job, rows in zip(jobs, data, strict=True)]
-        _check_begun(jobs, places, components)
+        check_begun(jobs, places, components)
         connected = federation(jobs[0].engine) if jobs[0].between_sites else nullcontext()
         with connected as sites, recorded(sites.settings.home if sites else None, folder, jobs, tell) as told:
             for job, rows, start, place, choice in zip(jobs, data, starts, places, choices, strict=True):
@@ -202,23 +202,6 @@ def _check_stages(
     return [made[job.stage][1] for job in jobs]
 
 
-def _check_begun(jobs: Sequence[Job], places: Sequence[Path], components: Components) -> None:
-    """Compare every stage that has begun with its job, before anything is trained.
-
-    Raises:
-        UserError: one began with another job, or is to get more rounds and another stage has begun from its model.
-    """
-    for job, place in zip(jobs, places, strict=True):
-        found = changes(job, place, components.identities())
-        if any(change.key == "method.rounds" for change in found):
-            for later, there in zip(jobs, places, strict=True):
-                if later.start == job.stage and later.model is None and (there / "job.toml").exists():
-                    raise UserError(
-                        f"{place}: method.rounds: cannot be changed, as stage {later.stage!r} has begun from "
-                        "the model of this one"
-                    )
-
-
 def run_stage(stage: Stage, start: str) -> Result:
     """Run one stage, or go on with it, or return its result if it is finished.
 
@@ -238,11 +221,7 @@ def run_stage(stage: Stage, start: str) -> Result:
     if reused:
         _reuse(stage, found, commit)
     else:
-        if "finished" in commit and not commit["kept"]:
-            raise UserError(
-                f"{folder}: its run has ended after {commit['done']} rounds and its state was not kept, so it "
-                "cannot get more of them; output.keep_state = true keeps it"
-            )
+        check_kept(folder, commit)
         _go_on(stage, start, found)
     write_cards(folder)
     finish(folder, job.output.keep_state, job.train.keep_feature_cache)

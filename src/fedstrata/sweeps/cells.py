@@ -32,7 +32,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -89,6 +89,7 @@ class Cell:
         folder: its output folder.
         target: the score to which rounds and bytes are counted, of the last stage; None where none is set.
         stages: stage -> a hash of everything that decides the stage's result; equal hashes, equal results.
+        jobs: its stages' jobs.
     """
 
     row: str
@@ -98,6 +99,7 @@ class Cell:
     folder: Path
     target: float | None
     stages: Mapping[str, str]
+    jobs: Sequence[Job] = field(compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.row}, seed {self.seed}"
@@ -197,7 +199,8 @@ def _name(settings: Mapping[str, Any]) -> str:
 
 def _words(keys: Mapping[str, Any]) -> str:
     return ", ".join(
-        f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in keys.items()
+        f"{key}={value if isinstance(value, str) else json.dumps(value, default=shown)}"
+        for key, value in keys.items()
     )
 
 
@@ -243,7 +246,7 @@ def _cell(draft: _Draft) -> Cell:
     with _named(draft.row):
         jobs = [resolve_device(job) for job in draft.jobs]
     target = jobs[-1].output.target
-    return Cell(draft.row, draft.base, draft.seed, draft.pairs, draft.folder, target, _digests(jobs))
+    return Cell(draft.row, draft.base, draft.seed, draft.pairs, draft.folder, target, _digests(jobs), jobs)
 
 
 def _jobs(source: str | Path | Mapping[str, Any], row: str, pairs: Sequence[tuple[str, Any]]) -> list[Job]:

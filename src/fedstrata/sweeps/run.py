@@ -18,6 +18,7 @@ from fedstrata.reports.sweep import FAILED, SweepRow
 from fedstrata.reports.sweep_files import write_table
 from fedstrata.runs.folder import check_output_dir, mark
 from fedstrata.runs.result import read_status
+from fedstrata.sweeps.begun import check_cells
 from fedstrata.sweeps.cells import Cell, Sweep, cells
 from fedstrata.sweeps.workers import Message, Worker, Workers, sole_user
 from fedstrata.wire.files import clear, link, read_sealed
@@ -42,7 +43,13 @@ def run_sweep(
     folder.mkdir(parents=True, exist_ok=True)
     mark(folder, "sweep")
     with sole_user(folder):
-        _Scheduler(sweep, found, source, progress or (lambda event: None), Workers(folder, sweep.parallel)).run()
+        over = check_cells(found, Path(source).resolve().parent if isinstance(source, str | Path) else None)
+        for cell in over:
+            (cell.folder / FAILED).unlink(missing_ok=True)  # more rounds failed, and are not asked for any more
+        places = {cell.folder for cell in over}
+        waiting = [cell for cell in found if cell.folder not in places]
+        tell = progress or (lambda event: None)
+        _Scheduler(sweep, found, waiting, source, tell, Workers(folder, sweep.parallel)).run()
     return write_table(folder, found, sweep.against)
 
 
@@ -50,6 +57,8 @@ def run_sweep(
 class _Scheduler:
     sweep: Sweep
     cells: Sequence[Cell]
+    waiting: list[Cell]
+    """Cells that are to be run and have not begun to."""
     source: str | Path | Mapping[str, Any]
     progress: Progress
     workers: Workers
@@ -59,26 +68,25 @@ class _Scheduler:
     """Cells that have ended, now or in an earlier call."""
 
     def run(self) -> None:
-        """Run every cell that is not finished; those that failed before are tried again."""
-        waiting = [cell for cell in self.cells if read_status(cell.folder) != "finished"]
-        self.over = len(self.cells) - len(waiting)
+        """Run every cell that is not over; those that failed before are tried again."""
+        self.over = len(self.cells) - len(self.waiting)
         try:
-            while waiting or self.workers.running:
-                while (cell := self._next(waiting)) is not None:
-                    waiting.remove(cell)
+            while self.waiting or self.workers.running:
+                while (cell := self._next()) is not None:
+                    self.waiting.remove(cell)
                     self._start(cell)
                 worker, message = self.workers.next_message()
                 self._receive(worker, message)
         finally:
             self.workers.close()
 
-    def _next(self, waiting: Sequence[Cell]) -> Cell | None:
+    def _next(self) -> Cell | None:
         """The first cell none of whose stages is being computed by another; None while all workers are busy."""
         running = self.workers.running
         if len(running) >= self.sweep.parallel:
             return None
         busy = {digest for cell in running for digest in cell.stages.values()} - self.finished_stages
-        return next((cell for cell in waiting if not busy & set(cell.stages.values())), None)
+        return next((cell for cell in self.waiting if not busy & set(cell.stages.values())), None)
 
     def _start(self, cell: Cell) -> None:
         mark(cell.folder)
@@ -133,7 +141,10 @@ class _Scheduler:
         """Remove models that no unfinished cell can start from."""
         if self.sweep.keep_models:
             return
-        unfinished = [cell for cell in self.cells if read_status(cell.folder) != "finished"]
+        going = {cell.folder for cell in (*self.waiting, *self.workers.running)}  # some finished, for more rounds
+        unfinished = [
+            cell for cell in self.cells if cell.folder in going or read_status(cell.folder) != "finished"
+        ]
         needed = {digest for cell in unfinished for digest in cell.stages.values()}
         for cell in self.cells:
             folders = [

@@ -80,6 +80,8 @@ def any_path(value: Any, info: ValidationInfo) -> Path:
     """A path, made absolute."""
     if not isinstance(value, (str, Path)) or not str(value):
         raise ValueError(f"{value!r} is no path; expected a path, relative to the folder of this file")
+    if "\0" in str(value):
+        raise ValueError(f"{value!r} is no path: it has a zero byte; expected a path")
     home = (info.context or {}).get("home", Path.cwd())
     return Path(os.path.abspath(home / os.path.expanduser(value)))
 
@@ -136,6 +138,8 @@ def public_key(value: Any, info: ValidationInfo) -> Path:
 
 def source(value: Any, info: ValidationInfo) -> Any:
     """A data source with absolute paths; what can only be a data set id stays as it is."""
+    if isinstance(value, (dict, list)) and not value:
+        raise ValueError(f"{value!r} names no rows; expected a file, a folder or a data set id, or several of them")
     if isinstance(value, dict):
         return {name: source(part, info) for name, part in value.items()}
     if isinstance(value, list):

@@ -139,7 +139,9 @@ def public_key(value: Any, info: ValidationInfo) -> Path:
 def source(value: Any, info: ValidationInfo) -> Any:
     """A data source with absolute paths; what can only be a data set id stays as it is."""
     if isinstance(value, (dict, list)) and not value:
-        raise ValueError(f"{value!r} names no rows; expected a file, a folder or a data set id, or several of them")
+        raise ValueError(
+            f"{value!r} names no rows; expected a file, a folder or a data set id, or several of them"
+        )
     if isinstance(value, dict):
         return {name: source(part, info) for name, part in value.items()}
     if isinstance(value, list):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.errors import UserError
+from fedstrata.sites import flower_pull
 from fedstrata.sites.control_client import control_client
 from fedstrata.sites.flower_processes import prepare_flower
 
@@ -91,10 +92,10 @@ class FlowerTransport:
             return {self.names[key]: node for node, key in online.items() if key in self.names}
         for node in online.keys() - self.known.keys() - set(self.name_requests.values()):
             self.name_requests[self.send(node, b"", 60)] = node
-        for reply in self.grid.pull_messages(list(self.name_requests)) if self.name_requests else ():
-            node = self.name_requests.pop(reply.metadata.reply_to_message_id)
-            if reply.has_content():
-                self.known[node] = _take_bytes(reply).decode(errors="replace")
+        for message_id, answer in self.receive(self.name_requests):
+            node = self.name_requests.pop(message_id)
+            if answer is not None:
+                self.known[node] = answer.decode(errors="replace")
         return {name: node for node, name in self.known.items() if node in online}
 
     def send(self, to: Presence, message: bytes, seconds: float) -> str:
@@ -108,8 +109,8 @@ class FlowerTransport:
         """The answers to these messages that have arrived; None where Flower says that none will come."""
         self._check()
         for message_id in list(ids):  # one by one, so that only one answer is in memory
-            for reply in self.grid.pull_messages([message_id]):
-                yield message_id, _take_bytes(reply) if reply.has_content() else None
+            for answer in flower_pull.pull(self.grid, message_id):
+                yield message_id, answer
 
     def _check(self) -> None:
         if self.ended.is_set():
@@ -170,6 +171,7 @@ def _flower_run(
     token = _acquire_task(address, ca, run, secret)
     grid = HttpGrid(address, ca is None, ca, token=token)
     grid._retry_invoker = _retries()
+    flower_pull.bound(grid)
     transport = FlowerTransport(grid, names)
     task = grid._runtime_client.PullTaskInput(runtime_pb2.PullTaskInputRequest())
     TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, task.run.run_id

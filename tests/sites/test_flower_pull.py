@@ -112,7 +112,14 @@ def test_an_answer_of_many_pieces_is_refused() -> None:
     assert link.forgotten == [link.root]
 
 
-def test_an_answer_whose_message_is_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_names_a_piece_many_times_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flwr.app.message.array.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 100)
+    link = SuperLink(record(bytes(5000)))
+    assert len(link.objects) < 7
+    assert link.pulled() == [flower_pull.TOO_LONG]
+
+
+def test_an_answer_whose_message_is_long_is_refused() -> None:
     link = SuperLink(record(b"x"))
     link.message.metadata.group_id = "g" * 1_000_000
     assert link.pulled() == [flower_pull.TOO_LONG]

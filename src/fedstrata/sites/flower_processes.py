@@ -104,6 +104,8 @@ REASONS = {
 """Text in Flower's logs -> what it means."""
 CONNECTED = "SuperNode ID:"
 """Appears in the log of a SuperNode that the server has accepted."""
+LOST, BACK = "Connection attempt failed, retrying", "Connection successful after"
+"""Appear in it when the server does not answer a call, and when it does again."""
 
 
 def _command(program: str, options: list[str]) -> list[str]:

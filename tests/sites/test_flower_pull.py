@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from fedstrata import UserError
 from fedstrata.sites import flower, flower_pull
 from fedstrata.sites.flower_processes import MOST_BODY, ControlGate
 
@@ -156,3 +157,21 @@ def test_the_server_takes_nothing_long_of_a_site_through_flower(
     asyncio.run(ControlGate(app, b"5" * 64)(scope, None, send))
     assert bool(reached) == passes
     assert passes or sent[0]["status"] == 403
+
+
+def lost(*args: Any) -> Any:
+    raise httpx.ConnectError("")
+
+
+def test_a_lost_connection_is_in_the_record_of_the_run_in_a_sentence() -> None:
+    client = SimpleNamespace(PullMessages=lost)
+    grid = SimpleNamespace(get_nodes=lost, push_messages=lost, _runtime_client=client)
+    transport = flower.FlowerTransport(grid, {b"key": "a"}, "127.0.0.1:9440")
+    said = r"^federation: the server at 127.0.0.1:9440 does not answer \(ConnectError\); fedstrata serve starts it"
+    for call in (
+        transport.online,
+        lambda: transport.send((1, ""), b"", 1.0),
+        lambda: list(transport.receive(["asked"])),
+    ):
+        with pytest.raises(UserError, match=said):
+            call()

@@ -76,10 +76,12 @@ class FlowerTransport:
     Args:
         grid: Flower's connection.
         names: public key -> the site's name; empty where sites have no keys and are asked for their names.
+        address: ``host:port`` of the SuperLink; a lost connection is told in a sentence where it is lost, so that
+            the record of the run has the sentence too.
     """
 
-    def __init__(self, grid: Any, names: Mapping[bytes, str]) -> None:
-        self.grid, self.names = grid, names
+    def __init__(self, grid: Any, names: Mapping[bytes, str], address: str) -> None:
+        self.grid, self.names, self.address = grid, names, address
         self.known: dict[Presence, str] = {}
         self.name_requests: dict[str, Presence] = {}
         self.ended = threading.Event()
@@ -87,7 +89,8 @@ class FlowerTransport:
     def online(self) -> dict[str, Presence]:
         """The sites that are connected now: Flower's number for each, and since when."""
         self._check()
-        online = {(node.node_id, node.last_activated_at): node.public_key for node in self.grid.get_nodes()}
+        with _answering(self.address):
+            online = {(node.node_id, node.last_activated_at): node.public_key for node in self.grid.get_nodes()}
         if self.names:
             return {self.names[key]: node for node, key in online.items() if key in self.names}
         for node in online.keys() - self.known.keys() - set(self.name_requests.values()):
@@ -102,15 +105,17 @@ class FlowerTransport:
         """Send a message that expires after so many seconds; returns its id, empty if it cannot be sent."""
         self._check()
         TaskIdentity.node_id = SUPERLINK_NODE_ID
-        [message_id] = self.grid.push_messages([Message(_record(message), to[0], "train", ttl=seconds)])
+        with _answering(self.address):
+            [message_id] = self.grid.push_messages([Message(_record(message), to[0], "train", ttl=seconds)])
         return message_id or ""
 
     def receive(self, ids: Iterable[str]) -> Iterator[tuple[str, bytes | None]]:
         """The answers to these messages that have arrived; None where Flower says that none will come."""
         self._check()
         for message_id in list(ids):  # one by one, so that only one answer is in memory
-            for answer in flower_pull.pull(self.grid, message_id):
-                yield message_id, answer
+            with _answering(self.address):
+                answers = list(flower_pull.pull(self.grid, message_id))
+            yield from ((message_id, answer) for answer in answers)
 
     def _check(self) -> None:
         if self.ended.is_set():
@@ -144,9 +149,19 @@ def connect(
     Raises:
         UserError: no SuperLink is there, or the connection to it is lost.
     """
+    with _answering(address), _flower_run(address, ca, names, secret) as transport:
+        yield transport
+
+
+@contextmanager
+def _answering(address: str) -> Iterator[None]:
+    """Where a SuperLink is asked: that it does not answer is told in a sentence.
+
+    Raises:
+        UserError: the connection to it is lost, or it refuses.
+    """
     try:
-        with _flower_run(address, ca, names, secret) as transport:
-            yield transport
+        yield
     except (httpx.HTTPError, ssl.SSLError) as error:
         if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.FORBIDDEN:
             raise UserError(
@@ -172,7 +187,7 @@ def _flower_run(
     grid = HttpGrid(address, ca is None, ca, token=token)
     grid._retry_invoker = _retries()
     flower_pull.bound(grid)
-    transport = FlowerTransport(grid, names)
+    transport = FlowerTransport(grid, names, address)
     task = grid._runtime_client.PullTaskInput(runtime_pb2.PullTaskInputRequest())
     TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, task.run.run_id
     grid.set_run(run_from_proto(task.run))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -200,3 +201,66 @@ def test_a_process_that_is_up_is_watched_until_it_ends(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
     serve._supervise(command, tmp_path / "x.log", tmp_path, stop, print, lambda process: None, lambda: look)
     assert len(looks) == 3
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("federation", "init", LONG, "--sites", "a"),
+        ("federation", "add", LONG, "c"),
+        ("federation", "status", LONG),
+        ("serve", LONG),
+        ("join", LONG),
+        ("site", "log", LONG),
+    ],
+)
+def test_a_folder_with_a_name_that_is_too_long(words: tuple[str, ...]) -> None:
+    assert "(File name too long)" in said(*words)
+
+
+@pytest.mark.parametrize("folder", ["/proc/nope", LONG])
+def test_a_sites_folder_that_cannot_be_made(home: Path, folder: str) -> None:
+    site = home / "sites" / "a"
+    (site / "train.csv").write_text("text,label\nA kidney.,kidney\n")
+    settings = (site / "site.toml").read_text()
+    (site / "site.toml").write_text(settings.replace('folder = "state"', f'folder = "{folder}"'))
+    assert f'folder = "{folder}"' in (site / "site.toml").read_text()
+    assert "folder: " in said("join", str(site))
+
+
+def test_a_folder_is_for_one_program_at_a_time(tmp_path: Path) -> None:
+    with serve._alone(tmp_path), pytest.raises(UserError, match="another fedstrata join"), serve._alone(tmp_path):
+        pass
+    with serve._alone(tmp_path):
+        pass
+
+
+def test_a_site_is_added_to_the_federation_of_a_server_toml(home: Path) -> None:
+    done = CliRunner().invoke(app, ["federation", "add", str(home / "server.toml"), "c"])
+    assert done.exit_code == 0, done.output
+    assert done.output.split()[-1] == str(home / "sites" / "c" / "site.toml")
+    (home / "other.toml").write_text((home / "server.toml").read_text())
+    assert "other.toml: is a file; expected the folder" in said("federation", "add", str(home / "other.toml"), "d")
+
+
+@pytest.mark.parametrize("words", [("serve", "nowhere"), ("join", "nowhere")])
+def test_a_signal_before_anything_is_up_stops_with_a_word(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def signaled(path: Path) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # where the command does not answer it, the tests go on
+    for read in ("read_server", "read_site"):
+        monkeypatch.setattr(f"fedstrata.sites.settings.{read}", signaled)
+    try:
+        ended = CliRunner().invoke(app, words)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert ended.exit_code == 130, ended.output
+    assert "fedstrata: stopped" in ended.output

@@ -83,7 +83,12 @@ def any_path(value: Any, info: ValidationInfo) -> Path:
     if "\0" in str(value):
         raise ValueError(f"{value!r} is no path: it has a zero byte; expected a path")
     home = (info.context or {}).get("home", Path.cwd())
-    return Path(os.path.abspath(home / os.path.expanduser(value)))
+    path = Path(os.path.abspath(home / os.path.expanduser(value)))
+    try:
+        path.exists()
+    except OSError as error:
+        raise ValueError(f"{str(value)[:80]!r} is no path here ({error.strerror}); expected a path") from None
+    return path
 
 
 def folder_path(value: Any, info: ValidationInfo) -> Path:

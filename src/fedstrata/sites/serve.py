@@ -169,12 +169,18 @@ def _take_part(settings: SiteSettings, say: Say, insecure: bool, dry_run: bool, 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """One program at a time works in a site's folder: two would write one release log."""
-    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / "join.lock", timeout=0)
     try:
-        with FileLock(folder / "join.lock", timeout=0):
-            yield
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
     except Timeout:
         raise UserError(f"{folder}: another fedstrata join works in this folder; end it first") from None
+    except OSError as error:
+        raise UserError(f"folder: {folder} cannot be made or written ({error.strerror})") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _log_step(tell: Tell, step: int, steps: int, loss: float, seen: int) -> None:

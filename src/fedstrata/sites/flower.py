@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,6 +19,7 @@ from fedstrata.errors import UserError
 from fedstrata.sites import flower_pull
 from fedstrata.sites.control_client import control_client
 from fedstrata.sites.flower_processes import prepare_flower
+from fedstrata.sites.flower_pull import answering
 
 if TYPE_CHECKING:
     from fedstrata.sites.engine import Presence
@@ -89,7 +89,7 @@ class FlowerTransport:
     def online(self) -> dict[str, Presence]:
         """The sites that are connected now: Flower's number for each, and since when."""
         self._check()
-        with _answering(self.address):
+        with answering(self.address):
             online = {(node.node_id, node.last_activated_at): node.public_key for node in self.grid.get_nodes()}
         if self.names:
             return {self.names[key]: node for node, key in online.items() if key in self.names}
@@ -105,7 +105,7 @@ class FlowerTransport:
         """Send a message that expires after so many seconds; returns its id, empty if it cannot be sent."""
         self._check()
         TaskIdentity.node_id = SUPERLINK_NODE_ID
-        with _answering(self.address):
+        with answering(self.address):
             [message_id] = self.grid.push_messages([Message(_record(message), to[0], "train", ttl=seconds)])
         return message_id or ""
 
@@ -113,7 +113,7 @@ class FlowerTransport:
         """The answers to these messages that have arrived; None where Flower says that none will come."""
         self._check()
         for message_id in list(ids):  # one by one, so that only one answer is in memory
-            with _answering(self.address):
+            with answering(self.address):
                 answers = list(flower_pull.pull(self.grid, message_id))
             yield from ((message_id, answer) for answer in answers)
 
@@ -149,30 +149,8 @@ def connect(
     Raises:
         UserError: no SuperLink is there, or the connection to it is lost.
     """
-    with _answering(address), _flower_run(address, ca, names, secret) as transport:
+    with answering(address), _flower_run(address, ca, names, secret) as transport:
         yield transport
-
-
-@contextmanager
-def _answering(address: str) -> Iterator[None]:
-    """Where a SuperLink is asked: that it does not answer is told in a sentence.
-
-    Raises:
-        UserError: the connection to it is lost, or it refuses.
-    """
-    try:
-        yield
-    except (httpx.HTTPError, ssl.SSLError) as error:
-        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.FORBIDDEN:
-            raise UserError(
-                f"federation: the server at {address} refuses to start a run; start it on the machine, as the "
-                "user and with the folder of fedstrata serve"
-            ) from None
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"federation: the server at {address} does not answer ({why}); "
-            "fedstrata serve starts it, and --resume goes on from the last finished round"
-        ) from None
 
 
 @contextmanager

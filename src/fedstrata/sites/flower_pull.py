@@ -1,4 +1,4 @@
-"""What sites answer to calls through Flower: fetched in small pieces, and refused before it is read if it is long.
+"""What sites answer to calls through Flower: taken in small pieces, refused unread if long; a server that is away.
 
 Flower's own ``pull_messages`` holds an answer of any length, several times over. An answer to a call is a site's
 name, or a sentence, so little is needed of it; the parts of the model go another way.
@@ -7,10 +7,13 @@ name, or a sentence, so little is needed of it; the parts of the model go anothe
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
+from fedstrata.errors import UserError
 from fedstrata.sites.flower_processes import prepare_flower
 
 prepare_flower()
@@ -94,3 +97,25 @@ def _check_length(response: httpx.Response) -> None:
         length = response.headers.get("content-length", "")
         if not length.isdecimal() or int(length) > MOST_BYTES:
             raise TooLong
+
+
+@contextmanager
+def answering(address: str) -> Iterator[None]:
+    """Where a SuperLink is asked: that it does not answer is told in a sentence.
+
+    Raises:
+        UserError: the connection to it is lost, or it refuses.
+    """
+    try:
+        yield
+    except (httpx.HTTPError, ssl.SSLError) as error:
+        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.FORBIDDEN:
+            raise UserError(
+                f"federation: the server at {address} refuses to start a run; start it on the machine, as the "
+                "user and with the folder of fedstrata serve"
+            ) from None
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"federation: the server at {address} does not answer ({why}); "
+            "fedstrata serve starts it, and --resume goes on from the last finished round"
+        ) from None

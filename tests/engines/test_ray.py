@@ -61,13 +61,15 @@ def test_a_reply_travels_without_a_pickle() -> None:
 def test_predictions_travel_with_their_arrays() -> None:
     answer = [
         Predicted(np.array([1, 2]), np.array([0.5, 1.5], np.float32), 0.25),
-        Predicted([["B-a", "O"], []], [["O", "O"], []]),
+        Predicted([["B-a", "O"], []], [["O", "O"], []], origin=np.array([[4, 1], [4, 2]])),
         Predicted(torch.tensor([3]), None, 1.0),
     ]
     found = decode_answer(*encode_answer(answer))
     assert isinstance(found, list)
     np.testing.assert_array_equal(found[0].truth, [1, 2])
     assert (found[0].truth.dtype, found[0].guess.dtype, found[0].loss) == (np.int64, np.float32, 0.25)
+    assert found[0].origin is None
+    np.testing.assert_array_equal(found[1].origin, [[4, 1], [4, 2]])
     assert (found[1].truth, found[1].guess) == ([["B-a", "O"], []], [["O", "O"], []])
     assert (found[2].truth.tolist(), found[2].guess) == ([3], None)
 
@@ -94,7 +96,7 @@ SENT = encode_answer(Played(Reply("c", 1, {"head": {"w": torch.ones(5)}})))
         ("played", SENT[1], SENT[2].replace('"head", "w"', '"other", "w"')),
         ("played", encode_answer([])[1], SENT[2]),
         ("predicted", b"\x08" + bytes(7) + b"{}      ", "[[1, 2, 3]]"),
-        ("predicted", encode_answer([Predicted(np.ones(1), 0)])[1], '[[{"array": "7"}, 0, 0]]'),
+        ("predicted", encode_answer([Predicted(np.ones(1), 0)])[1], '[[{"array": "7"}, 0, null, 0]]'),
         ("failed", b"", "{"),
         ("other", b"", "[]"),
     ],

@@ -122,7 +122,7 @@ def steps_of(
     working = WorkingModel(model, find_parts(model))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trained)
-    draws = ExampleNoise(clip, noise, 1.0, np.random.default_rng(1), np.random.default_rng(2))
+    draws = ExampleNoise(clip, noise, 1.0, *map(np.random.default_rng, (1, 2, 3)), dropout=4)
     return NoisySteps(working, task, train_config(dropout=False, batch_size=SEEN), nullcontext, draws)
 
 

@@ -36,6 +36,29 @@ def test_a_model_has_a_card_of_counts_scores_and_costs(job: Jobs, tmp_path: Path
     assert not any(text in whole for text in ("kidney filters", "urine")), "nor is any text"
 
 
+@pytest.mark.parametrize("level", ["none", "example", "client"])
+def test_a_card_tells_nothing_of_single_clients_rows_where_there_is_noise(job: Jobs, level: str) -> None:
+    if level != "none":
+        pytest.importorskip("dp_accounting")
+    privacy: dict[str, Any] = {"level": level}
+    if level != "none":
+        privacy |= {"noise": 1.0, **({"single_message": True} if level == "client" else {})}
+    labels = ["eye", "heart", "kidney"]
+    made = job("fedavg", "classify", method={"rounds": 1}, privacy=privacy, task={"labels": labels})
+    result = fedstrata.run(made)
+    assert result.model_folder is not None
+    text = (result.model_folder / CARD).read_text("utf-8")
+    for counted in ("training rows of each", "always the most frequent class", "TFLOP", "| baseline |"):
+        assert (counted in text) is (level == "none"), counted
+    assert not any(words in text for words in ("client-0", '"rate"', '"clients"'))
+    assert ("are left out: no noise covers them" in text) is (level != "none")
+    assert ('"epsilon"' in text) is (level != "none")
+    assert "3 clients" in text
+    assert result.baseline is not None, "the user still has it"
+    assert result.data is not None
+    assert result.data["classes"]
+
+
 def test_a_clients_card_keeps_what_it_said_of_the_client(job: Jobs) -> None:
     made = job("fedsplitbert", "classify")
     result = fedstrata.run(made)

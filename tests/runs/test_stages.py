@@ -291,12 +291,22 @@ def test_a_run_that_fails_says_so_on_disk(job: Jobs) -> None:
     assert "round" in result["message"]
 
 
+def record(accountant: str, honest: int | None = None) -> dict[str, Any]:
+    """What a stage of level ``client`` has spent."""
+    client = {"rounds": 2, "noise": 1.1, "rate": 1.0, "releases": 2}
+    told = {"level": "client", "delta": 1e-5, "accountant": accountant, "honest": honest}
+    return {**told, "clients": {"a": client}}
+
+
+@pytest.mark.parametrize(("each", "told"), [((6, 1), 6), ((1, 6), 6), ((3, None), 3), ((None, None), None)])
+def test_stages_together_rely_on_the_most_honest_clients(each: tuple[int | None, ...], told: int | None) -> None:
+    combined = combined_privacy([(f"stage {n}", record("rdp", honest)) for n, honest in enumerate(each)])
+    assert combined is not None
+    assert combined["honest"] == told
+
+
 def test_epsilon_of_stages_does_not_depend_on_their_order() -> None:
     """Sums are counted by Rényi's bound, whatever the accountant of another stage."""
-
-    def record(accountant: str) -> dict[str, Any]:
-        client = {"rounds": 2, "noise": 1.1, "rate": 1.0, "releases": 2}
-        return {"level": "client", "delta": 1e-5, "accountant": accountant, "clients": {"a": client}}
 
     stages = [("sums", record("rdp")), ("messages", record("pld"))]
     found = [combined_privacy(order) for order in (stages, stages[::-1])]

@@ -154,6 +154,13 @@ REFUSALS: list[tuple[str, str, dict[str, Any], str]] = [
     ("local", "classify", {}, r"nobody sends anything that could be summed"),
     ("fedavg", "classify", {"clients": {"count": 2}}, r"only client-0 and client-1 would send embeddings"),
     ("fedavg", "classify", {"clients": {"fraction": 0.3}}, r"would send embeddings, and a sum of fewer than 3"),
+    (
+        "fedavg",
+        "classify",
+        {"server": {"aggregate": "median"}},
+        r"\[server\] aggregate = 'median' compares single",
+    ),
+    ("fedavg", "classify", {"server": {"max_norm": 1.0}}, r"\[server\] max_norm shortens single messages"),
     ("fedavg", "classify", {"wire": {"dtype": "int8"}}, r"'int8' has a scale for every row"),
     ("fedavg", "classify", {"wire": {"codec": "delta"}}, r"\[wire\] codec = 'delta' has scales and places"),
     (

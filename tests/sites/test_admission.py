@@ -56,6 +56,18 @@ def test_a_key_ends_after_its_last_day(home: Path, monkeypatch: pytest.MonkeyPat
         assert list(keys_now(settings)) == names
 
 
+def test_keys_that_cannot_be_read_now_are_those_of_before(home: Path) -> None:
+    """As where strangers have opened all the files that the process may have."""
+    admission = Admission(read_server(home), home)
+    keys = admission.keys()
+    (home / "keys" / "a.pub").rename(home / "keys" / "aside")
+    assert admission.keys() == keys
+    assert admission.revoked() == set()
+    change(home, 'b = "keys/b.pub"', "")
+    (home / "keys" / "aside").rename(home / "keys" / "a.pub")
+    assert admission.keys() == {"a": keys["a"]}
+
+
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [

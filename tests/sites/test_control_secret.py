@@ -10,7 +10,15 @@ import pytest
 
 from fedstrata import UserError
 from fedstrata.sites import control_secret
-from fedstrata.sites.control_secret import HEADER, VALID_SECONDS, Signatures, read_secret, secret_file, sign
+from fedstrata.sites.control_secret import (
+    HEADER,
+    SHORTEST,
+    VALID_SECONDS,
+    Signatures,
+    read_secret,
+    secret_file,
+    sign,
+)
 from fedstrata.sites.flower_processes import MOST_BODY, ControlGate
 
 SECRET, PATH = b"5" * 64 + b"\n", "/v1/control/register-node"
@@ -106,3 +114,37 @@ def test_the_secret_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Path, "read_bytes", denied)
     with pytest.raises(UserError, match="as the user that runs fedstrata serve"):
         read_secret(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n" * 64, b"x", b"5" * (SHORTEST - 1)])
+def test_a_secret_that_is_empty_or_cut_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "secret").write_bytes(content)
+    for read in (secret_file, read_secret):
+        with pytest.raises(
+            UserError, match=f"^{tmp_path / 'secret'}: holds .* of a secret, and 32 .* move it away"
+        ):
+            read(tmp_path)
+    assert (tmp_path / "secret").read_bytes() == content
+    (tmp_path / "secret").write_bytes(b"5" * SHORTEST)
+    assert read_secret(tmp_path) == b"5" * SHORTEST
+
+
+def test_a_folder_in_the_secrets_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / "secret").mkdir()
+    with pytest.raises(UserError, match=f"^{tmp_path / 'secret'}: is no file.* move it away"):
+        read_secret(tmp_path)
+
+
+def test_a_machine_that_stops_while_the_secret_is_made_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(handle: int) -> None:
+        assert not (tmp_path / "secret").exists(), "it has its name before it is on the disk"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(control_secret.os, "fsync", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        secret_file(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    assert len(read_secret(tmp_path)) == 64

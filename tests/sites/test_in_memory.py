@@ -7,7 +7,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from fedstrata.sites.messages import decode_message, encode_message
 from fedstrata.sites.provision import init
 from fedstrata.sites.service import SiteService
 from fedstrata.sites.settings import read_server, read_site
+from fedstrata.sites.site import Site
 from fedstrata.wire.tensor_file import TensorFile, read_file
 from tiny import SENTENCES, saved_tensors
 
@@ -268,6 +269,40 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(
         village.start()
     monkeypatch.setattr(stages.state.RunState, "commit", commit)
     same(whole, fedstrata.run(there, resume=True))
+
+
+@pytest.mark.parametrize("mode", ["share", "parallel"])
+def test_a_site_that_answers_without_the_server_s_layers_is_missing(
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    class Own:
+        """Layers of the site's own in place of the server's."""
+
+        def begin(self, span: Any) -> None:
+            """See the class."""
+
+        def forward(self, message: Any) -> Any:
+            return {"activations": message["activations"]}
+
+        def backward(self, message: Any) -> Any:
+            return message
+
+    def carry_out(site: Site, request: Request, copied: bool) -> Any:
+        if site.name == "b":
+            site.reach = lambda request: nullcontext(Own())
+        return answer(site, request, copied)
+
+    answer = Site._carry_out
+    monkeypatch.setattr(Site, "_carry_out", carry_out)
+    _, there = village.jobs(job("fedbert", "classify", 2, method={"mode": mode}))
+    for site in NAMES:
+        village.site(site, 'payloads = ["weights"]', 'payloads = ["weights", "activations"]')
+    run = fedstrata.run(there)
+    missing = json.loads((run.folder / "result.json").read_text("utf-8"))["missing"]
+    assert {(line["client"], line["reason"]) for line in missing} == {
+        ("b", "answers without having held its session on the server's layers")
+    }
+    assert [line["round"] for line in missing][:2] == [0, 1]
 
 
 def test_a_site_saves_the_model_that_is_its_own(job: Jobs, village: Village) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from fedstrata.sites.certificates import make_certificates
 from fedstrata.sites.engine import Presence
 from fedstrata.sites.message_client import Desk, MessageClient
 from fedstrata.sites.message_server import MessageServer
-from fedstrata.sites.message_stream import LATE, CallHeader, FileHeader, frames
+from fedstrata.sites.message_stream import DELIVER, LATE, SERVICE, CallHeader, FileHeader, frames
 from fedstrata.sites.transport import SiteTransport
 from fedstrata.wire.codec import WireError
 from fedstrata.wire.tensor_file import TensorFile, pack
@@ -127,6 +128,42 @@ def test_whoever_has_no_token_gets_nothing(server: MessageServer, name: str, tok
     with pytest.raises(grpc.RpcError, match="site or token is not known"):
         client(server, name, token)._deliver(id, message())
     assert server.absent_for("a") > 0
+
+
+def test_a_site_that_opens_answers_without_a_word_takes_nobody_s_place(server: MessageServer) -> None:
+    """Each of its calls ends the one before; else so few sites would fill the server."""
+    metadata = [("site-bin", b"a"), ("token-bin", TOKENS["a"].encode())]
+    silent, end = [], threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        end.wait()
+        yield from ()
+
+    with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        deliver = channel.stream_unary(f"/{SERVICE}/{DELIVER}")
+        for _ in range(80):
+            silent.append(deliver.future(nothing(), metadata=metadata))
+        sent = server.post("b", message(torch.ones(4)), 30, 100)
+        with Running(client(server, "b"), Doubles()):
+            assert taken(server, sent)
+        deadline = time.monotonic() + 20
+        while sum(not call.done() for call in silent) > 1 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert sum(not call.done() for call in silent) <= 1
+        end.set()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files are counted otherwise")
+def test_a_server_may_have_as_many_files_open_as_the_machine_allows() -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+        with MessageServer("127.0.0.1:0", None, TOKENS):
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= min(hard, 1 << 16)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_site_that_lost_a_message_fetches_it_again(server: MessageServer) -> None:

@@ -15,13 +15,17 @@ from test_bad_sites import attacked, header
 from test_in_memory import NAMES, Village
 
 import fedstrata
+from fedstrata.client.private import Private
 from fedstrata.errors import UserError
+from fedstrata.job.privacy_table import Privacy
+from fedstrata.job.tables import Train
 from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import Plan
 from fedstrata.privacy.accounting import Spending, epsilon_of
 from fedstrata.sites.messages import ReplyHeader, WelcomeHeader, decode_message
 from fedstrata.sites.noise import ASKED, KEY, SecretNoise
-from fedstrata.sites.noise_account import ACCOUNT, NoiseAccount, check_account
+from fedstrata.sites.noise_account import ACCOUNT, NoiseAccount, check_account, refusal_of_epsilon
+from fedstrata.sites.noise_tables import Require
 from fedstrata.sites.release_log import ReleaseLog
 from fedstrata.sites.service import SiteService
 from fedstrata.sites.settings import read_site
@@ -34,6 +38,7 @@ TABLES: dict[str, dict[str, Any]] = {
     "example": {"level": "example", "clip": 0.5, "epsilon": 6.0},
     "shared": {"level": "client", "clip": 0.125, "noise": 2.0, "sum_only": True, "honest": 3},
 }
+CLIENT = Privacy(level="client", noise=1.0, single_message=True)
 
 
 @pytest.fixture
@@ -91,30 +96,34 @@ def test_the_seed_of_the_job_does_not_tell_the_noise(village: Village, job: Jobs
 
 def test_the_same_request_has_the_same_noise_and_another_one_none(tmp_path: Path) -> None:
     request = Request(0, "a", Plan((0,), ("head",)), "train", {"head": 0}, {})
-    shared = {"head": (0, {"w": torch.ones(3)})}
-    first = SecretNoise(tmp_path / "run")(request, shared)("noise").normal(size=4)
-    again = SecretNoise(tmp_path / "run")(
-        replace(request, parts={"head": {}}), shared
-    )  # whole instead of a change
+    start = {"model": {"w": torch.ones(3)}, "memory": {}}
+
+    def noise(run: str = "run", rows: bytes = b"rows") -> SecretNoise:
+        return SecretNoise(tmp_path / run, rows)
+
+    first = noise()(request, start)("noise").normal(size=4)
+    again = noise()(replace(request, parts={"head": {}}), start)  # whole instead of a change
     np.testing.assert_array_equal(again("noise").normal(size=4), first)
     assert not np.array_equal(again("sample").normal(size=4), first)
-    for other, held in (
-        (replace(request, span=(0.0, 0.5)), shared),
-        (replace(request, plan=Plan((1,), ("head",))), shared),
-        (request, {"head": (0, {"w": torch.zeros(3)})}),
+    for other, begun, rows in (
+        (replace(request, span=(0.0, 0.5)), start, b"rows"),
+        (replace(request, plan=Plan((1,), ("head",))), start, b"rows"),
+        (request, {**start, "model": {"w": torch.zeros(3)}}, b"rows"),
+        (request, {**start, "memory": {"w": torch.zeros(3)}}, b"rows"),
+        (request, start, b"other rows"),
     ):
         with pytest.raises(WireError, match="another request was answered with noise"):
-            SecretNoise(tmp_path / "run")(other, held)
-    later = SecretNoise(tmp_path / "run")(replace(request, round=1), shared)
+            noise(rows=rows)(other, begun)
+    later = noise()(replace(request, round=1), start)
     assert not np.array_equal(later("noise").normal(size=4), first)
     assert (tmp_path / "run" / KEY).stat().st_mode & 0o077 == 0
-    elsewhere = SecretNoise(tmp_path / "other")(request, shared)
+    elsewhere = noise("other")(request, start)
     assert not np.array_equal(elsewhere("noise").normal(size=4), first)
     with (tmp_path / "run" / ASKED).open("ab") as file:
         file.write(b'{"round": 2, "req')  # the machine stopped here
-    SecretNoise(tmp_path / "run")(replace(request, round=2), shared)
+    noise()(replace(request, round=2), start)
     with pytest.raises(WireError):
-        SecretNoise(tmp_path / "run")(replace(request, round=2, span=(0.0, 0.5)), shared)
+        noise()(replace(request, round=2, span=(0.0, 0.5)), start)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +173,7 @@ def test_a_round_with_another_noise_is_accounted_for_once_more(tmp_path: Path) -
     account = NoiseAccount(tmp_path, None, 1e-5)
     loud, quiet = Spending(50.0, 1.0, 1), Spending(0.5, 1.0, 1)
     for release in (loud, quiet, loud):
-        account.spend("run", 0, "client", release)
+        account.spend("run", 0, CLIENT, release)
     assert account.epsilon() == epsilon_of([loud, quiet], 1e-5, "pld")
 
 
@@ -179,17 +188,34 @@ def test_a_site_weighs_one_at_level_client_whatever_it_says(village: Village, jo
     assert {line["examples"] for line in rounds if line["client"] != "server"} == {1}
 
 
+def test_sums_of_whole_numbers_are_counted_by_renyi(tmp_path: Path) -> None:
+    """And with them all of their level; epsilon by the other accountant would be that of continuous noise."""
+    shared, own = Privacy(level="client", noise=1.0, sum_only=True, honest=3), Spending(1.0, 1.0, 1)
+    account = NoiseAccount(tmp_path, None, 1e-5)
+    for round in range(5):
+        account.spend("run", round, shared, own)
+    by_renyi = epsilon_of([Spending(1.0, 1.0, 5)], 1e-5, "rdp")
+    assert account.epsilon() == by_renyi > epsilon_of([Spending(1.0, 1.0, 5)], 1e-5, "pld")
+    private = Private(
+        shared.model_copy(update={"noise": 1.0}), Train(), lambda request, start: np.random.default_rng
+    )
+    require = Require(epsilon=by_renyi - 0.01, delta=1e-5)
+    assert f"epsilon {by_renyi:.3g}" in (refusal_of_epsilon(require, private, 10, 5) or "")
+    account.spend("run", 5, CLIENT, own)
+    assert account.epsilon() == epsilon_of([Spending(1.0, 1.0, 6)], 1e-5, "rdp")
+
+
 def test_a_round_is_accounted_for_once(tmp_path: Path) -> None:
     release = Spending(1.0, 1.0, 1)
     account = NoiseAccount(tmp_path, 5.0, 1e-5)
     for _ in range(3):
-        NoiseAccount(tmp_path, 5.0, 1e-5).spend("run", 0, "client", release)
+        NoiseAccount(tmp_path, 5.0, 1e-5).spend("run", 0, CLIENT, release)
     assert account.epsilon() == epsilon_of([release], 1e-5, "pld")
     with pytest.raises(WireError, match="its limit is 5"):
-        account.spend("run", 1, "client", release)
+        account.spend("run", 1, CLIENT, release)
     assert account.epsilon() == epsilon_of([release], 1e-5, "pld")
     account = NoiseAccount(tmp_path, None, 1e-5)
-    account.spend("run", 1, "example", Spending(5.0, 0.1, 1))
+    account.spend("run", 1, Privacy(level="example", noise=5.0), Spending(5.0, 0.1, 1))
     both = epsilon_of([release], 5e-6, "pld") + epsilon_of([Spending(5.0, 0.1, 1)], 5e-6, "pld")
     assert account.epsilon() == both
 

@@ -16,7 +16,7 @@ from fedstrata import UserError
 from fedstrata.cli import app
 from fedstrata.sites.provision import init
 from fedstrata.sites.release_lines import log_lines, verified_lines
-from fedstrata.sites.release_log import DAY, Release, ReleaseLog, now, read_log, release_of
+from fedstrata.sites.release_log import DAY, HEAD, LOG, Release, ReleaseLog, now, read_log, release_of
 
 RUN = "a" * 32
 
@@ -140,3 +140,19 @@ def test_it_is_shown_and_checked(tmp_path: Path) -> None:
         list(log_lines(site / "state"))
     with pytest.raises(UserError, match="line 1 is not"):
         list(verified_lines(site / "state"))
+
+
+def test_a_damaged_end_without_a_log_is_no_empty_log(written: Path) -> None:
+    (written / LOG).unlink()
+    (written / HEAD).write_text("x")
+    with pytest.raises(UserError, match="which says how far it goes, is missing or damaged"):
+        list(read_log(written))
+    (written / HEAD).unlink()
+    assert list(read_log(written)) == []
+
+
+@pytest.mark.parametrize("name", [LOG, HEAD])
+def test_a_folder_in_the_logs_place_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(UserError, match=f"^{tmp_path / name}: is a folder"):
+        list(read_log(tmp_path))

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import stat
+import subprocess
+import sys
+import threading
 import time
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -16,8 +20,8 @@ from typer.testing import CliRunner
 
 from fedstrata import UserError
 from fedstrata.cli import app
+from fedstrata.sites import connecting, flower_processes, serve
 from fedstrata.sites import federation as between
-from fedstrata.sites import serve
 from fedstrata.sites.connecting import clock_complaint
 from fedstrata.sites.provision import init
 from fedstrata.sites.site_log import LOG, log_to
@@ -138,3 +142,125 @@ def test_a_message_is_one_line_of_the_log(tmp_path: Path) -> None:
     assert [line for line in lines if not line.startswith("  ")] == [lines[0], lines[1]]
     assert lines[0].endswith("INFO run x 2026-01-01 00:00:00,000 INFO run 0: over")
     assert "\x1b" not in path.read_text("utf-8")
+
+
+def test_a_site_says_once_that_its_server_went_away_and_once_that_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, told, log = [0.0], list[str](), tmp_path / "supernode.log"
+    monkeypatch.setattr(connecting.time, "monotonic", lambda: now[0])
+    log.write_text("INFO :      SuperNode ID: 7\n")
+    watch = connecting.Watch("a", log, told.append)
+
+    def looks(seconds: float, line: str = "") -> list[str]:
+        with log.open("a") as file:
+            file.write(line)
+        for _ in range(round(5 * seconds)):
+            watch()
+            now[0] += 0.2
+        return told
+
+    lost = "WARNING :   Connection attempt failed, retrying in 3.20 seconds\n"
+    back = "INFO :      Connection successful after 12.20 seconds and 4 tries.\n"
+    assert looks(20) == []
+    assert looks(5, lost) == [], "a call that is repeated a moment later is no news"
+    assert looks(20, back) == []
+    away = f"a: the server does not answer; {log}"
+    assert looks(300, lost) == [away]
+    assert looks(300, lost) == [away]
+    assert looks(300, back) == [away, "a: the server answers again"]
+    assert looks(30, lost) == [away, "a: the server answers again", away]
+
+
+def test_what_is_said_of_a_lost_connection_is_what_flower_writes() -> None:
+    code = """
+import httpx
+from flwr.supercore.retry import make_simple_http_retry_invoker
+calls = []
+def call():
+    calls.append(1)
+    if len(calls) == 1:
+        raise httpx.ConnectError("refused")
+make_simple_http_retry_invoker().invoke(call)
+"""
+    flower_processes.prepare_flower()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    said = done.stdout + done.stderr
+    assert 0 <= said.find(flower_processes.LOST) < said.find(flower_processes.BACK)
+
+
+def test_a_process_that_is_up_is_watched_until_it_ends(tmp_path: Path) -> None:
+    stop, looks = threading.Event(), []
+
+    def look() -> None:
+        looks.append(1)
+        if len(looks) == 3:
+            stop.set()
+
+    threading.Timer(10, stop.set).start()  # where nothing looks, the test ends too
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    serve._supervise(command, tmp_path / "x.log", tmp_path, stop, print, lambda process: None, lambda: look)
+    assert len(looks) == 3
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("federation", "init", LONG, "--sites", "a"),
+        ("federation", "add", LONG, "c"),
+        ("federation", "status", LONG),
+        ("serve", LONG),
+        ("join", LONG),
+        ("site", "log", LONG),
+    ],
+)
+def test_a_folder_with_a_name_that_is_too_long(words: tuple[str, ...]) -> None:
+    assert "(File name too long)" in said(*words)
+
+
+@pytest.mark.parametrize("folder", ["/proc/nope", LONG])
+def test_a_sites_folder_that_cannot_be_made(home: Path, folder: str) -> None:
+    site = home / "sites" / "a"
+    (site / "train.csv").write_text("text,label\nA kidney.,kidney\n")
+    settings = (site / "site.toml").read_text()
+    (site / "site.toml").write_text(settings.replace('folder = "state"', f'folder = "{folder}"'))
+    assert f'folder = "{folder}"' in (site / "site.toml").read_text()
+    assert "folder: " in said("join", str(site))
+
+
+def test_a_folder_is_for_one_program_at_a_time(tmp_path: Path) -> None:
+    with serve._alone(tmp_path), pytest.raises(UserError, match="another fedstrata join"), serve._alone(tmp_path):
+        pass
+    with serve._alone(tmp_path):
+        pass
+
+
+def test_a_site_is_added_to_the_federation_of_a_server_toml(home: Path) -> None:
+    done = CliRunner().invoke(app, ["federation", "add", str(home / "server.toml"), "c"])
+    assert done.exit_code == 0, done.output
+    assert done.output.split()[-1] == str(home / "sites" / "c" / "site.toml")
+    (home / "other.toml").write_text((home / "server.toml").read_text())
+    assert "other.toml: is a file; expected the folder" in said("federation", "add", str(home / "other.toml"), "d")
+
+
+@pytest.mark.parametrize("words", [("serve", "nowhere"), ("join", "nowhere")])
+def test_a_signal_before_anything_is_up_stops_with_a_word(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def signaled(path: Path) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # where the command does not answer it, the tests go on
+    for read in ("read_server", "read_site"):
+        monkeypatch.setattr(f"fedstrata.sites.settings.{read}", signaled)
+    try:
+        ended = CliRunner().invoke(app, words)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert ended.exit_code == 130, ended.output
+    assert "fedstrata: stopped" in ended.output

@@ -243,8 +243,16 @@ def site(tmp_path: Path) -> Site:
         ({"versions": {"head": 0}, "parts": head(torch.ones(3, 31))}, "must be"),
         ({"phase": "evaluate", "plan": Plan((0, 1, 2), ())}, "not that of its method to evaluate"),
         (
-            {"phase": "evaluate", "plan": Plan((0, 1, 2), (), (), ("layer.2",))},
+            {
+                "phase": "evaluate",
+                "plan": Plan((0, 1, 2), (), (), ("layer.2",)),
+                "versions": {**dict.fromkeys(("embeddings", "layer.0", "layer.1", "pooler"), 0), "head": 1},
+            },
             "has no test rows of its own",
+        ),
+        (
+            {"versions": {"embeddings": 0, "layer.0": 0, "head": 1}},
+            "versions: lacks pooler, from which the client",
         ),
     ],
 )
@@ -285,7 +293,7 @@ def test_no_more_than_the_limit_goes_to_the_servers_layers(tmp_path: Path) -> No
     site = site_in(tmp_path)
     site.method = FedBERT()
     plan = make_plan(site.method, site.runtime.working.parts, "classify", 0, "a", Streams(0))
-    asked = Request(0, "a", plan, "train", dict.fromkeys(plan.send, 0), {})
+    asked = Request(0, "a", plan, "train", dict.fromkeys(plan.received(site.runtime.working.parts), 0), {})
     links = [Echo(), Echo(), Echo()]
     site.reach = lambda request: nullcontext(links[0])
     site.answer(asked)

@@ -314,3 +314,20 @@ def test_what_is_asked_often_is_found_out_once() -> None:
 )
 def test_where_a_run_stands(changes: dict[str, Any], words: str) -> None:
     assert live.facts(status(method="fedavg", **changes))["run"].startswith(words)
+
+
+@pytest.mark.parametrize("began", ["NaN", "Infinity", "-Infinity", "1e300", "1e18", "-1e18"])
+def test_a_record_with_a_number_that_is_no_time_is_shown(home: Path, began: str) -> None:
+    words = f'{{"output": "o", "stage": "", "method": "fedavg", "rounds": 2, "began": {began}, "ends": {began}}}'
+    (home / "run.json").write_text(words)
+    with FileLock(home / RUN_LOCK):
+        ended = CliRunner().invoke(app, ["federation", "status", str(home)])
+    assert ended.exit_code == 0, ended.output
+    assert "begun ?" in ended.output
+
+
+def test_a_folder_in_the_records_place_is_named(home: Path) -> None:
+    (home / "run.json").mkdir()
+    ended = CliRunner().invoke(app, ["federation", "status", str(home)])
+    assert ended.exit_code == 2
+    assert "run.json: cannot be read (Is a directory); expected the record of a run" in ended.output

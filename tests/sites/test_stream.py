@@ -652,7 +652,7 @@ def test_who_is_given_up_while_the_layers_compute_leaves_nothing(
 @pytest.mark.parametrize("takes", [True, False])
 def test_who_is_silent_is_broken_off(house: Callable[..., House], takes: bool) -> None:
     """It sends no more, or does not even take an answer, which is larger than what the connection holds."""
-    here = house(copies=False, deadline=1.0, batch_size=400)
+    here = house(copies=False, deadline=1.0, batch_size=800)
     here.expect(asked("a"), asked("b"))
     if takes:
         link = here.connect(asked("a"))
@@ -805,7 +805,7 @@ def test_a_failure_of_the_layers_tells_a_client_nothing_else(
 
 def test_one_message_is_under_way_at_most(house: Callable[..., House], monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that sends without waiting fills what the connection holds, not the server's memory."""
-    here = house(copies=True, batch_size=400)
+    here = house(copies=True, batch_size=800)
     here.expect(asked("a"))
     go_on = threading.Event()
     forward = SplitSession.forward

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from fedstrata.models import checkpoints
 from fedstrata.plan.messages import Positions
 from fedstrata.tasks import Examples
 from fedstrata.tasks.batches import IGNORE_INDEX
-from fedstrata.tasks.tag import Tag
+from fedstrata.tasks.tag import Tag, whole_texts
+from fedstrata.tasks.task import Predicted
 from tiny import SENTENCES, tiny_model, tokenizer
 
 LABELS = ("B-organ", "I-organ", "O")
@@ -231,3 +233,50 @@ def test_tokens_without_words_have_none() -> None:
     made = tokenize(["the eye"], tokenizer(), 8, "chunk")
     assert isinstance(made, Tokens)
     assert len(made.words) == 0
+
+
+def test_entities_are_scored_in_whole_texts_however_they_are_chunked() -> None:
+    """Chunks come in the order of their lengths, and an entity may go on in the next one."""
+    found = [
+        Predicted([["I-organ", "O"], ["O"]], [["I-organ", "O"], ["O"]], origin=np.asarray([[3, 8], [5, 9]])),
+        Predicted([["O", "B-organ"]], [["O", "B-organ"]], origin=np.asarray([[3, 7]])),
+    ]
+    assert whole_texts(found) == ([["O", "B-organ", "I-organ", "O"], ["O"]],) * 2
+    made = Tag(0, LABELS).metrics(found)
+    assert made["f1"] == made["precision"] == 1.0
+    lost = [found[0], replace(found[1], guess=[["O", "O"]])]
+    assert Tag(0, LABELS).metrics(lost)["f1"] == 0.0, "its end alone is no entity that is there"
+    bare = [replace(each, origin=None) for each in found]
+    assert whole_texts(bare)[0] == [["I-organ", "O"], ["O"], ["O", "B-organ"]]
+
+
+@pytest.mark.parametrize("engine", [{"name": "inprocess"}, {"name": "pool", "workers": 2}], ids=str)
+def test_a_run_counts_the_same_entities_at_every_length(job: Jobs, tmp_path: Path, engine: dict[str, Any]) -> None:
+    words, tags = ["eye"] * 14, ["O"] * 4 + ["B-x", "I-x", "I-x", "I-x"] + ["O"] * 6
+    rows = [(words, tags)] * 9
+    lines = [json.dumps({"tokens": words, "tags": tags}) + "\n" for words, tags in rows]
+    (tmp_path / "rows.jsonl").write_text("".join(lines), "utf-8")
+    data = {**dict.fromkeys(("train", "test"), str(tmp_path / "rows.jsonl")), "text": "tokens", "label": "tags"}
+    found, said = {}, {}
+    for handling, most in (("chunk", 32), ("chunk", 8), ("truncate", 11)):
+        made = job("fedavg", "tag", data={**data, "long_text": handling}, engine=engine)
+        made["train"] |= {"max_tokens": most}
+        made["method"]["rounds"] = 1
+        made["output"] = {"dir": str(tmp_path / f"run-{most}"), "predictions": True}
+        folder = fedstrata.run(made).folder
+        [only] = json.loads((folder / "classes.json").read_text("utf-8"))["classes"]
+        found[most] = only["examples"]
+        said[most] = json.loads((folder / "result.json").read_text("utf-8"))["data"]["test_words_cut"]
+    assert found == {32: 9, 8: 9, 11: 9}
+    assert said[32] == said[8] == {"count": 0, "words": 126}
+    assert said[11] == {"count": 45, "words": 126}
+
+
+def test_a_batch_without_a_word_of_its_own_has_nothing_to_learn() -> None:
+    """As the middle of a word that is cut twice."""
+    model = tiny_model("bert", "tag", num_labels=3)
+    made = Tag(0, LABELS).batch(examples(), np.asarray([0]), np.random.default_rng(0))
+    loss = Tag(0, LABELS).loss(model, replace(made, targets=torch.full_like(made.targets, IGNORE_INDEX)))
+    loss.backward()
+    assert float(loss.detach()) == 0.0
+    assert all(p.grad is None or not p.grad.any() for p in model.parameters())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,12 @@ import pytest
 import torch
 from torch.nn import functional
 
+import fedstrata
 from fedstrata.data.tokens import Tokens, tokenize
 from fedstrata.errors import UserError
 from fedstrata.plan.messages import Positions
 from fedstrata.tasks import Batch, Examples
+from fedstrata.tasks.clm import CausalLM
 from fedstrata.tasks.mlm import MaskedLM, masked_lm
 from tiny import CONFIGS, SENTENCES, SPECIAL, tiny_model, tokenizer, words
 
@@ -247,3 +251,19 @@ def test_a_batch_on_another_device_is_the_same() -> None:
     assert isinstance(moved.positions, tuple), "indices: a GPU takes them without waiting for their number"
     assert {index.device.type for index in moved.positions} == {"meta"}
     assert moved.work == one.work
+
+
+@pytest.mark.parametrize("which", ["train", "test"])
+def test_rows_without_a_token_to_predict_are_refused(
+    job: Callable[..., dict[str, Any]], tmp_path: Path, which: str
+) -> None:
+    """Their score would be perfect: a loss of 0 over nothing."""
+    path = tmp_path / "unknown.txt"
+    path.write_text("\n".join(["\ufdfa", "\u4e2d\u6587"] * 5) + "\n", "utf-8")
+    with pytest.raises(UserError, match=rf"\[data\] {which}: no token of its rows can be predicted"):
+        fedstrata.run(job("fedavg", "mlm", data={which: str(path)}))
+
+
+def test_one_token_alone_is_not_predicted_from_those_before() -> None:
+    assert not CausalLM(PAD).has_targets(made_of([CLS], [7]))
+    assert CausalLM(PAD).has_targets(made_of([CLS], [7, 8]))

@@ -14,6 +14,7 @@ from fedstrata.plan.kinds import Tensors
 from fedstrata.wire.changes import ChangeForm, _rotate, change_spec, check_change, decode_change, encode_change
 from fedstrata.wire.codec import StateCodec, Wire, WireError, payload_bytes, spec_bytes
 from fedstrata.wire.delta import DeltaCodec, job_codec
+from fedstrata.wire.packing import unpack_codes
 
 SHAPES = {"b.weight": (30, 50), "a.weight": (7, 3, 5), "bias": (50,), "scalar": ()}
 FORMS = [
@@ -98,6 +99,60 @@ def test_an_entry_is_off_by_half_a_step_at_most(bits: int) -> None:
     largest = change["w"].abs().amax(1, keepdim=True)
     step = largest / (2 ** (bits - 1) - 1)
     assert (error["w"].abs() <= 0.51 * step + 2**-8 * largest).all(), "and what bf16 rounds off the largest level"
+
+
+def plainly(group: torch.Tensor, bits: int) -> tuple[torch.Tensor, list[int]]:
+    """The scales of one group, and its codes, an entry at a time."""
+    size = group.abs()
+    low, high = size.min(), size.max()
+    if bits == 1:
+        low = high = size.mean()
+    if bits == 2:
+        middle = size.mean()
+        for _ in range(3):
+            above, below = size[size > middle], size[size <= middle]
+            low, high = (below.sum() / len(below), above.sum() / len(above)) if len(above) else (middle, middle)
+            middle = (low + high) / 2
+    scales = torch.stack([low, high]).to(torch.bfloat16)
+    first, last = scales.tolist()
+    levels, codes = 2 ** (bits - 1), []
+    for value in group.tolist():
+        step = (last - first) / max(1, levels - 1)
+        level = min(levels - 1, max(0, round((abs(value) - first) / step))) if step else 0
+        codes.append(level + levels * (value < 0))
+    return scales[:1] if bits == 1 else scales, codes
+
+
+@pytest.mark.parametrize("kept", [1, 3, 51, 127, 128, 129, 256, 300])
+@pytest.mark.parametrize("bits", [8, 4, 2, 1])
+def test_every_group_has_the_scales_of_its_own_entries(bits: int, kept: int) -> None:
+    """Whole groups and the last one, which may have fewer than 128 entries."""
+    generator, form = torch.Generator().manual_seed(kept), ChangeForm(bits, 0.5)
+    change = torch.zeros(2 * kept)
+    places = torch.randperm(2 * kept, generator=generator)[:kept].sort().values
+    change[places] = 1 + torch.rand(kept, generator=generator) ** 4
+    change[places[-1]] = -9.0
+    message = encode_change({"w": change}, form)
+    expected = [plainly(group, bits) for group in change[places].split(128)]
+    scales = torch.cat([own for own, _ in expected]).view(message["scales"].shape)
+    torch.testing.assert_close(message["scales"], scales, rtol=0, atol=0)
+    codes = unpack_codes(message["codes"], kept, bits).tolist()
+    assert codes == [code for _, own in expected for code in own]
+
+
+@pytest.mark.parametrize("shapes", [{"w": (3,)}, {"w": (2, 4), "b": (2,)}], ids=str)
+@pytest.mark.parametrize("form", [ChangeForm(1, 1.0, True), ChangeForm(1, 0.5), ChangeForm(1, 0.5, True)], ids=str)
+def test_what_is_left_of_a_small_part_stays_bounded(form: ChangeForm, shapes: dict[str, tuple[int, ...]]) -> None:
+    """The same change in every round, in parts with fewer entries than a group."""
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        change = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+        left, sizes = {name: torch.zeros(shape) for name, shape in shapes.items()}, []
+        for _ in range(200):
+            whole = {name: change[name] + left[name] for name in change}
+            left = minus(whole, decode_change(encode_change(whole, form), shapes, form))
+            sizes.append(squares(left))
+        assert max(sizes) < 100 * squares(change)
 
 
 @QUICK

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.cells import cell_len, set_cell_size
 
-from fedstrata.cli.common import Insecure, sentences
+from fedstrata.cli.common import Insecure, sentences, stop_on_signals
 from fedstrata.errors import UserError
 
 
@@ -52,13 +52,17 @@ def init(  # noqa: PLR0913  options of a command
 
 
 def add(
-    folder: Annotated[Path, typer.Argument(help="Folder of the federation.", show_default=False)],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of the federation, or its server.toml.", show_default=False)
+    ],
     name: Annotated[str, typer.Argument(help="Name of the new site.", show_default=False)],
 ) -> None:
     """Add a site to a federation; the server accepts it after a restart."""
     with sentences() as console:
         from fedstrata.sites.provision import add_site
 
+        if folder.name == "server.toml" and folder.is_file():
+            folder = folder.parent
         add_site(folder, name)
         console.print(f"site    {folder / 'sites' / name / 'site.toml'}", soft_wrap=True)
 
@@ -74,6 +78,7 @@ def serve(
 ) -> None:
     """Run the server of a federation: sites connect to it, and runs go through it."""
     with sentences() as console:
+        stop_on_signals()
         from fedstrata.sites.serve import serve as run_server
         from fedstrata.sites.settings import read_server
 
@@ -117,6 +122,7 @@ def join(
 ) -> None:
     """Join a federation as a site: take part in its runs, as site.toml allows."""
     with sentences() as console:
+        stop_on_signals()
         from fedstrata.cli.site_progress import SiteDisplay
         from fedstrata.sites.serve import join as run_site
         from fedstrata.sites.settings import read_site

@@ -19,7 +19,7 @@ from fedstrata.client.trainer import StepCallback, Trainer
 from fedstrata.client.working_model import WorkingModel
 from fedstrata.errors import UserError
 from fedstrata.models.cut import SplitLink
-from fedstrata.plan.kinds import Index, Phase, Weights
+from fedstrata.plan.kinds import Index, Phase, Tensors, Weights
 from fedstrata.plan.messages import Reply, Request, Tagged
 from fedstrata.tasks import Examples
 from fedstrata.wire.activations import StreamForm
@@ -132,6 +132,18 @@ def load_parts(work: Work) -> None:
     work.runtime.working.load({**{part: work.shared[part] for part in request.versions}, **personal, **own})
 
 
+def training_start(work: Work, memory: Tensors) -> Weights:
+    """All tensors that a round of training starts from, by where they come from; the parts must be loaded.
+
+    Args:
+        work: the request.
+        memory: of the optimizer.
+    """
+    request, working = work.request, work.runtime.working
+    received = {part: work.shared[part][1] for part, _ in request.plan.between}  # the client may have its own
+    return {"memory": memory, "model": working.tensors(request.plan.builds(working.parts)), **received}
+
+
 def feature_cache(work: Work) -> FeatureCache | None:
     """The client's cache where its plan freezes the encoder; the model must be loaded."""
     if not work.request.plan.freeze_encoder:
@@ -193,7 +205,7 @@ def train_with(pass_of: PassOf, encode: Encode = encoded_parts) -> Handler:
         memory = store.optimizer.load(request.round) if persist else {}
         model_pass = pass_of(work, feature_cache(work))
         private, examples = runtime.private, len(work.data.index)
-        draw = private.draw(request, work.shared) if private else None
+        draw = private.draw(request, training_start(work, memory)) if private else None
         noise = private.example_noise(draw, examples) if private and draw else None
         reply, memory = yield from runtime.trainer.run(
             request, work.data.train, work.data.index, model_pass, memory, work.callback, noise

@@ -14,6 +14,7 @@ from fedstrata.data.facts import row_facts, row_lines
 from fedstrata.data.prepare import Prepared, population
 from fedstrata.data.read import WORD_END
 from fedstrata.data.rows import text_columns
+from fedstrata.data.tokens import Tokens
 from fedstrata.errors import plural
 from fedstrata.job.metrics import Predictions, scores
 from fedstrata.job.tables import Job
@@ -26,19 +27,33 @@ Scores = dict[str, float]
 
 
 def token_facts(job: Job, data: Prepared, ready: Ready) -> dict[str, Any]:
-    """``long_texts`` and ``unknown_tokens`` of the training rows: the last fields of ``data`` in ``result.json``.
+    """What tokenization does to the rows: the last fields of ``data`` in ``result.json``.
 
     ``long_texts`` has the ``count`` of texts longer than ``max_tokens``, of ``rows``, and what is done with them
     (``truncate``, ``chunk`` or ``pack``); ``unknown_tokens`` the ``count`` of ``tokens``, or is None where the
-    tokenizer has no token for what it does not know.
+    tokenizer has no token for what it does not know. Both are of the training rows. Of the test rows
+    ``test_unknown_tokens`` has the same, and ``test_words_cut`` of a task of words the ``count`` of ``words`` that
+    are cut off, so that no score is of them.
     """
     tokens, unknown = ready.train.tokens, _unknown_id(ready.loaded.tokenizer)
     kind = TASK_KINDS[job.task.kind]
     pair = len(text_columns(job)) > 1 and bool(kind.texts)
     handling = "truncate" if pair else job.data.long_text or kind.long_text
-    found = None if unknown is None else {"count": int((tokens.ids == unknown).sum()), "tokens": len(tokens.ids)}
     long = {"count": _long(job, data, ready, handling), "rows": len(data.train), "handling": handling}
-    return {"long_texts": long, "unknown_tokens": found}
+    facts = {"long_texts": long, "unknown_tokens": _unknown(tokens, unknown)}
+    if not len(ready.test):
+        return facts
+    facts["test_unknown_tokens"] = _unknown(ready.test.tokens, unknown)
+    if kind.words:
+        [column] = text_columns(job)
+        words = sum(text.count(WORD_END) + 1 for text in data.test.columns[column])
+        cut = words - len(_labels(ready, False, np.arange(len(ready.test))))
+        facts["test_words_cut"] = {"count": cut, "words": words}
+    return facts
+
+
+def _unknown(tokens: Tokens, unknown: int | None) -> dict[str, int] | None:
+    return None if unknown is None else {"count": int((tokens.ids == unknown).sum()), "tokens": len(tokens.ids)}
 
 
 def token_lines(facts: Mapping[str, Any], most: int) -> list[str]:
@@ -53,6 +68,14 @@ def token_lines(facts: Mapping[str, Any], most: int) -> list[str]:
         share = f"{unknown['count']:,} of {plural(unknown['tokens'], 'token')}"
         share += f" ({unknown['count'] / unknown['tokens']:.1%})"
         lines.append(f"{share} unknown to the tokenizer" if unknown["count"] else "no token is unknown")
+    if (tested := facts.get("test_unknown_tokens")) and tested["count"]:
+        share = f"{tested['count']:,} of {plural(tested['tokens'], 'token')}"
+        lines.append(
+            f"of the test rows {share} ({tested['count'] / tested['tokens']:.1%}) unknown to the tokenizer"
+        )
+    if (cut := facts.get("test_words_cut")) and cut["count"]:
+        share = f"{cut['count']:,} of {plural(cut['words'], 'word')} ({cut['count'] / cut['words']:.1%})"
+        lines.append(f"of the test rows {share} are cut off, and no score is of them")
     return lines
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 
 from fedstrata.client.dropout import DropoutRng
@@ -22,7 +21,8 @@ from fedstrata.job.tables import Train
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.messages import Positions
 from fedstrata.privacy.noise import gaussian, norm_of
-from fedstrata.privacy.per_example import add_clipped, backward, tappable, tapped, whole_sum, zeros
+from fedstrata.privacy.per_example import add_clipped, backward, by_example, tappable, tapped, whole_sum, zeros
+from fedstrata.privacy.uses import Call
 from fedstrata.tasks import Batch, Examples, Task
 from fedstrata.tasks.batches import IGNORE_INDEX
 
@@ -43,7 +43,7 @@ class NoisySteps:
         noise: how the round is noised.
         still: trained tensor -> its rows that stay as they are, ``[n]`` int64; they do not count in a norm.
         tapping: gradients come from one backward pass; else from one for each example, which always holds.
-            None until the first batch has shown whether the two agree.
+            None until the first batch of several examples has shown whether the two agree.
     """
 
     working: WorkingModel
@@ -54,11 +54,9 @@ class NoisySteps:
     still: Mapping[str, torch.Tensor] = field(default_factory=dict)
     tapping: bool | None = field(default=None)
 
-    def steps(
-        self, examples: Examples, index: Index, masks: np.random.Generator
-    ) -> Iterator[tuple[Step, list[tuple[Index, Batch]]]]:
-        """The steps of one round, each with its batches and their examples; ``masks`` draws what a task draws."""
-        lengths = examples.tokens.lengths
+    def steps(self, examples: Examples, index: Index) -> Iterator[tuple[Step, list[tuple[Index, Batch]]]]:
+        """The steps of one round, each with its batches and their examples."""
+        lengths, masks = examples.tokens.lengths, self.noise.masks
         for drawn in poisson_steps(lengths[index], self.train, self.noise.sample):
             made = []
             for chosen in (index[positions] for positions in drawn.batches):
@@ -114,8 +112,10 @@ class NoisySteps:
         return torch.stack(losses).sum()
 
     def _add_tapped(self, total: Sums, batch: Batch, trained: Parameters) -> torch.Tensor | None:
-        """The same from one backward pass. None, and nothing added, where the first batch shows that it fails."""
+        """The same from one backward pass. None, and nothing added, where that fails, or is not known to hold."""
         owners, counts = owners_of(batch)
+        if self.tapping is None and len(counts) == 1:
+            return None  # whatever was tapped adds up to the gradient of a single example
         owners = None if owners is None else owners.to(self.working.device)
         counts = counts.to(self.working.device)
         predictions = max(1, int(counts.sum()))
@@ -124,15 +124,36 @@ class NoisySteps:
                 loss = self._loss(batch, predictions)
             own = backward(loss, calls, {} if self.tapping else trained)
             if self.tapping is None:
-                self.tapping = self._agree(own, whole_sum(trained, calls, owners, len(counts)))
-        except (ValueError, RuntimeError):  # of a shape that the taps do not know
+                found = whole_sum(trained, calls, owners, len(counts))
+                self.tapping = self._agree(own, found) and self._by_example(batch, trained, calls, owners, counts)
             if self.tapping:
+                weights = 1 / counts.clamp(min=1).float()
+                add_clipped(total, trained, calls, owners, weights, self.noise.clip, self.still)
+                return loss.detach() * len(counts) / predictions
+        except (ValueError, RuntimeError) as error:  # of a shape that the taps do not know
+            if self.tapping and not isinstance(error, ValueError):
                 raise
             self.tapping = False
-        if not self.tapping:
-            return None
-        add_clipped(total, trained, calls, owners, 1 / counts.clamp(min=1).float(), self.noise.clip, self.still)
-        return loss.detach() * len(counts) / predictions
+        return None
+
+    def _by_example(
+        self,
+        batch: Batch,
+        trained: Parameters,
+        calls: list[Call],
+        owners: torch.Tensor | None,
+        counts: torch.Tensor,
+    ) -> bool:
+        """Whether what was tapped is by example, which one of the batch's shows by itself.
+
+        It is the one with the fewest predictions: any other may have as many as all together.
+        """
+        fewest = int(counts.argmin())
+        self.working.model.eval()  # draws nothing for dropout
+        with tapped(self.working.model, trained, 1) as alone:
+            self._loss(apart(batch)[fewest])
+        self.working.model.train()
+        return by_example(calls, owners, len(counts), alone, int(counts[fewest]))
 
     def _agree(self, own: Sums, found: Sums) -> bool:
         """Whether what was tapped adds up to autograd's own gradient: no use of a parameter was overlooked."""

@@ -14,8 +14,8 @@ from fedstrata.errors import UserError
 from fedstrata.job.privacy_table import Privacy
 from fedstrata.job.tables import Job, Train
 from fedstrata.plan.kinds import Tensors, Weights
-from fedstrata.plan.messages import Positions, Reply, Request, Tagged
-from fedstrata.plan.streams import Streams
+from fedstrata.plan.messages import Positions, Reply, Request
+from fedstrata.plan.streams import DROPOUT, Streams
 from fedstrata.privacy.accounting import Spending, calibrate
 from fedstrata.privacy.discrete import discrete_gaussian
 from fedstrata.privacy.noise import privatized
@@ -29,11 +29,16 @@ SAMPLE = "sample"
 """Use of the stream that decides which examples take part."""
 NOISE = "noise"
 """Use of the stream of the noise."""
+MASKS = "masks"
+"""Use of the stream of what a task masks."""
 
 
 @dataclass(frozen=True)
 class ExampleNoise:
-    """The noise of one client's round of training.
+    """The noise of one client's round of training, and all else in it that is drawn.
+
+    What is masked and dropped of an example hangs on how many come before it. So whoever knows these streams too
+    can tell whether one is there from all the others, and no clip bounds that: they are as secret as the noise.
 
     Attributes:
         clip: the longest gradient of an example.
@@ -41,6 +46,8 @@ class ExampleNoise:
         expected: expected number of examples of a step, which the noised sum is divided by.
         sample: decides which examples take part.
         rng: draws the noise.
+        masks: draws what a task masks.
+        dropout: seed of the stream of dropout.
     """
 
     clip: float
@@ -48,6 +55,8 @@ class ExampleNoise:
     expected: float
     sample: np.random.Generator
     rng: np.random.Generator
+    masks: np.random.Generator
+    dropout: int
 
 
 @dataclass
@@ -57,13 +66,13 @@ class Private:
     Attributes:
         table: the job's ``[privacy]``.
         train: the job's ``[train]``.
-        draw: a request, and the shared parts that the client holds -> the streams of its noise. Of this process
-            they are the job's; a site puts its own in their place, which no one else knows.
+        draw: a request, and all tensors that its training starts from -> the streams of its noise. Of this
+            process they are the job's; a site puts its own in their place, which no one else knows.
     """
 
     table: Privacy
     train: Train
-    draw: Callable[[Request, Tagged], Draw]
+    draw: Callable[[Request, Weights], Draw]
 
     def example_noise(self, draw: Draw, examples: int) -> ExampleNoise | None:
         """The noise over a client's gradients; None where the level is another."""
@@ -71,7 +80,15 @@ class Private:
             return None
         rate, _, _ = sampling(examples, self.train)
         noise = noise_of(self.table, self.train, examples)
-        return ExampleNoise(self.table.clip, noise, rate * examples, draw(SAMPLE), draw(NOISE))
+        return ExampleNoise(
+            clip=self.table.clip,
+            noise=noise,
+            expected=rate * examples,
+            sample=draw(SAMPLE),
+            rng=draw(NOISE),
+            masks=draw(MASKS),
+            dropout=int(draw(DROPOUT).integers(1 << 63)),
+        )
 
     def message(self, request: Request, sent: Weights, start: Mapping[str, Tensors], draw: Draw) -> Weights:
         """What a client sends: with noise over its change where the level is ``client``.
@@ -129,13 +146,13 @@ class Private:
 
 
 def private_of(job: Job) -> Private | None:
-    """The noise of a job's clients; None without any."""
+    """The noise of a job's clients; None without any. Every stage has its own, or two would cancel out."""
     if job.privacy.level == "none":
         return None
-    streams = Streams(job.train.seed)
+    streams, stage = Streams(job.train.seed), f" of {job.stage}" if job.stage else ""
 
-    def draw(request: Request, shared: Tagged) -> Draw:
-        return lambda use: streams.numpy(request.round, request.client, use)
+    def draw(request: Request, start: Weights) -> Draw:
+        return lambda use: streams.numpy(request.round, request.client, f"{use}{stage}")
 
     return Private(job.privacy, job.train, draw)
 

@@ -11,6 +11,7 @@ import torch
 from fedstrata.client.answer import ClientRuntime
 from fedstrata.client.frozen_layers import check_frozen_layers
 from fedstrata.client.model_options import adapter_of, check_branches, head_of
+from fedstrata.client.padding import check_padding
 from fedstrata.client.precision import batch_tokens, resolve_precision
 from fedstrata.client.private import private_of
 from fedstrata.client.scorer import FeatureCaches, Scorer
@@ -37,6 +38,7 @@ from fedstrata.plan.streams import INIT, SERVER, Streams
 from fedstrata.privacy.per_example import mixing_module
 from fedstrata.tasks import Examples, Task, TaskContext, build_task
 from fedstrata.tasks.examples import examples
+from fedstrata.tasks.tokens import TokenTask
 from fedstrata.wire.activations import stream_form
 from fedstrata.wire.codec import DTYPES, Codec, Wire
 from fedstrata.wire.delta import job_codec
@@ -94,15 +96,24 @@ def make_ready(
     loaded = replace(loaded, parts=with_sharing(job, loaded.parts, lambda: loaded.tokenizer))
     check_precision(job, loaded.parts)
     job = fit_positions(job, checkpoints.max_positions(loaded.model))
+    check_padding(job, loaded.model)
     own = None if data.tests is None else data.tests.values()
     train = examples(job, data.train, data.labels, loaded.tokenizer, data.shards.values())
     test = examples(job, data.test, data.labels, loaded.tokenizer, own)
     shards = population(job.method.population, data.shards)
     context = TaskContext(job, data.labels, loaded.tokenizer, loaded.model.config.vocab_size)
     tests = tested(job.method.population, data.tests) if data.tests else {}
+    built = (task or build_task)(context)
+    if isinstance(built, TokenTask):
+        for name, rows in (("train", train), ("test", test)):
+            if len(rows) and not built.has_targets(rows):
+                raise UserError(
+                    f"[data] {name}: no token of its rows can be predicted; expected texts that the model's "
+                    "tokenizer knows"
+                )
     codec = codec or job_codec(job.wire.dtype, job.wire.forms)
     return Ready(
-        runtime=make_runtime(job, loaded, (task or build_task)(context), codec),
+        runtime=make_runtime(job, loaded, built, codec),
         loaded=loaded,
         train=train,
         test=test,

@@ -97,7 +97,7 @@ class Trainer:
         started, plan = time.perf_counter(), request.plan
         trained = self.working.trainable(plan)
         self.working.changed(plan.train)
-        dropout = self._dropout(request)
+        dropout = self._dropout(request, noise)
         losses: list[torch.Tensor] = []
         work, seen, newest = Positions(), 0, 0.0
         whole = noise is None and isinstance(model_pass, WholePass)
@@ -140,8 +140,8 @@ class Trainer:
     def _autocast(self) -> torch.autocast:
         return autocast(self.working.device, self.train)
 
-    def _dropout(self, request: Request) -> DropoutRng:
-        seed = self.streams.integer(request.round, request.client, DROPOUT)
+    def _dropout(self, request: Request, noise: ExampleNoise | None) -> DropoutRng:
+        seed = self.streams.integer(request.round, request.client, DROPOUT) if noise is None else noise.dropout
         return DropoutRng(seed, self.working.device)
 
     def _anchor(self, plan: Plan, trained: Parameters) -> Anchor:
@@ -153,11 +153,11 @@ class Trainer:
         self, request: Request, examples: Examples, index: Index, noisy: NoisySteps | None = None
     ) -> Iterator[tuple[Step, list[tuple[Index, Batch]]]]:
         """The steps of one round, each with its batches and their examples."""
+        if noisy is not None:
+            yield from noisy.steps(examples, index)
+            return
         order = self.streams.numpy(request.round, request.client, ORDER)
         draw = self.streams.numpy(request.round, request.client, BATCH)
-        if noisy is not None:
-            yield from noisy.steps(examples, index, draw)
-            return
         for drawn in steps(examples.tokens.lengths[index], self.train, order):
             chosen = [index[positions] for positions in drawn.batches]
             yield drawn, [(each, self.task.batch(examples, each, draw, self.train.width)) for each in chosen]

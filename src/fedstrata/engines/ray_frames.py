@@ -47,7 +47,9 @@ def encode_answer(answer: Answer) -> tuple[str, bytes, str]:
     if isinstance(answer, Failed):
         return "failed", b"", json.dumps(_said(answer))
     arrays: Tensors = {}
-    batches = [[_plain(each.truth, arrays), _plain(each.guess, arrays), each.loss] for each in answer]
+    batches = [
+        [*(_plain(value, arrays) for value in (each.truth, each.guess, each.origin)), each.loss] for each in answer
+    ]
     return "predicted", bytes(pack(arrays, {})), json.dumps(batches)
 
 
@@ -66,7 +68,8 @@ def decode_answer(kind: str, frame: bytes, beside: str) -> Answer:
             return Failed(pickle.dumps(UserError(text) if user else WorkerError(text)))
         arrays = read_file(frame).tensors or {}
         return [
-            Predicted(_value(truth, arrays), _value(guess, arrays), float(loss)) for truth, guess, loss in table
+            Predicted(_value(truth, arrays), _value(guess, arrays), float(loss), _value(origin, arrays))
+            for truth, guess, origin, loss in table
         ]
     except (*JSON_ERRORS, AttributeError, WireError) as error:
         raise WireError(f"a worker's answer cannot be used: {error}") from None

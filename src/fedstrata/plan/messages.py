@@ -60,6 +60,11 @@ class Request:
     span: tuple[float, float] = (0.0, 1.0)
     sums: dict[str, bytes] = field(default_factory=dict)
 
+    @property
+    def passes_layers(self) -> bool:
+        """Whether the client's batches pass through layers of the server."""
+        return bool(self.plan.server) and self.phase != "receive"
+
 
 @dataclass(frozen=True)
 class Reply:

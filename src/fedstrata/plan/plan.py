@@ -76,6 +76,10 @@ class Plan:
         local = {None, *self.local(parts)}
         return tuple(part.name for part in parts.each if part.depth in local)
 
+    def received(self, parts: Parts) -> tuple[str, ...]:
+        """The parts of the local model that come from the server, in the model's order."""
+        return tuple(part for part in self.builds(parts) if part not in self.keep)
+
     def frozen_layers(self, parts: Parts) -> int:
         """Layers of the local model, from the bottom, below which and in which nothing is trained."""
         if any(parts[name].kind == "embeddings" for name in self.train):

@@ -1,4 +1,7 @@
-"""Model cards: what a saved model is, what it was trained on (by counts alone), its scores, costs and limits."""
+"""Model cards: what a saved model is, what it was trained on (by counts alone), its scores, costs and limits.
+
+Cards are published. After training with noise they tell nothing that was counted of the clients' rows.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,11 @@ CLASSES = {
     "clm": "AutoModelForCausalLM",
     "tag": "AutoModelForTokenClassification",
 }
+LEFT_OUT = (
+    "The numbers of the clients' rows and FLOPs, and the score of always predicting the most frequent class or "
+    "the mean, are left out: no noise covers them."
+)
+"""Said in place of what was counted of the clients' rows, of a run with noise."""
 TASKS = {
     "mlm": "masked language modeling",
     "clm": "causal language modeling",
@@ -138,7 +146,8 @@ def _training(
         f"at most {train.get('max_tokens')} tokens, seed {train.get('seed')}",
     ]
     if privacy := result.get("privacy"):
-        lines.append(f"* differential privacy: {json.dumps(privacy)}")
+        promise = {key: value for key, value in privacy.items() if key != "clients"}  # their rates tell their rows
+        lines.append(f"* differential privacy: {json.dumps(promise)}")
     else:
         lines.append("* differential privacy: none")
     return lines
@@ -148,7 +157,9 @@ def _data(result: Mapping[str, Any]) -> list[str]:
     rows = [client["rows"] for client in result.get("clients", {}).values() if client["rows"]]
     known = result.get("data") or {}
     lines = []
-    if rows:
+    if result.get("privacy"):
+        lines += [f"* {plural(len(result.get('clients', {})), 'client')}", f"* {LEFT_OUT}"]
+    elif rows:
         spread = f"{min(rows):,} to {max(rows):,}, median {median(rows):,.0f}" if len(rows) > 1 else f"{rows[0]:,}"
         lines.append(f"* {plural(len(rows), 'client')}, training rows of each: {spread}")
     if known.get("test_rows"):
@@ -161,12 +172,15 @@ def _data(result: Mapping[str, Any]) -> list[str]:
 def _scores(result: Mapping[str, Any]) -> list[str]:
     if not result["score"]:
         return ["None was measured."]
-    always = (result.get("baseline") or {}).get("score", {})
+    baseline = {} if result.get("privacy") else result.get("baseline") or {}
+    always = baseline.get("score", {})
     lines = ["| metric | this model | baseline |", "|---|---|---|"]
+    if result.get("privacy"):
+        lines = ["| metric | this model |", "|---|---|"]
     for name, value in result["score"].items():
         than = f"{always[name]:.4f}" if always.get(name) is not None else ""
-        lines.append(f"| {name} | {value:.4f} | {than} |")
-    about = (result.get("baseline") or {}).get("what")
+        lines.append(f"| {name} | {value:.4f} |" + ("" if result.get("privacy") else f" {than} |"))
+    about = baseline.get("what")
     lines += ["", "One run, one seed" + (f"; baseline: {about}." if about else ".")]
     each = [client["score"] for client in result.get("clients", {}).values() if client.get("score")]
     values = [score[result["headline"]] for score in each if result["headline"] in score]
@@ -176,11 +190,11 @@ def _scores(result: Mapping[str, Any]) -> list[str]:
 
 
 def _costs(result: Mapping[str, Any]) -> str:
-    sent = result["bytes"]
+    sent, flops = result["bytes"], result["flops"]
+    counted = "" if result.get("privacy") else f"; training took {flops / 1e12:,.2f} TFLOP"
     return (
         f"All clients together sent {sent['up'] / 1e6:,.1f} MB and received {sent['down'] / 1e6:,.1f} MB in the "
-        f"rounds, and {sent.get('setup', 0) / 1e6:,.1f} MB at the start; training took "
-        f"{result['flops'] / 1e12:,.2f} TFLOP."
+        f"rounds, and {sent.get('setup', 0) / 1e6:,.1f} MB at the start{counted}."
     )
 
 

@@ -146,7 +146,7 @@ class RoundRecord(BaseModel):
     layers: list[int] = []
     trained: list[str] = []
     sent: list[str] = []
-    server: list[int] = []
+    server: list[str] = []
     score: Score | None = None
 
     @model_validator(mode="after")

@@ -1,12 +1,17 @@
-"""Times in words: how long, how much is left, until when."""
+"""Times in words: how long, how much is left, until when; ``?`` where a number is no time."""
 
 from __future__ import annotations
 
 import time
 
+MOST_SECONDS = 1e11
+"""Three thousand years."""
+
 
 def duration(seconds: float) -> str:
     """Seconds as ``4.2 s``, ``12 min``, ``3 h 05 min`` or ``4 days``."""
+    if not seconds < MOST_SECONDS:
+        return "?"
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 100:
@@ -32,6 +37,8 @@ def time_left(since: float, done: float, total: float) -> str:
 def clock(seconds: float) -> str:
     """The time of day in so many seconds; with the date if that is not today."""
     now = time.time()
+    if not -MOST_SECONDS < seconds < MOST_SECONDS:
+        return "?"
     then = time.localtime(now + seconds)
     today = then[:3] == time.localtime(now)[:3]
     return time.strftime("%H:%M" if today else "%Y-%m-%d %H:%M", then)

@@ -16,6 +16,7 @@ from fedstrata.job.tables import Job
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.plan.kinds import Index
 from fedstrata.tasks.batches import Examples
+from fedstrata.tasks.tag import whole_texts
 from fedstrata.tasks.task import Predicted
 from fedstrata.wire.files import write_bytes
 
@@ -102,8 +103,7 @@ def entity_classes(found: Sequence[Predicted]) -> dict[str, Any]:
     """Precision, recall, F1 and number of each type of entity, as seqeval counts whole entities."""
     from seqeval.metrics import classification_report  # here: slow to load
 
-    truth = [text for batch in found for text in batch.truth]
-    guess = [text for batch in found for text in batch.guess]
+    truth, guess = whole_texts(found)
     report = classification_report(truth, guess, output_dict=True, zero_division=0)
     return {
         "labels": [name for name in report if not name.endswith(" avg")],

@@ -138,7 +138,8 @@ def _spent(job: Job, examples: int, rounds: int) -> Record:
 def combined_privacy(stages: Sequence[tuple[str, Record | None]]) -> Record | None:
     """What several stages spend together; None where none has noise.
 
-    ``epsilon`` is None, with the reason as ``why``, where the stages promise nothing together.
+    ``epsilon`` is None, with the reason as ``why``, where the stages promise nothing together. It relies on the
+    noise of the largest ``honest``, whichever stage has it.
 
     Args:
         stages: each one's name, and its record.
@@ -161,5 +162,11 @@ def combined_privacy(stages: Sequence[tuple[str, Record | None]]) -> Record | No
         spent = [Spending(one["noise"], one["rate"], one["releases"]) for one in own]
         rounds = sum(one["rounds"] for one in own)
         clients[client] = {"rounds": rounds, "epsilon": epsilon_of(spent, delta, accountant)}
-    largest = max((own["epsilon"] for own in clients.values()), default=0.0)
-    return {**records[-1], "delta": delta, "accountant": accountant, "epsilon": largest, "clients": clients}
+    return {
+        **records[-1],
+        "delta": delta,
+        "accountant": accountant,
+        "honest": max((record["honest"] for record in records if record["honest"]), default=None),
+        "epsilon": max((own["epsilon"] for own in clients.values()), default=0.0),
+        "clients": clients,
+    }

@@ -239,7 +239,7 @@ class SplitSession:
             form=settings.form if optimizer else settings.form.plain,
             width=layers.working.parts.hidden,
             longest=settings.max_positions,
-            texts=train.batch_size,
+            texts=train.batch_size * (1 if optimizer else 2),  # a batch that is scored has twice as many
             folder=settings.store.folder,
             room=train.feature_cache_bytes,
         )

@@ -38,7 +38,7 @@ from fedstrata.server.reply_records import (
     reply_record,
 )
 from fedstrata.server.robust import TooFewRepliesError
-from fedstrata.server.server import NotFiniteError, Server, shared_parts
+from fedstrata.server.server import NotFiniteError, Server
 from fedstrata.wire.codec import WireError, payload_bytes
 
 Score = dict[str, float]
@@ -171,7 +171,7 @@ class Rounds:
         server = self.server
         ledger_phase: Any = "train" if phase == "receive" else phase
         unsent = client not in server.client_versions and client not in getattr(self.engine, "own_start", ())
-        if unsent and shared_parts(server.parts, plan):
+        if unsent and plan.received(server.parts):
             parts = [part for part in server.parts.each if part.name not in plan.away(server.parts)]
             self.ledger(Entry(SETUP, client, "setup", "down", part.name, 4 * part.elements) for part in parts)
         request = server.request(round, client, plan, phase)

@@ -84,7 +84,7 @@ class Server:
         if plan not in self._checked:
             plan.check(self.parts)
             self._checked.add(plan)
-        needed = shared_parts(self.parts, plan)
+        needed = plan.received(self.parts)
         held = dict(zip(self.parts.names, self.client_versions.get(client, self._start), strict=True))
         stale = [part for part in needed if held[part] != self.versions[part]]
         versions = {part: self.versions[part] for part in needed}
@@ -289,8 +289,3 @@ class Server:
         if moments:
             self.moments[name] = moments
         return new
-
-
-def shared_parts(parts: Parts, plan: Plan) -> list[str]:
-    """The parts of the plan's local model that come from the server."""
-    return [part for part in plan.builds(parts) if part not in plan.keep]

@@ -151,6 +151,15 @@ class ActivationServer:
             self.tokens.update({client: token.encode() for client, token in tokens.items()})
             self.sessions = {session.request.client: session for session in sessions}
 
+    def check_held(self, request: Request) -> None:
+        """Refuse the answer of a client that has not ended its session: what it answers has not been through here.
+
+        Raises:
+            WireError: so it is.
+        """
+        if request.passes_layers and request.client not in self.layers.results:
+            raise WireError("answers without having held its session on the server's layers")
+
     def drop(self, client: str) -> None:
         """Cancel a client's session and wait until nothing of it is left.
 

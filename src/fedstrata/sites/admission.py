@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def keys_now(settings: ServerSettings) -> dict[str, Path]:
 
 
 class Admission:
-    """Looks at ``server.toml`` from time to time; with an error in the file the last answer stands.
+    """Looks at ``server.toml`` from time to time; with an error in a file the last answer stands.
 
     Args:
         settings: as they were read.
@@ -36,6 +37,7 @@ class Admission:
     ) -> None:
         self.settings, self.file, self.say = settings, file, say
         self.first = {name: path.read_bytes() for name, path in settings.sites.items()}
+        self.found = dict(self.first)
         self.looked, self.complaint = 0.0, ""
 
     def keys(self) -> dict[str, bytes]:
@@ -48,7 +50,9 @@ class Admission:
                 if str(error) != self.complaint:
                     self.complaint = str(error)
                     self.say(f"{error}; the sites stay as they were")
-        return {name: path.read_bytes() for name, path in keys_now(self.settings).items()}
+        with suppress(OSError):  # as with too many files open, or a disk that does not answer
+            self.found = {name: path.read_bytes() for name, path in keys_now(self.settings).items()}
+        return {name: key for name, key in self.found.items() if name in keys_now(self.settings)}
 
     def revoked(self) -> set[str]:
         """The sites whose key at the beginning is not theirs any more."""

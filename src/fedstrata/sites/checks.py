@@ -80,8 +80,15 @@ def any_path(value: Any, info: ValidationInfo) -> Path:
     """A path, made absolute."""
     if not isinstance(value, (str, Path)) or not str(value):
         raise ValueError(f"{value!r} is no path; expected a path, relative to the folder of this file")
+    if "\0" in str(value):
+        raise ValueError(f"{value!r} is no path: it has a zero byte; expected a path")
     home = (info.context or {}).get("home", Path.cwd())
-    return Path(os.path.abspath(home / os.path.expanduser(value)))
+    path = Path(os.path.abspath(home / os.path.expanduser(value)))
+    try:
+        path.exists()
+    except OSError as error:
+        raise ValueError(f"{str(value)[:80]!r} is no path here ({error.strerror}); expected a path") from None
+    return path
 
 
 def folder_path(value: Any, info: ValidationInfo) -> Path:
@@ -136,6 +143,10 @@ def public_key(value: Any, info: ValidationInfo) -> Path:
 
 def source(value: Any, info: ValidationInfo) -> Any:
     """A data source with absolute paths; what can only be a data set id stays as it is."""
+    if isinstance(value, (dict, list)) and not value:
+        raise ValueError(
+            f"{value!r} names no rows; expected a file, a folder or a data set id, or several of them"
+        )
     if isinstance(value, dict):
         return {name: source(part, info) for name, part in value.items()}
     if isinstance(value, list):

@@ -12,7 +12,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from fedstrata.reports.times import duration
-from fedstrata.sites.flower_processes import CONNECTED, prepare_flower, tail
+from fedstrata.sites.flower_processes import BACK, CONNECTED, LOST, prepare_flower, tail
 
 AHEAD, BEHIND = 5.0, 305.0
 """Seconds by which Flower 1.41 lets a site's clock be ahead of the server's, and behind it."""
@@ -20,6 +20,8 @@ ANSWER_SECONDS = 10.0
 """For the server to tell its time."""
 REPORT_SECONDS = 60.0
 """After which it is said that the server does not answer."""
+LOST_SECONDS = 10.0
+"""After which it is said that a server has gone away: a call that is repeated a moment later is no news."""
 
 
 def await_connection(
@@ -50,6 +52,34 @@ def await_connection(
             start = time.monotonic()
     if process.poll() is not None and (why := complaint()):
         say(f"{name}: {why}")
+
+
+class Watch:
+    """Says when the server of a connected site goes away, and when it is back; called again and again.
+
+    Args:
+        name: the site's.
+        log: the SuperNode's, which tells of calls that are repeated.
+        say: prints a line.
+    """
+
+    def __init__(self, name: str, log: Path, say: Callable[[str], None]) -> None:
+        self.name, self.log, self.say = name, log, say
+        self.since: float | None = None
+        self.told = False
+
+    def __call__(self) -> None:
+        """Look at the log; say what has changed."""
+        end = tail(self.log)
+        if end.rfind(LOST) <= end.rfind(BACK):
+            if self.told:
+                self.say(f"{self.name}: the server answers again")
+            self.since, self.told = None, False
+            return
+        self.since = time.monotonic() if self.since is None else self.since
+        if not self.told and time.monotonic() - self.since >= LOST_SECONDS:
+            self.say(f"{self.name}: the server does not answer; {self.log}")
+            self.told = True
 
 
 def clock_complaint(server: str, ca: Path | None) -> str:

@@ -22,15 +22,33 @@ VALID_SECONDS = 30.0
 """Age of a signature, and its distance into the future, beyond which it does not count."""
 LONGEST = 200
 """Characters of the header."""
+SHORTEST = 32
+"""Bytes of a secret; those that are made here have 64."""
+MEND = "move it away and start fedstrata serve, or join at a site, again, which makes a new one"
+"""What to do about a secret that cannot be used."""
 
 
 def secret_file(folder: Path) -> Path:
-    """The file ``secret`` in a folder, readable by its owner alone; written if it does not exist."""
+    """The file ``secret`` in a folder, readable by its owner alone; written if it does not exist.
+
+    Raises:
+        UserError: it is another user's, is no file, or holds no secret.
+    """
     path = folder / "secret"
-    folder.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secrets.token_hex(32))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            _make(path)
+        length = len(path.read_bytes().strip())
+    except PermissionError:
+        raise UserError(
+            f"{path}: cannot be read or written; start what needs it as the user that runs fedstrata serve or "
+            "join in this folder"
+        ) from None
+    except (FileExistsError, IsADirectoryError, NotADirectoryError):
+        raise UserError(f"{path}: is no file, or is in none; {MEND}") from None
+    if length < SHORTEST:
+        raise UserError(f"{path}: holds {length} bytes of a secret, and {SHORTEST} are the least; {MEND}")
     return path
 
 
@@ -38,14 +56,22 @@ def read_secret(folder: Path) -> bytes:
     """The secret in a folder; written if there is none.
 
     Raises:
-        UserError: it is another user's.
+        UserError: see :func:`secret_file`.
     """
+    return secret_file(folder).read_bytes()
+
+
+def _make(path: Path) -> None:
+    """Write a new secret whole: a machine that stops meanwhile leaves none, and not half of one."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        return secret_file(folder).read_bytes()
-    except PermissionError:
-        raise UserError(
-            f"{folder / 'secret'}: cannot be read or written; start runs as the user that runs fedstrata serve"
-        ) from None
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def sign(secret: bytes, path: str, body: bytes) -> str:

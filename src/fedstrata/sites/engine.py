@@ -141,7 +141,7 @@ class RemoteEngine:
     def exchange(self, requests: Iterable[Request]) -> Iterator[Reply | NoReply]:
         """One reply per request; a site that comes late to the run is greeted first."""
         batch = list(requests)
-        if self.activation_server and batch[0].plan.server and batch[0].phase != "receive":
+        if self.activation_server and batch[0].passes_layers:
             self.activation_server.expect(batch, self.run.tokens)
         conversations = {request.client: self._request(request) for request in batch}
         for reply in self._converse(conversations, batch[0].round, self.deadline):
@@ -185,6 +185,8 @@ class RemoteEngine:
         if reply.examples != self.agreed[request.client]:
             raise WireError(_other_count(reply.examples, self.agreed[request.client]))
         self.run.check(request, reply)
+        if self.activation_server:
+            self.activation_server.check_held(request)
         self.losses.hear(request, known)
         return replace(reply, examples=self.weight(request.client))
 
@@ -210,8 +212,7 @@ class RemoteEngine:
                 yield NoReply(name, self.refusals[name])
             else:
                 pending[name] = PendingReply(conversation, next(conversation), start + deadline)
-        reported: set[str] = set()
-        awaiting = Awaiting(round, self.on_event)
+        reported, awaiting = set[str](), Awaiting(round, self.on_event)
         while pending:
             awaiting([name for name in pending if name not in self.absent], start + deadline)
             now, online = time.monotonic(), self.transport.online()
@@ -275,10 +276,9 @@ class RemoteEngine:
 
     def _open(self, name: str, answer: bytes | TensorFile) -> Envelope:
         envelope = decode_message(answer, "welcome", "reply", "refusal")
-        header = envelope.header
         if envelope.run != self.run.id:
             raise WireError("answers for another run")
-        if isinstance(header, RefusalHeader):
+        if isinstance(header := envelope.header, RefusalHeader):
             if header.final:
                 self.refusals[name] = plain_text(header.reason)
             raise WireError(header.reason)

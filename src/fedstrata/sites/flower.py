@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,8 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.errors import UserError
+from fedstrata.sites import flower_pull
 from fedstrata.sites.control_client import control_client
 from fedstrata.sites.flower_processes import prepare_flower
+from fedstrata.sites.flower_pull import answering
 
 if TYPE_CHECKING:
     from fedstrata.sites.engine import Presence
@@ -75,10 +76,12 @@ class FlowerTransport:
     Args:
         grid: Flower's connection.
         names: public key -> the site's name; empty where sites have no keys and are asked for their names.
+        address: ``host:port`` of the SuperLink; a lost connection is told in a sentence where it is lost, so that
+            the record of the run has the sentence too.
     """
 
-    def __init__(self, grid: Any, names: Mapping[bytes, str]) -> None:
-        self.grid, self.names = grid, names
+    def __init__(self, grid: Any, names: Mapping[bytes, str], address: str) -> None:
+        self.grid, self.names, self.address = grid, names, address
         self.known: dict[Presence, str] = {}
         self.name_requests: dict[str, Presence] = {}
         self.ended = threading.Event()
@@ -86,30 +89,33 @@ class FlowerTransport:
     def online(self) -> dict[str, Presence]:
         """The sites that are connected now: Flower's number for each, and since when."""
         self._check()
-        online = {(node.node_id, node.last_activated_at): node.public_key for node in self.grid.get_nodes()}
+        with answering(self.address):
+            online = {(node.node_id, node.last_activated_at): node.public_key for node in self.grid.get_nodes()}
         if self.names:
             return {self.names[key]: node for node, key in online.items() if key in self.names}
         for node in online.keys() - self.known.keys() - set(self.name_requests.values()):
             self.name_requests[self.send(node, b"", 60)] = node
-        for reply in self.grid.pull_messages(list(self.name_requests)) if self.name_requests else ():
-            node = self.name_requests.pop(reply.metadata.reply_to_message_id)
-            if reply.has_content():
-                self.known[node] = _take_bytes(reply).decode(errors="replace")
+        for message_id, answer in self.receive(self.name_requests):
+            node = self.name_requests.pop(message_id)
+            if answer is not None:
+                self.known[node] = answer.decode(errors="replace")
         return {name: node for node, name in self.known.items() if node in online}
 
     def send(self, to: Presence, message: bytes, seconds: float) -> str:
         """Send a message that expires after so many seconds; returns its id, empty if it cannot be sent."""
         self._check()
         TaskIdentity.node_id = SUPERLINK_NODE_ID
-        [message_id] = self.grid.push_messages([Message(_record(message), to[0], "train", ttl=seconds)])
+        with answering(self.address):
+            [message_id] = self.grid.push_messages([Message(_record(message), to[0], "train", ttl=seconds)])
         return message_id or ""
 
     def receive(self, ids: Iterable[str]) -> Iterator[tuple[str, bytes | None]]:
         """The answers to these messages that have arrived; None where Flower says that none will come."""
         self._check()
         for message_id in list(ids):  # one by one, so that only one answer is in memory
-            for reply in self.grid.pull_messages([message_id]):
-                yield message_id, _take_bytes(reply) if reply.has_content() else None
+            with answering(self.address):
+                answers = list(flower_pull.pull(self.grid, message_id))
+            yield from ((message_id, answer) for answer in answers)
 
     def _check(self) -> None:
         if self.ended.is_set():
@@ -143,20 +149,8 @@ def connect(
     Raises:
         UserError: no SuperLink is there, or the connection to it is lost.
     """
-    try:
-        with _flower_run(address, ca, names, secret) as transport:
-            yield transport
-    except (httpx.HTTPError, ssl.SSLError) as error:
-        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.FORBIDDEN:
-            raise UserError(
-                f"federation: the server at {address} refuses to start a run; start it on the machine, as the "
-                "user and with the folder of fedstrata serve"
-            ) from None
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"federation: the server at {address} does not answer ({why}); "
-            "fedstrata serve starts it, and --resume goes on from the last finished round"
-        ) from None
+    with answering(address), _flower_run(address, ca, names, secret) as transport:
+        yield transport
 
 
 @contextmanager
@@ -170,7 +164,8 @@ def _flower_run(
     token = _acquire_task(address, ca, run, secret)
     grid = HttpGrid(address, ca is None, ca, token=token)
     grid._retry_invoker = _retries()
-    transport = FlowerTransport(grid, names)
+    flower_pull.bound(grid)
+    transport = FlowerTransport(grid, names, address)
     task = grid._runtime_client.PullTaskInput(runtime_pb2.PullTaskInputRequest())
     TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, task.run.run_id
     grid.set_run(run_from_proto(task.run))

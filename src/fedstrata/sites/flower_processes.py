@@ -104,6 +104,8 @@ REASONS = {
 """Text in Flower's logs -> what it means."""
 CONNECTED = "SuperNode ID:"
 """Appears in the log of a SuperNode that the server has accepted."""
+LOST, BACK = "Connection attempt failed, retrying", "Connection successful after"
+"""Appear in it when the server does not answer a call, and when it does again."""
 
 
 def _command(program: str, options: list[str]) -> list[str]:
@@ -117,7 +119,7 @@ FLEET = re.compile(r"/v1/fleet/[\w-]+")
 RUNTIME = re.compile(r"/v1/runtime/[\w-]+")
 """Paths for runs; Flower requires its secret for a task, and the task's token for every other call."""
 MOST_BODY = 1 << 20
-"""Bytes of a call of the control API, at most; what starts a run has about 1,000."""
+"""Bytes of a call of the control API or of a site, at most; what starts a run has about 1,000, a site's less."""
 
 
 class ControlGate:
@@ -136,8 +138,13 @@ class ControlGate:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer 403, or pass the call on."""
-        if scope["type"] == "lifespan" or (scope["type"] == "http" and FLEET.fullmatch(scope["path"])):
+        if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
+        elif scope["type"] == "http" and FLEET.fullmatch(scope["path"]):
+            if _is_long(scope):
+                await _refuse(send, b"only what is short")
+            else:
+                await self.app(scope, receive, send)
         elif scope["type"] != "http" or not _is_local(scope):
             await _refuse(send, b"only from the server's own machine")
         elif RUNTIME.fullmatch(scope["path"]):
@@ -149,6 +156,13 @@ class ControlGate:
                 await _refuse(send, b"only with the secret of the user that runs fedstrata serve")
             else:
                 await self.app(scope, _again(body, receive), send)
+
+
+def _is_long(scope: Mapping[str, Any]) -> bool:
+    """Whether a call has more bytes than one of a site's, or does not say before how many it has."""
+    headers = dict(scope["headers"])
+    length = headers.get(b"content-length", b"0")
+    return b"transfer-encoding" in headers or not length.isdigit() or int(length) > MOST_BODY
 
 
 async def _refuse(send: Any, reason: bytes) -> None:

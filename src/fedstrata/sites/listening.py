@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from fedstrata.errors import UserError
 ServerTLS = tuple[bytes, ...]
 ClientTLS = bytes | tuple[bytes, bytes, bytes]
 """A client's: the CA of the server's certificate; or that, the client's private key and its certificate (PEM)."""
+MOST_FILES = 1 << 16
 
 
 def open_channel(address: str, tls: ClientTLS | None, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
@@ -26,6 +28,17 @@ def is_named(call: Any, name: str) -> bool:
     """Whether the certificate that a client has shown, if clients show some, is of this name."""
     shown = call.auth_context().get("x509_common_name")
     return shown is None or list(shown) == [name.encode()]
+
+
+def more_files() -> None:
+    """Let this process have as many files open as it may: strangers open more than usual limits allow."""
+    if sys.platform != "win32":
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+        if soft != resource.RLIM_INFINITY and soft < most:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def listen(server: grpc.Server, address: str, tls: ServerTLS | None, sentence: str) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedstrata.sites.listening import ServerTLS, is_named, listen
+from fedstrata.sites.listening import ServerTLS, is_named, listen, more_files
 from fedstrata.sites.message_stream import (
     DELIVER,
     FETCH,
@@ -49,6 +49,7 @@ class Mailbox:
         answered: it has.
         fetch: the stream on which the site waits or fetches.
         delivery: the stream on which the answer comes.
+        knock: the newest stream of the site that has not said yet what it delivers; it may have one such.
         seen: monotonic time of the site's last call; 0 before the first.
     """
 
@@ -61,6 +62,7 @@ class Mailbox:
     answered: bool = False
     fetch: Any = None
     delivery: Any = None
+    knock: Any = None
     seen: float = 0.0
 
 
@@ -83,6 +85,7 @@ class MessageServer:
     def __init__(
         self, address: str, tls: ServerTLS | None, tokens: Mapping[str, str], folder: Path | None = None
     ) -> None:
+        more_files()
         self.folder = folder
         self.tokens = {site: token.encode() for site, token in tokens.items()}
         self.boxes = {site: Mailbox() for site in tokens}
@@ -141,9 +144,9 @@ class MessageServer:
         with self.changed:
             self.tokens.pop(site, None)
             box = self.boxes[site]
-            for call in (box.fetch, box.delivery):
+            for call in (box.fetch, box.delivery, box.knock):
                 _cancel(call)
-            box.fetch = box.delivery = None
+            box.fetch = box.delivery = box.knock = None
             if box.message and not box.answered:
                 self._answer(box, WireError(why))
 
@@ -221,9 +224,15 @@ class MessageServer:
     def _deliver(self, received: Iterator[bytes], call: Any) -> bytes:
         """A site's answer comes in. What nobody waits for is not read."""
         box, answer = self._site(call), None
+        with self.changed:
+            _cancel(box.knock)  # or one site could take the places of all others
+            box.knock = call
         try:
             header = read_header(next(received, b""))
             with self.changed:
+                if box.knock is not call:
+                    return LATE
+                box.knock = None
                 if box.id != header.id or box.answered or time.monotonic() > box.until:
                     return LATE
                 _cancel(box.delivery)
@@ -233,6 +242,7 @@ class MessageServer:
             return LATE
         finally:
             with self.changed:
+                box.knock = None if box.knock is call else box.knock
                 if box.delivery is call:
                     box.delivery, box.seen = None, time.monotonic()
                     if answer is not None:

@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedstrata.client.private import Draw
-from fedstrata.plan.messages import Request, Tagged
+from fedstrata.plan.kinds import Index, Weights
+from fedstrata.plan.messages import Request
+from fedstrata.tasks import Examples
 from fedstrata.wire.codec import WireError
 from fedstrata.wire.files import append_lines, decode_lines, flush, write_bytes
 
@@ -34,18 +37,23 @@ class SecretNoise:
 
     Args:
         folder: the run's, on the site's own disk.
+        rows: a digest of the rows that the site trains on, see :func:`own_rows`.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, rows: bytes) -> None:
+        self.folder, self.rows = folder, rows
 
-    def __call__(self, request: Request, shared: Tagged) -> Draw:
+    def __call__(self, request: Request, start: Weights) -> Draw:
         """The streams of a request.
 
+        Args:
+            request: what is asked.
+            start: all tensors that training starts from, by where they come from.
+
         Raises:
-            WireError: another request for the same round has been answered.
+            WireError: the same round has been answered to another request, or from another start or other rows.
         """
-        digest = request_digest(request, shared)
+        digest = training_digest(request, start, self.rows)
         self._only(request.round, digest)
         key = self._key()
 
@@ -81,15 +89,34 @@ class SecretNoise:
         return key
 
 
-def request_digest(request: Request, shared: Tagged) -> str:
-    """A digest of all that a reply depends on: what is asked, and the parts from which training starts."""
+def training_digest(request: Request, start: Weights, rows: bytes) -> str:
+    """A digest of all that a message with noise depends on; were anything else in it, two messages with the same
+    noise could differ, and their difference would have none.
+
+    Args:
+        request: what is asked.
+        start: all tensors that training starts from, by where they come from.
+        rows: a digest of the rows that are trained on.
+    """
     asked = {"round": request.round, "client": request.client, "phase": request.phase, "span": request.span}
     digest = hashlib.sha256(json.dumps({**asked, "plan": asdict(request.plan)}, sort_keys=True).encode())
-    for part in sorted(request.versions):
-        for name, tensor in sorted(shared[part][1].items()):
-            digest.update(f"\0{part}|{name}|{tuple(tensor.shape)}\0".encode())
-            digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    digest.update(rows)
+    for whence, tensors in sorted(start.items()):
+        for name, tensor in sorted(tensors.items()):
+            digest.update(f"\0{whence}|{name}|{tuple(tensor.shape)}\0".encode())
+            digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def own_rows(examples: Examples, index: Index) -> bytes:
+    """A digest of the examples at ``index``, as they are tokenized, with their labels."""
+    tokens, labels = examples.tokens, examples.labels
+    arrays: list[npt.NDArray[Any]] = [index, tokens.ids, tokens.offsets, tokens.words, tokens.types]
+    digest = hashlib.sha256()
+    for array in arrays if labels is None else [*arrays, labels]:
+        digest.update(f"{array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return digest.digest()
 
 
 def whole_lines(path: Path) -> list[dict[str, Any]]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedstrata.client.poisson import sampling
 from fedstrata.client.private import Private, noise_of
 from fedstrata.errors import UserError
 from fedstrata.job.privacy_rules import check_privacy
+from fedstrata.job.privacy_table import Privacy
 from fedstrata.job.tables import Job
 from fedstrata.privacy.accounting import Spending, epsilon_of
 from fedstrata.sites.noise import add_line, whole_lines
@@ -63,7 +65,8 @@ def refusal_of_epsilon(require: Require, private: Private | None, examples: int,
     if require.epsilon is None or private is None:
         return None
     one = release_of(private, examples)
-    epsilon = epsilon_of([Spending(one.noise, one.rate, one.count * rounds)], require.delta, "pld")
+    whole = Spending(one.noise, one.rate, one.count * rounds)
+    epsilon = epsilon_of([whole], require.delta, private.table.counted_by)
     if epsilon <= require.epsilon:
         return None
     return (
@@ -94,39 +97,51 @@ class NoiseAccount:
         """The file with a line for every round."""
         return self.folder / ACCOUNT
 
-    def epsilon(self, more: tuple[str, Spending] | None = None) -> float:
+    def epsilon(self, more: Mapping[str, Any] | None = None) -> float:
         """Spent so far, with one release more; what was spent at different levels is added.
 
-        Args:
-            more: the level, and the release.
-        """
-        spent: dict[str, list[Spending]] = {}
-        for line in whole_lines(self.path):
-            spent.setdefault(line["level"], []).append(Spending(line["noise"], line["rate"], line["count"]))
-        if more:
-            spent.setdefault(more[0], []).append(more[1])
-        share = self.delta / max(1, len(spent))
-        return sum(epsilon_of(own, share, "pld") for own in spent.values())
+        Of a level all is counted by Rényi's bound if anything of it has to be.
 
-    def spend(self, run: str, round: int, level: str, release: Spending) -> None:
+        Args:
+            more: a line of the account.
+        """
+        spent: dict[str, list[Mapping[str, Any]]] = {}
+        for line in [*whole_lines(self.path), *([more] if more else [])]:
+            spent.setdefault(line["level"], []).append(line)
+        share = self.delta / max(1, len(spent))
+        return sum(_epsilon(own, share) for own in spent.values())
+
+    def spend(self, run: str, round: int, table: Privacy, release: Spending) -> None:
         """Write a round down, once however often it is asked for; with another noise than before once more.
+
+        Args:
+            run: names the run.
+            round: 0-based.
+            table: the job's ``[privacy]``.
+            release: the round's.
 
         Raises:
             WireError: it would be more than the limit.
         """
-        line = {"run": run, "round": round, "level": level}
+        line = {"run": run, "round": round, "level": table.level, "by": table.counted_by}
         line |= {"noise": release.noise, "rate": release.rate, "count": release.count}
         with self._lock:
             if line in whole_lines(self.path):
                 return
             if self.limit is not None:
-                epsilon = self.epsilon((level, release))
+                epsilon = self.epsilon(line)
                 if epsilon > self.limit:
                     raise WireError(
                         f"round {round + 1}: over all runs it would have spent epsilon {epsilon:.3g}, its limit "
                         f"is {self.limit:g}"
                     )
             add_line(self.path, line)
+
+
+def _epsilon(lines: Sequence[Mapping[str, Any]], delta: float) -> float:
+    """Epsilon of lines of an account, all of one level; those of earlier versions name no accountant."""
+    spent = [Spending(line["noise"], line["rate"], line["count"]) for line in lines]
+    return epsilon_of(spent, delta, "rdp" if any(line.get("by") == "rdp" for line in lines) else "pld")
 
 
 def check_account(folder: Path, noisy: Collection[tuple[str, int]]) -> None:

@@ -15,7 +15,7 @@ from fedstrata.privacy.fixed_point import fixed_point
 from fedstrata.sites.limit_tables import Limits
 from fedstrata.sites.messages import HelloHeader
 from fedstrata.sites.noise_account import NoiseAccount, refusal_of_epsilon, refusal_of_level
-from fedstrata.sites.rows_behind import distinct_rows, rows_trained_on
+from fedstrata.sites.rows_behind import distinct_rows, rows_behind
 from fedstrata.sites.settings import SiteSettings
 from fedstrata.sites.site import Site
 
@@ -90,7 +90,7 @@ def check_limits(settings: SiteSettings, site: Site, scored: bool = False) -> No
     """
     limits, data = settings.limits, site.data
     runtime, parts = site.runtime, site.runtime.working.parts
-    count, train, streams = len(data.index), runtime.trainer.train, runtime.trainer.streams
+    count, streams = len(data.index), runtime.trainer.streams
     if reason := refusal_of_epsilon(settings.require, runtime.private, count, site.method.rounds):
         raise Refused(reason)
     site.account = NoiseAccount(settings.folder, limits.epsilon, limits.delta)
@@ -100,8 +100,7 @@ def check_limits(settings: SiteSettings, site: Site, scored: bool = False) -> No
         plan = make_plan(site.method, parts, site.task, round, site.name, streams)
         if round == 0 and plan.train and site.method.exchange != "hidden_states" and least >= limits.min_examples:
             first = Request(0, site.name, plan, "train", {}, {}, span=(0.0, 1 / site.method.rounds))
-            task = runtime.trainer.task
-            check_rows(limits, rows_trained_on(train, streams, data.train, data.index, first, task))
+            check_rows(limits, rows_behind(site, first))
         leaves = sum(sizes[part] for part in plan.send)
         total += leaves
         if limits.bytes_per_round is not None and leaves > limits.bytes_per_round:

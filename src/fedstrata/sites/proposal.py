@@ -29,7 +29,7 @@ from fedstrata.plan.streams import Streams
 from fedstrata.privacy.fixed_point import WIDTHS
 from fedstrata.sites.messages import HelloHeader
 from fedstrata.sites.permission import Refused, own_component
-from fedstrata.sites.rows_behind import distinct_rows, rows_trained_on
+from fedstrata.sites.rows_behind import distinct_rows, rows_sampled, rows_trained_on
 from fedstrata.sites.settings import SiteSettings
 from fedstrata.sites.site_job import site_job
 from fedstrata.tasks import Examples, TaskContext, build_task
@@ -145,7 +145,10 @@ def _added_up(
     payload = job.method.exchange
     least, steps = distinct_rows(train, index), 0
     if plans[0].train and payload != "hidden_states":
-        least = rows_trained_on(job.train, streams, train, index, request)
+        if job.privacy.level == "example":
+            least = rows_sampled(job.train, least, len(index), request)
+        else:
+            least = rows_trained_on(job.train, streams, train, index, request)
         steps = round_work(context, request)[0]
     sizes = list(_round_bytes(context, payload, plans, request))
     return Proposal(

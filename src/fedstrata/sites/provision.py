@@ -94,6 +94,8 @@ def add_site(folder: Path, name: str) -> list[Path]:
         UserError: the name is invalid or taken, or the folder holds no valid federation.
     """
     _need_extra()
+    if os.path.isfile(folder):
+        raise UserError(f"{folder}: is a file; expected the folder of a federation, or its server.toml")
     settings = read_server(folder)
     folder = settings.home
     _check_names([name], settings.sites)
@@ -150,7 +152,7 @@ def _check_names(names: Sequence[str], taken: Iterable[str] = ()) -> None:
 @contextmanager
 def _building(folder: Path) -> Iterator[Path]:
     """A temporary folder on the disk of ``folder``; a new ``folder`` stays only if something is moved into it."""
-    new = not folder.exists()
+    new = not os.path.lexists(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder, prefix=".making-") as build:

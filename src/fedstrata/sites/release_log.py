@@ -164,6 +164,9 @@ def read_log(folder: Path) -> Iterator[tuple[Release, str]]:
         UserError: a line, or the end, is not as it was written; it says which and what to do.
     """
     path = folder / LOG
+    for place in (path, folder / HEAD):
+        if place.is_dir():
+            raise _broken(place, "is a folder, not a file of the release log")
     chain, count, head = START, 0, _read_head(folder)
     ends = {START} if head is None or not head[0] else set[str]()
     with path.open("rb") if path.exists() else open(os.devnull, "rb") as file:
@@ -178,7 +181,7 @@ def read_log(folder: Path) -> Iterator[tuple[Release, str]]:
             if head and count == head[0]:
                 ends.add(chain)
             yield release, chain
-    if head is None and count:
+    if head is None and (count or os.path.lexists(folder / HEAD)):
         raise _broken(path, f"{folder / HEAD}, which says how far it goes, is missing or damaged")
     if head and head[1] not in ends:
         raise _broken(path, f"it ends after line {count}, and once had {head[0]} lines")

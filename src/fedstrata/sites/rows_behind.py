@@ -6,6 +6,8 @@ of its first token. What is counted, by payload:
 * ``weights`` and ``activations``: the rows of the batches of all of the round's steps; of masked language modeling
   those with a masked token, for nothing is learned from others. In activations every row's states stand apart, so
   that the count says how much the site tells at once and hides nobody.
+* ``weights`` at level ``example``, where a coin decides of each example whether it takes part in a step: as many
+  rows as take part in all rounds but one of a million.
 * ``scores``: the test rows.
 * ``hidden_states``: all training rows, once; every row's states stand apart here too.
 
@@ -17,10 +19,13 @@ around it; against these only noise and masked sums help.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
 from fedstrata.client.optimizer import learning_rate
+from fedstrata.client.poisson import sampling
 from fedstrata.client.steps import steps
 from fedstrata.job.train_table import Train
 from fedstrata.plan.kinds import Index
@@ -35,12 +40,17 @@ BARELY = 0.01
 """Share of the round's highest learning rate below which a step does not count."""
 MOST_STEPS = 100_000
 """Steps looked at; later ones do not count."""
+SELDOM = 1e-6
+"""Probability that fewer rows take part than are counted, where coins decide."""
 
 
 def rows_behind(site: Site, request: Request) -> int:
     """Distinct rows that go into the reply to a request; 0 where nothing of them does."""
     data, trainer = site.data, site.runtime.trainer
     if request.phase == "train":
+        private = site.runtime.private
+        if private and private.table.level == "example":
+            return rows_sampled(trainer.train, distinct_rows(data.train, data.index), len(data.index), request)
         return rows_trained_on(trainer.train, trainer.streams, data.train, data.index, request, trainer.task)
     if request.phase == "evaluate":
         return distinct_rows(data.test, data.tests.get(site.name, data.index[:0]))
@@ -50,6 +60,31 @@ def rows_behind(site: Site, request: Request) -> int:
 def distinct_rows(examples: Examples, index: Index) -> int:
     """Rows that the examples at ``index`` come from."""
     return len(np.unique(examples.tokens.rows[index]))
+
+
+def rows_sampled(train: Train, rows: int, examples: int, request: Request) -> int:
+    """Distinct rows that take part in the steps of a round that learn, but for :data:`SELDOM`.
+
+    A row of several examples takes part more often than counted here. At least 1: without any a message is noise
+    alone, of which nobody has to be protected.
+
+    Args:
+        train: how the client trains.
+        rows: distinct rows of its examples.
+        examples: their number.
+        request: names the span of the learning-rate schedule.
+    """
+    from scipy.special import bdtrik  # comes with the accountant that noise needs
+
+    rate, total, epoch = sampling(examples, train)
+    span = ScheduleSpan(total, epoch, *request.span)
+    least = BARELY * _highest(train, span)
+    rates = (learning_rate(train, span, number, number // epoch) for number in range(min(total, MOST_STEPS)))
+    learning = sum(each >= least > 0 for each in rates)
+    never = (1 - rate) ** learning
+    if never == 0 or never == 1:
+        return rows if never == 0 else 0
+    return max(1, math.ceil(float(bdtrik(SELDOM, rows, 1 - never))))
 
 
 def rows_trained_on(

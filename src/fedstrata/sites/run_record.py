@@ -183,8 +183,16 @@ def recorded(home: Path | None, output: Path, jobs: Sequence[Job], tell: Tell) -
 
 
 def read_record(home: Path) -> RunRecord | None:
-    """The record of a federation's newest run; None if there is none, or it cannot be read."""
+    """The record of a federation's newest run; None if there is none, or it holds none.
+
+    Raises:
+        UserError: it is a folder, or another user's.
+    """
     try:
         return RunRecord.model_validate_json((home / FILE).read_bytes())
     except (FileNotFoundError, ValidationError):
         return None
+    except OSError as error:
+        raise UserError(
+            f"{home / FILE}: cannot be read ({error.strerror}); expected the record of a run"
+        ) from None

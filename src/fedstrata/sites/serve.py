@@ -127,7 +127,7 @@ def join(
 
 def _take_part(settings: SiteSettings, say: Say, insecure: bool, dry_run: bool, tell: Tell) -> None:
     from fedstrata.sites import flower, flower_processes, terminal
-    from fedstrata.sites.connecting import await_connection, clock_complaint
+    from fedstrata.sites.connecting import Watch, await_connection, clock_complaint
     from fedstrata.sites.message_client import Desk
     from fedstrata.sites.service import SiteService
     from fedstrata.sites.trial import limit_own_memory, warm_up
@@ -150,7 +150,7 @@ def _take_part(settings: SiteSettings, say: Say, insecure: bool, dry_run: bool, 
     listener = threading.Thread(target=flower.answer_messages, args=calls, daemon=True)
     clock = partial(clock_complaint, settings.server, None if insecure else settings.ca)
     wait = partial(await_connection, settings.name, log, stop, say, clock)
-    supervision = (command, log, settings.folder, stop, say, wait)
+    supervision = (command, log, settings.folder, stop, say, wait, partial(Watch, settings.name, log, say))
     supervisor = threading.Thread(target=_supervise, args=supervision, daemon=True)
     say(f"{settings.name}: joins {settings.server}; logs {logs}")
     with _interruptible():
@@ -169,12 +169,18 @@ def _take_part(settings: SiteSettings, say: Say, insecure: bool, dry_run: bool, 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """One program at a time works in a site's folder: two would write one release log."""
-    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / "join.lock", timeout=0)
     try:
-        with FileLock(folder / "join.lock", timeout=0):
-            yield
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
     except Timeout:
         raise UserError(f"{folder}: another fedstrata join works in this folder; end it first") from None
+    except OSError as error:
+        raise UserError(f"folder: {folder} cannot be made or written ({error.strerror})") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _log_step(tell: Tell, step: int, steps: int, loss: float, seen: int) -> None:
@@ -205,8 +211,12 @@ def _supervise(
     stop: threading.Event,
     say: Say,
     wait_until_up: Callable[[Process], None],
+    watching: Callable[[], Callable[[], None]] = lambda: lambda: None,
 ) -> None:
-    """Keep one of Flower's processes running until ``stop`` is set; its output goes to ``log``."""
+    """Keep one of Flower's processes running until ``stop`` is set; its output goes to ``log``.
+
+    Each one that is up is looked after by what ``watching`` returns, again and again.
+    """
     from fedstrata.sites import flower_processes
 
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -220,8 +230,9 @@ def _supervise(
             )
         try:
             wait_until_up(process)
+            look = watching()
             while process.poll() is None and not stop.wait(0.2):
-                pass
+                look()
         finally:
             _end(process)
         if not stop.is_set():

@@ -255,7 +255,7 @@ Read = TypeVar("Read", bound=BaseModel)
 
 
 def _read(path: Path, name: str, model: type[Read]) -> Read:
-    path = path / name if path.is_dir() else path
+    path = path / name if os.path.isdir(path) else path
     data = read_toml(path)
     found = data.pop("format", None)
     if type(found) is not int or found != FORMAT:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ from fedstrata.client.answer import ClientData, ClientRuntime, Work, answer_requ
 from fedstrata.client.trainer import StepCallback, drain
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.models.cut import SplitLink
-from fedstrata.plan.kinds import Tensors, Weights
+from fedstrata.plan.kinds import Phase, Tensors, Weights
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.plan import Method, make_plan
 from fedstrata.plan.schedule import ScheduleSpan
 from fedstrata.privacy.accounting import epsilon_of
-from fedstrata.sites.noise import SecretNoise
+from fedstrata.sites.noise import SecretNoise, own_rows
 from fedstrata.sites.noise_account import NoiseAccount, release_of
 from fedstrata.wire.chain import check_received, receive, steps_of
 from fedstrata.wire.codec import WireError, check, payload_bytes, wire_spec
@@ -30,6 +30,9 @@ from fedstrata.wire.store import read_tensors, write_tensors
 KEPT_VERSIONS = 5
 """Versions of a part that stay on disk: a server that starts again may go back to the last but one it committed,
 and has sent four since, to train and to be scored."""
+
+NEEDS_PARTS: Collection[Phase] = ("train", "evaluate", "hidden_states")
+"""Phases that begin with parts of the server's: each must be named, or what an earlier request left is taken."""
 
 Reach = Callable[[Request], AbstractContextManager[SplitLink]]
 """Opens the way to the server's layers for a request."""
@@ -71,7 +74,7 @@ class Site:
     def __post_init__(self) -> None:
         working = self.runtime.working
         if self.runtime.private:
-            self.runtime.private.draw = SecretNoise(self.folder)
+            self.runtime.private.draw = SecretNoise(self.folder, own_rows(self.data.train, self.data.index))
         streams = self.runtime.trainer.streams
         plan = make_plan(self.method, working.parts, self.task, 0, self.name, streams)
         away = plan.away(working.parts)
@@ -108,7 +111,7 @@ class Site:
         """
         private, count = self.runtime.private, len(self.data.index)
         if private and self.account and request.phase == "train":
-            self.account.spend(self.folder.name, request.round, private.table.level, release_of(private, count))
+            self.account.spend(self.folder.name, request.round, private.table, release_of(private, count))
         with self._holding(request.parts):
             reply = self._carry_out(request, copied)
             reply = private.told_outside(reply) if private else reply
@@ -121,7 +124,8 @@ class Site:
         private = self.runtime.private
         if private is None or self.account is None:
             return None
-        return epsilon_of([release_of(private, len(self.data.index))], self.account.delta, "pld")
+        one = release_of(private, len(self.data.index))
+        return epsilon_of([one], self.account.delta, private.table.counted_by)
 
     def _carry_out(self, request: Request, copied: bool) -> Reply:
         reach = self.reach(request) if self.reach and request.phase != "receive" else nullcontext()
@@ -169,6 +173,12 @@ class Site:
         plan = make_plan(self.method, parts, self.task, max(request.round, 0), self.name, streams)
         if not EXCHANGES[self.method.exchange].fits(request, plan):
             raise WireError(f"plan: is not that of its method to {request.phase} in round {request.round + 1}")
+        self._check_versions(request)
+        if request.phase == "evaluate":
+            self._check_score()
+
+    def _check_versions(self, request: Request) -> None:
+        """Every part that the work begins with must be named, in a version that is here or comes along."""
         if strange := (request.versions.keys() | request.parts.keys()) - self.shared.keys():
             raise WireError(f"versions: names no part of this client's model: {', '.join(sorted(strange))}")
         if alone := request.parts.keys() - request.versions.keys():
@@ -181,8 +191,9 @@ class Site:
             known = {None, held, *self._on_disk(part), *([0] if self.start else [])}
             if before not in known:
                 raise WireError(f"{part}: version {before} was never sent, this client holds {held}")
-        if request.phase == "evaluate":
-            self._check_score()
+        needed = set(request.plan.received(self.runtime.working.parts)) if request.phase in NEEDS_PARTS else set()
+        if without := needed - request.versions.keys():
+            raise WireError(f"versions: lacks {', '.join(sorted(without))}, from which the client is to start")
 
     def _check_round(self, request: Request) -> None:
         """What is told of a run before it, of bytes and of epsilon, is that of its rounds and no more."""

@@ -44,19 +44,20 @@ def site_job(own: SiteSettings, hello: HelloHeader, folder: Path) -> Job:
         "train": train,
         **{table: sent[table] for table in ("method", "head", "adapter", "wire", "privacy") if table in sent},
     }
-    job["privacy"] = _own_count(job.get("privacy", {}), sent.get("method", {}))
-    if job.get("privacy", {}).get("public_vocabulary") is not None:
-        job["privacy"] = {**job["privacy"], "public_vocabulary": str(folder / "start" / VOCABULARY)}
+    privacy = {key: value for key, value in sent.get("privacy", {}).items() if value is not None}
+    if "public_vocabulary" in privacy:
+        privacy["public_vocabulary"] = str(folder / "start" / VOCABULARY)
+    job["privacy"] = privacy
     method = None
     if "method" in hello.components:
         options = {key: value for key, value in sent.get("method", {}).items() if key != "name"}
         method = own_component(hello, "method", options)
-    return resolve_auto(load(job, method=method)[0])
+    return _own_count(resolve_auto(load(job, method=method)[0]))
 
 
-def _own_count(privacy: dict[str, Any], method: dict[str, Any]) -> dict[str, Any]:
-    """``[privacy]`` with noise for every round: the server may ask in each, whatever it says."""
-    table = {key: value for key, value in privacy.items() if value is not None}
-    if table.get("level", "none") != "none" and "epsilon" in table:
-        table["participations"] = method.get("rounds", 1)
-    return table
+def _own_count(job: Job) -> Job:
+    """The job with noise for every round: the server may ask in each, whatever it says."""
+    if job.privacy.epsilon is None:
+        return job
+    table = job.privacy.model_copy(update={"participations": job.method.rounds})
+    return job.model_copy(update={"privacy": table})

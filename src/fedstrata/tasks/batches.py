@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -52,12 +52,14 @@ class Batch:
         positions: where the head predicts a token, bool ``[B, S]``, or the indices of these places, which are what
             a GPU takes without waiting; None for one prediction per example.
         work: positions computed with, for the FLOP count.
+        origin: of each example its row and its number, ``[B, 2]`` int64; of a task that scores whole rows.
     """
 
     inputs: dict[str, torch.Tensor]
     targets: torch.Tensor
     positions: torch.Tensor | tuple[torch.Tensor, ...] | None = None
     work: Positions = field(default_factory=Positions)
+    origin: Index | None = None
 
     @property
     def predictions(self) -> int:
@@ -76,7 +78,7 @@ class Batch:
             positions = positions.nonzero(as_tuple=True)
         if positions is not None:
             positions = tuple(_copied(index, device) for index in positions)
-        return Batch(inputs, _copied(self.targets, device), positions, self.work)
+        return replace(self, inputs=inputs, targets=_copied(self.targets, device), positions=positions)
 
 
 def _copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

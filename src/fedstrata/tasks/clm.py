@@ -37,6 +37,10 @@ class CausalLM(TokenTask):
         work = Positions(ids.numel(), rows * columns**2, len(targets))
         return Batch(inputs, targets, positions, work)
 
+    def has_targets(self, examples: Examples) -> bool:
+        """Whether a token follows another."""
+        return bool((examples.tokens.lengths > 1).any())
+
     def head_positions(self, lengths: Index, width: int) -> int:
         """One per token but each example's first."""
         return int((lengths - 1).sum())

@@ -61,6 +61,10 @@ class MaskedLM(TokenTask):
             work=Positions(ids.numel(), rows * columns**2, predicted),
         )
 
+    def has_targets(self, examples: Examples) -> bool:
+        """Whether a token may be masked: one that the tokenizer knows, and that is not special."""
+        return not np.isin(examples.tokens.ids, self.special).all()
+
     def head_positions(self, lengths: Index, width: int) -> int:
         """Every position with ``full_head``; else the expected number of masked ones."""
         if self.full_head:

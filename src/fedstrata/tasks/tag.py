@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -44,6 +45,7 @@ class Tag:
             inputs=inputs,
             targets=pad(tags, IGNORE_INDEX, columns),
             work=Positions(rows * columns, rows * columns**2, rows * columns),
+            origin=np.stack([examples.tokens.rows[index], index], axis=1),
         )
 
     def token_ids(self, examples: Examples, index: Index) -> Index:
@@ -56,8 +58,9 @@ class Tag:
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """Mean cross-entropy over the words, in nats."""
-        logits = model(**batch.inputs).logits.float()
-        return functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORE_INDEX)
+        logits, targets = model(**batch.inputs).logits.float(), batch.targets.flatten()
+        total = functional.cross_entropy(logits.flatten(0, 1), targets, ignore_index=IGNORE_INDEX, reduction="sum")
+        return total / (targets != IGNORE_INDEX).sum().clamp(min=1)  # the middle of a long word has none
 
     def score(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
         """The metrics of tagging over all batches, and the mean ``loss`` of the words."""
@@ -73,15 +76,37 @@ class Tag:
             words = target != IGNORE_INDEX
             truth.append([self.labels[i] for i in target[words]])
             guess.append([self.labels[i] for i in guessed[words]])
-        return Predicted(truth, guess, loss)
+        return Predicted(truth, guess, loss, batch.origin)
 
     def metrics(self, predicted: Iterable[Predicted]) -> dict[str, float]:
         """See :meth:`score`."""
         every = list(predicted)
-        truth = [text for batch in every for text in batch.truth]
-        guess = [text for batch in every for text in batch.guess]
+        truth, guess = whole_texts(every)
         loss = sum(batch.loss for batch in every) / max(1, sum(map(len, truth)))
         return {**scores(TASK_KINDS[self.kind].metrics, Predictions(truth, guess, loss)), "loss": loss}
+
+
+def whole_texts(predicted: Sequence[Predicted]) -> tuple[list[list[str]], list[list[str]]]:
+    """True and predicted tags of whole texts: the chunks of one in a row, so that no entity ends with a chunk.
+
+    Where anything has no origin, every example is a text.
+    """
+    texts: dict[int, tuple[list[str], list[str]]] = {}
+    chunks = [chunk for batch in predicted for chunk in zip(_origin(batch), batch.truth, batch.guess, strict=True)]
+    if any(batch.origin is None for batch in predicted):
+        return [truth for _, truth, _ in chunks], [guess for _, _, guess in chunks]
+    for (row, _), truth, guess in sorted(chunks, key=itemgetter(0)):
+        whole = texts.setdefault(row, ([], []))
+        whole[0].extend(truth)
+        whole[1].extend(guess)
+    return [truth for truth, _ in texts.values()], [guess for _, guess in texts.values()]
+
+
+def _origin(batch: Predicted) -> list[tuple[int, int]]:
+    """Row and number of each example."""
+    if batch.origin is None:
+        return [(0, 0)] * len(batch.truth)
+    return [(int(row), int(example)) for row, example in batch.origin]
 
 
 def build(context: TaskContext) -> Tag:

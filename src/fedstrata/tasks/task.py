@@ -24,11 +24,13 @@ class Predicted:
         truth: what was to be predicted, as the task's metrics take it.
         guess: what is predicted.
         loss: sum over the predictions.
+        origin: as of :class:`fedstrata.tasks.batches.Batch`.
     """
 
     truth: Any
     guess: Any
     loss: float = 0.0
+    origin: Index | None = None
 
 
 class Task(Protocol):

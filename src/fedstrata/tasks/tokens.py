@@ -14,7 +14,7 @@ from torch.nn import functional
 from fedstrata.job.metrics import Predictions, scores
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.models.masked_head import head_at
-from fedstrata.tasks.batches import Batch
+from fedstrata.tasks.batches import Batch, Examples
 from fedstrata.tasks.task import Predicted
 
 
@@ -33,6 +33,10 @@ class TokenTask:
     def gathers(self) -> bool:
         """The head is computed at the predicted positions alone."""
         return not self.full_head
+
+    def has_targets(self, examples: Examples) -> bool:
+        """Whether any token of examples can be predicted."""
+        return bool(len(examples))
 
     def logits(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """Scores over the vocabulary at the predicted positions, ``[n, V]``."""

@@ -116,15 +116,17 @@ def decode_gradients(message: Tensors, tokens: int, hidden: int, form: RowForm) 
     return rows / scale.to(rows.device)
 
 
-def decode_lengths(message: Tensors, longest: int) -> torch.Tensor:
+def decode_lengths(message: Tensors, longest: int, texts: int) -> torch.Tensor:
     """The lengths ``[B]`` of a message's texts, checked.
 
     Raises:
-        WireError: they are no whole numbers from 1 to ``longest``.
+        WireError: they are no whole numbers from 1 to ``longest``, or more than ``texts`` of them.
     """
     lengths = message.get("lengths", torch.empty(0))
     if lengths.dtype != torch.int32 or lengths.ndim != 1 or len(lengths) == 0:
         raise WireError("lengths: must be one number for each text (int32)")
+    if len(lengths) > texts:
+        raise WireError(f"lengths: are of {len(lengths)} texts, a batch has {texts} at most")
     if int(lengths.min()) < 1 or int(lengths.max()) > longest:
         raise WireError(f"lengths: must be from 1 to {longest}")
     return lengths

@@ -120,9 +120,7 @@ class ChangedServer:
 
     def receive_states(self, message: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
         """See :class:`fedstrata.wire.stream_ends.ServerEnd`."""
-        lengths = decode_lengths(message, self.longest)
-        if len(lengths) > self.texts:
-            raise WireError(f"lengths: are of {len(lengths)} texts, a batch has {self.texts} at most")
+        lengths = decode_lengths(message, self.longest, self.texts)
         self.tokens = int(lengths.sum())
         examples = _numbers(message, len(lengths))
         self.read = _tokens(message, "read", self.tokens)

@@ -6,7 +6,7 @@
     window     int16   of a rotated change instead: which of the rotated entries, in every block the same
 
 A part is one vector, its tensors in the order of their names. With ``density`` 1 a group is a row of a matrix, or
-a vector; else 128 entries in the order of their places. What a message leaves out is the next one's to send.
+a vector; else 128 entries in the order of their places, or fewer at the end. What a message omits the next sends.
 ``rotation`` multiplies blocks of 1,024 entries by random signs and a Hadamard matrix, after which all entries are
 alike, normally distributed (DRIVE, Vargaftik et al. 2021; EDEN, Vargaftik et al. 2022), so that it does not matter
 which are sent.
@@ -106,8 +106,8 @@ def encode_change(change: Tensors, form: ChangeForm) -> Tensors:
         places = _largest(flat, form.kept(len(flat)))
         kept = flat[places]
         message["places"] = pack_places(places.numpy(), len(flat))
-    codes, scales = _quantize(_groups(kept), form.bits)
-    return {"codes": pack_codes(codes.flatten()[: len(kept)], form.bits), "scales": scales, **message}
+    codes, scales = _quantize_groups(kept, form.bits)
+    return {"codes": pack_codes(codes, form.bits), "scales": scales, **message}
 
 
 def decode_change(message: Tensors, shapes: Shapes, form: ChangeForm) -> Tensors:
@@ -121,7 +121,7 @@ def decode_change(message: Tensors, shapes: Shapes, form: ChangeForm) -> Tensors
     codes = unpack_codes(message["codes"], kept, form.bits)
     if form.by_rows:
         return _decode_rows(codes, message["scales"], shapes, form.bits)
-    values = _dequantize(_groups(codes), message["scales"], form.bits).flatten()[:kept]
+    values = _dequantize(_filled(codes), message["scales"], form.bits).flatten()[:kept]
     if form.rotation:
         width = form.width(total)
         start = _checked_window(message, total, form)
@@ -199,6 +199,14 @@ def _quantize(rows: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor
     return levels.to(torch.uint8) | (sign << (bits - 1)), scales
 
 
+def _quantize_groups(entries: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes ``[n]`` and scales of entries ``[n]`` in groups of 128; the last group is what remains, by itself."""
+    whole = len(entries) // GROUP * GROUP
+    groups = [entries[:whole].view(-1, GROUP), *([entries[None, whole:]] if whole < len(entries) else [])]
+    made = [_quantize(each, bits) for each in groups]
+    return torch.cat([codes.flatten() for codes, _ in made]), torch.cat([scales for _, scales in made])
+
+
 def _dequantize(codes: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
     """The rows ``[n, m]`` of codes and scales."""
     sign: torch.Tensor = 1 - 2 * (codes >> (bits - 1)).float()
@@ -256,10 +264,9 @@ def _split(flat: torch.Tensor, shapes: Shapes) -> Tensors:
     return {name: part.view(shapes[name]) for name, part in zip(names, each, strict=True)}
 
 
-def _groups(entries: torch.Tensor) -> torch.Tensor:
-    """Entries ``[n]`` in groups ``[g, 128]``; the last one is filled up with the last entry."""
-    missing = -len(entries) % GROUP
-    return torch.cat([entries, entries[-1:].expand(missing)]).view(-1, GROUP)
+def _filled(codes: torch.Tensor) -> torch.Tensor:
+    """Codes ``[n]`` in groups ``[g, 128]``; what fills the last one stands for no entry."""
+    return torch.nn.functional.pad(codes, (0, -len(codes) % GROUP)).view(-1, GROUP)
 
 
 def _block(total: int) -> int:

@@ -95,14 +95,15 @@ class PlainServer:
         form: how they travel.
         width: of the hidden states.
         longest: most tokens of a text.
+        texts: most texts of a batch; one long text would pad any number of short ones.
     """
 
-    def __init__(self, form: StreamForm, width: int, longest: int) -> None:
-        self.form, self.width, self.longest = form, width, longest
+    def __init__(self, form: StreamForm, width: int, longest: int, texts: int) -> None:
+        self.form, self.width, self.longest, self.texts = form, width, longest, texts
 
     def receive_states(self, message: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
         """See :class:`ServerEnd`."""
-        lengths = decode_lengths(message, self.longest)
+        lengths = decode_lengths(message, self.longest, self.texts)
         states = {name: tensor for name, tensor in message.items() if name != "lengths"}
         self.tokens = int(lengths.sum())
         return decode_states(states, self.tokens, self.width, self.form.states), lengths
@@ -139,10 +140,10 @@ def server_end(
         form: how the session's messages travel.
         width: of the hidden states.
         longest: most tokens of a text.
-        texts: most texts of a batch of training.
+        texts: most texts of a batch.
         folder: where there is room.
         room: bytes of it.
     """
     if form.changed is None:
-        return PlainServer(form, width, longest)
+        return PlainServer(form, width, longest, texts)
     return ChangedServer(form, longest, texts, RowCache(folder, width, room))

@@ -1,0 +1,75 @@
+"""Models whose layers mix the padding in are known, and refused where examples must not depend on each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import fedstrata
+from fedstrata.errors import UserError
+from fedstrata.models import padding
+from tiny import SPECIAL, tiny_model, tokenizer, words
+
+Jobs = Callable[..., dict[str, Any]]
+SIZES: dict[str, Any] = {
+    "vocab_size": len(SPECIAL) + len(words()),
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 66,
+    "pad_token_id": 0,
+}
+MIXING: dict[str, Callable[[], Any]] = {
+    "fnet": lambda: transformers.FNetConfig(
+        **{key: value for key, value in SIZES.items() if key != "num_attention_heads"}
+    ),
+    "convbert": lambda: transformers.ConvBertConfig(**SIZES, embedding_size=32, conv_kernel_size=3, head_ratio=1),
+    "nystromformer": lambda: transformers.NystromformerConfig(**SIZES, num_landmarks=4, segment_means_seq_len=4),
+}
+NOISE: dict[str, Any] = {
+    "privacy": {"level": "example", "noise": 1.0},
+    "task": {"labels": ["eye", "heart", "kidney"]},
+}
+
+
+def made(kind: str) -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return transformers.AutoModelForSequenceClassification.from_config(MIXING[kind]())
+
+
+@pytest.mark.parametrize("kind", MIXING)
+@pytest.mark.parametrize("known", [True, False])
+def test_layers_that_mix_the_padding_in_are_found(monkeypatch: pytest.MonkeyPatch, kind: str, known: bool) -> None:
+    """By their type, and by what comes out."""
+    if not known:
+        monkeypatch.setattr(padding, "MIXES", ())
+    assert padding.padding_matters(made(kind), 32)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "electra", "modernbert", "gpt2"])
+@pytest.mark.parametrize("width", [8, 66])
+def test_padding_behind_a_mask_does_not_matter(kind: str, width: int) -> None:
+    model = tiny_model(kind, "clm" if kind == "gpt2" else "mlm").train()
+    assert not padding.padding_matters(model, width)
+    assert model.training
+
+
+def test_a_fourier_transform_needs_texts_of_one_width_at_level_example(job: Jobs, tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    folder = tmp_path / "fnet"
+    made("fnet").save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    one = {"model": {"name": str(folder)}, "method": {"rounds": 1}}
+    with pytest.raises(UserError, match=r"of type 'fnet' needs train\.padding = 'max', else"):
+        fedstrata.run(job("fedavg", "classify", **one, **NOISE))
+    for tables in ({}, {**NOISE, "train": {"padding": "max"}}):
+        config = job("fedavg", "classify", **one, **tables)
+        config["output"] = {"dir": str(tmp_path / f"run-{len(tables)}")}
+        assert fedstrata.run(config).score

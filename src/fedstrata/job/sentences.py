@@ -127,8 +127,8 @@ def _complaint(first: Mapping[str, Any], path: Sequence[str], expected: Sequence
     if what in BOUNDS:
         bound, words_ = BOUNDS[what]
         limit = first["ctx"][bound]
-        limit = int(limit) if limit == int(limit) else limit  # a bound of 1e6 is no number with a point
-        text = words_.format(f"{limit:,}" if limit >= 100_000 else f"{limit:g}")
+        huge = isinstance(limit, float) and limit >= 1e15
+        text = words_.format(f"{limit:,.0f}" if limit >= 100_000 and not huge else f"{limit:g}")
     elif what in ("model_type", "model_attributes_type") and len(path) == 1:
         text = f"must be a table ([{path[0]}])"
     elif expected:

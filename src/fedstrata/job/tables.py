@@ -94,7 +94,7 @@ class Server(Table):
     """To which the change of every client is shortened, over all that it sends; absent: never."""
     optimizer: str = "sgd"
     """What is done with the aggregate; ``sgd`` at learning rate 1 takes it as it is (FedAvg)."""
-    learning_rate: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    learning_rate: Annotated[float, Field(gt=0)] | None = None
     """By default 1 for sgd and momentum, 0.01 for adam and yogi, 0.003 for adagrad."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Of ``momentum``; beta 1 of the adaptive optimizers (adagrad: 0, as in its paper)."""

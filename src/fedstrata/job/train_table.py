@@ -8,6 +8,9 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from fedstrata.job.base import Positive, Seed, Table
 
+MOST_DECAY = 1e38
+"""Share of a weight that a step may take off; it is a number of 32 bits."""
+
 
 class Train(Table):
     """``[train]``: how a client trains in a round."""
@@ -24,7 +27,7 @@ class Train(Table):
     """Batches of one optimizer step: it follows the mean over all their predictions."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = None
     """Gradients of a step that together are longer are shortened to this length."""
-    learning_rate: Annotated[float, Field(gt=0, le=1e6)] = 5e-5
+    learning_rate: Annotated[float, Field(gt=0, le=1e38)] = 5e-5
     lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The learning rate is multiplied by it after every local epoch; each round starts anew."""
     lr_schedule: Literal["constant", "polynomial"] = "constant"
@@ -69,6 +72,15 @@ class Train(Table):
     def _one_size(self) -> Self:
         if self.tokens_per_batch is not None and "batch_size" in self.model_fields_set:
             raise ValueError("tokens_per_batch: found both batch_size and tokens_per_batch; expected one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _decay_fits(self) -> Self:
+        if self.learning_rate * self.weight_decay > MOST_DECAY:
+            raise ValueError(
+                f"weight_decay: times learning_rate must be at most {MOST_DECAY:g}, found "
+                f"{self.weight_decay:g} times {self.learning_rate:g}"
+            )
         return self
 
     @model_validator(mode="after")

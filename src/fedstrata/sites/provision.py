@@ -94,7 +94,7 @@ def add_site(folder: Path, name: str) -> list[Path]:
         UserError: the name is invalid or taken, or the folder holds no valid federation.
     """
     _need_extra()
-    if os.path.isfile(folder):
+    if os.path.isfile(folder) and folder.name != "server.toml":
         raise UserError(f"{folder}: is a file; expected the folder of a federation, or its server.toml")
     settings = read_server(folder)
     folder = settings.home

@@ -136,6 +136,25 @@ def test_gaussian_numbers_are_gaussian() -> None:
     assert len(np.unique(drawn)) > 49_000
 
 
+def test_a_long_tensor_has_the_same_noise_for_any_number_of_threads_and_no_two_pieces_share_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fedstrata.privacy.noise.CHUNK", 1000)
+    shape, found = torch.Size((50, 170)), []
+    for threads in (1, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        rng = np.random.default_rng(0)
+        found.append([gaussian(shape, 2.0, rng), gaussian(shape, 2.0, rng)])
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+    drawn = torch.cat([each.flatten() for each in found[0]]).numpy()
+    assert len(np.unique(drawn)) > 16_900
+    assert stats.kstest(drawn / 2.0, "norm").pvalue > 0.01
+    start = {"a": {"w": torch.zeros(shape)}}
+    noised = privatized(start, start, 1.0, 3.0, np.random.default_rng(0))["a"]["w"]
+    assert len(noised.unique()) > 8_400
+    assert float(noised.std()) == pytest.approx(3.0, rel=0.05)
+
+
 def lower_bound(outputs: dict[bool, np.ndarray], delta: float) -> float:
     """The largest epsilon that a test of "was the unit there?" proves, at 99.9 %: Clopper and Pearson 1934.
 

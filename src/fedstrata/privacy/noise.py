@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -12,6 +13,8 @@ from fedstrata.plan.kinds import Tensors, Weights
 
 PIECE = 1 << 15
 """Numbers drawn at a time: so few that they stay in a core's cache."""
+CHUNK = 1 << 18
+"""Numbers of one stream: a longer tensor's come from several, drawn at the same time by the threads of the job."""
 
 
 def norm_of(tensors: Iterable[torch.Tensor]) -> float:
@@ -21,9 +24,12 @@ def norm_of(tensors: Iterable[torch.Tensor]) -> float:
 
 def gaussian(shape: torch.Size, deviation: float, rng: np.random.Generator) -> torch.Tensor:
     """Independent normal numbers, fp32: drawn in fp64, so that their steps are far below those of fp32."""
+
+    def put(piece: torch.Tensor, normal: torch.Tensor) -> None:
+        piece.copy_(normal * deviation)
+
     drawn = torch.empty(math.prod(shape))
-    for piece in torch.split(drawn, PIECE):
-        piece.copy_(torch.from_numpy(rng.standard_normal(len(piece)) * deviation))
+    _with_normal(drawn, rng, put)
     return drawn.reshape(shape)
 
 
@@ -63,6 +69,22 @@ def privatized(
 def _noised(change: torch.Tensor, deviation: float, rng: np.random.Generator) -> torch.Tensor:
     """A change in fp64 with noise over it."""
     flat = change.reshape(-1).clone()
-    for piece in torch.split(flat, PIECE):
-        piece.add_(torch.from_numpy(rng.standard_normal(len(piece))), alpha=deviation)
+    _with_normal(flat, rng, lambda piece, normal: piece.add_(normal, alpha=deviation))
     return flat.reshape(change.shape)
+
+
+def _with_normal(
+    flat: torch.Tensor, rng: np.random.Generator, use: Callable[[torch.Tensor, torch.Tensor], object]
+) -> None:
+    """Call ``use`` on each piece of a vector with as many normal numbers, the same for any number of threads."""
+
+    def draw(chunk: torch.Tensor, own: np.random.Generator) -> None:
+        for piece in torch.split(chunk, PIECE):
+            use(piece, torch.from_numpy(own.standard_normal(len(piece))))
+
+    chunks = torch.split(flat, CHUNK)
+    if len(chunks) == 1:
+        draw(flat, rng)
+        return
+    with ThreadPoolExecutor(min(torch.get_num_threads(), len(chunks))) as threads:
+        list(threads.map(draw, chunks, rng.spawn(len(chunks))))

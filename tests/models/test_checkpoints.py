@@ -80,14 +80,18 @@ def test_a_fresh_head_depends_on_the_seed_alone(model_folder: Folder, architectu
 
 
 @pytest.mark.parametrize(
-    ("kind", "architecture"), [(kind, architecture) for kind in ("mlm", "classify") for architecture in CONFIGS]
+    ("kind", "architecture"),
+    [
+        *((kind, architecture) for kind in ("mlm", "classify", "tag") for architecture in CONFIGS),
+        *((kind, "gpt2") for kind in ("clm", "classify", "tag")),
+    ],
 )
 def test_dropout_false_leaves_none(model_folder: Folder, architecture: str, kind: str) -> None:
     loud = {"attention_dropout": 0.1, "mlp_dropout": 0.1, "embedding_dropout": 0.1, "classifier_dropout": 0.1}
     if architecture != "modernbert":
-        loud = {"classifier_dropout": 0.3} if architecture != "distilbert" else {}
-    folder = str(model_folder(architecture, **loud))
-    labels = LABELS if kind == "classify" else None
+        loud = {"classifier_dropout": 0.3} if architecture not in ("distilbert", "gpt2") else {}
+    folder = str(model_folder(architecture, **loud, **({"head": "clm"} if architecture == "gpt2" else {})))
+    labels = LABELS if kind in ("classify", "tag") else None
     with_dropout, without = (
         checkpoints.load(folder, kind, labels, 0, dropout).model.train() for dropout in (True, False)
     )

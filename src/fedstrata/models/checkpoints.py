@@ -25,6 +25,7 @@ from fedstrata.models.adapters import (
     without_adapters,
 )
 from fedstrata.models.configs import HF_LOAD_ERRORS, config_of, unusable
+from fedstrata.models.dropout import disable_dropout
 from fedstrata.models.folders import WEIGHTS, partial_folder, publish, write_card
 from fedstrata.models.headed import write_headed
 from fedstrata.models.heads import KEY, HeadConfig, HeadedModel
@@ -98,6 +99,8 @@ def load(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model, info = _pretrained(class_of(kind, config), name, config)
+        if not dropout:
+            disable_dropout(model)
         new = find_parts(model)
         fresh = _fresh(name, config, new, info, remote)
         parts = find_parts(_with_adapters(model, name, adapter), adapter) if adapter else new

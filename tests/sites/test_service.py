@@ -124,6 +124,20 @@ def test_a_site_s_files_are_read_as_it_says_and_what_is_found_out_is_logged(
     assert {"2 training rows: a 2", "no text is cut"} <= set(said_of_rows), said_of_rows
 
 
+def test_a_word_beyond_the_embeddings_is_refused_whoever_has_it(
+    heard: tuple[SiteService, dict[type, Envelope]],
+) -> None:
+    """It was an error in training at the sites that have the word, which tells of it past noise and masked sums."""
+    host, said = heard
+    for run, word in (("e" * 32, "kidney"), ("f" * 32, "nowhere")):
+        table = json.loads(said[HelloHeader].weights["files"]["tokenizer.json"].numpy().tobytes())
+        table["model"]["vocab"] = {k: v for k, v in table["model"]["vocab"].items() if k != "kidney"} | {word: 900}
+        files = {**said[HelloHeader].weights["files"], "tokenizer.json": text(json.dumps(table))}
+        assert isinstance(answer(host, said[HelloHeader], {"files": files}, run), WelcomeHeader)
+        assert isinstance(answer(host, said[StartHeader], run=run), RefusalHeader)
+        assert isinstance(answer(host, said[RequestHeader], run=run), RefusalHeader)
+
+
 def test_the_start_model_is_the_one_that_was_announced(heard: tuple[SiteService, dict[type, Envelope]]) -> None:
     host, said = heard
     answer(host, said[HelloHeader])

@@ -165,6 +165,7 @@ def test_the_same_request_has_the_same_noise_and_another_one_none(tmp_path: Path
         ("client", "[require]", "[require]\nsum_only = true", "nothing but sums"),
         ("example", "[require]", "[require]\nepsilon = 5.0", "promises it epsilon 5.9"),
         ("shared", "[require]", "[require]\nhonest = 2", "relies on the noise of 3 clients in every sum"),
+        ("none", "[require]", "[require]\nepsilon = 5.0", "only in runs with noise, of epsilon 5 at most"),
         ("none", "[limits]", "[limits]\nepsilon = 5.0", "only in runs with noise"),
     ],
 )

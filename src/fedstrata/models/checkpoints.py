@@ -120,7 +120,7 @@ def _with_adapters(model: Any, name: str, adapter: AdapterConfig) -> Any:
 
 
 def _check_vocabulary(name: str, tokenizer: Any, config: Any) -> None:
-    """A word beyond the embeddings is an error in the middle of training, for whoever has the word and no other."""
+    """A word beyond the embeddings is an error in training, for whoever has the word and no other."""
     numbers = [len(tokenizer) - 1, *tokenizer.get_vocab().values(), *tokenizer("")["input_ids"]]
     if (words := max(numbers) + 1) > config.vocab_size:
         raise UserError(

@@ -157,6 +157,30 @@ def test_the_clipped_sum_is_that_of_a_loop_over_single_examples(case: str) -> No
         assert trained[name].grad is None
 
 
+@pytest.mark.parametrize("what", ["classify", "tag", "regress"])
+@pytest.mark.parametrize("tapping", [None, True, False])
+def test_an_example_that_overflows_adds_nothing(tapping: bool | None, what: str) -> None:
+    """0 times infinity is no number: the rows of a table that are none tell every word of the example."""
+    model, task, single = made("bert", what)
+    model.eval()
+    model.config.attention_probs_dropout_prob = model.config.hidden_dropout_prob = 0.0
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    trained = trained_of(model, "bert")
+    with torch.no_grad():  # a word of the first example alone
+        others = torch.cat([batch.inputs["input_ids"].flatten() for batch in single[1:]])
+        own = next(token for token in single[0].inputs["input_ids"].flatten() if token not in others)
+        model.bert.embeddings.word_embeddings.weight[own] = 3e38
+    expected, _, clip = slow(model, task, single[1:], trained)
+    steps, found = steps_of(model, task, trained, clip), zeros(trained)
+    steps.tapping = tapping
+    steps._add_clipped(found, joined(single), model_pass(steps), DropoutRng(0, torch.device("cpu")), trained)
+    assert steps.told
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=2e-6)
+
+
 def test_a_second_use_of_a_parameter_is_seen_in_the_first_batch() -> None:
     """Then every example gets a backward pass of its own."""
     model, task, single = made("bert", "classify")

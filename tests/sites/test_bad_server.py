@@ -27,6 +27,7 @@ from fedstrata.sites.approval import job_digest
 from fedstrata.sites.messages import (
     Envelope,
     HelloHeader,
+    RefusalHeader,
     ReplyHeader,
     RequestHeader,
     StartHeader,
@@ -270,12 +271,15 @@ def test_no_more_runs_than_it_takes_part_in_however_many_it_has_greeted(town: To
     for run in runs:
         assert isinstance(answer(service, town.hello, run=run), WelcomeHeader)
     said = []
-    for run in runs:
+    for run in reversed(runs):
         answer(service, town.start, run=run)
         said.append(answer(service, town.request(0), run=run))
+        said.append(answer(service, town.hello, run=run))
     assert isinstance(said[0], ReplyHeader)
-    assert all("max_runs" in refusal.reason for refusal in said[1:])
-    assert {line["run"] for line in releases(service) if line["payload"] == "weights"} == {runs[0]}
+    assert [type(one) for one in said[1::2]] == [WelcomeHeader, RefusalHeader, RefusalHeader]
+    assert all("max_runs" in refusal.reason for refusal in said[3::2])
+    assert all("is not known here" in refusal.reason for refusal in said[2::2])
+    assert {line["run"] for line in releases(service) if line["payload"] == "weights"} == {runs[-1]}
 
 
 def test_receipts_count_as_bytes_that_leave(town: Town) -> None:
@@ -288,10 +292,9 @@ def test_receipts_count_as_bytes_that_leave(town: Town) -> None:
 
 def test_work_that_comes_to_nothing_counts_as_seconds(town: Town) -> None:
     service = town.site()
-    job = town.job(train={"learning_rate": 1e38, "weight_decay": 0.0, "optimizer": "sgd"}, privacy=NOISE)
-    answer(service, town.hello, job=job)
-    answer(service, town.start)
-    assert answer(service, town.request(0)).reason.startswith("failed: ")
+    service.callback = lambda step, *_: 1 // (2 - step)  # type: ignore[assignment,return-value]
+    town.begun(service)
+    assert answer(service, town.request(0)).reason.startswith("failed: ZeroDivisionError")
     [run] = service.runs.values()
     assert run.answers.seconds > 0
     assert Answers(run.folder).seconds == run.answers.seconds, "after a restart as well"
@@ -585,3 +588,24 @@ def test_its_own_rows_that_cannot_be_read_are_its_own_affair(town: Town, caplog:
         == "failed: its data, model or device cannot be used; its own log says why"
     )
     assert "train.csv" in caplog.text
+
+
+def test_hidden_states_are_sent_once_and_of_all_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: Jobs
+) -> None:
+    """In every round, of any layers, a server could ask for others of the same texts."""
+    tables = {"head": {"kind": "cls"}, "method": {"variant": "centralized"}}
+    village = Village(tmp_path, monkeypatch)
+    _, there = village.jobs(job("fedfreezebert", "classify", 3, client={"may_send": ["hidden_states"]}, **tables))
+    for name in village.names:
+        village.site(name, 'payloads = ["weights"]', 'payloads = ["hidden_states"]')
+    fedstrata.run(there)
+    heard = [m for name, way, m in village.post.messages if (name, way) == ("a", "down")]
+    hello, start, asked = (decode_message(m, "hello", "start", "request") for m in heard[:3])
+    host, run = village.post.hosts["a"], "e" * 32
+    assert isinstance(answer(host, hello, run=run), WelcomeHeader)
+    assert isinstance(answer(host, start, run=run), WelcomeHeader)
+    plan = asked.header.plan  # type: ignore[attr-defined]
+    for changes in ({"round": 1}, {"plan": plan.model_copy(update={"layers": ()})}):
+        assert "not that of its method" in answer(host, asked, run=run, **changes).reason
+    assert isinstance(answer(host, asked, run=run), ReplyHeader)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from test_bad_sites import attacked, header
 from test_in_memory import NAMES, Village
 
@@ -84,6 +86,35 @@ def test_a_site_tells_nothing_that_no_noise_covers(village: Village, job: Jobs, 
     assert [json.loads(line)["round"] for line in lines] == [0, 1]
 
 
+@pytest.mark.parametrize("level", TABLES)
+def test_a_model_that_overflows_is_answered_with_noise_alone(
+    village: Village, job: Jobs, caplog: pytest.LogCaptureFixture, level: str
+) -> None:
+    """Where a message is no number is hidden by no noise, and a refusal tells as much: both told which words, or
+    whether a word, there are at a site, by weights that overflow for it."""
+    for name in NAMES if level == "shared" else ():
+        village.site(name, "[require]", "[require]\nhonest = 3")
+    made = played(village, job, level)
+    file = Path(made["model"]["name"]) / "model.safetensors"
+    weights, metadata = load_file(file), {"format": "pt"}
+    kept = file.read_bytes()
+    for tensor in (tensor for key, tensor in weights.items() if key.endswith("embeddings.LayerNorm.weight")):
+        tensor.fill_(1e38)
+    save_file(weights, file, metadata)
+    try:
+        with suppress(UserError):  # such a model has no score
+            fedstrata.run({**made, "server": {"evaluate": "end"}})
+    finally:
+        file.write_bytes(kept)
+    sent = [decode_message(m, "welcome", "reply", "refusal") for _, way, m in village.post.messages if way == "up"]
+    assert {type(envelope.header) for envelope in sent} == {WelcomeHeader, ReplyHeader}
+    replies = [envelope for envelope in sent if "embeddings" in envelope.weights]
+    assert len(replies) == 6
+    for envelope in replies:
+        assert all(t.isfinite().all() for own in envelope.weights.values() for t in own.values())
+    assert "not finite" in caplog.text
+
+
 def test_the_seed_of_the_job_does_not_tell_the_noise(village: Village, job: Jobs) -> None:
     """Two runs of one job between sites have noise of their own; a run in one process has that of the job."""
     made = played(village, job, "client")
@@ -134,6 +165,7 @@ def test_the_same_request_has_the_same_noise_and_another_one_none(tmp_path: Path
         ("client", "[require]", "[require]\nsum_only = true", "nothing but sums"),
         ("example", "[require]", "[require]\nepsilon = 5.0", "promises it epsilon 5.9"),
         ("shared", "[require]", "[require]\nhonest = 2", "relies on the noise of 3 clients in every sum"),
+        ("none", "[require]", "[require]\nepsilon = 5.0", "only in runs with noise, of epsilon 5 at most"),
         ("none", "[limits]", "[limits]\nepsilon = 5.0", "only in runs with noise"),
     ],
 )

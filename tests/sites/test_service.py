@@ -16,6 +16,7 @@ from fedstrata.sites.messages import (
     Envelope,
     HelloHeader,
     RefusalHeader,
+    ReplyHeader,
     RequestHeader,
     StartHeader,
     WelcomeHeader,
@@ -122,6 +123,38 @@ def test_a_site_s_files_are_read_as_it_says_and_what_is_found_out_is_logged(
     assert f"{folder / 'train.csv'}: delimiter ';'" in caplog.messages
     said_of_rows = [message.partition(": data: ")[2] for message in caplog.messages]
     assert {"2 training rows: a 2", "no text is cut"} <= set(said_of_rows), said_of_rows
+
+
+def test_a_word_beyond_the_embeddings_is_refused_whoever_has_it(
+    heard: tuple[SiteService, dict[type, Envelope]],
+) -> None:
+    """It was an error in training at the sites that have the word, which told of it past noise and sums."""
+    host, said = heard
+    for run, word in (("e" * 32, "kidney"), ("f" * 32, "nowhere")):
+        table = json.loads(said[HelloHeader].weights["files"]["tokenizer.json"].numpy().tobytes())
+        table["model"]["vocab"] = {k: v for k, v in table["model"]["vocab"].items() if k != "kidney"} | {word: 900}
+        files = {**said[HelloHeader].weights["files"], "tokenizer.json": text(json.dumps(table))}
+        assert isinstance(answer(host, said[HelloHeader], {"files": files}, run), WelcomeHeader)
+        assert isinstance(answer(host, said[StartHeader], run=run), RefusalHeader)
+        assert isinstance(answer(host, said[RequestHeader], run=run), RefusalHeader)
+
+
+def test_of_runs_that_came_to_nothing_no_more_than_the_last_stays(
+    heard: tuple[SiteService, dict[type, Envelope]],
+) -> None:
+    """[limits] max_runs counts those in which something left: greetings alone filled the disk without end."""
+    host, said = heard
+    own = said[HelloHeader].run
+    (host.settings.folder / "runs" / own).mkdir()
+    (host.settings.folder / "runs" / own / "hello").write_bytes(b"of a run that has answered")
+    for number in range(4):
+        run = f"{number:032x}"
+        assert isinstance(answer(host, said[HelloHeader], run=run), WelcomeHeader)
+        assert isinstance(answer(host, said[StartHeader], run=run), WelcomeHeader)
+    assert {path.name for path in (host.settings.folder / "runs").iterdir()} == {own, run}
+    strange = answer(host, said[HelloHeader], run="e" * 32, version="0")
+    assert isinstance(strange, RefusalHeader)
+    assert isinstance(answer(host, said[RequestHeader], run=run), ReplyHeader)
 
 
 def test_the_start_model_is_the_one_that_was_announced(heard: tuple[SiteService, dict[type, Envelope]]) -> None:

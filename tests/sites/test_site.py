@@ -309,8 +309,9 @@ def test_no_more_than_the_limit_goes_to_the_servers_layers(tmp_path: Path) -> No
 def test_who_sends_hidden_states_neither_trains_nor_sends_parts() -> None:
     method, fits = FedFreezeBERT(variant="centralized"), EXCHANGES["hidden_states"].fits
     plan = method.plan(find_parts(tiny_model("bert", "classify")), "classify", 0, "a", Streams(0))
-    assert fits(request(plan=replace(plan, train=()), phase="hidden_states"), plan)
-    assert not fits(request(plan=replace(plan, send=("head",)), phase="hidden_states"), plan)
+    asked = request(plan=replace(plan, train=()), phase="hidden_states", round=0)
+    assert fits(asked, plan)
+    assert not fits(replace(asked, plan=replace(plan, train=(), send=("head",))), plan)
     assert not fits(request(plan=plan, phase="train"), plan)
 
 

@@ -5,6 +5,7 @@ An example's loss is the mean over its own predictions, so that it depends on no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -20,8 +21,17 @@ from fedstrata.client.working_model import Parameters, WorkingModel
 from fedstrata.job.tables import Train
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.messages import Positions
-from fedstrata.privacy.noise import gaussian, norm_of
-from fedstrata.privacy.per_example import add_clipped, backward, by_example, tappable, tapped, whole_sum, zeros
+from fedstrata.privacy.noise import DIVERGED, LOG, gaussian, norm_of
+from fedstrata.privacy.per_example import (
+    add_clipped,
+    add_whole,
+    backward,
+    by_example,
+    tappable,
+    tapped,
+    whole_sum,
+    zeros,
+)
 from fedstrata.privacy.uses import Call
 from fedstrata.tasks import Batch, Examples, Task
 from fedstrata.tasks.batches import IGNORE_INDEX
@@ -53,6 +63,7 @@ class NoisySteps:
     noise: ExampleNoise
     still: Mapping[str, torch.Tensor] = field(default_factory=dict)
     tapping: bool | None = field(default=None)
+    told: bool = field(default=False, init=False)
 
     def steps(self, examples: Examples, index: Index) -> Iterator[tuple[Step, list[tuple[Index, Batch]]]]:
         """The steps of one round, each with its batches and their examples."""
@@ -106,9 +117,8 @@ class NoisySteps:
             found = _taken(trained)
             for name, rows in self.still.items():
                 found[name].index_fill_(0, rows, 0.0)
-            scale = min(1.0, self.noise.clip / max(norm_of(found.values()), 1e-30))
-            for name, gradient in found.items():
-                total[name].add_(gradient, alpha=scale)
+            add_whole(total, found, norm := norm_of(found.values()), self.noise.clip)
+            self._tell(math.isfinite(norm))
         return torch.stack(losses).sum()
 
     def _add_tapped(self, total: Sums, batch: Batch, trained: Parameters) -> torch.Tensor | None:
@@ -128,13 +138,20 @@ class NoisySteps:
                 self.tapping = self._agree(own, found) and self._by_example(batch, trained, calls, owners, counts)
             if self.tapping:
                 weights = 1 / counts.clamp(min=1).float()
-                add_clipped(total, trained, calls, owners, weights, self.noise.clip, self.still)
+                norms = add_clipped(total, trained, calls, owners, weights, self.noise.clip, self.still)
+                self._tell(bool(norms.isfinite().all()))
                 return loss.detach() * len(counts) / predictions
         except (ValueError, RuntimeError) as error:  # of a shape that the taps do not know
             if self.tapping and not isinstance(error, ValueError):
                 raise
             self.tapping = False
         return None
+
+    def _tell(self, finite: bool) -> None:
+        """Tell this machine alone, once, of a gradient that is not finite: a message that told it has no noise."""
+        if not finite and not self.told:
+            self.told = True
+            LOG.warning("gradients of examples are not finite and count for nothing; %s", DIVERGED)
 
     def _by_example(
         self,

@@ -18,7 +18,7 @@ from fedstrata.plan.messages import Positions, Reply, Request
 from fedstrata.plan.streams import DROPOUT, Streams
 from fedstrata.privacy.accounting import Spending, calibrate
 from fedstrata.privacy.discrete import discrete_gaussian
-from fedstrata.privacy.noise import privatized
+from fedstrata.privacy.noise import DIVERGED, LOG, privatized
 
 Draw = Callable[[str], np.random.Generator]
 """Use -> the generator for it, of one request."""
@@ -91,21 +91,11 @@ class Private:
         )
 
     def message(self, request: Request, sent: Weights, start: Mapping[str, Tensors], draw: Draw) -> Weights:
-        """What a client sends: with noise over its change where the level is ``client``.
-
-        Raises:
-            UserError: its training diverged.
-        """
+        """What a client sends: with noise over its change where the level is ``client``."""
         if self.table.level != "client" or self.table.shared_noise or not sent:
             return sent
         noise = noise_of(self.table, self.train, 1)
-        try:
-            return privatized(sent, start, self.table.clip, noise, draw(NOISE))
-        except ValueError as error:
-            raise UserError(
-                f"round {request.round + 1}, client {request.client}: its training diverged ({error}); a smaller "
-                "train.learning_rate helps"
-            ) from None
+        return privatized(sent, start, self.table.clip, noise, draw(NOISE))
 
     def summands(self, changes: Mapping[str, Vector], step: float, draw: Draw) -> dict[str, Vector]:
         """A client's changes as a sum takes them: clipped together, in whole steps, with its share of the noise.
@@ -126,7 +116,10 @@ class Private:
         longest = self.table.clip - step / 2 * math.sqrt(sum(len(change) for change in changes.values()))
         if longest <= 0:
             raise UserError("[privacy] clip: is below what rounding to whole steps adds; expected a larger one")
-        scale = 1.0 if norm <= longest else longest / norm
+        if not math.isfinite(norm):  # as in a message alone
+            LOG.warning("the change is not finite and counts as none; %s", DIVERGED)
+            changes = {part: np.zeros_like(change) for part, change in changes.items()}
+        scale = longest / norm if longest < norm < math.inf else 1.0
         rng = draw(NOISE)
         made: dict[str, Vector] = {}
         for part, change in changes.items():

@@ -131,9 +131,10 @@ def send_hidden_states(work: Work) -> Generator[None, None, Reply]:
 
 
 def fits(request: Request, plan: Plan) -> bool:
-    """Clients never train; what they send is no part of the model."""
+    """Clients never train; what they send is no part of the model, and of all their layers, once."""
     if request.phase == "hidden_states":
-        return not request.plan.send
+        asked = request.plan
+        return request.round == 0 and asked == Plan(plan.layers, (), keep=asked.keep, freeze_encoder=True)
     return request.phase != "train" and fits_plan(request, plan)
 
 

@@ -123,10 +123,12 @@ def _with_adapters(model: Any, name: str, adapter: AdapterConfig) -> Any:
 
 
 def _check_vocabulary(name: str, tokenizer: Any, config: Any) -> None:
-    if len(tokenizer) > config.vocab_size:
+    """A word beyond the embeddings is an error in training, for whoever has the word and no other."""
+    numbers = [len(tokenizer) - 1, *tokenizer.get_vocab().values(), *tokenizer("")["input_ids"]]
+    if (words := max(numbers) + 1) > config.vocab_size:
         raise UserError(
-            f"model {name}: its tokenizer knows {len(tokenizer)} words, its embeddings {config.vocab_size}; "
-            "they must belong together"
+            f"model {name}: its tokenizer knows {words} words, its embeddings {config.vocab_size}; they must "
+            "belong together"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,8 @@ import torch
 
 from fedstrata.plan.kinds import Tensors, Weights
 
+LOG = logging.getLogger("fedstrata.site")
+DIVERGED = "a smaller train.learning_rate may help, and nobody else is told, since no noise would cover that"
 PIECE = 1 << 15
 """Numbers drawn at a time: so few that they stay in a core's cache."""
 CHUNK = 1 << 18
@@ -38,15 +41,15 @@ def privatized(
 ) -> Weights:
     """A message whose change, all tensors together, is at most ``clip`` long, with noise over it.
 
+    A change that is not finite counts as none: to refuse it would tell of the client's rows, as often as a server
+    sends weights that overflow for some of them.
+
     Args:
         sent: part -> its tensors after training, in the order of the plan.
         start: part -> the tensors that training began with.
         clip: longest L2 norm of the change of the whole message; a longer one is scaled.
         noise: standard deviation of the noise at every element, in units of ``clip``.
         rng: draws the noise; nobody who sees the message may know it.
-
-    Raises:
-        ValueError: the change is not finite.
     """
     changes = {
         part: {name: tensor.detach().cpu().double() - start[part][name].double() for name, tensor in own.items()}
@@ -54,8 +57,9 @@ def privatized(
     }
     norm = norm_of(tensor for own in changes.values() for tensor in own.values())
     if not math.isfinite(norm):
-        raise ValueError("its change is not finite")
-    scale = 1.0 if norm <= clip else clip / norm
+        LOG.warning("the change is not finite and counts as none; %s", DIVERGED)
+        changes = {part: {name: torch.zeros_like(own[name]) for name in own} for part, own in changes.items()}
+    scale = clip / norm if clip < norm < math.inf else 1.0
     deviation = noise * clip
     return {
         part: {

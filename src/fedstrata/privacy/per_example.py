@@ -12,10 +12,14 @@ worst of products of 4,000 terms (2^-24 times their root: Higham and Mary 2019).
 :data:`CANCELED` of M is left, the example's gradient is formed by itself and clipped by its own norm: what is
 clipped is what is added. Of the others one may move a sum further than the clip by k / CANCELED^2 / 2, which is
 0.5 % of it.
+
+An example whose gradient is not finite adds nothing. No noise hides infinity: with weights that overflow whoever
+sends them would see which words there are by where the sum is no number.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -137,7 +141,7 @@ def add_clipped(
         still: trained table or bias -> its rows that stay as they are: they count in no norm, and their sum is 0.
 
     Returns:
-        The norms before they are clipped, ``[B]``.
+        The norms before they are clipped, ``[B]``; not finite where an example added nothing.
 
     Raises:
         ValueError: what was tapped is not by example; nothing has been added.
@@ -148,8 +152,11 @@ def add_clipped(
         one, other = lengths(use)
         squares, reach = squares + one, reach + other
     norms = weights * squares.clamp(min=0).sqrt()
-    canceled = squares <= CANCELED**2 * reach
-    factors = (weights * (clip / norms.clamp(min=clip))).masked_fill(canceled, 0.0)
+    lost = ~(squares + norms).isfinite()
+    if lost.any():
+        uses, norms = {name: use.without(lost) for name, use in uses.items()}, norms.masked_fill(lost, math.inf)
+    canceled = (squares <= CANCELED**2 * reach) & ~lost
+    factors = (weights * (clip / norms.clamp(min=clip))).masked_fill(canceled | lost, 0.0)
     for name, use in uses.items():
         add_weighted(total[name], use, factors)
     for example in canceled.nonzero().flatten().tolist():
@@ -164,9 +171,15 @@ def _add_alone(total: Rows, uses: dict[str, Uses], weight: torch.Tensor, clip: f
     for name, use in uses.items():
         add_weighted(own[name], use, weight)
     norm = norm_of(own.values())
-    for name, gradient in own.items():
-        total[name].add_(gradient, alpha=min(1.0, clip / max(norm, 1e-30)))
+    add_whole(total, own, norm, clip)
     return norm
+
+
+def add_whole(total: Rows, own: Rows, norm: float, clip: float) -> None:
+    """Add one example's gradient of this norm, at most ``clip`` long, to a sum; nothing where it is not finite."""
+    if math.isfinite(norm):
+        for name, gradient in own.items():
+            total[name].add_(gradient, alpha=min(1.0, clip / max(norm, 1e-30)))
 
 
 def whole_sum(

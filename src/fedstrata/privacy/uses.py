@@ -56,6 +56,13 @@ class Uses:
         pairs = [[(a[example, None], b[example, None]) for a, b in kind] for kind in (self.matrix, self.rows)]
         return Uses(pairs[0], self.turned, pairs[1], [vector[example, None] for vector in self.vectors])
 
+    def without(self, lost: torch.Tensor) -> Uses:
+        """The same where some examples, ``[B]``, add zeros: a factor 0 leaves what is infinite no number."""
+        away = lost[:, None, None]
+        matrix = [(given.masked_fill(away, 0.0), own.masked_fill(away, 0.0)) for given, own in self.matrix]
+        rows = [(tokens, own.masked_fill(away, 0.0)) for tokens, own in self.rows]
+        return Uses(matrix, self.turned, rows, [vector.masked_fill(away, 0.0) for vector in self.vectors])
+
 
 def uses_of(
     trained: Parameters,

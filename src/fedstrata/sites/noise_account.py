@@ -43,6 +43,8 @@ def refusal_of_level(require: Require, limit: float | None, job: Job) -> str | N
             f"the job relies on the noise of {table.honest} clients in every sum ([privacy] honest), the site on "
             f"that of {require.honest} ([require] honest of its site.toml)"
         )
+    if require.epsilon is not None and table.level == "none":
+        return f"it takes part only in runs with noise, of epsilon {require.epsilon:g} at most"
     if limit is not None and table.level == "none":
         return "it takes part only in runs with noise, since it accounts for what all runs together tell of it"
     try:

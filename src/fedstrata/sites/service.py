@@ -190,6 +190,7 @@ class SiteService:
         LOG.info("run %s: job %s", name, digest)
         check_same(folder, hello, digest)
         agree(self.settings, hello, digest, folder, files, self.trial, self.ask)
+        self._clear_unanswered(name)
         (folder / HELLO).unlink(missing_ok=True)  # until all that belongs to it is there
         write_start(folder, files)
         write_bytes(folder / DIGEST, digest.encode())
@@ -198,6 +199,14 @@ class SiteService:
         self.runs = {name: run}  # of other runs nothing stays in memory
         LOG.info("run %s: %s, %s", name, hello.stage or "one stage", method_name(job.method))
         return self._welcome(run)
+
+    def _clear_unanswered(self, name: str) -> None:
+        """Of runs before this one from which nothing of the rows has left nothing stays: no limit counts them."""
+        answered = {name, *self.gate.log.runs()}
+        for folder in self._folder(name).parent.glob("*"):
+            if folder.name not in answered:
+                clear(folder / "start", START_FILES)
+                clear(folder, OWN_FILES)
 
     def _welcome(self, run: SiteRun) -> WelcomeHeader:
         """What it has for the run; with the start model it is ready to train."""

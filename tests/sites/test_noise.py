@@ -86,15 +86,18 @@ def test_a_site_tells_nothing_that_no_noise_covers(village: Village, job: Jobs, 
     assert [json.loads(line)["round"] for line in lines] == [0, 1]
 
 
-@pytest.mark.parametrize("level", TABLES)
+@pytest.mark.parametrize(
+    ("level", "period"),
+    [*((level, 1) for level in TABLES), ("client", 2), ("example", 2)],
+)
 def test_a_model_that_overflows_is_answered_with_noise_alone(
-    village: Village, job: Jobs, caplog: pytest.LogCaptureFixture, level: str
+    village: Village, job: Jobs, caplog: pytest.LogCaptureFixture, level: str, period: int
 ) -> None:
     """Where a message is no number is hidden by no noise, and a refusal tells as much: both told which words, or
     whether a word, there are at a site, by weights that overflow for it."""
     for name in NAMES if level == "shared" else ():
         village.site(name, "[require]", "[require]\nhonest = 3")
-    made = played(village, job, level)
+    made = played(village, job, level, wire={"part_period": period})
     file = Path(made["model"]["name"]) / "model.safetensors"
     weights, metadata = load_file(file), {"format": "pt"}
     kept = file.read_bytes()
@@ -108,7 +111,9 @@ def test_a_model_that_overflows_is_answered_with_noise_alone(
         file.write_bytes(kept)
     sent = [decode_message(m, "welcome", "reply", "refusal") for _, way, m in village.post.messages if way == "up"]
     assert {type(envelope.header) for envelope in sent} == {WelcomeHeader, ReplyHeader}
-    replies = [envelope for envelope in sent if "embeddings" in envelope.weights]
+    replies = [
+        envelope for envelope in sent if "embeddings" in envelope.weights or (period > 1 and envelope.weights)
+    ]
     assert len(replies) == 6
     for envelope in replies:
         assert all(t.isfinite().all() for own in envelope.weights.values() for t in own.values())

@@ -21,6 +21,7 @@ from fedstrata.errors import UserError
 from fedstrata.models.cut import SplitLink
 from fedstrata.plan.kinds import Index, Phase, Tensors, Weights
 from fedstrata.plan.messages import Reply, Request, Tagged
+from fedstrata.privacy.noise import DIVERGED, LOG
 from fedstrata.tasks import Examples
 from fedstrata.wire.activations import StreamForm
 from fedstrata.wire.codec import Wire
@@ -194,6 +195,20 @@ def sent_parts(work: Work, draw: Draw | None) -> Weights:
     return {part: filled(tensors, start[part], sharing) for part, tensors in noised.items()}
 
 
+def as_if_untrained(work: Work) -> bool:
+    """Whether training came to what is not finite; the model is then as before it, and nobody else is told.
+
+    To refuse would tell a server of the client's rows, past any noise, as often as it sends weights that overflow
+    for some of them.
+    """
+    working, plan = work.runtime.working, work.request.plan
+    if not (name := not_finite(working.tensors((*plan.send, *plan.keep, *plan.later)))):
+        return False
+    LOG.warning("%s is not finite: the training counts as none; %s", name, DIVERGED)
+    load_parts(work)
+    return True
+
+
 def train_with(pass_of: PassOf, encode: Encode = encoded_parts) -> Handler:
     """The phase ``train``: what the plan trains is trained, kept and sent as ``encode`` makes it."""
 
@@ -210,6 +225,8 @@ def train_with(pass_of: PassOf, encode: Encode = encoded_parts) -> Handler:
         reply, memory = yield from runtime.trainer.run(
             request, work.data.train, work.data.index, model_pass, memory, work.callback, noise
         )
+        if private and as_if_untrained(work):
+            memory = {}
         kept, later = working.tensors(plan.keep), working.tensors(plan.later)
         if name := not_finite({**kept, **later}):
             raise UserError(

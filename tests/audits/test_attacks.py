@@ -52,6 +52,18 @@ def test_rows_of_the_embeddings_name_every_token(audited: Audited) -> None:
     assert [play["steps"] for play in stage["plays"]] == [1, 1, 3]
 
 
+def test_weight_decay_is_no_word_where_epochs_differ_in_their_steps(
+    job: Callable[..., dict[str, Any]], public: str
+) -> None:
+    """Under a budget of tokens, with a rate that falls from epoch to epoch."""
+    raw = {"optimizer": "sgd", "learning_rate": 0.01, "weight_decay": 0.5, "lr_decay": 0.5, "epochs": 3}
+    made = job("fedavg", "classify", train={**raw, "tokens_per_batch": 24})
+    del made["train"]["batch_size"]
+    [stage] = fedstrata.audit(made, public=public)["stages"]
+    [*_, last] = (finding for finding in stage["findings"] if finding["attack"] == "rows moved")
+    assert last["figures"]["precision"]["value"] == last["figures"]["recall"]["value"] == 1.0
+
+
 def test_the_tokens_are_those_of_the_texts(audited: Audited) -> None:
     """Counted from the words themselves: client-0's first batch of one text."""
     stage = audited("fedavg", "classify", train={"batch_size": 1, "steps": 1})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from fedstrata.client.feature_cache import FeatureCache
 from fedstrata.client.optimizer import step
 from fedstrata.plan.disclosure import POOLED
 from fedstrata.wire.codec import StateCodec
+from tiny import SENTENCES, tiny_model, tokenizer
 
 Audited = Callable[..., dict[str, Any]]
 Stage = dict[str, Any]
@@ -48,6 +50,18 @@ def test_rows_of_the_embeddings_name_every_token(audited: Audited) -> None:
         assert not found["auc"]["holds_chance"]
         assert figures(stage, "embeddings", setting, "position rows")["recall"]["value"] == 1.0
     assert [play["steps"] for play in stage["plays"]] == [1, 1, 3]
+
+
+def test_weight_decay_is_no_word_where_epochs_differ_in_their_steps(
+    job: Callable[..., dict[str, Any]], public: str
+) -> None:
+    """Under a budget of tokens, with a rate that falls from epoch to epoch."""
+    raw = {"optimizer": "sgd", "learning_rate": 0.01, "weight_decay": 0.5, "lr_decay": 0.5, "epochs": 3}
+    made = job("fedavg", "classify", train={**raw, "tokens_per_batch": 24})
+    del made["train"]["batch_size"]
+    [stage] = fedstrata.audit(made, public=public)["stages"]
+    [*_, last] = (finding for finding in stage["findings"] if finding["attack"] == "rows moved")
+    assert last["figures"]["precision"]["value"] == last["figures"]["recall"]["value"] == 1.0
 
 
 def test_the_tokens_are_those_of_the_texts(audited: Audited) -> None:
@@ -230,11 +244,56 @@ def test_every_family_is_audited(audited: Audited, model_folder: Callable[..., P
     assert figures(stage, "embeddings", "1 step", "rows moved")["recall"]["value"] == 1.0
 
 
+@pytest.mark.parametrize("merge", ["plain", "freeze_a"])
+def test_an_adapter_of_the_embeddings_names_every_token(audited: Audited, merge: str) -> None:
+    """By the columns of its A; its B alone is said to be unread."""
+    lora = {"kind": "lora", "rank": 2, "targets": ["word_embeddings", "position_embeddings"], "merge": merge}
+    stage = audited("fedavg", "classify", adapter=lora, train={"epochs": 2, "steps": 3, "weight_decay": 0.5})
+    attacks = {finding["attack"] for finding in stage["findings"] if finding["channel"] == "adapters"}
+    unread = any("adapter.b: no attack here reads them" in note for note in stage["notes"])
+    assert (attacks, unread) == (
+        ({"columns moved", "columns of positions"}, False) if merge == "plain" else (set(), True)
+    )
+    for attack in attacks:
+        for setting in ("1 step, 1 text", "1 step", "3 steps"):
+            found = figures(stage, "adapters", setting, attack)
+            assert found["precision"]["value"] == found["recall"]["value"] == 1.0
+
+
+def test_rows_of_positions_of_gpt2_tell_the_length(audited: Audited, model_folder: Callable[..., Path]) -> None:
+    stage = audited(
+        "fedavg", "classify", model={"name": str(model_folder("gpt2", head="clm"))}, train={"steps": 1}
+    )
+    assert figures(stage, "embeddings", "1 step", "position rows")["recall"]["value"] == 1.0
+
+
+def test_the_second_text_of_a_pair_is_read_as_one(audited: Audited, tmp_path: Path) -> None:
+    """Its tokens have a type of their own, which is part of what enters the lowest layer."""
+    rows = tmp_path / "pairs.csv"
+    texts = [text for text, _ in SENTENCES]
+    rows.write_text("text,other,label\n" + "".join(f'"{a}","{b}",{len(a) % 2}\n' for a, b in pairwise(texts)))
+    data = {"train": str(rows), "test": str(rows), "text": ["text", "other"]}
+    stage = audited("fedbert", "pair", data=data, train={"steps": 1})
+    assert figures(stage, "activations", "1 step", "nearest embedding")["tokens"]["value"] == 1.0
+    raw = {**RAW, "batch_size": 4}
+    stage = audited("fedavg", "pair", data=data, train=raw, model={"name": str(wide(tmp_path))})
+    found = figures(stage, "layers", "1 step, 1 text", "span check")
+    assert found["places recall"]["value"] == found["places precision"]["value"] == 1.0
+
+
+def wide(folder: Path) -> Path:
+    """A model whose width is more than a pair has tokens, and whose layers move far enough."""
+    made = folder / "wide"
+    tiny_model("bert", "mlm", 2, hidden_size=64, initializer_range=0.3).save_pretrained(made)
+    tokenizer().save_pretrained(made)
+    return made
+
+
 def test_rounding_of_large_weights_is_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every row moves by the learning rate, as under noise: the two digits that count are the same."""
     before = torch.tensor([[0.01], [0.6], [0.001], [0.3], [3e-5]])
     after = before + torch.tensor([[1e-4], [1e-4], [1e-4], [0.0], [2e-9]])
     monkeypatch.setattr(embeddings, "moved_beyond", lambda *_: {"table": after - before})
     assert len({float(change) for change in (after - before)[:3]}) == 3
-    moved = embeddings._moved(SimpleNamespace(bench=None), None, "table")  # type: ignore[arg-type]
+    moved = embeddings._moved(SimpleNamespace(bench=None), None, ["table"])  # type: ignore[arg-type]
     assert moved.round(12).tolist() == [1e-4, 1e-4, 1e-4, 0.0, 2e-9]

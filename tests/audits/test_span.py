@@ -30,6 +30,14 @@ def test_inputs_lie_in_the_span_and_others_do_not() -> None:
     assert float(span.scores(vectors(500, seed=2)).max()) < 0.8
 
 
+def test_no_input_is_outside_by_its_rounding() -> None:
+    for seed in range(20):
+        inputs = vectors(9, seed=seed)
+        span = span_of(gradient(inputs), 0.0)
+        assert span is not None
+        assert set(span.scores(inputs).tolist()) == {1.0}
+
+
 def test_what_is_added_to_weights_is_found_through_rounding() -> None:
     inputs, weights = vectors(9), 0.02 * vectors(96)
     change = (weights + 1e-3 * gradient(inputs)) - weights

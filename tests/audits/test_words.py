@@ -15,7 +15,7 @@ import fedstrata
 from fedstrata.cli import app
 from fedstrata.events import Event, StageStarted
 from fedstrata.exchanges import EXCHANGES
-from fedstrata.plan.disclosure import NAMES, POOLED, READ, SENT, Channel, beside, sentence
+from fedstrata.plan.disclosure import LENGTH, NAMES, POOLED, READ, SENT, Channel, beside, sentence
 from fedstrata.sites.templates import SITE
 
 Jobs = Callable[..., dict[str, Any]]
@@ -135,3 +135,12 @@ def test_run_and_forecast_say_what_holds_for_the_job(
     said = [line for line in started.notes if words in line]
     assert len(said) == 1
     assert forecast["readable"] == said
+
+
+@pytest.mark.parametrize(("merge", "told"), [("plain", True), ("alternate", True), ("freeze_a", False)])
+def test_an_adapter_of_the_embeddings_tells_words_as_they_do(job: Jobs, merge: str, told: bool) -> None:
+    lora = {"kind": "lora", "rank": 2, "targets": ["word_embeddings"], "merge": merge}
+    [forecast] = fedstrata.forecast(job("fedavg", "classify", adapter=lora)).values()
+    [said] = forecast["readable"]
+    assert (f"from the embeddings {READ['embeddings'].removesuffix(LENGTH)}; " in said) is told
+    assert LENGTH not in said, "of positions nothing is sent"

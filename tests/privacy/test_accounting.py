@@ -91,6 +91,8 @@ def test_an_epsilon_that_no_noise_reaches_is_refused() -> None:
     assert epsilon_of([Spending(calibrate(0.003, 1e-5, "pld", 1.0, 3), 1.0, 3)], 1e-5, "pld") <= 0.003
     with pytest.raises(UserError, match="no noise is enough for 2"):
         _least(lambda noise: 3.0, 2.0, 1.0, 1e-3)
+    with pytest.raises(UserError, match="no noise is enough for 1e-300"):
+        calibrate(1e-300, 1e-5, "pld", 1.0, 3)
 
 
 def stepped(noise: float) -> float:

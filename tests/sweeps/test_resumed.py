@@ -249,6 +249,17 @@ def test_stages_are_compared_too(model_folder: Callable[..., Path], tmp_path: Pa
             started(other, {})
 
 
+def test_a_single_stage_may_have_a_name(model_folder: Callable[..., Path], tmp_path: Path) -> None:
+    folder = tmp_path / "one"
+    made = {**begun_sweep(folder, model_folder(layers=1)), "output": {"dir": str(folder)}}
+    shutil.rmtree(folder)
+    named = {**made, "stages": [{"name": "fine"}]}
+    fedstrata.sweep(named)
+    assert not started(named, {})
+    with pytest.raises(UserError, match=r"its run had other stages; "):
+        started({**made, "stages": [{"name": "other"}]}, {})
+
+
 def test_a_cell_that_was_stopped_keeps_its_job_and_rows(
     done: Done, again: Callable[..., list[str]], tmp_path: Path
 ) -> None:

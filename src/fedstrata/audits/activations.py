@@ -11,7 +11,7 @@ import torch
 
 from fedstrata.audits.figures import Figure, Floats, Truth, best_threshold, detection, share
 from fedstrata.audits.finding import Finding, View, read_words
-from fedstrata.audits.first_layer import Matrix, candidates
+from fedstrata.audits.first_layer import Matrix, candidates, text_types
 from fedstrata.audits.play import MESSAGES, OUTPUTS, Played, flat, token_table
 from fedstrata.audits.probes import Nearest, network_reader, ridge_reader
 from fedstrata.audits.texts import States, places_of, scored
@@ -96,10 +96,14 @@ def _nearest(view: View, states: States) -> torch.Tensor:
     bench, positions = view.bench, int(states.lengths.max())
     into = Matrix(f"{bench.parts.stack}.0.weight", False)  # the layer itself: its input
     sample = torch.from_numpy(np.unique(np.linspace(0, bench.vocabulary - 1, SAMPLE).astype(np.int64)))
-    total = torch.stack([chunk.sum(0) for chunk in candidates(bench, into, positions, sample)]).sum(0)
-    search = Nearest(states.rows, states.places, total / len(sample))
-    for chunk in candidates(bench, into, positions, torch.arange(bench.vocabulary)):
-        search.take(chunk)
+    kinds = text_types(bench)
+    chunks = (chunk for kind in kinds for chunk in candidates(bench, into, positions, sample, kind))
+    total = torch.stack([chunk.sum(0) for chunk in chunks]).sum(0)
+    search = Nearest(states.rows, states.places, total / len(sample) / len(kinds))
+    for kind in kinds:
+        search.seen = 0
+        for chunk in candidates(bench, into, positions, torch.arange(bench.vocabulary), kind):
+            search.take(chunk)
     return search.best
 
 

@@ -2,18 +2,31 @@
 
 Where the table is the decoder of a language model as well, every row moves, all of them almost in one direction:
 rows of tokens that were read or predicted go elsewhere.
+
+Of an adapter of the table it is the columns of its A that a text moves.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import torch
 
-from fedstrata.audits.figures import Floats, Truth, best_threshold, detection
+from fedstrata.audits.figures import Figure, Floats, Truth, best_threshold, detection
 from fedstrata.audits.finding import Finding, View, read_words
 from fedstrata.audits.play import Played, flat, token_table
 from fedstrata.audits.replay import moved_beyond
 from fedstrata.models.checkpoints import max_positions
+from fedstrata.plan.sharing import POSITION_FACTORS, POSITIONS, WORD_FACTORS
+
+Score = Callable[[View, Played, Sequence[str]], Floats]
+"""A round, and the names of tensors -> how much each token's row speaks for its having been read, ``[V]``."""
+
+
+def is_factor(name: str) -> bool:
+    """Whether a tensor is an adapter's A of a table of tokens or positions, with a column for each."""
+    return bool(WORD_FACTORS.search(name) or POSITION_FACTORS.search(name))
 
 
 def attack(view: View) -> list[Finding]:
@@ -22,38 +35,52 @@ def attack(view: View) -> list[Finding]:
 
 
 def _words(view: View) -> list[Finding]:
-    bench = view.bench
+    bench, sent = view.bench, flat(view.client.after)
     name = token_table(bench.ready.loaded.model, bench.vocabulary)
-    if name not in flat(view.client.after):
-        return []
-    tied = bool(bench.parts.tied)
-    score = _turned if tied else _moved
+    found = []
+    if name in sent:
+        how, score = ("direction of rows", _turned) if bench.parts.tied else ("rows moved", _moved)
+        figures = _tokens(view, score, [name])
+        sentence = f"from the embeddings the server {read_words(figures, 'distinct tokens')}"
+        found.append(Finding("embeddings", how, view.setting, figures, sentence))
+    if factors := [name for name in sent if WORD_FACTORS.search(name)]:
+        figures = _tokens(view, _moved, factors)
+        sentence = f"from the adapter of the embeddings the server {read_words(figures, 'distinct tokens')}"
+        found.append(Finding("adapters", "columns moved", view.setting, figures, sentence))
+    return found
+
+
+def _tokens(view: View, score: Score, names: Sequence[str]) -> dict[str, Figure]:
+    """How well the tensors with these names, by their scores, tell the tokens that stand in the texts."""
+    bench, kept = view.bench, view.bench.ordinary
     true, shadow_true = (p.token_ids(bench.vocabulary, bench.special) for p in (view.client, view.shadow))
-    kept = bench.ordinary
-    scores, shadow = (score(view, played, name)[kept] for played in (view.client, view.shadow))
+    scores, shadow = (score(view, played, names)[kept] for played in (view.client, view.shadow))
     threshold = best_threshold(shadow, shadow_true[kept])
-    guess = view.common(int(shadow_true.sum()))[kept]
-    figures = detection(scores, true[kept], threshold, guess)
-    how = "direction of rows" if tied else "rows moved"
-    sentence = f"from the embeddings the server {read_words(figures, 'distinct tokens')}"
-    return [Finding("embeddings", how, view.setting, figures, sentence)]
+    return detection(scores, true[kept], threshold, view.common(int(shadow_true.sum()))[kept])
 
 
-def _moved(view: View, played: Played, name: str) -> Floats:
+def _changes(view: View, played: Played, names: Sequence[str]) -> torch.Tensor:
+    """By how much rows of tables, or columns of an adapter's A, have moved beyond the replay, ``[V, ·]``."""
+    changes = moved_beyond(view.bench, played, names)
+    made: torch.Tensor = torch.cat([own.T if is_factor(name) else own for name, own in changes.items()], 1)
+    return made
+
+
+def _moved(view: View, played: Played, names: Sequence[str]) -> Floats:
     """The largest change of each row beyond the replay, to two digits.
 
     Further ones are rounding, which is coarser where weights are larger, as those of common words are: where noise
     moves all rows alike they would tell of the model and pass for words of the client.
     """
-    change = moved_beyond(view.bench, played, [name])[name].abs().amax(1).double().numpy()
+    change = _changes(view, played, names).abs().amax(1).double().numpy()
     unit = 10.0 ** np.floor(np.log10(change, out=np.zeros_like(change), where=change > 0))
     rounded: Floats = np.round(change / unit, 1) * unit
     return rounded
 
 
-def _turned(view: View, played: Played, name: str) -> Floats:
+def _turned(view: View, played: Played, names: Sequence[str]) -> Floats:
     """How far each row's change points away from the usual one: 1 - cosine."""
-    change = moved_beyond(view.bench, played, [name])[name]
+    change = _changes(view, played, names)
     usual = change.median(0).values
     cosine: torch.Tensor = torch.nn.functional.cosine_similarity(change, usual[None], dim=1)
     return (1 - cosine).double().numpy()
@@ -63,19 +90,22 @@ def _length(view: View) -> list[Finding]:
     bench = view.bench
     longest = max_positions(bench.ready.loaded.model)
     sent = flat(view.client.after)
-    tables = [n for n in sent if "position" in n and sent[n].ndim == 2 and sent[n].shape[0] >= longest]
+    tables = [n for n in sent if POSITIONS.search(n) and sent[n].shape[0] >= longest]
+    tables = tables[:1] or [n for n in sent if POSITION_FACTORS.search(n)]
     if not tables:
         return []
-    scores, shadow = (_moved(view, played, tables[0])[-longest:] for played in (view.client, view.shadow))
+    scores, shadow = (_moved(view, played, tables)[-longest:] for played in (view.client, view.shadow))
     true, shadow_true = (_positions(played, longest) for played in (view.client, view.shadow))
     threshold = best_threshold(shadow, shadow_true)
     figures = detection(scores, true, threshold)
     read = int(np.flatnonzero(scores >= threshold).max(initial=-1)) + 1
+    where = "adapter" if is_factor(tables[0]) else "rows"
     sentence = (
-        f"from the rows of positions the server reads that the longest text has {read} tokens; "
+        f"from the {where} of positions the server reads that the longest text has {read} tokens; "
         f"it has {int(true.sum())}"
     )
-    return [Finding("embeddings", "position rows", view.setting, figures, sentence)]
+    channel, how = ("adapters", "columns of positions") if where == "adapter" else ("embeddings", "position rows")
+    return [Finding(channel, how, view.setting, figures, sentence)]
 
 
 def _positions(played: Played, longest: int) -> Truth:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -73,12 +74,29 @@ def _noting(inputs: dict[str, tuple[torch.Tensor, bool]], path: str, module: nn.
     return note
 
 
-def candidates(bench: Bench, first: Matrix, positions: int, tokens: torch.Tensor) -> Iterator[torch.Tensor]:
+def text_types(bench: Bench) -> list[int]:
+    """The types of tokens in texts of this task: which text of a pair they are of; [0] where there are none."""
+    return sorted({0, *np.unique(bench.public.tokens.types).tolist()})
+
+
+def candidates(
+    bench: Bench, first: Matrix, positions: int, tokens: torch.Tensor, kind: int = 0
+) -> Iterator[torch.Tensor]:
     """The input of the lowest layer for tokens at positions 0 to ``positions``, in chunks ``[c, P, H]``.
 
     A text of one token repeated shows it at every place; what stands below the layers acts on each place alone.
+
+    Args:
+        bench: the stage.
+        first: a matrix that takes the layer's input, or the layer itself.
+        positions: how many.
+        tokens: their ids.
+        kind: the tokens' type, one of :func:`text_types`.
     """
     caught: list[torch.Tensor] = []
+
+    def types(ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"token_type_ids": torch.full_like(ids, kind)} if kind else {}
 
     def catch(_module: nn.Module, arguments: tuple[torch.Tensor, ...], named: dict[str, Any]) -> None:
         caught.append((arguments[0] if arguments else named["hidden_states"]).detach())
@@ -92,7 +110,7 @@ def candidates(bench: Bench, first: Matrix, positions: int, tokens: torch.Tensor
             for chunk in torch.split(tokens, CHUNK):
                 ids = chunk[:, None].expand(-1, positions).contiguous()
                 try:
-                    model(input_ids=ids, attention_mask=torch.ones_like(ids))
+                    model(input_ids=ids, attention_mask=torch.ones_like(ids), **types(ids))
                 except _Seen:
                     yield caught.pop().float()
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fedstrata.audits.bench import Bench
+from fedstrata.audits.embeddings import is_factor
 from fedstrata.audits.options import ATTACKS
 from fedstrata.errors import UserError
 from fedstrata.job.task_kinds import TASK_KINDS
@@ -18,11 +19,11 @@ def fitting(bench: Bench) -> Fitting:
     """What each attack reads of a client's message in the first round."""
     kinds: dict[str, list[str]] = {name: [] for name in ATTACKS}
     for part in _sent(bench):
-        if part.kind == "embeddings":
+        if part.kind == "embeddings" or _has_columns(part):
             kinds["embeddings"].append(part.name)
         if part.kind == "head" and (attack := _head_attack(bench, part)):
             kinds[attack].append(part.name)
-        if part.kind in ("layer", "adapter") and not part.depth:
+        if part.kind in ("layer", "adapter") and part.depth == 0:
             kinds["layers"].append(part.name)
     if bench.exchange.payload in kinds:
         kinds[bench.exchange.payload].append(bench.exchange.payload)
@@ -61,6 +62,7 @@ def unread(bench: Bench) -> list[str]:
     parts = _sent(bench)
     upper = [part.name for part in parts if part.kind in ("layer", "adapter") and part.depth]
     others = [part.name for part in parts if part.kind in ("pooler", "base")]
+    others += [p.name for p in parts if p.kind == "adapter" and p.depth is None and not _has_columns(p)]
     others += [part.name for part in parts if part.kind == "head" and not _head_attack(bench, part)]
     found = []
     if upper:
@@ -74,6 +76,11 @@ def unread(bench: Bench) -> list[str]:
 
 def _sent(bench: Bench) -> list[Part]:
     return [bench.parts[name] for name in bench.plan.send]
+
+
+def _has_columns(part: Part) -> bool:
+    """Whether it is an adapter of the embeddings, with a column for each token or position."""
+    return part.kind == "adapter" and any(map(is_factor, part.shapes))
 
 
 def _head_attack(bench: Bench, head: Part) -> str:

@@ -12,7 +12,7 @@ import torch
 
 from fedstrata.audits.figures import Figure, Floats, Truth, best_threshold, detection, share
 from fedstrata.audits.finding import Finding, View
-from fedstrata.audits.first_layer import Matrix, candidates, first_matrices
+from fedstrata.audits.first_layer import Matrix, candidates, first_matrices, text_types
 from fedstrata.audits.play import Played, flat
 from fedstrata.audits.replay import moved_beyond
 from fedstrata.audits.span import Span, rounding, span_of
@@ -102,20 +102,26 @@ def _pairs(view: View, checked: _Checked, public: _Checked) -> list[tuple[Played
 
 
 def _check(view: View, played: Played, matrices: list[Matrix]) -> _Checked | None:
-    """The scores of all candidates; of several spans each candidate's best fitting one counts least."""
+    """The scores of all candidates; of several spans each candidate's best fitting one counts least.
+
+    Where texts are pairs a token counts as whichever of the two it fits better.
+    """
     spans = _spans(view, played, matrices)
     if not spans:
         return None
     texts = _texts(played)
     positions = min(PLACES, max(map(len, texts), default=1))
     tokens = torch.arange(view.bench.vocabulary)
-    rows: list[torch.Tensor] = []
     first = matrices[0]
     into = Matrix(first.factor, False) if first.factor else first
-    for chunk in candidates(view.bench, into, positions, tokens):
-        found = [span.scores(chunk if a is None else chunk @ a.T) for span, a in spans]
-        rows.append(torch.stack(found).amin(0))
-    return _Checked(torch.cat(rows).double().numpy(), all(span.exact for span, _ in spans))
+    kinds: list[torch.Tensor] = []
+    for kind in text_types(view.bench):
+        rows = []
+        for chunk in candidates(view.bench, into, positions, tokens, kind):
+            found = [span.scores(chunk if a is None else chunk @ a.T) for span, a in spans]
+            rows.append(torch.stack(found).amin(0))
+        kinds.append(torch.cat(rows))
+    return _Checked(torch.stack(kinds).amax(0).double().numpy(), all(span.exact for span, _ in spans))
 
 
 def _spans(view: View, played: Played, matrices: list[Matrix]) -> list[tuple[Span, torch.Tensor | None]]:

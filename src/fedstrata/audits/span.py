@@ -19,6 +19,9 @@ EDGE = 2.858
 ARITHMETIC = 2e-7
 """What sums in fp32 leave at most of the largest singular value."""
 
+INSIDE = 2e-6
+"""Share of a vector's squared length that rounding alone may leave outside."""
+
 
 @dataclass(frozen=True)
 class Span:
@@ -33,9 +36,13 @@ class Span:
     exact: bool
 
     def scores(self, vectors: torch.Tensor) -> torch.Tensor:
-        """The share of each vector's squared length in the span, 1 is all of it; ``[..., in]`` -> ``[...]``."""
+        """The share of each vector's squared length in the span, 1 is all of it; ``[..., in]`` -> ``[...]``.
+
+        All of it but for rounding is 1 too: else a threshold could lie between two roundings.
+        """
         length = vectors.square().sum(-1).clamp_min(1e-30)
-        return (vectors @ self.basis).square().sum(-1) / length
+        share = (vectors @ self.basis).square().sum(-1) / length
+        return share.masked_fill(share > 1 - INSIDE, 1.0)
 
 
 def span_of(change: torch.Tensor, rounding: float) -> Span | None:

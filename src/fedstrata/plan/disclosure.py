@@ -11,7 +11,7 @@ from typing import Literal
 
 from fedstrata.plan.kinds import Payload
 from fedstrata.plan.parts import Parts
-from fedstrata.plan.sharing import POSITIONS, WORDS
+from fedstrata.plan.sharing import POSITION_FACTORS, POSITIONS, WORD_FACTORS, WORDS
 
 Channel = Literal[
     "embeddings", "token_head", "class_head", "layers", "adapters", "hidden_states", "activations", "reply"
@@ -111,7 +111,7 @@ def channels(parts: Parts, sent: Iterable[str], tokens: bool, classes: bool) -> 
         shapes[name][0] in words for name in whole & parts.shapes.get("head", {}).keys() if shapes[name]
     )
     opened: dict[Channel, bool] = {
-        "embeddings": "embeddings" in kinds,
+        "embeddings": "embeddings" in kinds or any(WORD_FACTORS.search(name) for name in whole),
         "token_head": by_token and tokens,
         "class_head": "head" in kinds and classes,
         "layers": "layer" in kinds,
@@ -120,7 +120,7 @@ def channels(parts: Parts, sent: Iterable[str], tokens: bool, classes: bool) -> 
     read = {channel: READ[channel] for channel, there in opened.items() if there}
     if parts.sharing.narrowed:
         read = {channel: said.replace("which words", LISTED) for channel, said in read.items()}
-    if "embeddings" in read and not any(POSITIONS.search(name) for name in whole):
+    if "embeddings" in read and not any(POSITIONS.search(n) or POSITION_FACTORS.search(n) for n in whole):
         read["embeddings"] = read["embeddings"].replace(LENGTH, "")
     return read
 

@@ -155,7 +155,8 @@ def _least(spends: Callable[[float], float], epsilon: float, guess: float, toler
             steep = math.log(spent / last[1]) / math.log(at / last[0])
             slope = min(max(steep, SLOPES[0]), SLOPES[1])
         last = at, spent
-        aim = at * min(max((epsilon / spent) ** (1 / slope), 1 / 8), 8.0)
+        ratio = max(epsilon / spent, 1e-60)  # of a smaller one the power would be no number
+        aim = at * min(max(ratio ** (1 / slope), 1 / 8), 8.0)
         at = aim * (1 + tolerance / 3) if enough > aim * (1 + tolerance) else enough / (1 + 0.9 * tolerance)
         if tried >= SEARCH or not less < at < enough:
             at = 8 * less if math.isinf(enough) else math.sqrt(less * enough) if less else enough / 8

@@ -216,7 +216,8 @@ def read_status(folder: Path) -> str | None:
 
 def stages_of(folder: Path) -> list[str]:
     """The names of the stages of a run that has ended; "" for the one of a job without ``[[stages]]``."""
-    found: list[str] = json.loads((folder / "result.json").read_text(encoding="utf-8")).get("stages", [""])
+    record = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    found: list[str] = record.get("stages") or [record.get("stage", "")]
     return found
 
 

@@ -161,6 +161,7 @@ def _data(folder: Path) -> None:
     }
     for name, text in texts.items():
         (folder / name).write_text(text, "utf-8")
+    (folder / "returns.csv").write_bytes(b"text,label\rA stone,kidney\rA beat,heart\r")
     (folder / "latin1.csv").write_bytes(b"text,label\nNi\x81r,kidney\n")
     for name in ("empty", "folder.csv", "mixed"):
         (folder / name).mkdir()

@@ -16,7 +16,7 @@ from fedstrata.reports.client_scores import clients_plot, worst_words
 from fedstrata.reports.confusion import confusion_plot
 from fedstrata.reports.downloads import MOST_ROWS, latex_text, links
 from fedstrata.reports.partition_plot import BARS_SHOWN, partition_plot
-from fedstrata.reports.picture import COLORS
+from fedstrata.reports.picture import COLORS, NAME_LENGTH, short_name
 from fedstrata.reports.plots import LINES_SHOWN
 from fedstrata.reports.runs import load_run
 from fedstrata.reports.sweep_page import SweepPoint, front, sweep_plot
@@ -183,3 +183,13 @@ def test_small_costs_are_written_with_a_power() -> None:
     svg = sweep_plot("accuracy", points, "tflops")
     assert "0.00018" not in svg
     assert "1e−4" in svg
+
+
+def test_rows_of_a_grid_have_names_of_their_own_in_a_legend() -> None:
+    """They share a long beginning and differ at the end."""
+    rows = [f"FedSplitBERT with local embeddings, batch_size={size}" for size in (4, 8)]
+    names = [short_name(row) for row in rows]
+    assert names[0] != names[1]
+    assert all(len(name) == NAME_LENGTH and name.startswith("FedSplitBER") for name in names)
+    svg = sweep_plot("accuracy", [SweepPoint(row, 0.5, 0.1, 1.0 + i, 0.1) for i, row in enumerate(rows)], "mb")
+    assert all(name in svg for name in names)

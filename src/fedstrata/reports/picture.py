@@ -90,7 +90,10 @@ def whole_numbers(axes: Axes) -> None:
 
 
 def short_name(name: str) -> str:
-    """A name as a plot shows it: on one line, of bounded length, and never taken for a hidden one ("_x")."""
-    line = " ".join(name.split())
-    cut = line if len(line) <= NAME_LENGTH else line[: NAME_LENGTH - 1] + "…"
+    """A name as a plot shows it: on one line, of bounded length, and never taken for a hidden one ("_x").
+
+    A long name is cut in the middle: rows of a sweep's grid differ at the end alone.
+    """
+    line, half = " ".join(name.split()), NAME_LENGTH // 2
+    cut = line if len(line) <= NAME_LENGTH else f"{line[: half - 1]}…{line[-half:]}"
     return f" {cut}" if cut.startswith("_") else cut

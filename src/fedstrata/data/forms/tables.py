@@ -22,6 +22,7 @@ DELIMITERS = ",;\t|"
 SAMPLE = 20
 """Rows without a header that must all have as many fields as there are names."""
 NO_HEADER = "a file without a header line needs data.columns"
+RETURN = "a carriage return stands alone outside quotes; expected lines that end in a line feed"
 EXCEL = "reading Excel files needs openpyxl: pip install 'fedstrata[excel]'"
 
 
@@ -74,7 +75,8 @@ def _csv_fields(path: Path, how: How, delimiter: str) -> Fields:
                 yield start + 1, fields
             start = before + reader.line_num
     except csv.Error as error:
-        raise UserError(f"{path}, line {start + 1}: is not CSV ({error})") from None
+        what = RETURN if "universal-newline" in str(error) else error
+        raise UserError(f"{path}, line {start + 1}: is not CSV ({what})") from None
 
 
 def tsv_records(path: Path, how: How) -> Records:

@@ -138,6 +138,7 @@ def _data(folder: Path) -> None:
         "header.csv": "text,label\n",
         "nothing.csv": "",
         "blank.csv": "text,label\n,kidney\n ,heart\n",
+        "truths.csv": "text,label\nA stone,True\nA beat,False\n",
         "one-class.csv": "text,label\na,kidney\nb,kidney\nc,kidney\nd,kidney\n",
         "ragged.csv": "text,label\na,b,c\n",
         "quote.csv": 'text,label\n"a,b\n',

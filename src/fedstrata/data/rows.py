@@ -120,7 +120,7 @@ def class_names(job: Job, train: Rows, test: Rows) -> tuple[str, ...]:
 
     Raises:
         UserError: the rows hold a label that the job does not name, all the same one, or labels of which some seem
-            to be one (:func:`check_labels`).
+            to be one (:func:`check_labels`), or test rows have no class of the training rows.
     """
     column = job.data.label
     in_train, in_test = (_classes(rows.columns[column], TASK_KINDS[job.task.kind].words) for rows in (train, test))
@@ -128,6 +128,11 @@ def class_names(job: Job, train: Rows, test: Rows) -> tuple[str, ...]:
     refuse_several(column, found)
     if job.task.labels is None:
         check_labels(column, found)
+        if in_train and in_test and not in_train & in_test:
+            raise UserError(
+                f"[data] label: column {column!r} holds {shown(in_train)} in the training rows, {shown(in_test)} "
+                "in the test rows, no class in both; write the classes alike, or name all in task.labels"
+            )
     named = train.classes.get(column, [])
     labels = tuple(job.task.labels or (named if found <= set(named) else sort_labels(found)))
     if unknown := sorted(found - set(labels)):
@@ -139,6 +144,11 @@ def class_names(job: Job, train: Rows, test: Rows) -> tuple[str, ...]:
     if len(labels) < 2:
         raise UserError(f"[data] label: column {column!r} holds only {labels[0]!r}; needs two or more classes")
     return labels
+
+
+def shown(classes: Iterable[str]) -> str:
+    """The first classes of some, in words."""
+    return ", ".join(map(repr, sort_labels(classes)[:4]))
 
 
 def check_labels(column: str, labels: Iterable[str]) -> None:

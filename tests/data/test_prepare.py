@@ -22,7 +22,7 @@ Jobs = Callable[..., dict[str, Any]]
 
 def test_labels_come_from_all_rows_numbers_by_value(job: Jobs, tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("text,label\na b,10\nc d,9\ne f,9\n")
-    (tmp_path / "test.csv").write_text("text,label\na b,2\n")
+    (tmp_path / "test.csv").write_text("text,label\na b,2\nc d,9\n")
     made = job("fedavg", "classify", data={"train": "train.csv", "test": "test.csv"}, clients={"count": 1})
     data = prepare(load(made)[0], tmp_path)
     assert data.labels == ("2", "9", "10")

@@ -201,10 +201,12 @@ def as_if_untrained(work: Work) -> bool:
     To refuse would tell a server of the client's rows, past any noise, as often as it sends weights that overflow
     for some of them.
     """
-    working, plan = work.runtime.working, work.request.plan
+    request, working = work.request, work.runtime.working
+    plan = request.plan
     if not (name := not_finite(working.tensors((*plan.send, *plan.keep, *plan.later)))):
         return False
-    LOG.warning("%s is not finite: the training counts as none; %s", name, DIVERGED)
+    where = f"round {request.round + 1}, client {request.client}: {name}"
+    LOG.warning("%s is not finite, so that its training counts as none; %s", where, DIVERGED)
     load_parts(work)
     return True
 

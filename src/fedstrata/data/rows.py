@@ -130,8 +130,9 @@ def class_names(job: Job, train: Rows, test: Rows) -> tuple[str, ...]:
         check_labels(column, found)
         if in_train and in_test and not in_train & in_test:
             raise UserError(
-                f"[data] label: column {column!r} holds {shown(in_train)} in the training rows, {shown(in_test)} "
-                "in the test rows, no class in both; write the classes alike, or name all in task.labels"
+                f"[data] label: column {column!r} holds {_listed(in_train)} in the training rows, "
+                f"{_listed(in_test)} in the test rows, no class in both; write the classes alike, or name all in "
+                "task.labels"
             )
     named = train.classes.get(column, [])
     labels = tuple(job.task.labels or (named if found <= set(named) else sort_labels(found)))
@@ -144,11 +145,6 @@ def class_names(job: Job, train: Rows, test: Rows) -> tuple[str, ...]:
     if len(labels) < 2:
         raise UserError(f"[data] label: column {column!r} holds only {labels[0]!r}; needs two or more classes")
     return labels
-
-
-def shown(classes: Iterable[str]) -> str:
-    """The first classes of some, in words."""
-    return ", ".join(map(repr, sort_labels(classes)[:4]))
 
 
 def check_labels(column: str, labels: Iterable[str]) -> None:
@@ -168,6 +164,11 @@ def check_labels(column: str, labels: Iterable[str]) -> None:
             f"[data] label: column {column!r} holds {missing!r}, which stands for a missing value; leave these "
             f"rows out, or {named}"
         )
+
+
+def _listed(classes: Iterable[str]) -> str:
+    """The first four classes, in words."""
+    return ", ".join(map(repr, sort_labels(classes)[:4]))
 
 
 def _classes(values: Sequence[str], words: bool) -> set[str]:

@@ -200,6 +200,11 @@ SCORES: dict[str, tuple[Attack, str]] = {
         header(scores={"b": {"luck": 1.0}}),
         "its score has a metric 'luck', which the task",
     ),
+    "the best of its metrics alone": (
+        header(scores={"b": {"accuracy": 1.0}}),
+        "its score lacks loss, macro_f1, matthews",
+    ),
+    "no metric": (header(scores={"b": {}}), "its score lacks accuracy, loss, macro_f1, matthews"),
 }
 """Attack on a reply with a score -> the same."""
 

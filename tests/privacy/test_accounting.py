@@ -13,7 +13,7 @@ from scipy import stats
 
 from fedstrata.errors import UserError
 from fedstrata.privacy.accounting import LEAST_NOISE, MOST_RELEASES, Spending, _least, calibrate, epsilon_of
-from fedstrata.privacy.noise import gaussian, norm_of, privatized
+from fedstrata.privacy.noise import add_gaussian, norm_of, privatized
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,15 @@ def test_a_message_is_clipped_as_a_whole_and_noised_everywhere() -> None:
     torch.testing.assert_close(none, start)
 
 
+def noised(shape: tuple[int, ...], value: float, deviation: float, rng: np.random.Generator) -> torch.Tensor:
+    """A tensor of one value with noise over it."""
+    numbers = torch.full(shape, value)
+    add_gaussian(numbers, deviation, rng)
+    return numbers
+
+
 def test_gaussian_numbers_are_gaussian() -> None:
-    drawn = gaussian(torch.Size((50_000,)), 2.0, np.random.default_rng(0)).numpy()
+    drawn = noised((50_000,), 0.0, 2.0, np.random.default_rng(0)).numpy()
     assert stats.kstest(drawn / 2.0, "norm").pvalue > 0.01
     assert len(np.unique(drawn)) > 49_000
 
@@ -142,19 +149,47 @@ def test_a_long_tensor_has_the_same_noise_for_any_number_of_threads_and_no_two_p
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("fedstrata.privacy.noise.CHUNK", 1000)
-    shape, found = torch.Size((50, 170)), []
+    shape, found = (50, 170), []
     for threads in (1, 3):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         rng = np.random.default_rng(0)
-        found.append([gaussian(shape, 2.0, rng), gaussian(shape, 2.0, rng)])
+        found.append([noised(shape, 0.0, 2.0, rng), noised(shape, 0.0, 2.0, rng)])
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
     drawn = torch.cat([each.flatten() for each in found[0]]).numpy()
     assert len(np.unique(drawn)) > 16_900
     assert stats.kstest(drawn / 2.0, "norm").pvalue > 0.01
     start = {"a": {"w": torch.zeros(shape)}}
-    noised = privatized(start, start, 1.0, 3.0, np.random.default_rng(0))["a"]["w"]
-    assert len(noised.unique()) > 8_400
-    assert float(noised.std()) == pytest.approx(3.0, rel=0.05)
+    whole = privatized(start, start, 1.0, 3.0, np.random.default_rng(0))["a"]["w"]
+    assert len(whole.unique()) > 8_400
+    assert float(whole.std()) == pytest.approx(3.0, rel=0.05)
+
+
+@pytest.mark.parametrize("deviation", [0.7, 1.0, 3e-4, 1e12])
+def test_the_last_bits_do_not_tell_what_the_noise_was_added_to(deviation: float) -> None:
+    """Of fp32 noise over 0 they are all there; where it all but cancels a number they are those of the number."""
+    shares = []
+    for value in (0.0, 0.3, -0.07):
+        found = noised((400_000,), value * deviation, deviation, np.random.default_rng(3)).double().numpy()
+        small = found[np.abs(found) < deviation / 128]
+        steps = small / np.exp2(math.frexp(deviation)[1] - np.arange(8.0, 40.0))[:, None]
+        shares.append((steps == np.rint(steps)).mean(axis=1))
+    assert shares[0][0] < 0.1
+    assert shares[0][-1] == 1.0
+    for share in shares[1:]:
+        np.testing.assert_allclose(share, shares[0], atol=0.1)
+
+
+def test_of_a_message_no_bit_is_finer_than_the_steps_of_its_noise() -> None:
+    start = {"a": {"w": torch.zeros(1000)}}
+    for change in (0.0, 1e-5):
+        sent = {"a": {"w": start["a"]["w"] + change}}
+        steps = privatized(sent, start, 1.0, 1.0, np.random.default_rng(0))["a"]["w"].double() * 2**20
+        assert torch.equal(steps, steps.round())
+
+
+@pytest.mark.parametrize("deviation", [0.0, 1e-300, 5e-324])
+def test_noise_of_next_to_no_deviation_changes_nothing(deviation: float) -> None:
+    assert torch.equal(noised((10,), 0.3, deviation, np.random.default_rng(0)), torch.full((10,), 0.3))
 
 
 def lower_bound(outputs: dict[bool, np.ndarray], delta: float) -> float:

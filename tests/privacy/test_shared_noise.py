@@ -95,6 +95,7 @@ def test_a_run_tells_the_promise_of_its_sums(job: Jobs) -> None:
     ("keys", "sentence"),
     [
         ({"clip": 1.0}, "deviation 1.15 to every weight; a masked sum takes"),
+        ({"clip": 3.0, "noise": 0.1}, "deviation 0.173 over it a number may be beyond 4"),
         ({"honest": 4}, "a sum of fewer than 4 clients is not opened"),
         ({"sum_only": False}, "goes with level = 'client' and sum_only = true"),
     ],

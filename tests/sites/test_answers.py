@@ -53,6 +53,21 @@ def test_answers_of_the_last_rounds_are_kept_and_of_the_others_that_they_were_gi
     assert answers.find(request(99), "weights", "asked-99", False) is None
 
 
+def test_of_a_site_that_seldom_answers_as_many_answers_are_kept(tmp_path: Path) -> None:
+    """In asynchronous rounds a server that was killed may ask for what was asked many rounds ago."""
+    answers, rounds = Answers(tmp_path), (0, 6, 25, 31)
+    sent = {round: kept(answers, round) for round in rounds}
+    assert len(rounds) == KEPT_ROUNDS
+    for round in rounds:
+        found = answers.find(request(round), "weights", f"asked-{round}", False)
+        assert found is not None
+        assert bytes(found[1]) == sent[round]
+    kept(answers, 32)
+    with pytest.raises(Refused, match="its answer to round 1 was sent long ago"):
+        answers.find(request(0), "weights", "asked-0", False)
+    kept(answers, 3)  # it had not been asked for that before
+
+
 def test_a_line_that_was_being_written_is_dropped_and_a_damaged_one_is_not(tmp_path: Path) -> None:
     answers = Answers(tmp_path)
     kept(answers, 0)

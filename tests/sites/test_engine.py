@@ -197,6 +197,34 @@ def test_who_is_away_is_waited_for_once(events: list[Any], tmp_path: Path) -> No
     assert transport.rounds - before <= 2
 
 
+class Layers:
+    """In place of the activation server: whose turns are not waited for."""
+
+    def __init__(self) -> None:
+        self.late: list[set[str]] = []
+
+    def expect(self, requests: Any, tokens: Any, late: Iterable[str]) -> None:
+        self.late.append(set(late))
+
+    def check_held(self, request: Request) -> None:
+        pass
+
+    def drop(self, client: str) -> None:
+        pass
+
+
+def test_the_layers_at_the_server_do_not_wait_for_who_was_away_before(events: list[Any], tmp_path: Path) -> None:
+    transport = Script(lambda script, number, name: [])
+    remote, layers = engine(transport, tmp_path, events, deadline=0.3), Layers()
+    remote.activation_server = layers  # type: ignore[assignment]
+    remote.gather()
+    split = [Request(0, name, Plan((0,), ("head",), server=("layer.0",)), "train", {}, {}) for name in NAMES]
+    del transport.there["b"]
+    for _ in range(2):
+        assert losses(remote.exchange(split)) == {"a": 0.5, "b": "is not connected"}
+    assert layers.late == [set(), {"b"}]
+
+
 def test_a_final_refusal_is_not_asked_again(events: list[Any], tmp_path: Path) -> None:
     def refuses(final: bool) -> Answers:
         return lambda script, number, name: [

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,11 +28,12 @@ from fedstrata.sites.engine import Presence
 from fedstrata.sites.federation import Federation
 from fedstrata.sites.messages import decode_message, encode_message
 from fedstrata.sites.provision import init
+from fedstrata.sites.remote_run import _files
 from fedstrata.sites.service import SiteService
 from fedstrata.sites.settings import read_server, read_site
 from fedstrata.sites.site import Site
 from fedstrata.wire.tensor_file import TensorFile, read_file
-from tiny import SENTENCES, saved_tensors
+from tiny import SENTENCES, saved_tensors, tiny_model, tokenizer
 
 Jobs = Callable[..., dict[str, Any]]
 NAMES = ("a", "b", "c")
@@ -215,6 +217,14 @@ def test_between_sites_a_run_ends_in_the_same_bits(
     for site in NAMES:
         village.site(site, 'payloads = ["weights"]', 'payloads = ["weights", "hidden_states"]')
     same(fedstrata.run(here), fedstrata.run(there))
+
+
+def test_a_job_is_the_same_whatever_its_tokenizer_was_called_with() -> None:
+    """Rows are tokenized once, so a run that went on, or a second one, was of another job than the first."""
+    own: Any = SimpleNamespace(model=tiny_model("bert", "classify"), tokenizer=tokenizer())
+    before = {name: bytes(content.numpy()) for name, content in _files(own).items()}
+    own.tokenizer(["a text"], truncation=True, max_length=3, padding="max_length")
+    assert {name: bytes(content.numpy()) for name, content in _files(own).items()} == before
 
 
 def test_every_stage_is_between_sites(job: Jobs, village: Village) -> None:

@@ -17,6 +17,7 @@ from test_bad_sites import attacked, header
 from test_in_memory import NAMES, Village
 
 import fedstrata
+from fedstrata.client import sums
 from fedstrata.client.private import Private
 from fedstrata.errors import UserError
 from fedstrata.job.privacy_table import Privacy
@@ -24,11 +25,12 @@ from fedstrata.job.tables import Train
 from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import Plan
 from fedstrata.privacy.accounting import Spending, epsilon_of
+from fedstrata.runs import stages
 from fedstrata.sites.messages import ReplyHeader, WelcomeHeader, decode_message
 from fedstrata.sites.noise import ASKED, KEY, SecretNoise
 from fedstrata.sites.noise_account import ACCOUNT, NoiseAccount, check_account, refusal_of_epsilon
 from fedstrata.sites.noise_tables import Require
-from fedstrata.sites.release_log import ReleaseLog
+from fedstrata.sites.release_log import ReleaseLog, read_log
 from fedstrata.sites.service import SiteService
 from fedstrata.sites.settings import read_site
 from fedstrata.wire.codec import WireError
@@ -194,6 +196,28 @@ def test_a_job_that_offers_enough_is_not(village: Village, job: Jobs) -> None:
     assert 3.1 < result.privacy["epsilon"] < 3.3
 
 
+def test_other_numbers_of_a_round_do_not_leave_with_the_noise_of_before(
+    village: Village, job: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU may come to: a server that asks again could take the difference of two sums, which has no noise."""
+    for name in NAMES:
+        village.site(name, "[require]", "[require]\nhonest = 3")
+    made, commit, change = played(village, job, "shared"), stages.state.RunState.commit, sums._change
+
+    def dies(*args: Any) -> None:
+        raise RuntimeError("killed")
+
+    monkeypatch.setattr(stages.state.RunState, "commit", dies)
+    with pytest.raises(RuntimeError, match="killed"):
+        fedstrata.run(made)
+    monkeypatch.setattr(stages.state.RunState, "commit", commit)
+    monkeypatch.setattr(sums, "_change", lambda *args: change(*args) + 1e-6)
+    with pytest.raises(UserError, match="asked for round 1 again it comes to other numbers, as on a GPU"):
+        fedstrata.run(made, resume=True)
+    monkeypatch.setattr(sums, "_change", change)
+    assert fedstrata.run(made, resume=True).status == "finished"
+
+
 def test_over_all_runs_a_site_spends_no_more_than_its_limit(village: Village, job: Jobs) -> None:
     """The second run would be too much: its rounds are refused as soon as they are."""
     once = epsilon_of([Spending(1.0, 1.0, 2)], 1e-5, "pld")
@@ -270,11 +294,12 @@ def test_a_server_cannot_say_that_a_site_takes_part_less_often_than_it_may(villa
     assert {line["noise"] for line in told} == {own["noise"] for own in result.privacy["clients"].values()}
     state = path.parent
     log = ReleaseLog(state)
-    left = [release for release in log.releases() if release.payload == "weights"]
+    releases = [release for release, _ in read_log(state)]
+    left = [release for release in releases if release.payload == "weights"]
     [spent] = {release.epsilon for release in left}
     assert spent is not None
     assert 0 < spent < 5.5
-    assert all(release.epsilon is None for release in log.releases() if release.payload != "weights")
+    assert all(release.epsilon is None for release in releases if release.payload != "weights")
     assert log.noisy == {(line["run"], line["round"]) for line in told}
     check_account(state, log.noisy)
     content = path.read_bytes()

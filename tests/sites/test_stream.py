@@ -595,6 +595,38 @@ def test_who_comes_late_is_waited_for_and_who_is_given_up_is_not(
         here.train("a")
 
 
+def test_who_does_not_connect_in_time_is_not_waited_for_and_may_still_come(house: Callable[..., House]) -> None:
+    """One site that was away kept all others from their second batch, until all had missed the deadline."""
+    here = house(copies=False, deadline=1.0)
+    here.expect(asked("a"), asked("b"))
+    started = time.monotonic()
+    here.train("b", 3)
+    assert 0.5 < time.monotonic() - started < 20
+    here.train("a", 2)
+    assert here.layers.results.keys() == {"a", "b"}
+
+
+def test_who_was_away_before_is_not_waited_for_nor_until_it_has_caught_up(
+    house: Callable[..., House], tmp_path: Path
+) -> None:
+    """a, of two steps, comes when b has made two of its three."""
+    here = house(copies=False)
+    request = asked("a")
+    here.server.expect((request, asked("b")), {"a": "token of a", "b": "token of b"}, late={"a"})
+
+    def b_waits(said: int) -> None:
+        if said == 5:
+            wait(lambda: here.server.sessions["a"].steps)
+
+    def a_comes() -> None:
+        wait(lambda: here.server.sessions["b"].taken == 2)
+        here.train(request, 2)
+
+    together(lambda: here.train("b", 3, b_waits), a_comes)
+    expected = alone(tmp_path / "lone", False, "bbaba", {"a": 2, "b": 3})
+    assert equal(weights_of(here.layers), weights_of(expected))
+
+
 def test_who_is_given_up_while_it_waits_hears_of_it(house: Callable[..., House]) -> None:
     here = house(copies=False)
     here.expect(asked("a"), asked("b"))

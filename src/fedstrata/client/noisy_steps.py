@@ -21,7 +21,7 @@ from fedstrata.client.working_model import Parameters, WorkingModel
 from fedstrata.job.tables import Train
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.messages import Positions
-from fedstrata.privacy.noise import DIVERGED, LOG, gaussian, norm_of
+from fedstrata.privacy.noise import DIVERGED, LOG, add_gaussian, norm_of
 from fedstrata.privacy.per_example import (
     add_clipped,
     add_whole,
@@ -94,8 +94,8 @@ class NoisySteps:
         ]
         deviation = self.noise.noise * self.noise.clip
         for name, parameter in trained.items():
-            noise = gaussian(parameter.shape, deviation, self.noise.rng).to(parameter.device)
-            parameter.grad = total[name].add_(noise).div_(self.noise.expected).to(parameter.dtype)
+            add_gaussian(total[name], deviation, self.noise.rng)
+            parameter.grad = total[name].div_(self.noise.expected).to(parameter.dtype)
         count = max(1, sum(len(chosen) for chosen, _ in batches))
         return torch.stack(losses).double().sum() / count if losses else torch.zeros((), dtype=torch.float64)
 

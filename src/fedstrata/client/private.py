@@ -18,6 +18,7 @@ from fedstrata.plan.messages import Positions, Reply, Request
 from fedstrata.plan.streams import DROPOUT, Streams
 from fedstrata.privacy.accounting import Spending, calibrate
 from fedstrata.privacy.discrete import discrete_gaussian
+from fedstrata.privacy.fixed_point import RANGE
 from fedstrata.privacy.noise import DIVERGED, LOG, privatized
 
 Draw = Callable[[str], np.random.Generator]
@@ -25,6 +26,8 @@ Draw = Callable[[str], np.random.Generator]
 Vector = npt.NDArray[np.float64]
 LEAST_SHARE, MOST_SHARE = 2.0**-20, 0.25
 """Deviations of one client's numbers in a sum: a sixteenth of the largest that a sum takes, and sixteen steps."""
+FAR = 10.0
+"""Deviations beyond which noise does not go: one number in 10^22 does."""
 SAMPLE = "sample"
 """Use of the stream that decides which examples take part."""
 NOISE = "noise"
@@ -167,7 +170,7 @@ def share_of_noise(table: Privacy, noise: float) -> float:
     """Standard deviation of what each client adds to a sum whose noise is ``noise`` times the clip.
 
     Raises:
-        UserError: it is more than a masked sum holds, or too little to be drawn.
+        UserError: it is more than a masked sum holds, over a clipped change too, or too little to be drawn.
     """
     deviation = noise * table.clip / math.sqrt(table.honest or 1)
     if not LEAST_SHARE <= deviation <= MOST_SHARE:
@@ -175,6 +178,11 @@ def share_of_noise(table: Privacy, noise: float) -> float:
             f"[privacy] clip: with noise {noise:.3g} each client would add numbers of deviation {deviation:.3g} "
             f"to every weight; a masked sum takes {LEAST_SHARE:g} to {MOST_SHARE:g}. Change, clip and noise grow "
             "together: another clip, or more honest clients, helps"
+        )
+    if table.clip + FAR * deviation > RANGE:  # who then fails would tell of its change, whatever noise is over it
+        raise UserError(
+            f"[privacy] clip: is {table.clip:g}, and with noise of deviation {deviation:.3g} over it a number may "
+            f"be beyond {RANGE:g}, the largest that a masked sum takes for certain; expected a smaller one"
         )
     return deviation
 

@@ -2,14 +2,16 @@
 
 On the client's own disk are the secrets of the attempt under way, and for every round whose sum it has helped to
 open, whose sum that was: of a round it opens one set of clients and no other, however often it is asked, because
-the difference of two would be the message of whoever is in one of them alone.
+the difference of two would be the message of whoever is in one of them alone. With noise, which is a round's and
+not an attempt's, nor do other numbers of the same round leave: the difference of two sums would have no noise.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from fedstrata.errors import UserError
 from fedstrata.plan.kinds import SUM_PHASES, Tensors, Weights
 from fedstrata.plan.messages import Reply
 from fedstrata.plan.parts import Parts
-from fedstrata.privacy.fixed_point import SaturationError, capped
+from fedstrata.privacy.fixed_point import Integers, SaturationError, capped
 from fedstrata.privacy.masked_sums import Member
 from fedstrata.privacy.sum_secrets import load_secrets, new_secrets
 from fedstrata.privacy.sum_terms import ATTEMPT_BYTES, Message, digest, named
@@ -36,8 +38,9 @@ from fedstrata.wire.partial import travelling
 MASKED = "masked"
 """The one tensor of a part behind masks: uint8, as many bytes per element as the sum needs."""
 
-SUM_FILES = ("attempt.json", "opened.json")
-"""What a client keeps: the attempt under way, and whose sum it has opened in which round."""
+SUM_FILES = ("attempt.json", "opened.json", "numbers.json")
+"""What a client keeps: the attempt under way, whose sum it has opened in which round, and which numbers with noise
+it has brought to which."""
 
 
 def sum_step(work: Work) -> Generator[None, None, Reply]:
@@ -87,6 +90,7 @@ def masked_parts(work: Work, draw: Draw | None) -> Weights:
 
     Raises:
         UserError: a change is too large to be encoded.
+        WireError: see :func:`_note_numbers`.
     """
     request, parts = work.request, work.runtime.working.parts
     question = dict(request.sums)
@@ -106,6 +110,8 @@ def masked_parts(work: Work, draw: Draw | None) -> Weights:
             f"round {request.round + 1}, client {request.client}: a change of {error}; a smaller "
             "train.learning_rate helps, with --resume from the last finished round"
         ) from None
+    if draw:
+        _note_numbers(work, numbers)
     message: Weights = {}
     for place, words in member.masked(question, numbers).items():
         start = 0
@@ -205,6 +211,27 @@ def _note_opened(work: Work, member: Member) -> None:
             "of the two would be a single client's"
         )
     write_bytes(path, json.dumps(opened).encode())
+
+
+def _note_numbers(work: Work, numbers: Mapping[int, Integers]) -> None:
+    """Write down which numbers of this round are masked, before they are. In one process no noise is a secret.
+
+    Raises:
+        WireError: it has brought others to an earlier attempt, as training on a GPU may come to.
+    """
+    if not _rules(work).run:
+        return
+    hashed = hashlib.sha256()
+    for place in sorted(numbers):
+        hashed.update(numbers[place].data)
+    path, round, found = _folder(work) / SUM_FILES[2], str(work.request.round), hashed.hexdigest()
+    known = json.loads(path.read_bytes()) if path.exists() else {}
+    if known.setdefault(round, found) != found:
+        raise WireError(
+            f"masked sum: asked for round {work.request.round + 1} again it comes to other numbers, as on a GPU, "
+            "and has sent some with the same noise; the difference would have none"
+        )
+    write_bytes(path, json.dumps(known).encode())
 
 
 def without_loss(reply: Reply) -> Reply:

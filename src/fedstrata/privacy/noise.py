@@ -18,6 +18,8 @@ PIECE = 1 << 15
 """Numbers drawn at a time: so few that they stay in a core's cache."""
 CHUNK = 1 << 18
 """Numbers of one stream: a longer tensor's come from several, drawn at the same time by the threads of the job."""
+STEP = 2.0**-21
+"""As a share of the power of two above the deviation: fp64 has hundreds of millions of numbers in each step."""
 
 
 def norm_of(tensors: Iterable[torch.Tensor]) -> float:
@@ -25,15 +27,22 @@ def norm_of(tensors: Iterable[torch.Tensor]) -> float:
     return math.sqrt(sum(float(tensor.detach().double().square().sum()) for tensor in tensors))
 
 
-def gaussian(shape: torch.Size, deviation: float, rng: np.random.Generator) -> torch.Tensor:
-    """Independent normal numbers, fp32: drawn in fp64, so that their steps are far below those of fp32."""
+def add_gaussian(numbers: torch.Tensor, deviation: float, rng: np.random.Generator) -> None:
+    """Add independent normal numbers to a tensor, in place; it must be contiguous.
 
-    def put(piece: torch.Tensor, normal: torch.Tensor) -> None:
-        piece.copy_(normal * deviation)
+    Sums are formed in fp64 and rounded to whole steps (:data:`STEP`), the same for whatever the noise is added to.
+    Else the last bits of a sum would tell of that, past any epsilon: where fp32 noise all but cancels a number,
+    the sum is as coarse as the number, and where there is nothing to cancel it is fine (Mironov 2012).
+    """
+    if deviation < 2.0**-900:  # what is clipped to such lengths is 0 in fp32, as the noise is
+        return
+    step = math.ldexp(STEP, math.frexp(deviation)[1])
 
-    drawn = torch.empty(math.prod(shape))
-    _with_normal(drawn, rng, put)
-    return drawn.reshape(shape)
+    def add(piece: torch.Tensor, normal: torch.Tensor) -> None:
+        noise = normal.to(piece.device).mul_(deviation / step)
+        piece.copy_(noise.add_(piece, alpha=1 / step).round_().mul_(step))
+
+    _with_normal(numbers.view(-1), rng, add)
 
 
 def privatized(
@@ -72,9 +81,9 @@ def privatized(
 
 def _noised(change: torch.Tensor, deviation: float, rng: np.random.Generator) -> torch.Tensor:
     """A change in fp64 with noise over it."""
-    flat = change.reshape(-1).clone()
-    _with_normal(flat, rng, lambda piece, normal: piece.add_(normal, alpha=deviation))
-    return flat.reshape(change.shape)
+    noised = change.clone(memory_format=torch.contiguous_format)
+    add_gaussian(noised, deviation, rng)
+    return noised
 
 
 def _with_normal(

@@ -223,4 +223,4 @@ def by_example(calls: list[Call], owners: torch.Tensor | None, examples: int, al
 
 def zeros(trained: Parameters) -> dict[str, torch.Tensor]:
     """An empty sum of gradients: parameter name -> zeros of its shape, fp32."""
-    return {name: torch.zeros_like(parameter, dtype=torch.float32) for name, parameter in trained.items()}
+    return {name: torch.zeros(p.shape, dtype=torch.float32, device=p.device) for name, p in trained.items()}

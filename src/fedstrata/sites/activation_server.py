@@ -8,15 +8,15 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.messages import Request
 from fedstrata.server.layers import ServerLayers, SplitSession
 from fedstrata.sites.listening import ServerTLS, is_named, listen
+from fedstrata.sites.sessions import Session, SessionCanceled
 from fedstrata.sites.stream import (
     KEEPALIVE_SECONDS,
     METHOD,
@@ -35,74 +35,20 @@ MAX_STREAMS = 1000
 """Streams that are open at once."""
 
 
-class SessionCanceled(Exception):
-    """The session was canceled by the server."""
-
-
-@dataclass(eq=False)
-class Session:
-    """A session that is expected or open.
-
-    Attributes:
-        request: what the client has been asked.
-        queue: the sessions that take turns with this one, in order, itself among them.
-        stream: the server's end of the stream, once the client has connected.
-        steps: of the client's round, once it has begun.
-        taken: steps taken.
-        mid_batch: a batch has gone forward and not yet backward.
-        waiting_since: monotonic time since which the server has waited for the client; inf when it is the server's
-            move.
-        ended: the client has ended the session.
-        closed: the session is over or canceled.
-        released: set when nothing of the session uses the layers any more.
-    """
-
-    request: Request
-    queue: list[Session] = field(default_factory=list)
-    stream: Any = None
-    steps: int | None = None
-    taken: int = 0
-    mid_batch: bool = False
-    waiting_since: float = math.inf
-    ended: bool = False
-    closed: bool = False
-    released: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def trains(self) -> bool:
-        """The client trains; else it is scored."""
-        return self.request.phase == "train"
-
-    def expected(self) -> tuple[str, ...]:
-        """The kinds that the client's next message may be of."""
-        if not self.trains:
-            return "forward", "end"
-        if self.steps is None:
-            return ("begin",)
-        if self.mid_batch:
-            return ("backward",)
-        return ("forward",) if self.taken < self.steps else ("end",)
-
-    def has_turn(self) -> bool:
-        """Round-robin: this client has taken the fewest steps of those not done, ties broken by client order."""
-        active = [s for s in self.queue if not s.closed and (s.steps is None or s.taken < s.steps)]
-        return min(active, key=lambda session: session.taken) is self
-
-
 class ActivationServer:
     """The server's end: clients' batches pass through its layers.
 
     Clients that train one set of layers take turns batch by batch, in the order of their requests and not of their
     arrival; so do they in :class:`fedstrata.engines.local.LocalEngine`, with the same bits. A client that has
-    taken all its steps, disconnects or is dropped is no longer waited for. Where each client has its own copy of
-    the layers, or one client trains at a time, nobody waits.
+    taken all its steps, disconnects or is dropped is no longer waited for, nor one that has not connected in time
+    before it does. Where each client has its own copy of the layers, or one client trains at a time, nobody waits.
 
     Args:
         layers: the server's layers.
         address: "HOST:PORT" to listen on; port 0 takes an unused one.
         tls: see :func:`fedstrata.sites.listening.listen`; None: plain text, for tests on one machine.
-        deadline: seconds for which a client may keep the server waiting within its session before it is canceled;
-            the time for which the client waits for its turn or for the layers does not count.
+        deadline: seconds for which a client may keep the server waiting, to connect or within its session, before
+            it is canceled; the time for which it waits for its turn or for the layers does not count.
 
     Attributes:
         port: the port that it listens on.
@@ -134,16 +80,17 @@ class ActivationServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def expect(self, requests: Sequence[Request], tokens: Mapping[str, str]) -> None:
+    def expect(self, requests: Sequence[Request], tokens: Mapping[str, str], late: Collection[str] = ()) -> None:
         """Expect the sessions of these requests and no others; clients take turns in their order.
 
         Args:
             requests: of clients that train at once, or are scored; those without layers of the server are ignored.
             tokens: client -> the token by which it is known, for the whole run.
+            late: clients whose turns are not waited for before they connect.
         """
         for former in list(self.sessions.values()):
             self._end(former)
-        sessions = [Session(request) for request in requests if request.plan.server]
+        sessions = [Session(request, late=request.client in late) for request in requests if request.plan.server]
         for session in sessions:
             takes_turns = session.trains and not self.layers.settings.copies
             session.queue = [other for other in sessions if other.trains] if takes_turns else [session]
@@ -195,11 +142,21 @@ class ActivationServer:
             self.changed.notify_all()
 
     def _watch(self) -> None:
-        """Cancel sessions whose client exceeded the deadline, even in the middle of a write to it."""
+        """Cancel sessions whose client exceeded the deadline, even in the middle of a write to it.
+
+        One that has not begun may still be: its client has until the deadline of its whole answer.
+        """
         while not self.closing.wait(min(1.0, self.deadline / 10)):
             for session in list(self.sessions.values()):
-                if not session.closed and time.monotonic() - session.waiting_since > self.deadline:
+                begun = session.stream is not None  # looked at first, as the time is set first
+                if session.closed or time.monotonic() - session.waiting_since <= self.deadline:
+                    continue
+                if begun:
                     self._cancel(session)
+                elif not session.late:
+                    with self.changed:
+                        session.late = True
+                        self.changed.notify_all()
 
     def _serve(self, messages: Iterator[bytes], stream: Any) -> Iterator[bytes]:
         """One stream; a message is read when the answer to the one before has been sent."""
@@ -243,7 +200,8 @@ class ActivationServer:
             session = self.sessions.get(client)
             expected = session is not None and not session.closed and session.stream is None
             if session and expected and metadata.get("session") == session_name(session.request):
-                session.stream = stream
+                session.waiting_since, session.stream = math.inf, stream
+                session.join()
                 if not stream.add_callback(lambda: self._close(session)):
                     session.closed = True
                 return session

@@ -26,7 +26,7 @@ INDEX, FOLDER = "answers.jsonl", "answers"
 FILES = (INDEX, "*.answer")
 """Patterns of what is written into a run's folder."""
 KEPT_ROUNDS = 4
-"""Rounds whose answers stay on disk: as many as a server may have to go back."""
+"""Rounds whose answers stay on disk, of those that were answered: as many as a server may have to go back."""
 NOTHING_LEFT = ""
 """In place of the payload, of work that came to nothing."""
 SESSIONS = 10
@@ -137,8 +137,9 @@ class Answers:
         os.replace(part, path)
         answer = replace(answer, sessions=self._sessions(answer), sha256=hashed.hexdigest())
         self._write(answer)
+        recent = sorted({old.round for old in self.known.values() if old.sha256})[-KEPT_ROUNDS:]
         for old in self.known.values():
-            if old.round <= answer.round - KEPT_ROUNDS:
+            if old.round < min(recent[0], answer.round):
                 self._path(old).unlink(missing_ok=True)
         return answer, open_file(path)
 

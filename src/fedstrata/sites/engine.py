@@ -142,7 +142,7 @@ class RemoteEngine:
         """One reply per request; a site that comes late to the run is greeted first."""
         batch = list(requests)
         if self.activation_server and batch[0].passes_layers:
-            self.activation_server.expect(batch, self.run.tokens)
+            self.activation_server.expect(batch, self.run.tokens, self.absent)
         conversations = {request.client: self._request(request) for request in batch}
         for reply in self._converse(conversations, batch[0].round, self.deadline):
             if isinstance(reply, NoReply) and self.activation_server:

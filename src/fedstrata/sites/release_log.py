@@ -122,10 +122,6 @@ class ReleaseLog:
         """The runs in which something left that was made of rows."""
         return {run for run, _, _ in self.answered}
 
-    def releases(self) -> Iterator[Release]:
-        """Every line, from the first on."""
-        return (release for release, _ in read_log(self.path.parent))
-
     def _take(self, release: Release, chain: str) -> None:
         self.count, self.chain = self.count + 1, chain
         self.run_bytes[release.run] += release.bytes

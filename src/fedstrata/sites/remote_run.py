@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -18,7 +18,7 @@ from fedstrata.job.tables import Job
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.models import checkpoints
 from fedstrata.plan.kinds import Weights
-from fedstrata.plan.messages import Request
+from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import Streams
 from fedstrata.server import state
@@ -29,7 +29,7 @@ from fedstrata.sites.approval import job_digest
 from fedstrata.sites.engine import RemoteRun
 from fedstrata.sites.messages import HelloHeader, StartHeader, decode_message, encode_message
 from fedstrata.sites.model_files import VOCABULARY, sent_files
-from fedstrata.sites.reply_checks import check_reply
+from fedstrata.sites.reply_checks import check_reply, needed_metrics
 from fedstrata.wire.files import write_bytes
 from fedstrata.wire.tensor_file import TensorFile
 
@@ -108,7 +108,7 @@ def remote_run(
         names=names,
         hello=hello,
         start=partial(encode_message, name_of_run, StartHeader(), sent),
-        check=partial(check_reply, stage.server, metrics=_metrics(stage), told=job.privacy.level == "none"),
+        check=_check_of(stage),
         answer_bytes=partial(_answer_bytes, stage),
         agreement=_agreement(hello(names[0])),
         start_digest=header.start,
@@ -156,9 +156,13 @@ def _states_bytes(stage: RemoteStage) -> int:
     return tokens * max(1, len(parts.head_layers)) * parts.hidden * 4 + EXAMPLE_BYTES + tokens * SCALE_BYTES
 
 
-def _metrics(stage: RemoteStage) -> set[str] | None:
-    """The metrics of the stage's task, with the loss that every score has; None of a task of the caller's own."""
-    return None if "task" in stage.installed else {*TASK_KINDS[stage.job.task.kind].metrics, "loss"}
+def _check_of(stage: RemoteStage) -> Callable[[Request, Reply], None]:
+    """The check of replies; of a task of the caller's own nobody here knows the metrics."""
+    task, told = stage.job.task, stage.job.privacy.level == "none"
+    if "task" in stage.installed:
+        return partial(check_reply, stage.server, metrics=None, told=told)
+    metrics, needed = {*TASK_KINDS[task.kind].metrics, "loss"}, needed_metrics(task, stage.labels)
+    return partial(check_reply, stage.server, metrics=metrics, told=told, needed=needed)
 
 
 def _site_tables(job: Job, max_positions: int) -> dict[str, Any]:
@@ -172,7 +176,13 @@ def _site_tables(job: Job, max_positions: int) -> dict[str, Any]:
 
 
 def _files(loaded: checkpoints.Loaded) -> dict[str, torch.Tensor]:
-    """Name -> content, as bytes, of the files of a model's folder that hold no weights."""
+    """Name -> content, as bytes, of the files of a model's folder that hold no weights.
+
+    What a tokenizer was last called with is no part of it, and of no job: rows whose tokens are kept are not
+    tokenized again.
+    """
+    loaded.tokenizer.backend_tokenizer.no_truncation()
+    loaded.tokenizer.backend_tokenizer.no_padding()
     with tempfile.TemporaryDirectory() as folder:
         loaded.model.config.save_pretrained(folder)
         loaded.tokenizer.save_pretrained(folder)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
 from fedstrata.errors import plural
 from fedstrata.exchanges.hidden_states import PART
 from fedstrata.job.metrics import RANGES
+from fedstrata.job.tables import Task
+from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.server.server import HUGE, Server
+from fedstrata.tasks.classify import positive_classes
 from fedstrata.wire.codec import WireError
 from fedstrata.wire.foreign import plain_text
 from fedstrata.wire.on_disk import let_go
@@ -28,7 +31,12 @@ ROUNDING = 1e-6
 
 
 def check_reply(
-    server: Server, request: Request, reply: Reply, metrics: Collection[str] | None, told: bool = True
+    server: Server,
+    request: Request,
+    reply: Reply,
+    metrics: Collection[str] | None,
+    told: bool = True,
+    needed: Collection[str] = (),
 ) -> None:
     """Refuse a reply that must not be used.
 
@@ -38,6 +46,7 @@ def check_reply(
         reply: the reply; tensors are looked at, not decoded.
         metrics: metrics of the run's task; None for a task of the caller's own, whose metrics nobody here knows.
         told: whether clients tell their training loss, as they do where no noise hides it.
+        needed: metrics that every score has, see :func:`needed_metrics`.
 
     Raises:
         WireError: it diverged, or does not hold what was asked for and no more.
@@ -49,7 +58,7 @@ def check_reply(
     else:
         asked = {"hidden_states": {PART}, "train": set(request.plan.send)}.get(request.phase, set())
         _check_parts(reply.weights.keys(), asked)
-    _check_scores(reply.scores, request, metrics)
+    _check_scores(reply.scores, request, metrics, needed)
 
 
 def _check_trained(server: Server, request: Request, reply: Reply) -> None:
@@ -90,10 +99,27 @@ def _largest(tensor: torch.Tensor) -> float:
     return max(-float(least), float(most))
 
 
+def needed_metrics(task: Task, labels: Sequence[str] | None) -> set[str]:
+    """The metrics that every score has: those that are known here; of classes ``f1`` only where some are positive.
+
+    Args:
+        task: the job's ``[task]``.
+        labels: class names in order; None where the task has none.
+    """
+    kind = TASK_KINDS[task.kind]
+    needed = {name for name in kind.metrics if name in RANGES} | ({"loss"} if kind.classes else set())
+    if kind.target == "class" and not positive_classes(labels or (), task.positive, False):
+        needed.discard("f1")
+    return needed
+
+
 def _check_scores(
-    scores: Mapping[str, Mapping[str, float]], request: Request, metrics: Collection[str] | None
+    scores: Mapping[str, Mapping[str, float]],
+    request: Request,
+    metrics: Collection[str] | None,
+    needed: Collection[str],
 ) -> None:
-    """A site scores itself, with numbers that its task's metrics can have."""
+    """A site scores itself, with numbers that its task's metrics can have, and with all of them."""
     asked = {request.client} if request.phase == "evaluate" else set()
     if scores.keys() != asked:
         whose = ", ".join(plain_text(name, 100) for name in sorted(scores)) or "nobody"
@@ -108,6 +134,8 @@ def _check_scores(
             least, most = RANGES[kind] if metrics is not None and kind in RANGES else (-math.inf, math.inf)
             if not math.isfinite(value) or not least - ROUNDING <= value <= most + ROUNDING:
                 raise WireError(f"its score of {plain_text(name, 100)} is {value}, which cannot be: it diverged")
+        if lacking := sorted(set(needed) - score.keys()):
+            raise WireError(f"its score lacks {', '.join(lacking)}")
 
 
 def weight_notes(examples: Mapping[str, int], most: Mapping[str, int], level: str = "none") -> list[str]:

@@ -178,7 +178,11 @@ class Site:
             self._check_score()
 
     def _check_versions(self, request: Request) -> None:
-        """Every part that the work begins with must be named, in a version that is here or comes along."""
+        """Every part that the work begins with must be named, in a version that is here or comes along.
+
+        Raises:
+            WireError: so it is not.
+        """
         if strange := (request.versions.keys() | request.parts.keys()) - self.shared.keys():
             raise WireError(f"versions: names no part of this client's model: {', '.join(sorted(strange))}")
         if alone := request.parts.keys() - request.versions.keys():
@@ -196,12 +200,21 @@ class Site:
             raise WireError(f"versions: lacks {', '.join(sorted(without))}, from which the client is to start")
 
     def _check_round(self, request: Request) -> None:
-        """What is told of a run before it, of bytes and of epsilon, is that of its rounds and no more."""
+        """What is told of a run before it, of bytes and of epsilon, is that of its rounds and no more.
+
+        Raises:
+            WireError: the round is none of them.
+        """
         before = -1 if request.phase in ("evaluate", "receive") else 0
         if not before <= request.round < self.method.rounds:
             raise WireError(f"round: is {request.round}; expected {before} to {self.method.rounds - 1}")
 
     def _check_score(self) -> None:
+        """It is scored on test rows of its own, and not where noise is to cover what it tells.
+
+        Raises:
+            WireError: it has none, or there is noise.
+        """
         if not len(self.data.tests.get(self.name, ())):
             raise WireError(f"{self.name} has no test rows of its own")
         if self.runtime.private:

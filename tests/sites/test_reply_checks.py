@@ -1,0 +1,49 @@
+"""What a score must hold is what an honest site's score holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedstrata.job.tables import Task
+from fedstrata.sites.reply_checks import needed_metrics
+from fedstrata.tasks.classify import Classify, positive_classes
+from fedstrata.tasks.clm import CausalLM
+from fedstrata.tasks.mlm import masked_lm
+from fedstrata.tasks.regress import Regress
+from fedstrata.tasks.tag import Tag
+from fedstrata.tasks.task import Predicted
+
+PAIR, THREE = ("no", "yes"), ("eye", "heart", "kidney")
+
+
+@pytest.mark.parametrize(
+    ("table", "labels"),
+    [
+        ({"kind": "mlm"}, None),
+        ({"kind": "clm"}, None),
+        ({"kind": "classify"}, PAIR),
+        ({"kind": "classify"}, THREE),
+        ({"kind": "classify", "positive": ["eye"]}, THREE),
+        ({"kind": "pair"}, PAIR),
+        ({"kind": "pair"}, THREE),
+        ({"kind": "regress"}, None),
+        ({"kind": "tag"}, ("O", "B-x", "I-x")),
+    ],
+)
+def test_every_score_has_the_metrics_that_are_needed(
+    table: dict[str, Any], labels: tuple[str, ...] | None
+) -> None:
+    task, names, one = Task(**table), labels or (), np.ones(1, np.int64)
+    made: dict[str, Any] = {
+        "mlm": masked_lm(None, 10, 0.15, False),
+        "clm": CausalLM(0),
+        "classify": Classify(0, names, positive_classes(names, task.positive, False), task.kind),
+        "regress": Regress(0),
+        "tag": Tag(0, names),
+    }
+    made["pair"] = made["classify"]
+    tags = [["O"]] if task.kind == "tag" else one
+    assert needed_metrics(task, labels) == set(made[task.kind].metrics([Predicted(tags, tags, 1.0)]))

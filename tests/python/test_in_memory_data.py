@@ -96,7 +96,7 @@ def test_what_pandas_counts_as_missing_is_dropped_and_lists_are_words(job: Jobs)
     rows = prepare(load(made)[0]).train
     assert rows.columns == {"text": ["one", "three"], "label": ["1", "0"]}
     assert rows.dropped == 2
-    made["data"]["train"] = [{"text": "two", "label": pandas.NA}, *ROWS]
+    made["data"] |= {"train": [{"text": "two", "label": pandas.NA}, *ROWS], "test": ROWS}
     assert prepare(load(made)[0]).train.lacking == {"label": 1}
     words = pandas.DataFrame({"text": [["The", "eye"], ("a",)], "label": [["O", "B-X"], ("O",)]})
     tagged = prepare(load(job("fedavg", "tag", data={"train": words, "test": words}, clients={"count": 1}))[0])

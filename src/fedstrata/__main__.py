@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import gc
+import io
 import os
 import sys
 
@@ -13,6 +14,8 @@ ALLOCATIONS = 10_000
 def main() -> None:
     """Run the command; Ctrl-C while its libraries are still being loaded is answered by a sentence, too."""
     gc.set_threshold(ALLOCATIONS)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 has no "–"
     ended = [1]
     atexit.register(_leave, ended)
     try:

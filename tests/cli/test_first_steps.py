@@ -73,6 +73,17 @@ def test_without_a_gpu_a_first_job_is_bounded_however_many_rows_there_are(
     assert "steps" not in read_toml(Path("gpu.toml"))["train"]
 
 
+def test_names_are_printed_as_they_are(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Styles are written in brackets, pictures between colons: ``rich`` would take names for them."""
+    Path(":eye:rows.csv").write_bytes(rows.read_bytes())
+    assert call("init", ":eye:rows.csv", "--out", "[b]job.toml") == 0
+    said = capsys.readouterr().out
+    assert said.startswith("rows    :eye:rows.csv: 60 rows")
+    assert "job     [b]job.toml\nnext    fedstrata validate [b]job.toml\n" in said
+    assert call("partition", "[b]job.toml") == 0
+    assert "picture [b]job.partition.png\n" in capsys.readouterr().out
+
+
 def _tokens(job: str) -> int:
     return int(read_toml(Path(job))["train"]["max_tokens"])
 

@@ -77,6 +77,13 @@ print(sorted({HEAVY} & sys.modules.keys()))
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_a_terminal_that_is_not_utf_8_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    code = "import fedstrata.cli; fedstrata.cli.main = lambda: print('a – b'); from fedstrata.__main__ import main"
+    done = python("-c", f"{code}; main()", folder=tmp_path)
+    assert (done.stdout, done.stderr) == ("a ? b\n", "")
+
+
 def test_a_run_needs_none_of_the_pages_libraries(tmp_path: Path) -> None:
     code = (
         "import sys, fedstrata.runs.stages, fedstrata.sweeps.run; print('matplotlib' in sys.modules, *sys.modules)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -156,6 +157,30 @@ def test_several_batches_and_shortened_gradients_against_a_plain_loop(
     assert (reply.steps, reply.loss) == (4, np.mean(losses))
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, reference.get_parameter(name)), name
+
+
+@pytest.mark.parametrize("kind", ["mlm", "tag"])
+def test_the_mean_loss_is_that_of_the_steps_that_predict_something(kind: str) -> None:
+    """Half of the texts hold nothing that can be predicted: unknown tokens, or the middle of a long word."""
+    model, task = model_and_task(kind)
+    reference = copy.deepcopy(model)
+    runtime = make_runtime(model, task, batch_size=2, gradient_accumulation=2, group_by_length=False, **PLAIN_SGD)
+    made = examples_of(kind)
+    ids, tags = made.tokens.ids.copy(), made.labels.copy()
+    for i in range(0, 12, 2):
+        inside = slice(made.tokens.offsets[i], made.tokens.offsets[i + 1])
+        ids[inside] = tokenizer().unk_token_id
+        tags[inside if kind == "tag" else slice(0)] = IGNORE_INDEX
+    examples = type(made)(replace(made.tokens, ids=ids), tags)
+    index = np.r_[np.arange(0, 12, 2), np.arange(0, 12, 2), 1, 3]
+    drawn = [
+        [batch for _, batch in batches]
+        for _, batches in runtime.trainer._steps(train_request(Plan((), ())), examples, index)
+    ]
+    full = [[batch for batch in batches if predictions(batch)] for batches in drawn]
+    assert [bool(batches) for batches in full].count(False) > 0
+    losses = plain(reference, task, [batches for batches in full if batches], runtime.trainer.train)
+    assert run(runtime, examples, index, []).loss == pytest.approx(np.mean(losses), rel=1e-6)
 
 
 def run(runtime: Any, examples: Any, index: Any, told: list[float]) -> Any:

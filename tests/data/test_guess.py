@@ -217,12 +217,12 @@ def test_the_job_file_that_is_written_reads_the_rows(tmp_path: Path, name: str) 
 
 
 def test_a_file_for_each_client(tmp_path: Path) -> None:
-    files = [written(tmp_path, table(label=LABELS), f"{name}.csv") for name in ("north", "south")]
+    files = [written(tmp_path, table(label=LABELS), f"{name}.csv") for name in ("north", "süd")]
     for data in (files, [tmp_path]):
         out = tmp_path / "out" / "job.toml"
         out.parent.mkdir(exist_ok=True)
         out.write_text(first_job(data, out)[0], encoding="utf-8")
-        assert set(prepare(load(out)[0]).shards) == {"north", "south"}
+        assert set(prepare(load(out)[0]).shards) == {"north", "süd"}
 
 
 def test_test_rows_beside_training_rows_are_found_unless_they_lack_labels(tmp_path: Path) -> None:

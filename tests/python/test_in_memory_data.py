@@ -96,9 +96,22 @@ def test_what_pandas_counts_as_missing_is_dropped_and_lists_are_words(job: Jobs)
     rows = prepare(load(made)[0]).train
     assert rows.columns == {"text": ["one", "three"], "label": ["1", "0"]}
     assert rows.dropped == 2
+    made["data"] |= {"train": [{"text": "two", "label": pandas.NA}, *ROWS], "test": ROWS}
+    assert prepare(load(made)[0]).train.lacking == {"label": 1}
     words = pandas.DataFrame({"text": [["The", "eye"], ("a",)], "label": [["O", "B-X"], ("O",)]})
     tagged = prepare(load(job("fedavg", "tag", data={"train": words, "test": words}, clients={"count": 1}))[0])
     assert tagged.train.columns["text"] == ["The\neye", "a"]
+
+
+@pytest.mark.parametrize("columns", [None, ["label"]])
+def test_a_data_set_is_read_alike_however_it_is_formatted(job: Jobs, columns: list[str] | None) -> None:
+    names = sorted({label for _, label in SENTENCES})
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)})
+    plain = datasets.Dataset.from_list(ROWS, features)
+    own = {"train": plain.with_format("torch", columns), "test": plain}
+    found = prepare(load(job("fedavg", "classify", data=own))[0])
+    assert found.train == found.test
+    assert found.labels == tuple(names)
 
 
 def test_a_frame_without_a_header_has_numbers_for_names(job: Jobs) -> None:

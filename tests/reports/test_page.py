@@ -104,6 +104,22 @@ def test_a_failed_run_says_why(run: Make, tmp_path: Path) -> None:
     assert "no score was recorded" in text
 
 
+@pytest.mark.parametrize("stages", [False, True])
+def test_a_run_that_diverged_in_its_first_round_says_that_none_ended(
+    run: Make, staged: Make, tmp_path: Path, stages: bool
+) -> None:
+    folder = staged("one", "two") if stages else run()
+    for path in [folder, *folder.glob("stages/*")] if stages else [folder]:
+        result = json.loads((path / "result.json").read_text("utf-8"))
+        result |= {"status": "failed", "bytes": {"up": 0, "down": 0, "setup": 0}, "flops": 0, "seconds": 0.0}
+        (path / "result.json").write_text(json.dumps(result), "utf-8")
+        for name in ("rounds.jsonl", "ledger.jsonl"):
+            (path / name).unlink(missing_ok=True)
+    said = page(tmp_path, folder)
+    assert "No round has ended, so neither communication nor work was counted." in said
+    assert "There was no communication" not in said
+
+
 def test_fifty_clients_fit(run: Make, tmp_path: Path) -> None:
     names = [f"client-{i:02}" for i in range(50)]
     text = page(tmp_path, run(clients=names))

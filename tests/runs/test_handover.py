@@ -52,6 +52,18 @@ def test_the_exported_model_gives_the_models_logits(job: Jobs, kind: str) -> Non
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_texts_longer_than_the_model_reads_are_compared_as_far_as_it_does(job: Jobs, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    rows = tmp_path / "long.csv"
+    lines = "".join(f'"{text * 20}",{label}\n' for text, label in SENTENCES)
+    rows.write_text(f"text,label\n{lines}", "utf-8")
+    result = fedstrata.run(job("fedavg", "classify", data={"test": str(rows)}, method={"rounds": 1}))
+    [report], where = export(result.folder)
+    assert (report.texts, where) == (12, "12 test rows")
+    assert report.difference < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("head", [None, "psum"])
 def test_sentence_transformers_gives_the_mean_of_the_models_hidden_states(job: Jobs, head: str | None) -> None:
     package = pytest.importorskip("sentence_transformers")

@@ -12,7 +12,7 @@ import pytest
 
 import fedstrata
 from fedstrata.errors import UserError
-from fedstrata.events import Noted
+from fedstrata.events import Noted, Scored
 
 Jobs = Callable[..., dict[str, Any]]
 
@@ -45,6 +45,22 @@ def test_mlflow_has_figures_job_and_page(job: Jobs) -> None:
     assert [one.path for one in client.list_artifacts(run.info.run_id)] == ["report.html"]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_that_fails_has_failed_in_mlflow_too(job: Jobs) -> None:
+    mlflow = pytest.importorskip("mlflow")
+
+    def fail(event: Any) -> None:
+        if isinstance(event, Scored):
+            raise ConnectionError("the line is dead")
+
+    made = job("fedavg", "classify", track={"to": ["mlflow"]})
+    with pytest.raises(ConnectionError):
+        fedstrata.run(made, callbacks=[fail])
+    client = mlflow.MlflowClient((Path(made["output"]["dir"]) / "track" / "mlruns").as_uri())
+    [run] = client.search_runs([client.get_experiment_by_name("fedstrata").experiment_id])
+    assert run.info.status == "FAILED"
+
+
 class Company:
     """Stands for wandb: notes what it is given, and breaks where it is told to."""
 
@@ -69,8 +85,8 @@ class Company:
 
     def log_artifact(self, artifact: Any) -> None: ...
 
-    def finish(self) -> None:
-        self.ended = True
+    def finish(self, exit_code: int) -> None:
+        self.ended = exit_code == 0
 
 
 @pytest.mark.parametrize("breaks", [False, True])
@@ -94,6 +110,17 @@ def test_whose_machines_get_the_figures_is_said_before_the_first(
     assert result.status == "finished"
     assert company.ended is not breaks
     assert any("wandb failed and gets nothing more" in note for note in notes) is breaks
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_that_is_refused_can_be_called_again(job: Jobs, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    made = job("fedavg", track={"to": ["tensorboard"]}, output={"dir": str(tmp_path / "tracked")})
+    with pytest.raises(UserError, match="no folder"):
+        fedstrata.run(made, {"model.name": str(tmp_path / "nowhere")})
+    assert fedstrata.run(made).status == "finished"
+    with pytest.raises(UserError, match="is not empty"):
+        fedstrata.run(made)
 
 
 def test_a_tracker_that_is_not_installed_is_refused_before_training(

@@ -215,6 +215,16 @@ def test_a_diverging_client_ends_the_run_with_a_sentence(job: Jobs, tmp_path: Pa
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "failed"
 
 
+def test_the_records_of_a_model_that_diverged_are_json(job: Jobs, tmp_path: Path) -> None:
+    """One step goes well, and what it leads to has no loss: no score is recorded, as NaN is no JSON."""
+    made = {"optimizer": "sgd", "learning_rate": 1e30, "weight_decay": 0.0, "steps": 1}
+    with pytest.raises(UserError, match=r"round 1: the model's loss on the test rows is (nan|inf)"):
+        run(job("fedavg", "classify", train=made), tmp_path / "run")
+    texts = (tmp_path / "run" / "rounds.jsonl").read_text("utf-8").splitlines()
+    texts.append((tmp_path / "run" / "result.json").read_text("utf-8"))
+    assert json.loads(f"[{','.join(texts)}]", parse_constant=pytest.fail)[-1]["score"] == {}
+
+
 class Toy(Method):
     """Trains and sends the head; keeps the top layer at home."""
 

@@ -326,6 +326,16 @@ def test_a_record_with_a_number_that_is_no_time_is_shown(home: Path, began: str)
     assert "begun ?" in ended.output
 
 
+def test_the_json_of_a_number_that_is_none_has_null(home: Path) -> None:
+    words = (
+        '{"output": "o", "stage": "", "method": "fedavg", "rounds": 2, "began": NaN, "score": {"loss": Infinity}}'
+    )
+    (home / "run.json").write_text(words)
+    said = CliRunner().invoke(app, ["federation", "status", str(home), "--json"]).stdout
+    found = json.loads(said, parse_constant=pytest.fail)["run"]
+    assert (found["began"], found["score"], found["rounds"]) == (None, {"loss": None}, 2)
+
+
 def test_a_folder_in_the_records_place_is_named(home: Path) -> None:
     (home / "run.json").mkdir()
     ended = CliRunner().invoke(app, ["federation", "status", str(home)])

@@ -181,6 +181,11 @@ def test_scores_count_whole_entities() -> None:
     assert wrong_kind["f1"] == 0
 
 
+def test_without_a_word_every_score_is_0() -> None:
+    """A tokenizer may drop every word of a text, such as one of blanks without width."""
+    assert scores([[]], [[]]) == {"f1": 0, "precision": 0, "recall": 0, "accuracy": 0}
+
+
 def test_a_sentence_is_scored_within_itself() -> None:
     """An entity at a sentence's end and one at the next one's start stay two."""
     assert scores([["B-a"], ["I-a"]], [["B-a"], ["I-a"]])["f1"] == 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fedstrata.cli.common import JobFile, Overrides, note_sweep, sentences, stop_on_signals
+from fedstrata.cli.common import JobFile, Overrides, note_sweep, plain_console, sentences, stop_on_signals
 
 if TYPE_CHECKING:
     from fedstrata.job.tables import Job
@@ -53,7 +53,7 @@ def audit(
         AuditOptions(client, names, public)  # so is one in the options
         from fedstrata.cli.progress import Display
 
-        with Display(Console(stderr=True, highlight=False)) as display:
+        with Display(plain_console(stderr=True)) as display:
             from fedstrata.audits.audit import audit as play
 
             record = play(job, overrides or (), AuditOptions(client, names, public, display, deep))
@@ -71,7 +71,7 @@ def _show(console: Console, stages: list[Job], record: dict[str, Any]) -> None:
         if stage["findings"]:
             console.print(audit_table(stage))
         for line in audit_lines(stage):
-            console.print(line, markup=False, soft_wrap=True)
+            console.print(line, soft_wrap=True)
     folder = Path(stages[0].output.dir)
     console.print(f"audit   {folder / AUDIT}", soft_wrap=True)
     if (folder / "result.json").exists():

@@ -26,13 +26,18 @@ Insecure = Annotated[
 ]
 
 
+def plain_console(stderr: bool = False) -> Console:
+    """A console that prints words as they are: ``[x]`` is no style and ``:x:`` no picture."""
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+
 def note_sweep(job: Path) -> None:
     """Say on stderr that a ``[sweep]`` is left out, where the job file has one."""
     from fedstrata.job.file import sweep_table
 
     if sweep_table(job)[1]:
         note = f"note: the [sweep] of {job} is left out: this is about its job alone, without a row's changes"
-        Console(stderr=True, highlight=False).print(note, markup=False, soft_wrap=True)
+        plain_console(stderr=True).print(note, soft_wrap=True)
 
 
 _signals: list[int] = []
@@ -42,7 +47,7 @@ _signals: list[int] = []
 @contextmanager
 def sentences() -> Iterator[Console]:
     """Errors as one sentence and an exit code: 2 for the user's, 130 if stopped, 1 for the machine's."""
-    console = Console(highlight=False)
+    console = plain_console()
     try:
         yield console
     except UserError as error:

@@ -74,8 +74,8 @@ def _compare(console: Console, output: Path) -> None:
     runs = [load_run(output / name) for name in VARIANTS]
     console.print(result_table(runs))
     shutil.copyfile(JOB, output / JOB.name)
-    console.print(f"job     {output / JOB.name}", soft_wrap=True, markup=False)
-    console.print(f"report  {write_page(runs, output / 'report.html')}", soft_wrap=True, markup=False)
+    console.print(f"job     {output / JOB.name}", soft_wrap=True)
+    console.print(f"report  {write_page(runs, output / 'report.html')}", soft_wrap=True)
 
 
 def _clear(output: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fedstrata.cli.common import Overrides, note_sweep, sentences, stop_on_signals
+from fedstrata.cli.common import Overrides, note_sweep, plain_console, sentences, stop_on_signals
 from fedstrata.errors import UserError
 
 
@@ -53,7 +53,7 @@ def forecast(  # noqa: PLR0913  # the command's options
         from fedstrata.cli.progress import ForecastDisplay
         from fedstrata.forecasts.options import ForecastOptions
 
-        with ForecastDisplay(Console(stderr=True, highlight=False)) as display:
+        with ForecastDisplay(plain_console(stderr=True)) as display:
             options = ForecastOptions(names, examples, tokens, client, bandwidth, gflops, units, tell=display)
             from fedstrata.forecasts.forecast import forecast as compute
 
@@ -107,7 +107,7 @@ def _show(console: Console, costs: dict[str, dict[str, Any]], compare: bool) -> 
     from fedstrata.reports.privacy import privacy_lines
 
     console.print(methods_table(costs) if compare else rounds_table(next(iter(costs.values()))))
-    console.print(note(costs), markup=False)  # a sentence about [clients] is no markup
+    console.print(note(costs))
     promised = [
         f"{name}: {line}" if len(costs) > 1 else line
         for name, own in costs.items()
@@ -115,4 +115,4 @@ def _show(console: Console, costs: dict[str, dict[str, Any]], compare: bool) -> 
     ]
     told = [*split_lines(costs), *sum_lines(costs), *late_lines(costs), *unit_lines(costs)]
     for line in [*told, *promised, *readable_lines(costs)]:
-        console.print(line, markup=False)
+        console.print(line)

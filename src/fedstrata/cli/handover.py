@@ -34,7 +34,7 @@ def export(
         if int8 and encoder:
             raise UserError("export: --int8 is a form of --onnx alone")
         for line in _sentences(folder, out) if encoder else _onnx(folder, out, int8):
-            console.print(line, markup=False, soft_wrap=True)
+            console.print(line, soft_wrap=True)
 
 
 def _onnx(folder: Path, out: Path | None, int8: bool) -> Iterator[str]:
@@ -77,7 +77,7 @@ def push(
         seen = "everybody can see it" if public else "private"
         what = f"{len(files)} files of {place}, {size / 1e6:,.1f} MB,"
         where = f"go to Hugging Face's machines as {repository} ({seen})"
-        console.print(f"{what} {where}", markup=False, soft_wrap=True)
+        console.print(f"{what} {where}", soft_wrap=True)
         if not yes and not typer.confirm("Upload?"):
             raise UserError("push: not confirmed; nothing was uploaded")
         console.print(f"pushed  {upload(folder, repository, public)}", soft_wrap=True)

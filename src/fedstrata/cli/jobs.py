@@ -47,7 +47,7 @@ def run(
             if resume and not (folder / MARKER).exists():
                 check_output_dir(folder, resume)  # a folder of somebody else's is refused before anything is said
                 note = f"note: {folder} holds no run to resume, so it begins with round 1"
-                console.print(note, soft_wrap=True, markup=False)
+                console.print(note, soft_wrap=True)
             _run(console, job, pairs, resume)
 
 
@@ -74,7 +74,7 @@ def partition(
         for stage in stages:
             data = prepare(stage, job.resolve().parent)
             for note in data_notes(stage, data):
-                console.print(f"note: {note}", markup=False, soft_wrap=True)
+                console.print(f"note: {note}", soft_wrap=True)
             suffix = f".{stage.stage}" if stage.stage else ""
             file = picture or job.with_name(f"{job.stem}{suffix}.partition.png")
             if picture and len(stages) > 1:
@@ -188,7 +188,7 @@ def _show_partition(console: Console, job: Job, data: Prepared, picture: Path) -
         console.print(f"{plural(unassigned, 'training row')} assigned to no client")
     test = plural(len(data.test) if data.tests is None else own_tests, "test row")
     source = "" if job.data.test else ", held out of training"
-    console.print(f"{test}{source}; {dropped_rows(data)}", markup=False, soft_wrap=True)
+    console.print(f"{test}{source}; {dropped_rows(data)}", soft_wrap=True)
     try:
         partition_picture(data.shards, data.by).savefig(picture, dpi=150)
     except OSError as error:

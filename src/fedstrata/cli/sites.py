@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 from json import dumps
+from math import isfinite
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.cells import cell_len, set_cell_size
@@ -82,7 +83,7 @@ def serve(
         from fedstrata.sites.serve import serve as run_server
         from fedstrata.sites.settings import read_server
 
-        say = partial(console.print, soft_wrap=True, markup=False)
+        say = partial(console.print, soft_wrap=True)
         run_server(read_server(folder), say, insecure, page)
 
 
@@ -102,7 +103,7 @@ def status(
 
         found = federation_status(read_server(folder), insecure)
         if json:
-            print(dumps(found, indent=1, ensure_ascii=False))
+            print(dumps(_finite(found), indent=1, ensure_ascii=False))
             return
         from fedstrata.reports.live import HEADS, facts, rows
 
@@ -110,7 +111,14 @@ def status(
             widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
             for line in lines:
                 padded = (set_cell_size(cell, width) for cell, width in zip(line, widths, strict=True))
-                console.print("  ".join(padded).rstrip(), soft_wrap=True, markup=False)
+                console.print("  ".join(padded).rstrip(), soft_wrap=True)
+
+
+def _finite(found: Any) -> Any:
+    """What was found, with None for a number that JSON cannot write."""
+    if isinstance(found, dict):
+        return {name: _finite(value) for name, value in found.items()}
+    return None if isinstance(found, float) and not isfinite(found) else found
 
 
 def join(
@@ -128,7 +136,7 @@ def join(
         from fedstrata.sites.settings import read_site
 
         site = read_site(settings)
-        say = partial(console.print, soft_wrap=True, markup=False)
+        say = partial(console.print, soft_wrap=True)
         with SiteDisplay(console, site.name) as display:
             run_site(site, say, insecure, dry_run, display)
 
@@ -144,4 +152,4 @@ def log(
 
         folder = read_site(settings).folder
         for line in verified_lines(folder) if verify else log_lines(folder):
-            console.print(line, soft_wrap=True, markup=False)
+            console.print(line, soft_wrap=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedstrata.cli.common import JobFile, Overrides, note_sweep, sentences, stop_on_signals
+from fedstrata.cli.common import JobFile, Overrides, note_sweep, plain_console, sentences, stop_on_signals
 from fedstrata.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def init(
         except OSError as error:
             raise UserError(f"{out}: cannot be written ({error.strerror})") from None
         for line in lines:
-            console.print(line, markup=False, soft_wrap=True)
+            console.print(line, soft_wrap=True)
         console.print(f"job     {out}", soft_wrap=True)
         console.print(f"next    fedstrata validate {out}", soft_wrap=True)
         console.print(f"        fedstrata run {out}", soft_wrap=True)
@@ -58,14 +58,12 @@ def validate(job: JobFile, overrides: Overrides = None) -> None:
         stop_on_signals()
         stages = load(job, overrides or ())  # a mistake in the job file is reported before torch is imported
         note_sweep(job)
-        from rich.console import Console
-
-        with ForecastDisplay(Console(stderr=True, highlight=False)) as display:
+        with ForecastDisplay(plain_console(stderr=True)) as display:
             from fedstrata.forecasts.validate import validate as check
 
             checked = check(job, overrides or (), tell=display)
         for line in checked.lines:
-            console.print(line, markup=False, soft_wrap=True)
+            console.print(line, soft_wrap=True)
         _show_costs(console, checked.costs)
         where = stages[0].output.dir
         console.print(f"valid   {job}: nothing was trained; fedstrata run writes to {where}", soft_wrap=True)
@@ -82,15 +80,15 @@ def methods(
         if name is None:
             width = max(map(len, METHODS))
             for known, kind in METHODS.items():
-                console.print(f"{known:{width}}  {one_line(kind)}", markup=False, soft_wrap=True)
-            console.print("\nfedstrata methods NAME shows the options of one", markup=False)
+                console.print(f"{known:{width}}  {one_line(kind)}", soft_wrap=True)
+            console.print("\nfedstrata methods NAME shows the options of one")
             return
         for line in describe(name):
-            console.print(line, markup=False, soft_wrap=True)
+            console.print(line, soft_wrap=True)
 
 
 def _show_costs(console: Console, costs: dict[str, Any]) -> None:
     from fedstrata.reports.forecast import methods_table, note
 
     console.print(methods_table(costs))
-    console.print(note(costs), markup=False)
+    console.print(note(costs))

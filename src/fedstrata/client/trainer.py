@@ -98,7 +98,7 @@ class Trainer:
         trained = self.working.trainable(plan)
         self.working.changed(plan.train)
         dropout = self._dropout(request, noise)
-        losses: list[torch.Tensor] = []
+        losses, predictions = list[torch.Tensor](), list[int]()
         work, seen, newest = Positions(), 0, 0.0
         whole = noise is None and isinstance(model_pass, WholePass)
         rows = self._used_rows(request, examples, index, trained) if whole else None
@@ -111,6 +111,7 @@ class Trainer:
                 if not losses:
                     model_pass.begin(span, moving)
                 losses.append(self._step_gradients(batches, model_pass, dropout, noisy, moving))
+                predictions.append(sum(batch.predictions for _, batch in batches))
                 rates.append(learning_rate(self.train, span, len(losses) - 1, drawn.epoch))
                 model_pass.step(partial(self._update, moving, anchor, held, optimizer, rates[-1]))
                 work = sum((batch.work for _, batch in batches), work)
@@ -121,8 +122,7 @@ class Trainer:
                 started += time.perf_counter() - paused  # others' time
             model_pass.wait()
         flops = model_pass.flops(self.working.parts, work)
-        seconds = time.perf_counter() - started
-        reply = _reply(request.client, len(index), losses, work, flops, seconds)
+        reply = _reply(request.client, len(index), losses, predictions, work, flops, time.perf_counter() - started)
         return reply, memory_of(optimizer, trained) if self.train.optimizer_state == "persist" else {}
 
     def _used_rows(
@@ -222,9 +222,17 @@ def newest_loss(losses: list[torch.Tensor], before: float) -> float:
 
 
 def _reply(
-    client: str, examples: int, losses: list[torch.Tensor], work: Positions, flops: int, seconds: float
+    client: str,
+    examples: int,
+    losses: list[torch.Tensor],
+    predictions: list[int],
+    work: Positions,
+    flops: int,
+    seconds: float,
 ) -> Reply:
-    loss = float(np.mean(torch.stack(losses).tolist()))
+    """The mean loss is that of the steps that predicted something; a step without has the loss 0."""
+    told = [loss for loss, count in zip(torch.stack(losses).tolist(), predictions, strict=True) if count]
+    loss = float(np.mean(told or [0.0]))
     return Reply(client, examples, loss=loss, steps=len(losses), work=work, flops=flops, seconds=seconds)
 
 

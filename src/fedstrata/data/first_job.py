@@ -65,6 +65,7 @@ def first_job(
     """
     if clients is not None and not 1 <= clients <= MOST_CLIENTS:
         raise UserError(f"--clients: expected a number from 1 to {MOST_CLIENTS:,}, found {clients}")
+    _check_there(*data, *([test] if test else []))
     train, beside = _files(data)
     if clients is not None and isinstance(train, Mapping):
         raise UserError("--clients: each file is a client's, so their number is known; expected it left out")
@@ -112,11 +113,14 @@ def _gpu() -> bool:
     return shutil.which("nvidia-smi") is not None
 
 
-def _files(data: Sequence[Path]) -> tuple[Path | dict[str, Path], list[Path]]:
-    """What to train on, a file or one for each client; and files beside it that may hold test rows."""
-    for path in data:
+def _check_there(*paths: Path) -> None:
+    for path in paths:
         if not path.exists():
             raise UserError(f"{path}: there is no such file or folder")
+
+
+def _files(data: Sequence[Path]) -> tuple[Path | dict[str, Path], list[Path]]:
+    """What to train on, a file or one for each client; and files beside it that may hold test rows."""
     if len(data) > 1:
         return _by_client(list(data)), []
     only = data[0]
@@ -218,7 +222,8 @@ def _data_lines(found: Guess, rows: Sample, where: Mapping[str, Any]) -> list[st
         if found.label:
             lines.append(f"label = {_toml(found.label)}")
     if isinstance(train, Mapping):
-        lines += ["", "[data.train]    # a file for each client", *(f"{n} = {_toml(p)}" for n, p in train.items())]
+        each = (f"{_key(name)} = {_toml(path)}" for name, path in train.items())
+        lines += ["", "[data.train]    # a file for each client", *each]
     return lines
 
 
@@ -245,6 +250,11 @@ def _train_lines(found: Guess, pretrains: bool) -> list[str]:
         *([] if _gpu() else [bound]),
         f"learning_rate = {'1e-4' if pretrains else '2e-4'}    # to be tuned on rows that are not the test rows",
     ]
+
+
+def _key(name: str) -> str:
+    """A key as TOML writes it: letters beyond ASCII stand in quotes."""
+    return name if name.isascii() else _toml(name)
 
 
 def _toml(value: Any) -> str:

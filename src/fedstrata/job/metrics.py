@@ -147,9 +147,11 @@ def entity_recall(predictions: Predictions) -> float:
 
 
 def word_accuracy(predictions: Predictions) -> float:
-    """Share of the words whose tag is right."""
+    """Share of the words whose tag is right; 0 where there is none: a tokenizer may drop every word of a text."""
     from seqeval import metrics
 
+    if not any(predictions.truth):
+        return 0.0
     return float(metrics.accuracy_score(predictions.truth, predictions.guess))
 
 

@@ -16,12 +16,15 @@ import transformers
 from torch import nn
 
 from fedstrata.errors import UserError
+from fedstrata.models.checkpoints import max_positions
 from fedstrata.models.folders import CODE
 from fedstrata.models.quiet import quiet
 
 INSTALL = "pip install 'fedstrata[onnx]'"
 EXAMPLE = ("a text", "another text, which is longer")
 BATCH = 16
+LONGEST = 512
+"""Tokens of a text that is compared, or fewer if the model reads fewer."""
 
 
 @dataclass(frozen=True)
@@ -143,8 +146,9 @@ def _compared(
     file: Path, session: Any, model: Any, tokenizer: Any, names: Sequence[str], texts: Sequence[Any]
 ) -> OnnxReport:
     furthest, same, total = 0.0, 0, 0
+    longest = min(LONGEST, max_positions(model))
     for start in range(0, len(texts), BATCH):
-        inputs = _tokens(tokenizer, texts[start : start + BATCH])
+        inputs = _tokens(tokenizer, texts[start : start + BATCH], longest)
         with torch.inference_mode():
             expected = model(**{name: inputs[name] for name in names}).logits.float().numpy()
         [found] = session.run(None, {name: inputs[name].numpy() for name in names})
@@ -155,8 +159,8 @@ def _compared(
     return OnnxReport(file, file.stat().st_size, furthest, same / max(1, total), len(texts))
 
 
-def _tokens(tokenizer: Any, texts: Sequence[Any]) -> Mapping[str, torch.Tensor]:
-    how = {"return_tensors": "pt", "padding": True, "truncation": True, "max_length": 512}
+def _tokens(tokenizer: Any, texts: Sequence[Any], longest: int) -> Mapping[str, torch.Tensor]:
+    how = {"return_tensors": "pt", "padding": True, "truncation": True, "max_length": longest}
     if isinstance(texts[0], tuple):
         return dict(tokenizer([one for one, _ in texts], [two for _, two in texts], **how))
     return dict(tokenizer(list(texts), is_split_into_words=isinstance(texts[0], list), **how))

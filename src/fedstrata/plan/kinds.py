@@ -42,6 +42,8 @@ SUM_PHASES: dict[Phase, str] = {
 
 AUDIT = "audit.json"
 """What an audit writes into a run's folder."""
+TRACK = "track"
+"""The folder in it in which trackers write their files, from before anything is trained."""
 LOCK = ".fedstrata.lock"
 """The file that the process that writes a run's folder holds locked; the lock goes with the process."""
 AUDIT_FORMAT = 1

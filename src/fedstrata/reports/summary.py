@@ -89,6 +89,9 @@ def _outcome(run: Run, row: dict[str, Any]) -> str:
 
 
 def _cost(run: Run, row: dict[str, Any]) -> str:
+    planned = any(stage.job.get("method", {}).get("rounds") for stage in run.stage_runs)
+    if planned and not row["total_mb"] and not any(stage.work for stage in run.stage_runs):
+        return "No round has ended, so neither communication nor work was counted."
     download = f"{figure(row['setup_mb'])} MB"
     communication = (
         f"Each client sent {figure(row['up_mb'])} MB and received {figure(row['down_mb'])} MB on average, "

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 from fedstrata.errors import UserError
 from fedstrata.job.tables import Job
 from fedstrata.job.toml import read_toml
-from fedstrata.plan.kinds import AUDIT, FORMAT, LOCK
+from fedstrata.plan.kinds import AUDIT, FORMAT, LOCK, TRACK
 from fedstrata.runs.result_file import write_result
 from fedstrata.wire.files import write_bytes
 
@@ -41,7 +41,8 @@ def check_output_dir(folder: Path, resume: bool, kind: str = "run") -> None:
     if not above.is_dir():
         what = "a file" if above.is_file() else "no folder"
         raise UserError(f"[output] dir: {above} is {what}; name a new or empty folder")
-    if not folder.exists() or all(path.name in (MARKER, LOCK, AUDIT) for path in folder.iterdir()):
+    begun = (MARKER, LOCK, AUDIT, *([TRACK] if (folder / MARKER).exists() else []))  # and nothing more
+    if not folder.exists() or all(path.name in begun for path in folder.iterdir()):
         return
     if not resume:
         raise UserError(

@@ -271,8 +271,8 @@ class Rounds:
         else:
             line["score"] = self.score(self.server)
         line["seconds"] = time.monotonic() - started
-        self.records.append("rounds", [line])
         check_score(round, line["score"], self.server)
+        self.records.append("rounds", [line])
         self.tell(Scored(round, line["score"]))
 
     def _scores_of_clients(self, round: int) -> dict[str, Score]:

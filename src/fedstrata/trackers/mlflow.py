@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedstrata.plan.kinds import TRACK
 from fedstrata.trackers.tracker import Opening, flat, needs
 
 LONGEST = 500
@@ -16,7 +17,7 @@ LONGEST = 500
 def destination(folder: Path) -> str:
     """Where the figures go."""
     server = os.environ.get("MLFLOW_TRACKING_URI", "")
-    return f"the server {server}" if server else f"files in {folder / 'track' / 'mlruns'}"
+    return f"the server {server}" if server else f"files in {folder / TRACK / 'mlruns'}"
 
 
 class MlflowSink:
@@ -36,7 +37,7 @@ class MlflowSink:
             self.client.log_metric(self.run, f"result/{name}", value)
         if page is not None:
             self.client.log_artifact(self.run, str(page))
-        self.client.set_terminated(self.run)
+        self.client.set_terminated(self.run, "FINISHED" if summary else "FAILED")
 
 
 def open_sink(opening: Opening) -> MlflowSink:
@@ -53,7 +54,7 @@ def open_sink(opening: Opening) -> MlflowSink:
         from mlflow import MlflowClient
     except ImportError as error:
         raise needs("mlflow", error) from None
-    server = os.environ.get("MLFLOW_TRACKING_URI") or (opening.folder / "track" / "mlruns").resolve().as_uri()
+    server = os.environ.get("MLFLOW_TRACKING_URI") or (opening.folder / TRACK / "mlruns").resolve().as_uri()
     client = MlflowClient(server)
     found = client.get_experiment_by_name(opening.project)
     experiment = found.experiment_id if found else client.create_experiment(opening.project)

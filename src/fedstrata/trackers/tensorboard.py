@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedstrata.plan.kinds import TRACK
 from fedstrata.trackers.tracker import Opening, needs
 
 
 def destination(folder: Path) -> str:
     """Where the figures go."""
-    return f"files in {folder / 'track' / 'tensorboard'}"
+    return f"files in {folder / TRACK / 'tensorboard'}"
 
 
 class TensorBoardSink:
@@ -44,6 +45,6 @@ def open_sink(opening: Opening) -> TensorBoardSink:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise needs("tensorboard", error) from None
-    writer = SummaryWriter(str(opening.folder / "track" / "tensorboard"))
+    writer = SummaryWriter(str(opening.folder / TRACK / "tensorboard"))
     writer.add_text("job", f"```\n{json.dumps(opening.job, indent=1)}\n```")
     return TensorBoardSink(writer)

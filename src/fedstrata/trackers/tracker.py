@@ -35,7 +35,7 @@ class Sink(Protocol):
         """Take figures of round ``step``, counted from 1; 0 is before training."""
 
     def close(self, summary: Mapping[str, float], page: Path | None) -> None:
-        """Take what the run came to, and its page, and end."""
+        """Take what the run came to, nothing of one that failed or was stopped, and its page, and end."""
 
 
 class Tracking:

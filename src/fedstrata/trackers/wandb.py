@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedstrata.plan.kinds import TRACK
 from fedstrata.trackers.tracker import Opening, flat, needs
 
 
 def destination(folder: Path) -> str:
     """Where the figures go."""
     if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
-        return f"files in {folder / 'track'}"
+        return f"files in {folder / TRACK}"
     return (
         f"the machines of {os.environ.get('WANDB_BASE_URL', 'https://api.wandb.ai')}, which are another company's"
     )
@@ -36,7 +37,7 @@ class WandbSink:
             artifact = self.wandb.Artifact("report", type="report")
             artifact.add_file(str(page))
             self.run.log_artifact(artifact)
-        self.run.finish()
+        self.run.finish(exit_code=0 if summary else 1)
 
 
 def open_sink(opening: Opening) -> WandbSink:
@@ -49,7 +50,7 @@ def open_sink(opening: Opening) -> WandbSink:
         import wandb
     except ImportError as error:
         raise needs("wandb", error) from None
-    place = opening.folder / "track"
+    place = opening.folder / TRACK
     place.mkdir(parents=True, exist_ok=True)
     run = wandb.init(project=opening.project, name=opening.name, dir=str(place), config=flat(opening.job))
     return WandbSink(wandb, run)

@@ -97,7 +97,7 @@ def data_set_records(source: str, data: Any, how: How) -> Records:
         UserError: it lacks a column.
     """
     check(source, data.column_names, how.wanted)
-    data = data.select_columns(list(how.wanted))
+    data = data.with_format(None).select_columns(list(how.wanted))  # else values may be tensors
     kinds = class_labels(data.features, how)
     for number, row in enumerate(data, 1):
         yield f"{source}, row {number}", named_classes(row, kinds)

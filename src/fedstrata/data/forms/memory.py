@@ -54,6 +54,8 @@ def _plain(value: Any) -> Any:
     """A value as a file would give it: arrays and tuples as lists, numpy's numbers as Python's."""
     if isinstance(value, tuple):
         return [_plain(one) for one in value]
+    if type(value).__name__ == "NAType":  # pandas' missing value, not even equal to itself or not
+        return None
     if hasattr(value, "tolist") and hasattr(value, "dtype"):
         return value.tolist()
     return value

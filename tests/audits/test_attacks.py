@@ -15,6 +15,7 @@ import torch
 
 import fedstrata
 from fedstrata.audits import embeddings
+from fedstrata.audits.replay import moved_beyond
 from fedstrata.client.feature_cache import FeatureCache
 from fedstrata.client.optimizer import step
 from fedstrata.plan.disclosure import POOLED
@@ -79,6 +80,15 @@ def test_the_decoders_bias_names_the_predicted_words(audited: Audited) -> None:
     assert found["precision"]["value"] == found["recall"]["value"] == found["auc"]["value"] == 1.0
 
 
+def test_without_the_decoders_bias_that_of_the_norm_names_the_predicted_words(audited: Audited) -> None:
+    """It moves by the targets' rows in the decoder, which stays where it is."""
+    tables = {"method": {"local_layers": 2}, "task": {"mask_probability": 0.3}}
+    stage = audited("fedbfpt", "mlm", **tables, privacy={"omit": ["decoder_bias"]}, train={"batch_size": 4})
+    found = figures(stage, "token_head", "1 step, 1 text", "norm bias, tuned")
+    assert found["auc"]["low"] > 0.6
+    assert not any("head: no attack here reads them" in note for note in stage["notes"])
+
+
 def test_the_classifiers_bias_names_the_classes_and_their_shares(audited: Audited) -> None:
     stage = audited(
         "fedbt", "classify", train={"optimizer": "sgd", "learning_rate": 0.1, "batch_size": 4, "steps": 1}
@@ -86,6 +96,41 @@ def test_the_classifiers_bias_names_the_classes_and_their_shares(audited: Audite
     found = figures(stage, "class_head", "1 step", "classifier bias")
     assert found["precision"]["value"] == found["recall"]["value"] == 1.0
     assert found["total variation"]["value"] < 0.05 < found["total variation"]["chance"]
+
+
+def test_a_classifier_without_a_bias_names_the_classes(
+    audited: Audited, model_folder: Callable[..., Path]
+) -> None:
+    stage = audited(
+        "fedbt",
+        "classify",
+        model={"name": str(model_folder("gpt2", head="clm"))},
+        train={"optimizer": "sgd", "learning_rate": 0.1, "batch_size": 4, "steps": 1},
+    )
+    found = figures(stage, "class_head", "1 step", "classifier rows")
+    assert found["precision"]["value"] == found["recall"]["value"] == 1.0
+    assert not any("head: no attack here reads" in note for note in stage["notes"])
+
+
+def test_the_classifiers_rows_tell_classes_where_its_bias_does_not_arrive(
+    audited: Audited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_biases(*asked: Any) -> dict[str, torch.Tensor]:
+        return {name: t * (t.ndim > 1) for name, t in moved_beyond(*asked).items()}
+
+    monkeypatch.setattr("fedstrata.audits.class_head.moved_beyond", without_biases)
+    stage = audited("fedavg", "classify")
+    found = [figures(stage, "class_head", "1 step, 1 text", f"classifier {what}") for what in ("bias", "rows")]
+    assert [each["auc"]["value"] for each in found] == [0.5, 1.0]
+
+
+def test_of_a_tied_table_the_largest_changes_alone_tell_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most rows have not moved, so there is no usual direction."""
+    change = torch.zeros(6, 4)
+    change[1, 2], change[4, 0] = 0.5, -0.25
+    monkeypatch.setattr(embeddings, "_changes", lambda *_: change)
+    nothing: Any = None
+    assert embeddings._turned(nothing, nothing, []).tolist() == [0, 0.5, 0, 0, 0.25, 0]
 
 
 @pytest.mark.parametrize(("name", "kind"), [("fedavg", "classify"), ("fedbfpt", "mlm")])

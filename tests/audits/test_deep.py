@@ -240,6 +240,18 @@ def test_exposure_is_that_of_the_paper() -> None:
     assert exposures(np.array([7.5, 3.5]), others)["ranked first"].count == (1, 2)
 
 
+def test_the_interval_of_an_exposure_holds_chance_where_there_is_nothing_else() -> None:
+    """Five canaries among 250, their ranks drawn: it is outside in about one of twenty cases."""
+    rng = np.random.default_rng(0)
+    found = [exposures(rng.random(5), rng.random(250))["exposure"] for _ in range(1000)]
+    below, above = (sum(way) for way in zip(*((f.high < f.chance, f.low > f.chance) for f in found), strict=True))
+    assert 10 <= below <= 40
+    assert 10 <= above <= 40
+    first = exposures(np.full(5, 2.0), rng.random(250))["exposure"]
+    assert first.low > 2 * first.chance
+    assert first.value == first.high
+
+
 def test_the_threshold_is_not_set_by_what_is_counted() -> None:
     """Of many texts whose scores tell nothing 1 % stand above it, of members as of others."""
     rng = np.random.default_rng(0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import fedstrata
 from fedstrata.audits.bench import Bench
@@ -72,7 +73,8 @@ def test_an_empty_draw_has_no_shares(audited: Audited, monkeypatch: pytest.Monke
     monkeypatch.setattr("fedstrata.audits.class_head._shares", lambda played, classes: np.zeros(classes))
     found = [each for each in audited("fedavg", "classify")["findings"] if each["channel"] == "class_head"]
     assert {each["sentence"] for each in found} == {
-        "from the classifier's bias nothing is read: nothing that has a class took part"
+        f"from the classifier's {what} nothing is read: nothing that has a class took part"
+        for what in ("bias", "rows")
     }
     assert not any(each["figures"] for each in found)
 
@@ -112,6 +114,32 @@ def test_parts_of_later_rounds_and_attacks_left_out_are_named(audited: Audited, 
         fedstrata.audit(job("fedavg", "classify"), client="", public=public)
 
 
+@pytest.mark.parametrize(
+    ("name", "tables", "parts"),
+    [
+        ("fedavg", {"adapter": {"kind": "lora", "rank": 2}}, {"adapter.0.a", "adapter.1.a", "adapter.2.a"}),
+        ("fedbt", {"method": {"cycle": 3, "rounds": 3}}, {"layer.0", "layer.1"}),
+        ("fedbt", {"method": {"cycle": 3, "rounds": 2}}, {"layer.1"}),
+        ("fedavg", {}, set()),
+    ],
+)
+def test_what_the_first_round_does_not_send_is_named(
+    audited: Audited, name: str, tables: dict[str, Any], parts: set[str]
+) -> None:
+    """By default adapters send B in the first round and A, which tells of their inputs, in the second."""
+    notes = [note for note in audited(name, "classify", **tables)["notes"] if "sent in a later round" in note]
+    assert {part for note in notes for part in note.partition(":")[0].split(", ")} == parts
+
+
+def test_an_audit_of_a_job_for_a_gpu_is_played_on_the_processor(
+    audited: Audited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attacks compute there; a model on a GPU would not take what they give it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for device in ("auto", "cuda"):
+        assert audited("fedavg", "classify", train={"device": device, "steps": 1})["findings"]
+
+
 def test_attacks_need_to_fit_one_stage_only(job: Jobs, public: str) -> None:
     first, second = job("fedavg", "mlm"), job("fedbt", "classify")
     shared = {name: first[name] for name in first if name not in ("task", "method", "data")}
@@ -133,7 +161,7 @@ def _stage_of(made: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("kind", "attack", "tables"),
-    [("regress", "class_head", {}), ("mlm", "token_head", {"privacy": {"omit": ["decoder_bias"]}})],
+    [("regress", "class_head", {}), ("regress", "token_head", {"privacy": {"omit": ["position_rows"]}})],
 )
 def test_a_head_that_no_attack_reads_is_said_to_be_unread(
     job: Jobs, public: str, tmp_path: Path, kind: str, attack: str, tables: dict[str, Any]

@@ -101,7 +101,7 @@ def test_of_sums_nobody_is_read_and_under_noise_no_word(level: str, sum_only: bo
         ([], f"from the embeddings {READ['embeddings']}; from the language model's head {READ['token_head']}"),
         (["position_rows"], "each of them; from"),
         (["unlisted_rows"], "from the embeddings which words of the public vocabulary stand in the texts"),
-        (["decoder_bias"], f"{READ['embeddings']}; from the layers"),
+        (["decoder_bias"], f"{READ['embeddings']}; from the language model's head {READ['token_head']}"),
         (["embeddings"], f"can read from the language model's head {READ['token_head']}"),
     ],
 )

@@ -1,19 +1,30 @@
-"""What a GPU must not wait for, shown on the meta device, from which nothing can be read; and a round on a GPU."""
+"""What a GPU must not wait for, shown on the meta device, from which nothing can be read; and rounds on a GPU.
+
+Whole runs on a GPU are in ``tests/runs/test_runs_on_gpu.py``.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from fedstrata.client.dropout import DropoutRng
+from fedstrata.client.model_pass import WholePass
 from fedstrata.client.trainer import LOSS_EVERY, newest_loss
+from fedstrata.models import attention
 from fedstrata.plan.plan import Plan
+from fedstrata.tasks.classify import Classify
 from fedstrata.tasks.mlm import masked_lm
-from roles import make_runtime, sentences, train_round
+from fedstrata.wire.packing import pack_codes, unpack_codes
+from roles import make_runtime, sentences, train_request, train_round
 from tiny import tiny_model, tokenizer
 
 META = torch.device("meta")
 QUIET = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def test_a_loss_elsewhere_is_read_only_every_so_many_steps() -> None:
@@ -40,7 +51,91 @@ def test_places_of_predictions_go_as_indices() -> None:
     assert moved.targets.device == META
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "electra", "modernbert", "gpt2"])
+def test_a_models_passes_read_nothing(kind: str) -> None:
+    """Not whether any of a batch's texts is padded, which transformers would ask of the mask."""
+    tasks = {"classify": Classify(0, ("eye", "heart", "kidney"))}
+    if kind != "gpt2":
+        tasks["mlm"] = masked_lm(tokenizer(), len(tokenizer()), 0.3, False)  # type: ignore[assignment]
+    for head, task in tasks.items():
+        runtime = make_runtime(tiny_model(kind, head=head, pad_token_id=0), task)
+        runtime.working.model.to(META)
+        batch = task.batch(sentences(), np.arange(6), np.random.default_rng(0)).to(META)
+        loss = task.loss(runtime.working.model.train(), batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert loss.device == META
+
+
+@pytest.mark.parametrize(("device", "asked"), [(META, False), (torch.device("cpu"), True)])
+def test_only_on_a_processor_a_mask_is_asked_whether_anything_is_padded(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device, asked: bool
+) -> None:
+    seen: list[bool] = []
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        seen.append(options["allow_is_bidirectional_skip"])
+        return sdpa_mask(*arguments, **options)
+
+    sdpa_mask = attention.sdpa_mask
+    monkeypatch.setattr(attention, "sdpa_mask", noted)
+    task = Classify(0, ("eye", "heart", "kidney"))
+    runtime = make_runtime(tiny_model(head="classify", num_labels=3), task)
+    runtime.working.model.to(device)
+    task.loss(runtime.working.model, task.batch(sentences(), np.arange(6), np.random.default_rng(0)).to(device))
+    assert seen == [asked]
+
+
+def test_packed_numbers_are_read_where_they_are() -> None:
+    codes = torch.arange(7, dtype=torch.uint8, device=META)
+    assert unpack_codes(pack_codes(codes, 4), 7, 4).device == META
+
+
+@needs_gpu
+def test_no_step_waits_for_the_gpu() -> None:
+    """From the second step to the next at which the loss is read."""
+    for task, head in (
+        (masked_lm(tokenizer(), len(tokenizer()), 0.3, False), "mlm"),
+        (Classify(0, ("eye", "heart", "kidney")), "classify"),
+    ):
+        runtime = make_runtime(tiny_model(head=head, num_labels=3), task, batch_size=2, epochs=3, device="cuda")
+        runtime.working.model.to("cuda")
+        plan = Plan((0, 1, 2), runtime.working.parts.names)
+        steps = runtime.trainer.run(
+            train_request(plan), sentences(), np.arange(12), WholePass(runtime.working, plan), {}, lambda *_: None
+        )
+        next(steps)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(LOSS_EVERY - 2):
+                next(steps)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert sum(1 for _ in steps) == 18 - LOSS_EVERY + 1
+
+
+@needs_gpu
+def test_dropout_on_a_gpu_is_a_stream_of_its_own() -> None:
+    device, ones = torch.device("cuda", 0), torch.ones(4096, device="cuda")
+
+    def masks(stream: DropoutRng) -> list[torch.Tensor]:
+        found = []
+        for _ in range(2):
+            with stream.fork():
+                found.append(torch.nn.functional.dropout(ones, 0.5))
+            torch.nn.functional.dropout(ones, 0.5)  # what others draw in between
+        return found
+
+    before = torch.cuda.get_rng_state(device)
+    with DropoutRng(1, device).fork():
+        torch.nn.functional.dropout(ones, 0.5)
+    assert torch.equal(torch.cuda.get_rng_state(device), before)
+    first, again, other = masks(DropoutRng(1, device)), masks(DropoutRng(1, device)), masks(DropoutRng(2, device))
+    assert all(map(torch.equal, first, again))
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first[0], other[0])
+
+
+@needs_gpu
 def test_a_round_on_a_gpu_is_that_of_the_cpu() -> None:
     task = masked_lm(tokenizer(), len(tokenizer()), 0.3, False)
     losses = []

@@ -74,6 +74,20 @@ def same_run(one: Path, other: Path) -> None:
     assert lines[0] == lines[1]
 
 
+@pytest.mark.parametrize(
+    ("visible", "count", "names"),
+    [(None, 2, ["0", "1"]), ("2,5", 2, ["2", "5"]), ("GPU-8a, GPU-3f", 1, ["GPU-8a"]), ("", 0, [])],
+)
+def test_workers_are_dealt_to_the_gpus_that_this_process_may_use(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, count: int, names: list[str]
+) -> None:
+    """By their own names: number 0 of those that a user was given may be another's."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert processes.gpu_names(count) == names
+
+
 @pytest.mark.parametrize(("name", "kind", "tables", "workers"), CASES)
 def test_workers_give_the_bits_of_one_process(
     job: Jobs, tmp_path: Path, name: str, kind: str, tables: dict[str, Any], workers: int

@@ -57,7 +57,7 @@ def audit(source: str | Path | Mapping[str, Any], overrides: Overrides, options:
             "audit: between sites the rows are at the sites; a site audits with rows of its own, "
             "engine.name=inprocess and data.train=FILE"
         )
-    jobs = resolve_jobs(jobs, base_dir)
+    jobs = resolve_jobs([_on_cpu(job) for job in jobs], base_dir)
     for job in jobs:
         check_names(job)
         check_permission(job)
@@ -82,6 +82,11 @@ def audit(source: str | Path | Mapping[str, Any], overrides: Overrides, options:
     if any(stage["findings"] or stage["notes"] for stage in stages):
         write_bytes(folder / AUDIT, json.dumps(record, indent=1, ensure_ascii=False).encode())
     return record
+
+
+def _on_cpu(job: Job) -> Job:
+    """The job on a processor, where attacks compute: what a GPU would send differs by rounding alone."""
+    return job.model_copy(update={"train": job.train.model_copy(update={"device": "cpu"})})
 
 
 def _check_place(folder: Path) -> None:

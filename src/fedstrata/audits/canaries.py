@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstrata.audits.bench import Bench
-from fedstrata.audits.figures import Figure, Floats, mean, share
+from fedstrata.audits.figures import Figure, Floats, exponential_mean, share
 from fedstrata.audits.finding import Finding
 from fedstrata.audits.membership import MOST
 from fedstrata.audits.short_training import ShortTrainings, that_fit
@@ -71,7 +71,7 @@ def exposures(canaries: Floats, candidates: Floats) -> dict[str, Figure]:
     """The mean exposure of canaries in bits, and the share of them that come first.
 
     Args:
-        canaries: their scores, high for "remembered".
+        canaries: their scores, high for "remembered"; at least one.
         candidates: those of texts that were not put in.
     """
     ranks = [1 + int((candidates > s).sum()) + 0.5 * int((candidates == s).sum()) for s in canaries]
@@ -79,7 +79,8 @@ def exposures(canaries: Floats, candidates: Floats) -> dict[str, Figure]:
     bits = [float(np.log2(count) - np.log2(rank)) for rank in ranks]
     chance = float(np.log2(count) - np.log2(np.arange(1, count + 1)).mean())
     first = sum(rank == 1 for rank in ranks)
-    return {"exposure": mean(bits, chance), "ranked first": share(first, len(ranks), 1 / count)}
+    exposure = exponential_mean(bits, chance, float(np.log2(count)))
+    return {"exposure": exposure, "ranked first": share(first, len(ranks), 1 / count)}
 
 
 def random_texts(bench: Bench, count: int, rng: np.random.Generator) -> Examples:

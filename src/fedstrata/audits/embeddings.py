@@ -79,9 +79,15 @@ def _moved(view: View, played: Played, names: Sequence[str]) -> Floats:
 
 
 def _turned(view: View, played: Played, names: Sequence[str]) -> Floats:
-    """How far each row's change points away from the usual one: 1 - cosine."""
+    """How far each row's change points away from the usual one: 1 - cosine.
+
+    There is none where most rows have not moved, as in a message of the largest changes alone: then it is which of
+    them have.
+    """
     change = _changes(view, played, names)
     usual = change.median(0).values
+    if not usual.any():
+        return _moved(view, played, names)
     cosine: torch.Tensor = torch.nn.functional.cosine_similarity(change, usual[None], dim=1)
     return (1 - cosine).double().numpy()
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fedstrata.audits.bench import Bench
+from fedstrata.audits.class_head import told_by_class
 from fedstrata.audits.embeddings import is_factor
 from fedstrata.audits.options import ATTACKS
+from fedstrata.audits.token_head import read_of
 from fedstrata.errors import UserError
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.plan.parts import Part
+from fedstrata.plan.plan import make_plan
 
 Fitting = Mapping[str, Sequence[str]]
 """Attack -> the parts, or the payload, that it reads; attacks that find nothing to read are left out."""
@@ -58,7 +61,7 @@ def left_out(fits: Fitting, attacks: Sequence[str]) -> list[str]:
 
 
 def unread(bench: Bench) -> list[str]:
-    """What is sent and is not attacked: that nothing is found there says nothing."""
+    """What is sent, in whatever round, and is not attacked: that nothing is found there says nothing."""
     parts = _sent(bench)
     upper = [part.name for part in parts if part.kind in ("layer", "adapter") and part.depth]
     others = [part.name for part in parts if part.kind in ("pooler", "base")]
@@ -69,9 +72,20 @@ def unread(bench: Bench) -> list[str]:
         found.append(f"{', '.join(upper)}: no attack here reads layers above the lowest; others may")
     if others:
         found.append(f"{', '.join(others)}: no attack here reads them; others may")
-    if later := bench.plan.later:
-        found.append(f"{', '.join(later)}: sent in a later round ([wire] part_period), and not attacked here")
+    if later := _later(bench):
+        found.append(
+            f"{', '.join(later)}: sent in a later round, and not attacked here, where the first is played"
+        )
     return found
+
+
+def _later(bench: Bench) -> list[str]:
+    """Parts that the client sends in some round, and not in the first."""
+    job, parts, streams = bench.job, bench.parts, bench.ready.runtime.trainer.streams
+    sent: set[str] = set()
+    for round in range(1, job.method.rounds):
+        sent.update(make_plan(job.method, parts, job.task.kind, round, bench.client, streams).send)
+    return [name for name in parts.names if name in sent and name not in bench.plan.send]
 
 
 def _sent(bench: Bench) -> list[Part]:
@@ -84,9 +98,8 @@ def _has_columns(part: Part) -> bool:
 
 
 def _head_attack(bench: Bench, head: Part) -> str:
-    """The attack that reads a head's bias; empty where none does, or the bias does not travel."""
-    labels, omitted = bench.data.labels, bench.parts.sharing.omitted
-    biases = {tuple(shape) for name, shape in head.shapes.items() if name not in omitted}
+    """The attack that reads a head; empty where none does, or what it would read does not travel."""
+    labels = bench.data.labels
     if TASK_KINDS[bench.job.task.kind].target == "token":
-        return "token_head" if (bench.vocabulary,) in biases else ""
-    return "class_head" if labels is not None and (len(labels),) in biases else ""
+        return "token_head" if read_of(bench, head) else ""
+    return "class_head" if labels is not None and told_by_class(head, len(labels)) else ""

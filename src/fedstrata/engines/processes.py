@@ -24,6 +24,8 @@ from fedstrata.plan.kinds import Tensors
 
 PATIENCE = 10.0
 """Seconds to wait for the processes to end."""
+GPUS = "CUDA_VISIBLE_DEVICES"
+"""Where CUDA reads which GPUs a process may use, by number or name."""
 
 
 class _Child:
@@ -110,6 +112,12 @@ class Nursery:
         self.process = None
 
 
+def gpu_names(count: int) -> list[str]:
+    """What CUDA calls the first ``count`` of the GPUs that this process may use."""
+    named = os.environ.get(GPUS)
+    return [name.strip() for name in named.split(",")][:count] if named else [str(i) for i in range(count)]
+
+
 @dataclass
 class _Process:
     """A worker process: its connection, its id once it is known, and the tags of the parts that it has."""
@@ -126,13 +134,13 @@ class Processes:
         nursery: forks them.
         seed: what each is made of.
         threads: of each.
-        gpus: GPUs that they are dealt to; 0 on the CPU.
+        gpus: how many GPUs they are dealt to, of those that this process may use; 0 on the CPU.
     """
 
     at_once = 2
 
     def __init__(self, nursery: Nursery, seed: Seed, threads: int, gpus: int = 0) -> None:
-        self.nursery, self.threads, self.gpus = nursery, threads, gpus
+        self.nursery, self.threads, self.gpus = nursery, threads, gpu_names(gpus)
         self.content, arrays = dump_seed(seed)
         self.arrays = write_shared(arrays)
         self.published: dict[PartKey, tuple[object, SharedFile]] = {}
@@ -143,7 +151,7 @@ class Processes:
     def start(self) -> int:
         """Start a worker; its number."""
         number = self.started
-        environment = {"CUDA_VISIBLE_DEVICES": str(number % self.gpus)} if self.gpus else {}
+        environment = {GPUS: self.gpus[number % len(self.gpus)]} if self.gpus else {}
         process = _Process(self.nursery.fork(environment))
         with contextlib.suppress(ConnectionError):
             message = (self.content, self.arrays.places, self.threads)

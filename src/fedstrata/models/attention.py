@@ -123,5 +123,13 @@ def place_attention(model: nn.Module) -> None:
             config._attn_implementation = NAME  # type: ignore[union-attr]
 
 
+def mask(*arguments: Any, device: torch.device | str = "cpu", **options: Any) -> torch.Tensor | None:
+    """The mask of torch's attention. On a GPU padding has one even where there is none: to look is to wait."""
+    if torch.device(device).type != "cpu" and options.get("attention_mask") is not None:
+        options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    made: torch.Tensor | None = sdpa_mask(*arguments, device=device, **options)
+    return made
+
+
 AttentionInterface.register(NAME, attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+AttentionMaskInterface.register(NAME, mask)

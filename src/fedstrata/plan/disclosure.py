@@ -11,7 +11,7 @@ from typing import Literal
 
 from fedstrata.plan.kinds import Payload
 from fedstrata.plan.parts import Parts
-from fedstrata.plan.sharing import POSITION_FACTORS, POSITIONS, WORD_FACTORS, WORDS
+from fedstrata.plan.sharing import POSITION_FACTORS, POSITIONS, WORD_FACTORS
 
 Channel = Literal[
     "embeddings", "token_head", "class_head", "layers", "adapters", "hidden_states", "activations", "reply"
@@ -104,22 +104,17 @@ def channels(parts: Parts, sent: Iterable[str], tokens: bool, classes: bool) -> 
         classes: the head tells classes apart.
     """
     kinds = {parts[name].kind for name in sent}
-    shapes = {name: shape for own in parts.shapes.values() for name, shape in own.items()}
-    words = {shape[0] for name, shape in shapes.items() if WORDS.search(name)}
     whole = {name for part in sent for name in parts.shapes[part]} - parts.sharing.omitted
-    by_token = any(
-        shapes[name][0] in words for name in whole & parts.shapes.get("head", {}).keys() if shapes[name]
-    )
     opened: dict[Channel, bool] = {
         "embeddings": "embeddings" in kinds or any(WORD_FACTORS.search(name) for name in whole),
-        "token_head": by_token and tokens,
+        "token_head": "head" in kinds and tokens,
         "class_head": "head" in kinds and classes,
         "layers": "layer" in kinds,
         "adapters": "adapter" in kinds,
     }
     read = {channel: READ[channel] for channel, there in opened.items() if there}
-    if parts.sharing.narrowed:
-        read = {channel: said.replace("which words", LISTED) for channel, said in read.items()}
+    if parts.sharing.narrowed and "embeddings" in read:
+        read["embeddings"] = read["embeddings"].replace("which words", LISTED)
     if "embeddings" in read and not any(POSITIONS.search(n) or POSITION_FACTORS.search(n) for n in whole):
         read["embeddings"] = read["embeddings"].replace(LENGTH, "")
     return read

@@ -33,7 +33,7 @@ def pack_codes(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 def unpack_codes(packed: torch.Tensor, count: int, bits: int) -> torch.Tensor:
     """The first ``count`` codes of bytes of :func:`pack_codes`, ``[count]`` uint8."""
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
     codes: torch.Tensor = (packed[:, None] >> shifts) & (2**bits - 1)
     return codes.flatten()[:count]
 

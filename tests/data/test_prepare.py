@@ -101,6 +101,23 @@ def test_clients_that_seem_to_be_one_are_a_note(job: Jobs, tmp_path: Path) -> No
     assert data_notes(stage, prepare(stage, tmp_path)) == []
 
 
+def test_tags_that_name_no_entities_are_a_note_where_entities_are_counted(job: Jobs) -> None:
+    def said(tag: str, metric: str) -> list[str]:
+        rows = [{"words": ["a", "cat"], "tags": ["O", tag]}, {"words": ["cats"], "tags": [tag]}]
+        made = job("fedavg", "tag", task={"metric": metric}, data={"train": rows, "test": rows})
+        made["data"] |= {"text": "words", "label": "tags"}
+        made["clients"] = {"count": 2}
+        [stage] = load(made)
+        return data_notes(stage, prepare(stage))
+
+    assert said("NN", "f1") == [
+        "tag 'NN' begins with none of O, B-, I-, E-, S-: f1 counts entities, so it means little here; "
+        "task.metric = 'accuracy' counts words"
+    ]
+    assert not said("B-NN", "f1")
+    assert not said("NN", "accuracy")
+
+
 def test_populations() -> None:
     shards = {"a": np.array([3, 5]), "b": np.array([0, 4])}
     assert population("each", shards) == shards

@@ -34,6 +34,8 @@ NO_DATA = "-"
 """``data.train`` of a job that is forecast without data."""
 DIRICHLET = ("dirichlet", "dirichlet_mix")
 """Partitions that look at labels also where the task has none."""
+ENTITY_TAGS = ("O", "B-", "I-", "E-", "S-")
+"""How the tags of entities begin, as seqeval reads them."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,18 @@ def data_notes(job: Job, data: Prepared) -> list[str]:
         listed = "; ".join(f"{one!r} and {other!r} {how}" for one, other, how in pairs[:3])
         if pairs:
             lines.append(f"column {column!r}: {listed}{'; …' if pairs[3:] else ''}; each is a client of its own")
-    return lines
+    return [*lines, *_tag_notes(job, data.labels or ())]
+
+
+def _tag_notes(job: Job, tags: Sequence[str]) -> list[str]:
+    """Whether the headline counts entities where tags name none, as parts of speech do."""
+    others = [tag for tag in tags if not tag.startswith(ENTITY_TAGS)]
+    if not TASK_KINDS[job.task.kind].words or job.task.headline in ("accuracy", "loss") or not others:
+        return []
+    return [
+        f"tag {others[0]!r} begins with none of {', '.join(ENTITY_TAGS)}: {job.task.headline} counts entities, "
+        "so it means little here; task.metric = 'accuracy' counts words"
+    ]
 
 
 def dropped_rows(data: Prepared) -> str:

@@ -6,9 +6,11 @@ A new metric is one function and its entry in one of the tables at the end of th
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import ModuleType
 from typing import Any
 
 
@@ -125,34 +127,34 @@ def mean_squared_error(predictions: Predictions) -> float:
     return float(np.mean((predictions.truth - predictions.guess) ** 2))
 
 
+def _seqeval() -> ModuleType:
+    """seqeval's metrics. That tags name no entities is said once, where rows are read, and not of every tag."""
+    import seqeval.metrics
+
+    warnings.filterwarnings("ignore", ".* seems not to be NE tag")
+    return seqeval.metrics  # type: ignore[no-any-return]
+
+
 def entity_f1(predictions: Predictions) -> float:
     """F1 over all entities together (micro), as conlleval counts: an entity is right as a whole or not."""
-    from seqeval import metrics
-
-    return float(metrics.f1_score(predictions.truth, predictions.guess, zero_division=0))
+    return float(_seqeval().f1_score(predictions.truth, predictions.guess, zero_division=0))
 
 
 def entity_precision(predictions: Predictions) -> float:
     """Share of the predicted entities that are right as a whole; 0 where none is predicted."""
-    from seqeval import metrics
-
-    return float(metrics.precision_score(predictions.truth, predictions.guess, zero_division=0))
+    return float(_seqeval().precision_score(predictions.truth, predictions.guess, zero_division=0))
 
 
 def entity_recall(predictions: Predictions) -> float:
     """Share of the true entities that are found as a whole; 0 where there is none."""
-    from seqeval import metrics
-
-    return float(metrics.recall_score(predictions.truth, predictions.guess, zero_division=0))
+    return float(_seqeval().recall_score(predictions.truth, predictions.guess, zero_division=0))
 
 
 def word_accuracy(predictions: Predictions) -> float:
     """Share of the words whose tag is right; 0 where there is none: a tokenizer may drop every word of a text."""
-    from seqeval import metrics
-
     if not any(predictions.truth):
         return 0.0
-    return float(metrics.accuracy_score(predictions.truth, predictions.guess))
+    return float(_seqeval().accuracy_score(predictions.truth, predictions.guess))
 
 
 LANGUAGE_MODELING: dict[str, Metric] = {"loss": loss, "perplexity": perplexity, "accuracy": accuracy}

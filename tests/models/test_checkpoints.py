@@ -163,6 +163,15 @@ def test_a_saved_folder_is_a_hugging_face_folder(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+def test_a_saved_tokenizer_cuts_and_pads_nothing_by_itself(model_folder: Folder, tmp_path: Path) -> None:
+    loaded = checkpoints.load(str(model_folder()), "mlm", None, 3)
+    loaded.tokenizer(["The eye.", "The lens of the eye."], truncation=True, max_length=4, padding=True)
+    checkpoints.save(loaded, weights(loaded), tmp_path / "model")
+    saved = json.loads((tmp_path / "model" / "tokenizer.json").read_text("utf-8"))
+    assert saved["truncation"] is None
+    assert saved["padding"] is None
+
+
 def test_saving_replaces_all_of_a_folder_but_what_is_somebody_elses(model_folder: Folder, tmp_path: Path) -> None:
     loaded = checkpoints.load(str(model_folder()), "mlm", None, 0)
     (tmp_path / "model").mkdir()

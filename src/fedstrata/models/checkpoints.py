@@ -26,7 +26,7 @@ from fedstrata.models.adapters import (
 )
 from fedstrata.models.configs import HF_LOAD_ERRORS, config_of, unusable
 from fedstrata.models.dropout import disable_dropout
-from fedstrata.models.folders import WEIGHTS, partial_folder, publish, write_card
+from fedstrata.models.folders import WEIGHTS, partial_folder, publish, write_card, write_tokenizer
 from fedstrata.models.headed import write_headed
 from fedstrata.models.heads import KEY, HeadConfig, HeadedModel
 from fedstrata.models.parts import find_parts
@@ -228,7 +228,7 @@ def write_files(loaded: Loaded, folder: Path) -> str:
         config.use_cache = loaded.use_cache
     config.architectures, config.dtype = [type(loaded.model).__name__], torch.float32
     config.save_pretrained(folder)
-    loaded.tokenizer.save_pretrained(folder)
+    write_tokenizer(loaded.tokenizer, folder)
     return write_headed(folder) if getattr(config, KEY, None) else ""
 
 

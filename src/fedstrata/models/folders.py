@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fedstrata.wire.files import link, replace_folder, write_bytes
 
@@ -25,6 +26,17 @@ FILES = (
     *(ADAPTER_WEIGHTS, "adapter_config.json"),
 )
 """What the folders that FedStrata writes models into may hold of its own; anything else in them stays there."""
+
+
+def write_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write a tokenizer, without what it was last called with.
+
+    Else its file would cut texts by itself, at the job's ``train.max_tokens``, where a run has tokenized its rows
+    and has not found their tokens kept.
+    """
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    tokenizer.save_pretrained(folder)
 
 
 def partial_folder(folder: Path) -> Path:

@@ -17,7 +17,7 @@ from torch import nn
 
 from fedstrata.errors import UserError
 from fedstrata.models.checkpoints import max_positions
-from fedstrata.models.folders import CODE
+from fedstrata.models.folders import CODE, write_tokenizer
 from fedstrata.models.quiet import quiet
 
 INSTALL = "pip install 'fedstrata[onnx]'"
@@ -98,7 +98,7 @@ def export_onnx(folder: Path, out: Path, texts: Sequence[Any], int8: bool = Fals
             external_data=False,
             verbose=False,
         )
-    tokenizer.save_pretrained(out)
+    write_tokenizer(tokenizer, out)
     model.config.save_pretrained(out)
     files = [whole]
     if int8:

@@ -17,6 +17,7 @@ from fedstrata.exchanges.sums import most_sum_bytes
 from fedstrata.job.tables import Job
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.models import checkpoints
+from fedstrata.models.folders import write_tokenizer
 from fedstrata.plan.kinds import Weights
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.plan import make_plan
@@ -181,11 +182,9 @@ def _files(loaded: checkpoints.Loaded) -> dict[str, torch.Tensor]:
     What a tokenizer was last called with is no part of it, and of no job: rows whose tokens are kept are not
     tokenized again.
     """
-    loaded.tokenizer.backend_tokenizer.no_truncation()
-    loaded.tokenizer.backend_tokenizer.no_padding()
     with tempfile.TemporaryDirectory() as folder:
         loaded.model.config.save_pretrained(folder)
-        loaded.tokenizer.save_pretrained(folder)
+        write_tokenizer(loaded.tokenizer, Path(folder))
         files = {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir()) if path.is_file()}
     return {
         name: torch.frombuffer(bytearray(content), dtype=torch.uint8)

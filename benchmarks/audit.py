@@ -109,7 +109,7 @@ def job(model: str, kind: str, tables: dict[str, Any], seed: int, folder: str) -
         "task": {"kind": kind},
         "method": {"rounds": 3},
         "train": {"steps": 10, "batch_size": 8, "max_tokens": 48, "precision": "fp32", "seed": seed},
-        "output": {"dir": folder},
+        "output": {"dir": str(Path(folder, "run"))},
     }
     base["train"]["learning_rate"] = 1e-4
     if kind == "classify" and "level" in tables.get("privacy", {}):

@@ -104,6 +104,26 @@ def test_a_finished_run_that_gets_more_rounds_is_going_on(run: Make) -> None:
     assert load_run(folder).result["status"] == "finished"
 
 
+@pytest.mark.parametrize("before", ["finished", "stopped", "failed"])
+def test_a_run_that_was_killed_after_it_went_on_is_summed_from_its_records(run: Make, before: str) -> None:
+    folder = run(status=before)
+    whole = load_run(folder)
+    assert whole.result["status"] == before
+    job = tomllib.loads((folder / "job.toml").read_text("utf-8"))
+    job["method"]["rounds"] += 2
+    (folder / "job.toml").write_text(tomli_w.dumps(job), "utf-8")
+    line = next(line for line in whole.work if line["client"] == "client-0")
+    for added in ({**line, "round": 3}, {"round": 3, "client": "server", "score": {"loss": 1.5}, "seconds": 0.5}):
+        with (folder / "rounds.jsonl").open("a") as file:
+            file.write(json.dumps(added) + "\n")
+    made = load_run(folder)
+    assert (made.result["status"], made.result["message"]) == ("stopped", None)
+    assert made.result["score"] == {"loss": 1.5}
+    assert made.result["rounds"] == 4
+    assert made.result["flops"] > whole.result["flops"]
+    assert "The run stopped before its end with loss 1.5" in write_report([folder]).read_text("utf-8")
+
+
 def test_of_stages_the_one_that_is_not_finished_is_going_on(staged: Make) -> None:
     folder = staged("pretrain", "finetune")
     for path in (folder / "result.json", folder / "stages" / "finetune" / "result.json"):

@@ -11,7 +11,7 @@ from rich.console import Console
 from scipy.stats import t
 
 from fedstrata.reports.sweep import SweepRow, holm, paired
-from fedstrata.reports.sweep_text import latex, markdown, note, terminal
+from fedstrata.reports.sweep_text import latex, markdown, note, terminal, verdicts
 
 ROW = SweepRow(
     row="FedBFPT\\M",
@@ -90,6 +90,22 @@ def test_rows_of_different_metrics_each_name_their_own() -> None:
     assert "| row | score | p (Holm) |" in text
     assert "| f1 0.3000 ± 0.2646 |" in text
     assert "| pearson 0.3000 ± 0.2646 |" in text
+
+
+def test_a_verdict_is_of_the_row_compared_with_over_the_seeds_of_both() -> None:
+    base = replace(ROW, row="FedAvg, rate=1", p=None, p_holm=None, up_mb=58.84)
+    first = replace(ROW, row="first", base=None, scores=(0.9, 0.9, 0.9), mean=0.9)
+    small = replace(ROW, row="FedAvg small, rate=1", base="FedAvg, rate=1", scores=(0.0, 0.2, 0.5), p_holm=0.2)
+    assert verdicts([first, base, small]) == [
+        "FedAvg small, rate=1: f1 0.3000, 0.0667 worse than FedAvg, rate=1, with 50.0% of its MB up; "
+        "not told apart from chance by 3 seeds (p 0.200), no proof of equality."
+    ]
+    fewer = replace(base, seeds=(0, 2), scores=(0.1, 0.6), failed={1: "why"})
+    [said] = verdicts([replace(small, p_holm=0.01), fewer])
+    assert "f1 0.3000, 0.1000 worse than FedAvg, rate=1" in said
+    assert "more than chance over 2 seeds" in said
+    assert not verdicts([small, replace(base, seeds=(5, 6, 7))]), "no seed in common"
+    assert not verdicts([small, replace(base, metric="accuracy")])
 
 
 def test_targets_have_columns_where_they_are_set() -> None:

@@ -69,6 +69,27 @@ def test_a_clients_card_keeps_what_it_said_of_the_client(job: Jobs) -> None:
     assert (again.folder / "clients" / "client-1" / "model" / CARD).read_text("utf-8") == text
 
 
+def test_a_clients_card_has_the_score_of_its_own_model(job: Jobs) -> None:
+    result = fedstrata.run(job("fedsplitbert", "classify", train={"learning_rate": 0.01}))
+    losses = {client: record["score"]["loss"] for client, record in result.clients.items()}
+    assert len({round(loss, 4) for loss in losses.values()}) == 3
+    for client, loss in losses.items():
+        card = huggingface_hub.ModelCard.load(result.folder / "clients" / client / "model" / CARD)
+        assert f"| loss | {loss:.4f} | {result.score['loss']:.4f} |" in card.text
+        scores = {one.metric_type: one.metric_value for one in card.data.eval_results}
+        assert scores["loss"] == pytest.approx(loss, abs=1e-6)
+        assert "| metric | this model | mean of all clients' models |" in card.text
+
+
+@pytest.mark.parametrize(("method", "stayed"), [("centralized", False), ("single", True), ("fedavg", True)])
+def test_a_card_says_whether_the_text_stayed_at_the_clients(job: Jobs, method: str, stayed: bool) -> None:
+    result = fedstrata.run(job(method, method={"rounds": 1}))
+    assert result.model_folder is not None
+    text = (result.model_folder / CARD).read_text("utf-8")
+    assert ("trained with FedStrata by clients whose text stayed with them." in text) is stayed
+    assert ("in one place that held the rows of all clients" in text) is not stayed
+
+
 def test_stages_stand_in_the_card_of_the_last_model(job: Jobs, model_folder: Callable[..., Path]) -> None:
     made = job("fedbt", "mlm", method={"rounds": 1})
     made["stages"] = [{"name": "pretrain"}, {"name": "finetune", "task": {"kind": "classify"}}]

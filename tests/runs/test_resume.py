@@ -93,6 +93,13 @@ def test_a_folder_that_nothing_was_written_to_is_gone_again(tmp_path: Path) -> N
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_of_a_call_that_was_killed_while_it_marked_it_is_taken(tmp_path: Path, resume: bool) -> None:
+    (tmp_path / "..fedstrata.part").touch()
+    with own_folder(tmp_path, resume):
+        assert (tmp_path / ".fedstrata").exists()
+
+
 def test_a_users_own_files_survive_in_a_runs_folder(job: Jobs, tmp_path: Path) -> None:
     """Beside the models, in the state, in the model that is saved once more."""
     made = job("fedsplitbert", "classify", output={"client_models": True})

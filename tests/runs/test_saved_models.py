@@ -247,7 +247,12 @@ def test_own_models_may_be_left_out_and_made_later(runs: Runs, tmp_path: Path) -
     result = fedstrata.run(made)
     assert not (tmp_path / "run" / "clients").exists()
     assert str(result.scored).endswith("not saved; --resume with output.client_models=true saves them")
+    for client in ("client-0", "client-1"):  # as a call leaves them that was killed while it cleared them
+        (tmp_path / "run" / "clients" / client / "model").mkdir(parents=True)
+    own = tmp_path / "run" / "clients" / "client-1" / "model" / "notes.txt"
+    own.write_text("somebody's own")
     again = fedstrata.run(made, ["output.client_models=true"], resume=True)
+    assert own.read_text() == "somebody's own"
     assert again.scored == whole.scored
     assert again.clients == whole.clients
     one, other = saved_models(tmp_path / "run"), saved_models(whole.folder)

@@ -105,6 +105,25 @@ def test_a_sweep_is_its_single_runs(many: dict[str, Any], tmp_path: Path) -> Non
     assert (table.against, table.rows) == ("cycle", entries)
 
 
+def test_scores_of_different_metrics_are_not_tested_against_each_other(job: Jobs) -> None:
+    made = job("none", "mlm", task={"kind": "mlm"})
+    made["sweep"] = {
+        "seeds": [0, 1],
+        "against": "loss",
+        "rows": [
+            {"name": "loss"},
+            {"name": "other", "task": {"metric": "perplexity"}},
+            {"name": "same", "task": {"mask_probability": 0.5}},
+        ],
+    }
+    loss, other, same = fedstrata.sweep(made)
+    assert (loss.metric, other.metric) == ("loss", "perplexity")
+    assert other.p is None
+    assert same.p is not None
+    assert same.p_holm == same.p, "the only comparison"
+    assert (loss.base, same.base) == (None, "loss")
+
+
 def test_a_sweep_killed_half_way_ends_in_the_same_table(many: dict[str, Any], tmp_path: Path) -> None:
     del many["sweep"]["rows"][2]
     many["sweep"]["seeds"] = [0]

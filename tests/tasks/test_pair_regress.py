@@ -108,6 +108,10 @@ def test_correlations_by_hand() -> None:
     assert made["pearson"] == pytest.approx(covariance / truth.std() / guess.std())
     assert made["loss"] == pytest.approx((0 + 1 + 1 + 1) / 4)
     assert scores(truth, np.ones(4))["pearson"] == scores(truth, np.ones(4))["spearman"] == 0.0
+    one = np.float32(2.857) + np.float32(2**-22) * truth.astype(np.float32)
+    assert len(set(one)) > 1, "one number, but for its last bits"
+    assert scores(truth, one)["pearson"] == scores(truth, one)["spearman"] == 0.0
+    assert scores(truth, 2.857 + 1e-4 * truth)["pearson"] == pytest.approx(1)
 
 
 @pytest.fixture

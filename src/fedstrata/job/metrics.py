@@ -98,7 +98,7 @@ def matthews(predictions: Predictions) -> float:
 
 
 def pearson(predictions: Predictions) -> float:
-    """Pearson correlation; 0 where one side does not vary."""
+    """Pearson correlation; 0 where one side does not vary by more than rounding."""
     from scipy import stats
 
     truth, guess = predictions.truth, predictions.guess
@@ -106,7 +106,7 @@ def pearson(predictions: Predictions) -> float:
 
 
 def spearman(predictions: Predictions) -> float:
-    """Spearman rank correlation; 0 where one side does not vary."""
+    """Spearman rank correlation; 0 where one side does not vary by more than rounding."""
     from scipy import stats
 
     truth, guess = predictions.truth, predictions.guess
@@ -114,10 +114,14 @@ def spearman(predictions: Predictions) -> float:
 
 
 def _vary(predictions: Predictions) -> bool:
-    several = len(predictions.truth) > 1
+    """Whether both sides do: of predictions of one number the last bits differ, as sums are rounded in fp32."""
     import numpy as np
 
-    return bool(several and np.ptp(predictions.truth) > 0 and np.ptp(predictions.guess) > 0)
+    truth, guess = predictions.truth, predictions.guess
+    if len(truth) < 2:
+        return False
+    rounding = 16 * np.finfo(np.float32).eps * np.abs(guess).max()
+    return bool(np.ptp(truth) > 0 and np.ptp(guess) > rounding)
 
 
 def mean_squared_error(predictions: Predictions) -> float:

@@ -52,7 +52,7 @@ class Task(Table):
     kind: str
     """``mlm``, ``clm``, ``classify``, ``pair``, ``regress`` or ``tag``."""
     labels: Names | None = None
-    """Class names in their order; read from the training rows (sorted) when absent."""
+    """Class names in their order; read from the training and test rows (sorted) when absent."""
     metric: str | None = None
     """The headline metric; by default the first of the task's."""
     positive: Annotated[Names, Field(min_length=1)] | None = None

@@ -54,8 +54,16 @@ def write_cards(folder: Path) -> None:
             kept = before.rpartition(END)[2].strip()
             code = ", trust_remote_code=True" if (place / f"{CODE}.py").exists() else ""
             loading = ADAPTERS if place.name == "adapter" else _loading(result["task"], code)
-            text = _card(result, job, stages, loading, kept)
+            text = _card(_of_model(result, place), job, stages, loading, kept)
             write_bytes(path, text.encode())
+
+
+def _of_model(result: Mapping[str, Any], place: Path) -> Mapping[str, Any]:
+    """The result with the scores of the model in ``place``; ``mean`` is the run's, where each client has one."""
+    if place.parent.parent.name != "clients":
+        return result
+    own = result["clients"].get(place.parent.name, {}).get("score") or {}
+    return {**result, "score": own, "mean": result["score"]}
 
 
 def _card(
@@ -69,7 +77,7 @@ def _card(
         _header(result, base, methods),
         f"# {base_name(base)}, trained by {methods}",
         "",
-        f"A model for {TASKS.get(task, task)}, trained with FedStrata by clients whose text stayed with them.",
+        f"A model for {TASKS.get(task, task)}, trained with FedStrata {_where(methods)}.",
         "",
         *_section("How to load", [loading]),
         *_section("Training", _training(result, job, stages, base, methods)),
@@ -80,6 +88,12 @@ def _card(
         END,
     ]
     return "\n".join(lines) + "\n" + (f"\n{kept}\n" if kept else "")
+
+
+def _where(methods: str) -> str:
+    """Where the text was while it was trained on."""
+    pooled = "centralized" in methods.split(" → ")
+    return "in one place that held the rows of all clients" if pooled else "by clients whose text stayed with them"
 
 
 def base_name(base: str) -> str:
@@ -172,21 +186,27 @@ def _data(result: Mapping[str, Any]) -> list[str]:
 def _scores(result: Mapping[str, Any]) -> list[str]:
     if not result["score"]:
         return ["None was measured."]
-    baseline = {} if result.get("privacy") else result.get("baseline") or {}
-    always = baseline.get("score", {})
-    lines = ["| metric | this model | baseline |", "|---|---|---|"]
-    if result.get("privacy"):
-        lines = ["| metric | this model |", "|---|---|"]
+    beside, other, about = _beside(result)
+    lines = [f"| metric | this model |{beside and f' {beside} |'}", "|---|---|---|" if beside else "|---|---|"]
     for name, value in result["score"].items():
-        than = f"{always[name]:.4f}" if always.get(name) is not None else ""
-        lines.append(f"| {name} | {value:.4f} |" + ("" if result.get("privacy") else f" {than} |"))
-    about = baseline.get("what")
+        than = f"{other[name]:.4f}" if other.get(name) is not None else ""
+        lines.append(f"| {name} | {value:.4f} |" + (f" {than} |" if beside else ""))
     lines += ["", "One run, one seed" + (f"; baseline: {about}." if about else ".")]
     each = [client["score"] for client in result.get("clients", {}).values() if client.get("score")]
     values = [score[result["headline"]] for score in each if result["headline"] in score]
     if values:
         lines.append(f"Over the clients {result['headline']} is {min(values):.4f} to {max(values):.4f}.")
     return lines
+
+
+def _beside(result: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
+    """What stands beside a model's scores: its name, metric -> value, and what is always predicted for it."""
+    if "mean" in result:
+        return "mean of all clients' models", result["mean"], ""
+    if result.get("privacy"):
+        return "", {}, ""
+    baseline = result.get("baseline") or {}
+    return "baseline", baseline.get("score", {}), baseline.get("what", "")
 
 
 def _costs(result: Mapping[str, Any]) -> str:

@@ -146,6 +146,8 @@ def load_run(folder: Path) -> Run:
     )
     if (more or whole["status"] != "finished") and _goes_on(folder):  # result.json is an earlier call's
         whole = {**result, **recorded, "status": "running", "message": None}
+    elif recorded["flops"] > whole["flops"]:  # so it is, and the call after it was killed
+        whole = {**result, **recorded}
     return Run(
         name=folder.resolve().name,
         result=whole,

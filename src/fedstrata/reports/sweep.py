@@ -70,6 +70,7 @@ class SweepRow:
         mb_to_target: mean MB per client, sent and received, until then.
         baseline: the headline score of always predicting the most frequent class, or the mean, over the seeds;
             None for a task without labels.
+        base: the row that it is compared with; None where there is none.
     """
 
     row: str
@@ -94,6 +95,7 @@ class SweepRow:
     mb_to_target: float | None = None
     p_holm: float | None = None
     baseline: float | None = None
+    base: str | None = None
 
 
 def sweep_rows(cells: Sequence[SweepCell]) -> list[SweepRow]:
@@ -111,7 +113,7 @@ def sweep_rows(cells: Sequence[SweepCell]) -> list[SweepRow]:
                 by_row[name][seed] = part
         for name, base in {cell.row: cell.base for cell in cells}.items():
             why = {seed: reason for (other, seed), reason in failed.items() if other == name}
-            row = _row(name, stage, by_row[name], why, _scores(by_row[base]) if base else {})
+            row = replace(_row(name, stage, by_row[name], why, by_row[base] if base else {}), base=base)
             target = targets[name] if stage == stages[-1] else None
             table.append(row if target is None else replace(row, **_to_target(target, by_row[name])))
     return [row for stage in stages for row in _corrected([row for row in table if row.stage == stage])]
@@ -153,12 +155,14 @@ def _corrected(rows: Sequence[SweepRow]) -> list[SweepRow]:
 
 
 def _row(
-    name: str, stage: str, runs: Mapping[int, Run], failed: Mapping[int, str], base: Mapping[int, float]
+    name: str, stage: str, runs: Mapping[int, Run], failed: Mapping[int, str], against: Mapping[int, Run]
 ) -> SweepRow:
     scores = _scores(runs)
     empty: dict[str, Any] = {"headline": "", "score": {}}
     first = next((run.result for run in runs.values()), empty)
     costs = result_rows(list(runs.values()))
+    alike = {seed: run for seed, run in against.items() if run.result["headline"] == first["headline"]}
+    base = _scores(alike)  # no test of an accuracy with an F1
     both = [seed for seed in scores if seed in base]
     values = list(scores.values())
     return SweepRow(

@@ -103,7 +103,7 @@ def _stage(stage: str, rows: Sequence[SweepRow], table: SweepTable) -> dict[str,
     return {
         "name": stage,
         "table": HtmlTable(f"Rows {stage}".strip(), heads, lines),
-        "verdicts": verdicts(rows, table.against),
+        "verdicts": verdicts(rows),
         "pictures": shown(shown_pictures),
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from statistics import fmean
 
 from rich import box
 from rich.table import Table
@@ -158,24 +159,28 @@ def _metric(rows: Sequence[SweepRow]) -> str:
     return metrics.pop() if len(metrics) == 1 else "score"
 
 
-def verdicts(rows: Sequence[SweepRow], against: str | None) -> list[str]:
-    """How each row of a stage stands to the one compared with: score, and bytes; a sentence each."""
-    sentences = []
+def verdicts(rows: Sequence[SweepRow]) -> list[str]:
+    """How each row of a stage stands to the one compared with: score, over the seeds of both, and bytes."""
+    named, sentences = {row.row: row for row in rows}, []
     for row in rows:
-        base = next((other for other in rows if other.row == against or row.row.startswith(f"{against} ")), None)
-        if base is None or base is row or row.mean is None or base.mean is None or row.metric != base.metric:
+        base = named.get(row.base or "")
+        theirs = dict(zip(base.seeds, base.scores, strict=True)) if base and base.metric == row.metric else {}
+        pairs = [(mine, theirs[seed]) for seed, mine in zip(row.seeds, row.scores, strict=True) if seed in theirs]
+        if not base or not pairs:
             continue
         sign = -1 if row.metric in LOWER_IS_BETTER else 1
-        gap = sign * (row.mean - base.mean)
+        gap = sign * fmean(mine - other for mine, other in pairs)
         how = "the same as" if not gap else f"{abs(gap):.4f} {'better' if gap > 0 else 'worse'} than"
         share = f", with {row.up_mb / base.up_mb:.1%} of its MB up" if row.up_mb is not None and base.up_mb else ""
-        if row.p_holm is None:
-            sure = "one seed says nothing of chance" if len(row.seeds) < 2 else "no test is possible"
-        elif row.p_holm < 0.05:
-            sure = f"more than chance over {len(row.seeds)} seeds (p {row.p_holm:.3f}, Holm)"
-        else:
-            sure = (
-                f"not told apart from chance by {len(row.seeds)} seeds (p {row.p_holm:.3f}), no proof of equality"
-            )
+        sure = _sure(row.p_holm, len(pairs))
         sentences.append(f"{row.row}: {row.metric} {row.mean:.4f}, {how} {base.row}{share}; {sure}.")
     return sentences
+
+
+def _sure(p: float | None, seeds: int) -> str:
+    """What a comparison over the seeds that both rows finished says of chance."""
+    if p is None:
+        return "one seed says nothing of chance" if seeds < 2 else "no test is possible"
+    if p < 0.05:
+        return f"more than chance over {seeds} seeds (p {p:.3f}, Holm)"
+    return f"not told apart from chance by {seeds} seeds (p {p:.3f}), no proof of equality"

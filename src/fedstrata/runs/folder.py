@@ -41,7 +41,8 @@ def check_output_dir(folder: Path, resume: bool, kind: str = "run") -> None:
     if not above.is_dir():
         what = "a file" if above.is_file() else "no folder"
         raise UserError(f"[output] dir: {above} is {what}; name a new or empty folder")
-    begun = (MARKER, LOCK, AUDIT, *([TRACK] if (folder / MARKER).exists() else []))  # and nothing more
+    track = [TRACK] if (folder / MARKER).exists() else []
+    begun = (MARKER, f".{MARKER}.part", LOCK, AUDIT, *track)  # and nothing more
     if not folder.exists() or all(path.name in begun for path in folder.iterdir()):
         return
     if not resume:

@@ -126,14 +126,14 @@ def _save_whole(trained: Trained) -> None:
 
 
 def save_client_models(folder: Path, clients: Iterable[str]) -> None:
-    """Write the ``clients/NAME/model/`` that are not there, from the other folders of a stage."""
+    """Write the models that are not in ``clients/NAME/model/``, from the other folders of a stage."""
     shared = folder / "shared"
     head = CARD if (shared / f"{CODE}.py").exists() else ""
     for client in clients:
         place, own = folder / "clients" / client / "model", Store(folder / "state" / "clients" / client)
         found = (_completed(folder, client), own.newest(), _completed(folder, ""))
         personal = next((path for path in found if path and path.exists()), None)
-        if personal and not place.exists():
+        if personal and not any(place.glob("*.safetensors")):  # emptied by a killed call, or with files of others
             write_client_folder(shared, personal, place, CLIENT_CARD.format(client=client), head)
 
 

@@ -27,8 +27,14 @@ READ: Mapping[Channel, str] = {
     "embeddings": f"which words stand in the texts, each of them{LENGTH}",
     "token_head": "which words were masked or predicted",
     "class_head": "which classes there are, and about how many rows of each",
-    "layers": "of a few texts, trained on without dropout, every token at its place",
-    "adapters": "some tokens of short texts; published attacks read whole texts from adapters",
+    "layers": (
+        "of a few texts, trained on without dropout, every token at its place, and whether a text that is known "
+        "was trained on"
+    ),
+    "adapters": (
+        "some tokens of short texts, and whether a text that is known was trained on; published attacks "
+        "read whole texts from adapters"
+    ),
     "hidden_states": "most words of every text at their places; the labels are sent as they are",
     "activations": (
         "nearly every word of every batch at its place; from gradients, the masked places and words; with "

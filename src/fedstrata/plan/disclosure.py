@@ -37,8 +37,8 @@ READ: Mapping[Channel, str] = {
     ),
     "hidden_states": "most words of every text at their places; the labels are sent as they are",
     "activations": (
-        "nearly every word of every batch at its place; from gradients, the masked places and words; with "
-        "activations_changed, which texts come again and which of their tokens moved"
+        "nearly every word of every batch at its place; from gradients, the masked places and words, or every "
+        "label; with activations_changed, which texts come again and which of their tokens moved"
     ),
     "reply": "the number of examples, the loss, scores, and how long training took",
 }
@@ -86,8 +86,8 @@ SENT: Mapping[Payload, str] = {
         "the encoder's hidden states of every text, from which texts can be reconstructed, and the labels"
     ),
     "activations": (
-        "the hidden states of every batch, from which texts can be reconstructed, and their gradients; and "
-        "trained parts of the model, as under weights"
+        "the hidden states of every batch, from which texts can be reconstructed, and their gradients, from which "
+        "labels can; and trained parts of the model, as under weights"
     ),
 }
 """Payload -> what leaves a client, and what it tells, in words for whoever has to permit it."""

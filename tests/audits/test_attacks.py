@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import fedstrata
-from fedstrata.audits import embeddings
+from fedstrata.audits import activations, embeddings
 from fedstrata.audits.replay import moved_beyond
 from fedstrata.client.feature_cache import FeatureCache
 from fedstrata.client.optimizer import step
@@ -207,6 +207,45 @@ def test_what_passes_the_cut_gives_tokens_masked_places_and_masked_words(
     assert figures(stage, "gradients", "1 step", "size")["recall"]["value"] == 1.0
     assert figures(stage, "gradients", "1 step", "size")["precision"]["value"] == 1.0
     assert figures(stage, "gradients", "1 step", "head's answer")["tokens"]["value"] >= 0.75
+
+
+@pytest.mark.parametrize("wire", [{}, {"activations_changed": 0.1, "dtype": "fp16"}, {"gradients": "int4"}])
+@pytest.mark.parametrize("kind", ["classify", "tag"])
+def test_what_passes_the_cut_gives_every_label(
+    audited: Audited, tmp_path: Path, kind: str, wire: dict[str, Any]
+) -> None:
+    data = {"data": {"train": tagged(tmp_path), "test": tagged(tmp_path)}} if kind == "tag" else {}
+    found = labels_read(audited("fedbert", kind, wire=wire, train={"epochs": 2}, **data))
+    assert found["value"] == 1.0
+    assert not found["holds_chance"]
+
+
+def test_gradients_of_other_texts_do_not_give_the_labels(
+    audited: Audited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = activations._messages
+
+    def of_others(view: Any, played: Any, what: str) -> Iterator[torch.Tensor]:
+        for rows in messages(view, played, what):
+            there = rows.any(1) if what == activations.MESSAGES[1] else torch.zeros(len(rows), dtype=torch.bool)
+            yield rows.index_put((there,), rows[there].roll(1, 0))
+
+    monkeypatch.setattr(activations, "_messages", of_others)
+    assert labels_read(audited("fedbert", "classify", train={"epochs": 2}))["low"] < 0.5
+
+
+def labels_read(stage: Stage) -> dict[str, Any]:
+    """Of the longest round that was played."""
+    return [f["figures"]["labels"] for f in stage["findings"] if f["attack"] == "head's answer"][-1]
+
+
+def tagged(folder: Path) -> str:
+    """A file with a tag for each word."""
+    path = folder / "tags.jsonl"
+    texts = [text.replace(".", "").split() for text, _ in SENTENCES]
+    rows = [{"text": text, "label": ["B-X" if len(word) % 2 else "O" for word in text]} for text in texts]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return str(path)
 
 
 class Noise(StateCodec):

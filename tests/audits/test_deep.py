@@ -19,6 +19,7 @@ from fedstrata.audits import canaries, short_training
 from fedstrata.audits.canaries import exposures
 from fedstrata.audits.membership import LEAST, SHADOWS, confidence, halves, likelihood_ratio, membership
 from fedstrata.audits.some_texts import masked_in_turn, taken, together
+from fedstrata.audits.text_gradients import ATTACK, Gradients
 from fedstrata.cli import app
 from fedstrata.data.tokens import Tokens
 from fedstrata.tasks import Examples
@@ -95,6 +96,7 @@ def test_what_is_learned_by_heart_is_told_apart(
 def test_what_has_not_been_trained_is_at_chance(kind: str, deep_job: Jobs, public: str) -> None:
     stage = deep(deep_job(kind, train=STILL), public)
     found = [f for f in stage["findings"] if f["channel"] == "short training"]
+    found = [f for f in found if f["attack"] != ATTACK]  # of biases that were 0 a gradient shows at any rate
     assert len(found) == 2 + len(canaries.TIMES)
     for each in found[:2]:
         assert each["figures"]["AUC"]["holds_chance"]
@@ -125,7 +127,7 @@ def test_noise_on_every_example_brings_it_to_chance(deep_job: Jobs, public: str)
     stage = deep(
         deep_job("classify", train={**HARD, "epochs": 3}, task={"labels": list("abc")}, privacy=privacy), public
     )
-    for attack in ("calibrated loss", "LiRA"):
+    for attack in ("calibrated loss", "LiRA", ATTACK):
         assert figures(stage, "short training", attack)["AUC"]["holds_chance"]
     assert figures(stage, "short training", "put 100")["exposure"]["value"] < 5.5
     assert any("more than its epsilon" in note for note in stage["notes"])
@@ -288,3 +290,39 @@ def test_the_ratio_looks_at_models_without_the_text() -> None:
 def test_confidence_is_the_logit() -> None:
     p = np.array([0.01, 0.5, 0.99])
     assert confidence(-np.log(p)) == pytest.approx(np.log(p / (1 - p)))
+
+
+STEP = {"optimizer": "sgd", "learning_rate": 0.1, "epochs": 1, "batch_size": 4, "dropout": False}
+"""One whose steps have few texts."""
+
+
+@pytest.mark.parametrize(
+    ("name", "tables"), [("fedavg", {}), ("fedbt", {}), ("fedavg", {"adapter": {"kind": "lora"}})]
+)
+def test_the_texts_of_a_step_are_told_from_its_message(
+    name: str, tables: dict[str, Any], deep_job: Jobs, public: str
+) -> None:
+    """Whatever is sent: upper layers and adapters too."""
+    job = deep_job("classify", train=STEP, **tables)
+    job["method"]["name"] = name
+    [step, _] = [f for f in deep(job, public)["findings"] if f["attack"] == ATTACK]
+    assert step["setting"] == "1 step"
+    assert step["figures"]["AUC"]["value"] > 0.85
+    assert step["figures"]["AUC"]["low"] > 0.6
+
+
+def test_they_are_not_told_from_the_message_of_other_texts(
+    deep_job: Jobs, public: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, scores, others = short_training.ShortTrainings.train, Gradients.scores, []
+
+    def both(self: Any, name: str, examples: Examples, index: Any, steps: int | None = None) -> Any:
+        if steps == 1:
+            rest = np.setdiff1d(np.arange(len(examples)), index)
+            others.append(train(self, "others", examples, rest, 1))
+        return train(self, name, examples, index, steps)
+
+    monkeypatch.setattr(short_training.ShortTrainings, "train", both)
+    monkeypatch.setattr(Gradients, "scores", lambda self, played: scores(self, others[0]))
+    found = [f for f in deep(deep_job("classify", train=STEP), public)["findings"] if f["attack"] == ATTACK]
+    assert [each["figures"]["AUC"]["low"] <= 0.5 for each in found] == [True, True]

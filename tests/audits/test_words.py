@@ -113,6 +113,20 @@ def test_what_is_left_out_is_not_said_to_be_read(job: Jobs, tmp_path: Path, omit
     assert words in said
 
 
+@pytest.mark.parametrize(("name", "method"), [("fedavg", {}), ("fedfreezebert", {"head": "mean"})])
+def test_a_head_of_numbers_is_said_to_tell_them(
+    job: Jobs, tmp_path: Path, name: str, method: dict[str, Any]
+) -> None:
+    """Where it alone is sent too, of which the audit reads nothing."""
+    (tmp_path / "rows.csv").write_text("text,label\n" + "".join(f"the kidney {n},{n}\n" for n in range(24)))
+    made = job(name, "regress", 3, method=method)
+    made["data"] |= {"train": str(tmp_path / "rows.csv"), "test": str(tmp_path / "rows.csv")}
+    [forecast] = fedstrata.forecast(made).values()
+    [said] = forecast["readable"]
+    assert f"from {NAMES['number_head']} {READ['number_head']}" in said
+    assert ("fedstrata audit" in said) == (name == "fedavg")
+
+
 @pytest.mark.parametrize(
     ("name", "privacy", "words"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from fedstrata.audits.probes import Nearest, network_reader, ridge_reader
 from fedstrata.audits.texts import States, places_of, scored
 from fedstrata.models.checkpoints import max_positions
 from fedstrata.models.cut import cut_at
+from fedstrata.tasks import Batch
 from fedstrata.wire.activations import decode_states
 from fedstrata.wire.stream_ends import server_end
 
@@ -29,10 +30,12 @@ STEP = 0.01
 
 
 def attack(view: View) -> list[Finding]:
-    """The tokens of every batch, and of masked ones the place and the word."""
+    """The tokens of every batch; of masked ones the place and the word; of a classifier's every label."""
     found = _tokens(view)
     if any(seen.batch.positions is not None for seen in view.client.seen):
         found += _masked(view)
+    elif view.bench.data.labels is not None and _at_server(view):
+        found.append(_classes(view))
     return found
 
 
@@ -114,9 +117,8 @@ def _masked(view: View) -> list[Finding]:
     figures = detection(sizes, true, best_threshold(shadow, shadow_true))
     sentence = f"from the gradients the server {read_words(figures, 'masked places')}"
     found = [Finding("gradients", "size", view.setting, figures, sentence)]
-    plan = view.client.plan
-    if view.bench.parts.layer(plan.layers[-1]) not in plan.server:
-        return found  # the client's own layers above the cut mix the places' gradients
+    if not _at_server(view):
+        return found
     words = _words(view)
     hits, cases = words["tokens"].count
     sentence = f"from the first batch's gradients the server reads {hits:,} of {cases:,} masked words"
@@ -145,29 +147,67 @@ class _Given(torch.nn.Module):
         return self.hidden
 
 
-def _words(view: View) -> dict[str, Figure]:
-    """The words of the first batch's masked places: a step against the gradient raises the target's logit most.
+def _at_server(view: View) -> bool:
+    """Whether the head stands right above the server's layers: a client's own mix the places' gradients."""
+    plan = view.client.plan
+    return view.bench.parts.layer(plan.layers[-1]) in plan.server
 
-    The server knows its own output at these places, as it sent it, and the head at the begin of the round.
-    """
-    bench, plan, form = view.bench, view.client.plan, view.bench.ready.runtime.stream
+
+def _words(view: View) -> dict[str, Figure]:
+    """The words of the first batch's masked places."""
     batch = view.client.seen[0].batch
     assert isinstance(batch.positions, torch.Tensor)
-    masked = batch.positions[batch.inputs["attention_mask"] > 0]
-    gradients = next(_messages(view, view.client, MESSAGES[1]))[masked]
-    sent = next(message for what, message in view.client.stream if what == OUTPUTS)
-    outputs = decode_states(sent, len(sent[MESSAGES[0]]), bench.parts.hidden, form.states).float()
-    outputs = outputs[masked] if form.changed is None else outputs[: int(masked.sum())]  # what the client reads
-    back = gradients / gradients.norm(dim=1, keepdim=True).clamp_min(1e-30)
-    given = _Given()
-    with bench.model() as model, cut_at(model, bench.parts, plan, given):  # type: ignore[arg-type]
-        logits = []
-        for hidden in (outputs, outputs - STEP * outputs.norm(dim=1, keepdim=True) * back):
-            given.hidden = hidden[:, None]
-            ids = torch.zeros(len(hidden), 1, dtype=torch.long)
-            logits.append(model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, 0].float())
-    read = (logits[1] - logits[0]).argmax(1)
+    read = next(_answers(view, [batch.positions[batch.inputs["attention_mask"] > 0]]))
     right = int((read == batch.targets).sum())
-    commonest = int(bench.frequencies.argmax())
+    commonest = int(view.bench.frequencies.argmax())
     chance = float((batch.targets == commonest).float().mean()) if len(read) else 0.0
     return {"tokens": share(right, len(read), chance)}
+
+
+def _classes(view: View) -> Finding:
+    """The class of every text, or of every word that has one; chance is naming the commonest of them."""
+    labels = [_labels(seen.batch) for seen in view.client.seen]
+    read = torch.cat(list(_answers(view, [own >= 0 for own in labels])))
+    true = torch.cat([own[own >= 0] for own in labels])
+    commonest = float(torch.bincount(true).max() / len(true))
+    figures = {"labels": share(int((read == true).sum()), len(true), commonest)}
+    hits, cases = figures["labels"].count
+    sentence = f"from the gradients the server reads {hits:,} of {cases:,} labels, each at its place in its batch"
+    return Finding("gradients", "head's answer", view.setting, figures, sentence)
+
+
+def _labels(batch: Batch) -> torch.Tensor:
+    """The class of each token, padding left out, ``[N]``: a text's stands at its first one; -1 for none."""
+    tokens = batch.inputs["attention_mask"] > 0
+    placed = torch.full(tokens.shape, -1, dtype=torch.long)
+    if batch.targets.ndim == 2:
+        placed[:, : batch.targets.shape[1]] = batch.targets
+    else:
+        placed[torch.arange(len(tokens)), tokens.int().argmax(1)] = batch.targets
+    return placed[tokens]
+
+
+def _answers(view: View, places: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Of the first batches what the head was to say: a step against the gradient raises its logit most.
+
+    The server knows its own output at these places, as it sent it, and the head at the begin of the round.
+
+    Args:
+        view: what is attacked.
+        places: of each batch, at which of its tokens the head reads, ``[N]``.
+    """
+    bench, plan, form = view.bench, view.client.plan, view.bench.ready.runtime.stream
+    sent = (message for what, message in view.client.stream if what == OUTPUTS)
+    given = _Given()
+    for at, gradients, message in zip(places, _messages(view, view.client, MESSAGES[1]), sent, strict=False):
+        outputs = decode_states(message, len(message[MESSAGES[0]]), bench.parts.hidden, form.states).float()
+        outputs = outputs[at] if form.changed is None else outputs[: int(at.sum())]  # what the client reads
+        back = gradients[at] / gradients[at].norm(dim=1, keepdim=True).clamp_min(1e-30)
+        with bench.model() as model, cut_at(model, bench.parts, plan, given):  # type: ignore[arg-type]
+            logits = []
+            for hidden in (outputs, outputs - STEP * outputs.norm(dim=1, keepdim=True) * back):
+                given.hidden = hidden[:, None]
+                ids = torch.zeros(len(hidden), 1, dtype=torch.long)
+                said = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.float()
+                logits.append(said.reshape(len(hidden), -1))
+        yield (logits[1] - logits[0]).argmax(1)

@@ -16,7 +16,7 @@ from fedstrata.audits.bench import Bench
 from fedstrata.audits.figures import Figure, Floats, exponential_mean, share
 from fedstrata.audits.finding import Finding
 from fedstrata.audits.membership import MOST
-from fedstrata.audits.short_training import ShortTrainings, that_fit
+from fedstrata.audits.short_training import SHORT, ShortTrainings, that_fit
 from fedstrata.audits.some_texts import each_token, losses, taken, together
 from fedstrata.data.tokens import Tokens
 from fedstrata.errors import plural
@@ -48,14 +48,14 @@ def attack(trainings: ShortTrainings) -> list[Finding]:
     batches = each_token(bench, canaries)
     with bench.model():
         before = losses(bench, bench.ready.runtime.working, batches)
-    fallen = before - trainings.losses("training with canaries", examples, index, batches)
+    fallen = before - trainings.losses(trainings.train("training with canaries", examples, index), batches)
     candidates = fallen[len(TIMES) * EACH :]
     setting = plural(trainings.steps, "step")
     found = []
     for number, times in enumerate(TIMES):
         figures = exposures(fallen[number * EACH : (number + 1) * EACH], candidates)
         how = f"canary put {'once' if times == 1 else f'{times} times'}"
-        found.append(Finding("short training", how, setting, figures, _sentence(figures, how)))
+        found.append(Finding(SHORT, how, setting, figures, _sentence(figures, how)))
     return found
 
 

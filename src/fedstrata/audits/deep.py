@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedstrata.audits import canaries
+from fedstrata.audits import canaries, text_gradients
 from fedstrata.audits.bench import Bench
 from fedstrata.audits.finding import Finding
 from fedstrata.audits.membership import (
@@ -20,7 +20,7 @@ from fedstrata.audits.membership import (
     texts_of,
 )
 from fedstrata.audits.settings import own_steps
-from fedstrata.audits.short_training import ShortTrainings
+from fedstrata.audits.short_training import SHORT, ShortTrainings
 from fedstrata.audits.some_texts import losses
 from fedstrata.client.model_options import head_of
 from fedstrata.client.setup import init_seed
@@ -35,8 +35,8 @@ from fedstrata.runs.resume import changes
 from fedstrata.wire.files import read_sealed
 
 Plays = list[dict[str, Any]]
-FINAL, SHORT = "final model", "short training"
-"""The models that are attacked: a run's, and that of a training of the client alone."""
+FINAL = "final model"
+"""The model of a run, which is attacked as that of a short training is."""
 
 
 def deep(bench: Bench, folder: Path, notes: list[str]) -> tuple[list[Finding], Plays]:
@@ -59,7 +59,9 @@ def deep(bench: Bench, folder: Path, notes: list[str]) -> tuple[list[Finding], P
     shadows = Shadows(start_losses(bench, pool))
     if enough and not why:
         shadows, target, member = shadow_trainings(trainings, pool)
-        findings += found_in(bench, SHORT, plural(trainings.steps, "step"), shadows.scores(target), member)
+        scores = shadows.scores(trainings.losses(target, pool.batches))
+        findings += found_in(bench, SHORT, plural(target.reply.steps, "step"), scores, member)
+        findings += text_gradients.attack(trainings, pool, target, member)
         notes += _small(SHORT, int((~member).sum()))
     if enough and final is not None:
         findings += _final(bench, pool, shadows, final, notes)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from fedstrata.audits.bench import Bench
 from fedstrata.audits.figures import Figure, Floats, Truth, area, share
 from fedstrata.audits.finding import Finding
+from fedstrata.audits.play import Played
 from fedstrata.audits.short_training import ShortTrainings, that_fit
 from fedstrata.audits.some_texts import distinct, drawn_batches, losses, taken, together
 from fedstrata.errors import plural
@@ -96,16 +97,17 @@ def halves(rng: np.random.Generator, texts: int) -> Draws:
     return np.stack([first[0], *(half for own in first[1:] for half in (own, ~own))])
 
 
-def shadow_trainings(trainings: ShortTrainings, pool: Pool) -> tuple[Shadows, Floats, Truth]:
-    """Shadow models; and the losses of a target that was trained as they were, with what it was trained on."""
+def shadow_trainings(trainings: ShortTrainings, pool: Pool) -> tuple[Shadows, Played, Truth]:
+    """Shadow models; and a target that was trained as they were, with what it was trained on."""
     bench, rng = trainings.bench, _rng(trainings.bench, "halves of membership")
     inside = halves(rng, len(pool.own))
-    names = ["membership target", *(f"shadow model {i} of {SHADOWS}" for i in range(1, SHADOWS + 1))]
+    target, *others = (np.flatnonzero(half) for half in inside)
+    played = trainings.train("membership target", pool.examples, target)
     found = [
-        trainings.losses(name, pool.examples, np.flatnonzero(half), pool.batches)
-        for name, half in zip(names, inside, strict=True)
+        trainings.losses(trainings.train(f"shadow model {i} of {SHADOWS}", pool.examples, half), pool.batches)
+        for i, half in enumerate(others, 1)
     ]
-    return Shadows(start_losses(bench, pool), np.stack(found[1:]), inside[1:]), found[0], inside[0]
+    return Shadows(start_losses(bench, pool), np.stack(found), inside[1:]), played, inside[0]
 
 
 def start_losses(bench: Bench, pool: Pool) -> Floats:

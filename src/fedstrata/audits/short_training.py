@@ -15,10 +15,13 @@ from fedstrata.audits.some_texts import losses
 from fedstrata.client.steps import steps
 from fedstrata.errors import plural
 from fedstrata.events import Noted
+from fedstrata.job.tables import Train
 from fedstrata.plan.kinds import Index, Weights
 from fedstrata.plan.streams import ORDER
 from fedstrata.tasks import Batch, Examples
 
+SHORT = "short training"
+"""What the findings call it."""
 WORK = 1e12
 """Most FLOPs of one training: six of them are to take minutes. Longer ones are cut, and this is said."""
 
@@ -37,18 +40,22 @@ class ShortTrainings:
     plays: list[dict[str, Any]] = field(default_factory=list)
     cut: int = 0
 
-    def losses(self, name: str, examples: Examples, index: Index, batches: Sequence[Batch]) -> Floats:
-        """The loss of every batch after a training, ``[n]``.
+    def train(self, name: str, examples: Examples, index: Index, steps: int | None = None) -> Played:
+        """A training in which every text is passed as often as in the run, as far as the bound allows.
 
         Args:
             name: of the training: its random streams are drawn under it.
             examples: all texts.
             index: those that are trained on; one may stand in it several times.
-            batches: as :func:`fedstrata.audits.some_texts.drawn_batches` makes them.
+            steps: of the first round, in place of that.
         """
         bench = self.bench
         bench.tell(Noted(f"{bench.job.stage or 'this job'}: {name}, {plural(len(index), 'text')}"))
-        played = self._played(name, examples, index)
+        if steps is None:
+            train, until = self._whole(examples, index), 1.0
+        else:
+            train, until = bench.job.train.model_copy(update={"epochs": 1, "steps": steps}), None
+        played = play(bench, f"{bench.client}, {name}", examples, index, train, until)
         self.plays.append(
             {
                 "setting": name,
@@ -57,18 +64,27 @@ class ShortTrainings:
                 "distinct_tokens": int(played.token_ids(bench.vocabulary, bench.special).sum()),
             }
         )
+        return played
+
+    def losses(self, played: Played, batches: Sequence[Batch]) -> Floats:
+        """The loss of every batch after a training, ``[n]``.
+
+        Args:
+            played: the training.
+            batches: as :func:`fedstrata.audits.some_texts.drawn_batches` makes them.
+        """
+        bench = self.bench
         working = bench.ready.runtime.working
         working.load({part: (None, tensors) for part, tensors in trained_weights(bench, played).items()})
         return losses(bench, working, batches)
 
-    def _played(self, name: str, examples: Examples, index: Index) -> Played:
-        """A training in which every text is passed as often as in the run, as far as the bound allows."""
-        bench, wanted = self.bench, passes(self.bench)
-        most = max(1, int(WORK / max(1.0, pass_flops(bench, examples, index))))
+    def _whole(self, examples: Examples, index: Index) -> Train:
+        """How all rounds together train, as far as the bound allows."""
+        wanted = passes(self.bench)
+        most = max(1, int(WORK / max(1.0, pass_flops(self.bench, examples, index))))
         if wanted > most:
             self.cut = wanted
-        train = bench.job.train.model_copy(update={"epochs": min(wanted, most), "steps": None})
-        return play(bench, f"{bench.client}, {name}", examples, index, train, until=1.0)
+        return self.bench.job.train.model_copy(update={"epochs": min(wanted, most), "steps": None})
 
     @property
     def steps(self) -> int:

@@ -125,7 +125,7 @@ def _played(job: Job, context: DryContext, options: ForecastOptions) -> MemoryRe
 def _about(job: Job, parts: Parts, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The model's parts, what the server can read, a sentence each, and how far the bytes are known."""
     sent, kind = {part for round in rounds for part in round["sent"]}, TASK_KINDS[job.task.kind]
-    opened = channels(parts, sent, kind.target == "token", kind.classes)
+    opened = channels(parts, sent, kind.target)
     found = sentence(opened, job.privacy.level, job.privacy.sum_only)
     payload = job.method.exchange
     whole = [] if payload == "weights" else [f"each client sends the server {SENT[payload]}"]

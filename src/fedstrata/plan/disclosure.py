@@ -14,7 +14,15 @@ from fedstrata.plan.parts import Parts
 from fedstrata.plan.sharing import POSITION_FACTORS, POSITIONS, WORD_FACTORS
 
 Channel = Literal[
-    "embeddings", "token_head", "class_head", "layers", "adapters", "hidden_states", "activations", "reply"
+    "embeddings",
+    "token_head",
+    "class_head",
+    "number_head",
+    "layers",
+    "adapters",
+    "hidden_states",
+    "activations",
+    "reply",
 ]
 """What an attack reads from."""
 
@@ -27,12 +35,19 @@ READ: Mapping[Channel, str] = {
     "embeddings": f"which words stand in the texts, each of them{LENGTH}",
     "token_head": "which words were masked or predicted",
     "class_head": "which classes there are, and about how many rows of each",
-    "layers": "of a few texts, trained on without dropout, every token at its place",
-    "adapters": "some tokens of short texts; published attacks read whole texts from adapters",
+    "number_head": "about the mean of the numbers, and of a single text its number",
+    "layers": (
+        "of a few texts, trained on without dropout, every token at its place, and whether a text that is known "
+        "was trained on"
+    ),
+    "adapters": (
+        "some tokens of short texts, and whether a text that is known was trained on; published attacks "
+        "read whole texts from adapters"
+    ),
     "hidden_states": "most words of every text at their places; the labels are sent as they are",
     "activations": (
-        "nearly every word of every batch at its place; from gradients, the masked places and words; with "
-        "activations_changed, which texts come again and which of their tokens moved"
+        "nearly every word of every batch at its place; from gradients, the masked places and words, or every "
+        "label; with activations_changed, which texts come again and which of their tokens moved"
     ),
     "reply": "the number of examples, the loss, scores, and how long training took",
 }
@@ -57,6 +72,7 @@ NAMES: Mapping[Channel, str] = {
     "embeddings": "the embeddings",
     "token_head": "the language model's head",
     "class_head": "the classifier",
+    "number_head": "the head of numbers",
     "layers": "the layers",
     "adapters": "the adapters",
     "hidden_states": "the hidden states",
@@ -80,8 +96,8 @@ SENT: Mapping[Payload, str] = {
         "the encoder's hidden states of every text, from which texts can be reconstructed, and the labels"
     ),
     "activations": (
-        "the hidden states of every batch, from which texts can be reconstructed, and their gradients; and "
-        "trained parts of the model, as under weights"
+        "the hidden states of every batch, from which texts can be reconstructed, and their gradients, from which "
+        "labels can; and trained parts of the model, as under weights"
     ),
 }
 """Payload -> what leaves a client, and what it tells, in words for whoever has to permit it."""
@@ -94,21 +110,21 @@ def beside(level: str, sum_only: bool) -> str:
     return "the number of examples, scores, and how long training took" if sum_only else READ["reply"]
 
 
-def channels(parts: Parts, sent: Iterable[str], tokens: bool, classes: bool) -> dict[Channel, str]:
+def channels(parts: Parts, sent: Iterable[str], target: str) -> dict[Channel, str]:
     """The channels that sent parts of the model open, and what can be read through each.
 
     Args:
         parts: the model's; what of them never travels opens nothing.
         sent: the parts that a client sends.
-        tokens: the head predicts tokens.
-        classes: the head tells classes apart.
+        target: what the head predicts, as :class:`fedstrata.job.task_kinds.TaskKind` has it.
     """
     kinds = {parts[name].kind for name in sent}
     whole = {name for part in sent for name in parts.shapes[part]} - parts.sharing.omitted
     opened: dict[Channel, bool] = {
         "embeddings": "embeddings" in kinds or any(WORD_FACTORS.search(name) for name in whole),
-        "token_head": "head" in kinds and tokens,
-        "class_head": "head" in kinds and classes,
+        "token_head": "head" in kinds and target == "token",
+        "class_head": "head" in kinds and target in ("class", "tag"),
+        "number_head": "head" in kinds and target == "number",
         "layers": "layer" in kinds,
         "adapters": "adapter" in kinds,
     }
@@ -131,6 +147,8 @@ def sentence(found: Mapping[Channel, str], level: str = "none", sum_only: bool =
     if not found:
         return ""
     who, measured = "of each client", " (fedstrata audit measures it)"
+    if not found.keys() - {"number_head"}:
+        measured = ""  # no attack of the audit reads it
     if sum_only:  # whose a word is the sum does not tell; the audit attacks single messages
         who, measured = "of a round's clients together, not of each by itself,", ""
     if level in HIDDEN:

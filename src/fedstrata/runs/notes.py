@@ -85,7 +85,7 @@ def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int) -> tuple[str, .
     kind, sent = TASK_KINDS[job.task.kind], {part for plan in plans for part in plan.send}
     if job.method.population == "pooled":
         lines.append(POOLED)
-    found = channels(loaded.parts, sent, kind.target == "token", kind.classes)
+    found = channels(loaded.parts, sent, kind.target)
     if readable := sentence(found, job.privacy.level, job.privacy.sum_only):
         lines.append(readable)
     if never := set(loaded.fresh) - {part for plan in plans for part in plan.train}:

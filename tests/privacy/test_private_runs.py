@@ -55,6 +55,8 @@ def test_before_is_after_and_engines_agree(job: Jobs, tmp_path: Path, privacy: A
     page = write_report([result.folder]).read_text("utf-8")
     assert f"epsilon {result.privacy['epsilon']:.3g}" in page
     assert "no noise covers" in page
+    assert result.privacy["noise_from"] == "train.seed"
+    assert "nobody who knows or guesses" in page
 
 
 def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:

@@ -53,6 +53,7 @@ def test_a_card_tells_nothing_of_single_clients_rows_where_there_is_noise(job: J
     assert not any(words in text for words in ("client-0", '"rate"', '"clients"'))
     assert ("are left out: no noise covers them" in text) is (level != "none")
     assert ('"epsilon"' in text) is (level != "none")
+    assert ("seed 0" in text) is (level == "none"), "all noise comes from it"
     assert "3 clients" in text
     assert result.baseline is not None, "the user still has it"
     assert result.data is not None

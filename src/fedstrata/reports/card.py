@@ -157,9 +157,12 @@ def _training(
         f"* start model: {base_name(base)}; its license holds for this model, too",
         f"* method: {methods}, {' and '.join(plural(count, 'round') for count in rounds)}",
         f"* learning rate {train.get('learning_rate')}, batches of {train.get('batch_size', 'a token budget')}, "
-        f"at most {train.get('max_tokens')} tokens, seed {train.get('seed')}",
+        f"at most {train.get('max_tokens')} tokens",
     ]
-    if privacy := result.get("privacy"):
+    privacy = result.get("privacy")
+    if not privacy or privacy.get("noise_from") == "sites":  # else whoever knows it can take the noise away
+        lines[-1] += f", seed {train.get('seed')}"
+    if privacy:
         promise = {key: value for key, value in privacy.items() if key != "clients"}  # their rates tell their rows
         lines.append(f"* differential privacy: {json.dumps(promise)}")
     else:

@@ -12,6 +12,12 @@ UNITS = {
     "client": "whether a client's own change or none is in its messages",
 }
 """Level -> what two neighbors differ in."""
+HOLDS = {
+    "sites": "it holds against the server and whoever has the model",
+    "train.seed": "in one process all noise comes from train.seed, so it holds against nobody who knows or guesses"
+    " that; between sites, which have secrets of their own, against the server and whoever has the model",
+}
+"""What noise is drawn from -> against whom epsilon holds."""
 
 
 def privacy_lines(record: Mapping[str, Any] | None) -> list[str]:
@@ -30,7 +36,7 @@ def privacy_lines(record: Mapping[str, Any] | None) -> list[str]:
         whole = f"sums, in each of which {honest} or more clients add their noise"
     return [
         f"privacy: epsilon {span}, delta {record['delta']:g} ({record['accountant']}), level {level}, clip "
-        f"{record['clip']:g}: for {UNITS[level]}; it holds against the server and whoever has the model, "
+        f"{record['clip']:g}: for {UNITS[level]}; {HOLDS[record.get('noise_from', 'sites')]}, "
         f"for {whole}, over all rounds",
         f"privacy: no noise covers {UNCOVERED[level]}; losses are not told",
     ]

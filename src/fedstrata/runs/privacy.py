@@ -16,8 +16,8 @@ from fedstrata.privacy.accounting import Accountant, Spending, epsilon_of
 
 Record = dict[str, Any]
 """``level``, ``clip``, ``delta``, ``accountant``, ``honest`` (of sums: so many clients' noise counts; else None),
-``epsilon`` (the largest of any client), and ``clients``: client -> its ``rounds``, ``noise``, ``rate``,
-``releases`` and ``epsilon``."""
+``noise_from`` (``train.seed``, or ``sites``: secrets of theirs), ``epsilon`` (the largest of any client), and
+``clients``: client -> its ``rounds``, ``noise``, ``rate``, ``releases`` and ``epsilon``."""
 
 
 def settle_privacy(job: Job, clients: Collection[str]) -> Job:
@@ -118,6 +118,7 @@ def privacy_record(
         "delta": table.delta,
         "accountant": table.counted_by,
         "honest": (table.honest or 1) if table.shared_noise else None,
+        "noise_from": "sites" if job.between_sites else "train.seed",
         "epsilon": max((own["epsilon"] for own in clients.values()), default=0.0),
         "clients": clients,
     }

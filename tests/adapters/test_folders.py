@@ -110,8 +110,9 @@ def test_a_stage_starts_from_the_merged_model(job: Jobs) -> None:
     config = job("fedavg", "mlm")
     config["adapter"] = {"kind": "lora", "rank": 2, "merged_model": False}
     config["stages"] = [{"name": "one"}, {"name": "two", "task": {"kind": "classify"}}]
-    with pytest.raises(UserError, match=r"merged_model: must be true in stage 'one', whose model is next"):
-        fedstrata.run(config)
+    for tried in (fedstrata.forecast, fedstrata.run):
+        with pytest.raises(UserError, match=r"merged_model: must be true in stage 'one', whose model is next"):
+            tried(config)
     config["adapter"]["merged_model"] = True
     run = fedstrata.run(config)
     assert run.adapter == run.folder / "adapter"

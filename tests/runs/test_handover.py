@@ -111,6 +111,20 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
             use(tmp_path)
 
 
+def test_adapters_alone_are_no_model_to_export(job: Jobs) -> None:
+    pytest.importorskip("peft", reason="adapters need the extra 'lora'")
+    made = job("fedavg", "classify", adapter={"kind": "lora", "rank": 2, "merged_model": False})
+    folder = fedstrata.run(made).folder
+    for use in (model_folder, export, export_sentences, lambda folder: push(folder, "a/b")):
+        with pytest.raises(UserError, match=r"no plain model .* to push the adapters, .*adapter"):
+            use(folder)
+    for form in ("--onnx", "--sentence-transformers"):
+        done = CliRunner().invoke(app, ["export", str(folder / "adapter"), form])
+        assert done.exit_code == 2
+        assert "holds adapters, which are exported with the model" in done.output
+    assert model_folder(folder / "adapter") == folder / "adapter"
+
+
 def test_push_uploads_the_models_folder_and_is_private(job: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 

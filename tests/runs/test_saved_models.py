@@ -288,6 +288,8 @@ def test_a_later_stage_loses_no_personal_part(runs: Runs, tmp_path: Path) -> Non
     with pytest.raises(UserError, match=re.escape(sentence)):
         fedstrata.run(made, {"output.dir": str(tmp_path / "other")})
     assert not (tmp_path / "other").exists()
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        fedstrata.forecast(made)
 
 
 def test_a_run_does_not_silence_transformers(runs: Runs, caplog: pytest.LogCaptureFixture) -> None:

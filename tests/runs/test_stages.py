@@ -316,3 +316,25 @@ def test_epsilon_of_stages_does_not_depend_on_their_order() -> None:
     assert found[0]["epsilon"] == epsilon_of([Spending(1.1, 1.0, 4)], 1e-5, "rdp")
     both = [("one", record("pld")), ("other", record("pld"))]
     assert combined_privacy(both)["epsilon"] < found[0]["epsilon"]  # type: ignore[index]
+
+
+def test_a_stage_that_goes_on_with_the_head_before_it_costs_what_was_forecast(job: Jobs) -> None:
+    made = job("fedavg", "classify")
+    first = {"name": "one", "head": {"kind": "mean"}, "method": {"rounds": 1}}
+    made["stages"] = [first, {"name": "two", "method": {"rounds": 1}}]
+    [costs] = fedstrata.forecast(made).values()
+    run = fedstrata.run(made)
+    assert run.bytes == {kind: costs["clients"][f"{kind}_bytes"] for kind in ("up", "down", "setup")}
+    assert not any(line["part"] == "pooler" for line in run.transfers), "the head over the mean has none"
+
+
+def test_what_does_not_go_with_the_head_before_it_is_refused_before_anything_is_trained(job: Jobs) -> None:
+    made = job("fedavg", "classify", 4)
+    made["stages"] = [
+        {"name": "one", "head": {"kind": "psum"}},
+        {"name": "two", "method": {"name": "fedbert"}},
+    ]
+    for tried in (fedstrata.run, fedstrata.forecast):
+        with pytest.raises(UserError, match="takes the hidden states of four layers; in split learning"):
+            tried(made)
+    assert not list(Path(made["output"]["dir"]).rglob("rounds.jsonl"))

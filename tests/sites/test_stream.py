@@ -296,6 +296,19 @@ def test_clients_are_scored_over_streams_too(
     same_runs(fedstrata.run(made), net(made))
 
 
+@pytest.mark.parametrize("mode", ["emb-avg", "head-emb-avg"])
+@pytest.mark.parametrize("merge", ["plain", "alternate"])
+def test_clients_of_different_ranks_take_turns_on_one_model(
+    job: Jobs, net: Callable[..., Any], mode: str, merge: str
+) -> None:
+    """What one of them trains above the other's rank is its own until the round ends."""
+    pytest.importorskip("peft", reason="adapters need the extra 'lora'")
+    ranks = {"default": 1, "client-0": 3, "client-2": 2}
+    adapter = {"kind": "lora", "rank": ranks, "merge": merge}
+    made = split(job, mode, "classify", adapter=adapter, method={"lower": 1, "upper": 1})
+    same_runs(fedstrata.run(made), net(made))
+
+
 @pytest.mark.parametrize("mode", ["parallel", "emb-avg"])
 def test_who_comes_first_changes_nothing(
     job: Jobs, net: Callable[..., Any], mode: str, monkeypatch: pytest.MonkeyPatch

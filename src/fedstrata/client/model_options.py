@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fedstrata.errors import UserError
 from fedstrata.job.tables import Job, method_name
+from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.models.adapter_names import AdapterConfig
 from fedstrata.models.heads import BRANCHES, HeadConfig
 from fedstrata.plan.plan import Plan
@@ -44,3 +47,16 @@ def head_of(job: Job) -> HeadConfig | None:
     """The head the job asks for; None where it leaves that to the checkpoint."""
     made = job.head.model_dump()
     return HeadConfig(**made) if job.head.kind else None
+
+
+def with_heads(jobs: Sequence[Job]) -> list[Job]:
+    """A job's stages, those that go on with the head of the stage that they start from with its name.
+
+    Of its saved model they take it anyway; so it is known before there is one.
+    """
+    made: dict[str, Job] = {}
+    for job in jobs:
+        before = made[job.start].head if job.start in made else job.head
+        goes_on = job.head.kind is None and TASK_KINDS[job.task.kind].heads
+        made[job.stage] = job.model_copy(update={"head": before}) if goes_on else job
+    return list(made.values())

@@ -10,7 +10,7 @@ import torch
 
 from fedstrata.client.answer import ClientRuntime
 from fedstrata.client.frozen_layers import check_frozen_layers
-from fedstrata.client.model_options import adapter_of, check_branches, head_of
+from fedstrata.client.model_options import adapter_of, check_branches, head_of, with_heads
 from fedstrata.client.padding import check_padding
 from fedstrata.client.precision import batch_tokens, resolve_precision
 from fedstrata.client.private import private_of
@@ -228,7 +228,7 @@ def check_precision(job: Job, parts: Parts) -> None:
 
 
 def resolve_jobs(jobs: Sequence[Job], base_dir: Path | None) -> list[Job]:
-    """Every "auto" of a job's stages replaced by what it is on this machine.
+    """Every "auto" of a job's stages replaced by what it is on this machine, and every head named.
 
     Args:
         jobs: the stages' jobs, in order.
@@ -240,7 +240,7 @@ def resolve_jobs(jobs: Sequence[Job], base_dir: Path | None) -> list[Job]:
     widths: dict[str, int | None] = {}
     for job in jobs:
         widths[job.stage] = _width(job, base_dir) if job.model else widths[job.start]
-    jobs = [with_arrivals(resolve_auto(job, widths[job.stage]), base_dir) for job in jobs]
+    jobs = [with_arrivals(resolve_auto(job, widths[job.stage]), base_dir) for job in with_heads(jobs)]
     return [with_vocabulary(job, base_dir) for job in jobs]
 
 

@@ -62,7 +62,7 @@ class WorkingModel:
 
     def tensors(self, names: Iterable[str]) -> Tensors:
         """The model's own tensors of the named parts (no copies)."""
-        return {name: self._parameter(name).detach() for part in names for name in self.parts.shapes[part]}
+        return {name: own.detach() for name, own in self.parameters(names).items()}
 
     def stands_alone(self, name: str, module: torch.nn.Module) -> bool:
         """Whether a parameter stands in this module and nowhere else."""
@@ -75,10 +75,14 @@ class WorkingModel:
             for name in self.parts.shapes[part]:
                 self._halves.pop(name, None)  # fused optimizers do not count a tensor's versions
 
+    def parameters(self, names: Iterable[str]) -> Parameters:
+        """The model's parameters of the named parts."""
+        return {name: self._parameter(name) for part in names for name in self.parts.shapes[part]}
+
     def swap_parameters(self, names: Iterable[str]) -> None:
         """Replace these parts' parameters with fresh tensors; another client may still be using the old ones."""
         names = list(names)
-        old = {name: self._parameter(name) for part in names for name in self.parts.shapes[part]}
+        old = self.parameters(names)
         self.set_parameters(
             {name: torch.nn.Parameter(torch.empty_like(p), p.requires_grad) for name, p in old.items()}
         )

@@ -17,7 +17,7 @@ import numpy as np
 from fedstrata.client.answer import Work, evaluate_with, receive, train_with
 from fedstrata.client.steps import steps
 from fedstrata.cost.bytes import payload
-from fedstrata.exchanges.cut_pass import pass_of
+from fedstrata.exchanges.cut_pass import own_parts, pass_of
 from fedstrata.exchanges.dry import batches_of, dry_evaluate, dry_receive, dry_train
 from fedstrata.exchanges.exchange import (
     DryContext,
@@ -44,7 +44,8 @@ from fedstrata.wire.row_cache import needed, room_words
 
 def train(work: Work) -> Generator[None, None, Reply]:
     """The phase ``train``: others may use the model between this client's steps, so its parameters are its own."""
-    work.runtime.working.swap_parameters(work.request.plan.train)
+    working = work.runtime.working
+    working.swap_parameters(own_parts(work.request.plan, working.parts))
     return (yield from train_with(pass_of)(work))
 
 

@@ -39,18 +39,26 @@ class CutPass:
 
     The rest of a step, backward through the lower layers and the optimizer's step, is the client's own alone: it
     runs in a thread beside the other clients' steps.
+
+    Attributes:
+        working: the model, which clients that take turns have in common.
+        plan: the client's.
+        link: the way to the server's layers.
+        cut: stands in their place.
+        own: the parameters that are the client's own, see :func:`own_parts`.
+        finishing: the rest of the last step.
     """
 
     working: WorkingModel
     plan: Plan
     link: SplitLink
     cut: CutLayer
-    trained: Parameters = field(default_factory=dict)
+    own: Parameters = field(default_factory=dict)
     finishing: Future[None] | None = None
 
     def begin(self, span: ScheduleSpan, trained: Parameters) -> None:
         """Tell the server how the client's steps go."""
-        self.trained = trained
+        self.own = self.working.parameters(own_parts(self.plan, self.working.parts))
         self.link.begin(span)
 
     def inputs(self, chosen: Index, batch: Batch) -> Batch:
@@ -71,11 +79,16 @@ class CutPass:
         """Wait for the last step; then the model has this client's parameters again."""
         if self.finishing:
             self.finishing.result()
-            self.working.set_parameters(self.trained)
+            self.working.set_parameters(self.own)
 
     def flops(self, parts: Parts, work: Positions) -> int:
         """The client's share of the steps'."""
         return train_flops(parts, self.plan, work)
+
+
+def own_parts(plan: Plan, parts: Parts) -> list[str]:
+    """The parts of the client's layers that it, or another client of the round, trains: adapters of any rank."""
+    return [name for name in plan.builds(parts) if name in plan.train or parts[name].kind == "adapter"]
 
 
 @dataclass(kw_only=True)

@@ -13,7 +13,7 @@ from fedstrata.client.setup import resolve_jobs
 from fedstrata.client.start_model import model_path, write_outline
 from fedstrata.cost import papers
 from fedstrata.cost.bytes import payload
-from fedstrata.data.prepare import NO_DATA, prepare
+from fedstrata.data.prepare import NO_DATA, population, prepare
 from fedstrata.errors import UserError
 from fedstrata.forecasts.options import ForecastOptions
 from fedstrata.forecasts.profile import DataProfile, data_profile
@@ -21,8 +21,10 @@ from fedstrata.forecasts.stage import Known, nothing_known, stage_costs
 from fedstrata.job.file import JobSource, Overrides, load, pairs_of
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models.quiet import quiet
+from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import Streams
+from fedstrata.runs.models import check_start
 from fedstrata.runs.notes import check_names
 from fedstrata.runs.privacy import check_task, combined_privacy
 
@@ -49,6 +51,7 @@ def forecast(source: JobSource, overrides: Overrides, options: ForecastOptions) 
             profiles = profiles or [
                 data_profile(job, base_dir, start[job.stage], options.count, options.tokens) for job in jobs
             ]
+            _check_starts(jobs, profiles, start, known)
             stages = [
                 stage_costs(job, start[job.stage], profile, known, options)
                 for job, profile in zip(jobs, profiles, strict=True)
@@ -63,6 +66,18 @@ def forecast(source: JobSource, overrides: Overrides, options: ForecastOptions) 
                     for job, stage in zip(jobs, stages, strict=True)
                 ]
     return costs
+
+
+def _check_starts(
+    jobs: Sequence[Job], profiles: Sequence[DataProfile], start: Mapping[str, str], known: Known
+) -> None:
+    """Refuse stages that could not begin with the model of the one before, as a run does."""
+    made: dict[str, tuple[Job, Parts, list[str]]] = {}
+    for job, profile in zip(jobs, profiles, strict=True):
+        parts = known.parts(start[job.stage], job.task.kind, profile.labels, head_of(job), adapter_of(job))
+        if job.start in made:
+            check_start(job, parts, *made[job.start])
+        made[job.stage] = job, parts, list(population(job.method.population, profile.shards))
 
 
 def _start(job: Job, base_dir: Path | None, place: Path) -> str:

@@ -32,7 +32,27 @@ def model_folder(folder: Path) -> Path:
     for place in (folder / "model", folder):
         if (place / "config.json").exists():
             return place
+    if (folder / "adapter" / "config.json").exists():
+        raise UserError(
+            f"{folder}: holds adapters and no plain model ([adapter] merged_model = false); expected a run with "
+            f"merged_model = true, or, to push the adapters, {folder / 'adapter'}"
+        )
     raise UserError(f"{folder}: holds no model; expected a run's output folder, or a folder with a config.json")
+
+
+def _whole_model(folder: Path) -> Path:
+    """As :func:`model_folder`, of a model that can be loaded by itself.
+
+    Raises:
+        UserError: there is none, or only adapters.
+    """
+    place = model_folder(folder)
+    if (place / "adapter_config.json").exists():
+        raise UserError(
+            f"{place}: holds adapters, which are exported with the model that they belong to; expected the plain "
+            "model of their run (its folder, [adapter] merged_model = true)"
+        )
+    return place
 
 
 def export(folder: Path, out: Path | None = None, int8: bool = False) -> tuple[list[OnnxReport], str]:
@@ -49,7 +69,7 @@ def export(folder: Path, out: Path | None = None, int8: bool = False) -> tuple[l
     Raises:
         UserError: there is no model, or a library is missing.
     """
-    model = model_folder(folder)
+    model = _whole_model(folder)
     texts, where = _test_texts(model.parent)
     from fedstrata.models.onnx import export_onnx
 
@@ -69,7 +89,7 @@ def export_sentences(folder: Path, out: Path | None = None) -> tuple[EncoderRepo
     Raises:
         UserError: there is no model, it is no encoder, or the library is missing.
     """
-    model = model_folder(folder)
+    model = _whole_model(folder)
     texts, where = _test_texts(model.parent)
     from fedstrata.models.sentence_encoder import export_encoder
 

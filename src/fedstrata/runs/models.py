@@ -193,7 +193,7 @@ def _completed(folder: Path, client: str) -> Path:
 
 
 def check_start(job: Job, own: Parts, start: Job, begin: Parts, clients: Sequence[str]) -> None:
-    """Refuse a stage that would lose what the clients of the stage before it have learned for themselves.
+    """Refuse a stage before which no plain model is, or that would lose what clients have learned for themselves.
 
     Args:
         job: the stage's job.
@@ -203,8 +203,10 @@ def check_start(job: Job, own: Parts, start: Job, begin: Parts, clients: Sequenc
         clients: the clients of the stage that it starts from.
 
     Raises:
-        UserError: its model has tensors that each of those clients has its own of.
+        UserError: there are adapters alone, or its model has tensors that each of those clients has its own of.
     """
+    if not start.adapter.merged_model:
+        raise UserError(f"[adapter] merged_model: must be true in stage {start.stage!r}, whose model is next")
     personal = personal_parts(start, begin, clients)
     taken = {name: shape for part in own.names for name, shape in own.shapes[part].items()}
     lost = [part for part in personal if taken.items() & begin.shapes[part].items()]

@@ -194,10 +194,6 @@ def _check_stages(
         check_arrivals(job, asked)
         made[job.stage] = job, parts, asked
         if start is None:
-            if not made[job.start][0].adapter.merged_model:
-                raise UserError(
-                    f"[adapter] merged_model: must be true in stage {job.start!r}, whose model is next"
-                )
             check_start(job, parts, *made[job.start])
     return [made[job.stage][1] for job in jobs]
 

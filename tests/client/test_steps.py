@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedstrata.client.optimizer import make_optimizer
-from fedstrata.client.steps import epoch_batches, steps
+from fedstrata.client.steps import epoch_batches, examples_passed, steps
 from fedstrata.job.tables import Train
 from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import Plan
@@ -283,3 +283,17 @@ def test_scoring_takes_twice_the_budget(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(type(task), "batch", counted)
     runtime.scorer.run(sentences(), None, WholePass(runtime.working, Plan((0, 1, 2), ())))
     assert 40 < max(sizes) <= 80
+
+
+@given(st.integers(0, 40), st.integers(1, 3), st.integers(1, 7), st.integers(1, 3), st.none() | st.integers(1, 9))
+def test_how_many_examples_pass_is_known_before(
+    count: int, epochs: int, batch_size: int, accumulation: int, most: int | None
+) -> None:
+    """To the example, unless steps end a round of whose batches some are smaller."""
+    train = Train(epochs=epochs, batch_size=batch_size, gradient_accumulation=accumulation, steps=most)
+    lengths = np.full(count, 5)
+    passed = sum(len(batch) for step in steps(lengths, train, np.random.default_rng(0)) for batch in step.batches)
+    told = examples_passed(count, train)
+    assert passed <= told
+    if most is None or count % (batch_size * accumulation) == 0:
+        assert passed == told

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedstrata import UserError
 from fedstrata.engines.pool import DEATHS, LAST, PoolEngine
+from fedstrata.job.tables import Train
+from fedstrata.plan.plan import Plan
+from roles import train_request
 
 COUNT = 2
 SIZES = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
@@ -48,7 +54,7 @@ class MadeUp:
 
 
 def played(workers: MadeUp) -> list[Any]:
-    engine = PoolEngine(workers, COUNT, {}, {}, None, print)  # type: ignore[arg-type]
+    engine = PoolEngine(workers, COUNT, {}, {}, None, Train(), print)  # type: ignore[arg-type]
     tasks = [SimpleNamespace(place=place, what=f"task {place}") for place in range(len(SIZES))]
     return [answer for [answer] in engine._answers(tasks, SIZES)]  # type: ignore[arg-type]
 
@@ -57,6 +63,31 @@ def test_answers_come_in_order_and_the_largest_tasks_are_given_first() -> None:
     workers = MadeUp()
     assert played(workers) == list(range(len(SIZES)))
     assert [place for place, _ in workers.asked[:2]] == [5, 7]  # the largest of the first COUNT * AHEAD
+
+
+@pytest.mark.parametrize(
+    ("phase", "steps", "sizes"),
+    [("train", None, [20, 2, 6]), ("train", 2, [8, 2, 6]), ("hidden_states", 2, [10, 1, 3])],
+)
+def test_rows_that_no_step_takes_are_no_work(
+    phase: Any, steps: int | None, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients with as much to do are begun in their order; others' answers would wait, a whole model each."""
+    found: list[int] = []
+
+    def answers(engine: PoolEngine, tasks: Sequence[Any], sizes: Sequence[int]) -> list[Any]:
+        found.extend(sizes)
+        return [SimpleNamespace(notes=[], reply=None) for _ in tasks]
+
+    monkeypatch.setattr(PoolEngine, "_answers", answers)
+    rows = {"a": 10, "b": 1, "c": 3}
+    store = SimpleNamespace(folder=Path("nowhere"))
+    data = {name: SimpleNamespace(index=np.arange(n), tests={}, store=store) for name, n in rows.items()}
+    train = Train(epochs=2, batch_size=4, steps=steps)
+    engine = PoolEngine(MadeUp(), COUNT, data, {}, None, train, print)  # type: ignore[arg-type]
+    requests = [replace(train_request(Plan((), (), ())), phase=phase, client=name) for name in rows]
+    list(engine.exchange(requests))
+    assert found == sizes
 
 
 def test_a_worker_has_a_second_task_while_many_are_left_and_never_a_third() -> None:

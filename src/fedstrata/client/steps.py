@@ -46,6 +46,17 @@ def steps(lengths: Index, train: Train, order: np.random.Generator) -> Iterator[
             yield Step(total, epoch, epoch_steps, group)
 
 
+def examples_passed(examples: int, train: Train) -> int:
+    """How many of a client's ``examples`` go through the model in a round, each as often as it does.
+
+    Under a budget of tokens per batch ``steps`` is not counted in examples, and left out.
+    """
+    passed = train.epochs * examples
+    if train.steps is None or train.tokens_per_batch is not None:
+        return passed
+    return min(passed, train.steps * train.batch_size * train.gradient_accumulation)
+
+
 def epoch_batches(lengths: Index, train: Train, order: np.random.Generator) -> list[Index]:
     """The batches of one pass over all examples; arguments as :func:`steps`."""
     if train.tokens_per_batch is None:

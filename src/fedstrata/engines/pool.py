@@ -1,9 +1,10 @@
 """The engine ``pool``: clients side by side in workers, with the bits of one process.
 
 A worker has a model of its own, so what a client computes does not depend on who else is played. Answers are given
-in the order of the requests. Of the next clients the largest is begun first, so that none is waited for at the
-end; how far ahead that may be is bounded, and with it the answers that wait for their turn. While many are left a
-worker has its next task before it has ended the last.
+in the order of the requests. Of the next clients the one with most to do is begun first, so that none is waited
+for at the end; how far ahead that may be is bounded, and with it the answers that wait for their turn. Clients
+that have as much to do are begun in their order: then hardly an answer waits. While many are left a worker has its
+next task before it has ended the last.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from fedstrata.client.answer import ClientData
+from fedstrata.client.steps import examples_passed
 from fedstrata.engines.player import Answer, Assignment, ClientTask, Failed, PartKey, Played, ScoreTask
 from fedstrata.errors import UserError
 from fedstrata.events import Event
+from fedstrata.job.tables import Train
 from fedstrata.plan.kinds import Index, Tensors
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.plan import Plan
@@ -68,6 +71,7 @@ class PoolEngine:
         data: client -> what it has; the order is the canonical one.
         shared: part -> (version, tensors) as up-to-date clients hold them.
         wire: how parts travel.
+        train: how long a client's round is.
         tell: receives events.
     """
 
@@ -76,6 +80,7 @@ class PoolEngine:
     data: Mapping[str, ClientData]
     shared: dict[str, tuple[int, Tensors]]
     wire: Wire
+    train: Train
     tell: Callable[[Event], None]
     tags: dict[PartKey, object] = field(default_factory=dict)
     given: dict[int, list[int]] = field(default_factory=dict)
@@ -103,7 +108,8 @@ class PoolEngine:
             data = self.data[request.client]
             tests = data.tests if request.phase == "evaluate" else {}
             tasks.append(ClientTask(replace(request, parts={}), data.index, tests, data.store.folder))
-            sizes.append(sum(map(len, tests.values())) or len(data.index))
+            whole = sum(map(len, tests.values())) or len(data.index)
+            sizes.append(examples_passed(whole, self.train) if request.phase == "train" else whole)
         for task, answer in zip(tasks, self._answers(tasks, sizes), strict=True):
             store = self.data[task.request.client].store
             for key, path, checksum in answer.notes:

@@ -164,7 +164,7 @@ def pool_engine(
             f"[engine] name: 'pool' needs what a worker can load by itself, but {error}; expected 'inprocess'"
         ) from None
     try:
-        yield PoolEngine(workers, count, data, shared, ready.runtime.wire, tell)
+        yield PoolEngine(workers, count, data, shared, ready.runtime.wire, job.train, tell)
     finally:
         workers.close()
 

@@ -297,7 +297,13 @@ STEP = {"optimizer": "sgd", "learning_rate": 0.1, "epochs": 1, "batch_size": 4, 
 
 
 @pytest.mark.parametrize(
-    ("name", "tables"), [("fedavg", {}), ("fedbt", {}), ("fedavg", {"adapter": {"kind": "lora"}})]
+    ("name", "tables"),
+    [
+        ("fedavg", {}),
+        ("fedbt", {}),
+        ("fedbt", {"method": {"local_layers": 1}}),  # without the layer below
+        ("fedavg", {"adapter": {"kind": "lora"}}),
+    ],
 )
 def test_the_texts_of_a_step_are_told_from_its_message(
     name: str, tables: dict[str, Any], deep_job: Jobs, public: str

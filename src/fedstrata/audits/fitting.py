@@ -26,7 +26,7 @@ def fitting(bench: Bench) -> Fitting:
             kinds["embeddings"].append(part.name)
         if part.kind == "head" and (attack := _head_attack(bench, part)):
             kinds[attack].append(part.name)
-        if part.kind in ("layer", "adapter") and part.depth == 0:
+        if part.kind in ("layer", "adapter") and part.depth == bench.lowest:
             kinds["layers"].append(part.name)
     if bench.exchange.payload in kinds:
         kinds[bench.exchange.payload].append(bench.exchange.payload)
@@ -63,7 +63,7 @@ def left_out(fits: Fitting, attacks: Sequence[str]) -> list[str]:
 def unread(bench: Bench) -> list[str]:
     """What is sent, in whatever round, and is not attacked: that nothing is found there says nothing."""
     parts = _sent(bench)
-    upper = [part.name for part in parts if part.kind in ("layer", "adapter") and part.depth]
+    upper = [part.name for part in parts if part.kind in ("layer", "adapter") and part.depth not in (None, bench.lowest)]
     others = [part.name for part in parts if part.kind in ("pooler", "base")]
     others += [p.name for p in parts if p.kind == "adapter" and p.depth is None and not _has_columns(p)]
     others += [part.name for part in parts if part.kind == "head" and not _head_attack(bench, part)]

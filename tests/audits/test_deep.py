@@ -290,6 +290,7 @@ def test_the_ratio_looks_at_models_without_the_text() -> None:
 def test_confidence_is_the_logit() -> None:
     p = np.array([0.01, 0.5, 0.99])
     assert confidence(-np.log(p)) == pytest.approx(np.log(p / (1 - p)))
+    assert confidence(np.array([60.0, 4e4])).tolist() == [-60, -4e4], "squared errors are told apart, too"
 
 
 STEP = {"optimizer": "sgd", "learning_rate": 0.1, "epochs": 1, "batch_size": 4, "dropout": False}

@@ -133,11 +133,17 @@ def test_of_a_tied_table_the_largest_changes_alone_tell_words(monkeypatch: pytes
     assert embeddings._turned(nothing, nothing, []).tolist() == [0, 0.5, 0, 0, 0.25, 0]
 
 
-@pytest.mark.parametrize(("name", "kind"), [("fedavg", "classify"), ("fedbfpt", "mlm")])
+@pytest.mark.parametrize(
+    ("name", "kind", "method"),
+    [
+        ("fedavg", "classify", {}),
+        ("fedbfpt", "mlm", {"local_layers": 2}),
+        ("fedbt", "classify", {"local_layers": 2, "variant": "half"}),  # the two upper layers, without the lowest
+    ],
+)
 def test_the_gradient_of_the_lowest_layer_gives_tokens_at_their_places(
-    audited: Audited, name: str, kind: str
+    audited: Audited, name: str, kind: str, method: dict[str, Any]
 ) -> None:
-    method = {"local_layers": 2} if name == "fedbfpt" else {}
     stage = audited(name, kind, train=RAW, method=method)
     found = figures(stage, "layers", "1 step, 1 text", "span check")
     assert found["places recall"]["value"] == 1.0

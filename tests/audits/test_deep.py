@@ -290,6 +290,7 @@ def test_the_ratio_looks_at_models_without_the_text() -> None:
 def test_confidence_is_the_logit() -> None:
     p = np.array([0.01, 0.5, 0.99])
     assert confidence(-np.log(p)) == pytest.approx(np.log(p / (1 - p)))
+    assert confidence(np.array([60.0, 4e4])).tolist() == [-60, -4e4], "squared errors are told apart, too"
 
 
 STEP = {"optimizer": "sgd", "learning_rate": 0.1, "epochs": 1, "batch_size": 4, "dropout": False}
@@ -297,7 +298,13 @@ STEP = {"optimizer": "sgd", "learning_rate": 0.1, "epochs": 1, "batch_size": 4, 
 
 
 @pytest.mark.parametrize(
-    ("name", "tables"), [("fedavg", {}), ("fedbt", {}), ("fedavg", {"adapter": {"kind": "lora"}})]
+    ("name", "tables"),
+    [
+        ("fedavg", {}),
+        ("fedbt", {}),
+        ("fedbt", {"method": {"local_layers": 1}}),  # without the layer below
+        ("fedavg", {"adapter": {"kind": "lora"}}),
+    ],
 )
 def test_the_texts_of_a_step_are_told_from_its_message(
     name: str, tables: dict[str, Any], deep_job: Jobs, public: str

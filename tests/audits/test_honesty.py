@@ -176,6 +176,15 @@ def test_a_head_that_no_attack_reads_is_said_to_be_unread(
         fedstrata.audit(made, attacks=[attack], public=public)
 
 
+@pytest.mark.parametrize("merge", ["freeze_a", "plain"])
+def test_adapters_of_the_lowest_layer_that_no_attack_reads_are_named(audited: Audited, merge: str) -> None:
+    """Those of matrices that take what other ones have made."""
+    lora = {"kind": "lora", "rank": 2, "merge": merge, "targets": ["dense"]}
+    stage = audited("fedavg", "classify", adapter=lora)
+    assert {finding["channel"] for finding in stage["findings"]} == {"class_head"}
+    assert any(note.startswith("adapter.0") and "no attack here reads them" in note for note in stage["notes"])
+
+
 def test_public_text_without_a_known_word_is_refused(job: Jobs, tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("zzz qqq xxx\n" * 30, "utf-8")
     with pytest.raises(UserError, match=r"--public: .*other.txt has no token that the model's tokenizer knows"):

@@ -129,9 +129,12 @@ def test_gpt2_pads_with_its_end_and_keeps_no_past(model_folder: Callable[..., Pa
     assert "lm_head.weight" not in weights
 
 
-def test_a_classifier_over_gpt2_reads_the_last_token(model_folder: Callable[..., Path]) -> None:
-    """Of each text, whatever is padded behind it."""
-    loaded = checkpoints.load(str(model_folder("gpt2", head="clm")), "classify", ("a", "b"), 0)
+@pytest.mark.parametrize("pads", [{}, {"pad_token_id": 0}])
+def test_a_classifier_over_gpt2_reads_the_last_token(
+    model_folder: Callable[..., Path], pads: dict[str, int]
+) -> None:
+    """Of each text, whatever is padded behind it, and by whatever token the config says."""
+    loaded = checkpoints.load(str(model_folder("gpt2", head="clm", **pads)), "classify", ("a", "b"), 0)
     assert loaded.fresh == ("head",)
     short, long = (loaded.tokenizer(text)["input_ids"] for text in ("the heart", "the kidney filters the blood"))
     pad = loaded.tokenizer.pad_token_id

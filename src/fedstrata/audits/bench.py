@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from fedstrata.events import Event
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.exchanges.exchange import Exchange
 from fedstrata.job.tables import Job
+from fedstrata.models.depth import local_depth
 from fedstrata.plan.kinds import Index, Weights
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan, make_plan
@@ -66,6 +67,15 @@ class Bench:
         """The client's plan of the first round."""
         streams = self.ready.runtime.trainer.streams
         return make_plan(self.job.method, self.parts, self.job.task.kind, 0, self.client, streams)
+
+    @property
+    def lowest(self) -> int:
+        """The layer that stands right above the embeddings in the client's local model."""
+        return self.plan.layers[0]
+
+    def local_layers(self) -> AbstractContextManager[None]:
+        """Inside, the model has the layers of the client's local model alone, in their order."""
+        return local_depth(self.ready.loaded.model, self.parts, self.plan.layers)
 
     @property
     def index(self) -> Index:

@@ -87,8 +87,9 @@ def mean_inputs(bench: Bench, names: list[str]) -> dict[str, torch.Tensor]:
             for name in names
         ]
         try:
-            for text in range(min(TEXTS, len(bench.public))):
-                task.loss(model, task.batch(bench.public, np.asarray([text]), rng))
+            with bench.local_layers():
+                for text in range(min(TEXTS, len(bench.public))):
+                    task.loss(model, task.batch(bench.public, np.asarray([text]), rng))
         finally:
             for handle in handles:
                 handle.remove()

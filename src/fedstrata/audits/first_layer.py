@@ -43,15 +43,17 @@ class Matrix:
 def first_matrices(bench: Bench) -> list[Matrix]:
     """The matrices of the lowest layer that take its input: query, key and value, and their adapters."""
     inputs: dict[str, tuple[torch.Tensor, bool]] = {}
+    lowest = f"{bench.parts.stack}.{bench.lowest}"
     with bench.model() as model:
-        layer = model.get_submodule(f"{bench.parts.stack}.0")
+        layer = model.get_submodule(lowest)
         handles = [
-            module.register_forward_pre_hook(_noting(inputs, f"{bench.parts.stack}.0.{name}", module))
+            module.register_forward_pre_hook(_noting(inputs, f"{lowest}.{name}", module))
             for name, module in layer.named_modules()
             if isinstance(module, LINEAR)
         ]
         try:
-            model(input_ids=torch.arange(8)[None] % bench.vocabulary, attention_mask=torch.ones(1, 8).long())
+            with bench.local_layers():
+                model(input_ids=torch.arange(8)[None] % bench.vocabulary, attention_mask=torch.ones(1, 8).long())
         finally:
             for handle in handles:
                 handle.remove()
@@ -110,7 +112,8 @@ def candidates(
             for chunk in torch.split(tokens, CHUNK):
                 ids = chunk[:, None].expand(-1, positions).contiguous()
                 try:
-                    model(input_ids=ids, attention_mask=torch.ones_like(ids), **types(ids))
+                    with bench.local_layers():
+                        model(input_ids=ids, attention_mask=torch.ones_like(ids), **types(ids))
                 except _Seen:
                     yield caught.pop().float()
         finally:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from fedstrata.audits.bench import Bench
 from fedstrata.audits.class_head import told_by_class
 from fedstrata.audits.embeddings import is_factor
+from fedstrata.audits.first_layer import first_matrices
 from fedstrata.audits.options import ATTACKS
 from fedstrata.audits.token_head import read_of
 from fedstrata.errors import UserError
@@ -26,8 +27,7 @@ def fitting(bench: Bench) -> Fitting:
             kinds["embeddings"].append(part.name)
         if part.kind == "head" and (attack := _head_attack(bench, part)):
             kinds[attack].append(part.name)
-        if part.kind in ("layer", "adapter") and part.depth == 0:
-            kinds["layers"].append(part.name)
+    kinds["layers"] = _first(bench)
     if bench.exchange.payload in kinds:
         kinds[bench.exchange.payload].append(bench.exchange.payload)
     return {name: read for name, read in kinds.items() if read}
@@ -63,8 +63,11 @@ def left_out(fits: Fitting, attacks: Sequence[str]) -> list[str]:
 def unread(bench: Bench) -> list[str]:
     """What is sent, in whatever round, and is not attacked: that nothing is found there says nothing."""
     parts = _sent(bench)
-    upper = [part.name for part in parts if part.kind in ("layer", "adapter") and part.depth]
-    others = [part.name for part in parts if part.kind in ("pooler", "base")]
+    layers = [part for part in parts if part.kind in ("layer", "adapter") and part.depth is not None]
+    upper = [part.name for part in layers if part.depth != bench.lowest]
+    read = _first(bench)
+    others = [part.name for part in layers if part.depth == bench.lowest and part.name not in read]
+    others += [part.name for part in parts if part.kind in ("pooler", "base")]
     others += [p.name for p in parts if p.kind == "adapter" and p.depth is None and not _has_columns(p)]
     others += [part.name for part in parts if part.kind == "head" and not _head_attack(bench, part)]
     found = []
@@ -90,6 +93,13 @@ def _later(bench: Bench) -> list[str]:
 
 def _sent(bench: Bench) -> list[Part]:
     return [bench.parts[name] for name in bench.plan.send]
+
+
+def _first(bench: Bench) -> list[str]:
+    """The parts with a matrix that takes the lowest layer's input; adapters may be of other matrices alone."""
+    lowest = [part for part in _sent(bench) if part.kind in ("layer", "adapter") and part.depth == bench.lowest]
+    names = {matrix.name for matrix in first_matrices(bench)} if lowest else set[str]()
+    return [part.name for part in lowest if names & part.shapes.keys()]
 
 
 def _has_columns(part: Part) -> bool:

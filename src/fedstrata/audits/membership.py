@@ -173,8 +173,11 @@ def likelihood_ratio(target: Floats, shadows: Floats, inside: Draws) -> Floats:
 
 
 def confidence(loss: Floats) -> Floats:
-    """log p / (1 - p) of the probability p that a loss stands for (Carlini et al. 2022, as above)."""
-    bounded = np.clip(loss, 1e-9, 50.0)
+    """log p / (1 - p) of the probability p that a loss stands for (Carlini et al. 2022, as above).
+
+    Of numbers the loss is a squared error, which may be large: there it is the loss with its sign changed.
+    """
+    bounded = np.clip(loss, 1e-9, 1e9)  # also where a training has diverged
     logit: Floats = -bounded - np.log(-np.expm1(-bounded))
     return logit
 

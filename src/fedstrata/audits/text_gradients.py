@@ -32,7 +32,7 @@ ATTACK = "gradients of the texts"
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradients of some texts in the start model, by what is sent.
+    """The gradients of some texts in the client's start model, by what is sent.
 
     Attributes:
         names: of the tensors.
@@ -94,9 +94,10 @@ def gradients_of(bench: Bench, pool: Pool, played: Played) -> Gradients:
         for p in chosen:
             p.requires_grad_(True)
         found = []
-        for batch in pool.batches if chosen else []:
-            own = torch.autograd.grad(task.loss(model, batch), chosen, materialize_grads=True)
-            found.append(_joined(list(own), picked))
+        with bench.local_layers():
+            for batch in pool.batches if chosen else []:
+                own = torch.autograd.grad(task.loss(model, batch), chosen, materialize_grads=True)
+                found.append(_joined(list(own), picked))
         for p, flag in zip(every.values(), was, strict=True):
             p.requires_grad_(flag)
     rows = torch.stack(found) if found else torch.empty(0, 0)

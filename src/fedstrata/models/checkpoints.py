@@ -94,7 +94,7 @@ def load(
         _disable_dropout(config)
     use_cache, config.use_cache = getattr(config, "use_cache", None), False
     tokenizer = tokenizer_of(name, kind)
-    if config.pad_token_id is None:
+    if config.pad_token_id is None or config.model_type == "gpt2":  # whose classifier finds a text's end by it
         config.pad_token_id = tokenizer.pad_token_id
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -14,8 +14,10 @@ import pytest
 from fedstrata.errors import UserError
 from fedstrata.reports.page import write_page
 from fedstrata.reports.parts import part_words, read_parts
+from fedstrata.reports.report import write_report
 from fedstrata.reports.runs import load_run
 from fedstrata.reports.summary import client_sentences, summary
+from full_disk import full_after
 
 Make = Callable[..., Path]
 
@@ -164,6 +166,14 @@ def test_a_page_takes_the_place_of_a_page_alone(tmp_path: Path) -> None:
     assert path.read_text() == "<html>mine</html>"
     path.unlink()
     assert write_page([], write_page([], path)) == path
+
+
+def test_a_page_that_does_not_fit_on_the_disk_is_not_there_and_can_be_written_later(run: Make) -> None:
+    folder = run()
+    with full_after(1000), pytest.raises(UserError, match=r"report.html cannot be written") as found:
+        write_report([folder])
+    assert isinstance(found.value.__cause__, OSError), "by which the command line exits with 1"
+    assert write_report([folder]).exists()
 
 
 def test_each_client_has_a_sentence_for_its_owner(run: Make) -> None:

@@ -225,6 +225,14 @@ def test_a_file_for_each_client(tmp_path: Path) -> None:
         assert set(prepare(load(out)[0]).shards) == {"north", "süd"}
 
 
+def test_a_folder_of_several_kinds_is_refused_as_a_run_would(tmp_path: Path) -> None:
+    """A first job would name the folder."""
+    written(tmp_path, table(label=LABELS), "rows.csv")
+    (tmp_path / "words.txt").write_text("A text.\n", "utf-8")
+    with pytest.raises(UserError, match=r"files of several kinds \(rows.csv, words.txt\)"):
+        first_job([tmp_path], tmp_path / "job.toml")
+
+
 def test_test_rows_beside_training_rows_are_found_unless_they_lack_labels(tmp_path: Path) -> None:
     written(tmp_path, table(label=LABELS), "train.csv")
     written(tmp_path, table(), "test.csv")

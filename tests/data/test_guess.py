@@ -273,6 +273,29 @@ def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
         guess(sample(tmp_path / "texts"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "label", "sentence"),
+    [
+        ("pair", (), None, "'pair' reads 2 columns of text, found text"),
+        ("classify", ("text", "hospital"), "label", "'classify' reads 1 column of text, found text, hospital"),
+        (None, ("text", "hospital", "id"), "label", "'classify' reads 1 column of text, found text, hospital, id"),
+        (None, ("text",), "text", "--label: 'text' is also the text; expected another column"),
+        ("regress", ("text",), "label", "'regress' needs numbers, but 'label' holds 'kidney'"),
+    ],
+)
+def test_named_columns_that_do_not_go_with_the_task_are_refused(
+    kind: str | None, text: tuple[str, ...], label: str | None, sentence: str, tmp_path: Path
+) -> None:
+    rows = sample(written(tmp_path, table(label=LABELS, hospital=["a", "b", "c"] * 20, id=range(60))))
+    with pytest.raises(UserError, match=sentence):
+        guess(rows, kind, text, label)
+
+
+def test_several_texts_that_are_named_are_all_read(tmp_path: Path) -> None:
+    rows = sample(written(tmp_path, table(title=[f"{text(i)} is here" for i in range(60)])))
+    assert guess(rows, "mlm", ("title", "text")).text == ["title", "text"]
+
+
 def test_letters_choose_the_model(tmp_path: Path) -> None:
     arabic = pandas.DataFrame({"text": ["المريض لديه حصاة في الكلى"] * 30, "label": ["a", "b"] * 15})
     assert "multilingual" in first_job([written(tmp_path, arabic)], tmp_path / "job.toml")[0]

@@ -136,6 +136,19 @@ def test_clients_own_models_are_shown_with_their_spread(run: Make) -> None:
     assert "1.500 ± 0.707" in summary(load_run(folder))
 
 
+def test_clients_that_test_one_model_on_their_own_rows_have_a_score_and_no_model(
+    run: Make, tmp_path: Path
+) -> None:
+    """As with ``clients.test``: FedAvg's clients have no models of their own."""
+    clients = {f"client-{i}": {"examples": 120, "score": {"loss": 1.0 + i}, "model": None} for i in range(2)}
+    folder = run(method="fedavg", score={"loss": 1.5})
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps({**result, "clients": clients}))
+    text = page(tmp_path, folder)
+    assert "Its own score is loss 2.000." in unescape(text)
+    assert "own model" not in text
+
+
 def test_part_words_draw_layers_together() -> None:
     kinds = [("low", "embeddings", None), *((f"block-{i}", "layer", i) for i in range(6)), ("top", "head", None)]
     parts = read_parts([{"name": name, "kind": kind, "depth": depth} for name, kind, depth in kinds])

@@ -198,7 +198,7 @@ def _clients_table(stage: Run, rows: Sequence[dict[str, Any]]) -> HtmlTable:
         *(Head(name) for name in ("examples", "rounds", "MB up", "MB down", "TFLOP")),
         Head("seconds", "wall time"),
         Head("last training loss"),
-        *([Head(stage.result["headline"], "own model")] if scored else []),
+        *([Head(stage.result["headline"], "own score")] if scored else []),
     ]
     cells = [
         [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 import fedstrata
-from pages import named_in_output_files, unnamed_files
+from pages import DOCS, named_in_output_files, unnamed_files
 
 JSON = ("result.json", "partition.json", "parts.json", "environment.json", "classes.json")
 LINES = ("rounds.jsonl", "ledger.jsonl", "missing.jsonl", "lost.jsonl", "outliers.jsonl", "predictions.jsonl")
@@ -43,3 +44,13 @@ def test_the_page_names_every_file_and_field(job: Callable[..., Any], name: str,
     for folder in folders:
         assert not unnamed_files(folder)
         assert not fields(folder) - named_in_output_files()
+
+
+def test_the_job_page_names_every_field_of_a_forecast(job: Callable[..., Any]) -> None:
+    noise = {"level": "client", "noise": 1.0, "single_message": True}
+    made = job("fedavg", "classify", task={"labels": ["eye", "heart", "kidney"]}, privacy=noise)
+    [found] = fedstrata.forecast(made, bandwidth=1.0, units="fedbt").values()
+    named = set(re.findall(r"`(\w+)`", (DOCS / "job.md").read_text("utf-8")))
+    assert not found.keys() - named
+    assert not found["privacy"].keys() - named
+    assert not (found["rounds"][0].keys() | found["total"].keys()) - named

@@ -40,6 +40,12 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(_MODULES[name]), name)
 
 
+def _several(name: str, found: Sequence[str] | None) -> None:
+    """Refuse one name in place of a list of them, which would be read letter by letter."""
+    if isinstance(found, str):
+        raise UserError(f"{name}: found {found!r}; expected a list of names, such as [{found!r}]")
+
+
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
@@ -182,6 +188,7 @@ def forecast(  # noqa: PLR0913  # what a caller may ask, each by its name
     from fedstrata.job.file import load, pairs_of
     from fedstrata.runs.components import Components
 
+    _several("methods", methods)
     brought = Components(**components)
     for method in [[("method.name", name)] for name in methods] or [[]]:
         # a mistake in the job file is reported before torch is imported
@@ -231,6 +238,7 @@ def audit(
     load(job, overrides)  # a mistake in the job file is reported before torch is imported
     from fedstrata.audits.options import ATTACKS, AuditOptions
 
+    _several("attacks", attacks)
     options = AuditOptions(client, attacks or ATTACKS, public, progress or (lambda event: None), deep)
     with environment.loading():
         from fedstrata.audits.audit import audit as play

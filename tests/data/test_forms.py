@@ -337,6 +337,18 @@ def test_comments_before_sentences_are_left_out(header: str) -> None:
         assert "comments before sentences" in notes(rows.found)[0]
 
 
+def test_a_first_column_that_numbers_the_words_is_none_of_words() -> None:
+    sentences = "1\tThe\tDT\tO\n2\tkidney\tNN\tB-organ\n\n# sent_id = 1\n1\tAn\tDT\tO\n"
+    for name in ("a.conll", "a.txt"):
+        rows = found(write(name, sentences), "w", "t", words=True)
+        assert rows.columns == {"w": ["The\nkidney", "An"], "t": ["O\nB-organ", "O"]}
+        assert "the first column numbers the words, which stand in the second" in notes(rows.found)[0]
+    counted = found(write("b.conll", sentences.replace("2\tk", "3\tk")), "w", "t", words=True)
+    assert counted.columns["w"] == ["1\n3", "1"], "words that happen to be numbers"
+    two = found(write("c.conll", "1\tO\n2\tO\n"), "w", "t", words=True)
+    assert two.columns["w"] == ["1\n2"]
+
+
 def test_a_list_is_not_a_label() -> None:
     write("a.jsonl", '{"text": "one", "label": ["x", "y"]}\n')
     with refused("a.jsonl, line 1: column 'label' holds a list", "a row with several labels or texts is not read"):

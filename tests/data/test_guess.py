@@ -225,6 +225,14 @@ def test_a_file_for_each_client(tmp_path: Path) -> None:
         assert set(prepare(load(out)[0]).shards) == {"north", "süd"}
 
 
+def test_a_folder_of_several_kinds_is_refused_as_a_run_would(tmp_path: Path) -> None:
+    """A first job would name the folder."""
+    written(tmp_path, table(label=LABELS), "rows.csv")
+    (tmp_path / "words.txt").write_text("A text.\n", "utf-8")
+    with pytest.raises(UserError, match=r"files of several kinds \(rows.csv, words.txt\)"):
+        first_job([tmp_path], tmp_path / "job.toml")
+
+
 def test_test_rows_beside_training_rows_are_found_unless_they_lack_labels(tmp_path: Path) -> None:
     written(tmp_path, table(label=LABELS), "train.csv")
     written(tmp_path, table(), "test.csv")
@@ -263,6 +271,29 @@ def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "texts" / "one.txt").write_text("\n", encoding="utf-8")
     with pytest.raises(UserError, match="column 'text': is empty in all rows"):
         guess(sample(tmp_path / "texts"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "label", "sentence"),
+    [
+        ("pair", (), None, "'pair' reads 2 columns of text, found text"),
+        ("classify", ("text", "hospital"), "label", "'classify' reads 1 column of text, found text, hospital"),
+        (None, ("text", "hospital", "id"), "label", "'classify' reads 1 column of text, found text, hospital, id"),
+        (None, ("text",), "text", "--label: 'text' is also the text; expected another column"),
+        ("regress", ("text",), "label", "'regress' needs numbers, but 'label' holds 'kidney'"),
+    ],
+)
+def test_named_columns_that_do_not_go_with_the_task_are_refused(
+    kind: str | None, text: tuple[str, ...], label: str | None, sentence: str, tmp_path: Path
+) -> None:
+    rows = sample(written(tmp_path, table(label=LABELS, hospital=["a", "b", "c"] * 20, id=range(60))))
+    with pytest.raises(UserError, match=sentence):
+        guess(rows, kind, text, label)
+
+
+def test_several_texts_that_are_named_are_all_read(tmp_path: Path) -> None:
+    rows = sample(written(tmp_path, table(title=[f"{text(i)} is here" for i in range(60)])))
+    assert guess(rows, "mlm", ("title", "text")).text == ["title", "text"]
 
 
 def test_letters_choose_the_model(tmp_path: Path) -> None:

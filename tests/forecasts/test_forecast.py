@@ -365,3 +365,18 @@ def test_a_forecast_tells_how_far_it_is(job: Jobs, monkeypatch: pytest.MonkeyPat
 def test_the_python_face_refuses_what_is_no_number_to_count_with(options: dict[str, Any], job: Jobs) -> None:
     with pytest.raises(fedstrata.UserError, match=r"^--\w+: expected a number"):
         fedstrata.forecast(job(), **options)
+
+
+def test_a_length_that_the_model_does_not_read_is_a_runs_to_settle(
+    job: Jobs, model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A length of the job's own is refused as a run refuses it; the default is made to fit, as in a run."""
+    texts = tmp_path / "long.csv"
+    texts.write_text("text,label\n" + "".join(f"{'the heart ' * 20},{'ab'[i % 2]}\n" for i in range(12)), "utf-8")
+    made = job("fedavg", "classify", model={"name": str(model_folder(max_position_embeddings=20))})
+    made["data"] = {"train": str(texts)}
+    with pytest.raises(UserError, match=r"\[train\] max_tokens: is 32, but the model reads at most 20"):
+        fedstrata.forecast(made)
+    del made["train"]["max_tokens"]
+    [costs] = fedstrata.forecast(made).values()
+    assert costs["clients"]["train_flops"] == fedstrata.run(made).flops

@@ -251,3 +251,16 @@ def test_a_result_gives_frames_plot_pipeline_and_html(job: Jobs) -> None:
     recorded = json.loads((result.folder / "result.json").read_text(encoding="utf-8"))
     assert recorded["task"] == result.task == "classify"
     assert result.headline == "accuracy"
+
+
+def test_a_result_is_read_whatever_the_working_directory_is(
+    job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = fedstrata.run(job("fedavg", "classify", output={"dir": "runs/here"}))
+    rows, sent = len(result.history), len(result.ledger)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert (len(result.history), len(result.ledger)) == (rows, sent) != (0, 0)
+    assert result.pipeline()("the heart")[0]["label"] in result.model().model.config.label2id
+    assert str(result.folder) == "runs/here"

@@ -78,6 +78,17 @@ def test_rows_that_are_none(job: Job) -> None:
         fedstrata.run(job(data={"train": rows()}))
     with pytest.raises(UserError, match=r"\[data\] train: is an empty list"):
         fedstrata.run(job(data={"train": []}))
+    one, two = [{"text": "a", "label": "x"}], [{"text": "b", "label": "y"}]
+    by_number = {0: one, 1: two}  # as groupby names them
+    with pytest.raises(UserError, match=r"\[data\] train: names a client 0; expected a text, such as 'client-0'"):
+        fedstrata.run(job(data={"train": by_number}))
+
+
+def test_one_name_in_place_of_a_list(job: Job) -> None:
+    with pytest.raises(UserError, match=r"methods: found 'fedavg'; expected a list of names"):
+        fedstrata.forecast(job(), methods="fedavg")
+    with pytest.raises(UserError, match=r"attacks: found 'layers'; expected a list of names, .*layers"):
+        fedstrata.audit(job(), attacks="layers")
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,10 @@ import pytest
 from fedstrata.errors import UserError
 from fedstrata.reports.page import write_page
 from fedstrata.reports.parts import part_words, read_parts
+from fedstrata.reports.report import write_report
 from fedstrata.reports.runs import load_run
 from fedstrata.reports.summary import client_sentences, summary
+from full_disk import full_after
 
 Make = Callable[..., Path]
 
@@ -134,6 +136,19 @@ def test_clients_own_models_are_shown_with_their_spread(run: Make) -> None:
     assert "1.500 ± 0.707" in summary(load_run(folder))
 
 
+def test_clients_that_test_one_model_on_their_own_rows_have_a_score_and_no_model(
+    run: Make, tmp_path: Path
+) -> None:
+    """As with ``clients.test``: FedAvg's clients have no models of their own."""
+    clients = {f"client-{i}": {"examples": 120, "score": {"loss": 1.0 + i}, "model": None} for i in range(2)}
+    folder = run(method="fedavg", score={"loss": 1.5})
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps({**result, "clients": clients}))
+    text = page(tmp_path, folder)
+    assert "Its own score is loss 2.000." in unescape(text)
+    assert "own model" not in text
+
+
 def test_part_words_draw_layers_together() -> None:
     kinds = [("low", "embeddings", None), *((f"block-{i}", "layer", i) for i in range(6)), ("top", "head", None)]
     parts = read_parts([{"name": name, "kind": kind, "depth": depth} for name, kind, depth in kinds])
@@ -164,6 +179,14 @@ def test_a_page_takes_the_place_of_a_page_alone(tmp_path: Path) -> None:
     assert path.read_text() == "<html>mine</html>"
     path.unlink()
     assert write_page([], write_page([], path)) == path
+
+
+def test_a_page_that_does_not_fit_on_the_disk_is_not_there_and_can_be_written_later(run: Make) -> None:
+    folder = run()
+    with full_after(1000), pytest.raises(UserError, match=r"report.html cannot be written") as found:
+        write_report([folder])
+    assert isinstance(found.value.__cause__, OSError), "by which the command line exits with 1"
+    assert write_report([folder]).exists()
 
 
 def test_each_client_has_a_sentence_for_its_owner(run: Make) -> None:

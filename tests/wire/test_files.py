@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import errno
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fedstrata.wire.files import append_bytes, append_lines, read_lines, write_bytes
+import fedstrata
+from fedstrata.data.tokens import tokenize
+from fedstrata.models.folders import write_tokenizer
+from fedstrata.wire.files import append_bytes, append_lines, read_lines, reserve, write_bytes
+from full_disk import full_after
+from tiny import SENTENCES, tokenizer
 
-
-@contextmanager
-def full_after(size: int) -> Iterator[None]:
-    """Inside, no file can get longer than ``size`` bytes: a write is taken in part, then refused."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+Jobs = Callable[..., dict[str, Any]]
 
 
 def test_a_line_that_does_not_fit_leaves_the_file_as_it_was(tmp_path: Path) -> None:
@@ -48,3 +44,61 @@ def test_a_last_line_that_a_kill_cut_short_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_bytes(b'{"round": 0}\n{"round"')
     assert read_lines(path) == [{"round": 0}]
+
+
+def full(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system reserves nothing")
+@pytest.mark.parametrize(
+    ("method", "tables"),
+    [("fedfreezebert", {}), ("fedbt", {"train": {"cache_frozen_layers": True, "dropout": False, "epochs": 2}})],
+)
+def test_hidden_states_that_find_no_room_end_the_run(
+    method: str, tables: dict[str, Any], job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their file has its whole room before it is mapped: a page that finds none is SIGBUS."""
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left") as found:
+        fedstrata.run(job(method, "classify", 4, engine={"name": "inprocess"}, **tables))
+    assert str(tmp_path / "run") in str(found.value.filename)
+    assert not [path for path in tmp_path.rglob("features.f32") if path.stat().st_size]
+
+
+def test_a_reserved_file_has_its_room(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    with path.open("w+b") as file:
+        reserve(file, path, 1 << 20)
+    assert path.stat().st_size == 1 << 20
+    if hasattr(os, "posix_fallocate"):
+        assert path.stat().st_blocks * 512 >= 1 << 20
+
+
+def test_a_file_system_that_reserves_nothing_is_no_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unable(*_: Any) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "posix_fallocate", unable, raising=False)
+    path = tmp_path / "x"
+    with path.open("w+b") as file:
+        reserve(file, path, 100)
+    assert path.stat().st_size == 100
+
+
+def test_a_tokenizer_that_does_not_fit_names_its_folder(tmp_path: Path) -> None:
+    """What its library raises is no OSError."""
+    with full_after(500), pytest.raises(OSError, match="File too large") as found:
+        write_tokenizer(tokenizer(), tmp_path)
+    assert found.value.filename == str(tmp_path)
+
+
+def test_tokens_that_do_not_fit_name_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSTRATA_CACHE", str(tmp_path))
+    texts = [text for text, _ in SENTENCES]
+    with full_after(100), pytest.raises(OSError, match="File too large") as found:
+        tokenize(texts, tokenizer(), 32, "truncate")
+    assert str(tmp_path) in str(found.value.filename)
+    assert list(tmp_path.iterdir()) == []

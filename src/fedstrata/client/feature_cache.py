@@ -23,7 +23,7 @@ from fedstrata.data.tokens import Tokens
 from fedstrata.models.heads import HeadedModel
 from fedstrata.plan.kinds import Index
 from fedstrata.tasks import Examples, Task
-from fedstrata.wire.files import checksum_of, write_bytes
+from fedstrata.wire.files import checksum_of, reserve, write_bytes
 
 if TYPE_CHECKING:
     from fedstrata.job.tables import Train
@@ -152,7 +152,9 @@ class FeatureCache:
         if not (note.exists() and _read(note) == {**wanted, "checksum": checksum_of(path)}):
             folder.mkdir(parents=True, exist_ok=True)
             note.unlink(missing_ok=True)
-            disk = np.memmap(path, np.float32, "w+", shape=(total,))
+            with path.open("w+b") as file:
+                reserve(file, path, 4 * total)
+                disk = np.memmap(file, np.float32, "r+", shape=(total,))
             order = index[np.argsort([self.lengths[i] for i in index.tolist()], kind="stable")]
             for start in range(0, len(order), CHUNK):
                 some = order[start : start + CHUNK]

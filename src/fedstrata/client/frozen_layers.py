@@ -30,6 +30,7 @@ from fedstrata.plan.messages import Positions
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
 from fedstrata.tasks import Batch
+from fedstrata.wire.files import reserve
 
 
 class StackEntry(nn.Module):
@@ -95,7 +96,8 @@ class KeptStates:
         if total:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder) as file:
-                self.disk = torch.from_numpy(np.memmap(file, np.float32, "w+", shape=(total,)))
+                reserve(file, folder, 4 * total)
+                self.disk = torch.from_numpy(np.memmap(file, np.float32, "r+", shape=(total,)))
 
     def put(self, position: int, states: torch.Tensor) -> None:
         """Keep a text's states ``[S, H]``, without what pads them beyond its rows."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedstrata.data.column_names import CLIENTS, LABELS, PAIRS, TEXTS, plain_name
 from fedstrata.data.sample import Sample
-from fedstrata.errors import UserError, did_you_mean
+from fedstrata.errors import UserError, did_you_mean, plural
 from fedstrata.job.task_kinds import TASK_KINDS
 
 CLASSES = 200
@@ -26,7 +26,7 @@ class Guess:
 
     Attributes:
         kind: the task's.
-        text: the column of the text, or two.
+        text: the column of the text, or several.
         label: the column of the label; None without one.
         client: the column whose values are the clients; None without one.
         tokens: what nine in ten texts have at most, estimated from their words.
@@ -53,7 +53,8 @@ def guess(rows: Sample, kind: str | None = None, text: Sequence[str] = (), label
         label: the column of the label, if it is known.
 
     Raises:
-        UserError: a named column is not there, or no column looks like text or, for the kind, like a label.
+        UserError: a named column is not there or does not go with the kind, or no column looks like text or, for
+            the kind, like a label.
     """
     for name in (*text, *((label,) if label else ())):
         if name not in rows.columns:
@@ -72,12 +73,29 @@ def guess(rows: Sample, kind: str | None = None, text: Sequence[str] = (), label
     chosen, why = _kind(rows, target, bool(two)) if kind is None else (kind, "as asked for")
     if TASK_KINDS[chosen].labeled and target is None:
         raise UserError(f"{_no_label(rows)}; name it with --label, one of: {', '.join(rows.columns)}")
-    one = text[0] if len(text) == 1 else _first_text(rows, texts)
-    columns = two if two and chosen in ("pair", "regress") else one
+    columns = list(text) or (two if chosen in ("pair", "regress") else []) or [_first_text(rows, texts)]
+    _check_fit(rows, chosen, columns, target)
     reasons = {"task.kind": why}
     if client:
         reasons["clients.column"] = f"{len(set(_filled(rows, client)))} values"
-    return Guess(chosen, columns, target, client, _tokens(rows, columns), _latin(rows, columns), reasons)
+    named = columns if len(columns) > 1 else columns[0]
+    return Guess(chosen, named, target, client, _tokens(rows, columns), _latin(rows, columns), reasons)
+
+
+def _check_fit(rows: Sample, kind: str, texts: Sequence[str], label: str | None) -> None:
+    """Refuse columns of which a run would say that they do not go with the kind of task."""
+    takes = TASK_KINDS[kind].texts
+    if takes and len(texts) not in takes:
+        raise UserError(
+            f"{kind!r} reads {plural(takes[0], 'column')} of text, found {', '.join(texts)}; name what it reads "
+            "with --text, or another kind with --task"
+        )
+    if label in texts and TASK_KINDS[kind].labeled:
+        raise UserError(f"--label: {label!r} is also the text; expected another column")
+    if TASK_KINDS[kind].target == "number" and label is not None:
+        word = next((value for value in _filled(rows, label) if not _number(value)), None)
+        if word is not None:
+            raise UserError(f"{kind!r} needs numbers, but {label!r} holds {str(word)!r:.40}")
 
 
 def _tagged(rows: Sample, text: Sequence[str], label: str | None) -> Guess | None:
@@ -239,10 +257,9 @@ def _number(value: Any) -> bool:
         return False
 
 
-def _tokens(rows: Sample, columns: str | Sequence[str]) -> int:
+def _tokens(rows: Sample, columns: Sequence[str]) -> int:
     """Tokens that nine in ten texts have at most: 1.3 for a word and two around it, up to a multiple of 32."""
-    names = [columns] if isinstance(columns, str) else columns
-    texts = zip(*(rows.columns[name] for name in names), strict=True)
+    texts = zip(*(rows.columns[name] for name in columns), strict=True)
     sizes = sorted(sum(len(str(value).split()) for value in row) for row in texts)
     return _up(1.3 * sizes[int(0.9 * (len(sizes) - 1))] + 3)
 
@@ -251,9 +268,8 @@ def _up(tokens: float) -> int:
     return min(512, max(32, 32 * math.ceil(tokens / 32)))
 
 
-def _latin(rows: Sample, columns: str | Sequence[str]) -> bool:
-    name = columns if isinstance(columns, str) else columns[0]
-    return _share_latin("".join(str(value) for value in rows.columns[name][:200]))
+def _latin(rows: Sample, columns: Sequence[str]) -> bool:
+    return _share_latin("".join(str(value) for value in rows.columns[columns[0]][:200]))
 
 
 def _share_latin(text: str) -> bool:

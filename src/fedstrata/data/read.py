@@ -196,7 +196,19 @@ def _local(path: Path, how: How) -> Records:
 
 
 def _folder(path: Path, how: How) -> Records:
-    forms = WORD_FORMS if how.words else FORMS
+    files = files_of_a_kind(path, how.words)
+    if not how.words and extension(files[0]) == ".txt":
+        return document_records(path, files, how)
+    return chain.from_iterable(records(file, how) for file in files)
+
+
+def files_of_a_kind(path: Path, words: bool) -> list[Path]:
+    """The files of a folder that is one source, with lists of words or not.
+
+    Raises:
+        UserError: there are none, or of several kinds.
+    """
+    forms = WORD_FORMS if words else FORMS
     files = files_in(path, forms)
     kinds = {forms[extension(file)]: file.relative_to(path).as_posix() for file in files}
     if not files:
@@ -204,9 +216,7 @@ def _folder(path: Path, how: How) -> Records:
     if len(kinds) > 1:
         found = ", ".join(sorted(kinds.values()))
         raise UserError(f"{path}: the folder holds files of several kinds ({found}); name those to read in a list")
-    if FORMS[".txt"] in kinds:
-        return document_records(path, files, how)
-    return chain.from_iterable(records(file, how) for file in files)
+    return files
 
 
 def files_in(path: Path, forms: Collection[str] = tuple({**FORMS, **WORD_FORMS})) -> list[Path]:

@@ -19,7 +19,7 @@ from fedstrata.data.forms.tables import first_rows, likeliest_delimiter
 from fedstrata.data.forms.text import full_lines
 from fedstrata.data.forms.words import COMMENT, WORD_NAMES, numbers_sentences, plain_letters
 from fedstrata.data.header import is_header
-from fedstrata.data.read import WORD_END, files_in, read
+from fedstrata.data.read import WORD_END, files_in, files_of_a_kind, read
 from fedstrata.errors import UserError
 
 ROWS = 5_000
@@ -124,6 +124,7 @@ def _folder(path: Path, wanted: Sequence[str]) -> Sample:
     if not files:
         raise UserError(f"{path}: the folder holds no file of a known kind")
     first = sample(files[0], wanted)
+    files = files_of_a_kind(path, first.words)
     return replace(first, whole=first.whole and len(files) == 1)
 
 

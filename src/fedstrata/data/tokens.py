@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from fedstrata.errors import UserError
 from fedstrata.plan.kinds import Index
+from fedstrata.wire.files import named
 
 FIELDS = ("ids", "offsets", "rows", "words", "types")
 CHUNK = 4096
@@ -223,7 +224,7 @@ def _first_pieces(words: Sequence[int | None], last: int) -> npt.NDArray[np.int6
 def _store(folder: Path, tokens: Tokens) -> None:
     """Write to a folder of its own and rename it: another run sees all of it or nothing."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary, named(folder):
         target = Path(temporary) / "done"
         target.mkdir()
         for name in FIELDS:

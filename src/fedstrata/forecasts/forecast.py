@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.client.model_options import adapter_of, head_of
-from fedstrata.client.setup import resolve_jobs
+from fedstrata.client.setup import fit_positions, resolve_jobs
 from fedstrata.client.start_model import model_path, write_outline
 from fedstrata.cost import papers
 from fedstrata.cost.bytes import payload
@@ -48,6 +48,7 @@ def forecast(source: JobSource, overrides: Overrides, options: ForecastOptions) 
             for job in jobs:
                 place = Path(outlines) / (job.stage or "start")
                 start[job.stage] = _start(job, base_dir, place) if job.model else start[job.start]
+            jobs = [fit_positions(job, known.longest(start[job.stage], job.task.kind)) for job in jobs]
             profiles = profiles or [
                 data_profile(job, base_dir, start[job.stage], options.count, options.tokens) for job in jobs
             ]

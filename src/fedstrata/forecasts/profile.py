@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from fedstrata.data.partition import check_partition, client_names
 from fedstrata.data.prepare import NO_DATA, Prepared, prepare, source_names
@@ -67,6 +68,21 @@ def data_profile(
     if not job.task.labels and TASK_KINDS[job.task.kind].classes:
         reason += f", {config.num_labels} classes"
     return _without_data(job, count or EXAMPLES, longest, reason)
+
+
+def longest_text(model: str, kind: str) -> int:
+    """Most tokens that a model reads at once; no weights are read.
+
+    Raises:
+        UserError: there is no such model.
+    """
+    config = configs.config_of(model, kind)
+    try:
+        with torch.device("meta"):
+            bare = checkpoints.auto_class(kind).from_config(config)
+    except configs.HF_LOAD_ERRORS as error:
+        raise configs.unusable(model, error) from None
+    return checkpoints.max_positions(bare)
 
 
 def _of_data(job: Job, data: Prepared, model: str, longest: int, tokens: int | None) -> DataProfile:

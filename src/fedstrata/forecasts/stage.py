@@ -22,7 +22,7 @@ from fedstrata.exchanges import EXCHANGES
 from fedstrata.exchanges.dry_sums import sum_figures
 from fedstrata.exchanges.exchange import DryContext
 from fedstrata.forecasts.options import ForecastOptions
-from fedstrata.forecasts.profile import DataProfile
+from fedstrata.forecasts.profile import DataProfile, longest_text
 from fedstrata.job.aggregate_rules import check_senders, job_least_senders
 from fedstrata.job.tables import Job
 from fedstrata.job.task_kinds import TASK_KINDS
@@ -62,11 +62,12 @@ class Known:
 
     parts: Callable[[str, str, tuple[str, ...] | None, HeadConfig | None, AdapterConfig | None], Parts]
     step: Callable[[str, str, tuple[str, ...] | None, HeadConfig | None, AdapterConfig | None], Step]
+    longest: Callable[[str, str], int]
 
 
 def nothing_known() -> Known:
     """At the beginning of a forecast."""
-    return Known(functools.cache(checkpoints.parts_of), functools.cache(_step_of))
+    return Known(functools.cache(checkpoints.parts_of), functools.cache(_step_of), functools.cache(longest_text))
 
 
 def stage_costs(job: Job, model: str, profile: DataProfile, known: Known, options: ForecastOptions) -> Costs:

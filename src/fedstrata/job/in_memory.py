@@ -51,7 +51,8 @@ def as_source(value: Any) -> Any:
             list of dicts, or a dict from names to any of these. Anything else is returned as it is.
 
     Raises:
-        ValueError: it is a whole dictionary of splits, or of columns, an empty list, or can be read once only.
+        ValueError: it is a whole dictionary of splits, or of columns, or of clients without names, an empty list,
+            or can be read once only.
     """
     if isinstance(value, str | InMemory):
         return value
@@ -66,6 +67,8 @@ def as_source(value: Any) -> Any:
     if isinstance(value, Mapping):
         if any(_column(name, one) for name, one in value.items()):
             raise ValueError("is a dictionary of columns; expected a frame, rows, or clients -> rows")
+        if other := [name for name in value if not isinstance(name, str)]:
+            raise ValueError(f"names a client {other[0]!r}; expected a text, such as {f'client-{other[0]}'!r}")
         return {name: as_source(one) for name, one in value.items()}
     if isinstance(value, Iterator):
         raise ValueError(f"is a {type(value).__name__}, which is read once only; expected a list of its rows")

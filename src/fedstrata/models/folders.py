@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedstrata.wire.files import link, replace_folder, write_bytes
+from fedstrata.wire.files import link, named, replace_folder, write_bytes
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -36,7 +37,14 @@ def write_tokenizer(tokenizer: Any, folder: Path) -> None:
     """
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
-    tokenizer.save_pretrained(folder)
+    try:
+        with named(folder):
+            tokenizer.save_pretrained(folder)
+    except Exception as error:  # what its library raises of the system is no OSError
+        number = re.search(r"\(os error (\d+)\)$", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(folder)) from error
 
 
 def partial_folder(folder: Path) -> Path:

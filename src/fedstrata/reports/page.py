@@ -23,6 +23,7 @@ from fedstrata.reports.runs import Run, curve
 from fedstrata.reports.summary import client_sentences, summary
 from fedstrata.reports.tables import NOTE, client_rows, figure, result_rows, score_figure, shown_rows
 from fedstrata.reports.templates import templates
+from fedstrata.wire.files import write_bytes
 
 
 def write_page(runs: Sequence[Run], path: Path, audits: Sequence[Sequence[Stage]] = ()) -> Path:
@@ -57,8 +58,7 @@ def render(path: Path, template: str, **values: Any) -> Path:
     if path.exists() and b"<title>FedStrata" not in path.read_bytes()[:1000]:
         raise UserError(f"report: {path} is there and is no page of FedStrata; --out names another file")
     page = templates().get_template(template).render(**values)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_unique_ids(page), encoding="utf-8")
+    write_bytes(path, _unique_ids(page).encode())
     return path
 
 
@@ -198,7 +198,7 @@ def _clients_table(stage: Run, rows: Sequence[dict[str, Any]]) -> HtmlTable:
         *(Head(name) for name in ("examples", "rounds", "MB up", "MB down", "TFLOP")),
         Head("seconds", "wall time"),
         Head("last training loss"),
-        *([Head(stage.result["headline"], "own model")] if scored else []),
+        *([Head(stage.result["headline"], "own score")] if scored else []),
     ]
     cells = [
         [

@@ -29,7 +29,7 @@ def write_report(folders: Sequence[Path], path: Path | None = None) -> Path:
         audits = [read_audit(folder) for folder in folders]
         return write_page(runs, path, audits) if runs else write_sweep_page(folders[0], path)
     except OSError as error:
-        raise UserError(f"report: {error.filename or path} cannot be written ({error.strerror})") from None
+        raise UserError(f"report: {error.filename or path} cannot be written ({error.strerror})") from error
 
 
 def _check_place(path: Path) -> None:

@@ -207,7 +207,7 @@ def headline(run: Run, score: dict[str, float] | None) -> float | None:
 
 
 def score(run: Run) -> tuple[float | None, float | None]:
-    """The run's headline score, and its standard deviation where it is a mean over clients' own models."""
+    """The run's headline score, and its standard deviation where it is a mean over clients' own scores."""
     value = headline(run, run.result["score"])
     own = [headline(run, client.get("score")) for client in run.result["clients"].values()]
     known = [own_score for own_score in own if own_score is not None]

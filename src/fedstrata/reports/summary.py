@@ -82,7 +82,7 @@ def _outcome(run: Run, row: dict[str, Any]) -> str:
         return f"{status}; no score was recorded."
     score = f"{row['headline']} {score_figure(row['score'])}"
     if row["spread"] is not None:
-        score += f" ± {score_figure(row['spread'])} (mean and standard deviation of the clients' own models)"
+        score += f" ± {score_figure(row['spread'])} (mean and standard deviation over the clients)"
     before = [point.score for point in curve(run) if point.round == -1]
     reached = f"{status}, so far with {score}" if row["status"] == "running" else f"{status} with {score}"
     return reached + (f"; before training it was {score_figure(before[0])}." if before else ".")
@@ -184,7 +184,7 @@ def _client_sentence(run: Run, row: dict[str, Any]) -> str:
     what = part_words([part for part in run.named_parts if part in named], run.parts)
     left = f"{figure(row['up_mb'])} MB left it ({what})" if sent else "nothing of a model or text left it"
     metric = run.result["headline"]
-    own = "" if row["score"] is None else f" Its own model scores {metric} {score_figure(row['score'])}."
+    own = "" if row["score"] is None else f" Its own score is {metric} {score_figure(row['score'])}."
     examples, rounds = plural(row["examples"], "example"), plural(row["rounds"], "round")
     return f"{name} trained on {examples} in {rounds}: {left}, and {came}.{own}"
 

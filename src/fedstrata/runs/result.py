@@ -71,6 +71,11 @@ class Result:
     task: str = ""
     headline: str = ""
     privacy: dict[str, Any] | None = None
+    place: Path = field(init=False, repr=False, compare=False)
+    """``folder`` whatever the working directory is by now."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "place", self.folder.absolute())
 
     @property
     def history(self) -> pandas.DataFrame:
@@ -79,10 +84,10 @@ class Result:
 
         if self.stages:
             lines = [
-                {"stage": one.folder.name, **line} for one in self.stages for line in views.history(one.folder)
+                {"stage": one.folder.name, **line} for one in self.stages for line in views.history(one.place)
             ]
             return views.frame(lines)
-        return views.frame(views.history(self.folder))
+        return views.frame(views.history(self.place))
 
     def pipeline(self, **options: Any) -> Any:
         """A ``transformers`` pipeline over the trained model: ``result.pipeline()("a text")``.
@@ -102,7 +107,7 @@ class Result:
         from fedstrata.runs import views
 
         last = self.stages[-1] if self.stages else self
-        return views.plot(last.folder.name, last.headline, views.history(last.folder))
+        return views.plot(last.folder.name, last.headline, views.history(last.place))
 
     def _repr_html_(self) -> str:
         from fedstrata.runs import views
@@ -124,7 +129,7 @@ class Result:
     def _one_model(self) -> Path:
         if self.model_folder is None:
             raise UserError(f"{self.folder}: there is no single model ({self.scored or self.status})")
-        return self.model_folder
+        return self.place / self.model_folder.relative_to(self.folder)
 
     @property
     def start(self) -> Path:
@@ -157,7 +162,7 @@ class Result:
         """The rows of :attr:`ledger` as :class:`fedstrata.cost.ledger.Entry` describes them, stage by stage."""
         if self.stages:
             return [{"stage": stage.folder.name, **line} for stage in self.stages for line in stage.transfers]
-        return read_lines(self.folder / "ledger.jsonl")
+        return read_lines(self.place / "ledger.jsonl")
 
 
 def combine_stages(stages: Sequence[Result], folder: Path) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -9,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import xxhash
 
@@ -47,7 +48,7 @@ def write_views(path: Path, views: Iterable[bytes | memoryview], flushed: bool =
     path.parent.mkdir(parents=True, exist_ok=True)
     part, hashed = path.with_name(f".{path.name}.part"), xxhash.xxh3_128()
     try:
-        with _named(path), part.open("wb") as file:
+        with named(path), part.open("wb") as file:
             for view in views:
                 file.write(view)
                 hashed.update(view)
@@ -87,7 +88,7 @@ def encode_lines(lines: Iterable[Mapping[str, Any]]) -> bytes:
 
 def append_bytes(path: Path, content: bytes) -> None:
     """Add to a file, all or nothing; see :func:`flush` for when it is on the disk."""
-    with _named(path), path.open("ab", buffering=0) as file:  # a buffer would write its rest after the cut below
+    with named(path), path.open("ab", buffering=0) as file:  # a buffer would write its rest after the cut below
         before, left = file.tell(), memoryview(content)
         try:
             while left:
@@ -99,7 +100,7 @@ def append_bytes(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
+def named(path: Path) -> Iterator[None]:
     """Give an error of the system the file's name, which it lacks where a write fails, as on a full disk."""
     try:
         yield
@@ -107,6 +108,28 @@ def _named(path: Path) -> Iterator[None]:
         if error.filename is None:
             error.filename = str(path)
         raise
+
+
+def reserve(file: IO[bytes], path: Path, size: int) -> None:
+    """Take the room of a file that is then written through memory, where a full disk ends the process at once.
+
+    Args:
+        file: it, open and empty.
+        path: what an error calls it.
+        size: bytes.
+
+    Raises:
+        OSError: there is no room.
+    """
+    with named(path):
+        os.truncate(file.fileno(), size)
+        try:
+            if hasattr(os, "posix_fallocate"):  # not on macOS
+                os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # a file system that reserves nothing
+                os.truncate(file.fileno(), 0)
+                raise
 
 
 def append_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:

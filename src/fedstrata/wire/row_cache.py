@@ -9,6 +9,7 @@ from typing import BinaryIO
 import torch
 
 from fedstrata.wire.codec import WireError
+from fedstrata.wire.files import named
 
 
 class RowCache:
@@ -74,8 +75,9 @@ class RowCache:
         if self.file is None:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115  (until close)
-        self.file.seek(start)
-        self.file.write(rows.contiguous().numpy().tobytes())
+        with named(self.folder):
+            self.file.seek(start)
+            self.file.write(rows.contiguous().numpy().tobytes())
 
 
 def needed(tokens: int, width: int) -> int:

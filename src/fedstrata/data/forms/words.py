@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from fedstrata.errors import UserError, plural
 WORD_NAMES = {"word", "words", "token", "tokens", "text"}
 TAG_NAMES = {"tag", "tags", "label", "labels", "ner", "nertag", "nertags", "entity", "iob", "bio"}
 """How the first and the last field of a header line are called."""
+LOOKED_AT = 200
+"""Lines by which a column is told that numbers the words."""
 COMMENT = re.compile(r"# ?(\w+ = .*|new(doc|par)\b.*)")
 """A line of CoNLL-U that says something of the sentence or document below it, such as ``# sent_id = 0``."""
 
@@ -22,8 +24,8 @@ COMMENT = re.compile(r"# ?(\w+ = .*|new(doc|par)\b.*)")
 def conll_records(path: Path, how: How) -> Records:
     """A word per line with its columns between blanks, a blank line between sentences; the last column is the tag.
 
-    Without names the first wanted column is the first in the file and the second the last. A header line is
-    recognized by the wanted columns, or by usual names of words and tags.
+    Without names the first wanted column is the first in the file, or the one after the numbers of the words, and
+    the second the last. A header line is recognized by the wanted columns, or by usual names of words and tags.
     """
     full = (line for _, line in full_lines(path, how) if not COMMENT.fullmatch(line.strip()))
     header = _fields(next(full, ""), how)
@@ -64,9 +66,26 @@ def _is_header(fields: list[str], how: How) -> bool:
     return usual or fields == how.names or (len(how.wanted) > 1 and set(how.wanted) <= set(fields))
 
 
+def _counts_words(path: Path, how: How) -> bool:
+    """Whether the first of three or more columns numbers the words of each sentence from 1, by the first lines."""
+    last, found = 0, False
+    for _, line in islice(lines(path, how), LOOKED_AT):
+        if not line.strip() or line.startswith("-DOCSTART-") or (not last and COMMENT.fullmatch(line.strip())):
+            last = 0
+            continue
+        fields = _fields(line, how)
+        if len(fields) < 3 or fields[0] != str(last + 1):
+            return False
+        last, found = last + 1, True
+    return found
+
+
 def _conll(path: Path, how: How, header: list[str]) -> Records:
     if header:
         how.note(path, f"header line {' '.join(header)!r}")
+    counted = not header and not how.names and _counts_words(path, how)
+    if counted:
+        how.note(path, "the first column numbers the words, which stand in the second")
     started, sentence, skip = 0, list[list[str]](), bool(header)
     for number, line in chain(lines(path, how), [(0, "")]):
         if not sentence and COMMENT.fullmatch(line.strip()):
@@ -86,7 +105,7 @@ def _conll(path: Path, how: How, header: list[str]) -> Records:
                 )
         elif sentence:
             columns = [list(column) for column in zip(*sentence, strict=True)]
-            there = _columns(len(columns), how, header)
+            there = _columns(len(columns), how, header, int(counted))
             if len(there) != len(columns):
                 raise UserError(
                     f"{path}, line {started}: found {plural(len(columns), 'column')}, expected {len(there)}"
@@ -96,12 +115,13 @@ def _conll(path: Path, how: How, header: list[str]) -> Records:
             sentence = []
 
 
-def _columns(count: int, how: How, header: list[str]) -> list[str]:
-    """The names of a file's columns."""
+def _columns(count: int, how: How, header: list[str], word: int) -> list[str]:
+    """The names of a file's columns; ``word`` is the place of the word where none are known."""
     if how.names or set(how.wanted) <= set(header):
         return how.names or header
     last = [*how.wanted[1:2], f"column {count}"][0]
-    return [how.wanted[0], *(f"column {i}" for i in range(2, count)), last]
+    names = [f"column {i}" for i in range(1, count)]
+    return [*names[:word], how.wanted[0], *names[word + 1 :], last]
 
 
 def _sentences(rows: Records, path: Path, how: How) -> Records:

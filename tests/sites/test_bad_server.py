@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -572,6 +577,51 @@ def test_a_process_that_does_not_end_or_dies_is_ended(town: Town, monkeypatch: p
     assert kept(service) == []
     monkeypatch.setattr(trial, "MEMORY_SHARE", 0.5)
     assert isinstance(answer(service, town.hello), WelcomeHeader)
+
+
+ENDLESS = """
+import multiprocessing, os, sys
+from pathlib import Path
+from types import SimpleNamespace
+from fedstrata.sites import trial
+from fedstrata.sites.limit_tables import Limits
+multiprocessing.get_context = lambda kind, get=multiprocessing.get_context: get("fork")
+def propose(*_):
+    Path(sys.argv[1]).write_text(str(os.getpid()))
+    while True:
+        pass
+trial.propose = propose
+trial.try_run(SimpleNamespace(limits=Limits()), None, Path())
+"""
+"""A program that tries a run without end, and writes down in which process."""
+
+
+def test_a_process_that_does_not_end_is_ended_where_the_site_is_killed(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ENDLESS, str(tmp_path / "pid")])
+    try:
+        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", 60)
+    finally:
+        process.kill()
+        process.wait()
+    pid = int((tmp_path / "pid").read_text())
+    try:
+        until(lambda: not running(pid), 10)
+    finally:
+        if running(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def until(holds: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def running(pid: int) -> bool:
+    """Whether a process works; one that has ended and that nobody has waited for has no command any more."""
+    path = Path(f"/proc/{pid}/cmdline")
+    return path.exists() and path.read_bytes() != b""
 
 
 def test_a_model_larger_than_the_memory_is_refused(town: Town) -> None:

@@ -29,6 +29,7 @@ from fedstrata.plan.streams import BATCH, ORDER, Streams
 from fedstrata.sites import trial
 from fedstrata.sites.answers import Answers
 from fedstrata.sites.approval import job_digest
+from fedstrata.sites.message_client import Over
 from fedstrata.sites.messages import (
     Envelope,
     HelloHeader,
@@ -44,6 +45,7 @@ from fedstrata.sites.rows_behind import rows_trained_on
 from fedstrata.sites.service import SiteService
 from fedstrata.sites.settings import read_site
 from fedstrata.sites.trial import try_run
+from fedstrata.sites.visit import Visit
 from fedstrata.tasks import Examples
 from fedstrata.tasks.mlm import MaskedLM
 
@@ -536,6 +538,38 @@ def test_what_a_run_would_do_is_known_before_it_is_agreed_to(town: Town, caplog:
     sent = [line["bytes"] for line in releases(service) if line["payload"] == "weights"]
     [said] = [float(line.split()[2]) for line in lines if line.startswith("at most ")]
     assert 0 < sent[0] - said * 1e6 < 12_000, "what it says is what leaves, and a header"
+
+
+@pytest.mark.parametrize(
+    ("limits", "tables", "share", "reason"),
+    [
+        (
+            (("min_examples = 8 ", "min_examples = 1 "), ("[require]", "[require]\nepsilon = 0.1")),
+            {"privacy": {"level": "example", "clip": 1.0, "noise": 1.0}},
+            0.0,
+            "it takes part up to 0.1",
+        ),
+        (
+            (("min_examples = 8 ", "min_examples = 4 "),),
+            {},
+            0.2,
+            "fewer test rows than the 4 it wants behind a score",
+        ),
+    ],
+)
+def test_a_look_at_a_run_says_that_the_site_would_refuse_it(
+    town: Town, limits: tuple[tuple[str, str], ...], tables: dict[str, Any], share: float, reason: str
+) -> None:
+    changes = {"job": town.job(**tables), "share": share}
+    service, said = town.site(*limits), list[str]()
+    assert isinstance(answer(service, town.hello, **changes), WelcomeHeader)
+    assert reason in answer(service, town.start).reason
+    header = town.hello.header.model_copy(update=changes)
+    with pytest.raises(Over):
+        Visit(service.settings, said.append).answer(bytes(encode_message("f" * 32, header, town.hello.weights)))
+    assert any(line.startswith("fedavg, 2 rounds") for line in said)
+    assert said[-1].startswith("this site would refuse: "), said
+    assert said[-1].endswith(reason)
 
 
 def test_what_a_run_of_masked_sums_would_send_is_no_more_than_is_said(

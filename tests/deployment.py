@@ -119,11 +119,17 @@ class Deployment:
 
     def up(self, *words: str, page: bool = False, clocks: Mapping[str, float] = {}) -> None:
         """Start the server, with its page if so, and the sites, some of which have other clocks."""
-        self.serve(*words, *(["--page"] if page else []))
-        for name in self.names:
-            self.join(name, *words, clock=clocks.get(name, 0.0))
-        for name in self.names:
-            self.until(lambda name=name: f"{name}: connected" in self.out(name), 120, f"{name} does not connect")
+        try:
+            self.serve(*words, *(["--page"] if page else []))
+            for name in self.names:
+                self.join(name, *words, clock=clocks.get(name, 0.0))
+            for name in self.names:
+                self.until(
+                    lambda name=name: f"{name}: connected" in self.out(name), 120, f"{name} does not connect"
+                )
+        except BaseException:
+            self.down()  # a fixture that fails has nobody else who ends them
+            raise
 
     def until(self, holds: Callable[[], bool], seconds: float, complaint: str) -> None:
         end = time.monotonic() + seconds

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +29,7 @@ from fedstrata.plan.streams import BATCH, ORDER, Streams
 from fedstrata.sites import trial
 from fedstrata.sites.answers import Answers
 from fedstrata.sites.approval import job_digest
+from fedstrata.sites.message_client import Over
 from fedstrata.sites.messages import (
     Envelope,
     HelloHeader,
@@ -39,6 +45,7 @@ from fedstrata.sites.rows_behind import rows_trained_on
 from fedstrata.sites.service import SiteService
 from fedstrata.sites.settings import read_site
 from fedstrata.sites.trial import try_run
+from fedstrata.sites.visit import Visit
 from fedstrata.tasks import Examples
 from fedstrata.tasks.mlm import MaskedLM
 
@@ -533,6 +540,38 @@ def test_what_a_run_would_do_is_known_before_it_is_agreed_to(town: Town, caplog:
     assert 0 < sent[0] - said * 1e6 < 12_000, "what it says is what leaves, and a header"
 
 
+@pytest.mark.parametrize(
+    ("limits", "tables", "share", "reason"),
+    [
+        (
+            (("min_examples = 8 ", "min_examples = 1 "), ("[require]", "[require]\nepsilon = 0.1")),
+            {"privacy": {"level": "example", "clip": 1.0, "noise": 1.0}},
+            0.0,
+            "it takes part up to 0.1",
+        ),
+        (
+            (("min_examples = 8 ", "min_examples = 4 "),),
+            {},
+            0.2,
+            "fewer test rows than the 4 it wants behind a score",
+        ),
+    ],
+)
+def test_a_look_at_a_run_says_that_the_site_would_refuse_it(
+    town: Town, limits: tuple[tuple[str, str], ...], tables: dict[str, Any], share: float, reason: str
+) -> None:
+    changes = {"job": town.job(**tables), "share": share}
+    service, said = town.site(*limits), list[str]()
+    assert isinstance(answer(service, town.hello, **changes), WelcomeHeader)
+    assert reason in answer(service, town.start).reason
+    header = town.hello.header.model_copy(update=changes)
+    with pytest.raises(Over):
+        Visit(service.settings, said.append).answer(bytes(encode_message("f" * 32, header, town.hello.weights)))
+    assert any(line.startswith("fedavg, 2 rounds") for line in said)
+    assert said[-1].startswith("this site would refuse: "), said
+    assert said[-1].endswith(reason)
+
+
 def test_what_a_run_of_masked_sums_would_send_is_no_more_than_is_said(
     town: Town, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -572,6 +611,51 @@ def test_a_process_that_does_not_end_or_dies_is_ended(town: Town, monkeypatch: p
     assert kept(service) == []
     monkeypatch.setattr(trial, "MEMORY_SHARE", 0.5)
     assert isinstance(answer(service, town.hello), WelcomeHeader)
+
+
+ENDLESS = """
+import multiprocessing, os, sys
+from pathlib import Path
+from types import SimpleNamespace
+from fedstrata.sites import trial
+from fedstrata.sites.limit_tables import Limits
+multiprocessing.get_context = lambda kind, get=multiprocessing.get_context: get("fork")
+def propose(*_):
+    Path(sys.argv[1]).write_text(str(os.getpid()))
+    while True:
+        pass
+trial.propose = propose
+trial.try_run(SimpleNamespace(limits=Limits()), None, Path())
+"""
+"""A program that tries a run without end, and writes down in which process."""
+
+
+def test_a_process_that_does_not_end_is_ended_where_the_site_is_killed(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ENDLESS, str(tmp_path / "pid")])
+    try:
+        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", 60)
+    finally:
+        process.kill()
+        process.wait()
+    pid = int((tmp_path / "pid").read_text())
+    try:
+        until(lambda: not running(pid), 10)
+    finally:
+        if running(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def until(holds: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def running(pid: int) -> bool:
+    """Whether a process works; one that has ended and that nobody has waited for has no command any more."""
+    path = Path(f"/proc/{pid}/cmdline")
+    return path.exists() and path.read_bytes() != b""
 
 
 def test_a_model_larger_than_the_memory_is_refused(town: Town) -> None:

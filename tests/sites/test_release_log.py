@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import resource
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -156,3 +157,18 @@ def test_a_folder_in_the_logs_place_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     with pytest.raises(UserError, match=f"^{tmp_path / name}: is a folder"):
         list(read_log(tmp_path))
+
+
+def test_a_line_that_does_not_fit_on_the_disk_is_not_there(written: Path) -> None:
+    """Not even its first half, after which no other line could be read."""
+    log, before = ReleaseLog(written), (written / LOG).read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 100, limits[1]))
+    try:
+        with pytest.raises(OSError, match=LOG):
+            log.append(release(5), head=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (written / LOG).read_bytes() == before
+    log.append(release(5))
+    assert [found for found, _ in read_log(written)][5].round == 5

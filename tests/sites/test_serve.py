@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -121,6 +123,19 @@ def test_of_a_server_that_is_away_no_clock_is_known() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         assert clock_complaint(f"127.0.0.1:{closed.getsockname()[1]}", None) == ""
+
+
+def test_a_log_on_a_full_disk_lacks_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    before = list(LOG.handlers)
+    try:
+        log_to(Path("/dev/full"))
+        LOG.error("failed", exc_info=OSError(errno.ENOSPC, "No space left on device"))
+    finally:
+        for handler in set(LOG.handlers) - set(before):
+            LOG.removeHandler(handler)
+            with suppress(OSError):
+                handler.close()
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_a_message_is_one_line_of_the_log(tmp_path: Path) -> None:

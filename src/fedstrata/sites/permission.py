@@ -110,8 +110,8 @@ def check_limits(settings: SiteSettings, site: Site, scored: bool = False) -> No
     if limits.bytes_per_run is not None and total > limits.bytes_per_run:
         raise Refused(f"the run sends {total} bytes, its limit is {limits.bytes_per_run}")
     tests = data.tests.get(site.name, data.index[:0])
-    if scored and distinct_rows(data.test, tests) < limits.min_examples:
-        raise Refused(f"it has fewer test rows than the {limits.min_examples} it wants behind a score")
+    if scored:
+        check_tests(limits, distinct_rows(data.test, tests))
 
 
 def _sizes(site: Site) -> dict[str, int]:
@@ -121,6 +121,16 @@ def _sizes(site: Site) -> dict[str, int]:
         return {part: runtime.wire.size(parts.shapes[part], runtime.wire.changes) for part in parts.names}
     width = fixed_point(weight_in_sum(runtime.private, len(site.data.index))).width
     return {part: width * parts.travelling(part) for part in parts.names}
+
+
+def check_tests(limits: Limits, rows: int) -> None:
+    """Refuse a score of too few test rows.
+
+    Raises:
+        Refused: it is one.
+    """
+    if rows < limits.min_examples:
+        raise Refused(f"it has fewer test rows than the {limits.min_examples} it wants behind a score")
 
 
 def check_rows(limits: Limits, rows: int) -> None:

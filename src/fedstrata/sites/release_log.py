@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.errors import UserError
-from fedstrata.wire.files import read_sealed, write_sealed
+from fedstrata.wire.files import append_bytes, flush, read_sealed, write_sealed
 
 LOG, HEAD = "releases.jsonl", "releases.head"
 START = "0" * 64
@@ -103,9 +103,9 @@ class ReleaseLog:
         chain = _chained(self.chain, fields)
         line = json.dumps({**fields, "chain": chain}).encode() + b"\n"
         new = not self.path.exists()
-        with open(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab", buffering=0) as file:
-            file.write(line)
-            os.fsync(file.fileno())
+        self.path.touch(0o600)
+        append_bytes(self.path, line)
+        flush(self.path)
         if new:
             _flush_folder(self.path.parent)
         self._take(release, chain)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,19 @@ class PlainLines(logging.Formatter):
         return "\n".join(f"  {plain_text(line, LONGEST)}" for line in super().formatException(ei).splitlines())
 
 
+class SiteLog(RotatingFileHandler):
+    """The log's file, which on a full disk lacks lines and puts no traceback on the terminal for each."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say nothing of a line that the disk has no room for: whoever needs the disk says so."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
 def log_to(path: Path) -> None:
     """Write the site's log to a file, of which a few older ones are kept."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = RotatingFileHandler(path, maxBytes=10_000_000, backupCount=3, encoding="utf-8")
+    handler = SiteLog(path, maxBytes=10_000_000, backupCount=3, encoding="utf-8")
     handler.setFormatter(PlainLines("%(asctime)s %(levelname)s %(message)s"))
     LOG.addHandler(handler)
     LOG.setLevel(logging.INFO)

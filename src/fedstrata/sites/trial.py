@@ -8,6 +8,7 @@ process and no other. What went well once goes well again, for it is the same by
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import multiprocessing
@@ -154,6 +155,7 @@ def _child(out: Connection, settings: SiteSettings, hello: HelloHeader, folder: 
     limit_memory(bounds.memory)
     resource.setrlimit(resource.RLIMIT_FSIZE, (bounds.output, bounds.output))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _end_with_parent()
     out.send_bytes(b"begins")
     try:
         result = {"kind": "proposal", "proposal": asdict(propose(settings, hello, folder, bounds.memory))}
@@ -167,6 +169,18 @@ def _child(out: Connection, settings: SiteSettings, hello: HelloHeader, folder: 
     out.send_bytes(content.encode()[:MOST_RESULT])
     out.close()
     os._exit(0)
+
+
+def _end_with_parent() -> None:
+    """Let this process end with the program that wants its result, however that ends.
+
+    By a signal of the system's, since a regular expression that never ends lets no code of this process run.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, os.O_ASYNC)
 
 
 def machine_memory() -> int:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fedstrata.client.private import private_of
 from fedstrata.errors import UserError
 from fedstrata.sites.approval import approve, content_of, job_digest
 from fedstrata.sites.gate import Gate
@@ -15,7 +16,8 @@ from fedstrata.sites.greeting import Trial
 from fedstrata.sites.message_client import Over
 from fedstrata.sites.messages import HelloHeader, decode_message
 from fedstrata.sites.model_files import check_files
-from fedstrata.sites.permission import Refused, check_job, check_rows, permit
+from fedstrata.sites.noise_account import refusal_of_epsilon
+from fedstrata.sites.permission import Refused, check_job, check_rows, check_tests, permit
 from fedstrata.sites.release_log import ReleaseLog
 from fedstrata.sites.service import MOST_FILE_BYTES
 from fedstrata.sites.settings import SiteSettings
@@ -67,7 +69,7 @@ class Visit:
         lines = [f"run {run}", f"job {digest}"]
         try:
             with tempfile.TemporaryDirectory(dir=self.settings.folder, prefix=".dry-run-") as folder:
-                lines += self._proposal(run, hello, files, Path(folder))
+                self._propose(run, hello, files, Path(folder), lines)
         except (Refused, WireError) as error:
             return [*lines, f"this site would refuse: {error}"]
         except UserError as error:
@@ -79,7 +81,10 @@ class Visit:
             return [*lines, "fedstrata join asks about it on its terminal"]
         return [*lines, f'fedstrata join refuses it, unless site.toml has [approve] jobs = ["{digest}"]']
 
-    def _proposal(self, run: str, hello: HelloHeader, files: dict[str, Any], folder: Path) -> list[str]:
+    def _propose(
+        self, run: str, hello: HelloHeader, files: dict[str, Any], folder: Path, lines: list[str]
+    ) -> None:
+        """Add what the run would do, as far as the site comes before it refuses."""
         job = site_job(self.settings, hello, folder)
         permit(self.settings, job)
         check_job(self.settings, job)
@@ -89,13 +94,14 @@ class Visit:
         for name, content in contents.items():
             write_bytes(folder / "start" / name, content)
         proposal = self.trial(self.settings, hello, folder)
-        lines = proposal.lines()
-        try:
-            check_rows(self.settings.limits, proposal.least)
-            for span, size in (("round", proposal.round_bytes), ("run", proposal.bytes)):
-                limit = getattr(self.settings.limits, f"bytes_per_{span}")
-                if limit is not None and size > limit:
-                    raise Refused(f"a {span} sends {size} bytes, its limit is {limit}")
-        except Refused as error:
-            lines.append(f"this site would refuse: {error}")
-        return lines
+        lines += proposal.lines()
+        limits, noise = self.settings.limits, (private_of(job), proposal.examples, proposal.rounds)
+        if reason := refusal_of_epsilon(self.settings.require, *noise):
+            raise Refused(reason)
+        check_rows(limits, proposal.least)
+        for span, size in (("round", proposal.round_bytes), ("run", proposal.bytes)):
+            limit = getattr(limits, f"bytes_per_{span}")
+            if limit is not None and size > limit:
+                raise Refused(f"a {span} sends {size} bytes, its limit is {limit}")
+        if hello.share:
+            check_tests(limits, proposal.tests)

@@ -106,7 +106,7 @@ def test_the_report_tells_the_spread(own: Callable[..., dict[str, Any]], tmp_pat
     assert split["tests"] == {"client-0": 2, "client-1": 2, "client-2": 2}
     assert split["test"] == 6
     page = fedstrata.report(tmp_path / "run").read_text("utf-8")
-    assert "mean and standard deviation of the clients" in page
+    assert "mean and standard deviation over the clients" in page
 
 
 def test_a_mistake_is_one_sentence(own: Callable[..., dict[str, Any]], sentences_csv: Path) -> None:

@@ -105,7 +105,7 @@ def named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None:
+        if error.errno is not None and error.filename is None:  # without a number it has words of its own
             error.filename = str(path)
         raise
 

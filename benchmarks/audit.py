@@ -198,10 +198,12 @@ def of_trainings(lines: list[dict[str, Any]]) -> str:
     """A line for each job and attack on a model."""
     made = [seeds_of(lines), "", "| method | attack | steps | figures |", "|---|---|---|---|"]
     for (row, channel, attack), settings in gathered(lines).items():
-        if channel == "short training":
-            figures = [each for found in settings.values() for each in found]
-            steps = ", ".join(name.partition(" ")[0] for name in settings)
-            made.append(f"| {row.removesuffix(', deep')} | {attack} | {steps} | {cell(figures, True)} |")
+        one = {name for name in settings if name == "1 step"}
+        for names in (one, settings.keys() - one) if channel == "short training" else ():
+            figures = [each for name, found in settings.items() if name in names for each in found]
+            steps = ", ".join(name.partition(" ")[0] for name in settings if name in names)
+            if figures:
+                made.append(f"| {row.removesuffix(', deep')} | {attack} | {steps} | {cell(figures, True)} |")
     return "\n".join(made)
 
 

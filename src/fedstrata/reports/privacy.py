@@ -36,7 +36,7 @@ def privacy_lines(record: Mapping[str, Any] | None) -> list[str]:
         whole = f"sums, in each of which {honest} or more clients add their noise"
     return [
         f"privacy: epsilon {span}, delta {record['delta']:g} ({record['accountant']}), level {level}, clip "
-        f"{record['clip']:g}: for {UNITS[level]}; {HOLDS[record.get('noise_from', 'sites')]}, "
+        f"{record['clip']:g}: for {UNITS[level]}; {HOLDS[record.get('noise_from', 'train.seed')]}, "
         f"for {whole}, over all rounds",
         f"privacy: no noise covers {UNCOVERED[level]}; losses are not told",
     ]

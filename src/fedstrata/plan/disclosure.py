@@ -72,7 +72,7 @@ NAMES: Mapping[Channel, str] = {
     "embeddings": "the embeddings",
     "token_head": "the language model's head",
     "class_head": "the classifier",
-    "number_head": "the head of numbers",
+    "number_head": "the regression head",
     "layers": "the layers",
     "adapters": "the adapters",
     "hidden_states": "the hidden states",

@@ -467,9 +467,9 @@ def test_the_readmes_figures_are_the_boards() -> None:
         "csabstruct": {"FedAvg": "", "LoRA r8 1 bit": "not shown"},
         "qbio": {"FedAvg": "", "LoRA r8 1 bit": "better"},
     }
-    for task, rows in told.items():
+    for task, verdicts in told.items():
         table = page.partition(f"\n## {task}, iid")[2]
-        for row, verdict in rows.items():
+        for row, verdict in verdicts.items():
             cells = table.partition(f"\n| {row} |")[2].partition("\n")[0].split(" | ")
             assert cells[0].strip() in said
             assert cells[-1].strip(" |") == verdict

@@ -124,9 +124,9 @@ def test_serve_applies_what_changes(home: Path) -> None:
 
     looks.keys = keys  # type: ignore[method-assign]
     thread.start()
-    assert before.wait(10)
+    assert before.wait(60)
     add_site(home, "c")
-    thread.join(20)
+    thread.join(60)
     assert applied == [["a", "b", "c"]] * 2
     assert "c: is admitted with its key" in said
 

@@ -639,7 +639,7 @@ def test_a_process_that_does_not_end_is_ended_where_the_site_is_killed(tmp_path:
         process.wait()
     pid = int((tmp_path / "pid").read_text())
     try:
-        until(lambda: not running(pid), 10)
+        until(lambda: not running(pid), 60)
     finally:
         if running(pid):
             os.kill(pid, signal.SIGKILL)

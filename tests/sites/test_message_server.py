@@ -23,6 +23,9 @@ from fedstrata.sites.transport import SiteTransport
 from fedstrata.wire.codec import WireError
 from fedstrata.wire.tensor_file import TensorFile, pack
 
+LONG = 120.0
+"""Seconds, for what should not happen."""
+
 TOKENS = {"a": "token of a", "b": "token of b"}
 BIG = torch.arange(3_000_000, dtype=torch.float32)
 
@@ -73,14 +76,14 @@ class Running:
 
     def __exit__(self, *_: object) -> None:
         self.connection.close()
-        self.thread.join(10)
+        self.thread.join(LONG)
         assert not self.thread.is_alive()
 
 
 def taken_all(server: MessageServer, *ids: str) -> list[Any]:
     """The answers to these messages, in their order; others are thrown away."""
     found: dict[str, Any] = {}
-    until = time.monotonic() + 20
+    until = time.monotonic() + LONG
     while len(found) < len(ids):
         assert time.monotonic() < until, "no answer"
         server.wait(1)
@@ -146,7 +149,7 @@ def test_a_site_that_opens_answers_without_a_word_takes_nobody_s_place(server: M
         sent = server.post("b", message(torch.ones(4)), 30, 100)
         with Running(client(server, "b"), Doubles()):
             assert taken(server, sent)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + LONG
         while sum(not call.done() for call in silent) > 1 and time.monotonic() < deadline:
             time.sleep(0.05)
         assert sum(not call.done() for call in silent) <= 1
@@ -183,12 +186,12 @@ def test_an_answer_to_a_message_that_was_replaced_is_nobodys(server: MessageServ
     class Slow(Doubles):
         def answer(self, asked: TensorFile) -> TensorFile:
             begun.set()
-            assert go.wait(20)
+            assert go.wait(LONG)
             return super().answer(asked)
 
     with Running(client(server), Slow()):
         first = server.post("a", message(), 60, 2**40)
-        assert begun.wait(20)
+        assert begun.wait(LONG)
         replaced = server.post("a", message(torch.ones(4)), 60, 16)
         go.set()
         assert torch.equal(taken(server, replaced).tensors["part|w"], 2 * torch.ones(4))
@@ -262,7 +265,7 @@ def test_a_site_that_stops_in_the_middle_does_not_stop_the_others_nor_the_end(se
 
     def stalled(id: str) -> Iterator[bytes]:
         yield from list(frames(id, message()))[:3]
-        go.wait(30)
+        go.wait(LONG)
 
     ids = {name: server.post(name, message(), 60, 2**40) for name in TOKENS}
     site = client(server)
@@ -313,7 +316,7 @@ def test_a_site_comes_when_it_is_called_and_says_why_it_cannot(
     online = carrier.online()
     ids = {carrier.send(online[name], message(), 60, 2**40): name for name in TOKENS}
     answers: dict[str, Any] = {}
-    until = time.monotonic() + 30
+    until = time.monotonic() + LONG
     while len(answers) < 2 and time.monotonic() < until:
         answers |= {ids[id]: answer for id, answer in carrier.receive(ids)}
         carrier.wait(0.05)

@@ -614,7 +614,7 @@ def test_who_does_not_connect_in_time_is_not_waited_for_and_may_still_come(house
     here.expect(asked("a"), asked("b"))
     started = time.monotonic()
     here.train("b", 3)
-    assert 0.5 < time.monotonic() - started < 20
+    assert 0.5 < time.monotonic() - started < LONG
     here.train("a", 2)
     assert here.layers.results.keys() == {"a", "b"}
 
@@ -714,7 +714,7 @@ def test_who_is_silent_is_broken_off(house: Callable[..., House], takes: bool) -
         stream = here.raw(asked("a"), messages())
     started = time.monotonic()
     here.train("b")
-    assert 0.5 < time.monotonic() - started < 20
+    assert 0.5 < time.monotonic() - started < LONG
     assert here.layers.results.keys() == {"b"}
     if takes:
         with pytest.raises(SessionFailed, match="silent for too long"):

@@ -85,6 +85,7 @@ SHOWN = {
     "precision": "P",
     "recall": "R",
     "tokens": "tokens",
+    "labels": "labels",
     "ROUGE-L": "ROUGE-L",
     "auc": "AUC",
     "AUC": "AUC",
@@ -95,7 +96,9 @@ SHOWN = {
     "ranked first": "ranked first",
 }
 """Figures of the tables, and how a cell calls them."""
-GUESSED = ("precision", "recall", "exposure")
+LEFT_OUT = {"control group", "places precision", "places recall", "FPR there"}
+"""Figures that stand beside these in an audit's report alone."""
+GUESSED = ("precision", "recall", "labels", "exposure")
 """Of these a cell has the value that a guess without the message comes to."""
 ROUND, TRAINING = "benchmarks/audit.py table", "benchmarks/audit.py table, trainings"
 """The page's tables: one round's messages, and models after short trainings."""
@@ -234,6 +237,8 @@ def cell(found: list[Figures], noised: bool) -> str:
     """
     if not found:
         return "–"
+    if unknown := {name for figures in found for name in figures} - SHOWN.keys() - LEFT_OUT:
+        raise ValueError(f"no column for {', '.join(sorted(unknown))}: a cell without figures reads 'nothing'")
     words = []
     for name, short in SHOWN.items():
         each = [figures[name] for figures in found if name in figures]

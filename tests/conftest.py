@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tiny import SENTENCES, gpt2_tokenizer, tiny_model, tokenizer
 
@@ -29,6 +30,11 @@ RUNS = (
     "test_tutorials.py",
 )
 """Folders and files whose tests play whole runs or start processes."""
+
+settings.register_profile(
+    "steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)  # the same examples on any machine, however busy it is
+settings.load_profile("steady")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -40,7 +40,7 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     count=st.integers(0, 30),
     epochs=st.integers(1, 4),

@@ -19,7 +19,7 @@ def padded(made: list[Index], lengths: Index = LENGTHS) -> int:
     return sum(len(batch) * int(lengths[batch].max()) for batch in made)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     lengths=st.lists(st.integers(0, 9), max_size=40),
     size=st.integers(1, 7),
@@ -97,7 +97,7 @@ def test_a_batch_comes_from_one_pool() -> None:
     assert max(apart) < 60
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     widths=st.lists(st.integers(1, 9), max_size=40),
     budget=st.integers(1, 40),

@@ -155,7 +155,7 @@ def test_a_column_must_have_as_many_values_as_clients() -> None:
         dealt(3, values=values, partition="column", column="town", count=3)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(
     kind=st.sampled_from(["iid", "quantity_skew", "dirichlet", "dirichlet_mix", "sizes", "column"]),
     labels=st.lists(st.sampled_from("abcde"), min_size=1, max_size=60),
@@ -247,7 +247,7 @@ def test_shards_shrink_where_rounding_takes_a_row_too_many() -> None:
     counts=st.lists(st.integers(0, 60), min_size=2, max_size=4),
     shares=st.lists(st.lists(st.integers(0, 9), min_size=4, max_size=4), min_size=1, max_size=4),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_a_table_of_any_kind_ends_in_equal_disjoint_shards(counts: list[int], shares: list[list[int]]) -> None:
     labels = [str(i) for i, n in enumerate(counts) for _ in range(n)]
     present = sorted(set(labels))

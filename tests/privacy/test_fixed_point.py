@@ -21,7 +21,7 @@ ROWS = st.lists(st.tuples(st.integers(1, 1 << 20), VALUES), min_size=1, max_size
 
 
 @given(ROWS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_sum_is_that_of_python_integers_and_the_mean_is_half_a_step_away_at_most(
     rows: list[tuple[int, list[float]]],
 ) -> None:

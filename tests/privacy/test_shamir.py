@@ -58,7 +58,7 @@ def test_two_shares_of_three_fit_every_secret() -> None:
 
 
 @given(st.binary(min_size=32, max_size=32), st.integers(1, 9), st.integers(0, 6), st.randoms())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_split_and_join(secret: bytes, threshold: int, more: int, random: object) -> None:
     shares = list(enumerate(split(secret, threshold, threshold + more), 1))
     random.shuffle(shares)  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from fedstrata.wire.codec import WireError
 from fedstrata.wire.foreign import MOST_DEPTH, is_plain_name, measure_json, plain_text, read_json
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20)
 @given(some.integers(0, 2**32))
 def test_a_sample_of_changed_messages(seed: int) -> None:
     found = fuzz.fuzz(200, seed)

@@ -23,7 +23,7 @@ FORMS = [
     for density in (1.0, 0.5, 0.05, 0.001)
     for rotation in (False, True)
 ]
-QUICK = settings(max_examples=30, deadline=None)
+QUICK = settings(max_examples=30)
 
 
 def drawn(seed: int = 0, power: int = 3) -> Tensors:

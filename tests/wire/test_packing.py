@@ -20,7 +20,7 @@ from fedstrata.wire.packing import (
     unpack_places,
 )
 
-QUICK = settings(max_examples=100, deadline=None)
+QUICK = settings(max_examples=100)
 
 
 @QUICK

@@ -27,7 +27,7 @@ FORMS = [
     for dtype in ("fp32", "fp16", "bf16", "int8", "int4")
     for density in (1.0, 0.5, 0.1, 0.001)
 ]
-QUICK = settings(max_examples=40, deadline=None)
+QUICK = settings(max_examples=40)
 
 
 def drawn(rows: int, hidden: int, seed: int = 0) -> torch.Tensor:

@@ -5,12 +5,14 @@ Whole runs on a GPU are in ``tests/runs/test_runs_on_gpu.py``.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from fedstrata.client import trainer
 from fedstrata.client.dropout import DropoutRng
 from fedstrata.client.model_pass import WholePass
 from fedstrata.client.trainer import LOSS_EVERY, newest_loss
@@ -37,6 +39,21 @@ def test_a_loss_elsewhere_is_read_only_every_so_many_steps() -> None:
                 newest_loss(away[:count], 0.5)
         else:
             assert newest_loss(away[:count], 0.5) == 0.5
+
+
+def test_the_seconds_of_a_round_end_when_its_losses_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the steps since the last loss that was read are still under way then."""
+    clock = [0.0]
+
+    def waiting(tensor: torch.Tensor) -> Any:
+        clock[0] += 7.0
+        return tolist(tensor)
+
+    tolist = torch.Tensor.tolist
+    monkeypatch.setattr(trainer, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(torch.Tensor, "tolist", waiting)
+    runtime = make_runtime(tiny_model(**QUIET), masked_lm(tokenizer(), len(tokenizer()), 0.3, False))
+    assert train_round(runtime, Plan((0, 1, 2), runtime.working.parts.names)).seconds == 7.0
 
 
 def test_places_of_predictions_go_as_indices() -> None:

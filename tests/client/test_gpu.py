@@ -18,9 +18,11 @@ from fedstrata.client.model_pass import WholePass
 from fedstrata.client.trainer import LOSS_EVERY, newest_loss
 from fedstrata.models import attention
 from fedstrata.plan.plan import Plan
+from fedstrata.plan.sharing import Sharing
 from fedstrata.tasks.classify import Classify
 from fedstrata.tasks.mlm import masked_lm
 from fedstrata.wire.packing import pack_codes, unpack_codes
+from fedstrata.wire.partial import filled
 from roles import make_runtime, sentences, train_request, train_round
 from tiny import tiny_model, tokenizer
 
@@ -105,6 +107,13 @@ def test_only_on_a_processor_a_mask_is_asked_whether_anything_is_padded(
 def test_packed_numbers_are_read_where_they_are() -> None:
     codes = torch.arange(7, dtype=torch.uint8, device=META)
     assert unpack_codes(pack_codes(codes, 4), 7, 4).device == META
+
+
+def test_rows_that_travelled_are_put_where_the_part_is() -> None:
+    """A client's own are on its GPU, and the part that it received is not."""
+    sharing = Sharing(narrowed=frozenset({"table"}), listed=(1, 3))
+    whole = filled({"table": torch.ones(2, 4)}, {"table": torch.empty(5, 4, device=META)}, sharing)
+    assert (whole["table"].device, whole["table"].shape) == (META, (5, 4))
 
 
 @needs_gpu

@@ -163,8 +163,13 @@ def test_a_client_whose_workers_die_ends_the_run_which_another_engine_may_resume
     made = job("fedsplitbert", "classify", train=LONG)
     play(made, tmp_path / "one")
     kill(CLIENT, 3)
-    with pytest.raises(UserError, match=f"^round 2, client {CLIENT}: its worker died, 3 times over; "):
+    said = (
+        f"round 2, client {CLIENT}: its worker died, 3 times over; it takes less memory with fewer engine.workers"
+    )
+    with pytest.raises(UserError, match=rf"^{said} and --resume, or with a smaller train.batch_size in another "):
         play(made, tmp_path / "pool", 2)
+    with pytest.raises(UserError, match=r"train\.batch_size"):
+        play({**made, "train": {**made["train"], "batch_size": 1}}, tmp_path / "pool", 1, resume=True)
     play(made, tmp_path / "pool", resume=True)
     same_run(tmp_path / "one", tmp_path / "pool")
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+import torch
+
+from fedstrata.cli.common import resumable
 from fedstrata.errors import UserError, did_you_mean, first_words, plural
+
+ALLOCATOR = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
 
 
 @pytest.mark.parametrize(
@@ -50,3 +56,27 @@ def test_what_a_library_says_first(said: str, words: str) -> None:
 
 def test_one_is_singular() -> None:
     assert [plural(number, "row") for number in (0, 1, 2, 1200)] == ["0 rows", "1 row", "2 rows", "1,200 rows"]
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (MemoryError(), "memory ran out"),
+        (RuntimeError(ALLOCATOR), "memory ran out"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "the GPU's memory ran out"),
+        (RuntimeError("OutOfMemoryError: CUDA out of memory."), "the GPU's memory ran out"),  # in a worker
+    ],
+)
+def test_memory_that_runs_out_is_told_in_a_sentence(error: Exception, sentence: str, tmp_path: Path) -> None:
+    """Whatever torch raises then; and the sentence asks for nothing that --resume refuses."""
+    with pytest.raises(UserError) as told, resumable(tmp_path):
+        raise error
+    assert str(told.value) == (
+        f"{sentence}; a run takes less with fewer engine.workers and --resume, or with a smaller train.batch_size "
+        "in another folder"
+    )
+
+
+def test_other_errors_of_torch_are_raised_as_they_are(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"^shapes differ$"), resumable(tmp_path):
+        raise RuntimeError("shapes differ")

@@ -5,20 +5,24 @@ Whole runs on a GPU are in ``tests/runs/test_runs_on_gpu.py``.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from fedstrata.client import trainer
 from fedstrata.client.dropout import DropoutRng
 from fedstrata.client.model_pass import WholePass
 from fedstrata.client.trainer import LOSS_EVERY, newest_loss
 from fedstrata.models import attention
 from fedstrata.plan.plan import Plan
+from fedstrata.plan.sharing import Sharing
 from fedstrata.tasks.classify import Classify
 from fedstrata.tasks.mlm import masked_lm
 from fedstrata.wire.packing import pack_codes, unpack_codes
+from fedstrata.wire.partial import filled
 from roles import make_runtime, sentences, train_request, train_round
 from tiny import tiny_model, tokenizer
 
@@ -37,6 +41,21 @@ def test_a_loss_elsewhere_is_read_only_every_so_many_steps() -> None:
                 newest_loss(away[:count], 0.5)
         else:
             assert newest_loss(away[:count], 0.5) == 0.5
+
+
+def test_the_seconds_of_a_round_end_when_its_losses_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the steps since the last loss that was read are still under way then."""
+    clock = [0.0]
+
+    def waiting(tensor: torch.Tensor) -> Any:
+        clock[0] += 7.0
+        return tolist(tensor)
+
+    tolist = torch.Tensor.tolist
+    monkeypatch.setattr(trainer, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(torch.Tensor, "tolist", waiting)
+    runtime = make_runtime(tiny_model(**QUIET), masked_lm(tokenizer(), len(tokenizer()), 0.3, False))
+    assert train_round(runtime, Plan((0, 1, 2), runtime.working.parts.names)).seconds == 7.0
 
 
 def test_places_of_predictions_go_as_indices() -> None:
@@ -88,6 +107,13 @@ def test_only_on_a_processor_a_mask_is_asked_whether_anything_is_padded(
 def test_packed_numbers_are_read_where_they_are() -> None:
     codes = torch.arange(7, dtype=torch.uint8, device=META)
     assert unpack_codes(pack_codes(codes, 4), 7, 4).device == META
+
+
+def test_rows_that_travelled_are_put_where_the_part_is() -> None:
+    """A client's own are on its GPU, and the part that it received is not."""
+    sharing = Sharing(narrowed=frozenset({"table"}), listed=(1, 3))
+    whole = filled({"table": torch.ones(2, 4)}, {"table": torch.empty(5, 4, device=META)}, sharing)
+    assert (whole["table"].device, whole["table"].shape) == (META, (5, 4))
 
 
 @needs_gpu

@@ -163,8 +163,13 @@ def test_a_client_whose_workers_die_ends_the_run_which_another_engine_may_resume
     made = job("fedsplitbert", "classify", train=LONG)
     play(made, tmp_path / "one")
     kill(CLIENT, 3)
-    with pytest.raises(UserError, match=f"^round 2, client {CLIENT}: its worker died, 3 times over; "):
+    said = (
+        f"round 2, client {CLIENT}: its worker died, 3 times over; it takes less memory with fewer engine.workers"
+    )
+    with pytest.raises(UserError, match=rf"^{said} and --resume, or with a smaller train.batch_size in another "):
         play(made, tmp_path / "pool", 2)
+    with pytest.raises(UserError, match=r"train\.batch_size"):
+        play({**made, "train": {**made["train"], "batch_size": 1}}, tmp_path / "pool", 1, resume=True)
     play(made, tmp_path / "pool", resume=True)
     same_run(tmp_path / "one", tmp_path / "pool")
 
@@ -279,3 +284,28 @@ def test_a_worker_whose_program_is_gone_ends_without_a_traceback(error: str, tol
     assert done.returncode == 1
     assert ("Traceback" in done.stderr) == told
     assert told or not done.stderr
+
+
+def test_children_that_the_system_collects_by_itself_count_as_ended() -> None:
+    """As where whoever started the program ignores SIGCHLD, which is handed down."""
+    program = """
+import os, signal, sys, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+from fedstrata.engines.nursery import _ended, live_apart
+from fedstrata.engines.processes import _Child
+pid = os.fork()
+if not pid:  # as the nursery
+    live_apart()
+    worker = os.fork()
+    if not worker:
+        os._exit(0)
+    while not _ended({worker}):
+        time.sleep(0.01)
+    os._exit(0)
+child = _Child(pid)
+while child.poll() is None:
+    time.sleep(0.01)
+child.kill()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -207,6 +207,21 @@ def test_a_clients_own_work_runs_beside_the_next_ones_batch(
     assert tails[0] == begun[0] == 2 * per_round
 
 
+def test_a_run_has_its_own_threads_whatever_ran_before_it(split: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a client's own work runs beside the next one's batch, in a thread that outlives a run."""
+    seen, step = set[int](), client_module.step
+
+    def noted(optimizer: Any, rate: float) -> None:
+        seen.add(torch.get_num_threads())
+        step(optimizer, rate)
+
+    monkeypatch.setattr(client_module, "step", noted)
+    for threads in (1, 2, 1):
+        seen.clear()
+        fedstrata.run(split("emb-avg", engine={"threads": threads}))
+        assert seen == {threads}
+
+
 def test_the_modes_differ(split: Jobs) -> None:
     made = [weights(fedstrata.run(split(mode)))["bert.encoder.layer.1.output.dense.weight"] for mode in MODES]
     assert sum(torch.equal(one, other) for one in made for other in made) == len(MODES), "each only itself"

@@ -48,6 +48,7 @@ CASES: dict[str, Case] = {
     "sums": ("fedavg", "classify", {"privacy": {"sum_only": True}}),
     "example": ("fedavg", "classify", {"task": LABELS, "privacy": EXAMPLE}),
     "example, masked words": ("fedavg", "mlm", {"privacy": EXAMPLE}),
+    "example, unlisted rows": ("fedavg", "mlm", {"privacy": {**EXAMPLE, "omit": ["unlisted_rows"]}}),
     "client": ("fedavg", "classify", {"task": LABELS, "privacy": CLIENT}),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import threading
@@ -58,11 +59,26 @@ def sentences() -> Iterator[Console]:
         _fail(f"{error.filename or 'system error'}: {error.strerror or error}", 1)
 
 
+NO_MEMORY = re.compile(r"^MemoryError|OutOfMemoryError|out of memory|can't allocate memory")
+"""What Python or torch say where there is none left, of the machine or a GPU."""
+
+
 @contextmanager
 def resumable(folder: Path) -> Iterator[None]:
-    """Whoever stops what writes into ``folder`` is told how it goes on, if there is anything to go on from."""
+    """Whoever stops what writes into ``folder`` is told how it goes on, if there is anything to go on from.
+
+    So is whom memory runs out for; torch says it by errors of several kinds.
+    """
     try:
         yield
+    except (MemoryError, RuntimeError) as error:
+        if not NO_MEMORY.search(said := f"{type(error).__name__}: {error}"):
+            raise
+        whose = "the GPU's memory" if "CUDA" in said else "memory"
+        raise UserError(
+            f"{whose} ran out; a run takes less with fewer engine.workers and --resume, or with a smaller "
+            "train.batch_size in another folder"
+        ) from None
     except KeyboardInterrupt:
         if folder.is_dir() and any(folder.iterdir()):
             hint = "the same command with --resume continues after the last finished round"

@@ -122,7 +122,7 @@ class Trainer:
                 started += time.perf_counter() - paused  # others' time
             model_pass.wait()
         flops = model_pass.flops(self.working.parts, work)
-        reply = _reply(request.client, len(index), losses, predictions, work, flops, time.perf_counter() - started)
+        reply = _reply(request.client, len(index), losses, predictions, work, flops, started)
         return reply, memory_of(optimizer, trained) if self.train.optimizer_state == "persist" else {}
 
     def _used_rows(
@@ -228,11 +228,12 @@ def _reply(
     predictions: list[int],
     work: Positions,
     flops: int,
-    seconds: float,
+    started: float,
 ) -> Reply:
     """The mean loss is that of the steps that predicted something; a step without has the loss 0."""
     told = [loss for loss, count in zip(torch.stack(losses).tolist(), predictions, strict=True) if count]
     loss = float(np.mean(told or [0.0]))
+    seconds = time.perf_counter() - started  # now that a GPU has computed all
     return Reply(client, examples, loss=loss, steps=len(losses), work=work, flops=flops, seconds=seconds)
 
 

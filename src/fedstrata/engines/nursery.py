@@ -30,9 +30,9 @@ GRACE = 5.0
 
 
 def live_apart() -> None:
-    """Take no signals and no input that are meant for the program."""
+    """Take no signals and no input that are meant for the program, and hear of one's own children's end."""
     os.setsid()  # a Ctrl-C is for the program, which then ends its workers
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -38,7 +38,10 @@ class _Child:
     def poll(self) -> int | None:
         """Zero once it has ended."""
         if not self.ended:
-            self.ended = os.waitpid(self.pid, os.WNOHANG)[0] != 0
+            try:
+                self.ended = os.waitpid(self.pid, os.WNOHANG)[0] != 0
+            except ChildProcessError:  # whoever started this program lets the system collect what has ended
+                self.ended = True
         return 0 if self.ended else None
 
     def kill(self) -> None:

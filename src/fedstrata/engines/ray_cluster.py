@@ -36,8 +36,8 @@ _own: list[str] = []
 TURN = 1.0
 """Seconds between looks at what is late."""
 LATE = (
-    "[engine] address: the cluster has found no place for a worker of {what} for {seconds:.0f} s; with fewer "
-    "engine.workers or engine.threads it needs less, with --resume"
+    "[engine] address: the cluster has found no place for a worker of {what} for {seconds:.0f} s; it needs less "
+    "with fewer engine.workers and --resume, or with fewer engine.threads in another folder"
 )
 
 

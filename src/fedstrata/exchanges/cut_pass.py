@@ -11,7 +11,7 @@ import torch
 
 from fedstrata.client.answer import Work
 from fedstrata.client.feature_cache import FeatureCache
-from fedstrata.client.model_pass import ModelPass, Update
+from fedstrata.client.model_pass import Boundary, ModelPass, Update
 from fedstrata.client.working_model import Parameters, WorkingModel
 from fedstrata.cost.flops import train_flops
 from fedstrata.models.cut import CutLayer, SplitLink, cut_at
@@ -31,6 +31,12 @@ from fedstrata.wire.stream_ends import client_end
 @cache
 def _background() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "client")
+
+
+def _finish(update: Update, boundary: Boundary | None, threads: int) -> None:
+    """The rest of a step with the threads of the run: an earlier one may have had others, and torch keeps them."""
+    torch.set_num_threads(threads)
+    update(boundary)
 
 
 @dataclass
@@ -73,7 +79,7 @@ class CutPass:
     def step(self, update: Update) -> None:
         """Get the gradient by the states sent, and finish the step beside whatever others do."""
         boundary = self.cut.fetch()
-        self.finishing = _background().submit(update, boundary)
+        self.finishing = _background().submit(_finish, update, boundary, torch.get_num_threads())
 
     def wait(self) -> None:
         """Wait for the last step; then the model has this client's parameters again."""

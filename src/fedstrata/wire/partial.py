@@ -36,7 +36,8 @@ def filled(tensors: Tensors, held: Tensors | None, sharing: Sharing) -> Tensors:
     whole = {}
     for name, old in held.items():
         if name in sharing.narrowed:
-            whole[name] = old.index_copy(0, listed_rows(sharing).to(old.device), tensors[name])
+            rows = listed_rows(sharing).to(old.device)
+            whole[name] = old.index_copy(0, rows, tensors[name].to(old.device))
         else:
             whole[name] = old if name in sharing.omitted else tensors[name]
     return whole

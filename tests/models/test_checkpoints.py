@@ -187,6 +187,18 @@ def test_a_head_with_the_same_classes_in_another_order_is_refused(model_folder: 
     assert "head" in checkpoints.load(str(further), "classify", LABELS, 0).fresh
 
 
+@pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
+def test_a_saved_classifier_gives_shares_of_one_whatever_its_start_was_made_for(
+    model_folder: Folder, tmp_path: Path, problem: str
+) -> None:
+    folder = named(model_folder(), ["a", "b", "c"], problem_type=problem)
+    loaded = checkpoints.load(str(folder), "classify", LABELS, 0)
+    checkpoints.save(loaded, weights(loaded), tmp_path / "model")
+    answers = transformers.pipeline("text-classification", str(tmp_path / "model"), top_k=None)(["The eye."])[0]
+    assert sum(answer["score"] for answer in answers) == pytest.approx(1)
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "model").problem_type is None
+
+
 def test_a_saved_tokenizer_cuts_and_pads_nothing_by_itself(model_folder: Folder, tmp_path: Path) -> None:
     loaded = checkpoints.load(str(model_folder()), "mlm", None, 3)
     loaded.tokenizer(["The eye.", "The lens of the eye."], truncation=True, max_length=4, padding=True)

@@ -96,7 +96,7 @@ def fit_config(name: str, config: Any, kind: str, labels: Sequence[str] | None, 
 
 
 def _name_classes(name: str, config: Any, purpose: str, labels: Sequence[str]) -> None:
-    """Give a config the job's classes.
+    """Give a config the job's classes, one for each text or word, whatever its own head was made for.
 
     Args:
         name: what to call the model.
@@ -117,6 +117,7 @@ def _name_classes(name: str, config: Any, purpose: str, labels: Sequence[str]) -
         )
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: i for i, label in enumerate(labels)}
+    config.problem_type = None
 
 
 def causal(config: Any) -> bool:

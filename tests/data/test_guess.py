@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import datasets
 import pandas
 import pytest
 
@@ -289,6 +290,14 @@ def test_a_text_is_a_text_whatever_its_name_says(tmp_path: Path) -> None:
     for number, name in enumerate(["training-notes", "test-results", "report"]):
         (tmp_path / f"{name}.txt").write_text(text(number), "utf-8")
     assert f'train = "{tmp_path}"' in first_job([tmp_path], tmp_path / "job.toml")[0]
+
+
+def test_a_data_set_saved_to_a_folder_is_read_as_a_run_reads_it(tmp_path: Path) -> None:
+    """Also one without splits, beside whose rows there are files of JSON."""
+    datasets.Dataset.from_pandas(table(label=LABELS)).save_to_disk(tmp_path / "rows")
+    out = tmp_path / "job.toml"
+    out.write_text(first_job([tmp_path / "rows"], out)[0], encoding="utf-8")
+    assert len(prepare(load(out)[0]).train) == 54
 
 
 @pytest.mark.parametrize("name", ["a b.csv", "ünïcode.csv", 'quo"te.csv'])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.data.forms import known
+from fedstrata.data.forms.data_sets import saved
 from fedstrata.data.guess import Guess, guess, is_filled
 from fedstrata.data.read import files_in
 from fedstrata.data.sample import Sample, sample
@@ -130,6 +131,8 @@ def _files(data: Sequence[Path]) -> tuple[Path | dict[str, Path], list[Path]]:
     only = data[0]
     if not only.is_dir():
         return only, _test_beside(only) if _word(only) in TRAIN_NAMES else []
+    if saved(only):
+        return only, []
     found = files_in(only)
     files = [file for file in found if file.parent == only] or found
     train = [file for file in files if _purpose(file, only) in TRAIN_NAMES]

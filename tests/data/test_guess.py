@@ -82,7 +82,8 @@ def test_words_and_tags_are_found_whatever_the_extension(tmp_path: Path) -> None
         "\n".join(f"{word}\t{'B-X' if word == 'stone' else 'O'}" for word in ["Sentinel", *WORDS])
         for _ in range(9)
     )
-    for name, above in (("rows.conll", ""), ("rows.txt", "# sent_id = 0\n"), ("rows.tsv", "")):
+    comment = "# sent_id = 0\n"
+    for name, above in (("rows.conll", ""), ("rows.conllu", comment), ("rows.txt", comment), ("rows.tsv", "")):
         (tmp_path / name).write_text(above + lines.replace("\t", "\t" if name == "rows.tsv" else " "), "utf-8")
         found = guess(sample(tmp_path / name))
         assert (found.kind, found.text, found.label) == ("tag", "text", "label")

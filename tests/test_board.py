@@ -419,7 +419,7 @@ def test_words_say_what_the_figures_say() -> None:
     assert "equal to FedAvg" in best
     [none] = said["What is the best there is at 0.1 % of FedAvg's bytes?"]
     assert none.endswith("nothing that has run sends so little.")
-    assert said["On how many tasks is a score shown to be equal at 1 % or less?"] == [
+    assert said["On how many tasks is a score shown to be equal or better at 1 % or less?"] == [
         "1 of 1 tasks tested so far (1 in the protocol): t: LoRA r8, iid."
     ]
 

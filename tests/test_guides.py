@@ -43,8 +43,9 @@ JOB: dict[str, Any] = {
     "clients": {"count": 2},
     "method": {"name": "fedavg", "rounds": 2},
     "train": {"batch_size": 8, "max_tokens": 16, "precision": "fp32"},
-    "output": {"dir": "runs/try"},
+    "output": {"dir": "runs/first"},
 }
+"""A job file with the folder that ``init`` names."""
 
 
 @pytest.fixture
@@ -153,7 +154,7 @@ def test_the_job_page_runs(folder: Path) -> None:
     forecasts = [block for block in blocks if block.text.startswith("fedstrata forecast")]
     assert len(forecasts) == 1
     follow([replace(forecasts[0], language="bash")], {})
-    fedstrata.run("job.toml", {"adapter.kind": "lora", "method.rounds": 1})
+    fedstrata.run("job.toml", {"adapter.kind": "lora", "method.rounds": 1, "output.dir": "runs/try"})
     names: dict[str, Any] = {}
     [code] = [block.text for block in blocks if block.language == "python"]
     exec(code, names)

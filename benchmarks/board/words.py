@@ -26,7 +26,7 @@ def answers(protocol: Protocol, tables: Sequence[Table]) -> list[tuple[str, list
         said = [f"{title(table)}: {text}" for table in tables if (text := answer(protocol, table))]
         found.append((question, said or [OPEN]))
     for limit in LIMITS[:2]:
-        question = f"On how many tasks is a score shown to be equal at {percent(limit)} or less?"
+        question = f"On how many tasks is a score shown to be equal or better at {percent(limit)} or less?"
         found.append((question, [equal_tasks(protocol, tables, limit)]))
     return found
 
@@ -133,7 +133,7 @@ def verdict(protocol: Protocol, entry: Entry) -> str:
 
 
 def equal_tasks(protocol: Protocol, tables: Sequence[Table], limit: float) -> str:
-    """On how many tasks some row within the limit is equal to FedAvg, corrected for the rows of its table."""
+    """On how many tasks some row within the limit is shown to be as good as FedAvg, corrected for its table."""
     tasks = {group.task for group in protocol.groups()}
     tested, found = set(), {}
     for table in tables:

@@ -141,7 +141,13 @@ def report(
     """
     from fedstrata.reports.report import write_report
 
-    paths = [folders] if isinstance(folders, str | Path) else folders
+    paths = list(folders) if isinstance(folders, Iterable) and not isinstance(folders, str) else [folders]
+    for path in paths:
+        if not isinstance(path, str | Path):
+            kind = type(path).__name__
+            raise UserError(
+                f"report: found an object of {kind}; expected the path of a folder, such as result.folder"
+            )
     return write_report(list(map(Path, paths)), None if out is None else Path(out))
 
 

@@ -197,6 +197,8 @@ def _models(folder: Path) -> None:
     damaged("word-size", with_config(hidden_size="x"))
     damaged("deep", with_config(num_hidden_layers=7))
     damaged("decoder", with_config(is_decoder=True))
+    names = {"architectures": ["BertForSequenceClassification"], "id2label": {0: "kidney", 1: "heart", 2: "eye"}}
+    damaged("other-order", with_config(**names))
 
 
 def _runs(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -86,6 +87,22 @@ def test_names_are_printed_as_they_are(rows: Path, capsys: pytest.CaptureFixture
 
 def _tokens(job: str) -> int:
     return int(read_toml(Path(job))["train"]["max_tokens"])
+
+
+def test_names_of_bytes_that_are_no_utf_8_are_told(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = os.fsdecode(b"r\xe9views.csv")
+    rows.rename(name)
+    assert call("init", name) == 2
+    assert capsys.readouterr().err == (
+        r"fedstrata: job.toml: cannot name a file or column with '\udce9', which is no Unicode text; rename it"
+        "\n"
+    )
+    assert not Path("job.toml").exists()
+    Path("job.toml").write_text('[model]\nname = "x"\n[task]\nkind = "mlm"\n[method]\nname = "fedavg"\n', "utf-8")
+    assert call("run", "job.toml", f"data.train={name}", "output.dir=out") == 2
+    assert r"[data] train: 'r\udce9views.csv' is no Unicode text, as every name" in capsys.readouterr().err
+    assert call("run", "job.toml", "data.train=rows.csv", f"output.dir={name}") == 2
+    assert r"[output] dir: must be Unicode text, found 'r\udce9views.csv'" in capsys.readouterr().err
 
 
 def test_init_overwrites_nothing(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:

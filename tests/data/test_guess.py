@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import datasets
 import pandas
 import pytest
 
@@ -81,7 +82,8 @@ def test_words_and_tags_are_found_whatever_the_extension(tmp_path: Path) -> None
         "\n".join(f"{word}\t{'B-X' if word == 'stone' else 'O'}" for word in ["Sentinel", *WORDS])
         for _ in range(9)
     )
-    for name, above in (("rows.conll", ""), ("rows.txt", "# sent_id = 0\n"), ("rows.tsv", "")):
+    comment = "# sent_id = 0\n"
+    for name, above in (("rows.conll", ""), ("rows.conllu", comment), ("rows.txt", comment), ("rows.tsv", "")):
         (tmp_path / name).write_text(above + lines.replace("\t", "\t" if name == "rows.tsv" else " "), "utf-8")
         found = guess(sample(tmp_path / name))
         assert (found.kind, found.text, found.label) == ("tag", "text", "label")
@@ -239,6 +241,64 @@ def test_test_rows_beside_training_rows_are_found_unless_they_lack_labels(tmp_pa
     assert 'test = "' not in first_job([tmp_path / "train.csv"], tmp_path / "job.toml")[0]
     written(tmp_path, table(label=LABELS), "dev.csv")
     assert f'test = "{tmp_path / "dev.csv"}"' in first_job([tmp_path], tmp_path / "job.toml")[0]
+
+
+def placed(folder: Path, *names: str) -> Path:
+    """Files of rows in a folder and below."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        written(folder, table(label=LABELS), name)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("names", "clients"),
+    [
+        (["all.csv", "test.csv"], []),
+        (["data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet"], []),
+        (["train/a.csv", "test/a.csv"], []),
+        (["north.csv", "south.csv", "test.csv"], ["north", "south"]),
+    ],
+)
+def test_test_rows_of_a_folder_are_not_trained_on(tmp_path: Path, names: list[str], clients: list[str]) -> None:
+    placed(tmp_path / "rows", *names)
+    out = tmp_path / "job.toml"
+    out.write_text(first_job([tmp_path / "rows"], out)[0], encoding="utf-8")
+    data = load(out)[0].data
+    assert data.test == str(tmp_path / "rows" / names[-1])
+    assert list(data.train) == clients if clients else data.train == str(tmp_path / "rows" / names[0])
+
+
+def test_test_rows_that_cannot_be_told_apart_are_refused(tmp_path: Path) -> None:
+    rows = placed(tmp_path / "rows", "north/train.csv", "south/train.csv", "south/test.csv")
+    with pytest.raises(
+        UserError, match=r"rows: holds test rows among others \(south/test.csv\); expected .* by --test"
+    ):
+        first_job([rows], tmp_path / "job.toml")
+    with pytest.raises(UserError, match=r"test.csv: is named as test rows are, and .* expected --test"):
+        first_job([rows / "south" / "train.csv", rows / "south" / "test.csv"], tmp_path / "job.toml")
+    reviews = tmp_path / "reviews"
+    for number, name in enumerate(["train/good", "train/bad", "test/good", "test/bad"] * 2):
+        (reviews / name).mkdir(parents=True, exist_ok=True)
+        (reviews / name / f"{number}.txt").write_text(text(number), "utf-8")
+    with pytest.raises(UserError, match=r"reviews: holds test rows among others \(test/bad/3.txt\)"):
+        first_job([reviews], tmp_path / "job.toml")
+    found = first_job([reviews / "train"], tmp_path / "job.toml", test=reviews / "test")[0]
+    assert f'test = "{reviews / "test"}"' in found
+
+
+def test_a_text_is_a_text_whatever_its_name_says(tmp_path: Path) -> None:
+    for number, name in enumerate(["training-notes", "test-results", "report"]):
+        (tmp_path / f"{name}.txt").write_text(text(number), "utf-8")
+    assert f'train = "{tmp_path}"' in first_job([tmp_path], tmp_path / "job.toml")[0]
+
+
+def test_a_data_set_saved_to_a_folder_is_read_as_a_run_reads_it(tmp_path: Path) -> None:
+    """Also one without splits, beside whose rows there are files of JSON."""
+    datasets.Dataset.from_pandas(table(label=LABELS)).save_to_disk(tmp_path / "rows")
+    out = tmp_path / "job.toml"
+    out.write_text(first_job([tmp_path / "rows"], out)[0], encoding="utf-8")
+    assert len(prepare(load(out)[0]).train) == 54
 
 
 @pytest.mark.parametrize("name", ["a b.csv", "ünïcode.csv", 'quo"te.csv'])

@@ -163,6 +163,42 @@ def test_a_saved_folder_is_a_hugging_face_folder(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+def named(folder: Path, labels: list[str], **changes: Any) -> Path:
+    """A folder's model with a head of its own for these classes."""
+    model = tiny_model("bert", "classify", num_labels=3)
+    model.save_pretrained(folder)
+    change(
+        folder, id2label=dict(enumerate(labels)), label2id={label: i for i, label in enumerate(labels)}, **changes
+    )
+    return folder
+
+
+def test_a_head_with_the_same_classes_in_another_order_is_refused(model_folder: Folder) -> None:
+    """Each class would be taken for another; case does not matter, as hub models shout."""
+    expected = (
+        "its head has the classes in another order than the job; expected [task] labels = ['POS', 'NEG', 'NEU']"
+    )
+    assert refused(named(model_folder(), ["pos", "neg", "neu"]), "classify").endswith(expected)
+    for labels in (["neg", "neu", "pos"], ["a", "b", "c"]):
+        assert checkpoints.load(str(named(model_folder(), labels)), "classify", LABELS, 0).fresh == ()
+    further = named(model_folder(), ["pos", "neg", "neu"])
+    pretrained = checkpoints.load(str(further), "mlm", None, 0)
+    checkpoints.save(pretrained, weights(pretrained), further)
+    assert "head" in checkpoints.load(str(further), "classify", LABELS, 0).fresh
+
+
+@pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
+def test_a_saved_classifier_gives_shares_of_one_whatever_its_start_was_made_for(
+    model_folder: Folder, tmp_path: Path, problem: str
+) -> None:
+    folder = named(model_folder(), ["a", "b", "c"], problem_type=problem)
+    loaded = checkpoints.load(str(folder), "classify", LABELS, 0)
+    checkpoints.save(loaded, weights(loaded), tmp_path / "model")
+    answers = transformers.pipeline("text-classification", str(tmp_path / "model"), top_k=None)(["The eye."])[0]
+    assert sum(answer["score"] for answer in answers) == pytest.approx(1)
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "model").problem_type is None
+
+
 def test_a_saved_tokenizer_cuts_and_pads_nothing_by_itself(model_folder: Folder, tmp_path: Path) -> None:
     loaded = checkpoints.load(str(model_folder()), "mlm", None, 3)
     loaded.tokenizer(["The eye.", "The lens of the eye."], truncation=True, max_length=4, padding=True)

@@ -192,3 +192,9 @@ def test_a_runs_own_job_file_plays_it_again(job: Job, tmp_path: Path) -> None:
     (tmp_path / "newer.toml").write_text(text)
     with pytest.raises(UserError, match=r"newer.toml: format: is 99; this version reads jobs of runs of format 3"):
         fedstrata.run(tmp_path / "newer.toml")
+
+
+@pytest.mark.parametrize("folders", [None, 3, Optimizer(), [Optimizer()]])
+def test_a_report_of_what_is_no_folder_is_a_sentence(folders: Any) -> None:
+    with pytest.raises(UserError, match=r"report: found an object of \w+; expected .* such as result.folder"):
+        fedstrata.report(folders)

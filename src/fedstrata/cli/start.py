@@ -36,8 +36,14 @@ def init(
             data, out, task=task, text=columns, label=label, test=test, model=model, clients=clients
         )
         try:
-            with out.open("x", encoding="utf-8") as file:
-                file.write(job)
+            content = job.encode()
+            with out.open("xb") as file:
+                file.write(content)
+        except UnicodeEncodeError as error:
+            half = job[error.start]
+            raise UserError(
+                f"{out}: cannot name a file or column with {half!a}, which is no Unicode text; rename it"
+            ) from None
         except FileExistsError:
             raise UserError(f"{out}: is there already; name another file with --out") from None
         except OSError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.data.forms import known
+from fedstrata.data.forms.data_sets import saved
 from fedstrata.data.guess import Guess, guess, is_filled
 from fedstrata.data.read import files_in
 from fedstrata.data.sample import Sample, sample
@@ -120,28 +121,55 @@ def _check_there(*paths: Path) -> None:
 
 
 def _files(data: Sequence[Path]) -> tuple[Path | dict[str, Path], list[Path]]:
-    """What to train on, a file or one for each client; and files beside it that may hold test rows."""
+    """What to train on, a file or one for each client; and files that may hold test rows.
+
+    Raises:
+        UserError: test rows lie among others, or two clients would have the same name.
+    """
     if len(data) > 1:
         return _by_client(list(data)), []
     only = data[0]
-    if only.is_dir():
-        files = [file for file in files_in(only) if file.parent == only]
-        train = [file for file in files if _word(file) in TRAIN_NAMES]
-        if len(train) == 1:
-            return train[0], _test_beside(train[0])
-        tables = [file for file in files if file.suffix != ".txt"]
-        if len(tables) == len(files) > 1 and len({file.suffix for file in files}) == 1:
-            return _by_client(files), []
+    if not only.is_dir():
+        return only, _test_beside(only) if _word(only) in TRAIN_NAMES else []
+    if saved(only):
         return only, []
-    return only, _test_beside(only) if _word(only) in TRAIN_NAMES else []
+    found = files_in(only)
+    files = [file for file in found if file.parent == only] or found
+    train = [file for file in files if _purpose(file, only) in TRAIN_NAMES]
+    test = [file for name in TEST_NAMES for file in files if _purpose(file, only) == name]
+    if len(train) == 1:
+        return train[0], [file for file in test if file.suffix == train[0].suffix]
+    others = [file for file in files if file not in test]
+    tables = [file for file in others if file.suffix != ".txt" and file.parent == only]
+    if len(tables) == len(others) > 0 and len({file.suffix for file in tables}) == 1 and (tables[1:] or test):
+        return _by_client(tables) if tables[1:] else tables[0], test
+    if test and (train or tables):
+        raise UserError(
+            f"{only}: holds test rows among others ({test[0].relative_to(only)}); expected files or a folder "
+            "without them, and them by --test"
+        )
+    return only, []
 
 
 def _by_client(files: Sequence[Path]) -> dict[str, Path]:
     """Each file by its name, as a client's."""
+    words = {_word(file): file for file in files}
+    tests = [words[name] for name in TEST_NAMES if name in words]
+    if tests and words.keys() & {*TRAIN_NAMES}:
+        raise UserError(
+            f"{tests[0]}: is named as test rows are, and several files are a client's each; expected --test"
+        )
     names = ["".join(c if c.isalnum() or c in "-_" else "-" for c in file.stem).strip("-") for file in files]
     if len(set(names)) < len(names) or not all(names):
         raise UserError("several files have the same name; each is a client's, so rename one of them")
     return dict(zip(names, files, strict=True))
+
+
+def _purpose(file: Path, folder: Path) -> str:
+    """What a file in a folder is for, by its name or the folders on the way; a text's name may say anything."""
+    own = _word(file) if file.suffix != ".txt" else file.stem.lower()
+    names = (own, *(name.lower() for name in file.relative_to(folder).parts[:-1]))
+    return next((name for name in names if name in (*TRAIN_NAMES, *TEST_NAMES)), "")
 
 
 def _word(file: Path) -> str:

@@ -26,7 +26,7 @@ ROWS = 5_000
 """Rows that are looked at."""
 TAG = re.compile(r"[BILUES]-\S+|O")
 """A tag of a word in one of the IOB schemes."""
-WORD_FILES = (".conll", ".iob", ".iob2", ".bio")
+WORD_FILES = (".conll", ".conllu", ".iob", ".iob2", ".bio")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,10 @@ LONGEST_NAME = 255
 
 
 def _place(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{text!a} is no Unicode text, as every name in a job is") from None
     sizes = [len(name.encode(errors="replace")) for name in text.split("/")]
     if max(sizes) > LONGEST_NAME or sum(sizes) + len(sizes) - 1 > LONGEST:
         raise ValueError(

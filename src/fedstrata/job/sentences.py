@@ -21,6 +21,7 @@ TYPES = {
     "finite_number": "a finite number",
     "bool_type": "true or false",
     "string_type": "a string",
+    "string_unicode": "Unicode text",
     "list_type": "a list",
     "dict_type": "a table",
     "model_type": "a table",

@@ -64,8 +64,8 @@ def fit_config(name: str, config: Any, kind: str, labels: Sequence[str] | None, 
     """A config made to fit a task, its classes and its head; ``name`` is what to call the model.
 
     Raises:
-        UserError: the model has no layers of its own to train one by one, or not the attention that the task
-            needs, bidirectional or causal.
+        UserError: the model has no layers of its own to train one by one, not the attention that the task needs,
+            bidirectional or causal, or the job's classes in another order.
     """
     task = TASK_KINDS[kind] if kind else None
     check_layers(name, config.model_type)
@@ -90,10 +90,34 @@ def fit_config(name: str, config: Any, kind: str, labels: Sequence[str] | None, 
         delattr(config, KEY)
     if task and task.target == "number":
         config.num_labels, config.problem_type = 1, "regression"
-    if labels is not None:
-        config.id2label = dict(enumerate(labels))
-        config.label2id = {label: i for i, label in enumerate(labels)}
+    if task and labels is not None:
+        _name_classes(name, config, task.model.removeprefix("AutoModel"), labels)
     return config
+
+
+def _name_classes(name: str, config: Any, purpose: str, labels: Sequence[str]) -> None:
+    """Give a config the job's classes, one for each text or word, whatever its own head was made for.
+
+    Args:
+        name: what to call the model.
+        config: the config.
+        purpose: how the names of the task's classes of models end.
+        labels: the job's classes.
+
+    Raises:
+        UserError: its own head has the same classes in another order, so each would be taken for another.
+    """
+    headed = any(kind.endswith((purpose, "HeadedModel")) for kind in config.architectures or ())
+    known = [str(label).casefold() for _, label in sorted(config.id2label.items())]
+    asked = {label.casefold(): label for label in labels}
+    if headed and len(asked) == len(labels) and known != list(asked) and sorted(known) == sorted(asked):
+        raise UserError(
+            f"model {name}: its head has the classes in another order than the job; expected [task] labels = "
+            f"{[asked[label] for label in known]}"
+        )
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: i for i, label in enumerate(labels)}
+    config.problem_type = None
 
 
 def causal(config: Any) -> bool:

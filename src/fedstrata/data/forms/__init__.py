@@ -29,7 +29,7 @@ FORMS: Mapping[str, Form] = {
 """File extension -> function of a path and how to read it that yields records."""
 WORD_FORMS: Mapping[str, Form] = {
     **{suffix: FORMS[suffix] for suffix in (".jsonl", ".ndjson", ".json", ".parquet")},
-    **dict.fromkeys((".conll", ".iob", ".iob2", ".bio", ".tsv", ".tab", ".txt"), conll_records),
+    **dict.fromkeys((".conll", ".conllu", ".iob", ".iob2", ".bio", ".tsv", ".tab", ".txt"), conll_records),
     ".csv": csv_words,
     ".xlsx": excel_words,
 }

@@ -277,8 +277,19 @@ def test_a_round_is_accounted_for_once(tmp_path: Path) -> None:
     assert account.epsilon() == epsilon_of([release], 1e-5, "pld")
     account = NoiseAccount(tmp_path, None, 1e-5)
     account.spend("run", 1, Privacy(level="example", noise=5.0), Spending(5.0, 0.1, 1))
-    both = epsilon_of([release], 5e-6, "pld") + epsilon_of([Spending(5.0, 0.1, 1)], 5e-6, "pld")
+    both = epsilon_of([Spending(0.5, 1.0, 1), Spending(5.0, 0.1, 1)], 1e-5, "pld")
     assert account.epsilon() == both
+
+
+def test_at_both_levels_all_is_counted_for_one_example(tmp_path: Path) -> None:
+    """Where it is added, one clipped change stands in the place of another: up to two clips away."""
+    account, client = NoiseAccount(tmp_path, None, 1e-5), Spending(2.0, 1.0, 1)
+    for round in range(3):
+        account.spend("run", round, CLIENT, client)
+    alone = account.epsilon()
+    account.spend("other", 0, Privacy(level="example", noise=1e3), Spending(1e3, 1.0, 1))
+    replaced = epsilon_of([Spending(client.noise / 2, 1.0, 3)], 1e-5, "pld")
+    assert account.epsilon() >= replaced > alone
 
 
 def test_a_server_cannot_say_that_a_site_takes_part_less_often_than_it_may(village: Village, job: Jobs) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,18 +100,21 @@ class NoiseAccount:
         return self.folder / ACCOUNT
 
     def epsilon(self, more: Mapping[str, Any] | None = None) -> float:
-        """Spent so far, with one release more; what was spent at different levels is added.
+        """Spent so far, with one release more.
 
-        Of a level all is counted by Rényi's bound if anything of it has to be.
+        After runs at both levels all is counted for one example: where it is added, a change of level ``client``
+        is replaced by another, which counts as if the noise were half. All is counted by Rényi's bound if anything
+        has to be; lines of earlier versions name no accountant.
 
         Args:
             more: a line of the account.
         """
-        spent: dict[str, list[Mapping[str, Any]]] = {}
-        for line in [*whole_lines(self.path), *([more] if more else [])]:
-            spent.setdefault(line["level"], []).append(line)
-        share = self.delta / max(1, len(spent))
-        return sum(_epsilon(own, share) for own in spent.values())
+        lines = [*whole_lines(self.path), *([more] if more else [])]
+        halves = {"client": 2.0} if len({line["level"] for line in lines}) > 1 else {}
+        spent = [
+            Spending(line["noise"] / halves.get(line["level"], 1.0), line["rate"], line["count"]) for line in lines
+        ]
+        return epsilon_of(spent, self.delta, "rdp" if any(line.get("by") == "rdp" for line in lines) else "pld")
 
     def spend(self, run: str, round: int, table: Privacy, release: Spending) -> None:
         """Write a round down, once however often it is asked for; with another noise than before once more.
@@ -138,12 +141,6 @@ class NoiseAccount:
                         f"is {self.limit:g}"
                     )
             add_line(self.path, line)
-
-
-def _epsilon(lines: Sequence[Mapping[str, Any]], delta: float) -> float:
-    """Epsilon of lines of an account, all of one level; those of earlier versions name no accountant."""
-    spent = [Spending(line["noise"], line["rate"], line["count"]) for line in lines]
-    return epsilon_of(spent, delta, "rdp" if any(line.get("by") == "rdp" for line in lines) else "pld")
 
 
 def check_account(folder: Path, noisy: Collection[tuple[str, int]]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,17 +99,17 @@ class NoiseAccount:
         """The file with a line for every round."""
         return self.folder / ACCOUNT
 
-    def epsilon(self, more: Mapping[str, Any] | None = None) -> float:
-        """Spent so far, with one release more.
+    def epsilon(self, more: Sequence[Mapping[str, Any]] = ()) -> float:
+        """Spent so far, and with further releases.
 
         After runs at both levels all is counted for one example: where it is added, a change of level ``client``
         is replaced by another, which counts as if the noise were half. All is counted by Rényi's bound if anything
         has to be; lines of earlier versions name no accountant.
 
         Args:
-            more: a line of the account.
+            more: lines of the account.
         """
-        lines = [*whole_lines(self.path), *([more] if more else [])]
+        lines = [*whole_lines(self.path), *more]
         halves = {"client": 2.0} if len({line["level"] for line in lines}) > 1 else {}
         spent = [
             Spending(line["noise"] / halves.get(line["level"], 1.0), line["rate"], line["count"]) for line in lines
@@ -128,19 +128,47 @@ class NoiseAccount:
         Raises:
             WireError: it would be more than the limit.
         """
-        line = {"run": run, "round": round, "level": table.level, "by": table.counted_by}
-        line |= {"noise": release.noise, "rate": release.rate, "count": release.count}
+        line = _line(run, round, table, release)
         with self._lock:
             if line in whole_lines(self.path):
                 return
-            if self.limit is not None:
-                epsilon = self.epsilon(line)
-                if epsilon > self.limit:
-                    raise WireError(
-                        f"round {round + 1}: over all runs it would have spent epsilon {epsilon:.3g}, its limit "
-                        f"is {self.limit:g}"
-                    )
+            self._check(line)
             add_line(self.path, line)
+
+    def _check(self, line: Mapping[str, Any]) -> None:
+        """Raises WireError: with this line more would be spent than the limit."""
+        if self.limit is not None and (epsilon := self.epsilon([line])) > self.limit:
+            raise WireError(
+                f"round {line['round'] + 1}: over all runs it would have spent epsilon {epsilon:.3g}, its limit "
+                f"is {self.limit:g}"
+            )
+
+    def foreseen(self, run: str, rounds: int, table: Privacy, release: Spending) -> str:
+        """What a run that has not begun would have spent after all its rounds, in a line.
+
+        Args:
+            run: names the run.
+            rounds: of the run.
+            table: the job's ``[privacy]``.
+            release: what each of them spends.
+
+        Raises:
+            WireError: its first round would be more than the limit.
+        """
+        lines = [_line(run, round, table, release) for round in range(rounds)]
+        self._check(lines[0])
+        before, after = self.epsilon(), self.epsilon(lines)
+        told = f"noise: over all runs it has spent epsilon {before:.3g}, with this one {after:.3g}"
+        if self.limit is None:
+            return told
+        limit = f"{told}; its limit is {self.limit:g}"
+        return limit if after <= self.limit else f"{limit}, so it takes part in the first rounds alone"
+
+
+def _line(run: str, round: int, table: Privacy, release: Spending) -> dict[str, Any]:
+    """A line of the account."""
+    line = {"run": run, "round": round, "level": table.level, "by": table.counted_by}
+    return line | {"noise": release.noise, "rate": release.rate, "count": release.count}
 
 
 def check_account(folder: Path, noisy: Collection[tuple[str, int]]) -> None:

@@ -321,3 +321,24 @@ def test_a_server_cannot_say_that_a_site_takes_part_less_often_than_it_may(villa
     path.unlink()
     with pytest.raises(UserError, match="lacks round"):
         SiteService(read_site(state.parent))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"garbage", b"{}", b"[1]", b"\0\0", b"\xff", b'{"noise": 0.0, ', b'{"count": -5, ', b'{"rate": "1", ', b"["],
+)
+def test_an_account_that_is_damaged_is_named(village: Village, job: Jobs, damage: bytes) -> None:
+    """It ended `join` with a traceback, and noise of 0 counted as nothing spent."""
+    played(village, job, "client")
+    settings = read_site(village.folder / "federation" / "sites" / "a")
+    account = NoiseAccount(settings.folder, 9.0, 1e-5)
+    account.spend("run", 0, CLIENT, Spending(1.0, 1.0, 1))
+    account.spend("run", 1, CLIENT, Spending(1.0, 1.0, 1))
+    first, second = account.path.read_bytes().splitlines()
+    if damage.endswith(b", "):
+        changed = json.loads(first) | json.loads(damage[:-2] + b"}")
+        damage = json.dumps(changed).encode()
+    account.path.write_bytes(damage + b"\n" + second + b"\n")
+    for use in (account.epsilon, lambda: SiteService(settings)):
+        with pytest.raises(UserError, match=r"noise\.jsonl: a line is not as it was written; .* nothing leaves"):
+            use()

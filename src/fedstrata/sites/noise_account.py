@@ -109,7 +109,7 @@ class NoiseAccount:
         Args:
             more: lines of the account.
         """
-        lines = [*whole_lines(self.path), *more]
+        lines = [*account_lines(self.path), *more]
         halves = {"client": 2.0} if len({line["level"] for line in lines}) > 1 else {}
         spent = [
             Spending(line["noise"] / halves.get(line["level"], 1.0), line["rate"], line["count"]) for line in lines
@@ -130,7 +130,7 @@ class NoiseAccount:
         """
         line = _line(run, round, table, release)
         with self._lock:
-            if line in whole_lines(self.path):
+            if line in account_lines(self.path):
                 return
             self._check(line)
             add_line(self.path, line)
@@ -171,21 +171,49 @@ def _line(run: str, round: int, table: Privacy, release: Spending) -> dict[str, 
     return line | {"noise": release.noise, "rate": release.rate, "count": release.count}
 
 
+def account_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of an account.
+
+    Raises:
+        UserError: one is damaged.
+    """
+    try:
+        lines = whole_lines(path)
+        if all(_is_line(line) for line in lines):
+            return lines
+    except (ValueError, RecursionError):
+        pass
+    raise _unknown(path, "a line is not as it was written")
+
+
+def _is_line(line: Any) -> bool:
+    """Whether this is what :func:`_line` makes; lines of earlier versions name no accountant."""
+    try:
+        spent = line["noise"] > 0 and 0 < line["rate"] <= 1 and line["count"] > 0 and line["round"] >= 0
+        return bool(spent and isinstance(line["run"], str) and line["level"] in ("example", "client"))
+    except (TypeError, KeyError):
+        return False
+
+
 def check_account(folder: Path, noisy: Collection[tuple[str, int]]) -> None:
-    """Refuse an account from which lines are missing: what was spent would be told too small.
+    """Refuse an account that is damaged or from which lines are missing: what was spent would be told too small.
 
     Args:
         folder: the site's.
         noisy: (run, round) of every message that has left with noise, by the release log.
 
     Raises:
-        UserError: a round of them is not in the account.
+        UserError: so it is.
     """
-    booked = {(line["run"], line["round"]) for line in whole_lines(folder / ACCOUNT)} if noisy else set()
+    booked = {(line["run"], line["round"]) for line in account_lines(folder / ACCOUNT)}
     if missing := sorted(set(noisy) - booked):
         run, round = missing[0]
-        raise UserError(
-            f"{folder / ACCOUNT}: lacks round {round + 1} of run {run}, a message of which has left with noise by "
-            f"{LOG}; what all runs have spent cannot be told, and nothing leaves this site until the file is put "
-            "back"
-        )
+        what = f"lacks round {round + 1} of run {run}, a message of which has left with noise by {LOG}"
+        raise _unknown(folder / ACCOUNT, what)
+
+
+def _unknown(path: Path, what: str) -> UserError:
+    return UserError(
+        f"{path}: {what}; what all runs have spent cannot be told, and nothing leaves this site until the file is "
+        "put back"
+    )

@@ -44,6 +44,7 @@ from fedstrata.sites.messages import (
     encode_message,
 )
 from fedstrata.sites.noise_account import NoiseAccount
+from fedstrata.sites.release_log import Release, now
 from fedstrata.sites.rows_behind import rows_trained_on
 from fedstrata.sites.service import SiteService
 from fedstrata.sites.settings import read_site
@@ -597,6 +598,36 @@ def test_a_look_at_a_run_counts_what_other_runs_have_spent(town: Town, limit: fl
         Visit(settings, said.append).answer(bytes(encode_message("f" * 32, header, town.hello.weights)))
     assert any(line.startswith(told) for line in said), said
     assert any("would refuse" in line for line in said) == (limit == 6.0)
+
+
+def look(service: SiteService, town: Town, job: dict[str, Any]) -> list[str]:
+    """What `join --dry-run` says of a run."""
+    said = list[str]()
+    header = town.hello.header.model_copy(update={"job": job})
+    with pytest.raises(Over):
+        Visit(service.settings, said.append).answer(bytes(encode_message("f" * 32, header, town.hello.weights)))
+    return said
+
+
+def test_a_look_at_a_run_counts_the_bytes_that_have_left_today(town: Town) -> None:
+    service = town.site(("[limits]", "[limits]\nbytes_per_day = 200_000"))
+    fields = "e" * 32, 0, "weights", ("head",), 150_000, 12, "0" * 64
+    assert not any("refuse: " in line for line in look(service, town, town.job()))
+    service.gate.log.append(Release(now().isoformat(), *fields))
+    refused = "this site would refuse: its limit is 200000 bytes a day (bytes_per_day), and this would be more"
+    assert look(service, town, town.job())[-1] == refused
+
+
+@pytest.mark.parametrize("limit", [60_000, 110_000, 150_000, 200_000])
+def test_a_look_at_a_run_of_masked_sums_refuses_what_join_does(town: Town, limit: int) -> None:
+    """It counted eight bytes of an integer, and `join` the four that it takes at least."""
+    service = town.site(("[limits]", f"[limits]\nbytes_per_round = {limit}"))
+    job = town.job(privacy={"sum_only": True})
+    assert isinstance(answer(service, town.hello, job=job), WelcomeHeader)
+    told = answer(service, town.start)
+    reason = told.reason if isinstance(told, RefusalHeader) else ""
+    refused = [line for line in look(service, town, job) if "would refuse" in line]
+    assert ("its limit is" in reason) == bool(refused) == (limit < 91_000)
 
 
 def test_what_a_run_of_masked_sums_would_send_is_no_more_than_is_said(

@@ -65,9 +65,21 @@ def test_a_detection_counts_hits_and_what_the_guess_would_hit() -> None:
     found = detection(np.array([3.0, 1.0, 2.0, 0.0, 0.0]), truth, 1.5, np.array([False, True, True, True, False]))
     assert found["precision"].count == (1, 2)
     assert found["recall"].count == (1, 2)
-    assert found["precision"].chance == pytest.approx(1 / 3)
+    assert found["precision"].chance == pytest.approx(2 / 5), "of a draw at random; the guess has 1 of 3"
     assert found["recall"].chance == pytest.approx(1 / 2)
     assert found["auc"].value == pytest.approx(5 / 6)
+
+
+@pytest.mark.parametrize("threshold", [-9.0, -1.0, 0.0, 1.5])
+def test_scores_that_know_nothing_are_no_better_than_chance(threshold: float) -> None:
+    """Under noise a threshold of public text may name every token: all that stand in the texts are among them."""
+    draw, above = np.random.default_rng(0), 0
+    truth, guess = np.arange(200) < 30, np.arange(200) % 20 == 0
+    for _ in range(200):
+        found = detection(draw.normal(size=200), truth, threshold, guess)
+        figures = [found[name] for name in ("precision", "recall")]
+        above += sum(one.chance is not None and one.low > one.chance for one in figures)
+    assert above <= 0.05 * 400
 
 
 def test_rouge_of_texts() -> None:

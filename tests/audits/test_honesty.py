@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from fedstrata.audits.settings import Setting, played_pair
 from fedstrata.errors import UserError
 from fedstrata.plan.kinds import AUDIT, AUDIT_FORMAT
 from fedstrata.reports.audit import audit_lines, read_audit
+from tiny import SENTENCES
 
 Jobs = Callable[..., dict[str, Any]]
 Audited = Callable[..., dict[str, Any]]
@@ -189,6 +191,18 @@ def test_public_text_without_a_known_word_is_refused(job: Jobs, tmp_path: Path) 
     (tmp_path / "other.txt").write_text("zzz qqq xxx\n" * 30, "utf-8")
     with pytest.raises(UserError, match=r"--public: .*other.txt has no token that the model's tokenizer knows"):
         fedstrata.audit(job("fedavg", "classify"), public=str(tmp_path / "other.txt"))
+
+
+@pytest.mark.parametrize("name", ["PUBLIC.TXT", "public.txt.gz"])
+def test_public_text_is_a_txt_file_however_its_name_ends(job: Jobs, tmp_path: Path, name: str) -> None:
+    """It was asked for the job's column, which plain lines do not have."""
+    content = "".join(f"{text}\n" for text, _ in SENTENCES * 2).encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    rows = tmp_path / "own.csv"
+    rows.write_text("words,label\n" + "".join(f'"{text}",{label}\n' for text, label in SENTENCES), "utf-8")
+    made = job("fedavg", "classify", data={"train": str(rows), "test": str(rows), "text": "words"})
+    [stage] = fedstrata.audit(made, attacks=["class_head"], public=str(tmp_path / name))["stages"]
+    assert stage["public"]["texts"] == 2 * len(SENTENCES)
 
 
 @pytest.mark.parametrize(("known", "refused"), [(1, "1 text with"), (19, "19 texts with"), (20, "")])

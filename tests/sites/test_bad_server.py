@@ -22,10 +22,12 @@ from test_service import answer, text
 import fedstrata
 from fedstrata.client.steps import steps
 from fedstrata.data.tokens import Tokens
+from fedstrata.job.privacy_table import Privacy
 from fedstrata.job.train_table import Train
 from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import BATCH, ORDER, Streams
+from fedstrata.privacy.accounting import Spending
 from fedstrata.sites import trial
 from fedstrata.sites.answers import Answers
 from fedstrata.sites.approval import job_digest
@@ -41,6 +43,8 @@ from fedstrata.sites.messages import (
     decode_message,
     encode_message,
 )
+from fedstrata.sites.noise_account import NoiseAccount
+from fedstrata.sites.release_log import Release, now
 from fedstrata.sites.rows_behind import rows_trained_on
 from fedstrata.sites.service import SiteService
 from fedstrata.sites.settings import read_site
@@ -572,6 +576,60 @@ def test_a_look_at_a_run_says_that_the_site_would_refuse_it(
     assert said[-1].endswith(reason)
 
 
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [
+        (6.0, "this site would refuse: round 1: over all runs it would have spent epsilon 6.57, its limit is 6"),
+        (7.0, "noise: over all runs it has spent epsilon 4.38, with this one 8.39; its limit is 7, so it takes"),
+        (9.0, "noise: over all runs it has spent epsilon 4.38, with this one 8.39; its limit is 9"),
+        (None, "noise: over all runs it has spent epsilon 4.38, with this one 8.39"),
+    ],
+)
+def test_a_look_at_a_run_counts_what_other_runs_have_spent(town: Town, limit: float | None, told: str) -> None:
+    """It said that `join` takes part, which was then refused the first round."""
+    said = list[str]()
+    limits = [] if limit is None else [("[limits]", f"[limits]\nepsilon = {limit}")]
+    settings = town.site(("min_examples = 8 ", "min_examples = 1 "), *limits).settings
+    table = Privacy(level="client", noise=1.0, single_message=True)
+    NoiseAccount(settings.folder, None, 1e-5).spend("e" * 32, 0, table, Spending(1.0, 1.0, 1))
+    noise = {"level": "client", "clip": 1.0, "noise": 1.0, "single_message": True}
+    header = town.hello.header.model_copy(update={"job": town.job(privacy=noise)})
+    with pytest.raises(Over):
+        Visit(settings, said.append).answer(bytes(encode_message("f" * 32, header, town.hello.weights)))
+    assert any(line.startswith(told) for line in said), said
+    assert any("would refuse" in line for line in said) == (limit == 6.0)
+
+
+def look(service: SiteService, town: Town, job: dict[str, Any]) -> list[str]:
+    """What `join --dry-run` says of a run."""
+    said = list[str]()
+    header = town.hello.header.model_copy(update={"job": job})
+    with pytest.raises(Over):
+        Visit(service.settings, said.append).answer(bytes(encode_message("f" * 32, header, town.hello.weights)))
+    return said
+
+
+def test_a_look_at_a_run_counts_the_bytes_that_have_left_today(town: Town) -> None:
+    service = town.site(("[limits]", "[limits]\nbytes_per_day = 200_000"))
+    fields = "e" * 32, 0, "weights", ("head",), 150_000, 12, "0" * 64
+    assert not any("refuse: " in line for line in look(service, town, town.job()))
+    service.gate.log.append(Release(now().isoformat(), *fields))
+    refused = "this site would refuse: its limit is 200000 bytes a day (bytes_per_day), and this would be more"
+    assert look(service, town, town.job())[-1] == refused
+
+
+@pytest.mark.parametrize("limit", [60_000, 110_000, 150_000, 200_000])
+def test_a_look_at_a_run_of_masked_sums_refuses_what_join_does(town: Town, limit: int) -> None:
+    """It counted eight bytes of an integer, and `join` the four that it takes at least."""
+    service = town.site(("[limits]", f"[limits]\nbytes_per_round = {limit}"))
+    job = town.job(privacy={"sum_only": True})
+    assert isinstance(answer(service, town.hello, job=job), WelcomeHeader)
+    told = answer(service, town.start)
+    reason = told.reason if isinstance(told, RefusalHeader) else ""
+    refused = [line for line in look(service, town, job) if "would refuse" in line]
+    assert ("its limit is" in reason) == bool(refused) == (limit < 91_000)
+
+
 def test_what_a_run_of_masked_sums_would_send_is_no_more_than_is_said(
     town: Town, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -617,6 +675,7 @@ ENDLESS = """
 import multiprocessing, os, sys
 from pathlib import Path
 from types import SimpleNamespace
+from fedstrata.privacy.accounting import Spending
 from fedstrata.sites import trial
 from fedstrata.sites.limit_tables import Limits
 multiprocessing.get_context = lambda kind, get=multiprocessing.get_context: get("fork")

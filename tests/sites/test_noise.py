@@ -277,8 +277,19 @@ def test_a_round_is_accounted_for_once(tmp_path: Path) -> None:
     assert account.epsilon() == epsilon_of([release], 1e-5, "pld")
     account = NoiseAccount(tmp_path, None, 1e-5)
     account.spend("run", 1, Privacy(level="example", noise=5.0), Spending(5.0, 0.1, 1))
-    both = epsilon_of([release], 5e-6, "pld") + epsilon_of([Spending(5.0, 0.1, 1)], 5e-6, "pld")
+    both = epsilon_of([Spending(0.5, 1.0, 1), Spending(5.0, 0.1, 1)], 1e-5, "pld")
     assert account.epsilon() == both
+
+
+def test_at_both_levels_all_is_counted_for_one_example(tmp_path: Path) -> None:
+    """Where it is added, one clipped change stands in the place of another: up to two clips away."""
+    account, client = NoiseAccount(tmp_path, None, 1e-5), Spending(2.0, 1.0, 1)
+    for round in range(3):
+        account.spend("run", round, CLIENT, client)
+    alone = account.epsilon()
+    account.spend("other", 0, Privacy(level="example", noise=1e3), Spending(1e3, 1.0, 1))
+    replaced = epsilon_of([Spending(client.noise / 2, 1.0, 3)], 1e-5, "pld")
+    assert account.epsilon() >= replaced > alone
 
 
 def test_a_server_cannot_say_that_a_site_takes_part_less_often_than_it_may(village: Village, job: Jobs) -> None:
@@ -310,3 +321,24 @@ def test_a_server_cannot_say_that_a_site_takes_part_less_often_than_it_may(villa
     path.unlink()
     with pytest.raises(UserError, match="lacks round"):
         SiteService(read_site(state.parent))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"garbage", b"{}", b"[1]", b"\0\0", b"\xff", b'{"noise": 0.0, ', b'{"count": -5, ', b'{"rate": "1", ', b"["],
+)
+def test_an_account_that_is_damaged_is_named(village: Village, job: Jobs, damage: bytes) -> None:
+    """It ended `join` with a traceback, and noise of 0 counted as nothing spent."""
+    played(village, job, "client")
+    settings = read_site(village.folder / "federation" / "sites" / "a")
+    account = NoiseAccount(settings.folder, 9.0, 1e-5)
+    account.spend("run", 0, CLIENT, Spending(1.0, 1.0, 1))
+    account.spend("run", 1, CLIENT, Spending(1.0, 1.0, 1))
+    first, second = account.path.read_bytes().splitlines()
+    if damage.endswith(b", "):
+        changed = json.loads(first) | json.loads(damage[:-2] + b"}")
+        damage = json.dumps(changed).encode()
+    account.path.write_bytes(damage + b"\n" + second + b"\n")
+    for use in (account.epsilon, lambda: SiteService(settings)):
+        with pytest.raises(UserError, match=r"noise\.jsonl: a line is not as it was written; .* nothing leaves"):
+            use()

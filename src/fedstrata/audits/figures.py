@@ -134,16 +134,16 @@ def detection(scores: Floats, truth: Truth, threshold: float, guess: Truth | Non
         scores: high where the attack says "true", ``[n]``.
         truth: which cases are true, ``[n]``.
         threshold: from which score on it says so.
-        guess: the same cases without the message, such as the commonest tokens of public text; its precision and
-            recall are the figures' ``chance``. Absent: the share of true cases, which every draw has.
+        guess: the same cases without the message, such as the commonest tokens of public text. The figures'
+            ``chance`` is the larger of its precision and recall and of those of as many cases as the attack names,
+            drawn at random: who names every case finds every true one.
     """
     said = scores >= threshold
-    hits, base = int((said & truth).sum()), float(truth.mean())
-    if guess is None:
-        precision, recall = base, float(said.mean())
-    else:
+    hits, precision, recall = int((said & truth).sum()), float(truth.mean()), float(said.mean())
+    if guess is not None:
         right = int((guess & truth).sum())
-        precision, recall = right / max(1, int(guess.sum())), right / max(1, int(truth.sum()))
+        precision = max(precision, right / max(1, int(guess.sum())))
+        recall = max(recall, right / max(1, int(truth.sum())))
     return {
         "precision": share(hits, int(said.sum()), precision),
         "recall": share(hits, int(truth.sum()), recall),

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedstrata.client.setup import Ready
+from fedstrata.data.forms import extension
 from fedstrata.data.prepare import Prepared
 from fedstrata.data.read import WORD_END, Rows
 from fedstrata.data.rows import read_rows, text_columns
@@ -41,7 +42,7 @@ def public_texts(job: Job, source: str | None, base_dir: Path | None) -> tuple[l
     """
     if source is None:
         return _python_documentation(), PYTHON
-    plain = source.endswith(".txt")
+    plain = extension(Path(source)) == ".txt"
     column = "text" if plain else text_columns(job)[0]
     data = job.data.model_copy(update={"text": column, "columns": None, "limit": None})
     reading = job.model_copy(update={"data": data, "task": job.task.model_copy(update={"kind": "mlm"})})
@@ -51,7 +52,7 @@ def public_texts(job: Job, source: str | None, base_dir: Path | None) -> tuple[l
         raise UserError(f"--public: {error}") from None
     texts = rows.columns[column][:MOST]
     if len(texts) < LEAST:
-        raise UserError(f"--public: {source} has {len(texts)} texts; expected {LEAST} or more")
+        raise UserError(f"--public: {source} has {plural(len(texts), 'text')}; expected {LEAST} or more")
     return texts, source
 
 

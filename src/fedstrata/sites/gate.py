@@ -95,7 +95,7 @@ class Gate:
             reply = site.carry_out(request, copied=False)  # what leaves is read from where it is kept
             write()
             message = encode_reply(run.name, reply, request, run.hello.start, known)
-            self._check_bytes(run.name, len(message))
+            self.check_bytes(run.name, len(message))
         except BaseException:
             run.answers.spend(request.round, digest, time.monotonic() - began)
             raise
@@ -120,7 +120,7 @@ class Gate:
         if payload not in WITH_ROWS and release.sha256 in self.log.short:
             return message
         if payload != "refusal":
-            self._check_bytes(run, release.bytes)
+            self.check_bytes(run, release.bytes)
         self.log.append(release)
         return message
 
@@ -133,7 +133,7 @@ class Gate:
         if "lengths" in message:
             self._batch_rows[run] = len(message["lengths"])
         size = payload_bytes(message)
-        self._check_bytes(run, size)
+        self.check_bytes(run, size)
         digest = hashlib.sha256()
         for piece in _contents(message):
             digest.update(piece)
@@ -170,7 +170,12 @@ class Gate:
         if most is not None and run.answers.seconds + more >= most:
             raise Refused(f"it has worked for the {most} s that it works for a run at most (seconds_per_run)")
 
-    def _check_bytes(self, run: str, size: int) -> None:
+    def check_bytes(self, run: str, size: int) -> None:
+        """Refuse to let so many bytes more leave in a run.
+
+        Raises:
+            Refused: they would be more than a limit, with what has left before.
+        """
         left = {"run": self.log.run_bytes[run], "day": self.log.bytes_today(now())}
         limits = {"run": self.limits.bytes_per_run, "day": self.limits.bytes_per_day}
         for span, limit in limits.items():

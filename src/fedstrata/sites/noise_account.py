@@ -99,19 +99,22 @@ class NoiseAccount:
         """The file with a line for every round."""
         return self.folder / ACCOUNT
 
-    def epsilon(self, more: Mapping[str, Any] | None = None) -> float:
-        """Spent so far, with one release more; what was spent at different levels is added.
+    def epsilon(self, more: Sequence[Mapping[str, Any]] = ()) -> float:
+        """Spent so far, and with further releases.
 
-        Of a level all is counted by Rényi's bound if anything of it has to be.
+        After runs at both levels all is counted for one example: where it is added, a change of level ``client``
+        is replaced by another, which counts as if the noise were half. All is counted by Rényi's bound if anything
+        has to be; lines of earlier versions name no accountant.
 
         Args:
-            more: a line of the account.
+            more: lines of the account.
         """
-        spent: dict[str, list[Mapping[str, Any]]] = {}
-        for line in [*whole_lines(self.path), *([more] if more else [])]:
-            spent.setdefault(line["level"], []).append(line)
-        share = self.delta / max(1, len(spent))
-        return sum(_epsilon(own, share) for own in spent.values())
+        lines = [*account_lines(self.path), *more]
+        halves = {"client": 2.0} if len({line["level"] for line in lines}) > 1 else {}
+        spent = [
+            Spending(line["noise"] / halves.get(line["level"], 1.0), line["rate"], line["count"]) for line in lines
+        ]
+        return epsilon_of(spent, self.delta, "rdp" if any(line.get("by") == "rdp" for line in lines) else "pld")
 
     def spend(self, run: str, round: int, table: Privacy, release: Spending) -> None:
         """Write a round down, once however often it is asked for; with another noise than before once more.
@@ -125,42 +128,92 @@ class NoiseAccount:
         Raises:
             WireError: it would be more than the limit.
         """
-        line = {"run": run, "round": round, "level": table.level, "by": table.counted_by}
-        line |= {"noise": release.noise, "rate": release.rate, "count": release.count}
+        line = _line(run, round, table, release)
         with self._lock:
-            if line in whole_lines(self.path):
+            if line in account_lines(self.path):
                 return
-            if self.limit is not None:
-                epsilon = self.epsilon(line)
-                if epsilon > self.limit:
-                    raise WireError(
-                        f"round {round + 1}: over all runs it would have spent epsilon {epsilon:.3g}, its limit "
-                        f"is {self.limit:g}"
-                    )
+            self._check(line)
             add_line(self.path, line)
 
+    def _check(self, line: Mapping[str, Any]) -> None:
+        """Raises WireError: with this line more would be spent than the limit."""
+        if self.limit is not None and (epsilon := self.epsilon([line])) > self.limit:
+            raise WireError(
+                f"round {line['round'] + 1}: over all runs it would have spent epsilon {epsilon:.3g}, its limit "
+                f"is {self.limit:g}"
+            )
 
-def _epsilon(lines: Sequence[Mapping[str, Any]], delta: float) -> float:
-    """Epsilon of lines of an account, all of one level; those of earlier versions name no accountant."""
-    spent = [Spending(line["noise"], line["rate"], line["count"]) for line in lines]
-    return epsilon_of(spent, delta, "rdp" if any(line.get("by") == "rdp" for line in lines) else "pld")
+    def foreseen(self, run: str, rounds: int, table: Privacy, release: Spending) -> str:
+        """What a run that has not begun would have spent after all its rounds, in a line.
+
+        Args:
+            run: names the run.
+            rounds: of the run.
+            table: the job's ``[privacy]``.
+            release: what each of them spends.
+
+        Raises:
+            WireError: its first round would be more than the limit.
+        """
+        lines = [_line(run, round, table, release) for round in range(rounds)]
+        self._check(lines[0])
+        before, after = self.epsilon(), self.epsilon(lines)
+        told = f"noise: over all runs it has spent epsilon {before:.3g}, with this one {after:.3g}"
+        if self.limit is None:
+            return told
+        limit = f"{told}; its limit is {self.limit:g}"
+        return limit if after <= self.limit else f"{limit}, so it takes part in the first rounds alone"
+
+
+def _line(run: str, round: int, table: Privacy, release: Spending) -> dict[str, Any]:
+    """A line of the account."""
+    line = {"run": run, "round": round, "level": table.level, "by": table.counted_by}
+    return line | {"noise": release.noise, "rate": release.rate, "count": release.count}
+
+
+def account_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of an account.
+
+    Raises:
+        UserError: one is damaged.
+    """
+    try:
+        lines = whole_lines(path)
+        if all(_is_line(line) for line in lines):
+            return lines
+    except (ValueError, RecursionError):
+        pass
+    raise _unknown(path, "a line is not as it was written")
+
+
+def _is_line(line: Any) -> bool:
+    """Whether this is what :func:`_line` makes; lines of earlier versions name no accountant."""
+    try:
+        spent = line["noise"] > 0 and 0 < line["rate"] <= 1 and line["count"] > 0 and line["round"] >= 0
+        return bool(spent and isinstance(line["run"], str) and line["level"] in ("example", "client"))
+    except (TypeError, KeyError):
+        return False
 
 
 def check_account(folder: Path, noisy: Collection[tuple[str, int]]) -> None:
-    """Refuse an account from which lines are missing: what was spent would be told too small.
+    """Refuse an account that is damaged or from which lines are missing: what was spent would be told too small.
 
     Args:
         folder: the site's.
         noisy: (run, round) of every message that has left with noise, by the release log.
 
     Raises:
-        UserError: a round of them is not in the account.
+        UserError: so it is.
     """
-    booked = {(line["run"], line["round"]) for line in whole_lines(folder / ACCOUNT)} if noisy else set()
+    booked = {(line["run"], line["round"]) for line in account_lines(folder / ACCOUNT)}
     if missing := sorted(set(noisy) - booked):
         run, round = missing[0]
-        raise UserError(
-            f"{folder / ACCOUNT}: lacks round {round + 1} of run {run}, a message of which has left with noise by "
-            f"{LOG}; what all runs have spent cannot be told, and nothing leaves this site until the file is put "
-            "back"
-        )
+        what = f"lacks round {round + 1} of run {run}, a message of which has left with noise by {LOG}"
+        raise _unknown(folder / ACCOUNT, what)
+
+
+def _unknown(path: Path, what: str) -> UserError:
+    return UserError(
+        f"{path}: {what}; what all runs have spent cannot be told, and nothing leaves this site until the file is "
+        "put back"
+    )

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.client.private import private_of
+from fedstrata.client.sums import weight_in_sum
 from fedstrata.errors import UserError
+from fedstrata.privacy.fixed_point import WIDTHS, fixed_point
 from fedstrata.sites.approval import approve, content_of, job_digest
 from fedstrata.sites.gate import Gate
 from fedstrata.sites.greeting import Trial
 from fedstrata.sites.message_client import Over
 from fedstrata.sites.messages import HelloHeader, decode_message
 from fedstrata.sites.model_files import check_files
-from fedstrata.sites.noise_account import refusal_of_epsilon
+from fedstrata.sites.noise_account import NoiseAccount, refusal_of_epsilon, release_of
 from fedstrata.sites.permission import Refused, check_job, check_rows, check_tests, permit
 from fedstrata.sites.release_log import ReleaseLog
 from fedstrata.sites.service import MOST_FILE_BYTES
@@ -88,20 +90,29 @@ class Visit:
         job = site_job(self.settings, hello, folder)
         permit(self.settings, job)
         check_job(self.settings, job)
-        Gate(self.settings.limits, ReleaseLog(self.settings.folder)).check_run(run)
+        gate = Gate(self.settings.limits, ReleaseLog(self.settings.folder))
+        gate.check_run(run)
         contents = {name: content_of(tensor) for name, tensor in files.items()}
         check_files(contents)
         for name, content in contents.items():
             write_bytes(folder / "start" / name, content)
         proposal = self.trial(self.settings, hello, folder)
         lines += proposal.lines()
-        limits, noise = self.settings.limits, (private_of(job), proposal.examples, proposal.rounds)
-        if reason := refusal_of_epsilon(self.settings.require, *noise):
+        limits, private = self.settings.limits, private_of(job)
+        if reason := refusal_of_epsilon(self.settings.require, private, proposal.examples, proposal.rounds):
             raise Refused(reason)
+        if private:
+            account = NoiseAccount(self.settings.folder, limits.epsilon, limits.delta)
+            release = release_of(private, proposal.examples)
+            lines.append(account.foreseen(run, proposal.rounds, job.privacy, release))
         check_rows(limits, proposal.least)
+        share = 1.0  # of what leaves at most; in a masked sum what leaves at least, as join counts it
+        if job.privacy.sum_only:
+            share = fixed_point(weight_in_sum(private, proposal.examples)).width / WIDTHS[-1]
         for span, size in (("round", proposal.round_bytes), ("run", proposal.bytes)):
-            limit = getattr(limits, f"bytes_per_{span}")
-            if limit is not None and size > limit:
-                raise Refused(f"a {span} sends {size} bytes, its limit is {limit}")
+            limit, least = getattr(limits, f"bytes_per_{span}"), round(share * size)
+            if limit is not None and least > limit:
+                raise Refused(f"a {span} sends {least} bytes, its limit is {limit}")
+        gate.check_bytes(run, round(share * proposal.round_bytes))
         if hello.share:
             check_tests(limits, proposal.tests)

@@ -25,6 +25,7 @@ from fedstrata.sites.messages import (
 )
 from fedstrata.sites.service import SiteService
 from fedstrata.sites.settings import read_site
+from fedstrata.wire.foreign import plain_text
 
 Jobs = Callable[..., dict[str, Any]]
 
@@ -175,3 +176,23 @@ def test_nonsense_is_answered(heard: tuple[SiteService, dict[type, Envelope]]) -
         refusal = decode_message(heard[0].answer(message), "refusal").header
         assert isinstance(refusal, RefusalHeader)
         assert refusal.reason.startswith("cannot do what it is asked: not a hello or start or request")
+
+
+@pytest.mark.parametrize("name", ["\ud800", "\x1b[31m\nred", "x" * 100_000])
+def test_a_refusal_is_one_plain_line_whatever_it_refuses(
+    heard: tuple[SiteService, dict[type, Envelope]], name: str
+) -> None:
+    """Of half a character no refusal could be made: the site fetched the same message again for five minutes."""
+    host, said = heard
+    answer(host, said[HelloHeader])
+    answer(host, said[StartHeader])
+    message = bytes(encode_message(said[RequestHeader].run, said[RequestHeader].header))
+    size = int.from_bytes(message[:8], "little")
+    table = json.loads(message[8 : 8 + size])
+    table["__metadata__"]["parts"] = '["head"]'
+    table[f"head|{name}"] = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    head = json.dumps(table).encode()
+    refusal = decode_message(host.answer(len(head).to_bytes(8, "little") + head), "refusal").header
+    assert isinstance(refusal, RefusalHeader)
+    assert refusal.reason.startswith("cannot do what it is asked: names differ from the plan's: ")
+    assert refusal.reason == plain_text(refusal.reason)

@@ -57,6 +57,7 @@ from fedstrata.sites.site_run import Hooks, ReachServer, SiteRun, make_site, par
 from fedstrata.sites.trial import try_run
 from fedstrata.wire.codec import WireError, check, wire_spec
 from fedstrata.wire.files import clear, write_bytes
+from fedstrata.wire.foreign import plain_text
 from fedstrata.wire.store import Store
 from fedstrata.wire.tensor_file import TensorFile
 
@@ -137,10 +138,10 @@ class SiteService:
         """The answer to a message that cannot be answered, in words of this file alone."""
         if isinstance(error, Refused):
             LOG.warning("run %s: refused: %s", run, error)
-            refusal = RefusalHeader(reason=f"refuses: {error}"[:1000], final=True)
+            refusal = RefusalHeader(reason=plain_text(f"refuses: {error}"), final=True)
         elif isinstance(error, WireError):
             LOG.warning("run %s: cannot do what it is asked: %s", run, error)
-            refusal = RefusalHeader(reason=f"cannot do what it is asked: {error}"[:1000], final=False)
+            refusal = RefusalHeader(reason=plain_text(f"cannot do what it is asked: {error}"), final=False)
         elif isinstance(error, UserError):
             LOG.error("run %s: %s", run, error)
             refusal = _failed("its data, model or device cannot be used; its own log says why")

@@ -166,6 +166,9 @@ def test_the_start_model_is_the_one_that_was_announced(heard: tuple[SiteService,
     refusal = answer(host, said[StartHeader], weights)
     assert isinstance(refusal, RefusalHeader)
     assert refusal.reason == "cannot do what it is asked: start model: is not the one that was announced"
+    announced = said[StartHeader].weights
+    hidden = {**announced, "more": {name: tensor.isnan() for name, tensor in announced["head"].items()}}
+    assert answer(host, said[StartHeader], hidden).reason.endswith("more is no part that this site holds")
     del weights["head"]
     assert "names differ from the plan's" in answer(host, said[StartHeader], weights).reason
     assert answer(host, said[StartHeader]).holds

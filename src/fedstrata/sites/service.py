@@ -221,6 +221,8 @@ class SiteService:
         folder, parts = run.folder, parts_of(run)
         server = server_parts(self.settings, run, parts)
         shapes = {part: own for part, own in parts.shapes.items() if part not in server}
+        if strange := sorted(weights.keys() - shapes.keys()):  # its tensors would be taken for those of other parts
+            raise WireError(f"start model: {strange[0]} is no part that this site holds")
         for part, own in shapes.items():
             check(weights.get(part, {}), wire_spec(own, "fp32"))
         in_order = {part: {tensor: weights[part][tensor] for tensor in own} for part, own in shapes.items()}

@@ -20,6 +20,8 @@ from test_in_memory import Village
 from test_service import answer, text
 
 import fedstrata
+from attacks import bad_server
+from attacks.bad_site import Attack, header, metadata
 from fedstrata.client.steps import steps
 from fedstrata.data.tokens import Tokens
 from fedstrata.job.train_table import Train
@@ -48,6 +50,7 @@ from fedstrata.sites.trial import try_run
 from fedstrata.sites.visit import Visit
 from fedstrata.tasks import Examples
 from fedstrata.tasks.mlm import MaskedLM
+from fedstrata.wire.foreign import plain_text
 
 Jobs = Callable[..., dict[str, Any]]
 Said = dict[type, list[Envelope]]
@@ -570,6 +573,28 @@ def test_a_look_at_a_run_says_that_the_site_would_refuse_it(
     assert any(line.startswith("fedavg, 2 rounds") for line in said)
     assert said[-1].startswith("this site would refuse: "), said
     assert said[-1].endswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("attack", "says"),
+    [
+        (header(version="99.1"), "this site would refuse: its FedStrata is "),
+        (metadata(header="[" * 100), "this site would refuse: not a hello: more than 16 brackets"),
+        (metadata(run="\x1b[31m" + "0" * 32), "this site would refuse: run: must be 32 hexadecimal digits"),
+        (header(job={"task": 5}), "this site cannot take part: job: task: must be a table ([task]), found 5"),
+        (
+            bad_server.changed("hello", lambda _, weights: weights.update(files={"\x1b[31m": torch.zeros(1)})),
+            "this site would refuse: the model comes with code of its own (",
+        ),
+    ],
+)
+def test_a_look_at_a_run_that_is_none_is_a_line(town: Town, attack: Attack, says: str) -> None:
+    """It ended with a traceback, or was tried again and again for five minutes."""
+    service, said = town.site(), list[str]()
+    with pytest.raises(Over):
+        Visit(service.settings, said.append).answer(attack(bytes(encode_message("f" * 32, town.hello.header))))
+    assert said[-1].startswith(says)
+    assert all(line == plain_text(line) for line in said)
 
 
 def test_what_a_run_of_masked_sums_would_send_is_no_more_than_is_said(

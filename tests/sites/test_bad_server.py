@@ -43,6 +43,8 @@ from fedstrata.sites.messages import (
     decode_message,
     encode_message,
 )
+from fedstrata.sites.noise import add_line, whole_lines
+from fedstrata.sites.noise_account import ACCOUNT
 from fedstrata.sites.rows_behind import rows_trained_on
 from fedstrata.sites.service import SiteService
 from fedstrata.sites.settings import read_site
@@ -564,15 +566,46 @@ def test_a_look_at_a_run_says_that_the_site_would_refuse_it(
     town: Town, limits: tuple[tuple[str, str], ...], tables: dict[str, Any], share: float, reason: str
 ) -> None:
     changes = {"job": town.job(**tables), "share": share}
-    service, said = town.site(*limits), list[str]()
+    service = town.site(*limits)
     assert isinstance(answer(service, town.hello, **changes), WelcomeHeader)
     assert reason in answer(service, town.start).reason
-    header = town.hello.header.model_copy(update=changes)
-    with pytest.raises(Over):
-        Visit(service.settings, said.append).answer(bytes(encode_message("f" * 32, header, town.hello.weights)))
+    said = looked_at(town, service, **changes)
     assert any(line.startswith("fedavg, 2 rounds") for line in said)
     assert said[-1].startswith("this site would refuse: "), said
     assert said[-1].endswith(reason)
+
+
+def looked_at(town: Town, service: SiteService, **changes: Any) -> list[str]:
+    """What ``join --dry-run`` says of a new run."""
+    said, header = list[str](), town.hello.header.model_copy(update=changes)
+    with pytest.raises(Over):
+        Visit(service.settings, said.append).answer(bytes(encode_message("f" * 32, header, town.hello.weights)))
+    return said
+
+
+def test_a_look_at_a_run_says_that_its_disk_is_too_small(town: Town) -> None:
+    service = town.site(("# disk_per_run = 20_000_000_000", "disk_per_run = 1000"))
+    refusal = answer(service, town.hello).reason
+    assert looked_at(town, service)[-1] == refusal.replace("refuses", "this site would refuse")
+
+
+def test_a_look_at_a_run_says_that_nothing_is_left_to_spend(town: Town) -> None:
+    """The other limits are met, so that join greets back, and refuses each round of the run."""
+    limits = (
+        ("min_examples = 8 ", "min_examples = 1 "),
+        ("# epsilon = 20.0", "epsilon = 20.0"),
+    )
+    job = town.job(privacy={"level": "example", "clip": 1.0, "noise": 1.0})
+    assert looked_at(town, town.site(*limits), job=job)[-1].startswith("fedstrata join takes part in it")
+    service = town.site(*limits)
+    spent = {"run": "e" * 32, "round": 0, "level": "example", "by": "pld", "noise": 0.2, "rate": 1.0, "count": 9}
+    add_line(service.settings.folder / ACCOUNT, spent)
+    said = looked_at(town, service, job=job)
+    assert answer(service, town.hello, job=job).examples == 0
+    answer(service, town.start)
+    assert answer(service, town.request(0)).reason.partition(": ")[2] == said[-1].partition(": ")[2]
+    assert said[-1].startswith("this site would refuse: round 1: over all runs it would have spent epsilon ")
+    assert whole_lines(service.settings.folder / ACCOUNT) == [spent], "a look spends nothing"
 
 
 @pytest.mark.parametrize(

@@ -125,19 +125,26 @@ class NoiseAccount:
         Raises:
             WireError: it would be more than the limit.
         """
+        with self._lock:
+            if line := self.check(run, round, table, release):
+                add_line(self.path, line)
+
+    def check(self, run: str, round: int, table: Privacy, release: Spending) -> dict[str, Any] | None:
+        """The line of a round, see :meth:`spend`; None where it is written down already.
+
+        Raises:
+            WireError: it would be more than the limit.
+        """
         line = {"run": run, "round": round, "level": table.level, "by": table.counted_by}
         line |= {"noise": release.noise, "rate": release.rate, "count": release.count}
-        with self._lock:
-            if line in whole_lines(self.path):
-                return
-            if self.limit is not None:
-                epsilon = self.epsilon(line)
-                if epsilon > self.limit:
-                    raise WireError(
-                        f"round {round + 1}: over all runs it would have spent epsilon {epsilon:.3g}, its limit "
-                        f"is {self.limit:g}"
-                    )
-            add_line(self.path, line)
+        if line in whole_lines(self.path):
+            return None
+        if self.limit is not None and (epsilon := self.epsilon(line)) > self.limit:
+            raise WireError(
+                f"round {round + 1}: over all runs it would have spent epsilon {epsilon:.3g}, its limit "
+                f"is {self.limit:g}"
+            )
+        return line
 
 
 def _epsilon(lines: Sequence[Mapping[str, Any]], delta: float) -> float:

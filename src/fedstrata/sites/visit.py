@@ -16,7 +16,7 @@ from fedstrata.sites.greeting import Trial, open_message
 from fedstrata.sites.message_client import Over
 from fedstrata.sites.messages import HelloHeader
 from fedstrata.sites.model_files import check_files
-from fedstrata.sites.noise_account import refusal_of_epsilon
+from fedstrata.sites.noise_account import NoiseAccount, refusal_of_epsilon, release_of
 from fedstrata.sites.permission import Refused, check_job, check_rows, check_tests, permit
 from fedstrata.sites.release_log import ReleaseLog
 from fedstrata.sites.service import MOST_FILE_BYTES
@@ -92,16 +92,21 @@ class Visit:
         job = site_job(self.settings, hello, folder)
         permit(self.settings, job)
         check_job(self.settings, job)
-        Gate(self.settings.limits, ReleaseLog(self.settings.folder)).check_run(run)
+        gate = Gate(self.settings.limits, ReleaseLog(self.settings.folder))
+        gate.check_run(run)
         contents = {name: content_of(tensor) for name, tensor in files.items()}
         check_files(contents)
+        gate.check_disk(self.settings.folder / "runs" / run, sum(map(len, contents.values())))
         for name, content in contents.items():
             write_bytes(folder / "start" / name, content)
         proposal = self.trial(self.settings, hello, folder)
         lines += proposal.lines()
-        limits, noise = self.settings.limits, (private_of(job), proposal.examples, proposal.rounds)
-        if reason := refusal_of_epsilon(self.settings.require, *noise):
+        limits, private = self.settings.limits, private_of(job)
+        if reason := refusal_of_epsilon(self.settings.require, private, proposal.examples, proposal.rounds):
             raise Refused(reason)
+        if private:
+            account = NoiseAccount(self.settings.folder, limits.epsilon, limits.delta)
+            account.check(run, 0, private.table, release_of(private, proposal.examples))
         check_rows(limits, proposal.least)
         for span, size in (("round", proposal.round_bytes), ("run", proposal.bytes)):
             limit = getattr(limits, f"bytes_per_{span}")

@@ -243,7 +243,9 @@ def test_a_list_of_survivors_that_is_none_is_refused(names: object, reason: str)
     asked(ring.members["a"], "survivors", {"survivors": json.dumps(names).encode()}, reason)
 
 
-@pytest.mark.parametrize("change", ["two", "twice", "own", "same key", "weight", "short", "no json", "extra"])
+@pytest.mark.parametrize(
+    "change", ["two", "twice", "own", "same key", "weight", "short", "no json", "nested", "extra"]
+)
 def test_a_roster_that_is_none_is_refused(change: str) -> None:
     ring = Ring(members_of(SENDS, WEIGHTS))
     server = ring.server
@@ -277,6 +279,8 @@ def test_a_roster_that_is_none_is_refused(change: str) -> None:
         question["keys"] = question["keys"][:-1]
     if change == "no json":
         question["names"] = b"["
+    if change == "nested":
+        question["names"] = b"[" * 100_000
     if change == "extra":
         question["more"] = b""
     reasons = {
@@ -287,6 +291,7 @@ def test_a_roster_that_is_none_is_refused(change: str) -> None:
         "weight": "weight: is 0",
         "short": "keys: has 431 bytes, expected 432",
         "no json": "are no names",
+        "nested": "are no names",
         "extra": "found the fields",
     }
     asked(ring.members["a"], "shares", question, reasons[change])

@@ -20,6 +20,8 @@ from test_in_memory import Village
 from test_service import answer, text
 
 import fedstrata
+from attacks import bad_server
+from attacks.bad_site import Attack, header, metadata
 from fedstrata.client.steps import steps
 from fedstrata.data.tokens import Tokens
 from fedstrata.job.privacy_table import Privacy
@@ -43,7 +45,8 @@ from fedstrata.sites.messages import (
     decode_message,
     encode_message,
 )
-from fedstrata.sites.noise_account import NoiseAccount
+from fedstrata.sites.noise import add_line, whole_lines
+from fedstrata.sites.noise_account import ACCOUNT, NoiseAccount
 from fedstrata.sites.release_log import Release, now
 from fedstrata.sites.rows_behind import rows_trained_on
 from fedstrata.sites.service import SiteService
@@ -52,6 +55,7 @@ from fedstrata.sites.trial import try_run
 from fedstrata.sites.visit import Visit
 from fedstrata.tasks import Examples
 from fedstrata.tasks.mlm import MaskedLM
+from fedstrata.wire.foreign import plain_text
 
 Jobs = Callable[..., dict[str, Any]]
 Said = dict[type, list[Envelope]]
@@ -565,12 +569,10 @@ def test_a_look_at_a_run_says_that_the_site_would_refuse_it(
     town: Town, limits: tuple[tuple[str, str], ...], tables: dict[str, Any], share: float, reason: str
 ) -> None:
     changes = {"job": town.job(**tables), "share": share}
-    service, said = town.site(*limits), list[str]()
+    service = town.site(*limits)
     assert isinstance(answer(service, town.hello, **changes), WelcomeHeader)
     assert reason in answer(service, town.start).reason
-    header = town.hello.header.model_copy(update=changes)
-    with pytest.raises(Over):
-        Visit(service.settings, said.append).answer(bytes(encode_message("f" * 32, header, town.hello.weights)))
+    said = looked_at(town, service, **changes)
     assert any(line.startswith("fedavg, 2 rounds") for line in said)
     assert said[-1].startswith("this site would refuse: "), said
     assert said[-1].endswith(reason)
@@ -600,10 +602,9 @@ def test_a_look_at_a_run_counts_what_other_runs_have_spent(town: Town, limit: fl
     assert any("would refuse" in line for line in said) == (limit == 6.0)
 
 
-def look(service: SiteService, town: Town, job: dict[str, Any]) -> list[str]:
-    """What `join --dry-run` says of a run."""
-    said = list[str]()
-    header = town.hello.header.model_copy(update={"job": job})
+def looked_at(town: Town, service: SiteService, **changes: Any) -> list[str]:
+    """What ``join --dry-run`` says of a new run."""
+    said, header = list[str](), town.hello.header.model_copy(update=changes)
     with pytest.raises(Over):
         Visit(service.settings, said.append).answer(bytes(encode_message("f" * 32, header, town.hello.weights)))
     return said
@@ -612,10 +613,10 @@ def look(service: SiteService, town: Town, job: dict[str, Any]) -> list[str]:
 def test_a_look_at_a_run_counts_the_bytes_that_have_left_today(town: Town) -> None:
     service = town.site(("[limits]", "[limits]\nbytes_per_day = 200_000"))
     fields = "e" * 32, 0, "weights", ("head",), 150_000, 12, "0" * 64
-    assert not any("refuse: " in line for line in look(service, town, town.job()))
+    assert not any("refuse: " in line for line in looked_at(town, service))
     service.gate.log.append(Release(now().isoformat(), *fields))
     refused = "this site would refuse: its limit is 200000 bytes a day (bytes_per_day), and this would be more"
-    assert look(service, town, town.job())[-1] == refused
+    assert looked_at(town, service)[-1] == refused
 
 
 @pytest.mark.parametrize("limit", [60_000, 110_000, 150_000, 200_000])
@@ -626,8 +627,55 @@ def test_a_look_at_a_run_of_masked_sums_refuses_what_join_does(town: Town, limit
     assert isinstance(answer(service, town.hello, job=job), WelcomeHeader)
     told = answer(service, town.start)
     reason = told.reason if isinstance(told, RefusalHeader) else ""
-    refused = [line for line in look(service, town, job) if "would refuse" in line]
+    refused = [line for line in looked_at(town, service, job=job) if "would refuse" in line]
     assert ("its limit is" in reason) == bool(refused) == (limit < 91_000)
+
+
+def test_a_look_at_a_run_says_that_its_disk_is_too_small(town: Town) -> None:
+    service = town.site(("# disk_per_run = 20_000_000_000", "disk_per_run = 1000"))
+    refusal = answer(service, town.hello).reason
+    assert looked_at(town, service)[-1] == refusal.replace("refuses", "this site would refuse")
+
+
+def test_a_look_at_a_run_says_that_nothing_is_left_to_spend(town: Town) -> None:
+    """The other limits are met, so that join greets back, and refuses each round of the run."""
+    limits = (
+        ("min_examples = 8 ", "min_examples = 1 "),
+        ("# epsilon = 20.0", "epsilon = 20.0"),
+    )
+    job = town.job(privacy={"level": "example", "clip": 1.0, "noise": 1.0})
+    assert looked_at(town, town.site(*limits), job=job)[-1].startswith("fedstrata join takes part in it")
+    service = town.site(*limits)
+    spent = {"run": "e" * 32, "round": 0, "level": "example", "by": "pld", "noise": 0.2, "rate": 1.0, "count": 9}
+    add_line(service.settings.folder / ACCOUNT, spent)
+    said = looked_at(town, service, job=job)
+    assert answer(service, town.hello, job=job).examples == 0
+    answer(service, town.start)
+    assert answer(service, town.request(0)).reason.partition(": ")[2] == said[-1].partition(": ")[2]
+    assert said[-1].startswith("this site would refuse: round 1: over all runs it would have spent epsilon ")
+    assert whole_lines(service.settings.folder / ACCOUNT) == [spent], "a look spends nothing"
+
+
+@pytest.mark.parametrize(
+    ("attack", "says"),
+    [
+        (header(version="99.1"), "this site would refuse: its FedStrata is "),
+        (metadata(header="[" * 100), "this site would refuse: not a hello: more than 16 brackets"),
+        (metadata(run="\x1b[31m" + "0" * 32), "this site would refuse: run: must be 32 hexadecimal digits"),
+        (header(job={"task": 5}), "this site cannot take part: job: task: must be a table ([task]), found 5"),
+        (
+            bad_server.changed("hello", lambda _, weights: weights.update(files={"\x1b[31m": torch.zeros(1)})),
+            "this site would refuse: the model comes with code of its own (",
+        ),
+    ],
+)
+def test_a_look_at_a_run_that_is_none_is_a_line(town: Town, attack: Attack, says: str) -> None:
+    """It ended with a traceback, or was tried again and again for five minutes."""
+    service, said = town.site(), list[str]()
+    with pytest.raises(Over):
+        Visit(service.settings, said.append).answer(attack(bytes(encode_message("f" * 32, town.hello.header))))
+    assert said[-1].startswith(says)
+    assert all(line == plain_text(line) for line in said)
 
 
 def test_what_a_run_of_masked_sums_would_send_is_no_more_than_is_said(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 import pytest
@@ -74,6 +75,16 @@ def test_json_is_measured_before_it_is_parsed() -> None:
     harmless = '["' + "[" * 99 + "9" * 99 + '\\""]'
     assert read_json(harmless, 1000) == ["[" * 99 + "9" * 99 + '"'], "in a string it is text"
     assert not issubclass(ValueError, WireError)
+
+
+def test_json_is_measured_in_one_pass_whatever_is_in_it() -> None:
+    """A string without an end was begun again at each of its quotes: a head of 8 MB held a server for days."""
+    for text in ('"' + '\\"' * 50_000, '\\"' * 50_000, '"' * 50_001, "\\" * 50_001, '"\\' * 50_001):
+        began = time.process_time()
+        measure_json(text, 10**6)
+        assert time.process_time() < began + 2
+    with pytest.raises(ValueError, match="brackets inside one another"):
+        measure_json("[" * 20 + '"', 100)
 
 
 def test_names_are_printed_characters() -> None:

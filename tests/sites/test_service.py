@@ -12,6 +12,7 @@ import torch
 from test_in_memory import Village
 
 import fedstrata
+from attacks.bad_site import header, metadata, metadata_of
 from fedstrata.sites.messages import (
     Envelope,
     HelloHeader,
@@ -25,6 +26,7 @@ from fedstrata.sites.messages import (
 )
 from fedstrata.sites.service import SiteService
 from fedstrata.sites.settings import read_site
+from fedstrata.wire.foreign import plain_text
 
 Jobs = Callable[..., dict[str, Any]]
 
@@ -70,6 +72,48 @@ def test_it_takes_part_with_its_own_version_alone(heard: tuple[SiteService, dict
     assert refusal.reason.startswith("refuses: its FedStrata is ")
     assert "the server's 99.1" in refusal.reason
     assert refusal.final
+
+
+def test_another_version_is_named_whatever_else_it_says(heard: tuple[SiteService, dict[type, Envelope]]) -> None:
+    """It may tell of a run in other fields; the server was told that the answer is for another run."""
+    host, said = heard
+    message = header(version="99.1")(bytes(encode_message(said[HelloHeader].run, *said_of(said[HelloHeader]))))
+    content = json.dumps({**json.loads(metadata_of(message)["header"]), "later": 1})
+    envelope = decode_message(host.answer(metadata(header=content)(message)), "refusal")
+    assert isinstance(envelope.header, RefusalHeader)
+    assert envelope.header.reason.endswith("the server's 99.1")
+    assert envelope.header.final
+    assert envelope.run == said[HelloHeader].run
+
+
+def test_a_request_that_cannot_be_read_is_refused_by_the_name_of_the_field(
+    heard: tuple[SiteService, dict[type, Envelope]],
+) -> None:
+    host, said = heard
+    message = bytes(encode_message(said[RequestHeader].run, *said_of(said[RequestHeader])))
+    for attack, why in (
+        (header(round=-2), "round: must be -1 or more, found -2"),
+        (header(span=[0.0, 2.0]), "span, entry 2: must be at most 1, found 2.0"),
+        (header(phase="x" * 10**5), "phase: 'xxx"),
+    ):
+        refusal = decode_message(host.answer(attack(message)), "refusal").header
+        assert isinstance(refusal, RefusalHeader)
+        assert f"or farewell: {why}" in refusal.reason
+
+
+@pytest.mark.parametrize("table", ["task", "method", "train", "head", "adapter", "wire", "privacy"])
+def test_a_job_whose_tables_are_none_is_no_job(
+    heard: tuple[SiteService, dict[type, Envelope]], table: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, said = heard
+    job = said[HelloHeader].header.job  # type: ignore[attr-defined]
+    for value in (5, None, [], "x"):
+        assert answer(host, said[HelloHeader], job={**job, table: value}).reason.startswith("failed: its data")
+        assert f"job: {table}: must be a table ([{table}])" in caplog.messages[-1]
+
+
+def said_of(envelope: Envelope) -> tuple[Any, Any]:
+    return envelope.header, envelope.weights
 
 
 @pytest.mark.parametrize(
@@ -165,6 +209,9 @@ def test_the_start_model_is_the_one_that_was_announced(heard: tuple[SiteService,
     refusal = answer(host, said[StartHeader], weights)
     assert isinstance(refusal, RefusalHeader)
     assert refusal.reason == "cannot do what it is asked: start model: is not the one that was announced"
+    announced = said[StartHeader].weights
+    hidden = {**announced, "more": {name: tensor.isnan() for name, tensor in announced["head"].items()}}
+    assert answer(host, said[StartHeader], hidden).reason.endswith("more is no part that this site holds")
     del weights["head"]
     assert "names differ from the plan's" in answer(host, said[StartHeader], weights).reason
     assert answer(host, said[StartHeader]).holds
@@ -175,3 +222,32 @@ def test_nonsense_is_answered(heard: tuple[SiteService, dict[type, Envelope]]) -
         refusal = decode_message(heard[0].answer(message), "refusal").header
         assert isinstance(refusal, RefusalHeader)
         assert refusal.reason.startswith("cannot do what it is asked: not a hello or start or request")
+
+
+def test_a_run_s_name_of_half_a_character_is_refused(heard: tuple[SiteService, dict[type, Envelope]]) -> None:
+    host, said = heard
+    message = bytes(encode_message("0" * 32, *said_of(said[RequestHeader])))
+    refusal = decode_message(host.answer(metadata(run="\ud800")(message)), "refusal").header
+    assert refusal == RefusalHeader(
+        reason="cannot do what it is asked: run: must be 32 hexadecimal digits", final=False
+    )
+
+
+@pytest.mark.parametrize("name", ["\ud800", "\x1b[31m\nred", "x" * 100_000])
+def test_a_refusal_is_one_plain_line_whatever_it_refuses(
+    heard: tuple[SiteService, dict[type, Envelope]], name: str
+) -> None:
+    """Of half a character no refusal could be made: the site fetched the same message again for five minutes."""
+    host, said = heard
+    answer(host, said[HelloHeader])
+    answer(host, said[StartHeader])
+    message = bytes(encode_message(said[RequestHeader].run, said[RequestHeader].header))
+    size = int.from_bytes(message[:8], "little")
+    table = json.loads(message[8 : 8 + size])
+    table["__metadata__"]["parts"] = '["head"]'
+    table[f"head|{name}"] = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    head = json.dumps(table).encode()
+    refusal = decode_message(host.answer(len(head).to_bytes(8, "little") + head), "refusal").header
+    assert isinstance(refusal, RefusalHeader)
+    assert refusal.reason.startswith("cannot do what it is asked: names differ from the plan's: ")
+    assert refusal.reason == plain_text(refusal.reason)

@@ -15,7 +15,6 @@ their pair masks opened. A member answers each step once; the same question gets
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from fedstrata.privacy.sum_terms import (
     Message,
     Signer,
     digest,
+    json_of,
     message_fields,
     named,
     names_in,
@@ -141,10 +141,7 @@ class Member:
 
     def _take_roster(self, content: bytes, keys: bytes, signatures: bytes) -> None:
         """Believe in the members' keys where each is signed by who is registered under the name."""
-        try:
-            names = json.loads(content)
-        except ValueError:
-            raise WireError("names: are no names") from None
+        names = json_of(content, "names")
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise WireError("names: are no names")
         if not LEAST <= len(names) <= MOST or len(set(names)) < len(names):

@@ -6,10 +6,11 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from fedstrata.privacy.shamir import SECRET_BYTES, SHARE_BYTES
 from fedstrata.wire.codec import WireError
+from fedstrata.wire.foreign import read_json
 
 LEAST = 3
 """Fewest clients whose sum is opened: of two each would know the other."""
@@ -19,6 +20,8 @@ SIGNATURE_BYTES = 132
 """Of ECDSA over the largest curve, as two numbers; shorter ones are filled with zeros."""
 ENTRY_BYTES = 2 * SECRET_BYTES + 8
 """Two public keys and a weight."""
+MOST_NAMES = 1 << 17
+"""Characters of the names of all members, at most."""
 ATTEMPT_BYTES = 16
 """Of the random name that the server gives to an attempt at a sum."""
 TAG_BYTES = 16
@@ -105,17 +108,25 @@ def named(names: Sequence[str]) -> bytes:
     return json.dumps(list(names), ensure_ascii=False).encode()
 
 
+def json_of(content: bytes, what: str) -> Any:
+    """What a message holds that must be names.
+
+    Raises:
+        WireError: it is no JSON.
+    """
+    try:
+        return read_json(content, MOST_NAMES)
+    except ValueError:
+        raise WireError(f"{what}: are no names") from None
+
+
 def names_in(content: bytes, among: Iterable[str], what: str) -> tuple[str, ...]:
     """The names of a message, which must be some of ``among``, in their order.
 
     Raises:
         WireError: they are not.
     """
-    order = list(among)
-    try:
-        names = json.loads(content)
-    except ValueError:
-        raise WireError(f"{what}: are no names") from None
+    order, names = list(among), json_of(content, what)
     known = set(order)
     if not isinstance(names, list) or not all(isinstance(name, str) and name in known for name in names):
         raise WireError(f"{what}: names somebody who is not in this sum")

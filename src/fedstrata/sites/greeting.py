@@ -3,23 +3,79 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 
 from fedstrata.sites.approval import Ask, approve
-from fedstrata.sites.messages import HelloHeader, decode_message
+from fedstrata.sites.messages import (
+    DECODE_ERRORS,
+    MOST_HEADER,
+    Envelope,
+    HelloHeader,
+    decode_message,
+    metadata_of,
+)
 from fedstrata.sites.permission import Refused
 from fedstrata.sites.proposal import Proposal
 from fedstrata.sites.settings import SiteSettings
+from fedstrata.wire.codec import WireError
 from fedstrata.wire.files import clear, write_bytes
+from fedstrata.wire.foreign import read_json
+from fedstrata.wire.tensor_file import TensorFile
 
 LOG = logging.getLogger("fedstrata.site")
+RUN_NAME = r"[0-9a-f]{32}"
 HELLO, DIGEST = "hello", "digest"
 """In a run's folder: its first message, and the digest of its job."""
 START_FILES = ("*.json", "*.txt")
 """Patterns of the files of the start model beside its weights."""
 Trial = Callable[[SiteSettings, HelloHeader, Path], Proposal]
 """Tries a run before anything is agreed; see :func:`fedstrata.sites.trial.try_run`."""
+
+
+def open_message(message: bytes | TensorFile, *kinds: str) -> Envelope:
+    """The content of a server's message, as :func:`decode_message`, of a run whose name can be a folder's.
+
+    Another version may say other things of a run, so that its version is said before them.
+
+    Raises:
+        Refused: it is of another version of FedStrata.
+        WireError: it is of none of these kinds, or its run has no such name.
+    """
+    try:
+        envelope = decode_message(message, *kinds)
+    except WireError:
+        _check_version(_version(message))
+        raise
+    if isinstance(envelope.header, HelloHeader):
+        _check_version(envelope.header.version)
+    check_name(envelope.run)
+    return envelope
+
+
+def check_name(run: str) -> None:
+    """Refuse a run whose name cannot be a folder's.
+
+    Raises:
+        WireError: so it is.
+    """
+    if not re.fullmatch(RUN_NAME, run):
+        raise WireError("run: must be 32 hexadecimal digits")
+
+
+def _version(message: bytes | TensorFile) -> str:
+    """The version that a message names, whatever else stands in it; this one where it names none."""
+    try:
+        return str(read_json(metadata_of(message)["header"], MOST_HEADER)["version"])
+    except DECODE_ERRORS:
+        return version("fedstrata")
+
+
+def _check_version(found: str) -> None:
+    if found != (here := version("fedstrata")):
+        raise Refused(f"its FedStrata is {here}, the server's {found}")
 
 
 def check_same(folder: Path, hello: HelloHeader, digest: str) -> None:

@@ -14,12 +14,14 @@ it is checked: the header field by field here, the tensors by the caller, who kn
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 from safetensors import SafetensorError
 
+from fedstrata.job.sentences import sentence
 from fedstrata.plan.kinds import Weights
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.sites.answered import answered
@@ -179,6 +181,8 @@ def decode_message(message: bytes | TensorFile, *kinds: str) -> Envelope:
         if not isinstance(parts, list) or len(parts) > MOST_PARTS or not all(map(is_plain_name, parts)):
             raise WireError(f"its parts must be a list of at most {MOST_PARTS} names")
         weights: Weights = {part: {} for part in parts}
+    except ValidationError as error:
+        raise WireError(f"not a {expected}: {sentence(error, KINDS[kind], kind)}") from None
     except DECODE_ERRORS as error:
         raise WireError(f"not a {expected}: {first_line(error)}") from None
     for key, tensor in file.tensors.items():
@@ -187,6 +191,14 @@ def decode_message(message: bytes | TensorFile, *kinds: str) -> Envelope:
             raise WireError(f"tensor {key!r}: belongs to no part")
         weights[part][name] = tensor
     return Envelope(run, header, weights, metadata.get("answers", ""))
+
+
+def metadata_of(message: bytes | TensorFile) -> Mapping[str, str]:
+    """What stands in a message beside its tensors; nothing where it is none."""
+    try:
+        return (read_file(message) if isinstance(message, bytes) else message).metadata
+    except WireError:
+        return {}
 
 
 def read_metadata(message: bytes) -> dict[str, str]:

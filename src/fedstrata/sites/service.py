@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 
 from fedstrata.client.sums import SUM_FILES
@@ -25,11 +24,14 @@ from fedstrata.sites.gate import Gate
 from fedstrata.sites.greeting import (
     DIGEST,
     HELLO,
+    RUN_NAME,
     START_FILES,
     Trial,
     agree,
+    check_name,
     check_same,
     digest_of,
+    open_message,
     write_start,
 )
 from fedstrata.sites.messages import (
@@ -42,6 +44,7 @@ from fedstrata.sites.messages import (
     decode_message,
     decode_request,
     encode_message,
+    metadata_of,
 )
 from fedstrata.sites.model_files import check_files
 from fedstrata.sites.noise_account import check_account
@@ -57,6 +60,7 @@ from fedstrata.sites.site_run import Hooks, ReachServer, SiteRun, make_site, par
 from fedstrata.sites.trial import try_run
 from fedstrata.wire.codec import WireError, check, wire_spec
 from fedstrata.wire.files import clear, write_bytes
+from fedstrata.wire.foreign import plain_text
 from fedstrata.wire.store import Store
 from fedstrata.wire.tensor_file import TensorFile
 
@@ -111,7 +115,7 @@ class SiteService:
         """
         limit, name = MOST_FILE_BYTES, metadata.get("run", "")
         if metadata.get("kind") in ("start", "request"):
-            _check_name(name)
+            check_name(name)
             shapes = parts_of(self._run(name)).shapes.values()
             limit = sum(WIDEST * math.prod(shape) for own in shapes for shape in own.values())
             self.gate.check_disk(self._folder(name), min(size, limit))
@@ -121,11 +125,9 @@ class SiteService:
     @quiet()
     def answer(self, message: bytes | TensorFile) -> TensorFile:
         """The answer to a message; what goes wrong here is reported there in words of this file alone."""
-        run = ""
+        run = metadata_of(message).get("run", "")
         try:
-            envelope = decode_message(message, "hello", "start", "request", "farewell")
-            run = envelope.run
-            _check_name(run)
+            envelope = open_message(message, "hello", "start", "request", "farewell")
             del message  # so that its content is freed as early as can be
             return self._answer(envelope)
         except (KeyboardInterrupt, SystemExit):
@@ -135,20 +137,20 @@ class SiteService:
 
     def refuse(self, run: str, error: BaseException) -> TensorFile:
         """The answer to a message that cannot be answered, in words of this file alone."""
+        run = run if re.fullmatch(RUN_NAME, run) else ""
         if isinstance(error, Refused):
             LOG.warning("run %s: refused: %s", run, error)
-            refusal = RefusalHeader(reason=f"refuses: {error}"[:1000], final=True)
+            refusal = RefusalHeader(reason=plain_text(f"refuses: {error}"), final=True)
         elif isinstance(error, WireError):
             LOG.warning("run %s: cannot do what it is asked: %s", run, error)
-            refusal = RefusalHeader(reason=f"cannot do what it is asked: {error}"[:1000], final=False)
+            refusal = RefusalHeader(reason=plain_text(f"cannot do what it is asked: {error}"), final=False)
         elif isinstance(error, UserError):
             LOG.error("run %s: %s", run, error)
             refusal = _failed("its data, model or device cannot be used; its own log says why")
         else:
             LOG.error("run %s", run, exc_info=error)
             refusal = _failed(f"{type(error).__name__}; its own log says more")
-        name = run if re.fullmatch(RUN_NAME, run) else ""
-        return self.gate.release(encode_message(run, refusal), name, -1, "refusal")
+        return self.gate.release(encode_message(run, refusal), run, -1, "refusal")
 
     def _answer(self, envelope: Envelope) -> TensorFile:
         name, header, weights = envelope.run, envelope.header, envelope.weights
@@ -175,8 +177,6 @@ class SiteService:
         return self.gate.release(encode_message(name, welcome), name, -1, "examples", rows=welcome.examples)
 
     def _greet(self, name: str, hello: HelloHeader, weights: Weights) -> WelcomeHeader:
-        if hello.version != (here := version("fedstrata")):
-            raise Refused(f"its FedStrata is {here}, the server's {hello.version}")
         folder = self._folder(name)
         job = site_job(self.settings, hello, folder)
         permit(self.settings, job)
@@ -220,6 +220,8 @@ class SiteService:
         folder, parts = run.folder, parts_of(run)
         server = server_parts(self.settings, run, parts)
         shapes = {part: own for part, own in parts.shapes.items() if part not in server}
+        if strange := sorted(weights.keys() - shapes.keys()):  # whose tensors may have the names of others
+            raise WireError(f"start model: {strange[0]} is no part that this site holds")
         for part, own in shapes.items():
             check(weights.get(part, {}), wire_spec(own, "fp32"))
         in_order = {part: {tensor: weights[part][tensor] for tensor in own} for part, own in shapes.items()}
@@ -273,14 +275,6 @@ class SiteService:
 
     def _folder(self, name: str) -> Path:
         return self.settings.folder / "runs" / name
-
-
-RUN_NAME = r"[0-9a-f]{32}"
-
-
-def _check_name(run: str) -> None:
-    if not re.fullmatch(RUN_NAME, run):
-        raise WireError("run: must be 32 hexadecimal digits")
 
 
 def _failed(reason: str) -> RefusalHeader:

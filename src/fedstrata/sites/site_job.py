@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.client.setup import resolve_auto
+from fedstrata.errors import UserError
 from fedstrata.job.file import load
+from fedstrata.job.sentences import shown
 from fedstrata.job.tables import Job
 from fedstrata.sites.messages import HelloHeader
 from fedstrata.sites.model_files import VOCABULARY
@@ -27,6 +29,9 @@ def site_job(own: SiteSettings, hello: HelloHeader, folder: Path) -> Job:
         UserError: it is no job.
     """
     sent = hello.job
+    for table in ("task", "train", "privacy"):  # of the others the job itself says so
+        if not isinstance(found := sent.get(table, {}), dict):
+            raise UserError(f"job: {table}: must be a table ([{table}]), found {shown(found)}")
     data = {key: value for key, value in own.data.model_dump().items() if value is not None}
     if hello.long_text is not None:
         data["long_text"] = hello.long_text

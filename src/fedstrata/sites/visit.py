@@ -14,9 +14,9 @@ from fedstrata.errors import UserError
 from fedstrata.privacy.fixed_point import WIDTHS, fixed_point
 from fedstrata.sites.approval import approve, content_of, job_digest
 from fedstrata.sites.gate import Gate
-from fedstrata.sites.greeting import Trial
+from fedstrata.sites.greeting import Trial, open_message
 from fedstrata.sites.message_client import Over
-from fedstrata.sites.messages import HelloHeader, decode_message
+from fedstrata.sites.messages import HelloHeader
 from fedstrata.sites.model_files import check_files
 from fedstrata.sites.noise_account import NoiseAccount, refusal_of_epsilon, release_of
 from fedstrata.sites.permission import Refused, check_job, check_rows, check_tests, permit
@@ -27,6 +27,7 @@ from fedstrata.sites.site_job import site_job
 from fedstrata.sites.trial import try_run
 from fedstrata.wire.codec import WireError
 from fedstrata.wire.files import write_bytes
+from fedstrata.wire.foreign import plain_text
 from fedstrata.wire.tensor_file import TensorFile
 
 
@@ -53,23 +54,26 @@ class Visit:
 
     def answer(self, message: bytes | TensorFile) -> TensorFile:
         """Show a first message; it stays at the server, where `fedstrata join` fetches it again."""
-        envelope = decode_message(message, "hello")
-        assert isinstance(envelope.header, HelloHeader)
         self.over = True
-        for line in self._lines(envelope.run, envelope.header, envelope.weights.get("files", {})):
-            self.say(line)
+        for line in self._lines(message):
+            self.say(plain_text(line))
         raise Over
 
     def refuse(self, run: str, error: BaseException) -> TensorFile:
         """Show that a run is on."""
         self.over = True
-        self.say(f"run {run[:32]} has begun already; what it has sent is in the release log: fedstrata site log")
+        run = plain_text(run, 32)
+        self.say(f"run {run} has begun already; what it has sent is in the release log: fedstrata site log")
         raise Over
 
-    def _lines(self, run: str, hello: HelloHeader, files: dict[str, Any]) -> list[str]:
-        digest = job_digest(hello, files)
-        lines = [f"run {run}", f"job {digest}"]
+    def _lines(self, message: bytes | TensorFile) -> list[str]:
+        lines: list[str] = []
         try:
+            envelope = open_message(message, "hello")
+            run, hello, files = envelope.run, envelope.header, envelope.weights.get("files", {})
+            assert isinstance(hello, HelloHeader)
+            digest = job_digest(hello, files)
+            lines += [f"run {run}", f"job {digest}"]
             with tempfile.TemporaryDirectory(dir=self.settings.folder, prefix=".dry-run-") as folder:
                 self._propose(run, hello, files, Path(folder), lines)
         except (Refused, WireError) as error:
@@ -94,6 +98,7 @@ class Visit:
         gate.check_run(run)
         contents = {name: content_of(tensor) for name, tensor in files.items()}
         check_files(contents)
+        gate.check_disk(self.settings.folder / "runs" / run, sum(map(len, contents.values())))
         for name, content in contents.items():
             write_bytes(folder / "start" / name, content)
         proposal = self.trial(self.settings, hello, folder)

@@ -17,7 +17,8 @@ LONGEST_TEXT = 1000
 BRACKETS = str.maketrans("<>", "\u2039\u203a")
 """Those of HTML -> ones that look alike."""
 
-_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+"""A string; one without an end goes to the end of the text, or each quote in it would be tried as a start."""
 _BRACKET = re.compile(r"[\[\]{}]")
 _DIGITS = re.compile(rf"\d{{{MOST_DIGITS + 1}}}")
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?", re.DOTALL)

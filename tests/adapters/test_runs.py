@@ -139,7 +139,11 @@ REFUSED = [
     ),
     ("fedavg", lora("plain", {"client-9": 4}), r"\[adapter\] rank: no client 'client-9'"),
     ("fedavg", lora("plain", 64), r"\[adapter\] rank: is 64, but bert.encoder.* is only 32 by 32"),
-    ("fedavg", lora("plain", targets=["quary"]), r"is called 'quary'; expected some of: query, key, value"),
+    (
+        "fedavg",
+        lora("plain", targets=["quary"]),
+        "is called 'quary'; expected some of: query, key, value, output.dense, intermediate.dense$",
+    ),
     ("fedavg", lora("exact", targets=["word_embeddings"]), r"moves matrices of the layers, not 'word_embeddings'"),
     ("fedavg", {"adapter": {"rank": 4}}, r"rank: goes with kind = 'lora' and only with it"),
 ]

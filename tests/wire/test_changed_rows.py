@@ -137,6 +137,17 @@ def test_a_site_with_less_room_than_the_server_is_understood(tmp_path: Path) -> 
             assert torch.equal(server.receive_states(sent(client, hidden, [example]))[0], hidden[example])
 
 
+def test_what_a_site_keeps_in_less_room_the_server_keeps_too(tmp_path: Path) -> None:
+    """Of texts of 4, 3 and 2 tokens 6 would hold the first and the last, 7 the first two."""
+    client, server = ends(tmp_path, client=6 * 4 * WIDTH, server=7 * 4 * WIDTH)
+    four, two, five = texts()
+    hidden = [four, five[:3], two]
+    for _ in range(2):
+        for example in range(3):
+            assert torch.equal(server.receive_states(sent(client, hidden, [example]))[0], hidden[example])
+    assert client.cache.places.keys() < server.cache.places.keys()
+
+
 def test_a_session_forgets_at_its_end(tmp_path: Path) -> None:
     client, server = ends(tmp_path)
     server.receive_states(sent(client, texts(), [0]))

@@ -17,7 +17,7 @@ from fedstrata.exchanges.exchange import PlainHalf
 from fedstrata.plan.arrivals import MOST_STALENESS, Cohort, overdue
 from fedstrata.plan.messages import BufferedEngine, NoReply, Request
 from fedstrata.server.reply_records import name_outliers
-from fedstrata.server.rounds import Rounds
+from fedstrata.server.rounds import OUTGREW, Rounds
 from fedstrata.wire.codec import WireError
 
 
@@ -40,10 +40,7 @@ class BufferedHalf(PlainHalf):
         try:
             return self._train(loop, round)
         except WireError as error:
-            raise UserError(
-                f"round {round + 1}: a message cannot be used: {error}; if its numbers outgrew the wire type, a "
-                "smaller train.learning_rate or wire.dtype = 'bf16' or 'fp32' helps"
-            ) from None
+            raise UserError(f"round {round + 1}: a message cannot be used: {error}; {OUTGREW}") from None
 
     def _train(self, loop: Rounds, round: int) -> list[str]:
         server, engine, late = loop.server, loop.engine, loop.server.late

@@ -139,10 +139,11 @@ def _ends(model: Any, division: Division) -> list[str]:
     start = f"{division.stack}.0."
     names = [name for name, own in model.named_modules() if name.startswith(start) and isinstance(own, LINEAR)]
     ends = [name.split(".")[-1] for name in names]
-    return [
+    longer = (
         end if ends.count(end) == 1 else ".".join(name.split(".")[-2:])
         for name, end in zip(names, ends, strict=True)
-    ]
+    )
+    return list(dict.fromkeys(longer))  # one that still stands for two modules is named once
 
 
 def _check_table(model: Any, name: str, target: str, config: AdapterConfig) -> None:

@@ -42,6 +42,9 @@ from fedstrata.server.server import NotFiniteError, Server
 from fedstrata.wire.codec import WireError, payload_bytes
 
 Score = dict[str, float]
+OUTGREW = (
+    "if its numbers outgrew the wire type, a smaller train.learning_rate or wire.dtype = 'bf16' or 'fp32' helps"
+)
 
 
 class Half(Protocol):
@@ -197,7 +200,7 @@ class Rounds:
             self.server.accumulate(plan, reply, copies, versions)
         except WireError as error:
             raise UserError(
-                f"round {round + 1}, client {reply.client}: its reply cannot be used: {error}"
+                f"round {round + 1}, client {reply.client}: its reply cannot be used: {error}; {OUTGREW}"
             ) from None
         self.replied(round, reply)
 
@@ -215,10 +218,7 @@ class Rounds:
                 else:
                     yield reply
         except WireError as error:
-            raise UserError(
-                f"round {round + 1}: a message cannot be used: {error}; if its numbers outgrew the wire type, a "
-                "smaller train.learning_rate or wire.dtype = 'bf16' or 'fp32' helps"
-            ) from None
+            raise UserError(f"round {round + 1}: a message cannot be used: {error}; {OUTGREW}") from None
 
     def miss(self, round: int, missing: NoReply) -> None:
         """Record a client whose reply there is not, or cannot be used; with too many of them the quorum fails.

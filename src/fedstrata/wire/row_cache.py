@@ -18,7 +18,8 @@ class RowCache:
     Args:
         folder: where there is room.
         width: of the states.
-        limit: most bytes; an example that no longer fits is not kept, and those that are stay.
+        limit: most bytes; from the first example that does not fit no other is kept, and those that are stay. So
+            of two caches that are given the same, the one with more room keeps all that the other does.
     """
 
     def __init__(self, folder: Path, width: int, limit: int) -> None:
@@ -27,6 +28,7 @@ class RowCache:
         self.places: dict[int, tuple[int, int]] = {}
         """Example -> where it begins, in bytes, and its tokens."""
         self.used = 0
+        self.full = False
 
     def of(self, examples: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The states of some examples, ``[n, H]`` fp32, 0 where there are none, and which tokens have some.
@@ -48,7 +50,8 @@ class RowCache:
         for example, own in zip(examples.tolist(), torch.split(rows, lengths.tolist()), strict=True):
             size = 4 * own.numel()
             if example not in self.places:
-                if self.used + size > self.limit:
+                self.full = self.full or self.used + size > self.limit
+                if self.full:
                     continue
                 self.places[example] = self.used, len(own)
                 self.used += size

@@ -80,7 +80,8 @@ def test_names_are_printed_as_they_are(rows: Path, capsys: pytest.CaptureFixture
     assert call("init", ":eye:rows.csv", "--out", "[b]job.toml") == 0
     said = capsys.readouterr().out
     assert said.startswith("rows    :eye:rows.csv: 60 rows")
-    assert "job     [b]job.toml\nnext    fedstrata validate [b]job.toml\n" in said
+    assert "job     [b]job.toml\nnext    fedstrata validate '[b]job.toml'\n" in said, "as a shell takes it"
+    assert "#     fedstrata run '[b]job.toml' " in Path("[b]job.toml").read_text("utf-8")
     assert call("partition", "[b]job.toml") == 0
     assert "picture [b]job.partition.png\n" in capsys.readouterr().out
 

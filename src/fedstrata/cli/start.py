@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,8 +52,8 @@ def init(
         for line in lines:
             console.print(line, soft_wrap=True)
         console.print(f"job     {out}", soft_wrap=True)
-        console.print(f"next    fedstrata validate {out}", soft_wrap=True)
-        console.print(f"        fedstrata run {out}", soft_wrap=True)
+        console.print(f"next    fedstrata validate {shlex.quote(str(out))}", soft_wrap=True)
+        console.print(f"        fedstrata run {shlex.quote(str(out))}", soft_wrap=True)
 
 
 def validate(job: JobFile, overrides: Overrides = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -74,7 +75,7 @@ def first_job(
     rows = sample(first, [*text, *([label] if label else [])])
     found = guess(rows, task, text, label)
     test = test or next((file for file in beside if _fits(file, found, rows)), None)
-    where = {"train": _from(train, out), "test": test and _from(test, out)}
+    where = {"job": out.name, "train": _from(train, out), "test": test and _from(test, out)}
     start = model or MODELS["latin" if found.latin else "other", "gpu" if _gpu() else "cpu"]
     lines = [
         f"rows    {first}: {'' if rows.whole else 'more than '}{plural(len(rows), 'row')}, "
@@ -206,11 +207,12 @@ def _from(path: Path | Mapping[str, Path], out: Path) -> Any:
 def _written(found: Guess, rows: Sample, where: Mapping[str, Any], model: str, clients: int | None) -> str:
     """The job file's text."""
     pretrains = found.kind in ("mlm", "clm")
+    job = shlex.quote(where["job"]) if where["job"].isprintable() else "JOB"
     lines = [
         "# Written by fedstrata init from a look at the rows; guesses have a comment. Every key: docs/job.md",
         "#",
-        "#     fedstrata validate job.toml      rows, classes, model and costs, without training",
-        "#     fedstrata run job.toml           train; any key can be set here, such as method.rounds=20",
+        f"#     fedstrata validate {job}      rows, classes, model and costs, without training",
+        f"#     fedstrata run {job}           train; any key can be set here, such as method.rounds=20",
         "",
         "[model]",
         f"name = {_toml(model)}    # folder or hub id",

@@ -262,6 +262,23 @@ make_simple_http_retry_invoker().invoke(call)
     assert 0 <= said.find(flower_processes.LOST) < said.find(flower_processes.BACK)
 
 
+def test_flowers_server_has_as_many_files_open_as_it_may(tmp_path: Path) -> None:
+    """A thousand silent connections took all places of the usual 1,024: no site and no run came in any more."""
+    (tmp_path / "secret").write_bytes(b"secret")
+    words = ["superlink", flower_processes.SECRET_OPTION, str(tmp_path / "secret")]
+    program = f"""
+import os, resource
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+from flwr.superlink import cli
+cli.flower_superlink = lambda: print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+from fedstrata.sites import flower_processes
+flower_processes._main(str(os.getppid()), *{words!r})
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout.split()[-1]) > 256
+
+
 def test_a_process_that_is_up_is_watched_until_it_ends(tmp_path: Path) -> None:
     stop, looks = threading.Event(), []
 

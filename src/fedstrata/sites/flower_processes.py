@@ -230,6 +230,9 @@ def _main(parent: str, program: str, *options: str) -> None:
         from flwr.superlink.cli import flower_superlink
         from starlette.middleware import Middleware
 
+        from fedstrata.sites.listening import more_files
+
+        more_files()  # connections that say nothing stay open
         secret = Path(options[options.index(SECRET_OPTION) + 1]).read_bytes()
         extensions.get_middleware = lambda: (Middleware(ControlGate, secret=secret),)
         flower_superlink()

@@ -69,7 +69,7 @@ class Town:
 
     def __init__(self, village: Village, config: dict[str, Any]) -> None:
         self.village = village
-        self.home = village.folder / "federation" / "sites" / "a"
+        self.home, self.model = village.folder / "federation" / "sites" / "a", config["model"]["name"]
         self.rows(ROWS)
         _, there = village.jobs(config)
         there["task"]["labels"] = ["kidney", "heart", "eye", "liver"]
@@ -635,6 +635,22 @@ def test_a_look_at_a_run_says_that_its_disk_is_too_small(town: Town) -> None:
     service = town.site(("# disk_per_run = 20_000_000_000", "disk_per_run = 1000"))
     refusal = answer(service, town.hello).reason
     assert looked_at(town, service)[-1] == refusal.replace("refuses", "this site would refuse")
+
+
+@pytest.mark.parametrize("here", [False, True])
+def test_a_look_at_a_run_counts_the_start_model_on_the_disk(town: Town, here: bool) -> None:
+    """It said that `join` takes part, which had no room; the site's own copy was written beyond the limit."""
+    own = [('# path = "minilm"', f"path = {town.model!r}\n#")] if here else []
+    message = encode_message(town.start.run, town.start.header, town.start.weights)
+    size = len(message) - len(message.head)
+    service = town.site(("# disk_per_run = 20_000_000_000", f"disk_per_run = {size}"), *own)
+    told = answer(service, town.hello)
+    told = told if here else offered(service, town.start)
+    assert looked_at(town, service)[-1] == told.reason.replace("refuses", "this site would refuse")
+    assert "would take more of its disk" in told.reason
+    roomy = town.site(("# disk_per_run = 20_000_000_000", f"disk_per_run = {size + 1_000_000}"), *own)
+    assert looked_at(town, roomy)[-1].startswith("fedstrata join takes part in it")
+    assert answer(roomy, town.hello).holds == here
 
 
 def test_a_look_at_a_run_says_that_nothing_is_left_to_spend(town: Town) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import socket
 import stat
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from datetime import timedelta
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -22,7 +24,8 @@ from typer.testing import CliRunner
 
 from fedstrata import UserError
 from fedstrata.cli import app
-from fedstrata.sites import connecting, flower_processes, serve
+from fedstrata.job.engine_table import Engine
+from fedstrata.sites import certificates, connecting, flower_processes, serve
 from fedstrata.sites import federation as between
 from fedstrata.sites.connecting import clock_complaint
 from fedstrata.sites.provision import init
@@ -68,6 +71,61 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         taken.listen()
         init(tmp_path / "f", ["a"], port=taken.getsockname()[1])
         assert "cannot listen on 127.0.0.1" in said("serve", str(tmp_path / "f"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("ca.pem", "hello", "tls: ca: {} holds no certificate in PEM form"),
+        ("server.pem", "hello", "tls: certificate: {} holds no certificate in PEM form"),
+        ("clients.pem", "hello", "tls: clients: {} holds no certificate in PEM form"),
+        ("server.key", "-----BEGIN EC PRIVATE KEY-----", "tls: key: {} holds no private key in PEM form"),
+    ],
+)
+def test_a_server_tries_its_certificates_before_it_serves_or_runs(
+    tmp_path: Path, name: str, content: str, expected: str
+) -> None:
+    """Flower ends without a reason, or waits for a minute; gRPC calls it a port that is taken."""
+    init(home := tmp_path / "federation", ["a"], client_certificates=True)
+    (home / "tls" / name).write_text(content)
+    assert expected.format(home / "tls" / name) in said("serve", str(home))
+    refused = pytest.raises(UserError, match=f"^{re.escape(expected.format(home / 'tls' / name))}")
+    with refused, between.federation(Engine(name="flower", federation=str(home))):
+        pass
+
+
+def test_a_server_whose_certificate_has_expired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certificates, "YEAR", -timedelta(hours=1))
+    init(tmp_path / "federation", ["a"])
+    assert "certificate has expired" in said("serve", str(tmp_path / "federation"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("ca.pem", "hello", "ca: {} holds no certificate in PEM form"),
+        ("a.key", "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNz", "key: {} holds no whole ECDSA key"),
+        ("a.pem", "hello", "certificate: {} holds no certificate in PEM form"),
+        ("a.tls.key", "hello", "certificate_key: {} holds no private key in PEM form"),
+    ],
+)
+def test_a_site_tries_its_keys_before_it_joins(tmp_path: Path, name: str, content: str, expected: str) -> None:
+    init(home := tmp_path / "federation", ["a"], client_certificates=True)
+    (site := home / "sites" / "a").joinpath(name).write_text(content)
+    assert expected.format(site / name) in said("join", str(site))
+
+
+def test_a_site_whose_certificate_has_expired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certificates, "YEAR", -timedelta(hours=1))
+    init(home := tmp_path / "federation", ["a"], client_certificates=True)
+    assert "a.pem has expired (on 20" in said("join", str(home / "sites" / "a"))
+
+
+@pytest.mark.parametrize("days", [-1, 1])
+def test_a_site_reads_that_it_is_the_servers_certificate_that_has_no_validity_now(days: int) -> None:
+    what = "has expired" if days < 0 else "is not yet valid"
+    log = f"[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate {what} (_ssl.c:1006)"
+    assert "by this machine's clock the server's certificate" in flower_processes.failure_reason(log)
 
 
 def test_the_secret_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
@@ -202,6 +260,23 @@ make_simple_http_retry_invoker().invoke(call)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     said = done.stdout + done.stderr
     assert 0 <= said.find(flower_processes.LOST) < said.find(flower_processes.BACK)
+
+
+def test_flowers_server_has_as_many_files_open_as_it_may(tmp_path: Path) -> None:
+    """A thousand silent connections took all places of the usual 1,024: no site and no run came in any more."""
+    (tmp_path / "secret").write_bytes(b"secret")
+    words = ["superlink", flower_processes.SECRET_OPTION, str(tmp_path / "secret")]
+    program = f"""
+import os, resource
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+from flwr.superlink import cli
+cli.flower_superlink = lambda: print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+from fedstrata.sites import flower_processes
+flower_processes._main(str(os.getppid()), *{words!r})
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout.split()[-1]) > 256
 
 
 def test_a_process_that_is_up_is_watched_until_it_ends(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from fedstrata.events import (
 from fedstrata.job.file import load
 from fedstrata.reports import live
 from fedstrata.sites import page_server
+from fedstrata.sites.control_secret import read_secret
 from fedstrata.sites.page_server import PageServer
 from fedstrata.sites.provision import init
 from fedstrata.sites.run_record import RUN_LOCK, RunTeller, read_record, recorded
@@ -166,6 +167,14 @@ def test_a_killed_run_is_known_by_its_lock(home: Path) -> None:
     killed = federation_status(settings, False)
     assert killed["run"]["status"] == "killed"
     assert "killed; --resume goes on" in live.facts(killed)["run"]
+
+
+def test_the_status_says_which_certificate_is_none(home: Path) -> None:
+    """It was a system error without the file's name."""
+    read_secret(home)
+    (home / "tls" / "ca.pem").write_text("hello")
+    found = json.loads(CliRunner().invoke(app, ["federation", "status", str(home), "--json"]).stdout)
+    assert found["server"]["message"] == f"tls: ca: {home / 'tls' / 'ca.pem'} holds no certificate in PEM form"
 
 
 def test_the_status_on_the_screen_and_as_json(home: Path) -> None:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from fedstrata.errors import UserError
+from fedstrata.sites.settings import ServerSettings, SiteSettings
 
 YEAR = timedelta(days=365)
 MOST_NAME = 64
@@ -98,19 +99,11 @@ def read_certificates(ca: Path, certificate: Path, key: Path, host: str) -> Cert
     """
     contents = [_read(which, path) for which, path in (("ca", ca), ("certificate", certificate), ("key", key))]
     for which, path in (("ca", ca), ("certificate", certificate)):
-        try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
-        except ssl.SSLError:
-            raise UserError(f"tls: {which}: {path} holds no certificate in PEM form") from None
+        _check_form(f"tls: {which}", path)
     client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     client.hostname_checks_common_name = False
     client.load_verify_locations(ca)
-    try:
-        server.load_cert_chain(certificate, key, password="")
-    except ssl.SSLError as error:
-        if "MISMATCH" in (error.reason or ""):
-            raise UserError(f"tls: key: {key} is not the key of {certificate}") from None
-        raise UserError(f"tls: key: {key} holds no private key in PEM form without passphrase") from None
+    _load_pair("tls: key", server, certificate, key)
     try:
         _handshake(client, server, host)
     except ssl.SSLError as error:
@@ -120,6 +113,64 @@ def read_certificates(ca: Path, certificate: Path, key: Path, host: str) -> Cert
             f"({reason})"
         ) from None
     return Certificates(contents[0], contents[1], contents[2])
+
+
+def check_server(settings: ServerSettings) -> None:
+    """Try a server's certificates as a site would.
+
+    Raises:
+        UserError: see :func:`read_certificates`; or the file of the CA of the sites' certificates holds none.
+    """
+    tls = settings.tls
+    read_certificates(tls.ca, tls.certificate, tls.key, settings.host)
+    if tls.clients:
+        _check_form("tls: clients", tls.clients)
+
+
+def check_site(settings: SiteSettings) -> None:
+    """Try what a site knows its server by, and proves by who it is.
+
+    Raises:
+        UserError: a file is of another kind, or the site's certificate has ended.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    from cryptography.x509 import load_pem_x509_certificate
+
+    _check_form("ca", settings.ca)
+    try:
+        key: object = load_ssh_private_key(settings.key.read_bytes(), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, EllipticCurvePrivateKey):
+        raise UserError(f"key: {settings.key} holds no whole ECDSA key of ssh's without passphrase")
+    if settings.certificate and settings.certificate_key:
+        _check_form("certificate", settings.certificate)
+        own = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        _load_pair("certificate_key", own, settings.certificate, settings.certificate_key)
+        end = load_pem_x509_certificate(settings.certificate.read_bytes()).not_valid_after_utc
+        if end < datetime.now(UTC):
+            raise UserError(
+                f"certificate: {settings.certificate} has expired (on {end:%Y-%m-%d}); expected a new one, from "
+                "whoever set up the federation"
+            )
+
+
+def _check_form(where: str, path: Path) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except ssl.SSLError:
+        raise UserError(f"{where}: {path} holds no certificate in PEM form") from None
+
+
+def _load_pair(where: str, context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+    try:
+        context.load_cert_chain(certificate, key, password="")
+    except ssl.SSLError as error:
+        if "MISMATCH" in (error.reason or ""):
+            raise UserError(f"{where}: {key} is not the key of {certificate}") from None
+        raise UserError(f"{where}: {key} holds no private key in PEM form without passphrase") from None
 
 
 def _handshake(client: ssl.SSLContext, server: ssl.SSLContext, host: str) -> None:

@@ -25,6 +25,7 @@ from fedstrata.plan.streams import Streams
 from fedstrata.server.layers import ServerLayers
 from fedstrata.sites.admission import Admission
 from fedstrata.sites.buffered_engine import BufferedRemoteEngine
+from fedstrata.sites.certificates import check_server
 from fedstrata.sites.checks import join_address, loopback
 from fedstrata.sites.control_secret import read_secret
 from fedstrata.sites.engine import RemoteEngine, Transport
@@ -115,6 +116,8 @@ def federation(engine: Engine) -> Iterator[Federation]:
     settings = _settings(engine)
     if engine.insecure and not loopback(settings.host):
         raise UserError(f"[engine] insecure: is for this machine alone, and the server is {settings.host}")
+    if not engine.insecure:
+        check_server(settings)
     ca = None if engine.insecure else settings.tls.ca.read_bytes()
     secret = read_secret(settings.home)
     keys = {} if engine.insecure else {flower.public_key(path): name for name, path in settings.sites.items()}

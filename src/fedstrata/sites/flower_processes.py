@@ -94,6 +94,8 @@ def tail(log: Path) -> str:
 
 
 REASONS = {
+    "certificate has expired": "by this machine's clock the server's certificate has expired",
+    "certificate is not yet valid": "by this machine's clock the server's certificate is not valid yet",
     "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not signed by this site's ca, or is another host's",
     "[code: 2004]": "the server does not accept this site: its key is not registered there, or the site was "
     "connected within the last minute",
@@ -228,6 +230,9 @@ def _main(parent: str, program: str, *options: str) -> None:
         from flwr.superlink.cli import flower_superlink
         from starlette.middleware import Middleware
 
+        from fedstrata.sites.listening import more_files
+
+        more_files()  # connections that say nothing stay open
         secret = Path(options[options.index(SECRET_OPTION) + 1]).read_bytes()
         extensions.get_middleware = lambda: (Middleware(ControlGate, secret=secret),)
         flower_superlink()

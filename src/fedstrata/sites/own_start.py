@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from fedstrata.client.model_options import adapter_of, head_of
@@ -18,6 +19,7 @@ from fedstrata.server.state import fingerprint
 from fedstrata.sites.messages import HelloHeader
 from fedstrata.sites.own_state import START, write_journal
 from fedstrata.sites.settings import SiteSettings
+from fedstrata.wire.codec import payload_bytes
 from fedstrata.wire.files import write_bytes
 from fedstrata.wire.store import Store
 
@@ -26,7 +28,9 @@ MARK = "own"
 """File in a run's folder that says that the start model was not sent."""
 
 
-def take_own_start(own: SiteSettings, job: Job, hello: HelloHeader, journal: Journal) -> bool:
+def take_own_start(
+    own: SiteSettings, job: Job, hello: HelloHeader, journal: Journal, check_disk: Callable[[int], None]
+) -> bool:
     """Take the start model from the site's own folder; what no checkpoint has (head, adapters) by the job's seed.
 
     Args:
@@ -34,6 +38,7 @@ def take_own_start(own: SiteSettings, job: Job, hello: HelloHeader, journal: Jou
         job: the run's job.
         hello: what the server says, with the fingerprint of the start model.
         journal: of what the site keeps of the run.
+        check_disk: refuses to take so many bytes onto the disk.
 
     Returns:
         Whether the model there is the announced one; else it has to be sent.
@@ -54,6 +59,7 @@ def take_own_start(own: SiteSettings, job: Job, hello: HelloHeader, journal: Jou
     if fingerprint(weights) != hello.start:
         LOG.warning("[model] path: %s is not the start model of this run, which is taken from the server", model)
         return False
+    check_disk(sum(map(payload_bytes, weights.values())))
     folder = journal.folder
     Store(folder, journal.note).write(START, {n: t for tensors in weights.values() for n, t in tensors.items()})
     write_bytes(folder / MARK, b"")

@@ -60,6 +60,7 @@ class Proposal:
         round_bytes: most bytes that leave in a round.
         bytes: that leave in all rounds; of activations as many in every round as in the first.
         sent: names of the parts that leave in the first round.
+        start: bytes of the start model.
         memory: bytes that weights, gradients and the optimizer take, without what a batch does.
     """
 
@@ -75,6 +76,7 @@ class Proposal:
     round_bytes: int
     bytes: int
     sent: tuple[str, ...]
+    start: int
     memory: int
 
     def lines(self) -> list[str]:
@@ -164,6 +166,7 @@ def _added_up(
         round_bytes=max(sizes),
         bytes=sum(sizes),
         sent=tuple(plans[0].send),
+        start=WEIGHT * parts.elements(_held(parts, plans)),
         memory=memory,
     )
 
@@ -210,7 +213,12 @@ def _round_bytes(context: DryContext, payload: str, plans: list[Plan], request: 
 
 def _memory(parts: Parts, plans: list[Plan]) -> int:
     """Bytes of the weights that the site holds, and of the gradients and optimizer of those that it trains."""
-    away = plans[0].away(parts)
-    held = parts.elements(part for part in parts.names if part not in away)
+    held = parts.elements(_held(parts, plans))
     trained = max(parts.elements(plan.train) for plan in {plan.train: plan for plan in plans}.values())
     return WEIGHT * held + (TRAINED - WEIGHT) * trained
+
+
+def _held(parts: Parts, plans: list[Plan]) -> list[str]:
+    """The parts that the site holds, which those at the server are not among."""
+    away = plans[0].away(parts)
+    return [part for part in parts.names if part not in away]

@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 from fedstrata.errors import UserError
 from fedstrata.events import SiteEvent, Worked
 from fedstrata.sites.admission import Admission, watch
+from fedstrata.sites.certificates import check_server, check_site
 from fedstrata.sites.checks import join_address, loopback
 from fedstrata.sites.control_secret import read_secret, secret_file
 from fedstrata.sites.flower_processes import tail
@@ -63,6 +64,8 @@ def serve(settings: ServerSettings, say: Say, insecure: bool = False, page: bool
     from fedstrata.sites.registration import register, register_when_up
 
     _check_insecure(insecure, settings.host)
+    if not insecure:
+        check_server(settings)
     _check_port_free(settings.bind, settings.port)
     os.umask(PRIVATE_UMASK)
     tls = None if insecure else (settings.tls.ca, settings.tls.certificate, settings.tls.key)
@@ -117,6 +120,8 @@ def join(
 
     flower_processes.prepare_flower()
     _check_insecure(insecure, settings.host)
+    if not insecure:
+        check_site(settings)
     os.umask(PRIVATE_UMASK)
     if settings.device.threads:
         torch.set_num_threads(settings.device.threads)

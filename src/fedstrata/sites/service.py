@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from fedstrata.client.sums import SUM_FILES
@@ -211,7 +212,7 @@ class SiteService:
     def _welcome(self, run: SiteRun) -> WelcomeHeader:
         """What it has for the run; with the start model it is ready to train."""
         if not (run.folder / START).exists() and not take_own_start(
-            self.settings, run.job, run.hello, run.journal
+            self.settings, run.job, run.hello, run.journal, partial(self.gate.check_disk, run.folder)
         ):
             return WelcomeHeader(examples=0, holds=False)
         return WelcomeHeader(examples=self._site(run).examples, holds=True, own=is_own(run.folder))

@@ -10,7 +10,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from fedstrata.errors import UserError
 from fedstrata.sites.admission import keys_now
+from fedstrata.sites.certificates import check_server
 from fedstrata.sites.checks import join_address
 from fedstrata.sites.control_secret import read_secret
 from fedstrata.sites.flower_processes import prepare_flower
@@ -83,6 +85,11 @@ def _ask(settings: ServerSettings, insecure: bool) -> Found:
     if not (settings.home / "secret").exists():
         return Found(False, "fedstrata serve was never started in this folder")
     secret = read_secret(settings.home)
+    try:
+        if not insecure:
+            check_server(settings)
+    except UserError as error:
+        return Found(False, str(error))
     prepare_flower()
     from fedstrata.sites.control_client import control_client
 

@@ -98,11 +98,13 @@ class Visit:
         gate.check_run(run)
         contents = {name: content_of(tensor) for name, tensor in files.items()}
         check_files(contents)
-        gate.check_disk(self.settings.folder / "runs" / run, sum(map(len, contents.values())))
+        disk, size = self.settings.folder / "runs" / run, sum(map(len, contents.values()))
+        gate.check_disk(disk, size)
         for name, content in contents.items():
             write_bytes(folder / "start" / name, content)
         proposal = self.trial(self.settings, hello, folder)
         lines += proposal.lines()
+        gate.check_disk(disk, size + proposal.start)
         limits, private = self.settings.limits, private_of(job)
         if reason := refusal_of_epsilon(self.settings.require, private, proposal.examples, proposal.rounds):
             raise Refused(reason)

@@ -121,6 +121,30 @@ def test_a_clients_optimizer_is_kept_or_begins_anew(kept: bool, tmp_path: Path) 
     assert equal == kept
 
 
+def test_what_rests_for_a_round_goes_on_later(tmp_path: Path) -> None:
+    """Layers in turns, as of FedBT's cycle, against one optimizer that steps what has a gradient."""
+    quiet: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    train = {"batch_size": 4, "learning_rate": 1e-2, "optimizer_state": "persist"}
+    model = tiny_model(**quiet)
+    runtime = make_runtime(model, masked_lm(tokenizer(), len(tokenizer()), 0.15, False), **train)
+    parts = runtime.working.parts
+    data = ClientData(sentences(), np.arange(12), sentences(), {}, Store(tmp_path))
+    reference = copy.deepcopy(model)
+    plain = make_optimizer(dict(reference.named_parameters()), runtime.trainer.train, {})
+    for round, own in enumerate([("layer.2",), ("layer.1", "layer.2"), ("layer.2",), ("layer.1", "layer.2")]):
+        names = {name for part in own for name in parts.shapes[part]}
+        for name, parameter in reference.named_parameters():
+            parameter.requires_grad_(name in names)
+        for batch in drawn_batches(runtime.trainer, np.arange(12), round=round):
+            runtime.trainer.task.loss(reference, batch).backward()
+            step(plain, 1e-2)
+        start = {part: (round, tensors) for part, tensors in weights_of(runtime.working).items()}
+        work = Work(runtime, train_request(Plan((0, 1, 2), own, own), round), start, data, lambda *_: None)
+        drain(answer_request(work, EXCHANGES["weights"].handlers))
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, reference.get_parameter(name)), name
+
+
 def test_dice_go_on_where_they_were_and_leave_no_trace() -> None:
     torch.manual_seed(7)
     expected = torch.rand(4)

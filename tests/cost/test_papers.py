@@ -158,6 +158,8 @@ def test_fedfreezeberts_gigabytes_are_mb_divided_by_1024() -> None:
     assert whole == pytest.approx(31.8, abs=0.01)
     split_, _ = upload("fedfreezebert", model, "classify", [split(model, 8)] * 5, 5)
     assert split_ == pytest.approx(26.11, abs=0.05)  # with the paper's cut-off 308 MB of embeddings it is 26.11
+    page = Path(__file__).parents[2] / "docs" / "papers" / "fedfreezebert.md"
+    assert f"{split_:.2f} in place of 26.11" in page.read_text("utf-8")
     assert pytest.approx(26.11, abs=0.005) == (50 * (8 * 28.35 + 308)) / 1024
     assert pytest.approx(5.54, abs=0.005) == 50 * PSUM / 1e6 / 1024
     assert features(12548, 128, 768, 5, PSUM) == pytest.approx(5.15, abs=0.005)

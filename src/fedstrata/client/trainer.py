@@ -92,7 +92,7 @@ class Trainer:
             noise: over the clipped gradients of the examples; None without any.
 
         Returns:
-            The reply, and the optimizer's memory where it persists.
+            The reply, and the optimizer's memory where it persists, also of what rests in this round.
         """
         started, plan = time.perf_counter(), request.plan
         trained = self.working.trainable(plan)
@@ -122,8 +122,8 @@ class Trainer:
                 started += time.perf_counter() - paused  # others' time
             model_pass.wait()
         flops = model_pass.flops(self.working.parts, work)
-        reply = _reply(request.client, len(index), losses, predictions, work, flops, started)
-        return reply, memory_of(optimizer, trained) if self.train.optimizer_state == "persist" else {}
+        kept = {**memory, **memory_of(optimizer, trained)} if self.train.optimizer_state == "persist" else {}
+        return _reply(request.client, len(index), losses, predictions, work, flops, started), kept
 
     def _used_rows(
         self, request: Request, examples: Examples, index: Index, trained: Parameters

@@ -93,6 +93,20 @@ def test_where_clients_test_on_rows_of_their_own_each_row_is_counted_once(job: J
     assert told["test_words_cut"] == {"count": words - (tested["tokens"] - 2 * 3), "words": words}
 
 
+def test_the_baseline_of_tags_counts_entities_text_by_text(job: Jobs, tmp_path: Path) -> None:
+    """Of texts as one, the same tag everywhere was a single entity."""
+    file = tmp_path / "words.tsv"
+    file.write_text((("the\tI-x\n" * 9 + "\n") * 3 + "the\tO\nheart\tI-x\n\n") * 3, "utf-8")
+    data = dict.fromkeys(("train", "test"), str(file))
+    for most in (32, 8):
+        run = {"dir": str(tmp_path / f"run-{most}")}
+        made = job("fedavg", "tag", data=data, train={"max_tokens": most}, method={"rounds": 1}, output=run)
+        baseline = fedstrata.run(made).baseline
+        assert baseline is not None
+        assert baseline["score"]["precision"] == baseline["score"]["recall"] == 0.75
+        assert baseline["score"]["accuracy"] == 28 / 29
+
+
 def test_a_run_that_is_not_above_the_baseline_says_so() -> None:
     always = Baseline("always the most frequent class, eye", "accuracy", {"accuracy": 0.5})
     [line, note] = score_lines(1, {"accuracy": 0.5}, 2, always)

@@ -178,8 +178,9 @@ def _constant(job: Job, ready: Ready, guess: float, index: Index, labels: tuple[
     if labels is None:
         return scores(kind.metrics, Predictions(truth, np.full(len(truth), guess)))
     if kind.words:
-        names = [labels[i] for i in truth]
-        return scores(kind.metrics, Predictions([names], [[labels[int(guess)]] * len(names)]))
+        ends = np.flatnonzero(np.diff(ready.test.tokens.rows[index])) + 1  # no entity goes on in the next text
+        names = [[labels[i] for i in _labels(ready, False, text)] for text in np.split(index, ends)]
+        return scores(kind.metrics, Predictions(names, [[labels[int(guess)]] * len(text) for text in names]))
     positive = positive_classes(labels, task.positive, False)
     always = np.full(len(truth), int(guess), np.int64)
     return scores(kind.metrics, Predictions(truth, always, labels=labels, positive=positive))

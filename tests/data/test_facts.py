@@ -75,6 +75,38 @@ def test_a_run_says_what_its_rows_are_and_what_a_score_must_beat(job: Jobs, tmp_
     assert started.baseline.score == result["baseline"]["score"]
 
 
+def test_where_clients_test_on_rows_of_their_own_each_row_is_counted_once(job: Jobs, tmp_path: Path) -> None:
+    """All rows are read as one: what was said of training and test rows was of both together."""
+    file = tmp_path / "words.tsv"
+    file.write_text("".join("the\tO\neye\tB-x\n" + "xyzzy\tO\n" * n + "\n" for n in range(12)), "utf-8")
+    data = {**dict.fromkeys(("train", "test"), str(file)), "long_text": "truncate"}
+    made = job("fedavg", "tag", data=data, clients={"test": 0.25}, train={"max_tokens": 8}, method={"rounds": 1})
+    del made["data"]["test"]
+    folder = fedstrata.run(made).folder
+    told = json.loads((folder / "result.json").read_text("utf-8"))["data"]
+    assert (told["train_rows"], told["test_rows"]) == (9, 3)
+    assert told["long_texts"]["rows"] == 9
+    known, tested = told["unknown_tokens"], told["test_unknown_tokens"]
+    assert known["tokens"] + tested["tokens"] == sum(min(8, 4 + n) for n in range(12))
+    assert known["count"] + tested["count"] == sum(min(4, n) for n in range(12))
+    words = sum(told["test_classes"].values())
+    assert told["test_words_cut"] == {"count": words - (tested["tokens"] - 2 * 3), "words": words}
+
+
+def test_the_baseline_of_tags_counts_entities_text_by_text(job: Jobs, tmp_path: Path) -> None:
+    """Of texts as one, the same tag everywhere was a single entity."""
+    file = tmp_path / "words.tsv"
+    file.write_text((("the\tI-x\n" * 9 + "\n") * 3 + "the\tO\nheart\tI-x\n\n") * 3, "utf-8")
+    data = dict.fromkeys(("train", "test"), str(file))
+    for most in (32, 8):
+        run = {"dir": str(tmp_path / f"run-{most}")}
+        made = job("fedavg", "tag", data=data, train={"max_tokens": most}, method={"rounds": 1}, output=run)
+        baseline = fedstrata.run(made).baseline
+        assert baseline is not None
+        assert baseline["score"]["precision"] == baseline["score"]["recall"] == 0.75
+        assert baseline["score"]["accuracy"] == 28 / 29
+
+
 def test_a_run_that_is_not_above_the_baseline_says_so() -> None:
     always = Baseline("always the most frequent class, eye", "accuracy", {"accuracy": 0.5})
     [line, note] = score_lines(1, {"accuracy": 0.5}, 2, always)

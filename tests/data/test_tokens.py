@@ -59,6 +59,25 @@ def test_truncate_keeps_the_beginning(most: int) -> None:
     assert made.rows.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("how", ["chunk", "truncate"])
+def test_words_are_cut_from_the_beginning_whatever_side_the_tokenizer_cuts(how: Any, tmp_path: Path) -> None:
+    """Chunks from the left came in reverse, and no word but those of a text's last chunk had its tag."""
+    text, left = [LONG.replace(" ", "\n")], tokenizer()
+    right = tokenize(text, tokenizer(), 6, how, "\n")
+    (tmp_path / "cache").rename(tmp_path / "another")
+    left.truncation_side = "left"
+    made = tokenize(text, left, 6, how, "\n")
+    assert (examples(made), made.words.tolist()) == (examples(right), right.words.tolist())
+    assert left.truncation_side == "left"
+
+
+def test_texts_that_are_truncated_on_the_left_are_kept_apart_from_others() -> None:
+    tokenize([LONG], tokenizer(), 6, "truncate")
+    left = tokenizer()
+    left.truncation_side = "left"
+    assert examples(tokenize([LONG], left, 6, "truncate")) == [[CLS, *plain(LONG)[-4:], SEP]]
+
+
 def test_of_rows_is_ascending_and_complete() -> None:
     made = tokenize(["the eye", LONG, "", LONG], tokenizer(), 8, "chunk")
     assert made.rows.tolist() == [0, 1, 1, 2, 3, 3]

@@ -23,7 +23,7 @@ from fedstrata.cost.bytes import payload
 from fedstrata.errors import UserError
 from fedstrata.events import StageStarted
 from fedstrata.models import scratch
-from fedstrata.models.checkpoints import auto_class
+from fedstrata.models.checkpoints import auto_class, fast_tokenizer
 from fedstrata.models.families import FAMILIES, PRESETS, SPLITTABLE
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.parts import Parts
@@ -175,6 +175,28 @@ def test_a_trained_tokenizer_gives_back_every_text(tmp_path: Path) -> None:
             made.backend_tokenizer.to_str()
             == scratch.train_tokenizer(texts, 320, masked).backend_tokenizer.to_str()
         )
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_words_of_a_list_are_read_as_in_the_texts_that_a_tokenizer_was_trained_on(
+    masked: bool, tmp_path: Path
+) -> None:
+    """Without the blank before it a word fell into other pieces than those that a model was pre-trained on."""
+    made = scratch.train_tokenizer([text for text, _ in SENTENCES] * 3, 320, masked)
+    made.save_pretrained(tmp_path)
+    words = ["The", "kidney", "filters"]
+    tagging, plain = fast_tokenizer(str(tmp_path), "tag"), fast_tokenizer(str(tmp_path), "mlm")
+    read = tagging(words, is_split_into_words=True)
+    assert read["input_ids"] == plain(" The kidney filters")["input_ids"]
+    assert [word for word in dict.fromkeys(read.word_ids()) if word is not None] == [0, 1, 2]
+    tagging.save_pretrained(tmp_path / "saved")
+    saved = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert saved(words, is_split_into_words=True)["input_ids"] == read["input_ids"]
+    text = "kidney the"
+    pieces = saved(text, return_offsets_mapping=True, add_special_tokens=False)["offset_mapping"]
+    if masked:
+        assert "".join(text[begin:end] for begin, end in pieces) == "kidneythe"
+    assert plain(text)["input_ids"] == made(text)["input_ids"]
 
 
 def vocabulary(folder: Path) -> int:

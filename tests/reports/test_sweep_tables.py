@@ -48,6 +48,22 @@ def test_no_paired_test_without_two_different_pairs(one: list[float], other: lis
     assert paired(one, other) is None
 
 
+@pytest.mark.parametrize(
+    ("one", "other"), [([0.9, 0.8], [0.8, 0.7]), ([0.3, 0.4, 0.5], [0.2, 0.3, 0.4]), ([0.7, 0.8], [0.9, 1.0])]
+)
+def test_the_same_difference_at_every_seed_is_no_test_whatever_its_last_bits(
+    one: list[float], other: list[float]
+) -> None:
+    assert len({a - b for a, b in zip(one, other, strict=True)}) > 1
+    assert paired(one, other) is None
+
+
+def test_means_that_differ_in_their_last_bits_are_the_same() -> None:
+    base = replace(ROW, metric="accuracy", seeds=(0, 1), scores=(0.8, 0.8), mean=0.8)
+    [said] = verdicts([replace(base, row="A"), replace(base, row="B", scores=(0.9, 0.7), base="A", p_holm=1.0)])
+    assert said.startswith("B: accuracy 0.8000, the same as A, with")
+
+
 def test_p_values_are_corrected_for_their_number() -> None:
     """Holm 1979: the smallest times m, the next times m - 1, never below the one before, at most 1."""
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstrata.client.setup import Ready
-from fedstrata.data.facts import row_facts, row_lines
+from fedstrata.data.facts import row_facts, row_lines, trained_and_tested
 from fedstrata.data.prepare import Prepared, population
 from fedstrata.data.read import WORD_END
 from fedstrata.data.rows import text_columns
@@ -35,25 +35,30 @@ def token_facts(job: Job, data: Prepared, ready: Ready) -> dict[str, Any]:
     ``test_unknown_tokens`` has the same, and ``test_words_cut`` of a task of words the ``count`` of ``words`` that
     are cut off, so that no score is of them.
     """
-    tokens, unknown = ready.train.tokens, _unknown_id(ready.loaded.tokenizer)
-    kind = TASK_KINDS[job.task.kind]
+    unknown, kind = _unknown_id(ready.loaded.tokenizer), TASK_KINDS[job.task.kind]
+    train, test = trained_and_tested(data)
     pair = len(text_columns(job)) > 1 and bool(kind.texts)
     handling = "truncate" if pair else job.data.long_text or kind.long_text
-    long = {"count": _long(job, data, ready, handling), "rows": len(data.train), "handling": handling}
-    facts = {"long_texts": long, "unknown_tokens": _unknown(tokens, unknown)}
-    if not len(ready.test):
+    long = {"count": _long(job, data, ready, handling), "rows": len(train), "handling": handling}
+    facts = {"long_texts": long, "unknown_tokens": _unknown(ready.train.tokens, train, unknown)}
+    if not len(test):
         return facts
-    facts["test_unknown_tokens"] = _unknown(ready.test.tokens, unknown)
+    facts["test_unknown_tokens"] = _unknown(ready.test.tokens, test, unknown)
     if kind.words:
         [column] = text_columns(job)
-        words = sum(text.count(WORD_END) + 1 for text in data.test.columns[column])
-        cut = words - len(_labels(ready, False, np.arange(len(ready.test))))
+        words = sum(data.test.columns[column][row].count(WORD_END) + 1 for row in test)
+        cut = words - len(_labels(ready, False, ready.test.tokens.of_rows(test)))
         facts["test_words_cut"] = {"count": cut, "words": words}
     return facts
 
 
-def _unknown(tokens: Tokens, unknown: int | None) -> dict[str, int] | None:
-    return None if unknown is None else {"count": int((tokens.ids == unknown).sum()), "tokens": len(tokens.ids)}
+def _unknown(tokens: Tokens, rows: Index, unknown: int | None) -> dict[str, int] | None:
+    """How many of the tokens of rows are unknown."""
+    if unknown is None:
+        return None
+    own = tokens.of_rows(rows)
+    inside = np.repeat(np.isin(np.arange(len(tokens)), own), tokens.lengths)
+    return {"count": int(((tokens.ids == unknown) & inside).sum()), "tokens": int(inside.sum())}
 
 
 def token_lines(facts: Mapping[str, Any], most: int) -> list[str]:
@@ -130,9 +135,10 @@ def _long(job: Job, data: Prepared, ready: Ready, handling: str) -> int:
     if handling == "pack" or not len(data.train):
         return 0
     tokens, most = ready.train.tokens, ready.runtime.trainer.train.max_tokens
+    own = tokens.of_rows(trained_and_tested(data)[0])
     if handling == "chunk":
-        return int((np.bincount(tokens.rows, minlength=len(data.train)) > 1).sum())
-    full = tokens.rows[tokens.lengths >= most]
+        return int((np.bincount(tokens.rows[own]) > 1).sum())
+    full = tokens.rows[own][tokens.lengths[own] >= most]
     columns = [[data.train.columns[name][row] for row in full] for name in text_columns(job)]
     if not len(full):
         return 0
@@ -172,8 +178,9 @@ def _constant(job: Job, ready: Ready, guess: float, index: Index, labels: tuple[
     if labels is None:
         return scores(kind.metrics, Predictions(truth, np.full(len(truth), guess)))
     if kind.words:
-        names = [labels[i] for i in truth]
-        return scores(kind.metrics, Predictions([names], [[labels[int(guess)]] * len(names)]))
+        ends = np.flatnonzero(np.diff(ready.test.tokens.rows[index])) + 1  # no entity goes on in the next text
+        names = [[labels[i] for i in _labels(ready, False, text)] for text in np.split(index, ends)]
+        return scores(kind.metrics, Predictions(names, [[labels[int(guess)]] * len(text) for text in names]))
     positive = positive_classes(labels, task.positive, False)
     always = np.full(len(truth), int(guess), np.int64)
     return scores(kind.metrics, Predictions(truth, always, labels=labels, positive=positive))

@@ -27,8 +27,7 @@ def row_facts(job: Job, data: Prepared) -> dict[str, Any]:
     ``classes`` and ``test_classes`` count rows (for ``tag`` words) of each class, None without classes;
     ``test_rows_in_training`` counts test rows whose text also stands in a training row.
     """
-    train = _joined(data.shards.values())
-    test = np.arange(len(data.test)) if data.tests is None else _joined(data.tests.values())
+    train, test = trained_and_tested(data)
     texts = set(_texts(job, data.train, train))
     classes = None if data.labels is None else (_counts(job, data.train, train), _counts(job, data.test, test))
     return {
@@ -38,6 +37,12 @@ def row_facts(job: Job, data: Prepared) -> dict[str, Any]:
         "test_classes": classes and {label: classes[1][label] for label in data.labels or ()},
         "test_rows_in_training": sum(text in texts for text in _texts(job, data.test, test)),
     }
+
+
+def trained_and_tested(data: Prepared) -> tuple[Index, Index]:
+    """The rows of all clients that are trained on, and those that are tested on; others may be in neither."""
+    test = np.arange(len(data.test)) if data.tests is None else _joined(data.tests.values())
+    return _joined(data.shards.values()), test
 
 
 def row_lines(facts: Mapping[str, Any], clients: Mapping[str, int]) -> list[str]:

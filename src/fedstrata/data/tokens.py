@@ -101,13 +101,27 @@ def tokenize(
     pair = None if seconds is None else "token_type_ids" in tokenizer.model_input_names
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     rules = {key: value for key, value in backend.items() if key not in ("truncation", "padding")}  # set per call
-    digest = hashlib.sha256(json.dumps([3, max_tokens, long_text, word_end, pair, rules]).encode())
+    side = _cut_side(tokenizer, long_text, word_end)
+    digest = hashlib.sha256(json.dumps([4, max_tokens, long_text, side, word_end, pair, rules]).encode())
     for text in [*texts, *(seconds or ())]:
         digest.update(f"{len(text)}\0{text}".encode())
     folder = cache_folder() / digest.hexdigest()
     if not folder.exists():
-        _store(folder, _tokenize(texts, tokenizer, max_tokens, long_text, word_end, seconds))
+        before, tokenizer.truncation_side = tokenizer.truncation_side, side
+        try:
+            _store(folder, _tokenize(texts, tokenizer, max_tokens, long_text, word_end, seconds))
+        finally:
+            tokenizer.truncation_side = before
     return Tokens(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in FIELDS))
+
+
+def _cut_side(tokenizer: Any, long_text: str, word_end: str | None) -> str:
+    """The side on which a text is cut: the tokenizer's own for texts that are truncated, else ``right``.
+
+    Chunks from the left would come in reverse, and a word's first piece, which carries its tag, might be cut off.
+    """
+    own: str = tokenizer.truncation_side
+    return own if long_text == "truncate" and word_end is None else "right"
 
 
 def _tokenize(

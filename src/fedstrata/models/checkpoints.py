@@ -26,7 +26,7 @@ from fedstrata.models.adapters import (
 )
 from fedstrata.models.configs import HF_LOAD_ERRORS, config_of, unusable
 from fedstrata.models.dropout import disable_dropout
-from fedstrata.models.folders import WEIGHTS, partial_folder, publish, write_card, write_tokenizer
+from fedstrata.models.folders import WEIGHTS, partial_folder, publish, stand_alone, write_card, write_tokenizer
 from fedstrata.models.headed import write_headed
 from fedstrata.models.heads import KEY, HeadConfig, HeadedModel
 from fedstrata.models.parts import find_parts
@@ -278,7 +278,7 @@ def fast_tokenizer(name: str, kind: str) -> Any:
         if tokenizer.eos_token_id is None:
             raise UserError(f"model {name}: its tokenizer has neither a padding token nor an end-of-text token")
         tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
+    return stand_alone(tokenizer) if options else tokenizer
 
 
 def tokenizer_text(tokenizer: Any) -> str:

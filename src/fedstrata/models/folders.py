@@ -29,6 +29,27 @@ FILES = (
 """What the folders that FedStrata writes models into may hold of its own; anything else in them stays there."""
 
 
+def stand_alone(tokenizer: Any) -> Any:
+    """The tokenizer, which reads each word of a list as in a text, with a blank before it.
+
+    transformers sees to that in classes of an architecture, such as RoBERTa's, and not in the general one.
+    """
+    from tokenizers import Tokenizer  # here: slow to load
+
+    backend = tokenizer.backend_tokenizer
+    state = json.loads(backend.to_str())
+    splits, around = state["pre_tokenizer"] or {}, state["post_processor"] or {}
+    first = splits["pretokenizers"][0] if splits.get("type") == "Sequence" else splits
+    if first.get("type") != "ByteLevel" or first["add_prefix_space"]:
+        return tokenizer
+    first["add_prefix_space"] = True
+    if "add_prefix_space" in around:
+        around["add_prefix_space"] = True  # so that the places of words in a text are right
+    made = Tokenizer.from_str(json.dumps(state))
+    backend.pre_tokenizer, backend.post_processor = made.pre_tokenizer, made.post_processor
+    return tokenizer
+
+
 def write_tokenizer(tokenizer: Any, folder: Path) -> None:
     """Write a tokenizer, without what it was last called with.
 

@@ -15,6 +15,8 @@ from fedstrata.reports.tables import MB, result_rows
 
 FAILED = "failed.txt"
 """In the folder of a cell that failed: why."""
+ROUNDING = 1e-12
+"""Share of the largest score by which equal differences of scores may differ."""
 
 
 class SweepCell(Protocol):
@@ -127,8 +129,13 @@ def finished(folder: Path) -> Run | None:
 
 
 def paired(scores: Sequence[float], base: Sequence[float]) -> float | None:
-    """p of a two-sided paired t-test; None with fewer than two pairs or where all differences are the same."""
-    if len({score - other for score, other in zip(scores, base, strict=True)}) < 2:
+    """p of a two-sided paired t-test; None with fewer than two pairs or where all differences are the same.
+
+    Differences such as 0.9 - 0.8 and 0.8 - 0.7 are the same, though their last bits are not.
+    """
+    differences = [score - other for score, other in zip(scores, base, strict=True)]
+    rounding = ROUNDING * max(map(abs, [*scores, *base]), default=0.0)
+    if len(differences) < 2 or max(differences) - min(differences) <= rounding:
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # nearly equal differences: still a p

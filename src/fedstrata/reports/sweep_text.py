@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from itertools import chain
 from statistics import fmean
 
 from rich import box
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from fedstrata.plan.kinds import LOWER_IS_BETTER
 from fedstrata.reports.downloads import csv_text, tex
-from fedstrata.reports.sweep import SweepRow
+from fedstrata.reports.sweep import ROUNDING, SweepRow
 from fedstrata.reports.tables import figure
 
 NOTE = (
@@ -170,7 +171,8 @@ def verdicts(rows: Sequence[SweepRow]) -> list[str]:
             continue
         sign = -1 if row.metric in LOWER_IS_BETTER else 1
         gap = sign * fmean(mine - other for mine, other in pairs)
-        how = "the same as" if not gap else f"{abs(gap):.4f} {'better' if gap > 0 else 'worse'} than"
+        same = abs(gap) <= ROUNDING * max(map(abs, chain(*pairs)))
+        how = "the same as" if same else f"{abs(gap):.4f} {'better' if gap > 0 else 'worse'} than"
         share = f", with {row.up_mb / base.up_mb:.1%} of its MB up" if row.up_mb is not None and base.up_mb else ""
         sure = _sure(row.p_holm, len(pairs))
         sentences.append(f"{row.row}: {row.metric} {row.mean:.4f}, {how} {base.row}{share}; {sure}.")

@@ -164,7 +164,8 @@ def test_a_client_whose_workers_die_ends_the_run_which_another_engine_may_resume
     play(made, tmp_path / "one")
     kill(CLIENT, 3)
     said = (
-        f"round 2, client {CLIENT}: its worker died, 3 times over; it takes less memory with fewer engine.workers"
+        f"round 2, client {CLIENT}: its worker died, 3 times over; unless a traceback says why, it takes less "
+        "memory with fewer engine.workers"
     )
     with pytest.raises(UserError, match=rf"^{said} and --resume, or with a smaller train.batch_size in another "):
         play(made, tmp_path / "pool", 2)

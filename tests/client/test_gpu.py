@@ -1,6 +1,6 @@
 """What a GPU must not wait for, shown on the meta device, from which nothing can be read; and rounds on a GPU.
 
-Whole runs on a GPU are in ``tests/runs/test_runs_on_gpu.py``.
+Whole runs on a GPU, and on one that is pretended, are in ``tests/runs/test_runs_on_gpu.py``.
 """
 
 from __future__ import annotations

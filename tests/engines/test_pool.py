@@ -164,7 +164,8 @@ def test_a_client_whose_workers_die_ends_the_run_which_another_engine_may_resume
     play(made, tmp_path / "one")
     kill(CLIENT, 3)
     said = (
-        f"round 2, client {CLIENT}: its worker died, 3 times over; it takes less memory with fewer engine.workers"
+        f"round 2, client {CLIENT}: its worker died, 3 times over; unless a traceback says why, it takes less "
+        "memory with fewer engine.workers"
     )
     with pytest.raises(UserError, match=rf"^{said} and --resume, or with a smaller train.batch_size in another "):
         play(made, tmp_path / "pool", 2)
@@ -284,6 +285,45 @@ def test_a_worker_whose_program_is_gone_ends_without_a_traceback(error: str, tol
     assert done.returncode == 1
     assert ("Traceback" in done.stderr) == told
     assert told or not done.stderr
+
+
+@pytest.mark.parametrize("unreadable", ["(int, ('x',))", "(open, ('/nowhere/at/all',))"])
+def test_a_worker_that_cannot_read_a_message_says_so_and_ends(unreadable: str) -> None:
+    """Else it would wait for ever, and the program for it; or end without a word."""
+    program = f"""
+import queue, socket, sys, threading
+from fedstrata.engines.frames import send
+from fedstrata.engines.nursery import _listen
+class Unreadable:
+    def __reduce__(self):
+        return {unreadable}
+ours, theirs = socket.socketpair()
+send(ours, Unreadable())
+thread = threading.Thread(target=_listen, args=(theirs, queue.SimpleQueue()), daemon=True)
+thread.start()
+thread.join()
+sys.exit(7)  # as the thread that computes, which nobody tells
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+def test_files_that_a_process_may_not_open_are_missed_where_they_come() -> None:
+    program = """
+import os, resource, socket
+from fedstrata.engines.frames import receive, send
+ours, theirs = socket.socketpair()
+file = os.open(os.devnull, os.O_RDONLY)
+send(ours, "an answer", [file])
+resource.setrlimit(resource.RLIMIT_NOFILE, (file + 1, file + 1))
+try:
+    receive(theirs)
+except OSError as error:
+    print(error.strerror)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "Too many open files\n"
 
 
 def test_children_that_the_system_collects_by_itself_count_as_ended() -> None:

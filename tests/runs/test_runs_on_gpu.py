@@ -1,4 +1,4 @@
-"""Whole runs on a GPU come to what they come to on a processor; skipped where there is none."""
+"""Whole runs on a GPU come to what they come to on a processor; so they do on one that is pretended."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import torch
 import fedstrata
 from fedstrata.events import Scored
 from fedstrata.methods import METHODS
+from pretend_device import DEVICE, attach
 from tiny import saved_models, words
 
 GPU = "cuda"
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 Jobs = Callable[..., dict[str, Any]]
 PLAIN: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.05, "dropout": False, "steps": 3}
 """SGD: Adam's first steps take the signs of gradients, which rounding may turn."""
@@ -23,6 +24,8 @@ STILL = {"train.learning_rate": 1e-12}
 """Shows how far a run has moved the start model."""
 CLOSE = 0.02
 """How far two runs may be apart, relative to how far they have moved: codecs may round to the other side."""
+NEAR = 1e-3
+"""The same where the GPU is pretended, on whose processor only attention is computed otherwise."""
 LABELS = {"labels": ["eye", "heart", "kidney"]}
 EXAMPLE = {"level": "example", "clip": 0.5, "noise": 0.5}
 CLIENT = {**EXAMPLE, "level": "client", "single_message": True}
@@ -51,6 +54,10 @@ CASES: dict[str, Case] = {
     "example, unlisted rows": ("fedavg", "mlm", {"privacy": {**EXAMPLE, "omit": ["unlisted_rows"]}}),
     "client": ("fedavg", "classify", {"task": LABELS, "privacy": CLIENT}),
 }
+ALIKE = {"fedavgm", "fedadam", "fedyogi", "fedadagrad", "centralized", "single", "local"}
+ALIKE |= {"fedbt, mlm", "whole head", "adapters, exact", "example, masked words"}
+"""Cases in which a GPU does nothing that it does not in another."""
+PRETENDED = [case for case in CASES if case not in ALIKE]
 
 
 def made(job: Jobs, folder: Path, name: str, kind: str, tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,6 +82,7 @@ def distance(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor])
     return float(torch.stack([(t.double() - other[name].double()).norm() for name, t in one.items()]).norm())
 
 
+@needs_gpu
 @pytest.mark.parametrize("case", CASES)
 def test_a_gpu_comes_to_what_a_processor_does(job: Jobs, tmp_path: Path, case: str) -> None:
     config = made(job, tmp_path, *CASES[case])
@@ -85,6 +93,7 @@ def test_a_gpu_comes_to_what_a_processor_does(job: Jobs, tmp_path: Path, case: s
     assert distance(gpu, cpu) < CLOSE * moved
 
 
+@needs_gpu
 def test_bf16_on_a_gpu_is_near_fp32(job: Jobs, tmp_path: Path) -> None:
     config = made(job, tmp_path, "fedavg", "mlm", {})
     whole = trained(config, tmp_path / "fp32", GPU)
@@ -93,6 +102,7 @@ def test_bf16_on_a_gpu_is_near_fp32(job: Jobs, tmp_path: Path) -> None:
     assert 0 < distance(half, whole) < 0.3 * moved
 
 
+@needs_gpu
 def test_workers_share_a_gpu(job: Jobs, tmp_path: Path) -> None:
     config = made(job, tmp_path, "fedavg", "classify", {})
     alone = trained(config, tmp_path / "alone", GPU, **{"engine.name": "inprocess"})
@@ -101,6 +111,7 @@ def test_workers_share_a_gpu(job: Jobs, tmp_path: Path) -> None:
     assert distance(workers, alone) < CLOSE * moved
 
 
+@needs_gpu
 def test_a_run_on_a_gpu_goes_on(job: Jobs, tmp_path: Path) -> None:
     """With the optimizer's memory, residuals of a codec and dropout."""
     train = {"train": {"optimizer_state": "persist", "dropout": True}}
@@ -118,3 +129,17 @@ def test_a_run_on_a_gpu_goes_on(job: Jobs, tmp_path: Path) -> None:
         fedstrata.run(config, progress=stop)
     fedstrata.run(config, resume=True)
     assert distance(saved_models(tmp_path / "stopped"), whole) < CLOSE * moved
+
+
+@pytest.mark.parametrize("case", PRETENDED)
+def test_a_pretended_gpu_comes_to_what_a_processor_does(
+    job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    config = made(job, tmp_path, *CASES[case])
+    cpu = trained(config, tmp_path / "cpu", "cpu")
+    moved = distance(cpu, trained(config, tmp_path / "still", "cpu", **STILL, **{"method.rounds": 1}))
+    models = attach(monkeypatch)
+    pretended = trained(config, tmp_path / "pretended", "cpu")
+    assert [model.device for model in models] == [DEVICE]
+    assert moved > 0
+    assert distance(pretended, cpu) < NEAR * moved

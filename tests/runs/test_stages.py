@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from safetensors.torch import load_file
 
 import fedstrata
+from fedstrata.client import precision
+from fedstrata.engines import choice
 from fedstrata.errors import UserError
 from fedstrata.job.file import load
+from fedstrata.job.toml import read_toml
 from fedstrata.plan.kinds import FORMAT
 from fedstrata.privacy.accounting import Spending, epsilon_of
 from fedstrata.runs.privacy import combined_privacy
@@ -50,7 +54,7 @@ def test_stages_follow_each_other(staged: dict[str, Any], tmp_path: Path) -> Non
     assert model.config.label2id == {"eye": 0, "heart": 1, "kidney": 2}
     transformers.AutoTokenizer.from_pretrained(folder / "model")
     written = {path.name for path in folder.iterdir()}
-    assert written == {"result.json", "model", "stages", ".fedstrata", ".fedstrata.lock"}
+    assert written == {"result.json", "model", "stages", "choices.toml", ".fedstrata", ".fedstrata.lock"}
     for stage in ("pretrain", "finetune"):
         names = {path.name for path in (folder / "stages" / stage).iterdir()}
         assert names >= {
@@ -83,6 +87,74 @@ def test_a_finished_stage_is_not_run_again(staged: dict[str, Any], tmp_path: Pat
     whole = fedstrata.run(staged, {"output.dir": str(tmp_path / "whole")})
     one, other = (load_file(made.model_folder / "model.safetensors") for made in (result, whole))
     assert all(one[name].equal(other[name]) for name in other)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Plays another machine: with how many cores, and whether its processor multiplies bf16."""
+    monkeypatch.setattr(precision, "LEAST_WIDTH", 1)
+    monkeypatch.setattr(precision, "LEAST_STATES", 1)
+
+    def turn(cores: int, bf16: bool) -> None:
+        monkeypatch.setattr(choice, "cores", lambda: cores)
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(precision.FEATURES, bf16))
+
+    return turn
+
+
+def stopped(made: dict[str, Any]) -> None:
+    """Begins a run of stages and stops it before the second begins."""
+
+    def stop(event: Any) -> None:
+        if type(event).__name__ == "StageEnded":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedstrata.run(made, progress=stop)
+
+
+def settled(folder: Path) -> list[tuple[str, str, int]]:
+    """The stages' device, precision and threads."""
+    found = [read_toml(folder / "stages" / name / "job.toml") for name in ("pretrain", "finetune")]
+    return [(each["train"]["device"], each["train"]["precision"], each["engine"]["threads"]) for each in found]
+
+
+def test_a_later_stage_goes_on_elsewhere_as_the_run_began(
+    staged: dict[str, Any], tmp_path: Path, machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged["train"]["precision"] = "auto"
+    staged["stages"][1]["train"] = {"device": "auto"}
+    machine(cores=2, bf16=True)
+    whole = fedstrata.run(staged, {"output.dir": str(tmp_path / "whole")})
+    stopped(staged)
+    assert not (tmp_path / "run" / "stages" / "finetune").exists()
+    machine(cores=16, bf16=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    resumed = fedstrata.run(staged, resume=True)
+    assert settled(tmp_path / "run") == settled(tmp_path / "whole") == [("cpu", "bf16", 1)] * 2
+    one, other = (load_file(made.model_folder / "model.safetensors") for made in (resumed, whole))
+    assert all(one[name].equal(other[name]) for name in other)
+
+
+def test_what_a_job_says_of_a_stage_that_has_not_begun_holds(
+    staged: dict[str, Any], tmp_path: Path, machine: Callable[..., None]
+) -> None:
+    staged["train"]["precision"] = "auto"
+    machine(cores=2, bf16=True)
+    stopped(staged)
+    machine(cores=16, bf16=False)
+    fedstrata.run(
+        {**staged, "stages": [staged["stages"][0], {**staged["stages"][1], "train": {"precision": "fp32"}}]},
+        resume=True,
+    )
+    assert settled(tmp_path / "run") == [("cpu", "bf16", 1), ("cpu", "fp32", 1)]
+
+
+def test_damaged_choices_are_named(staged: dict[str, Any], tmp_path: Path) -> None:
+    stopped(staged)
+    (tmp_path / "run" / "choices.toml").write_text("stages = [", "utf-8")
+    with pytest.raises(UserError, match=r"choices\.toml"):
+        fedstrata.run(staged, resume=True)
 
 
 def test_a_mistake_in_the_last_stage_is_found_before_the_first_is_trained(

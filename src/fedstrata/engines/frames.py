@@ -6,6 +6,8 @@ Nobody else can reach these sockets: they have no name and are handed from paren
 from __future__ import annotations
 
 import array
+import errno
+import os
 import pickle
 import socket
 import struct
@@ -31,6 +33,7 @@ def receive(connection: socket.socket) -> tuple[Any, list[int]]:
 
     Raises:
         EOFError: the other end is gone.
+        OSError: this process may open no more files.
     """
     item = array.array("i").itemsize
     try:
@@ -38,13 +41,18 @@ def receive(connection: socket.socket) -> tuple[Any, list[int]]:
         if not header:
             raise EOFError
         header += _exactly(connection, HEADER.size - len(header))
-        content = _exactly(connection, HEADER.unpack(header)[0])
+        size, count = HEADER.unpack(header)
+        content = _exactly(connection, size)
     except ConnectionError:
         raise EOFError from None
     descriptors = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(data[: len(data) - len(data) % item])
+    if len(descriptors) < count:  # the system drops what is too much, and says nothing
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     return pickle.loads(content), list(descriptors)
 
 

@@ -146,9 +146,14 @@ def _work(connection: socket.socket) -> None:
 
 
 def _listen(connection: socket.socket, inbox: queue.SimpleQueue[tuple[Any, list[int]]]) -> None:
-    """Take messages as they come; end this process, whatever it is at, when there can be no more."""
-    try:
-        while True:
-            inbox.put(receive(connection))
-    except (EOFError, OSError):
-        os._exit(0)
+    """Take messages as they come; end this process, whatever it is at, when there can be no more.
+
+    A message that cannot be read ends it too, with a traceback: nobody else would answer for it.
+    """
+
+    def take() -> None:
+        with contextlib.suppress(EOFError):
+            while True:
+                inbox.put(receive(connection))
+
+    run_and_exit(take)

@@ -183,8 +183,9 @@ class PoolEngine:
             deaths[place] += 1
             if deaths[place] == DEATHS:
                 raise UserError(
-                    f"{tasks[place].what}: its worker died, {DEATHS} times over; it takes less memory with "
-                    "fewer engine.workers and --resume, or with a smaller train.batch_size in another folder"
+                    f"{tasks[place].what}: its worker died, {DEATHS} times over; unless a traceback says why, "
+                    "it takes less memory with fewer engine.workers and --resume, or with a smaller "
+                    "train.batch_size in another folder"
                 )
         return places
 

@@ -189,7 +189,7 @@ class Processes:
             process = self.processes[number]
             try:
                 message, files = receive(process.connection)
-            except (EOFError, OSError):
+            except EOFError:
                 self._forget(number)
                 yield number, None
                 continue

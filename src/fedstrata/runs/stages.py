@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from fedstrata.plan.parts import Parts
 from fedstrata.reports.card import write_cards
 from fedstrata.runs.arrivals import check_arrivals
 from fedstrata.runs.begun import check_begun, check_kept, places_of
+from fedstrata.runs.choices import keep_choices, with_choices
 from fedstrata.runs.components import Components
 from fedstrata.runs.engines import choose_engine, threads_set, with_choice, worker_modules
 from fedstrata.runs.environment import record_environment
@@ -45,7 +46,6 @@ from fedstrata.runs.resume import (
     same_job,
     same_rows,
     same_vocabulary,
-    with_recorded_precision,
     without_effect,
 )
 from fedstrata.runs.train import ReadyStage, Stage, Tell, start_weights, train_stage
@@ -81,8 +81,7 @@ def run_stages(
         nursery: makes worker processes.
     """
     folder, places = Path(jobs[0].output.dir), places_of(jobs)
-    jobs = [with_recorded_precision(job, place) for job, place in zip(jobs, places, strict=True)]
-    jobs = _settled(jobs, base_dir, components)
+    jobs = _settled(with_choices(jobs, places, folder), base_dir, components)
     results: dict[str, Result] = {}
     with tempfile.TemporaryDirectory() as outlines:
         starts = _starts(jobs, data, places, base_dir, Path(outlines))
@@ -97,7 +96,7 @@ def run_stages(
                 begin = start or str(results[job.start].start)
                 engine: dict[str, Any] = {"federation": sites, "choice": choice, "nursery": nursery}
                 stage = Stage(job=job, data=rows, folder=place, tell=told, components=components, **engine)
-                results[job.stage] = run_stage(stage, begin)
+                results[job.stage] = run_stage(stage, begin, lambda: keep_choices(jobs, folder))
     if len(jobs) == 1:
         return results[jobs[0].stage]
     whole = combine_stages(list(results.values()), folder)
@@ -198,13 +197,14 @@ def _check_stages(
     return [made[job.stage][1] for job in jobs]
 
 
-def run_stage(stage: Stage, start: str) -> Result:
+def run_stage(stage: Stage, start: str, keep: Callable[[], None]) -> Result:
     """Run one stage, or go on with it, or return its result if it is finished.
 
     Args:
         stage: the stage.
         start: folder or hub id of the model to start from; for a model from a config, the folder with its config
             and tokenizer, into which weights are written.
+        keep: called before the stage's own job is written.
 
     Raises:
         UserError: the model does not fit, the folder's run began with another job or other rows, its state is
@@ -218,7 +218,7 @@ def run_stage(stage: Stage, start: str) -> Result:
         _reuse(stage, found, commit)
     else:
         check_kept(folder, commit)
-        _go_on(stage, start, found)
+        _go_on(stage, start, found, keep)
     write_cards(folder)
     finish(folder, job.output.keep_state, job.train.keep_feature_cache)
     stage.tell(StageEnded(job.stage, reused))
@@ -244,7 +244,7 @@ def _reuse(stage: Stage, found: list[Change], commit: Mapping[str, Any]) -> None
         write_result(job, folder, "finished", None)
 
 
-def _go_on(stage: Stage, start: str, found: list[Change]) -> None:
+def _go_on(stage: Stage, start: str, found: list[Change], keep: Callable[[], None]) -> None:
     """Train a stage from its start model, or from where it was."""
     job, folder, own = stage.job, stage.folder, stage.components
     new = job.model is not None and job.model.config is not None and Path(start) != folder / START
@@ -258,6 +258,7 @@ def _go_on(stage: Stage, start: str, found: list[Change]) -> None:
     weights = start_weights(ready.runtime)
     if name := next(filter(None, map(not_finite, weights.values())), None):
         raise UserError(f"model {start}: {name} holds a number that is not finite; nothing can be trained from it")
+    keep()
     same_job(job, folder, own.identities())
     same_rows(folder, fingerprints(stage.data))
     same_vocabulary(folder, ready.loaded.parts.sharing.listed)

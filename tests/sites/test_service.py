@@ -233,9 +233,11 @@ def test_a_run_s_name_of_half_a_character_is_refused(heard: tuple[SiteService, d
     )
 
 
-@pytest.mark.parametrize("name", ["\ud800", "\x1b[31m\nred", "x" * 100_000])
+@pytest.mark.parametrize(
+    "name", ["\ud800", "\x1b[31m\nred", "x" * 100_000], ids=["half a character", "escapes", "long"]
+)
 def test_a_refusal_is_one_plain_line_whatever_it_refuses(
-    heard: tuple[SiteService, dict[type, Envelope]], name: str
+    heard: tuple[SiteService, dict[type, Envelope]], name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of half a character no refusal could be made: the site fetched the same message again for five minutes."""
     host, said = heard
@@ -251,3 +253,6 @@ def test_a_refusal_is_one_plain_line_whatever_it_refuses(
     assert isinstance(refusal, RefusalHeader)
     assert refusal.reason.startswith("cannot do what it is asked: names differ from the plan's: ")
     assert refusal.reason == plain_text(refusal.reason)
+    line = caplog.messages[-1].partition(": ")[2]
+    assert line.startswith(refusal.reason), "and so is the line of the site's log"
+    assert line == plain_text(line, len(line))

@@ -138,15 +138,15 @@ class SiteService:
 
     def refuse(self, run: str, error: BaseException) -> TensorFile:
         """The answer to a message that cannot be answered, in words of this file alone."""
-        run = run if re.fullmatch(RUN_NAME, run) else ""
+        run, said = run if re.fullmatch(RUN_NAME, run) else "", plain_text(str(error))
         if isinstance(error, Refused):
-            LOG.warning("run %s: refused: %s", run, error)
-            refusal = RefusalHeader(reason=plain_text(f"refuses: {error}"), final=True)
+            LOG.warning("run %s: refused: %s", run, said)
+            refusal = RefusalHeader(reason=plain_text(f"refuses: {said}"), final=True)
         elif isinstance(error, WireError):
-            LOG.warning("run %s: cannot do what it is asked: %s", run, error)
-            refusal = RefusalHeader(reason=plain_text(f"cannot do what it is asked: {error}"), final=False)
+            LOG.warning("run %s: cannot do what it is asked: %s", run, said)
+            refusal = RefusalHeader(reason=plain_text(f"cannot do what it is asked: {said}"), final=False)
         elif isinstance(error, UserError):
-            LOG.error("run %s: %s", run, error)
+            LOG.error("run %s: %s", run, said)
             refusal = _failed("its data, model or device cannot be used; its own log says why")
         else:
             LOG.error("run %s", run, exc_info=error)

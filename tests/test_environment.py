@@ -96,3 +96,17 @@ def test_garbage_is_collected_after_loading_if_it_was_before(collected: bool) ->
         assert gc.isenabled() == collected
     finally:
         (gc.enable if before else gc.disable)()
+
+
+@pytest.mark.parametrize(("before", "frozen"), [("", True), ("import torch", False)])
+def test_only_libraries_that_are_loaded_first_are_left_out_of_later_collections(before: str, frozen: bool) -> None:
+    script = f"""
+import gc
+from fedstrata import environment
+{before}
+with environment.loading():
+    import torch
+print(gc.get_freeze_count() > 10_000, gc.get_freeze_count() == 0)
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == [str(frozen), str(not frozen)]

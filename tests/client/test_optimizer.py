@@ -13,7 +13,15 @@ from torch import nn
 
 from fedstrata.client.answer import ClientData, Work, answer_request
 from fedstrata.client.dropout import DropoutRng
-from fedstrata.client.optimizer import learning_rate, make_optimizer, memory_of, step
+from fedstrata.client.optimizer import (
+    BLOCK,
+    add_proximal,
+    anchor_of,
+    learning_rate,
+    make_optimizer,
+    memory_of,
+    step,
+)
 from fedstrata.client.trainer import drain
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.job.tables import Train
@@ -96,6 +104,31 @@ def test_sgd_is_torchs_and_has_no_memory() -> None:
     for name, weight in whole.named_parameters():
         assert torch.equal(trained[name], weight)
     assert not any(torch.is_tensor(value) for value in memory_of(optimizer, trained).values())
+
+
+PARAMETERS = {
+    "small": lambda: torch.randn(3, 5),
+    "a number": lambda: torch.randn(()),
+    "empty": lambda: torch.randn(0, 4),
+    "of several blocks": lambda: torch.randn(3, BLOCK // 2 + 7),
+    "not contiguous": lambda: torch.randn(BLOCK // 2 + 7, 3).T,
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_the_proximal_term_is_the_gradient_of_the_squared_distance(name: str) -> None:
+    torch.manual_seed(0)
+    parameter, resting = nn.Parameter(PARAMETERS[name]()), nn.Parameter(torch.ones(2))
+    train = train_config(proximal_mu=0.25)
+    anchor = anchor_of([parameter, resting], train)
+    old = parameter.detach().clone()
+    with torch.no_grad():
+        parameter += torch.randn(parameter.shape)
+    gradient = torch.randn_like(parameter)
+    parameter.grad = gradient.clone()
+    add_proximal(anchor, train)
+    assert torch.equal(parameter.grad, gradient + 0.25 * (parameter.detach() - old))  # mu is a power of two
+    assert resting.grad is None
 
 
 @pytest.mark.parametrize("kept", [False, True])

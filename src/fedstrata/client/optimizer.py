@@ -15,6 +15,9 @@ Parameters = Mapping[str, torch.nn.Parameter]
 Anchor = list[tuple[torch.nn.Parameter, torch.Tensor]]
 """Parameters with the values that they had when the round began: FedProx's reference."""
 
+BLOCK = 1 << 17
+"""Elements whose distance from the reference is made at once; it stays in a core's cache."""
+
 
 def learning_rate(train: Train, span: ScheduleSpan, step: int, epoch: int | None = None) -> float:
     """The learning rate of a 0-based step of a client's round, in the 0-based ``epoch`` (None: of equal epochs).
@@ -76,7 +79,15 @@ def add_proximal(anchor: Anchor, train: Train) -> None:
     """Add the gradient of mu/2 |w - w_t|^2, FedProx's term (Li et al. 2020, eq. 2), to those that are there."""
     for parameter, old in anchor:
         if parameter.grad is not None:
-            parameter.grad.add_(parameter.detach() - old, alpha=train.proximal_mu)
+            for gradient, new, before in _blocks(parameter.grad, parameter.detach(), old):
+                gradient.add_(new - before, alpha=train.proximal_mu)
+
+
+def _blocks(*tensors: torch.Tensor) -> Iterable[tuple[torch.Tensor, ...]]:
+    """The same elements of tensors of one shape, ``BLOCK`` at a time on a CPU."""
+    if tensors[0].device.type != "cpu" or not all(tensor.is_contiguous() for tensor in tensors):
+        return [tensors]
+    return zip(*(torch.split(tensor.view(-1), BLOCK) for tensor in tensors), strict=True)
 
 
 def clip_gradients(trained: Parameters, train: Train) -> None:

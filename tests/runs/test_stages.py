@@ -122,8 +122,8 @@ def settled(folder: Path) -> list[tuple[str, str, int]]:
 def test_a_later_stage_goes_on_elsewhere_as_the_run_began(
     staged: dict[str, Any], tmp_path: Path, machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    staged["train"]["precision"] = "auto"
-    staged["stages"][1]["train"] = {"device": "auto"}
+    staged["train"] |= {"precision": "auto", "device": "auto"}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     machine(cores=2, bf16=True)
     whole = fedstrata.run(staged, {"output.dir": str(tmp_path / "whole")})
     stopped(staged)

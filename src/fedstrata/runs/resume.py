@@ -78,13 +78,18 @@ def job_missing(path: Path) -> UserError:
     return UserError(f"{path}: is missing, so that it cannot be told which job's run this is")
 
 
-def with_recorded_precision(job: Job, folder: Path) -> Job:
-    """A job whose precision is "auto" with the one that this folder's run began with, on whatever machine."""
+def as_recorded(job: Job, folder: Path) -> Job:
+    """A job whose device and precision are "auto" with those that this folder's run began with.
+
+    A GPU is not taken over: where there is none, the refusal says so.
+    """
+    left = {key for key in ("device", "precision") if getattr(job.train, key) == "auto"}
     path = folder / "job.toml"
-    if job.train.precision != "auto" or not path.exists():
+    if not left or not path.exists():
         return job
-    recorded = read_toml(path).get("train", {}).get("precision", "auto")
-    return job.model_copy(update={"train": job.train.model_copy(update={"precision": recorded})})
+    recorded = read_toml(path).get("train", {})
+    own = {key: recorded[key] for key in left & recorded.keys() if recorded[key] != "cuda"}
+    return job.model_copy(update={"train": job.train.model_copy(update=own)})
 
 
 def changes(job: Job, folder: Path, components: Mapping[str, str] = NONE) -> list[Change]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from fedstrata.job.toml import read_toml
 from fedstrata.plan.kinds import FORMAT
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import make_plan
+from fedstrata.plan.schedule import sample_clients
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.folder import check_format
 from fedstrata.server.optimizer import LEARNING_RATES
@@ -170,7 +170,8 @@ def check_more_rounds(job: Job, folder: Path, before: int, parts: Parts, clients
     elif any(
         len({make_plan(method, parts, job.task.kind, round, client, streams) for method in (short, job.method)})
         > 1
-        for round, client in itertools.product(range(before), clients)
+        for round in range(before)
+        for client in sample_clients(list(clients), job.clients.fraction, round, streams)
     ):
         why = "as what this method trains in a round depends on their number"
     if why:

@@ -9,9 +9,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import tomli_w
@@ -86,6 +86,31 @@ def test_workers_are_dealt_to_the_gpus_that_this_process_may_use(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert processes.gpu_names(count) == names
+
+
+def test_a_worker_that_has_died_is_replaced_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    forked, ends = list[str](), list[socket.socket]()
+
+    class Recorder(Nursery):
+        def fork(self, environment: Mapping[str, str]) -> socket.socket:
+            forked.append(environment["CUDA_VISIBLE_DEVICES"])
+            ours, theirs = socket.socketpair()
+            ends.append(theirs)
+            return ours
+
+    monkeypatch.setattr(processes, "dump_seed", lambda seed: (b"", {}))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    workers = Processes(Recorder(), cast("Any", None), 1, gpus=2)
+    for _ in range(2):
+        workers.start()
+    ends[1].close()  # it dies
+    assert list(workers.messages()) == [(1, None)]
+    for _ in range(2):
+        workers.start()
+    workers.close()
+    for end in ends:
+        end.close()
+    assert forked == ["0", "1", "1", "0"]
 
 
 @pytest.mark.parametrize(("name", "kind", "tables", "workers"), CASES)

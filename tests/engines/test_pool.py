@@ -19,12 +19,17 @@ import torch
 
 import fedstrata
 from fedstrata import UserError
-from fedstrata.engines import processes
+from fedstrata.data.prepare import prepare
+from fedstrata.engines import choice, processes
 from fedstrata.engines.frames import receive, send
 from fedstrata.engines.processes import Nursery, Processes
 from fedstrata.events import Scored, StageStarted, Stepped
+from fedstrata.job.file import load
+from fedstrata.models.parts import find_parts
+from fedstrata.runs.components import Components
+from fedstrata.runs.engines import choose_engine
 from fedstrata.server.state import newest_commit
-from tiny import saved_models
+from tiny import saved_models, tiny_model
 
 pytestmark = [pytest.mark.run, pytest.mark.usefixtures("_one_nursery")]
 Jobs = Callable[..., dict[str, Any]]
@@ -257,6 +262,19 @@ def alive(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.parametrize(("long_text", "wanted"), [("chunk", "pool"), ("truncate", "inprocess")])
+def test_long_texts_count_as_the_chunks_that_are_trained(
+    job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long_text: str, wanted: str
+) -> None:
+    """Three texts of 30,000 letters: three examples, or some hundred each."""
+    monkeypatch.setattr(choice, "cores", lambda: 2)
+    (tmp_path / "long.csv").write_text("text\n" + 3 * f"{'the eye of a child ' * 1_600}\n")
+    made = load(job("fedavg", data={"train": str(tmp_path / "long.csv"), "long_text": long_text}))[0]
+    parts = find_parts(tiny_model())
+    found = choose_engine(made, prepare(made), parts, tmp_path / "run", Components())
+    assert (found.name, found.threads) == (wanted, 1)
 
 
 def test_workers_of_two_threads_give_the_bits_of_one_process_of_two(job: Jobs, tmp_path: Path) -> None:

@@ -202,7 +202,8 @@ def cases(size: str, batch: int, tokens: int, device: str) -> list[Case]:
             precision="bf16" if bf16 else "fp32",
             proximal_mu=mu,
         )
-        trainer = Trainer(WorkingModel(made[kind], parts[kind], bf16=bf16), tasks(full)[kind], train, Streams(0))
+        working = WorkingModel(made[kind], parts[kind], device, bf16)
+        trainer = Trainer(working, tasks(full)[kind], train, Streams(0))
         work = each if kind == "classify" else everywhere if full else masked
         flops = train_flops(parts[kind], plan, work)
         methods = tuple(name.split(",")[0].split())

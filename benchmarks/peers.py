@@ -137,7 +137,7 @@ def run_workload(workload: Workload, names: list[str], chosen: argparse.Namespac
             said = f"{record['seconds']:.1f} s, {record['peak'] / 1e9:.2f} GB, score {record['score']:.3f}"
             CONSOLE.print(f"  {repeat + 1}/{chosen.repeats} {name}: {said}")
     apart = {}
-    if not workload.dropout:
+    if not workload.dropout and REFERENCE in names:
         first = {name: folder / f"{name}-0".replace(" ", "-") for name in names}
         apart = {n: difference(work, out, first[REFERENCE]) for n, out in first.items() if n != REFERENCE}
     known = json.loads((work / "workload.json").read_text("utf-8"))

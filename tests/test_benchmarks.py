@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
@@ -46,6 +47,22 @@ def test_client_step_has_a_ratio_for_every_method(tmp_path: Path) -> None:
     for step in others:  # of the same peak: FLOPs per second are as the ratios of FLOPs and seconds say
         found = step["utilization"] * step["seconds"] / step["flop_ratio"]
         assert found == pytest.approx(alike[0], rel=1e-9)
+
+
+def test_client_step_leaves_its_models_on_the_device_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working model without a device takes a model to the processor, the plain steps' own too."""
+    module, devices = module_of("client_step"), list[str]()
+
+    def working(model: Any, parts: Any, device: str = "cpu", bf16: bool = False) -> None:
+        devices.append(device)
+
+    models = module.models
+    monkeypatch.setattr(module, "models", lambda size, device: models(size, "cpu"))
+    monkeypatch.setattr(module, "resolve_precision", lambda precision, device: "bf16")
+    monkeypatch.setattr(module, "plain", lambda *arguments: None)
+    monkeypatch.setattr(module, "WorkingModel", working)
+    module.cases("small", 2, 8, "cuda")
+    assert set(devices) == {"cuda"}
 
 
 def test_frozen_has_both_ratios_for_every_head(tmp_path: Path) -> None:
@@ -131,6 +148,17 @@ def test_peers_take_the_same_batches_to_nearly_the_same_weights(tmp_path: Path) 
     assert {peer: len(runs) for peer, runs in found["runs"].items()} == {"fedstrata fp32": 1, "careful loop": 1}
     assert found["apart"]["fedstrata fp32"] < 1e-3  # one wrong batch would make it about 1
     assert all(run["seconds"] > 0 and run["peak"] > 0 for runs in found["runs"].values() for run in runs)
+
+
+def test_final_weights_are_compared_with_the_careful_loop_where_it_takes_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = module_of("peers")
+    record = {"seconds": 1.0, "peak": 1, "score": 0.5}
+    monkeypatch.setattr(module, "run_peer", lambda *arguments: record)
+    chosen = argparse.Namespace(model=None, data=None, repeats=1, quick=True, limit=1)
+    found = module.run_workload(module.WORKLOADS["quick"], ["fedstrata"], chosen, tmp_path)
+    assert (found["runs"], found["apart"]) == ({"fedstrata": [record]}, {})
 
 
 def test_a_peer_that_fails_is_named_with_its_reason(tmp_path: Path) -> None:

@@ -92,3 +92,9 @@ def test_a_run_goes_on_in_the_precision_it_began_with(
     made["train"]["precision"] = "fp32"
     with pytest.raises(fedstrata.UserError, match=r"train\.precision = 'bf16'.*'fp32'"):
         fedstrata.run(made, resume=True)
+
+
+def test_the_reference_page_has_the_rule() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "job.md").read_text("utf-8")
+    rule = page.partition('precision = "auto"')[2].partition("mlm_head")[0]
+    assert all(f"{number:,}" in rule for number in (LEAST_WIDTH, LEAST_STATES, TYPICAL_TOKENS))

@@ -9,9 +9,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import tomli_w
@@ -19,12 +19,17 @@ import torch
 
 import fedstrata
 from fedstrata import UserError
-from fedstrata.engines import processes
+from fedstrata.data.prepare import prepare
+from fedstrata.engines import choice, processes
 from fedstrata.engines.frames import receive, send
 from fedstrata.engines.processes import Nursery, Processes
 from fedstrata.events import Scored, StageStarted, Stepped
+from fedstrata.job.file import load
+from fedstrata.models.parts import find_parts
+from fedstrata.runs.components import Components
+from fedstrata.runs.engines import choose_engine
 from fedstrata.server.state import newest_commit
-from tiny import saved_models
+from tiny import saved_models, tiny_model
 
 pytestmark = [pytest.mark.run, pytest.mark.usefixtures("_one_nursery")]
 Jobs = Callable[..., dict[str, Any]]
@@ -86,6 +91,31 @@ def test_workers_are_dealt_to_the_gpus_that_this_process_may_use(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert processes.gpu_names(count) == names
+
+
+def test_a_worker_that_has_died_is_replaced_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    forked, ends = list[str](), list[socket.socket]()
+
+    class Recorder(Nursery):
+        def fork(self, environment: Mapping[str, str]) -> socket.socket:
+            forked.append(environment["CUDA_VISIBLE_DEVICES"])
+            ours, theirs = socket.socketpair()
+            ends.append(theirs)
+            return ours
+
+    monkeypatch.setattr(processes, "dump_seed", lambda seed: (b"", {}))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    workers = Processes(Recorder(), cast("Any", None), 1, gpus=2)
+    for _ in range(2):
+        workers.start()
+    ends[1].close()  # it dies
+    assert list(workers.messages()) == [(1, None)]
+    for _ in range(2):
+        workers.start()
+    workers.close()
+    for end in ends:
+        end.close()
+    assert forked == ["0", "1", "1", "0"]
 
 
 @pytest.mark.parametrize(("name", "kind", "tables", "workers"), CASES)
@@ -232,6 +262,19 @@ def alive(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.parametrize(("long_text", "wanted"), [("chunk", "pool"), ("truncate", "inprocess")])
+def test_long_texts_count_as_the_chunks_that_are_trained(
+    job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long_text: str, wanted: str
+) -> None:
+    """Three texts of 30,000 letters: three examples, or some hundred each."""
+    monkeypatch.setattr(choice, "cores", lambda: 2)
+    (tmp_path / "long.csv").write_text("text\n" + 3 * f"{'the eye of a child ' * 1_600}\n")
+    made = load(job("fedavg", data={"train": str(tmp_path / "long.csv"), "long_text": long_text}))[0]
+    parts = find_parts(tiny_model())
+    found = choose_engine(made, prepare(made), parts, tmp_path / "run", Components())
+    assert (found.name, found.threads) == (wanted, 1)
 
 
 def test_workers_of_two_threads_give_the_bits_of_one_process_of_two(job: Jobs, tmp_path: Path) -> None:

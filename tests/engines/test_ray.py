@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,7 +24,8 @@ import torch
 import fedstrata
 from fedstrata import UserError
 from fedstrata.engines import ray_cluster
-from fedstrata.engines.player import Failed, Played, failed
+from fedstrata.engines.player import ClientTask, Failed, Played, failed
+from fedstrata.engines.ray_actor import RayActor
 from fedstrata.engines.ray_cluster import RayWorkers
 from fedstrata.engines.ray_frames import (
     decode_answer,
@@ -32,7 +34,8 @@ from fedstrata.engines.ray_frames import (
     encode_events,
 )
 from fedstrata.events import Encoded, StageStarted, Stepped
-from fedstrata.plan.messages import Positions, Reply
+from fedstrata.plan.messages import Positions, Reply, Request
+from fedstrata.plan.plan import Plan
 from fedstrata.tasks.task import Predicted
 from fedstrata.wire.codec import WireError
 from tiny import saved_models
@@ -132,6 +135,26 @@ def test_without_ray(job: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"^\[engine\] address: needs the extra 'ray': pip install"):
         fedstrata.run(job(engine={"name": "pool", "address": "auto"}))
+
+
+def test_hidden_states_are_kept_only_where_the_run_can_delete_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    token = tmp_path / "token"
+    actor = RayActor(b"", [], 1, (str(token), "of this run"))
+    actor.player = cast("Any", SimpleNamespace(run=lambda task: []))
+    for plan, content, kind in (
+        (Plan((0,), ("head",)), "of another", "predicted"),
+        (Plan((0,), ("head",), freeze_encoder=True), "of another", "failed"),
+        (Plan((0,), ("head",), freeze_encoder=True), "of this run", "predicted"),
+    ):
+        token.write_text(content, "utf-8")
+        task = ClientTask(Request(0, "a", plan, "train", {}, {}), np.arange(1), {}, tmp_path)
+        found = actor.play(task, [])
+        assert found[0] == kind
+        assert ("an output.dir that all machines share" in found[2]) == (kind == "failed")
+    actor.computing.shutdown()
 
 
 # ---- a cluster

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,16 @@ def test_kept_states_go_with_the_end_or_stay_on_request(frozen: Jobs, tmp_path: 
     fedstrata.run(made)
     sizes = {path.parent.parent.name: path.stat().st_size for path in (tmp_path / "kept").rglob("features.f32")}
     assert sizes == {"client-0": 4 * 128, "client-1": 4 * 128, "client-2": 4 * 128, "state": 12 * 128}
+
+
+def test_kept_states_hold_no_file_open(frozen: Jobs, tmp_path: Path) -> None:
+    """There may be more clients than files that a process may have open."""
+    job = resolve_auto(load(frozen("mean"))[0])
+    ready = make_ready(job, prepare(job), frozen("mean")["model"]["name"])
+    caches, before = ready.runtime.caches, len(os.listdir("/dev/fd"))
+    for client, index in ready.shards.items():
+        caches.open(ready.train, index, tmp_path / client).inputs(index)
+    assert len(os.listdir("/dev/fd")) == before
 
 
 def test_states_of_other_weights_or_texts_are_not_used(frozen: Jobs, tmp_path: Path) -> None:

@@ -15,8 +15,14 @@ import fedstrata
 from fedstrata.errors import UserError
 from fedstrata.job.file import load
 from fedstrata.job.toml import read_toml
+from fedstrata.models.parts import find_parts
+from fedstrata.plan.plan import make_plan
+from fedstrata.plan.schedule import sample_clients
+from fedstrata.plan.streams import Streams
+from fedstrata.runs import resume
 from fedstrata.runs.folder import own_folder
 from fedstrata.wire.files import clear, replace_folder
+from tiny import tiny_model
 
 Jobs = Callable[..., dict[str, Any]]
 
@@ -218,6 +224,24 @@ def test_more_rounds_are_refused_where_they_would_be_others(
     fedstrata.run(made)
     with pytest.raises(UserError, match=sentence):
         fedstrata.run(made, {"method.rounds": 3}, resume=True)
+
+
+def test_of_many_clients_the_plans_of_those_that_took_part_are_compared(
+    job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 10,000 clients of which 100 train in a round all took minutes."""
+    made, clients = load(job("fedavg", clients={"count": 200, "fraction": 0.05}))[0], [f"{i}" for i in range(200)]
+    seen = list[tuple[int, str]]()
+
+    def counted(method: Any, parts: Any, task: str, round: int, client: str, streams: Streams) -> Any:
+        seen.append((round, client))
+        return make_plan(method, parts, task, round, client, streams)
+
+    monkeypatch.setattr(resume, "make_plan", counted)
+    resume.check_more_rounds(made, tmp_path, 3, find_parts(tiny_model()), clients)
+    sampled = [(at, name) for at in range(3) for name in sample_clients(clients, 0.05, at, Streams(0))]
+    assert len(sampled) == 30
+    assert set(seen) == set(sampled)
 
 
 def test_a_stage_that_another_began_from_gets_no_more_rounds(job: Jobs, model_folder: Callable[..., Path]) -> None:

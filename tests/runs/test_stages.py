@@ -20,6 +20,7 @@ from fedstrata.job.file import load
 from fedstrata.job.toml import read_toml
 from fedstrata.plan.kinds import FORMAT
 from fedstrata.privacy.accounting import Spending, epsilon_of
+from fedstrata.runs import notes
 from fedstrata.runs.privacy import combined_privacy
 from fedstrata.runs.resume import same_job
 
@@ -122,8 +123,8 @@ def settled(folder: Path) -> list[tuple[str, str, int]]:
 def test_a_later_stage_goes_on_elsewhere_as_the_run_began(
     staged: dict[str, Any], tmp_path: Path, machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    staged["train"]["precision"] = "auto"
-    staged["stages"][1]["train"] = {"device": "auto"}
+    staged["train"] |= {"precision": "auto", "device": "auto"}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     machine(cores=2, bf16=True)
     whole = fedstrata.run(staged, {"output.dir": str(tmp_path / "whole")})
     stopped(staged)
@@ -259,6 +260,30 @@ def test_the_default_length_fits_itself_to_a_short_model(job: Jobs) -> None:
     made = job("fedavg", "classify")
     del made["train"]["max_tokens"]
     assert fedstrata.run(made).status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("file", "usable", "hidden", "said"),
+    [
+        ("nvidia0", False, False, True),
+        ("nvidia0", True, False, False),
+        ("nvidia0", False, True, False),
+        ("nvidiactl", False, False, False),
+    ],
+)
+def test_a_gpu_that_torch_cannot_use_is_told(
+    job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, usable: bool, hidden: bool, said: bool
+) -> None:
+    (tmp_path / "devices").mkdir()
+    (tmp_path / "devices" / file).touch()
+    monkeypatch.setattr(notes, "DEVICES", tmp_path / "devices")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: usable)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if hidden:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    told: list[str] = []
+    fedstrata.run(job("none"), progress=lambda e: told.extend(getattr(e, "notes", ())))
+    assert any("a GPU that the installed torch cannot use" in note for note in told) == said
 
 
 def test_a_method_that_never_trains_a_new_part_says_so(job: Jobs) -> None:

@@ -14,14 +14,17 @@ import torch
 
 import fedstrata
 from fedstrata.errors import UserError
+from fedstrata.models.parts import find_parts, part_tensors
 from fedstrata.runs import result_file
 from fedstrata.runs.result import read_status
 from fedstrata.server import records, state
-from fedstrata.server.commits import Commit, CommitWriter
+from fedstrata.server.commits import Commit, CommitWriter, part_files
 from fedstrata.server.journal import Journal
+from fedstrata.server.optimizer import AdaptiveOptimizer
+from fedstrata.server.server import Server
 from fedstrata.wire import store
 from fedstrata.wire.files import read_lines
-from tiny import saved_models
+from tiny import saved_models, tiny_model
 
 Jobs = Callable[..., dict[str, Any]]
 
@@ -45,6 +48,22 @@ def keeping(job: Jobs) -> dict[str, Any]:
     train = {"optimizer_state": "persist"}
     tables = {"wire": {"dtype": "int8"}, "server": {"optimizer": "momentum"}, "output": {"client_models": True}}
     return job("fedsplitbert", "classify", 2, method={"rounds": 5}, train=train, **tables)
+
+
+@pytest.mark.parametrize("base", [object, AdaptiveOptimizer])
+def test_a_commit_has_the_memory_of_its_own_round(tmp_path: Path, base: type) -> None:
+    """That of a caller's own optimizer may change in place while the commit is being written."""
+    own = type("Own", (base,), {})()
+    model = tiny_model()
+    parts = find_parts(model)
+    weights = {part: part_tensors(model, parts, [part]) for part in parts.names}
+    moments = {name: {"first": torch.zeros_like(tensor)} for name, tensor in weights["layer.0"].items()}
+    server = Server(parts, weights, optimizer=own, moments=moments)
+    found = {key.name: tensors for key, _, tensors in part_files(tmp_path, server, "layer.0")}
+    for memory in moments.values():
+        memory["first"].add_(1.0)
+    assert len(found["moments-layer.0"]) == len(moments)
+    assert not any(tensor.any() for tensor in found["moments-layer.0"].values())
 
 
 @pytest.mark.parametrize("damaged", ["", "manifest-000002.json", "*@2.safetensors"])

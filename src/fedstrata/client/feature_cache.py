@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +96,7 @@ class FeatureCache:
         }
         if self.places:
             self.digest = encoder or encoder_digest(self.model)
-            self.disk = self._open(folder, index[cached], int(sizes[cached].sum()), on_encoded)
+            self.disk = self._made(folder, index[cached], int(sizes[cached].sum()), on_encoded)
 
     def inputs(self, chosen: Index) -> dict[str, torch.Tensor]:
         """The model's inputs for some examples: ``encoded`` ``[B, n, T, H]`` and their ``attention_mask``."""
@@ -115,10 +115,20 @@ class FeatureCache:
         """What the head takes of each of some examples, ``[n, T, H]``: from the disk, or computed."""
         absent = np.asarray([i for i in chosen.tolist() if i not in self.places], np.int64)
         found = dict(zip(absent.tolist(), self._compute(absent), strict=True))
-        for i in set(chosen.tolist()) - found.keys():
-            start, shape = self.places[i]
-            found[i] = np.array(self.disk[start : start + int(np.prod(shape))]).reshape(shape)
+        if there := set(chosen.tolist()) - found.keys():
+            found |= self._read(there)
         return [found[i] for i in chosen.tolist()]
+
+    def _read(self, chosen: Iterable[int]) -> dict[int, Array]:
+        """From the disk; the file is open no longer, as there may be more clients than files that may be open."""
+        found = {}
+        with self.disk.open("rb", buffering=0) as file:
+            for i in chosen:
+                start, shape = self.places[i]
+                file.seek(4 * start)
+                found[i] = np.empty(shape, np.float32)
+                file.readinto(found[i].data)
+        return found
 
     def _compute(self, chosen: Index) -> list[Array]:
         lengths = np.asarray([self.lengths[i] for i in chosen.tolist()], np.int64)
@@ -146,7 +156,8 @@ class FeatureCache:
         encoder.train(learning)
         return states[:, :, : self.lengths[int(chosen[0])]]
 
-    def _open(self, folder: Path, index: Index, total: int, on_encoded: Callable[[int, int], None]) -> Any:
+    def _made(self, folder: Path, index: Index, total: int, on_encoded: Callable[[int, int], None]) -> Path:
+        """The cache's file, which is made if it is not there as it must be."""
         path, note = folder / "features.f32", folder / "features.json"
         wanted = {"key": self._key(index), "elements": total}
         if not (note.exists() and _read(note) == {**wanted, "checksum": checksum_of(path)}):
@@ -165,7 +176,7 @@ class FeatureCache:
             del disk
             wanted["checksum"] = checksum_of(path)
             write_bytes(note, json.dumps(wanted).encode())  # last: half a file counts as none
-        return np.memmap(path, np.float32, "r", shape=(total,))
+        return path
 
     def _key(self, index: Index) -> str:
         """A hash of all that the cached numbers depend on."""

@@ -37,8 +37,8 @@ class Work:
     """What is known of a stage's training before its rows are tokenized.
 
     Attributes:
-        examples: client -> its training rows.
-        tokens: of a row, on average; ``train.max_tokens`` at most.
+        examples: client -> its training examples: rows, or the chunks that long ones are cut into.
+        tokens: of an example, on average; ``train.max_tokens`` at most.
         parts: the model's.
         gpus: GPUs that the job's device means; 0 on the CPU.
         cluster: CPUs, or GPUs if the job's device is one, of the Ray cluster that the job names.

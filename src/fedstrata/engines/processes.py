@@ -123,9 +123,10 @@ def gpu_names(count: int) -> list[str]:
 
 @dataclass
 class _Process:
-    """A worker process: its connection, its id once it is known, and the tags of the parts that it has."""
+    """A worker process: its connection and GPU, its id once it is known, and the tags of the parts that it has."""
 
     connection: socket.socket
+    gpu: str = ""
     pid: int = 0
     has: dict[PartKey, object] = field(default_factory=dict)
 
@@ -153,9 +154,9 @@ class Processes:
 
     def start(self) -> int:
         """Start a worker; its number."""
-        number = self.started
-        environment = {GPUS: self.gpus[number % len(self.gpus)]} if self.gpus else {}
-        process = _Process(self.nursery.fork(environment))
+        number, taken = self.started, [process.gpu for process in self.processes.values()]
+        gpu = min(self.gpus, key=taken.count, default="")  # of one that has died its own
+        process = _Process(self.nursery.fork({GPUS: gpu} if gpu else {}), gpu)
         with contextlib.suppress(ConnectionError):
             message = (self.content, self.arrays.places, self.threads)
             send(process.connection, message, [self.arrays.descriptor])

@@ -15,13 +15,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fedstrata.engines.player import Assignment, PartKey, Player, failed
+from fedstrata.engines.player import Assignment, ClientTask, PartKey, Player, failed
 from fedstrata.engines.ray_frames import decode_tensors, encode_answer, encode_events
 from fedstrata.engines.seed import load_seed
+from fedstrata.errors import UserError
 from fedstrata.events import Event
 
 NEWS = 2.0
 """Seconds after which :meth:`RayActor.news` answers although there is none."""
+
+UNSEEN = (
+    "[engine] address: this run's clients keep files from round to round, and a machine of the cluster does not "
+    "see them; expected an output.dir that all machines share, found {folder}"
+)
 
 
 class RayActor:
@@ -45,9 +51,7 @@ class RayActor:
 
     def about(self) -> str:
         """Where it runs and what it computes with, as JSON."""
-        path, content = self.token
-        seen = Path(path).is_file() and Path(path).read_text("utf-8") == content
-        return json.dumps({**about_here(), "folder": seen})
+        return json.dumps({**about_here(), "folder": self._sees_folder()})
 
     def play(self, task: Assignment, parts: Sequence[tuple[PartKey, object, Any]]) -> tuple[str, bytes, str, str]:
         """A task's answer and the events that have not been told yet.
@@ -67,12 +71,27 @@ class RayActor:
 
     def _play(self, task: Assignment, parts: Sequence[tuple[PartKey, object, Any]]) -> tuple[str, bytes, str]:
         try:
+            self._check_place(task)
             self.player = self.player or self._make()
             for key, tag, reference in parts:
                 self.player.published[key] = tag, decode_tensors(self.ray.get(reference))
             return encode_answer(self.player.run(task))
         except Exception as error:  # it could not be made, or what it predicts cannot travel
             return encode_answer(failed(error))
+
+    def _sees_folder(self) -> bool:
+        path, content = self.token
+        return Path(path).is_file() and Path(path).read_text("utf-8") == content
+
+    def _check_place(self, task: Assignment) -> None:
+        """Refuse to keep hidden states where nobody deletes them when the run has ended.
+
+        Raises:
+            UserError: this machine does not see the run's folder.
+        """
+        caches = isinstance(task, ClientTask) and task.request.plan.freeze_encoder
+        if caches and not self._sees_folder():
+            raise UserError(UNSEEN.format(folder=Path(self.token[0]).parent))
 
     def _make(self) -> Player:
         import torch

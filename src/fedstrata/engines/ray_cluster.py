@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.engines.player import Answer, Assignment, ClientTask, PartKey, Played
-from fedstrata.engines.ray_actor import RayActor, about_here
+from fedstrata.engines.ray_actor import UNSEEN, RayActor, about_here
 from fedstrata.engines.ray_frames import WorkerError, decode_answer, decode_events, encode_tensors
 from fedstrata.engines.seed import Seed, dump_seed
 from fedstrata.errors import UserError, first_words, plural
@@ -235,10 +235,7 @@ class RayWorkers:
 
     def _answer(self, worker: _Worker, answer: Answer) -> Answer:
         if isinstance(answer, Played) and answer.notes and not worker.folder:
-            raise UserError(
-                f"[engine] address: this run's clients keep files from round to round, and a machine of the "
-                f"cluster does not see them; expected an output.dir that all machines share, found {self.folder}"
-            )
+            raise UserError(UNSEEN.format(folder=self.folder))
         return answer
 
     def _check(self, about: dict[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from fedstrata.job.tables import Job
 from fedstrata.job.toml import read_toml
 from fedstrata.runs.components import Components
 from fedstrata.runs.engines import recorded_threads
-from fedstrata.runs.resume import changes, with_recorded_precision
+from fedstrata.runs.resume import as_recorded, changes
 
 
 def places_of(jobs: Sequence[Job]) -> list[Path]:
@@ -23,8 +23,8 @@ def places_of(jobs: Sequence[Job]) -> list[Path]:
 def as_it_began(job: Job, folder: Path) -> Job:
     """The job with what its run settled by itself, as far as the job leaves it open.
 
-    That is the precision, the threads of a client, and the rounds that noise is calibrated for; these follow from
-    the number of rounds, so they are taken over only where that is the same.
+    That is the device and precision, the threads of a client, and the rounds that noise is calibrated for; these
+    follow from the number of rounds, so they are taken over only where that is the same.
 
     Args:
         job: the job.
@@ -33,7 +33,7 @@ def as_it_began(job: Job, folder: Path) -> Job:
     Raises:
         UserError: its ``job.toml`` is damaged.
     """
-    job, engine, privacy = with_recorded_precision(job, folder), job.engine, job.privacy
+    job, engine, privacy = as_recorded(job, folder), job.engine, job.privacy
     before = read_toml(folder / "job.toml") if (folder / "job.toml").exists() else {}
     if engine.threads == "auto" and (threads := recorded_threads(folder)):
         engine = engine.model_copy(update={"threads": threads})

@@ -15,7 +15,7 @@ from fedstrata.job.tables import Job
 from fedstrata.job.toml import read_toml
 from fedstrata.plan.kinds import FORMAT
 from fedstrata.runs.folder import check_format
-from fedstrata.runs.resume import with_recorded_precision
+from fedstrata.runs.resume import as_recorded
 from fedstrata.wire.files import write_bytes
 
 CHOICES = "choices.toml"
@@ -54,7 +54,7 @@ def with_choices(jobs: Sequence[Job], places: Sequence[Path], folder: Path) -> l
     for job, place in zip(jobs, places, strict=True):
         begun = (place / "job.toml").exists()
         own = {} if begun else kept.get("stages", {}).get(job.stage, {})
-        made.append(_filled(with_recorded_precision(job, place), own))
+        made.append(_filled(as_recorded(job, place), own))
     return made
 
 

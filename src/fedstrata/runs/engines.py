@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -49,11 +50,10 @@ def choose_engine(job: Job, data: Prepared, parts: Parts, folder: Path, own: Com
         own: objects of the caller's own.
     """
     shards = population(job.method.population, data.shards)
-    texts = [data.train.columns[name][:SEEN] for name in text_columns(job)]
-    letters = sum(len(text) for column in texts for text in column) / max(1, len(texts[0]))
+    each, tokens = _reckoned(job, data)
     work = Work(
-        examples={client: len(rows) for client, rows in shards.items()},
-        tokens=min(job.train.max_tokens, letters / LETTERS + 2),
+        examples={client: each * len(rows) for client, rows in shards.items()},
+        tokens=tokens,
         parts=parts,
         gpus=torch.cuda.device_count() if job.train.device == "cuda" else 0,
         cluster=_cluster(job, len(shards)),
@@ -63,6 +63,16 @@ def choose_engine(job: Job, data: Prepared, parts: Parts, folder: Path, own: Com
     if choice.name == "pool" and job.engine.name == "auto" and (own.task or own.codec):
         return Choice("inprocess", 1, choice.threads, "task or codec of the caller's own")
     return choice
+
+
+def _reckoned(job: Job, data: Prepared) -> tuple[int, float]:
+    """Examples that a row makes, which are several where long texts are not truncated, and tokens of each."""
+    texts, kind = [data.train.columns[name][:SEEN] for name in text_columns(job)], TASK_KINDS[job.task.kind]
+    tokens = sum(len(text) for column in texts for text in column) / max(1, len(texts[0])) / LETTERS + 2
+    pair = bool(kind.texts) and len(texts) > 1
+    whole = pair or (job.data.long_text or kind.long_text) == "truncate"
+    each = 1 if whole else math.ceil(tokens / job.train.max_tokens)
+    return each, min(job.train.max_tokens, tokens / each)
 
 
 def _cluster(job: Job, clients: int) -> int:

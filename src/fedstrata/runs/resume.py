@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from fedstrata.job.toml import read_toml
 from fedstrata.plan.kinds import FORMAT
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import make_plan
+from fedstrata.plan.schedule import sample_clients
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.folder import check_format
 from fedstrata.server.optimizer import LEARNING_RATES
@@ -78,13 +78,18 @@ def job_missing(path: Path) -> UserError:
     return UserError(f"{path}: is missing, so that it cannot be told which job's run this is")
 
 
-def with_recorded_precision(job: Job, folder: Path) -> Job:
-    """A job whose precision is "auto" with the one that this folder's run began with, on whatever machine."""
+def as_recorded(job: Job, folder: Path) -> Job:
+    """A job whose device and precision are "auto" with those that this folder's run began with.
+
+    A GPU is not taken over: where there is none, the refusal says so.
+    """
+    left = {key for key in ("device", "precision") if getattr(job.train, key) == "auto"}
     path = folder / "job.toml"
-    if job.train.precision != "auto" or not path.exists():
+    if not left or not path.exists():
         return job
-    recorded = read_toml(path).get("train", {}).get("precision", "auto")
-    return job.model_copy(update={"train": job.train.model_copy(update={"precision": recorded})})
+    recorded = read_toml(path).get("train", {})
+    own = {key: recorded[key] for key in left & recorded.keys() if recorded[key] != "cuda"}
+    return job.model_copy(update={"train": job.train.model_copy(update=own)})
 
 
 def changes(job: Job, folder: Path, components: Mapping[str, str] = NONE) -> list[Change]:
@@ -165,7 +170,8 @@ def check_more_rounds(job: Job, folder: Path, before: int, parts: Parts, clients
     elif any(
         len({make_plan(method, parts, job.task.kind, round, client, streams) for method in (short, job.method)})
         > 1
-        for round, client in itertools.product(range(before), clients)
+        for round in range(before)
+        for client in sample_clients(list(clients), job.clients.fraction, round, streams)
     ):
         why = "as what this method trains in a round depends on their number"
     if why:

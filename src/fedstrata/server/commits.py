@@ -40,7 +40,7 @@ def part_files(folder: Path, server: Server, part: str) -> list[tuple[Path, Path
     The tensors may be read for as long as the next round runs. A part and its residual are replaced, never changed
     in place, and so is the memory of the optimizers here; that of a caller's own is copied.
     """
-    own = isinstance(server.optimizer, AdaptiveOptimizer)
+    own = type(server.optimizer) is AdaptiveOptimizer
     moments = {
         f"{kind}|{name}": tensor if own else tensor.clone()
         for name in server.parts.shapes[part]

@@ -323,6 +323,18 @@ def test_a_server_cannot_say_that_a_site_takes_part_less_often_than_it_may(villa
         SiteService(read_site(state.parent))
 
 
+def test_a_job_may_save_some_of_its_epsilon_for_later_runs(village: Village, job: Jobs) -> None:
+    """The site took the noise of its rounds alone, so that its messages told more than server and page said."""
+    made = played(village, job, "example")
+    made["privacy"] = {**made["privacy"], "participations": 40}
+    told = fedstrata.run(made).privacy
+    assert told is not None
+    path = village.folder / "federation" / "sites" / "a" / "state" / ACCOUNT
+    spent = {json.loads(line)["noise"] for line in path.read_text().splitlines()}
+    assert spent == {told["clients"]["a"]["noise"]}
+    assert told["epsilon"] == NoiseAccount(path.parent, None, 1e-5).epsilon() < 2
+
+
 @pytest.mark.parametrize(
     "damage",
     [b"garbage", b"{}", b"[1]", b"\0\0", b"\xff", b'{"noise": 0.0, ', b'{"count": -5, ', b'{"rate": "1", ', b"["],

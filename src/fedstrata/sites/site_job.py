@@ -61,8 +61,9 @@ def site_job(own: SiteSettings, hello: HelloHeader, folder: Path) -> Job:
 
 
 def _own_count(job: Job) -> Job:
-    """The job with noise for every round: the server may ask in each, whatever it says."""
+    """The job with noise for every round at least: the server may ask in each, whatever it says."""
     if job.privacy.epsilon is None:
         return job
-    table = job.privacy.model_copy(update={"participations": job.method.rounds})
+    most = max(job.method.rounds, job.privacy.participations or 0)
+    table = job.privacy.model_copy(update={"participations": most})
     return job.model_copy(update={"privacy": table})

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from rings import Ints, Ring, again, members_of
 
+from fedstrata.privacy import shamir
 from fedstrata.privacy.masked_sums import Member
 from fedstrata.privacy.sum_terms import LEAST, threshold
 from fedstrata.wire.codec import WireError
@@ -141,6 +142,25 @@ def test_a_wrong_share_is_passed_over_and_too_many_are_said() -> None:
     assert ring.result()["low+top"][0] == plain(SENDS, WEIGHTS, numbers, list(SENDS), ("low", "top"))
     ring.server.shares["d"] = [bytes(33)] * len(ring.server.shares["d"])
     with pytest.raises(WireError, match="do not fit together"):
+        ring.result()
+
+
+def test_who_deals_wrong_shares_of_its_own_secrets_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone it spoils the sum: nobody can take its mask away."""
+    split = shamir.split
+    numbers = drawn(SENDS, np.random.default_rng(0))
+    ring = Ring(members_of(SENDS, WEIGHTS))
+    own = ring.members["c"].secrets.mask
+
+    def dealt(secret: bytes, threshold: int, count: int) -> list[bytes]:
+        bad = ring.members["c"].secrets.seeds and secret.hex() in ring.members["c"].secrets.seeds.values()
+        return [bytes(33)] * count if bad or secret.hex() == own else split(secret, threshold, count)
+
+    monkeypatch.setattr(shamir, "split", dealt)
+    ring.until_train()
+    ring.train(numbers)
+    ring.until_open()
+    with pytest.raises(WireError, match="the shares of c's secrets do not fit together"):
         ring.result()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from test_in_memory import Village, lines, same, weights
 
 import fedstrata
 from fedstrata import UserError
+from fedstrata.privacy.masked_sums import Member
+from fedstrata.privacy.roster import Entry
 from fedstrata.runs import stages
 from fedstrata.sites.messages import decode_message
 from tiny import SENTENCES
@@ -235,6 +238,27 @@ def test_a_site_adds_to_no_sum_with_a_key_that_it_does_not_know(job: Jobs, villa
         fedstrata.run(there, progress=events.append)
     reasons = {e.client: e.reason for e in events if type(e).__name__ == "Missed"}
     assert "what came as 'c' is not signed with its registered key" in reasons["a"]
+
+
+@pytest.mark.parametrize("what", ["alike", "none"])
+def test_a_site_with_keys_that_are_none_is_missing_and_not_all_the_others(
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Every other site stops at such keys, so that one of them ended every run."""
+    entry = Member._entry
+
+    def bad(member: Member) -> Entry:
+        own = entry(member)
+        spoilt = own.mask if what == "alike" else bytes(32)  # two keys that are one, or a point of low order
+        return replace(own, box=spoilt) if member.name == "c" else own
+
+    monkeypatch.setattr(Member, "_entry", bad)
+    _, there = one_round(job, village, quorum=0.8)
+    run, expected = fedstrata.run(there), in_process(village, job, "abde")
+    assert all(torch.equal(weights(run)[key], expected[key]) for key in expected)
+    [line] = lines(run.folder / "missing.jsonl")
+    assert line["client"] == "c"
+    assert line["reason"].startswith("sends what cannot be used: keys: ")
 
 
 def test_no_message_holds_a_change_in_clear(job: Jobs, village: Village) -> None:

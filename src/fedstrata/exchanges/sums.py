@@ -86,6 +86,7 @@ class SummedHalf(PlainHalf):
 
         def take_keys(reply: Reply) -> None:
             weight = 1 if self.signing.equal_weights else capped(reply.examples)
+            self.check_keys(opening, reply.sums)
             opening.take_keys(reply.client, reply.sums, weight)
 
         steps.ask("sum_keys", clients, lambda name: {}, take_keys)
@@ -101,6 +102,10 @@ class SummedHalf(PlainHalf):
         steps.ask_late("sum_open", signers, lambda name: opening.open_question(), _take(opening.take_opened))
         self.open(loop, round, opening)
         return loop.server.merge()
+
+    def check_keys(self, opening: Opening, answer: Message) -> None:
+        """See :meth:`fedstrata.privacy.opening.Opening.check_keys`."""
+        opening.check_keys(answer)
 
     def open(self, loop: Rounds, round: int, opening: Opening) -> None:
         """Give the opened sums' means to the server's aggregate; tell of the parts that stay closed."""
@@ -122,6 +127,9 @@ class SummedHalf(PlainHalf):
 
 class DrySummedHalf(SummedHalf):
     """The same in a forecast: every message of its size, and nothing to open."""
+
+    def check_keys(self, opening: Opening, answer: Message) -> None:
+        """Zeros, as many as keys are."""
 
     def open(self, loop: Rounds, round: int, opening: Opening) -> None:
         """See :meth:`SummedHalf.open`."""

@@ -73,6 +73,15 @@ class Opening:
         """Who has sent shares, in order."""
         return [name for name in self.entries if name in self.sealed]
 
+    def check_keys(self, answer: Mapping[str, bytes]) -> None:
+        """Refuse keys at which every other member would stop, so that whose they are is missing and not they.
+
+        Raises:
+            WireError: see :meth:`fedstrata.privacy.roster.Entry.check`.
+        """
+        entry, _ = message_fields(answer, "keys", "signature")
+        decode_entry(entry).check([decode_entry(other) for other in self.entries.values()])
+
     def take_keys(self, name: str, answer: Mapping[str, bytes], weight: int) -> None:
         """A member's keys, and the weight for which it counts: behind masks nobody sees with which it multiplies.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -31,6 +31,17 @@ class Entry:
     def encode(self) -> bytes:
         """As it travels and is signed, ``ENTRY_BYTES``."""
         return self.box + self.mask + self.weight.to_bytes(8, "big")
+
+    def check(self, others: Collection[Entry]) -> None:
+        """Refuse keys with which no member goes on.
+
+        Raises:
+            WireError: the two are one, another member has one of them, or with one there is no secret.
+        """
+        if len({self.box, self.mask}.difference(*((each.box, each.mask) for each in others))) < 2:
+            raise WireError("keys: one is there twice")
+        for key in (self.box, self.mask):
+            agreed(bytes(SECRET_BYTES), key)
 
 
 def decode_entry(content: bytes) -> Entry:

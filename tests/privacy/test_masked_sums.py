@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
-from rings import Ints, Ring, again, members_of
+from rings import Ints, Ring, again, alike, members_of
 
 from fedstrata.privacy import shamir
 from fedstrata.privacy.masked_sums import Member
@@ -197,6 +197,21 @@ def test_the_same_question_gets_the_same_answer_and_another_none() -> None:
         "signatures": b"".join(server.proofs[name] for name in names),
     }
     asked(a, "shares", fewer, "asked a second time for 'shares'")
+
+
+def test_the_masks_of_who_began_otherwise_do_not_cancel() -> None:
+    """A server sends the model to a alone, and to the others one that learns nothing."""
+
+    def begun(one: str, other: str) -> bytes:
+        return b"the model" if one == "a" else alike(one, other)
+
+    numbers = drawn(SENDS, np.random.default_rng(0))
+    ring = Ring(members_of(SENDS, WEIGHTS, begun=begun))
+    ring.until_train()
+    ring.train(numbers)
+    ring.until_open()
+    found, plainly = ring.result()["low+top"][0], plain(SENDS, WEIGHTS, numbers, list(SENDS), ("low", "top"))
+    assert all(one != other for one, other in zip(found, plainly, strict=True))
 
 
 def test_numbers_are_masked_once() -> None:

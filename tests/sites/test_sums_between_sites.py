@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ from test_in_memory import Village, lines, same, weights
 
 import fedstrata
 from fedstrata import UserError
+from fedstrata.plan.messages import Request
 from fedstrata.privacy.masked_sums import Member
+from fedstrata.privacy.opening import Opening
 from fedstrata.privacy.roster import Entry
 from fedstrata.runs import stages
+from fedstrata.sites.engine import RemoteEngine
 from fedstrata.sites.messages import decode_message
 from tiny import SENTENCES
 
@@ -238,6 +242,82 @@ def test_a_site_adds_to_no_sum_with_a_key_that_it_does_not_know(job: Jobs, villa
         fedstrata.run(there, progress=events.append)
     reasons = {e.client: e.reason for e in events if type(e).__name__ == "Missed"}
     assert "what came as 'c' is not signed with its registered key" in reasons["a"]
+
+
+class Sums:
+    """What the members of sums have brought to them, and what was opened of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.own, self.opened = list[dict[str, Any]](), list[tuple[Any, tuple[str, ...]]]()
+        masked, result, roster = Member.masked, Opening.result, Opening.close_roster
+
+        def begun(opening: Opening, groups: Any) -> Any:
+            self.own.append({})
+            return roster(opening, groups)
+
+        def noted(member: Member, question: Any, numbers: Any) -> Any:
+            self.own[-1][member.name] = numbers[0] * member.secrets.weight
+            return masked(member, question, numbers)
+
+        def seen(opening: Opening) -> Any:
+            made = result(opening)
+            self.opened.append((opening.roster.fixed.signed(made[0][0]), made[0][1]))
+            return made
+
+        monkeypatch.setattr(Opening, "close_roster", begun)
+        monkeypatch.setattr(Member, "masked", noted)
+        monkeypatch.setattr(Opening, "result", seen)
+
+    def alike(self, round: int) -> list[bool]:
+        """Which numbers of a sum are those that were brought to it."""
+        found, names = self.opened[round]
+        plain = sum(self.own[round][name] for name in names)
+        return [one == other for one, other in zip(found.tolist(), plain.tolist(), strict=True)]
+
+
+def test_masks_of_who_drops_out_are_taken_away_in_later_rounds_too(
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the sites began with is then a part as the way down has rounded it."""
+    sums = Sums(monkeypatch)
+
+    def watch(event: Any) -> None:
+        if type(event).__name__ == "Scored" and event.round == 0:
+            Gone(village, "c", "train", monkeypatch).install()
+
+    made = job("fedbt", "classify", 3, wire={"dtype": "fp16"}, **SUMS)
+    fedstrata.run(village.jobs(made, deadline=0.6, quorum=0.8)[1], progress=watch)
+    assert [names for _, names in sums.opened] == [NAMES, ("a", "b", "d", "e")]
+    assert all(sums.alike(0) + sums.alike(1))
+
+
+@pytest.mark.parametrize("what", ["model", "rate", "none"])
+def test_no_sum_opens_of_sites_that_were_sent_different_things(
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """From zeros next to nothing is learned, nor at the end of a schedule: the sum would be the changes of a."""
+    exchange, sums = RemoteEngine.exchange, Sums(monkeypatch)
+
+    def changed(request: Request) -> Request:
+        if request.client == "a" or request.phase != "train" or what == "none":
+            return request
+        if what == "rate":
+            return replace(request, span=(0.999, 1.0))
+        [run] = village.post.hosts["a"].runs.values()
+        assert run.parts
+        shapes = run.parts.shapes
+        zeros = {part: {n: torch.zeros(s) for n, s in shapes[part].items()} for part in request.versions}
+        return replace(request, versions=dict.fromkeys(request.versions, 1), parts=zeros)
+
+    def asking(engine: RemoteEngine, requests: Any) -> Iterator[Any]:
+        yield from exchange(engine, [changed(request) for request in requests])
+
+    monkeypatch.setattr(RemoteEngine, "exchange", asking)
+    made = job("fedavg", "classify", 1, method={"rounds": 1}, train={"lr_schedule": "polynomial"}, **SUMS)
+    with suppress(UserError):  # what was opened is no model
+        fedstrata.run(village.jobs(made)[1])
+    assert sums.opened[0][1] == NAMES
+    assert all(sums.alike(0)) if what == "none" else not any(sums.alike(0))
 
 
 @pytest.mark.parametrize("what", ["alike", "none"])

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import torch
 
-from fedstrata.client.sum_rules import SumRules, session
+from fedstrata.client.sum_rules import Begun, SumRules, session
 from fedstrata.client.sums import MASKED
 from fedstrata.cost.ledger import Entry
 from fedstrata.errors import UserError
@@ -81,7 +81,10 @@ class SummedHalf(PlainHalf):
         loop.personal = any(plan.keep for plan in plans.values())
         attempt = secrets.token_bytes(ATTEMPT_BYTES)
         told = getattr(getattr(loop.engine, "run", None), "agreement", "")  # where the clients are sites
-        opening = Opening(session(self.signing.run, told.encode(), round, attempt), self.signing.signer)
+        span = (round / loop.method.rounds, (round + 1) / loop.method.rounds)
+        begun = Begun(lambda name: plans[name].received(loop.server.parts), loop.server.received, span)
+        named_by = session(self.signing.run, told.encode(), round, attempt)
+        opening = Opening(named_by, self.signing.signer, begun.by)
         steps = _Steps(loop, round, plans, attempt)
 
         def take_keys(reply: Reply) -> None:
@@ -93,7 +96,7 @@ class SummedHalf(PlainHalf):
         rules = SumRules(loop.method, loop.task, loop.streams, least=self.signing.least)
         question = opening.close_roster(rules.groups(loop.server.parts, round, tuple(opening.entries)))
         steps.ask("sum_shares", list(opening.entries), lambda name: question, _take(opening.take_shares))
-        steps.train(opening)
+        steps.train(opening, span)
         whose = named(opening.survivors)
         steps.ask_late(
             "sum_survivors", opening.survivors, lambda name: {"survivors": whose}, _take(opening.take_signature)
@@ -173,11 +176,10 @@ class _Steps:
             else:
                 self._take(reply, take, self._late)
 
-    def train(self, opening: Opening) -> None:
+    def train(self, opening: Opening, span: tuple[float, float]) -> None:
         """The clients train; the server adds what it cannot read."""
         loop, round = self.loop, self.round
         names = opening.members
-        span = (round / loop.method.rounds, (round + 1) / loop.method.rounds)
 
         def requests() -> Iterable[Request]:
             for name in names:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, islice
 
@@ -41,6 +41,7 @@ class Opening:
     Attributes:
         session: digest of run, round and attempt.
         signer: knows the members' registered keys.
+        begun: two members -> digest of what both began their training with.
         entries: member -> its signed keys.
         proofs: member -> the signature.
         sealed: sender -> receiver -> shares.
@@ -53,6 +54,7 @@ class Opening:
 
     session: bytes
     signer: Signer
+    begun: Callable[[str, str], bytes]
     entries: dict[str, bytes] = field(default_factory=dict)
     proofs: dict[str, bytes] = field(default_factory=dict)
     sealed: dict[str, dict[str, bytes]] = field(default_factory=dict)
@@ -200,7 +202,7 @@ class Opening:
             add_mask(words, roster.own_mask_key(name, known[name, place], place), roster.fixed, -1)
         for name in roster.groups[place].among(self.members):
             for other in there if name not in there else ():
-                key, sign = roster.mask_key(name, known[name, -1], other, place)
+                key, sign = roster.mask_key(name, known[name, -1], other, place, self.begun(name, other))
                 add_mask(words, key, roster.fixed, sign)  # the survivor's had the other sign
 
     def _secret(self, place: int, name: str, group: int) -> bytes:

@@ -282,7 +282,7 @@ def test_with_noise_a_run_has_one_job(town: Town, tables: dict[str, dict[str, An
 
 
 def test_a_round_that_leaves_with_other_noise_is_spent_again(town: Town) -> None:
-    """A log that was damaged is moved away, and with it what has left: the run may be begun anew, with a new secret."""
+    """A damaged log is moved away, and with it what has left: the run may be begun anew, with a new secret."""
     service, job = town.site(), town.job(privacy=NOISE)
 
     def answered(service: SiteService) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -15,6 +16,7 @@ from test_in_memory import Village, lines, same, weights
 
 import fedstrata
 from fedstrata import UserError
+from fedstrata.client.sums import SUM_FILES
 from fedstrata.plan.messages import Request
 from fedstrata.privacy.masked_sums import Member
 from fedstrata.privacy.opening import Opening
@@ -192,6 +194,23 @@ def test_a_server_that_was_killed_after_opening_goes_on_to_the_same_bits(
     village.start()
     monkeypatch.setattr(stages.state.RunState, "commit", commit)
     same(whole, fedstrata.run(there, resume=True))
+
+
+def test_secrets_of_a_sum_are_readable_by_the_site_s_user_alone(
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for the moment either in which they are written: with its keys a server takes a site's mask away."""
+    modes, replace_file = list[int](), os.replace
+
+    def seen(part: Path, path: Path) -> None:
+        if path.name in SUM_FILES:
+            modes.append(path.parent.stat().st_mode & part.stat().st_mode & 0o077)
+        replace_file(part, path)
+
+    monkeypatch.setattr(os, "replace", seen)
+    fedstrata.run(one_round(job, village)[1])
+    assert len(modes) > len(NAMES)
+    assert set(modes) == {0}
 
 
 def test_of_one_round_no_sum_of_others_is_opened(

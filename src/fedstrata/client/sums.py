@@ -198,7 +198,7 @@ def _save(work: Work, member: Member) -> None:
     attempt = work.request.sums["attempt"].hex()
     kept = {"round": work.request.round, "attempt": attempt, "secrets": member.secrets.dump()}
     path = _folder(work) / SUM_FILES[0]
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(0o700, parents=True, exist_ok=True)  # a file is everybody's to read until its mode is set
     write_bytes(path, json.dumps(kept).encode())
     path.chmod(0o600)
 

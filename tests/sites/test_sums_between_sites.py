@@ -21,9 +21,11 @@ from fedstrata.plan.messages import Request
 from fedstrata.privacy.masked_sums import Member
 from fedstrata.privacy.opening import Opening
 from fedstrata.privacy.roster import Entry
-from fedstrata.runs import stages
+from fedstrata.runs import stages, train
+from fedstrata.server.state import fingerprint
 from fedstrata.sites.engine import RemoteEngine
-from fedstrata.sites.messages import decode_message
+from fedstrata.sites.lost import NOTHING
+from fedstrata.sites.messages import HelloHeader, decode_message, encode_message, metadata_of
 from tiny import SENTENCES
 
 Jobs = Callable[..., dict[str, Any]]
@@ -337,6 +339,42 @@ def test_no_sum_opens_of_sites_that_were_sent_different_things(
         fedstrata.run(village.jobs(made)[1])
     assert sums.opened[0][1] == NAMES
     assert all(sums.alike(0)) if what == "none" else not any(sums.alike(0))
+
+
+def test_sites_that_were_sent_different_start_models_add_to_no_sum(
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of its own a site begins from it too: below a head of zeros nothing is learned."""
+    sums, post, send = Sums(monkeypatch), village.post, village.post.send
+
+    def sending(to: Any, message: Any, seconds: float, size: int) -> str:
+        content = bytes(message)
+        if list(post.hosts)[to[0]] != "a" and metadata_of(content)["kind"] in ("hello", "start"):
+            envelope = decode_message(content, "hello", "start")
+            header, weights = envelope.header, envelope.weights
+            if isinstance(header, HelloHeader):
+                header = header.model_copy(update={"start": fingerprint(zeros)})
+            else:
+                weights = zeros
+            message = encode_message(envelope.run, header, weights)
+        return send(to, message, seconds, size)
+
+    made = village.jobs(job("fedsplitbert", "classify", clients={"test": 0.3}, method={"rounds": 1}, **SUMS))[1]
+    begun = train.start_weights
+
+    def noted(runtime: Any) -> Any:
+        found = begun(runtime)
+        zeros.update({part: {n: t * (part != "head") for n, t in own.items()} for part, own in found.items()})
+        return found
+
+    zeros: dict[str, dict[str, torch.Tensor]] = {}
+    monkeypatch.setattr(stages, "start_weights", noted)
+    monkeypatch.setattr(post, "send", sending)
+    monkeypatch.setattr("fedstrata.sites.engine.check_answered", lambda *_: NOTHING)
+    with suppress(UserError):
+        fedstrata.run(made)
+    assert zeros
+    assert not sums.opened
 
 
 @pytest.mark.parametrize("what", ["alike", "none"])

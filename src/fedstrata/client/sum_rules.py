@@ -27,8 +27,8 @@ class SumRules:
         task: the task's kind.
         streams: all randomness of the plans.
         run: names the run in every signature.
-        agreement: digest of the job as the client was told it; all signatures are bound to it, so that clients who
-            were told different jobs take part in no sum together.
+        agreement: of the job as the client was told it, and of the start model that it has, see :func:`agreed_on`;
+            all signatures are bound to it, so that clients who differ in these take part in no sum together.
         signer: signs for the client and knows the others' registered keys.
         least: fewest clients whose sum is opened.
     """
@@ -92,6 +92,11 @@ def tensors_digest(tensors: Tensors) -> bytes:
         hashed.update(content(tensor.detach().cpu().contiguous()))
         let_go([tensor])
     return hashed.digest()
+
+
+def agreed_on(job: str, start: str) -> bytes:
+    """What clients of a sum must have in common, from digests of the job and of the start model."""
+    return f"{job} {start}".encode()
 
 
 def session(run: bytes, agreement: bytes, round: int, attempt: bytes) -> bytes:

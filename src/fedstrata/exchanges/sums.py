@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import torch
 
-from fedstrata.client.sum_rules import Begun, SumRules, session
+from fedstrata.client.sum_rules import Begun, SumRules, agreed_on, session
 from fedstrata.client.sums import MASKED
 from fedstrata.cost.ledger import Entry
 from fedstrata.errors import UserError
@@ -80,10 +80,11 @@ class SummedHalf(PlainHalf):
         plans = {client: loop.plan(round, client) for client in clients}
         loop.personal = any(plan.keep for plan in plans.values())
         attempt = secrets.token_bytes(ATTEMPT_BYTES)
-        told = getattr(getattr(loop.engine, "run", None), "agreement", "")  # where the clients are sites
+        told = getattr(loop.engine, "run", None)  # where the clients are sites
+        agreed = agreed_on(told.agreement, told.start_digest) if told else b""
         span = (round / loop.method.rounds, (round + 1) / loop.method.rounds)
         begun = Begun(lambda name: plans[name].received(loop.server.parts), loop.server.received, span)
-        named_by = session(self.signing.run, told.encode(), round, attempt)
+        named_by = session(self.signing.run, agreed, round, attempt)
         opening = Opening(named_by, self.signing.signer, begun.by)
         steps = _Steps(loop, round, plans, attempt)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -19,20 +20,34 @@ def groups_by(sends: Mapping[str, Sequence[str]]) -> GroupsOf:
     return lambda names: groups_of({name: sends[name] for name in names})
 
 
+def alike(one: str, other: str) -> bytes:
+    """Of each two members something of their own."""
+    return "+".join(sorted((one, other))).encode()
+
+
 def members_of(
     sends: Mapping[str, Sequence[str]],
     weights: Mapping[str, int],
     signer: Callable[[str], Signer] = lambda name: Unsigned(),
+    begun: Callable[[str, str], bytes] = alike,
 ) -> dict[str, Member]:
     return {
-        name: Member(name, SESSION, signer(name), groups_by(sends), new_secrets(weights[name])) for name in sends
+        name: Member(
+            name, SESSION, signer(name), groups_by(sends), new_secrets(weights[name]), partial(begun, name)
+        )
+        for name in sends
     }
 
 
 def again(member: Member) -> Member:
     """The member after its program has ended and started again."""
     return Member(
-        member.name, member.session, member.signer, member.groups_of, load_secrets(member.secrets.dump())
+        member.name,
+        member.session,
+        member.signer,
+        member.groups_of,
+        load_secrets(member.secrets.dump()),
+        member.begun,
     )
 
 
@@ -44,7 +59,7 @@ class Ring:
         self.drops = drops
         self.gone: set[str] = set()
         first = next(iter(self.members.values()))
-        self.server = Opening(SESSION, first.signer)
+        self.server = Opening(SESSION, first.signer, alike)
         self.groups_of = first.groups_of
 
     def there(self, step: str, names: Sequence[str]) -> list[str]:

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
-from rings import Ints, Ring, again, members_of
+from rings import Ints, Ring, again, alike, members_of
 
+from fedstrata.privacy import shamir
 from fedstrata.privacy.masked_sums import Member
 from fedstrata.privacy.sum_terms import LEAST, threshold
 from fedstrata.wire.codec import WireError
@@ -144,6 +145,25 @@ def test_a_wrong_share_is_passed_over_and_too_many_are_said() -> None:
         ring.result()
 
 
+def test_who_deals_wrong_shares_of_its_own_secrets_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone it spoils the sum: nobody can take its mask away."""
+    split = shamir.split
+    numbers = drawn(SENDS, np.random.default_rng(0))
+    ring = Ring(members_of(SENDS, WEIGHTS))
+    own = ring.members["c"].secrets.mask
+
+    def dealt(secret: bytes, threshold: int, count: int) -> list[bytes]:
+        bad = ring.members["c"].secrets.seeds and secret.hex() in ring.members["c"].secrets.seeds.values()
+        return [bytes(33)] * count if bad or secret.hex() == own else split(secret, threshold, count)
+
+    monkeypatch.setattr(shamir, "split", dealt)
+    ring.until_train()
+    ring.train(numbers)
+    ring.until_open()
+    with pytest.raises(WireError, match="the shares of c's secrets do not fit together"):
+        ring.result()
+
+
 def test_a_spoiled_box_costs_one_share() -> None:
     numbers = drawn(SENDS, np.random.default_rng(0))
     ring = Ring(members_of(SENDS, WEIGHTS))
@@ -177,6 +197,21 @@ def test_the_same_question_gets_the_same_answer_and_another_none() -> None:
         "signatures": b"".join(server.proofs[name] for name in names),
     }
     asked(a, "shares", fewer, "asked a second time for 'shares'")
+
+
+def test_the_masks_of_who_began_otherwise_do_not_cancel() -> None:
+    """A server sends the model to a alone, and to the others one that learns nothing."""
+
+    def begun(one: str, other: str) -> bytes:
+        return b"the model" if one == "a" else alike(one, other)
+
+    numbers = drawn(SENDS, np.random.default_rng(0))
+    ring = Ring(members_of(SENDS, WEIGHTS, begun=begun))
+    ring.until_train()
+    ring.train(numbers)
+    ring.until_open()
+    found, plainly = ring.result()["low+top"][0], plain(SENDS, WEIGHTS, numbers, list(SENDS), ("low", "top"))
+    assert all(one != other for one, other in zip(found, plainly, strict=True))
 
 
 def test_numbers_are_masked_once() -> None:

@@ -36,6 +36,7 @@ from fedstrata.sites.approval import job_digest
 from fedstrata.sites.message_client import Over
 from fedstrata.sites.messages import (
     Envelope,
+    FarewellHeader,
     HelloHeader,
     RefusalHeader,
     ReplyHeader,
@@ -278,6 +279,25 @@ def test_with_noise_a_run_has_one_job(town: Town, tables: dict[str, dict[str, An
     assert isinstance(answer(service, town.hello, job=job), WelcomeHeader), "the server may greet again"
     plain = town.job()
     assert "this run has begun with another job" in answer(service, town.hello, job=plain).reason
+
+
+def test_a_round_that_leaves_with_other_noise_is_spent_again(town: Town) -> None:
+    """A damaged log is moved away, and with it what has left: the run may be begun anew, with a new secret."""
+    service, job = town.site(), town.job(privacy=NOISE)
+
+    def answered(service: SiteService) -> Any:
+        assert isinstance(answer(service, town.hello, job=job), WelcomeHeader)
+        assert isinstance(answer(service, town.start), WelcomeHeader)
+        assert isinstance(answer(service, town.request(0)), ReplyHeader)
+        return whole_lines(service.settings.folder / ACCOUNT)
+
+    [first] = answered(service)
+    assert isinstance(answer(service, town.said[FarewellHeader][0]), WelcomeHeader)
+    for path in service.settings.folder.glob("releases.*"):
+        path.unlink()
+    one, other = answered(town.again())
+    assert one == first
+    assert {key for key in one if one[key] != other[key]} == {"secret"}
 
 
 def test_no_more_runs_than_it_takes_part_in_however_many_it_has_greeted(town: Town) -> None:

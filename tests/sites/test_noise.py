@@ -323,6 +323,53 @@ def test_a_server_cannot_say_that_a_site_takes_part_less_often_than_it_may(villa
         SiteService(read_site(state.parent))
 
 
+@pytest.mark.parametrize("away", ["at the beginning", "when it is resumed"])
+def test_epsilon_of_a_site_that_was_away_is_by_its_own_examples(
+    village: Village, job: Jobs, monkeypatch: pytest.MonkeyPatch, away: str
+) -> None:
+    """It was told as if the site had a single one, and so it was where it had taken part before a resume."""
+    made = played(village, job, "example", method={"rounds": 3}, clients={"fraction": 0.67})
+    made["engine"] |= {"deadline": 0.6, "quorum": 0.3}
+    commit = stages.state.RunState.commit
+
+    def dies(*args: Any) -> None:
+        commit(*args)
+        if args[3] == 2:
+            village.post.out = {"c"}
+            raise RuntimeError("killed")
+
+    def comes(event: Any) -> None:
+        if type(event).__name__ == "StageStarted" and away == "at the beginning":
+            village.post.out = set()
+
+    if away == "at the beginning":
+        village.post.out = {"c"}
+        result = fedstrata.run(made, progress=comes)
+    else:
+        monkeypatch.setattr(stages.state.RunState, "commit", dies)
+        with pytest.raises(RuntimeError, match="killed"):
+            fedstrata.run(made)
+        monkeypatch.setattr(stages.state.RunState, "commit", commit)
+        result = fedstrata.run(made, resume=True)
+    state = village.folder / "federation" / "sites" / "c" / "state"
+    assert result.privacy is not None
+    told = result.privacy["clients"]["c"]
+    assert (told["rate"], result.clients["c"]["examples"]) == (0.5, 4)
+    assert told["epsilon"] >= NoiseAccount(state, None, 1e-5).epsilon() > 0
+
+
+def test_a_job_may_save_some_of_its_epsilon_for_later_runs(village: Village, job: Jobs) -> None:
+    """The site took the noise of its rounds alone, so that its messages told more than server and page said."""
+    made = played(village, job, "example")
+    made["privacy"] = {**made["privacy"], "participations": 40}
+    told = fedstrata.run(made).privacy
+    assert told is not None
+    path = village.folder / "federation" / "sites" / "a" / "state" / ACCOUNT
+    spent = {json.loads(line)["noise"] for line in path.read_text().splitlines()}
+    assert spent == {told["clients"]["a"]["noise"]}
+    assert told["epsilon"] == NoiseAccount(path.parent, None, 1e-5).epsilon() < 2
+
+
 @pytest.mark.parametrize(
     "damage",
     [b"garbage", b"{}", b"[1]", b"\0\0", b"\xff", b'{"noise": 0.0, ', b'{"count": -5, ', b'{"rate": "1", ', b"["],

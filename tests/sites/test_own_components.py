@@ -208,6 +208,19 @@ def test_a_site_without_the_same_class_refuses(
     assert {line["client"] for line in between.transfers if line["direction"] == "up"} == {"a", "c"}
 
 
+def test_a_site_takes_no_own_task_where_every_example_s_gradient_is_clipped(
+    machines: Machines, job: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of such a loss it is not known whether examples mix; a bad server does not ask itself."""
+    install(machines.folders["b"])
+    monkeypatch.setattr("fedstrata.runs.stages.check_task", lambda job, own: None)
+    made = machines.village.jobs(job("fedavg", "classify", privacy={"level": "example", "noise": 1.0}))[1]
+    with pytest.raises(
+        UserError, match=r"a refuses: the job's noise promises nothing: .*with a task of one's own"
+    ):
+        fedstrata.run(made, **machines.own("task"))
+
+
 def test_a_codec_with_other_settings_than_the_installed_class_gives_it_is_refused(
     machines: Machines, job: Jobs
 ) -> None:

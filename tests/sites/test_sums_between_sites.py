@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,16 @@ from test_in_memory import Village, lines, same, weights
 
 import fedstrata
 from fedstrata import UserError
-from fedstrata.runs import stages
-from fedstrata.sites.messages import decode_message
+from fedstrata.client.sums import SUM_FILES
+from fedstrata.plan.messages import Request
+from fedstrata.privacy.masked_sums import Member
+from fedstrata.privacy.opening import Opening
+from fedstrata.privacy.roster import Entry
+from fedstrata.runs import stages, train
+from fedstrata.server.state import fingerprint
+from fedstrata.sites.engine import RemoteEngine
+from fedstrata.sites.lost import NOTHING
+from fedstrata.sites.messages import HelloHeader, decode_message, encode_message, metadata_of
 from tiny import SENTENCES
 
 Jobs = Callable[..., dict[str, Any]]
@@ -187,6 +198,23 @@ def test_a_server_that_was_killed_after_opening_goes_on_to_the_same_bits(
     same(whole, fedstrata.run(there, resume=True))
 
 
+def test_secrets_of_a_sum_are_readable_by_the_site_s_user_alone(
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for the moment either in which they are written: with its keys a server takes a site's mask away."""
+    modes, replace_file = list[int](), os.replace
+
+    def seen(part: Path, path: Path) -> None:
+        if path.name in SUM_FILES:
+            modes.append(path.parent.stat().st_mode & part.stat().st_mode & 0o077)
+        replace_file(part, path)
+
+    monkeypatch.setattr(os, "replace", seen)
+    fedstrata.run(one_round(job, village)[1])
+    assert len(modes) > len(NAMES)
+    assert set(modes) == {0}
+
+
 def test_of_one_round_no_sum_of_others_is_opened(
     job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +263,139 @@ def test_a_site_adds_to_no_sum_with_a_key_that_it_does_not_know(job: Jobs, villa
         fedstrata.run(there, progress=events.append)
     reasons = {e.client: e.reason for e in events if type(e).__name__ == "Missed"}
     assert "what came as 'c' is not signed with its registered key" in reasons["a"]
+
+
+class Sums:
+    """What the members of sums have brought to them, and what was opened of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.own, self.opened = list[dict[str, Any]](), list[tuple[Any, tuple[str, ...]]]()
+        masked, result, roster = Member.masked, Opening.result, Opening.close_roster
+
+        def begun(opening: Opening, groups: Any) -> Any:
+            self.own.append({})
+            return roster(opening, groups)
+
+        def noted(member: Member, question: Any, numbers: Any) -> Any:
+            self.own[-1][member.name] = numbers[0] * member.secrets.weight
+            return masked(member, question, numbers)
+
+        def seen(opening: Opening) -> Any:
+            made = result(opening)
+            self.opened.append((opening.roster.fixed.signed(made[0][0]), made[0][1]))
+            return made
+
+        monkeypatch.setattr(Opening, "close_roster", begun)
+        monkeypatch.setattr(Member, "masked", noted)
+        monkeypatch.setattr(Opening, "result", seen)
+
+    def alike(self, round: int) -> list[bool]:
+        """Which numbers of a sum are those that were brought to it."""
+        found, names = self.opened[round]
+        plain = sum(self.own[round][name] for name in names)
+        return [one == other for one, other in zip(found.tolist(), plain.tolist(), strict=True)]
+
+
+def test_masks_of_who_drops_out_are_taken_away_in_later_rounds_too(
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the sites began with is then a part as the way down has rounded it."""
+    sums = Sums(monkeypatch)
+
+    def watch(event: Any) -> None:
+        if type(event).__name__ == "Scored" and event.round == 0:
+            Gone(village, "c", "train", monkeypatch).install()
+
+    made = job("fedbt", "classify", 3, wire={"dtype": "fp16"}, **SUMS)
+    fedstrata.run(village.jobs(made, deadline=0.6, quorum=0.8)[1], progress=watch)
+    assert [names for _, names in sums.opened] == [NAMES, ("a", "b", "d", "e")]
+    assert all(sums.alike(0) + sums.alike(1))
+
+
+@pytest.mark.parametrize("what", ["model", "rate", "none"])
+def test_no_sum_opens_of_sites_that_were_sent_different_things(
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """From zeros next to nothing is learned, nor at the end of a schedule: the sum would be the changes of a."""
+    exchange, sums = RemoteEngine.exchange, Sums(monkeypatch)
+
+    def changed(request: Request) -> Request:
+        if request.client == "a" or request.phase != "train" or what == "none":
+            return request
+        if what == "rate":
+            return replace(request, span=(0.999, 1.0))
+        [run] = village.post.hosts["a"].runs.values()
+        assert run.parts
+        shapes = run.parts.shapes
+        zeros = {part: {n: torch.zeros(s) for n, s in shapes[part].items()} for part in request.versions}
+        return replace(request, versions=dict.fromkeys(request.versions, 1), parts=zeros)
+
+    def asking(engine: RemoteEngine, requests: Any) -> Iterator[Any]:
+        yield from exchange(engine, [changed(request) for request in requests])
+
+    monkeypatch.setattr(RemoteEngine, "exchange", asking)
+    made = job("fedavg", "classify", 1, method={"rounds": 1}, train={"lr_schedule": "polynomial"}, **SUMS)
+    with suppress(UserError):  # what was opened is no model
+        fedstrata.run(village.jobs(made)[1])
+    assert sums.opened[0][1] == NAMES
+    assert all(sums.alike(0)) if what == "none" else not any(sums.alike(0))
+
+
+def test_sites_that_were_sent_different_start_models_add_to_no_sum(
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of its own a site begins from it too: below a head of zeros nothing is learned."""
+    sums, post, send = Sums(monkeypatch), village.post, village.post.send
+
+    def sending(to: Any, message: Any, seconds: float, size: int) -> str:
+        content = bytes(message)
+        if list(post.hosts)[to[0]] != "a" and metadata_of(content)["kind"] in ("hello", "start"):
+            envelope = decode_message(content, "hello", "start")
+            header, weights = envelope.header, envelope.weights
+            if isinstance(header, HelloHeader):
+                header = header.model_copy(update={"start": fingerprint(zeros)})
+            else:
+                weights = zeros
+            message = encode_message(envelope.run, header, weights)
+        return send(to, message, seconds, size)
+
+    made = village.jobs(job("fedsplitbert", "classify", clients={"test": 0.3}, method={"rounds": 1}, **SUMS))[1]
+    begun = train.start_weights
+
+    def noted(runtime: Any) -> Any:
+        found = begun(runtime)
+        zeros.update({part: {n: t * (part != "head") for n, t in own.items()} for part, own in found.items()})
+        return found
+
+    zeros: dict[str, dict[str, torch.Tensor]] = {}
+    monkeypatch.setattr(stages, "start_weights", noted)
+    monkeypatch.setattr(post, "send", sending)
+    monkeypatch.setattr("fedstrata.sites.engine.check_answered", lambda *_: NOTHING)
+    with suppress(UserError):
+        fedstrata.run(made)
+    assert zeros
+    assert not sums.opened
+
+
+@pytest.mark.parametrize("what", ["alike", "none"])
+def test_a_site_with_keys_that_are_none_is_missing_and_not_all_the_others(
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Every other site stops at such keys, so that one of them ended every run."""
+    entry = Member._entry
+
+    def bad(member: Member) -> Entry:
+        own = entry(member)
+        spoilt = own.mask if what == "alike" else bytes(32)  # two keys that are one, or a point of low order
+        return replace(own, box=spoilt) if member.name == "c" else own
+
+    monkeypatch.setattr(Member, "_entry", bad)
+    _, there = one_round(job, village, quorum=0.8)
+    run, expected = fedstrata.run(there), in_process(village, job, "abde")
+    assert all(torch.equal(weights(run)[key], expected[key]) for key in expected)
+    [line] = lines(run.folder / "missing.jsonl")
+    assert line["client"] == "c"
+    assert line["reason"].startswith("sends what cannot be used: keys: ")
 
 
 def test_no_message_holds_a_change_in_clear(job: Jobs, village: Village) -> None:

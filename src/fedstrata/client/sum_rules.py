@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 
 from fedstrata.errors import UserError
 from fedstrata.job.tables import Job
+from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Method, Plan, make_plan
 from fedstrata.plan.streams import Streams
 from fedstrata.privacy.sum_terms import LEAST, MOST, Group, Signer, Unsigned, digest, groups_of
+from fedstrata.wire.on_disk import content, let_go
 
 
 @dataclass(frozen=True)
@@ -22,8 +27,8 @@ class SumRules:
         task: the task's kind.
         streams: all randomness of the plans.
         run: names the run in every signature.
-        agreement: digest of the job as the client was told it; all signatures are bound to it, so that clients who
-            were told different jobs take part in no sum together.
+        agreement: of the job as the client was told it, and of the start model that it has, see :func:`agreed_on`;
+            all signatures are bound to it, so that clients who differ in these take part in no sum together.
         signer: signs for the client and knows the others' registered keys.
         least: fewest clients whose sum is opened.
     """
@@ -36,6 +41,10 @@ class SumRules:
     signer: Signer = field(default_factory=Unsigned)
     least: int = LEAST
 
+    def received(self, parts: Parts, round: int, name: str) -> tuple[str, ...]:
+        """The parts of a client's model that come from the server in a round, in the model's order."""
+        return make_plan(self.method, parts, self.task, round, name, self.streams).received(parts)
+
     def groups(self, parts: Parts, round: int, names: tuple[str, ...]) -> tuple[Group, ...]:
         """The sums of a round among some clients."""
         sends = dict[str, list[str]]()
@@ -43,6 +52,51 @@ class SumRules:
             plan = make_plan(self.method, parts, self.task, round, name, self.streams)
             sends[name] = [part for part in parts.names if part in plan.send]
         return groups_of(sends, self.least)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What the clients of a round begin their training with.
+
+    Attributes:
+        received: client -> the parts of its model that come from the server, in the model's order.
+        tensors: part -> its tensors, as they were received.
+        span: the round's place in the schedule of the learning rate.
+    """
+
+    received: Callable[[str], Sequence[str]]
+    tensors: Callable[[str], Tensors]
+    span: tuple[float, float]
+
+    def by(self, one: str, other: str) -> bytes:
+        """A digest of all that two clients both begin with, the same in either order."""
+        theirs = set(self._received(other))
+        both = [part for part in self._received(one) if part in theirs]
+        said = [each for part in both for each in (part.encode(), self._digest(part))]
+        return digest(b"begun", struct.pack(">2d", *self.span), *said)
+
+    @cached_property
+    def _received(self) -> Callable[[str], Sequence[str]]:
+        return cache(self.received)
+
+    @cached_property
+    def _digest(self) -> Callable[[str], bytes]:
+        return cache(lambda part: tensors_digest(self.tensors(part)))
+
+
+def tensors_digest(tensors: Tensors) -> bytes:
+    """SHA-256 of tensors, their names and shapes."""
+    hashed = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        hashed.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}\0".encode())
+        hashed.update(content(tensor.detach().cpu().contiguous()))
+        let_go([tensor])
+    return hashed.digest()
+
+
+def agreed_on(job: str, start: str) -> bytes:
+    """What clients of a sum must have in common, from digests of the job and of the start model."""
+    return f"{job} {start}".encode()
 
 
 def session(run: bytes, agreement: bytes, round: int, attempt: bytes) -> bytes:

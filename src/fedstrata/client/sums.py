@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Generator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import torch
 
 from fedstrata.client.answer import Handler, PassOf, Work, sent_parts, train_with
 from fedstrata.client.private import Draw, Private
-from fedstrata.client.sum_rules import SumRules, session
+from fedstrata.client.sum_rules import Begun, SumRules, session
 from fedstrata.errors import UserError
 from fedstrata.plan.kinds import SUM_PHASES, Tensors, Weights
 from fedstrata.plan.messages import Reply
@@ -147,12 +148,18 @@ def _member(work: Work, attempt: bytes, kept: str | None) -> Member:
     rules, round, parts = _rules(work), work.request.round, work.runtime.working.parts
     weight = weight_in_sum(work.runtime.private, len(work.data.index))
     held = new_secrets(weight) if kept is None else load_secrets(kept)
+    begun = Begun(
+        received=partial(rules.received, parts, round),
+        tensors=lambda part: work.shared[part][1],
+        span=work.request.span,
+    )
     return Member(
         name=work.request.client,
         session=session(rules.run, rules.agreement, round, attempt),
         signer=rules.signer,
         groups_of=lambda names: rules.groups(parts, round, names),
         secrets=held,
+        begun=partial(begun.by, work.request.client),
     )
 
 
@@ -191,7 +198,7 @@ def _save(work: Work, member: Member) -> None:
     attempt = work.request.sums["attempt"].hex()
     kept = {"round": work.request.round, "attempt": attempt, "secrets": member.secrets.dump()}
     path = _folder(work) / SUM_FILES[0]
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(0o700, parents=True, exist_ok=True)  # a file is everybody's to read until its mode is set
     write_bytes(path, json.dumps(kept).encode())
     path.chmod(0o600)
 

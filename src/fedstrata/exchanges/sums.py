@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import torch
 
-from fedstrata.client.sum_rules import SumRules, session
+from fedstrata.client.sum_rules import Begun, SumRules, agreed_on, session
 from fedstrata.client.sums import MASKED
 from fedstrata.cost.ledger import Entry
 from fedstrata.errors import UserError
@@ -80,19 +80,24 @@ class SummedHalf(PlainHalf):
         plans = {client: loop.plan(round, client) for client in clients}
         loop.personal = any(plan.keep for plan in plans.values())
         attempt = secrets.token_bytes(ATTEMPT_BYTES)
-        told = getattr(getattr(loop.engine, "run", None), "agreement", "")  # where the clients are sites
-        opening = Opening(session(self.signing.run, told.encode(), round, attempt), self.signing.signer)
+        told = getattr(loop.engine, "run", None)  # where the clients are sites
+        agreed = agreed_on(told.agreement, told.start_digest) if told else b""
+        span = (round / loop.method.rounds, (round + 1) / loop.method.rounds)
+        begun = Begun(lambda name: plans[name].received(loop.server.parts), loop.server.received, span)
+        named_by = session(self.signing.run, agreed, round, attempt)
+        opening = Opening(named_by, self.signing.signer, begun.by)
         steps = _Steps(loop, round, plans, attempt)
 
         def take_keys(reply: Reply) -> None:
             weight = 1 if self.signing.equal_weights else capped(reply.examples)
+            self.check_keys(opening, reply.sums)
             opening.take_keys(reply.client, reply.sums, weight)
 
         steps.ask("sum_keys", clients, lambda name: {}, take_keys)
         rules = SumRules(loop.method, loop.task, loop.streams, least=self.signing.least)
         question = opening.close_roster(rules.groups(loop.server.parts, round, tuple(opening.entries)))
         steps.ask("sum_shares", list(opening.entries), lambda name: question, _take(opening.take_shares))
-        steps.train(opening)
+        steps.train(opening, span)
         whose = named(opening.survivors)
         steps.ask_late(
             "sum_survivors", opening.survivors, lambda name: {"survivors": whose}, _take(opening.take_signature)
@@ -101,6 +106,10 @@ class SummedHalf(PlainHalf):
         steps.ask_late("sum_open", signers, lambda name: opening.open_question(), _take(opening.take_opened))
         self.open(loop, round, opening)
         return loop.server.merge()
+
+    def check_keys(self, opening: Opening, answer: Message) -> None:
+        """See :meth:`fedstrata.privacy.opening.Opening.check_keys`."""
+        opening.check_keys(answer)
 
     def open(self, loop: Rounds, round: int, opening: Opening) -> None:
         """Give the opened sums' means to the server's aggregate; tell of the parts that stay closed."""
@@ -122,6 +131,9 @@ class SummedHalf(PlainHalf):
 
 class DrySummedHalf(SummedHalf):
     """The same in a forecast: every message of its size, and nothing to open."""
+
+    def check_keys(self, opening: Opening, answer: Message) -> None:
+        """Zeros, as many as keys are."""
 
     def open(self, loop: Rounds, round: int, opening: Opening) -> None:
         """See :meth:`SummedHalf.open`."""
@@ -165,11 +177,10 @@ class _Steps:
             else:
                 self._take(reply, take, self._late)
 
-    def train(self, opening: Opening) -> None:
+    def train(self, opening: Opening, span: tuple[float, float]) -> None:
         """The clients train; the server adds what it cannot read."""
         loop, round = self.loop, self.round
         names = opening.members
-        span = (round / loop.method.rounds, (round + 1) / loop.method.rounds)
 
         def requests() -> Iterable[Request]:
             for name in names:

@@ -19,6 +19,7 @@ from fedstrata.forecasts.options import ForecastOptions
 from fedstrata.forecasts.profile import DataProfile, data_profile
 from fedstrata.forecasts.stage import Known, nothing_known, stage_costs
 from fedstrata.job.file import JobSource, Overrides, load, pairs_of
+from fedstrata.job.privacy_rules import check_task
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models.quiet import quiet
 from fedstrata.plan.parts import Parts
@@ -26,7 +27,7 @@ from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.models import check_start
 from fedstrata.runs.notes import check_names
-from fedstrata.runs.privacy import check_task, combined_privacy
+from fedstrata.runs.privacy import combined_privacy
 
 
 @quiet()

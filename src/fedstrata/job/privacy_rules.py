@@ -32,6 +32,19 @@ def check_privacy(job: Job) -> None:
         _check_messages(job)
 
 
+def check_task(job: Job, own: object) -> None:
+    """Refuse a task of the caller's own where every example's gradient is clipped.
+
+    Raises:
+        UserError: its loss may let one example's gradient depend on others.
+    """
+    if own is not None and job.privacy.level == "example":
+        raise UserError(
+            "[privacy] level: 'example' goes with the tasks of [task] kind, whose loss is a mean over predictions "
+            "that each belong to one example; with a task of one's own this is not known"
+        )
+
+
 def _check_payload(job: Job) -> None:
     """Noise promises something about parts of the model alone."""
     if why := PAYLOADS.get(job.method.exchange):

@@ -9,8 +9,10 @@ what any one of them does (Bonawitz et al. 2017, Practical Secure Aggregation, t
     open        signatures of ``threshold``        for a survivor the shares of its own mask, for who dropped out
                                                    those of its key; never both
 
-Masks between two members cancel in the sum. The own mask keeps numbers hidden that arrive after the server has had
-their pair masks opened. A member answers each step once; the same question gets the same answer.
+Masks between two members cancel in the sum, if both began their training alike: a server that sends the model to
+one and to the others what learns nothing would else open that one's numbers (Pasquini et al. 2022, Eluding Secure
+Aggregation). The own mask keeps numbers hidden that arrive after the server has had their pair masks opened. A
+member answers each step once; the same question gets the same answer.
 """
 
 from __future__ import annotations
@@ -65,6 +67,7 @@ class Member:
         signer: signs for it and knows the others' registered keys.
         groups_of: the sums of the round among given members.
         secrets: what it keeps.
+        begun: another member -> digest of what both began their training with, as far as this one was sent it.
     """
 
     name: str
@@ -72,6 +75,7 @@ class Member:
     signer: Signer
     groups_of: GroupsOf
     secrets: Secrets
+    begun: Callable[[str], bytes]
 
     def answer(self, step: str, question: Mapping[str, bytes]) -> Message:
         """The answer to a step without numbers; to the same question the same.
@@ -177,13 +181,13 @@ class Member:
         self.secrets.sealed = {
             name: piece.hex() for name, piece in zip(others, pieces(sealed, sizes, "shares"), strict=True)
         }
-        fixed, result = roster.fixed, {}
+        fixed, secret, result = roster.fixed, bytes.fromhex(self.secrets.mask), {}
         for group, own in numbers.items():
             words = fixed.weighted(own, self.secrets.weight)
             seed = bytes.fromhex(self.secrets.seeds[str(group)])
             add_mask(words, roster.own_mask_key(self.name, seed, group), fixed)
             for other in roster.groups[group].among(others):
-                key, sign = roster.mask_key(self.name, bytes.fromhex(self.secrets.mask), other, group)
+                key, sign = roster.mask_key(self.name, secret, other, group, self.begun(other))
                 add_mask(words, key, fixed, sign)
             result[group] = words
         self.secrets.answers["train"][1] = {}

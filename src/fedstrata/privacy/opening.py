@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, islice
 
@@ -41,6 +41,7 @@ class Opening:
     Attributes:
         session: digest of run, round and attempt.
         signer: knows the members' registered keys.
+        begun: two members -> digest of what both began their training with.
         entries: member -> its signed keys.
         proofs: member -> the signature.
         sealed: sender -> receiver -> shares.
@@ -53,6 +54,7 @@ class Opening:
 
     session: bytes
     signer: Signer
+    begun: Callable[[str, str], bytes]
     entries: dict[str, bytes] = field(default_factory=dict)
     proofs: dict[str, bytes] = field(default_factory=dict)
     sealed: dict[str, dict[str, bytes]] = field(default_factory=dict)
@@ -72,6 +74,15 @@ class Opening:
     def members(self) -> list[str]:
         """Who has sent shares, in order."""
         return [name for name in self.entries if name in self.sealed]
+
+    def check_keys(self, answer: Mapping[str, bytes]) -> None:
+        """Refuse keys at which every other member would stop, so that whose they are is missing and not they.
+
+        Raises:
+            WireError: see :meth:`fedstrata.privacy.roster.Entry.check`.
+        """
+        entry, _ = message_fields(answer, "keys", "signature")
+        decode_entry(entry).check([decode_entry(other) for other in self.entries.values()])
 
     def take_keys(self, name: str, answer: Mapping[str, bytes], weight: int) -> None:
         """A member's keys, and the weight for which it counts: behind masks nobody sees with which it multiplies.
@@ -191,7 +202,7 @@ class Opening:
             add_mask(words, roster.own_mask_key(name, known[name, place], place), roster.fixed, -1)
         for name in roster.groups[place].among(self.members):
             for other in there if name not in there else ():
-                key, sign = roster.mask_key(name, known[name, -1], other, place)
+                key, sign = roster.mask_key(name, known[name, -1], other, place, self.begun(name, other))
                 add_mask(words, key, roster.fixed, sign)  # the survivor's had the other sign
 
     def _secret(self, place: int, name: str, group: int) -> bytes:

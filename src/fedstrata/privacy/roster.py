@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -31,6 +31,17 @@ class Entry:
     def encode(self) -> bytes:
         """As it travels and is signed, ``ENTRY_BYTES``."""
         return self.box + self.mask + self.weight.to_bytes(8, "big")
+
+    def check(self, others: Collection[Entry]) -> None:
+        """Refuse keys with which no member goes on.
+
+        Raises:
+            WireError: the two are one, another member has one of them, or with one there is no secret.
+        """
+        if len({self.box, self.mask}.difference(*((each.box, each.mask) for each in others))) < 2:
+            raise WireError("keys: one is there twice")
+        for key in (self.box, self.mask):
+            agreed(bytes(SECRET_BYTES), key)
 
 
 def decode_entry(content: bytes) -> Entry:
@@ -87,10 +98,18 @@ class Roster:
             said += [named(group.parts), named(group.senders), group.least.to_bytes(2, "big")]
         return digest(b"fedstrata sum", self.session, *said)
 
-    def mask_key(self, own: str, secret: bytes, other: str, group: int) -> tuple[bytes, int]:
-        """The key of the mask between two members in a group, and the sign with which ``own`` adds it."""
+    def mask_key(self, own: str, secret: bytes, other: str, group: int, begun: bytes) -> tuple[bytes, int]:
+        """The key of the mask between two members in a group, and the sign with which ``own`` adds it.
+
+        Args:
+            own: the one.
+            secret: its private key.
+            other: the other.
+            group: place of the group.
+            begun: digest of what both began their training with: of others the masks do not cancel.
+        """
         pair = sorted((own, other), key=self.names.index)
-        use = digest(b"mask", self.digest(), pair[0].encode(), pair[1].encode(), bytes([group]))
+        use = digest(b"mask", self.digest(), pair[0].encode(), pair[1].encode(), bytes([group]), begun)
         return derive(agreed(secret, self.entries[other].mask), use), 1 if pair[0] == own else -1
 
     def own_mask_key(self, name: str, seed: bytes, group: int) -> bytes:

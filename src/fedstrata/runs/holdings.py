@@ -2,13 +2,49 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from fedstrata.client.facts import baseline, facts_and_lines
 from fedstrata.client.setup import Ready
 from fedstrata.data.prepare import Prepared, population
+from fedstrata.events import Baseline
 from fedstrata.job.tables import Job
+from fedstrata.runs.result_file import read_partition
+from fedstrata.wire.files import write_bytes
+
+
+def facts_of(
+    folder: Path, job: Job, ready: Ready, data: Prepared, sizes: dict[str, int], personal: bool
+) -> tuple[list[str], Baseline, Callable[[], None]]:
+    """Write who holds what; what there is to say of the rows, the score of always predicting the same, and what
+    writes who holds what again.
+
+    Args:
+        folder: the stage's output folder.
+        job: its job.
+        ready: the examples that are here.
+        data: their rows.
+        sizes: client -> number of its examples; 0 of a site that is away, for which is taken what is known of it
+            from an earlier call.
+        personal: the clients keep parts of their own.
+    """
+    path = folder / "partition.json"
+    before = read_partition(path).get("clients", {})
+    sizes |= {name: before[name]["examples"] for name, size in sizes.items() if not size and name in before}
+    facts, lines = facts_and_lines(job, data, ready)
+    whose, constant = baseline(job, ready, data.labels, personal)
+    extra = {"data": facts, "baseline": {"what": whose, "score": constant} if constant else None}
+
+    def write() -> None:
+        held = {**holdings(job, ready, data, sizes), **extra}
+        write_bytes(path, json.dumps(held, indent=1, ensure_ascii=False).encode())
+
+    write()
+    return lines, Baseline(whose, job.task.headline, constant), write
 
 
 def holdings(job: Job, ready: Ready, data: Prepared, sizes: Mapping[str, int]) -> dict[str, Any]:

@@ -71,19 +71,6 @@ def participated(
     return Counter(client for client, _ in told)
 
 
-def check_task(job: Job, own: object) -> None:
-    """Refuse a task of the caller's own where every example's gradient is clipped.
-
-    Raises:
-        UserError: its loss may let one example's gradient depend on others.
-    """
-    if own is not None and job.privacy.level == "example":
-        raise UserError(
-            "[privacy] level: 'example' goes with the tasks of [task] kind, whose loss is a mean over predictions "
-            "that each belong to one example; with a task of one's own this is not known"
-        )
-
-
 def privacy_record(
     job: Job,
     examples: Mapping[str, int],

@@ -26,7 +26,7 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
     scored = [record for record in rounds if record["client"] == SERVER and record["round"] >= first]
     trained = [record for record in rounds if record["client"] != SERVER]
     last = scored[-1] if scored else {}
-    partition = _partition(folder / "partition.json")
+    partition = read_partition(folder / "partition.json")
     ledger, missing = read_lines(folder / "ledger.jsonl"), read_lines(folder / "missing.jsonl")
     clients = partition.get("clients", {})
     examples = {client: record["examples"] for client, record in clients.items()}
@@ -108,7 +108,7 @@ def _folder(folder: Path, name: str) -> str | None:
     return name if (folder / name).exists() else None
 
 
-def _partition(path: Path) -> dict[str, Any]:
+def read_partition(path: Path) -> dict[str, Any]:
     """Who has what; nothing where the run that is to write the file has not come so far."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))

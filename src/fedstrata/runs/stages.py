@@ -19,6 +19,7 @@ from fedstrata.engines.choice import Choice
 from fedstrata.engines.processes import Nursery
 from fedstrata.errors import UserError
 from fedstrata.events import Noted, StageEnded
+from fedstrata.job.privacy_rules import check_task
 from fedstrata.job.tables import Job
 from fedstrata.models import checkpoints, scratch
 from fedstrata.models.configs import config_of
@@ -34,7 +35,7 @@ from fedstrata.runs.environment import record_environment
 from fedstrata.runs.folder import status_on_disk
 from fedstrata.runs.models import check_start, save_client_models
 from fedstrata.runs.notes import check_names, check_permission
-from fedstrata.runs.privacy import check_task, settle_privacy
+from fedstrata.runs.privacy import settle_privacy
 from fedstrata.runs.result import Result, combine_stages, read_result
 from fedstrata.runs.result_file import write_result
 from fedstrata.runs.resume import (

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from fedstrata.client.answer import ClientData, ClientRuntime
-from fedstrata.client.facts import baseline, facts_and_lines
 from fedstrata.client.model_pass import plain_pass
 from fedstrata.client.scorer import Keep
 from fedstrata.client.setup import Ready
@@ -40,7 +39,7 @@ from fedstrata.runs.arrivals import arriving
 from fedstrata.runs.committing import committing
 from fedstrata.runs.components import Components
 from fedstrata.runs.engines import pool_engine, spread_score
-from fedstrata.runs.holdings import holdings
+from fedstrata.runs.holdings import facts_of
 from fedstrata.runs.models import Trained, save_models, scored_by_clients
 from fedstrata.runs.notes import notes
 from fedstrata.runs.predictions import LastPredictions, write_predictions
@@ -123,11 +122,7 @@ def train_stage(stage: ReadyStage) -> None:
     half = _server_half(stage, server, plan)
     predicted = LastPredictions(len(stage.ready.test))
     with _engine(stage, server, half) as (engine, sizes):
-        facts, lines = facts_and_lines(job, stage.data, stage.ready)
-        whose, constant = baseline(job, stage.ready, stage.data.labels, bool(plan.keep))
-        extra = {"data": facts, "baseline": {"what": whose, "score": constant} if constant else None}
-        held = {**holdings(job, stage.ready, stage.data, sizes), **extra}
-        write_bytes(folder / "partition.json", json.dumps(held, indent=1, ensure_ascii=False).encode())
+        lines, always, write = facts_of(folder, job, stage.ready, stage.data, sizes, bool(plan.keep))
         write_bytes(folder / "parts.json", json.dumps(server.parts.records(), indent=1).encode())
         disks = stage.state.store.below("clients")
         rounds = Rounds(
@@ -143,8 +138,12 @@ def train_stage(stage: ReadyStage) -> None:
             commit=committing(stage.state, server, stage.tell, began, (done, job.method.rounds)),
             tell=stage.tell,
         )
-        stage.tell(_started(stage, done, sizes, lines, Baseline(whose, job.task.headline, constant)))
-        rounds.run(done)
+        stage.tell(_started(stage, done, sizes, lines, always))
+        try:
+            rounds.run(done)
+        finally:
+            sizes.update(getattr(engine, "agreed", {}))  # of sites that have come since
+            write()
         _keep_predictions(stage, rounds, predicted, done)
     save_models(Trained(job, stage.clients, server, stage.ready.loaded, folder))
 

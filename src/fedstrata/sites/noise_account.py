@@ -116,7 +116,7 @@ class NoiseAccount:
         ]
         return epsilon_of(spent, self.delta, "rdp" if any(line.get("by") == "rdp" for line in lines) else "pld")
 
-    def spend(self, run: str, round: int, table: Privacy, release: Spending) -> None:
+    def spend(self, run: str, round: int, table: Privacy, release: Spending, secret: str = "") -> None:
         """Write a round down, once however often it is asked for; with another noise than before once more.
 
         Args:
@@ -124,11 +124,12 @@ class NoiseAccount:
             round: 0-based.
             table: the job's ``[privacy]``.
             release: the round's.
+            secret: names what the noise is drawn from: of a run that was forgotten and begins anew it is another.
 
         Raises:
             WireError: it would be more than the limit.
         """
-        line = _line(run, round, table, release)
+        line = _line(run, round, table, release) | {"secret": secret}
         with self._lock:
             if line in account_lines(self.path):
                 return

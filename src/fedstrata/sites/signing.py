@@ -18,9 +18,12 @@ from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from fedstrata.client.setup import Ready
+from fedstrata.client.sum_rules import agreed_on
 from fedstrata.errors import UserError
 from fedstrata.exchanges.exchange import SumSigning
+from fedstrata.models.parts import part_tensors
 from fedstrata.privacy.sum_terms import SIGNATURE_BYTES
+from fedstrata.server.state import fingerprint
 from fedstrata.sites.remote_run import run_id
 from fedstrata.sites.settings import ServerSettings, SiteSettings
 from fedstrata.wire.codec import WireError
@@ -80,15 +83,17 @@ def with_signer(ready: Ready, settings: SiteSettings, run: str, job: str) -> Rea
     """A site's model and examples, with what it signs masked sums of a run with.
 
     Args:
-        ready: model and examples.
+        ready: examples, and the model as the run starts from it.
         settings: the site's.
         run: the run's name.
         job: digest of the job as the site was told it.
     """
     if ready.runtime.sums is None:
         return ready
-    signer = site_signer(settings.key, settings.peers)
-    rules = replace(ready.runtime.sums, run=run.encode(), agreement=job.encode(), signer=signer)
+    signer, loaded = site_signer(settings.key, settings.peers), ready.loaded
+    start = {part: part_tensors(loaded.model, loaded.parts, [part]) for part in loaded.parts.names}
+    agreement = agreed_on(job, fingerprint(start))
+    rules = replace(ready.runtime.sums, run=run.encode(), agreement=agreement, signer=signer)
     return replace(ready, runtime=replace(ready.runtime, sums=rules))
 
 

@@ -74,7 +74,8 @@ class Site:
     def __post_init__(self) -> None:
         working = self.runtime.working
         if self.runtime.private:
-            self.runtime.private.draw = SecretNoise(self.folder, own_rows(self.data.train, self.data.index))
+            self._noise = SecretNoise(self.folder, own_rows(self.data.train, self.data.index))
+            self.runtime.private.draw = self._noise
         streams = self.runtime.trainer.streams
         plan = make_plan(self.method, working.parts, self.task, 0, self.name, streams)
         away = plan.away(working.parts)
@@ -111,7 +112,8 @@ class Site:
         """
         private, count = self.runtime.private, len(self.data.index)
         if private and self.account and request.phase == "train":
-            self.account.spend(self.folder.name, request.round, private.table, release_of(private, count))
+            release = release_of(private, count)
+            self.account.spend(self.folder.name, request.round, private.table, release, self._noise.name)
         with self._holding(request.parts):
             reply = self._carry_out(request, copied)
             reply = private.told_outside(reply) if private else reply

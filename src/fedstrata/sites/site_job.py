@@ -8,11 +8,12 @@ from typing import Any
 from fedstrata.client.setup import resolve_auto
 from fedstrata.errors import UserError
 from fedstrata.job.file import load
+from fedstrata.job.privacy_rules import check_task
 from fedstrata.job.sentences import shown
 from fedstrata.job.tables import Job
 from fedstrata.sites.messages import HelloHeader
 from fedstrata.sites.model_files import VOCABULARY
-from fedstrata.sites.permission import own_component
+from fedstrata.sites.permission import Refused, own_component
 from fedstrata.sites.settings import SiteSettings
 
 
@@ -25,7 +26,7 @@ def site_job(own: SiteSettings, hello: HelloHeader, folder: Path) -> Job:
         folder: the run's, where the model's files are.
 
     Raises:
-        Refused: it has a class of its own that is not installed here.
+        Refused: it has a class of its own that is not installed here, or of which its noise promises nothing.
         UserError: it is no job.
     """
     sent = hello.job
@@ -57,12 +58,18 @@ def site_job(own: SiteSettings, hello: HelloHeader, folder: Path) -> Job:
     if "method" in hello.components:
         options = {key: value for key, value in sent.get("method", {}).items() if key != "name"}
         method = own_component(hello, "method", options)
-    return _own_count(resolve_auto(load(job, method=method)[0]))
+    found = load(job, method=method)[0]
+    try:
+        check_task(found, hello.components.get("task"))
+    except UserError as error:
+        raise Refused(f"the job's noise promises nothing: {error}") from None
+    return _own_count(resolve_auto(found))
 
 
 def _own_count(job: Job) -> Job:
-    """The job with noise for every round: the server may ask in each, whatever it says."""
+    """The job with noise for every round at least: the server may ask in each, whatever it says."""
     if job.privacy.epsilon is None:
         return job
-    table = job.privacy.model_copy(update={"participations": job.method.rounds})
+    most = max(job.method.rounds, job.privacy.participations or 0)
+    table = job.privacy.model_copy(update={"participations": most})
     return job.model_copy(update={"privacy": table})

@@ -19,6 +19,7 @@ from fedstrata.audits.replay import moved_beyond
 from fedstrata.client.feature_cache import FeatureCache
 from fedstrata.client.optimizer import step
 from fedstrata.plan.disclosure import POOLED
+from fedstrata.plan.sharing import EVERYTHING
 from fedstrata.wire.codec import StateCodec
 from tiny import SENTENCES, tiny_model, tokenizer
 
@@ -129,8 +130,9 @@ def test_of_a_tied_table_the_largest_changes_alone_tell_words(monkeypatch: pytes
     change = torch.zeros(6, 4)
     change[1, 2], change[4, 0] = 0.5, -0.25
     monkeypatch.setattr(embeddings, "_changes", lambda *_: change)
+    view: Any = SimpleNamespace(bench=SimpleNamespace(parts=SimpleNamespace(sharing=EVERYTHING)))
     nothing: Any = None
-    assert embeddings._turned(nothing, nothing, []).tolist() == [0, 0.5, 0, 0, 0.25, 0]
+    assert embeddings._turned(view, nothing, []).tolist() == [0, 0.5, 0, 0, 0.25, 0]
 
 
 @pytest.mark.parametrize(

@@ -228,6 +228,14 @@ def test_what_passes_the_cut_gives_every_label(
     assert not found["holds_chance"]
 
 
+@pytest.mark.parametrize("wire", [{}, {"activations_changed": 0.1}])
+def test_labels_are_read_where_the_head_reads_the_last_token(
+    audited: Audited, model_folder: Callable[..., Path], wire: dict[str, Any]
+) -> None:
+    model = {"name": str(model_folder("gpt2", head="clm"))}
+    assert labels_read(audited("fedbert", "classify", model=model, wire=wire, train={"epochs": 2}))["value"] == 1.0
+
+
 def test_gradients_of_other_texts_do_not_give_the_labels(
     audited: Audited, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -187,6 +187,21 @@ def test_adapters_of_the_lowest_layer_that_no_attack_reads_are_named(audited: Au
     assert any(note.startswith("adapter.0") and "no attack here reads them" in note for note in stage["notes"])
 
 
+@pytest.mark.parametrize(
+    ("kind", "method", "words"),
+    [
+        ("classify", {"upper": 1}, "labels from them through layers of the client's own"),
+        ("mlm", {"upper": 1}, "words from them through layers of the client's own"),
+        ("classify", {}, ""),
+    ],
+)
+def test_gradients_that_no_attack_reads_are_named(
+    audited: Audited, kind: str, method: dict[str, Any], words: str
+) -> None:
+    notes = [note for note in audited("fedbert", kind, method=method)["notes"] if note.startswith("gradients:")]
+    assert notes == ([f"gradients: no attack here reads {words}; others may"] if words else [])
+
+
 def test_public_text_without_a_known_word_is_refused(job: Jobs, tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("zzz qqq xxx\n" * 30, "utf-8")
     with pytest.raises(UserError, match=r"--public: .*other.txt has no token that the model's tokenizer knows"):

@@ -151,6 +151,14 @@ def test_run_and_forecast_say_what_holds_for_the_job(
     assert forecast["readable"] == said
 
 
+def test_a_forecast_says_what_is_read_also_of_a_client_that_is_never_asked(job: Jobs) -> None:
+    made = job("fedavg", "classify", 3, clients={"fraction": 0.34}, method={"rounds": 1})
+    for client in ("client-0", "client-1", "client-2"):
+        [forecast] = fedstrata.forecast(made, client=client).values()
+        [said] = forecast["readable"]
+        assert f"from the embeddings {READ['embeddings']}; " in said
+
+
 @pytest.mark.parametrize(("merge", "told"), [("plain", True), ("alternate", True), ("freeze_a", False)])
 def test_an_adapter_of_the_embeddings_tells_words_as_they_do(job: Jobs, merge: str, told: bool) -> None:
     lora = {"kind": "lora", "rank": 2, "targets": ["word_embeddings"], "merge": merge}

@@ -1,4 +1,4 @@
-"""Texts of the client and of the public that differ in length."""
+"""Long texts: of the public beside short ones of the client, and longer ones than the span check looks at."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fedstrata
+from fedstrata.audits import layers
 from tiny import SENTENCES, tiny_model, tokenizer, words
 
 Jobs = Callable[..., dict[str, Any]]
@@ -54,3 +55,16 @@ def test_longer_public_texts_do_not_hide_what_a_span_tells(job: Jobs, tmp_path: 
     assert found["attack"] == "span check"
     read = [found["figures"][n]["value"] for n in ("precision", "recall", "places precision", "places recall")]
     assert read == [1.0] * 4
+
+
+@pytest.mark.parametrize("places", [4, 64])
+def test_a_text_is_read_exactly_where_all_its_places_are_checked(
+    job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public: str, places: int
+) -> None:
+    monkeypatch.setattr(layers, "PLACES", places)
+    made = job("fedavg", "classify", train=RAW, model=model(tmp_path / "trained", hidden_size=64))
+    [found, *_] = spans(fedstrata.audit(made, attacks=["layers"], public=public))
+    assert found["figures"]["places recall"]["value"] == found["figures"]["places precision"]["value"] == 1.0
+    whole = places == 64
+    assert ("the text exactly: " in found["sentence"], "exact texts" in found["figures"]) == (whole, whole)
+    assert ("at their places, and" if whole else "3 of 3 tokens at the first 4 places, and") in found["sentence"]

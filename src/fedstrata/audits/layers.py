@@ -84,10 +84,11 @@ def _read(view: View, channel: str, matrices: list[Matrix]) -> list[Finding]:
     figures["places precision"] = share(hits, int(said.sum()), float(true[kept].mean()))
     figures["places recall"] = share(hits, int(true[kept].sum()), float(said.mean()))
     texts = _texts(view.client)
-    exact = sum(_only(checked.scores, places, text, bench.special) for text in texts) if len(texts) == 1 else 0
-    if len(texts) == 1:
-        figures["exact texts"] = share(exact, len(texts), 0.0)
-    return [Finding(channel, _how(checked), view.setting, figures, _sentence(channel, figures, exact))]
+    longer, exact = any(len(text) > PLACES for text in texts), False
+    if len(texts) == 1 and not longer:
+        exact = _only(checked.scores, places, texts[0], bench.special)
+        figures["exact texts"] = share(int(exact), 1, 0.0)
+    return [Finding(channel, _how(checked), view.setting, figures, _sentence(channel, figures, exact, longer))]
 
 
 def _with_shorter_texts(view: View, directions: int) -> View:
@@ -101,15 +102,16 @@ def _with_shorter_texts(view: View, directions: int) -> View:
     return replace(view, shadow=play(bench, NAME, cut, shadow.index, shadow.train))
 
 
-def _sentence(channel: str, figures: dict[str, Figure], exact: int) -> str:
+def _sentence(channel: str, figures: dict[str, Figure], exact: bool, longer: bool) -> str:
     places, control = figures["places recall"].count, figures["control group"].count
     whole = "the text exactly: " if exact else ""
     wrong = figures["places precision"].count[1] - places[0]
     chance = ", as chance would" if figures["places precision"].holds_chance else ""
+    of = f"the first {PLACES} places" if longer else "their places"
     return (
-        f"from the lowest of the {channel} the server reads {whole}{places[0]:,} of {places[1]:,} tokens at their "
-        f"places, and takes {wrong:,} others for them{chance}; of {control[1]:,} common tokens that are not there "
-        f"it takes {control[0]:,} for the client's"
+        f"from the lowest of the {channel} the server reads {whole}{places[0]:,} of {places[1]:,} tokens at {of}, "
+        f"and takes {wrong:,} others for them{chance}; of {control[1]:,} common tokens that are not there it "
+        f"takes {control[0]:,} for the client's"
     )
 
 

@@ -187,6 +187,17 @@ def test_adapters_of_the_lowest_layer_that_no_attack_reads_are_named(audited: Au
     assert any(note.startswith("adapter.0") and "no attack here reads them" in note for note in stage["notes"])
 
 
+@pytest.mark.parametrize("most", [3, 512])
+def test_texts_whose_hidden_states_are_not_played_are_counted(
+    audited: Audited, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr("fedstrata.audits.settings.STATES", most)
+    method = {"variant": "centralized", "head": "mean"}
+    stage = audited("fedfreezebert", "classify", method=method, client={"may_send": ["hidden_states"]})
+    said = "of the client's 4 texts the hidden states of the first 3 are played, and at most 256 of these are read"
+    assert (said in stage["notes"]) == (most == 3)
+
+
 @pytest.mark.parametrize(
     ("kind", "method", "words"),
     [

@@ -180,6 +180,11 @@ def _findings(
         plays.append(_played(bench, setting.name, client))
         if setting.cut:
             notes.append(f"of the round's {setting.cut:,} steps the first {client.reply.steps:,} are played")
+        if client.sent and len(bench.index) > len(client.index):
+            notes.append(
+                f"of the client's {len(bench.index):,} texts the hidden states of the first {len(client.index):,} "
+                f"are played, and at most {hidden_states.MOST} of these are read"
+            )
         if not client.texts:
             notes.append(
                 f"{setting.name}: the draw of examples took none of the client's, so nothing was attacked"

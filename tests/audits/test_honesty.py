@@ -261,6 +261,33 @@ def test_the_output_folder_is_tried_first(
     assert [path.name for path in (tmp_path / "foreign").iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.parametrize(
+    ("audited_with", "keys"),
+    [
+        ({}, ""),
+        ({"privacy.omit": ["embeddings"]}, "privacy.omit"),
+        ({"method.variant": "half", "wire.dtype": "fp16"}, "method.variant, wire.dtype"),
+    ],
+)
+@pytest.mark.parametrize("first", ["audit", "run"])
+def test_a_page_says_that_its_run_is_of_another_job_than_the_audit(
+    job: Jobs, public: str, first: str, audited_with: dict[str, Any], keys: str
+) -> None:
+    private = {"level": "example", "epsilon": 8.0}
+    made = job("fedbt", "classify", privacy=private, task={"labels": ["eye", "heart", "kidney"]})
+    folder = Path(made["output"]["dir"])
+    if first == "run":
+        fedstrata.run(made)
+    record = fedstrata.audit(made, audited_with, public=public, attacks=["class_head"])
+    if first == "audit":
+        fedstrata.run(made)
+    assert not any("not of the job" in note for note in record["stages"][0]["notes"])
+    said = f"this run is not of the job that was audited: it has another {keys}"
+    [stage] = read_audit(folder)
+    assert [note for note in stage["notes"] if "not of the job" in note] == ([said] if keys else [])
+    assert (said in fedstrata.report(folder).read_text("utf-8")) == bool(keys)
+
+
 STAGE: dict[str, Any] = {
     "stage": "",
     "method": "fedavg",
@@ -282,6 +309,7 @@ def test_of_a_record_that_cannot_be_read_the_page_says_so(job: Jobs, tmp_path: P
         [5],
         5,
         [{**STAGE, "public": 5}],
+        [{**STAGE, "settings": {"method": 5}}],
         [{**STAGE, "findings": [{}]}],
         [{**STAGE, "findings": [finding]}],
         [STAGE, {**STAGE, "notes": None}],

@@ -16,6 +16,9 @@ from fedstrata.cli import app
 from fedstrata.events import Event, StageStarted
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.plan.disclosure import LENGTH, NAMES, POOLED, READ, SENT, Channel, beside, sentence
+from fedstrata.plan.messages import Reply
+from fedstrata.plan.plan import Plan
+from fedstrata.server.server import Server
 from fedstrata.sites.templates import SITE
 
 Jobs = Callable[..., dict[str, Any]]
@@ -81,6 +84,22 @@ def test_a_masked_reply_keeps_its_loss_and_a_noised_one_its_rows() -> None:
     said = [beside(*each) for each in (("none", False), ("none", True), ("example", False), ("client", True))]
     assert ["loss" in words for words in said] == [True, False, False, False]
     assert ["examples" in words for words in said] == [True, True, True, False]
+    assert ["tokens" in words for words in said] == [True, True, False, False]
+
+
+def test_a_reply_tells_how_many_tokens_went_through_the_model(job: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so about the length of the texts, which no part of the model need tell."""
+    told, check = list[int](), Server.check
+
+    def noted(server: Server, plan: Plan, reply: Reply) -> None:
+        told.append(reply.work.tokens)
+        check(server, plan, reply)
+
+    monkeypatch.setattr(Server, "check", noted)
+    fedstrata.run(job("fedbt", "classify", method={"rounds": 1}))
+    assert told
+    assert all(told)
+    assert "of steps and of tokens" in beside("none", False)
 
 
 @pytest.mark.parametrize("level", ["none", "example", "client"])

@@ -80,6 +80,18 @@ def test_the_command_prints_a_table_and_sentences(job: Jobs, tmp_path: Path, pub
     assert "audit.json" in done.stdout
 
 
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_an_audit_after_a_run_is_on_its_page(job: Jobs, tmp_path: Path, public: str, words: list[str]) -> None:
+    path, made = tmp_path / "job.toml", job("fedbt", "classify", method={"rounds": 1}, train={"steps": 1})
+    path.write_text(tomli_w.dumps(made), "utf-8")
+    page = fedstrata.report(fedstrata.run(made).folder)
+    assert "bias the server reads" not in page.read_text("utf-8")
+    done = CliRunner().invoke(app, ["audit", str(path), "--public", public, "--attacks", "class_head", *words])
+    assert done.exit_code == 0, done.output
+    assert "bias the server reads" in page.read_text("utf-8")
+    assert bool(words) == done.stdout.startswith("{")
+
+
 def test_a_masked_reply_keeps_its_loss_and_a_noised_one_its_rows() -> None:
     said = [beside(*each) for each in (("none", False), ("none", True), ("example", False), ("client", True))]
     assert ["loss" in words for words in said] == [True, False, False, False]

@@ -19,6 +19,7 @@ from fedstrata.audits.replay import moved_beyond
 from fedstrata.client.feature_cache import FeatureCache
 from fedstrata.client.optimizer import step
 from fedstrata.plan.disclosure import POOLED
+from fedstrata.plan.sharing import EVERYTHING
 from fedstrata.wire.codec import StateCodec
 from tiny import SENTENCES, tiny_model, tokenizer
 
@@ -129,8 +130,9 @@ def test_of_a_tied_table_the_largest_changes_alone_tell_words(monkeypatch: pytes
     change = torch.zeros(6, 4)
     change[1, 2], change[4, 0] = 0.5, -0.25
     monkeypatch.setattr(embeddings, "_changes", lambda *_: change)
+    view: Any = SimpleNamespace(bench=SimpleNamespace(parts=SimpleNamespace(sharing=EVERYTHING)))
     nothing: Any = None
-    assert embeddings._turned(nothing, nothing, []).tolist() == [0, 0.5, 0, 0, 0.25, 0]
+    assert embeddings._turned(view, nothing, []).tolist() == [0, 0.5, 0, 0, 0.25, 0]
 
 
 @pytest.mark.parametrize(
@@ -224,6 +226,14 @@ def test_what_passes_the_cut_gives_every_label(
     found = labels_read(audited("fedbert", kind, wire=wire, train={"epochs": 2}, **data))
     assert found["value"] == 1.0
     assert not found["holds_chance"]
+
+
+@pytest.mark.parametrize("wire", [{}, {"activations_changed": 0.1}])
+def test_labels_are_read_where_the_head_reads_the_last_token(
+    audited: Audited, model_folder: Callable[..., Path], wire: dict[str, Any]
+) -> None:
+    model = {"name": str(model_folder("gpt2", head="clm"))}
+    assert labels_read(audited("fedbert", "classify", model=model, wire=wire, train={"epochs": 2}))["value"] == 1.0
 
 
 def test_gradients_of_other_texts_do_not_give_the_labels(

@@ -75,6 +75,21 @@ def test_nothing_is_read_of_tokens_that_the_public_vocabulary_does_not_list(
     assert areas(audited("fedavg", "classify", **tables, privacy=table))[key]["value"] == 1.0
 
 
+def test_of_masked_words_the_listed_rows_are_read_as_if_all_were_sent(
+    audited: Audited, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table is the decoder too: every listed row moves, most of them in one direction; few rows are listed."""
+    vocabulary = tmp_path / "vocabulary.txt"
+    vocabulary.write_text("\n".join(words()[::3]), "utf-8")
+    listed = np.isin(np.arange(len(ID)), [ID[word] for word in words()[::3]])
+    monkeypatch.setattr(Bench, "ordinary", property(lambda bench: listed))
+    tables = {"train": {"batch_size": 4, "optimizer": "sgd", "learning_rate": 1.0, "dropout": False, "seed": 1}}
+    table = {"omit": ["unlisted_rows"], "public_vocabulary": str(vocabulary)}
+    for privacy in ({}, table):
+        found = areas(audited("fedavg", "mlm", **tables, privacy=privacy), "1 step, 1 text")
+        assert found["embeddings", "direction of rows"]["value"] > 0.95
+
+
 NOISE: dict[str, dict[str, Any]] = {
     "example": {"level": "example", "clip": 0.1, "noise": 2.0},
     "client": {"level": "client", "clip": 0.1, "noise": 2.0, "single_message": True},

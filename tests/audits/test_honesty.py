@@ -187,6 +187,32 @@ def test_adapters_of_the_lowest_layer_that_no_attack_reads_are_named(audited: Au
     assert any(note.startswith("adapter.0") and "no attack here reads them" in note for note in stage["notes"])
 
 
+@pytest.mark.parametrize("most", [3, 512])
+def test_texts_whose_hidden_states_are_not_played_are_counted(
+    audited: Audited, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr("fedstrata.audits.settings.STATES", most)
+    method = {"variant": "centralized", "head": "mean"}
+    stage = audited("fedfreezebert", "classify", method=method, client={"may_send": ["hidden_states"]})
+    said = "of the client's 4 texts the hidden states of the first 3 are played, and at most 256 of these are read"
+    assert (said in stage["notes"]) == (most == 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "words"),
+    [
+        ("classify", {"upper": 1}, "labels from them through layers of the client's own"),
+        ("mlm", {"upper": 1}, "words from them through layers of the client's own"),
+        ("classify", {}, ""),
+    ],
+)
+def test_gradients_that_no_attack_reads_are_named(
+    audited: Audited, kind: str, method: dict[str, Any], words: str
+) -> None:
+    notes = [note for note in audited("fedbert", kind, method=method)["notes"] if note.startswith("gradients:")]
+    assert notes == ([f"gradients: no attack here reads {words}; others may"] if words else [])
+
+
 def test_public_text_without_a_known_word_is_refused(job: Jobs, tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("zzz qqq xxx\n" * 30, "utf-8")
     with pytest.raises(UserError, match=r"--public: .*other.txt has no token that the model's tokenizer knows"):
@@ -235,6 +261,33 @@ def test_the_output_folder_is_tried_first(
     assert [path.name for path in (tmp_path / "foreign").iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.parametrize(
+    ("audited_with", "keys"),
+    [
+        ({}, ""),
+        ({"privacy.omit": ["embeddings"]}, "privacy.omit"),
+        ({"method.variant": "half", "wire.dtype": "fp16"}, "method.variant, wire.dtype"),
+    ],
+)
+@pytest.mark.parametrize("first", ["audit", "run"])
+def test_a_page_says_that_its_run_is_of_another_job_than_the_audit(
+    job: Jobs, public: str, first: str, audited_with: dict[str, Any], keys: str
+) -> None:
+    private = {"level": "example", "epsilon": 8.0}
+    made = job("fedbt", "classify", privacy=private, task={"labels": ["eye", "heart", "kidney"]})
+    folder = Path(made["output"]["dir"])
+    if first == "run":
+        fedstrata.run(made)
+    record = fedstrata.audit(made, audited_with, public=public, attacks=["class_head"])
+    if first == "audit":
+        fedstrata.run(made)
+    assert not any("not of the job" in note for note in record["stages"][0]["notes"])
+    said = f"this run is not of the job that was audited: it has another {keys}"
+    [stage] = read_audit(folder)
+    assert [note for note in stage["notes"] if "not of the job" in note] == ([said] if keys else [])
+    assert (said in fedstrata.report(folder).read_text("utf-8")) == bool(keys)
+
+
 STAGE: dict[str, Any] = {
     "stage": "",
     "method": "fedavg",
@@ -256,6 +309,7 @@ def test_of_a_record_that_cannot_be_read_the_page_says_so(job: Jobs, tmp_path: P
         [5],
         5,
         [{**STAGE, "public": 5}],
+        [{**STAGE, "settings": {"method": 5}}],
         [{**STAGE, "findings": [{}]}],
         [{**STAGE, "findings": [finding]}],
         [STAGE, {**STAGE, "notes": None}],

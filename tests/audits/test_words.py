@@ -16,6 +16,9 @@ from fedstrata.cli import app
 from fedstrata.events import Event, StageStarted
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.plan.disclosure import LENGTH, NAMES, POOLED, READ, SENT, Channel, beside, sentence
+from fedstrata.plan.messages import Reply
+from fedstrata.plan.plan import Plan
+from fedstrata.server.server import Server
 from fedstrata.sites.templates import SITE
 
 Jobs = Callable[..., dict[str, Any]]
@@ -77,10 +80,38 @@ def test_the_command_prints_a_table_and_sentences(job: Jobs, tmp_path: Path, pub
     assert "audit.json" in done.stdout
 
 
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_an_audit_after_a_run_is_on_its_page(job: Jobs, tmp_path: Path, public: str, words: list[str]) -> None:
+    path, made = tmp_path / "job.toml", job("fedbt", "classify", method={"rounds": 1}, train={"steps": 1})
+    path.write_text(tomli_w.dumps(made), "utf-8")
+    page = fedstrata.report(fedstrata.run(made).folder)
+    assert "bias the server reads" not in page.read_text("utf-8")
+    done = CliRunner().invoke(app, ["audit", str(path), "--public", public, "--attacks", "class_head", *words])
+    assert done.exit_code == 0, done.output
+    assert "bias the server reads" in page.read_text("utf-8")
+    assert bool(words) == done.stdout.startswith("{")
+
+
 def test_a_masked_reply_keeps_its_loss_and_a_noised_one_its_rows() -> None:
     said = [beside(*each) for each in (("none", False), ("none", True), ("example", False), ("client", True))]
     assert ["loss" in words for words in said] == [True, False, False, False]
     assert ["examples" in words for words in said] == [True, True, True, False]
+    assert ["tokens" in words for words in said] == [True, True, False, False]
+
+
+def test_a_reply_tells_how_many_tokens_went_through_the_model(job: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so about the length of the texts, which no part of the model need tell."""
+    told, check = list[int](), Server.check
+
+    def noted(server: Server, plan: Plan, reply: Reply) -> None:
+        told.append(reply.work.tokens)
+        check(server, plan, reply)
+
+    monkeypatch.setattr(Server, "check", noted)
+    fedstrata.run(job("fedbt", "classify", method={"rounds": 1}))
+    assert told
+    assert all(told)
+    assert "of steps and of tokens" in beside("none", False)
 
 
 @pytest.mark.parametrize("level", ["none", "example", "client"])
@@ -149,6 +180,14 @@ def test_run_and_forecast_say_what_holds_for_the_job(
     said = [line for line in started.notes if words in line]
     assert len(said) == 1
     assert forecast["readable"] == said
+
+
+def test_a_forecast_says_what_is_read_also_of_a_client_that_is_never_asked(job: Jobs) -> None:
+    made = job("fedavg", "classify", 3, clients={"fraction": 0.34}, method={"rounds": 1})
+    for client in ("client-0", "client-1", "client-2"):
+        [forecast] = fedstrata.forecast(made, client=client).values()
+        [said] = forecast["readable"]
+        assert f"from the embeddings {READ['embeddings']}; " in said
 
 
 @pytest.mark.parametrize(("merge", "told"), [("plain", True), ("alternate", True), ("freeze_a", False)])

@@ -166,7 +166,8 @@ def _words(view: View) -> dict[str, Figure]:
 
 def _classes(view: View) -> Finding:
     """The class of every text, or of every word that has one; chance is naming the commonest of them."""
-    labels = [_labels(seen.batch) for seen in view.client.seen]
+    sizes = (rows.norm(dim=1) for rows in _messages(view, view.client, MESSAGES[1]))
+    labels = [_labels(seen.batch, size) for seen, size in zip(view.client.seen, sizes, strict=True)]
     read = torch.cat(list(_answers(view, [own >= 0 for own in labels])))
     true = torch.cat([own[own >= 0] for own in labels])
     commonest = float(torch.bincount(true).max() / len(true))
@@ -176,14 +177,18 @@ def _classes(view: View) -> Finding:
     return Finding("gradients", "head's answer", view.setting, figures, sentence)
 
 
-def _labels(batch: Batch) -> torch.Tensor:
-    """The class of each token, padding left out, ``[N]``: a text's stands at its first one; -1 for none."""
+def _labels(batch: Batch, sizes: torch.Tensor) -> torch.Tensor:
+    """The class of each token, padding left out, ``[N]``; -1 for none.
+
+    That of a text stands where its gradient is the largest: there, at the first token or the last, the head reads.
+    """
     tokens = batch.inputs["attention_mask"] > 0
     placed = torch.full(tokens.shape, -1, dtype=torch.long)
     if batch.targets.ndim == 2:
         placed[:, : batch.targets.shape[1]] = batch.targets
     else:
-        placed[torch.arange(len(tokens)), tokens.int().argmax(1)] = batch.targets
+        every = torch.zeros(tokens.shape).masked_scatter(tokens, sizes)
+        placed[torch.arange(len(tokens)), every.argmax(1)] = batch.targets
     return placed[tokens]
 
 
@@ -201,7 +206,7 @@ def _answers(view: View, places: Sequence[torch.Tensor]) -> Iterator[torch.Tenso
     given = _Given()
     for at, gradients, message in zip(places, _messages(view, view.client, MESSAGES[1]), sent, strict=False):
         outputs = decode_states(message, len(message[MESSAGES[0]]), bench.parts.hidden, form.states).float()
-        outputs = outputs[at] if form.changed is None else outputs[: int(at.sum())]  # what the client reads
+        outputs = outputs[at] if len(outputs) == len(at) else outputs[: int(at.sum())]  # what the client reads
         back = gradients[at] / gradients[at].norm(dim=1, keepdim=True).clamp_min(1e-30)
         with bench.model() as model, cut_at(model, bench.parts, plan, given):  # type: ignore[arg-type]
             logits = []

@@ -34,6 +34,7 @@ from fedstrata.runs.engines import threads_set
 from fedstrata.runs.folder import check_output_dir
 from fedstrata.runs.notes import check_names, check_permission
 from fedstrata.runs.privacy import settle_privacy
+from fedstrata.runs.resume import without_none
 from fedstrata.wire.files import write_bytes
 
 ATTACKS = {
@@ -43,6 +44,8 @@ ATTACKS = {
     "layers": layers.attack,
 }
 """Attacks on parts of the model; those on other payloads are their exchange's."""
+DECIDE = ("task", "method", "head", "adapter", "train", "wire", "privacy")
+"""Tables of a job that decide what a client sends of its rows."""
 STREAMS = {"hidden_states": hidden_states.attack, "activations": activations.attack}
 
 
@@ -158,12 +161,20 @@ def _stage(
         "payload": bench.exchange.payload,
         "client": client,
         "model": ready.loaded.name,
+        "settings": _settings(job),
         "public": {"source": what, "texts": len(texts), "tokens": int(bench.frequencies.sum())},
         "plays": plays,
         "findings": [finding.record() for finding in findings],
         "notes": notes,
     }
     return record, fits
+
+
+def _settings(job: Job) -> dict[str, Any]:
+    """The tables of the job that decide what is sent, by which a page knows whether it shows a run of them."""
+    tables = without_none(job.dump())
+    found: dict[str, Any] = json.loads(json.dumps({name: tables[name] for name in DECIDE if name in tables}))
+    return found
 
 
 def _findings(
@@ -180,6 +191,11 @@ def _findings(
         plays.append(_played(bench, setting.name, client))
         if setting.cut:
             notes.append(f"of the round's {setting.cut:,} steps the first {client.reply.steps:,} are played")
+        if client.sent and len(bench.index) > len(client.index):
+            notes.append(
+                f"of the client's {len(bench.index):,} texts the hidden states of the first {len(client.index):,} "
+                f"are played, and at most {hidden_states.MOST} of these are read"
+            )
         if not client.texts:
             notes.append(
                 f"{setting.name}: the draw of examples took none of the client's, so nothing was attacked"

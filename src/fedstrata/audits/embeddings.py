@@ -19,6 +19,7 @@ from fedstrata.audits.play import Played, flat, token_table
 from fedstrata.audits.replay import moved_beyond
 from fedstrata.models.checkpoints import max_positions
 from fedstrata.plan.sharing import POSITION_FACTORS, POSITIONS, WORD_FACTORS
+from fedstrata.wire.partial import listed_rows
 
 Score = Callable[[View, Played, Sequence[str]], Floats]
 """A round, and the names of tensors -> how much each token's row speaks for its having been read, ``[V]``."""
@@ -81,15 +82,24 @@ def _moved(view: View, played: Played, names: Sequence[str]) -> Floats:
 def _turned(view: View, played: Played, names: Sequence[str]) -> Floats:
     """How far each row's change points away from the usual one: 1 - cosine.
 
-    There is none where most rows have not moved, as in a message of the largest changes alone: then it is which of
-    them have.
+    Rows that never travel have none. Nor is there a usual one where most rows have not moved, as in a message of
+    the largest changes alone: then it is which of them have.
     """
     change = _changes(view, played, names)
-    usual = change.median(0).values
+    travel = _travelling(view, names, len(change))
+    usual = change[travel].median(0).values
     if not usual.any():
         return _moved(view, played, names)
     cosine: torch.Tensor = torch.nn.functional.cosine_similarity(change, usual[None], dim=1)
-    return (1 - cosine).double().numpy()
+    return ((1 - cosine) * travel).double().numpy()
+
+
+def _travelling(view: View, names: Sequence[str], rows: int) -> torch.Tensor:
+    """Which rows of these tables are sent, bool ``[rows]``."""
+    sharing = view.bench.parts.sharing
+    if not sharing.narrowed & set(names):
+        return torch.ones(rows, dtype=torch.bool)
+    return torch.zeros(rows, dtype=torch.bool).index_fill(0, listed_rows(sharing), True)
 
 
 def _length(view: View) -> list[Finding]:

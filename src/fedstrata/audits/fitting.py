@@ -75,11 +75,25 @@ def unread(bench: Bench) -> list[str]:
         found.append(f"{', '.join(upper)}: no attack here reads layers above the lowest; others may")
     if others:
         found.append(f"{', '.join(others)}: no attack here reads them; others may")
+    if words := _of_gradients(bench):
+        found.append(f"gradients: no attack here reads {words}; others may")
     if later := _later(bench):
         found.append(
             f"{', '.join(later)}: sent in a later round, and not attacked here, where the first is played"
         )
     return found
+
+
+def _of_gradients(bench: Bench) -> str:
+    """What no attack reads from the gradients of batches; empty where all is read, or none are sent."""
+    if bench.exchange.payload != "activations":
+        return ""
+    target, plan = TASK_KINDS[bench.job.task.kind].target, bench.plan
+    if target == "number":
+        return "numbers from them"
+    if bench.parts.layer(plan.layers[-1]) in plan.server:
+        return ""
+    return f"{'words' if target == 'token' else 'labels'} from them through layers of the client's own"
 
 
 def _later(bench: Bench) -> list[str]:

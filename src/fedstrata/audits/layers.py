@@ -5,7 +5,7 @@ Layers further up take inputs that depend on whole texts; no attack here reads t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,8 +13,10 @@ import torch
 from fedstrata.audits.figures import Figure, Floats, Truth, best_threshold, detection, share
 from fedstrata.audits.finding import Finding, View
 from fedstrata.audits.first_layer import Matrix, candidates, first_matrices, text_types
-from fedstrata.audits.play import Played, flat
+from fedstrata.audits.play import Played, flat, play
+from fedstrata.audits.public import NAME
 from fedstrata.audits.replay import moved_beyond
+from fedstrata.audits.some_texts import taken
 from fedstrata.audits.span import Span, rounding, span_of
 from fedstrata.plan.kinds import Index
 
@@ -22,6 +24,8 @@ CONTROL = 1000
 """Commonest tokens of the public text; those that the client does not have are the control group."""
 PLACES = 64
 """Most positions that are checked, from the start of the texts."""
+LEAST = 4
+"""Tokens of a public text, the two at its ends among them, below which it is not cut."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +35,17 @@ class _Checked:
     Attributes:
         scores: share of the candidate in the span, ``[V, P]``.
         exact: whether that share can reach 1.
+        directions: most that a span has.
     """
 
     scores: Floats
     exact: bool
+    directions: int
 
     def standardized(self) -> _Checked:
         """Scores in standard deviations from the mean over all tokens, at each position."""
         spread = self.scores.std(0).clip(1e-12)
-        return _Checked((self.scores - self.scores.mean(0)) / spread, False)
+        return _Checked((self.scores - self.scores.mean(0)) / spread, False, self.directions)
 
 
 def attack(view: View) -> list[Finding]:
@@ -55,6 +61,9 @@ def _read(view: View, channel: str, matrices: list[Matrix]) -> list[Finding]:
     if not matrices:
         return []
     checked, public = (_check(view, played, matrices) for played in (view.client, view.shadow))
+    if checked is not None and (public is None or checked.exact > public.exact):
+        view = _with_shorter_texts(view, checked.directions)
+        public = _check(view, view.shadow, matrices)
     if checked is None or public is None:
         sentence = f"from the lowest of the {channel} the server reads nothing: its change spans every direction"
         return [Finding(channel, "span check", view.setting, {}, sentence)]
@@ -75,21 +84,34 @@ def _read(view: View, channel: str, matrices: list[Matrix]) -> list[Finding]:
     figures["places precision"] = share(hits, int(said.sum()), float(true[kept].mean()))
     figures["places recall"] = share(hits, int(true[kept].sum()), float(said.mean()))
     texts = _texts(view.client)
-    exact = sum(_only(checked.scores, places, text, bench.special) for text in texts) if len(texts) == 1 else 0
-    if len(texts) == 1:
-        figures["exact texts"] = share(exact, len(texts), 0.0)
-    return [Finding(channel, _how(checked), view.setting, figures, _sentence(channel, figures, exact))]
+    longer, exact = any(len(text) > PLACES for text in texts), False
+    if len(texts) == 1 and not longer:
+        exact = _only(checked.scores, places, texts[0], bench.special)
+        figures["exact texts"] = share(int(exact), 1, 0.0)
+    return [Finding(channel, _how(checked), view.setting, figures, _sentence(channel, figures, exact, longer))]
 
 
-def _sentence(channel: str, figures: dict[str, Figure], exact: int) -> str:
+def _with_shorter_texts(view: View, directions: int) -> View:
+    """The public round with its texts cut, so that they have no more tokens than the client's span has directions.
+
+    Longer ones fill every direction, and no threshold for the client's few could be had from them.
+    """
+    bench, shadow = view.bench, view.shadow
+    most = max(LEAST, directions // max(1, view.client.texts))
+    cut = taken(bench.public, np.arange(len(bench.public)), most)
+    return replace(view, shadow=play(bench, NAME, cut, shadow.index, shadow.train))
+
+
+def _sentence(channel: str, figures: dict[str, Figure], exact: bool, longer: bool) -> str:
     places, control = figures["places recall"].count, figures["control group"].count
     whole = "the text exactly: " if exact else ""
     wrong = figures["places precision"].count[1] - places[0]
     chance = ", as chance would" if figures["places precision"].holds_chance else ""
+    of = f"the first {PLACES} places" if longer else "their places"
     return (
-        f"from the lowest of the {channel} the server reads {whole}{places[0]:,} of {places[1]:,} tokens at their "
-        f"places, and takes {wrong:,} others for them{chance}; of {control[1]:,} common tokens that are not there "
-        f"it takes {control[0]:,} for the client's"
+        f"from the lowest of the {channel} the server reads {whole}{places[0]:,} of {places[1]:,} tokens at {of}, "
+        f"and takes {wrong:,} others for them{chance}; of {control[1]:,} common tokens that are not there it "
+        f"takes {control[0]:,} for the client's"
     )
 
 
@@ -121,7 +143,8 @@ def _check(view: View, played: Played, matrices: list[Matrix]) -> _Checked | Non
             found = [span.scores(chunk if a is None else chunk @ a.T) for span, a in spans]
             rows.append(torch.stack(found).amin(0))
         kinds.append(torch.cat(rows))
-    return _Checked(torch.stack(kinds).amax(0).double().numpy(), all(span.exact for span, _ in spans))
+    directions = max(span.basis.shape[1] for span, _ in spans)
+    return _Checked(torch.stack(kinds).amax(0).double().numpy(), all(span.exact for span, _ in spans), directions)
 
 
 def _spans(view: View, played: Played, matrices: list[Matrix]) -> list[tuple[Span, torch.Tensor | None]]:

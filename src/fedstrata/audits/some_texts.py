@@ -21,13 +21,20 @@ MASKINGS = 4
 """Drawn maskings of a text, over which a masked language model's loss of it is the mean."""
 
 
-def taken(examples: Examples, index: Index) -> Examples:
-    """The examples at ``index``, as examples of their own; each is from a row of its own."""
+def taken(examples: Examples, index: Index, most: int | None = None) -> Examples:
+    """The examples at ``index``, as examples of their own; each is from a row of its own.
+
+    Args:
+        examples: all of them.
+        index: which to take, ``[n]``.
+        most: tokens of each, the first ones; all when absent.
+    """
     tokens = examples.tokens
+    lengths = tokens.lengths[index] if most is None else tokens.lengths[index].clip(max=most)
     places = np.concatenate(
-        [np.arange(tokens.offsets[i], tokens.offsets[i + 1]) for i in index] or [np.empty(0, np.int64)]
+        [tokens.offsets[i] + np.arange(n) for i, n in zip(index, lengths, strict=True)] or [np.empty(0, np.int64)]
     )
-    offsets = np.concatenate([[0], np.cumsum(tokens.lengths[index], dtype=np.int64)])
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     words = tokens.words[places] if len(tokens.words) else tokens.words
     types = tokens.types[places] if len(tokens.types) else tokens.types
     labels = examples.labels

@@ -57,13 +57,23 @@ def audit(
             from fedstrata.audits.audit import audit as play
 
             record = play(job, overrides or (), AuditOptions(client, names, public, display, deep))
+        report = _report(Path(stages[0].output.dir))
         if as_json:
             print(json.dumps(record))
         else:
-            _show(console, stages, record)
+            _show(console, stages, record, report)
 
 
-def _show(console: Console, stages: list[Job], record: dict[str, Any]) -> None:
+def _report(folder: Path) -> Path | None:
+    """The page of the folder's run, written anew; None where it has none."""
+    if not (folder / "result.json").exists():
+        return None
+    from fedstrata.reports.report import write_report
+
+    return write_report([folder])
+
+
+def _show(console: Console, stages: list[Job], record: dict[str, Any], report: Path | None) -> None:
     from fedstrata.plan.kinds import AUDIT
     from fedstrata.reports.audit import audit_lines, audit_table
 
@@ -72,9 +82,6 @@ def _show(console: Console, stages: list[Job], record: dict[str, Any]) -> None:
             console.print(audit_table(stage))
         for line in audit_lines(stage):
             console.print(line, soft_wrap=True)
-    folder = Path(stages[0].output.dir)
-    console.print(f"audit   {folder / AUDIT}", soft_wrap=True)
-    if (folder / "result.json").exists():
-        from fedstrata.reports.report import write_report
-
-        console.print(f"report  {write_report([folder])}", soft_wrap=True)
+    console.print(f"audit   {Path(stages[0].output.dir) / AUDIT}", soft_wrap=True)
+    if report is not None:
+        console.print(f"report  {report}", soft_wrap=True)

@@ -49,7 +49,7 @@ READ: Mapping[Channel, str] = {
         "nearly every word of every batch at its place; from gradients, the masked places and words, or every "
         "label; with activations_changed, which texts come again and which of their tokens moved"
     ),
-    "reply": "the number of examples, the loss, scores, and how long training took",
+    "reply": "the number of examples, of steps and of tokens, the loss, scores, and how long training took",
 }
 """Channel -> what whoever receives it can read."""
 
@@ -107,7 +107,7 @@ def beside(level: str, sum_only: bool) -> str:
     """What is told beside the tensors, by ``[privacy]``'s ``level`` and ``sum_only``."""
     if level in UNCOVERED:
         return UNCOVERED[level]
-    return "the number of examples, scores, and how long training took" if sum_only else READ["reply"]
+    return READ["reply"].replace("the loss, ", "") if sum_only else READ["reply"]
 
 
 def channels(parts: Parts, sent: Iterable[str], target: str) -> dict[Channel, str]:

@@ -12,10 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstrata.errors import plural
+from fedstrata.job.toml import read_toml
 from fedstrata.plan.kinds import AUDIT, AUDIT_FORMAT
 
 Stage = Mapping[str, Any]
 """A stage of ``audit.json``."""
+OF_A_MACHINE = ("device", "precision")
+"""Keys of ``[train]`` that an audit, which plays on the processor, may have otherwise than the run."""
 
 
 def read_audit(folder: Path) -> list[Stage]:
@@ -29,6 +32,7 @@ def read_audit(folder: Path) -> list[Stage]:
         for stage in stages or ():
             for shown in (audit_title, audit_rows, audit_lines):  # all that a page shows of it
                 shown(stage)
+        stages = stages and [{**stage, "notes": [*_otherwise(stage, folder), *stage["notes"]]} for stage in stages]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
@@ -37,6 +41,19 @@ def read_audit(folder: Path) -> list[Stage]:
         note = f"{AUDIT} holds no audit that this version of FedStrata can read; fedstrata audit writes a new one"
         return [{"stage": "", "method": "", "findings": [], "notes": [note]}]
     return stages
+
+
+def _otherwise(stage: Stage, folder: Path) -> list[str]:
+    """In which keys the run in a folder is of another job than the audit, a sentence; nothing where in none."""
+    path = (folder / "stages" / stage["stage"] if stage["stage"] else folder) / "job.toml"
+    run = read_toml(path) if path.exists() else {}
+    keys = [
+        f"{table}.{key}"
+        for table, own in (stage.get("settings", {}) if run else {}).items()
+        for key in {**own, **run.get(table, {})}
+        if own.get(key) != run.get(table, {}).get(key) and key not in OF_A_MACHINE
+    ]
+    return [f"this run is not of the job that was audited: it has another {', '.join(keys)}"] if keys else []
 
 
 def audit_rows(stage: Stage) -> list[dict[str, str]]:

@@ -125,6 +125,16 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
             use(tmp_path)
 
 
+def test_a_run_of_personal_models_says_where_they_are(job: Jobs) -> None:
+    """It said that the run's folder is none."""
+    folder = fedstrata.run(job("fedsplitbert", "classify", method={"rounds": 1})).folder
+    with pytest.raises(
+        UserError, match=r"each client has a model of its own; .* such as .*clients/client-0/model$"
+    ):
+        model_folder(folder)
+    assert model_folder(folder / "clients" / "client-0" / "model").name == "model"
+
+
 def test_adapters_alone_are_no_model_to_export(job: Jobs) -> None:
     pytest.importorskip("peft", reason="adapters need the extra 'lora'")
     made = job("fedavg", "classify", adapter={"kind": "lora", "rank": 2, "merged_model": False})

@@ -6,7 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+import transformers
+from typer.testing import CliRunner
 
+from fedstrata.cli import app
 from fedstrata.client.precision import LEAST_STATES, LEAST_WIDTH, TYPICAL_TOKENS
 from fedstrata.data.forms.how import How
 from fedstrata.data.forms.plain import document_records
@@ -31,6 +34,18 @@ def page(name: str) -> str:
 
 def section(name: str, title: str) -> str:
     return page(name).split(f"\n## {title}\n")[1].partition("\n## ")[0]
+
+
+def test_readme_shows_what_forecast_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of BERT-base's config in a folder of the hub's name; its memory was that of an earlier version."""
+    monkeypatch.chdir(tmp_path)
+    readme = (ROOT / "README.md").read_text("utf-8")
+    [(words, shown)] = re.findall(r"^\$ fedstrata (forecast .*)\n((?:.*\n)*?)```$", readme, re.MULTILINE)
+    transformers.BertConfig(architectures=["BertForMaskedLM"]).save_pretrained("bert-base-uncased")
+    done = CliRunner().invoke(app, words.split())
+    assert done.exit_code == 0, done.output
+    bare = [re.sub(r"[\s─]+", " ", text).strip() for text in (shown, done.output)]
+    assert bare[0] in bare[1]
 
 
 def test_the_job_page_has_the_rule_of_the_precision() -> None:

@@ -318,6 +318,19 @@ def test_a_data_set_saved_to_a_folder_is_read_as_a_run_reads_it(tmp_path: Path) 
     assert len(prepare(load(out)[0]).train) == 54
 
 
+@pytest.mark.parametrize(("lacking", "test"), [(False, "test"), (True, "validation")])
+def test_a_data_set_is_tested_on_its_own_split(tmp_path: Path, lacking: bool, test: str) -> None:
+    """On one with labels: those of GLUE's test splits are all missing. It held out training rows instead."""
+    every = table(label=LABELS)
+    splits = {name: datasets.Dataset.from_pandas(every) for name in ("train", "validation", "test")}
+    if lacking:
+        splits["test"] = splits["test"].map(lambda row: {"label": None})
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "rows")
+    job = tomllib.loads(first_job([tmp_path / "rows"], tmp_path / "job.toml")[0])
+    assert job["data"]["test"] == str(tmp_path / "rows" / test)
+    assert len(prepare(load(job)[0]).test) == len(every)
+
+
 @pytest.mark.parametrize("name", ["a b.csv", "ünïcode.csv", 'quo"te.csv'])
 def test_any_file_name_is_written_so_that_it_is_read(tmp_path: Path, name: str) -> None:
     path = written(tmp_path, table(label=LABELS), name)

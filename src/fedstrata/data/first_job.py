@@ -136,7 +136,7 @@ def _files(data: Sequence[Path]) -> tuple[Path | dict[str, Path], list[Path]]:
     if not only.is_dir():
         return only, _test_beside(only) if _word(only) in TRAIN_NAMES else []
     if saved(only):
-        return only, []
+        return only, [only / name for name in TEST_NAMES if saved(only / name)]
     found = files_in(only)
     files = [file for file in found if file.parent == only] or found
     train = [file for file in files if _purpose(file, only) in TRAIN_NAMES]
@@ -201,7 +201,7 @@ def _fits(test: Path, found: Guess, rows: Sample) -> bool:
         there = sample(test, wanted)
     except UserError:
         return False
-    filled = all(any(str(value).strip() for value in there.columns.get(name, [])) for name in wanted)
+    filled = all(any(map(is_filled, there.columns.get(name, []))) for name in wanted)
     return filled and (there.names is None) == (rows.names is None)
 
 

@@ -4,7 +4,7 @@
     python benchmarks/epsilon.py table
 
 Data sets are the demo's definitions of diseases (``hpo``) and, where FOLDER has GLUE's ``train.tsv`` and
-``dev.tsv`` of it, SST-2, whose labelled ``dev.tsv`` is the test. Of the training rows, put into another order, the
+``dev.tsv`` of it, SST-2, whose labeled ``dev.tsv`` is the test. Of the training rows, put into another order, the
 first are the clients', the next ones the development rows. Cells that the results have are not measured again.
 
 Each method and level is tuned by itself on the development rows (seed 100): without noise and at level ``example``

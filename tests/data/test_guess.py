@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tomllib
 from pathlib import Path
 
 import datasets
@@ -227,6 +228,22 @@ def test_a_file_for_each_client(tmp_path: Path) -> None:
         assert set(prepare(load(out)[0]).shards) == {"north", "süd"}
 
 
+def test_a_folder_for_each_client_is_called_by_its_whole_name(tmp_path: Path) -> None:
+    """What follows a dot is no extension of a folder: two saints were said to have the same name."""
+    folders = [placed(tmp_path / name, "a.csv", "b.csv") for name in ("St.Mary", "St.John")]
+    job = first_job(folders, tmp_path / "job.toml")[0]
+    assert list(tomllib.loads(job)["data"]["train"]) == ["St-Mary", "St-John"]
+
+
+def test_parts_of_a_data_set_are_no_clients(tmp_path: Path) -> None:
+    parts = [f"{kind}-0000{i}-of-00002.parquet" for kind in ("train", "test") for i in range(2)]
+    rows = placed(tmp_path / "rows", *parts[:2])
+    assert tomllib.loads(first_job([rows], tmp_path / "job.toml")[0])["data"]["train"] == str(rows)
+    placed(rows, *parts[2:])
+    with pytest.raises(UserError, match=r"holds test rows among others \(test-00000"):
+        first_job([rows], tmp_path / "job.toml")
+
+
 def test_a_folder_of_several_kinds_is_refused_as_a_run_would(tmp_path: Path) -> None:
     """A first job would name the folder."""
     written(tmp_path, table(label=LABELS), "rows.csv")
@@ -299,6 +316,19 @@ def test_a_data_set_saved_to_a_folder_is_read_as_a_run_reads_it(tmp_path: Path) 
     out = tmp_path / "job.toml"
     out.write_text(first_job([tmp_path / "rows"], out)[0], encoding="utf-8")
     assert len(prepare(load(out)[0]).train) == 54
+
+
+@pytest.mark.parametrize(("lacking", "test"), [(False, "test"), (True, "validation")])
+def test_a_data_set_is_tested_on_its_own_split(tmp_path: Path, lacking: bool, test: str) -> None:
+    """On one with labels: those of GLUE's test splits are all missing. It held out training rows instead."""
+    every = table(label=LABELS)
+    splits = {name: datasets.Dataset.from_pandas(every) for name in ("train", "validation", "test")}
+    if lacking:
+        splits["test"] = splits["test"].map(lambda row: {"label": None})
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "rows")
+    job = tomllib.loads(first_job([tmp_path / "rows"], tmp_path / "job.toml")[0])
+    assert job["data"]["test"] == str(tmp_path / "rows" / test)
+    assert len(prepare(load(job)[0]).test) == len(every)
 
 
 @pytest.mark.parametrize("name", ["a b.csv", "ünïcode.csv", 'quo"te.csv'])

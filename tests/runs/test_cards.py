@@ -10,6 +10,7 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+import tomli_w
 import torch
 
 import fedstrata
@@ -114,3 +115,29 @@ def test_a_result_says_what_it_was_made_with(job: Jobs) -> None:
     entries = json.loads((more.folder / "result.json").read_text("utf-8"))["environment"]
     assert entries[0] == first
     assert len(entries) == 2
+
+
+def test_the_card_of_a_stage_names_the_stage_that_it_began_with(job: Jobs) -> None:
+    """It said "a new model from a config", whose license holds."""
+    made = job("fedavg", "classify", method={"rounds": 1})
+    made["stages"] = [{"name": "first"}, {"name": "second"}]
+    result = fedstrata.run(made)
+    text = (result.folder / "stages" / "second" / "model" / CARD).read_text("utf-8")
+    assert "* start model: the model of stage 'first'; its license" in text
+    assert "new model from a config" not in text
+    assert "the model of stage" not in (result.folder / "model" / CARD).read_text("utf-8")
+
+
+def test_a_folder_beside_the_job_is_no_model_of_the_hub(
+    job: Jobs, model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Called elsewhere, its name was taken for an id of the hub."""
+    made = job("fedavg", "classify", method={"rounds": 1}, model={"name": "bert-tiny"})
+    (tmp_path / "jobs").mkdir()
+    model_folder(head="none").rename(tmp_path / "jobs" / "bert-tiny")
+    (tmp_path / "jobs" / "job.toml").write_text(tomli_w.dumps(made), "utf-8")
+    result = fedstrata.run(tmp_path / "jobs" / "job.toml")
+    assert result.model_folder is not None
+    card = huggingface_hub.ModelCard.load(result.model_folder / CARD)
+    assert card.data.base_model is None
+    assert "start model: bert-tiny" in card.text

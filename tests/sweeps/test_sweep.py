@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 
 import fedstrata
 from fedstrata.errors import UserError
 from fedstrata.events import CellEnded, CellEvent, CellStarted, StageEnded, Stepped
+from fedstrata.job.toml import read_toml
 from fedstrata.reports.sweep import SweepRow
 from fedstrata.reports.sweep_files import read_table
 from pages import unnamed_files
@@ -168,6 +170,23 @@ def test_a_failing_cell_is_survived_named_and_tried_again(many: dict[str, Any], 
     other.write_bytes(data.read_bytes())
     entries = fedstrata.sweep(many, resume=True)
     assert all(not entry.failed and len(entry.seeds) == 1 for entry in entries)
+
+
+def test_a_file_that_is_changed_meanwhile_is_the_next_sweeps(job: Jobs, tmp_path: Path) -> None:
+    """It was read again for each cell, so that one table had cells of two jobs; rows beside the file are found."""
+    made = job("fedavg", "classify", method={"rounds": 1}, train={"learning_rate": 1e-4})
+    made["data"] = {"train": "sentences.csv"}
+    file = tmp_path / "sweep.toml"
+    file.write_text(tomli_w.dumps({**made, "sweep": {"seeds": [0, 1]}}), "utf-8")
+
+    def change(event: Any) -> None:
+        if isinstance(event, CellEnded):
+            file.write_text(file.read_text("utf-8").replace("0.0001", "0.7"), "utf-8")
+
+    fedstrata.sweep(file, progress=change)
+    assert "0.7" in file.read_text("utf-8")
+    rates = [read_toml(path)["train"]["learning_rate"] for path in (tmp_path / "run").glob("cells/*/*/job.toml")]
+    assert rates == [1e-4, 1e-4]
 
 
 def test_run_says_that_a_sweep_is_many_runs(many: dict[str, Any]) -> None:

@@ -42,10 +42,10 @@ def _onnx(folder: Path, out: Path | None, int8: bool) -> Iterator[str]:
 
     reports, where = write(folder, out, int8)
     for report in reports:
-        yield (
-            f"{report.path}  {report.bytes / 1e6:,.1f} MB  {report.agreement:.1%} of the predictions as the "
-            f"model's, logits within {report.difference:.2g}"
-        )
+        what = "predicted numbers"
+        if report.agreement is not None:
+            what = f"{report.agreement:.1%} of the predictions as the model's, logits"
+        yield f"{report.path}  {report.bytes / 1e6:,.1f} MB  {what} within {report.difference:.2g}"
     yield f"compared on {where}"
 
 

@@ -174,6 +174,7 @@ def _show_sweep(console: Console, folder: Path) -> None:
 def _show_partition(console: Console, job: Job, data: Prepared, picture: Path) -> None:
     from fedstrata.data.prepare import dropped_rows
     from fedstrata.reports.partition import partition_picture, partition_table
+    from fedstrata.reports.partition_plot import grouped_words
 
     if job.stage:
         console.print(f"stage {job.stage}")
@@ -193,4 +194,5 @@ def _show_partition(console: Console, job: Job, data: Prepared, picture: Path) -
         partition_picture(data.shards, data.by).savefig(picture, dpi=150)
     except OSError as error:
         raise UserError(f"--picture: {picture} cannot be written ({error.strerror})") from None
-    console.print(f"picture {picture}", soft_wrap=True)
+    words = grouped_words(len(data.shards))
+    console.print(f"picture {picture}{words and ':'}{words}", soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,8 @@ HOLDOUT = 0.1
 """Share of the rows that is held out where there are no test rows."""
 TEST_NAMES = ("test", "testing", "dev", "devel", "valid", "validation", "val", "eval")
 TRAIN_NAMES = ("train", "training")
+PART = re.compile(r"-\d{5}-of-\d{5}$")
+"""The end of the name of a file that is a part of a data set, as the hub cuts them: no client's."""
 
 
 def first_job(
@@ -133,7 +136,7 @@ def _files(data: Sequence[Path]) -> tuple[Path | dict[str, Path], list[Path]]:
     if not only.is_dir():
         return only, _test_beside(only) if _word(only) in TRAIN_NAMES else []
     if saved(only):
-        return only, []
+        return only, [only / name for name in TEST_NAMES if saved(only / name)]
     found = files_in(only)
     files = [file for file in found if file.parent == only] or found
     train = [file for file in files if _purpose(file, only) in TRAIN_NAMES]
@@ -142,7 +145,9 @@ def _files(data: Sequence[Path]) -> tuple[Path | dict[str, Path], list[Path]]:
         return train[0], [file for file in test if file.suffix == train[0].suffix]
     others = [file for file in files if file not in test]
     tables = [file for file in others if file.suffix != ".txt" and file.parent == only]
-    if len(tables) == len(others) > 0 and len({file.suffix for file in tables}) == 1 and (tables[1:] or test):
+    parts = len(others) > 1 and all(PART.search(file.stem) for file in others)
+    alike = len({file.suffix for file in tables}) == 1 and not parts
+    if len(tables) == len(others) > 0 and alike and (tables[1:] or test):
         return _by_client(tables) if tables[1:] else tables[0], test
     if test and (train or tables):
         raise UserError(
@@ -160,9 +165,12 @@ def _by_client(files: Sequence[Path]) -> dict[str, Path]:
         raise UserError(
             f"{tests[0]}: is named as test rows are, and several files are a client's each; expected --test"
         )
-    names = ["".join(c if c.isalnum() or c in "-_" else "-" for c in file.stem).strip("-") for file in files]
+    plain = [file.name if file.is_dir() else file.stem for file in files]  # a folder's name has no extension
+    names = ["".join(c if c.isalnum() or c in "-_" else "-" for c in name).strip("-") for name in plain]
     if len(set(names)) < len(names) or not all(names):
-        raise UserError("several files have the same name; each is a client's, so rename one of them")
+        raise UserError(
+            "several files have the same name; each is a client's, so rename one of them, or name their folders"
+        )
     return dict(zip(names, files, strict=True))
 
 
@@ -193,7 +201,7 @@ def _fits(test: Path, found: Guess, rows: Sample) -> bool:
         there = sample(test, wanted)
     except UserError:
         return False
-    filled = all(any(str(value).strip() for value in there.columns.get(name, [])) for name in wanted)
+    filled = all(any(map(is_filled, there.columns.get(name, []))) for name in wanted)
     return filled and (there.names is None) == (rows.names is None)
 
 

@@ -189,7 +189,7 @@ class HiddenStatesHalf(PlainHalf):
             loop.record_collected(0, plan, reply)
 
     def finish(self, loop: Rounds, round: int) -> None:
-        """Every client gets the parts it lacks: what the server has learnt."""
+        """Every client gets the parts it lacks: what the server has learned."""
         plan = Plan(_whole(loop.server.parts), train=(), freeze_encoder=True)
         clients = loop.engine.clients()
         loop.expect(clients)

@@ -142,6 +142,11 @@ def _as_given(where: str, data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
+def content_of(source: JobSource) -> dict[str, Any]:
+    """The content of a job as it is now: what is made of it later does not change with its file."""
+    return _read(source)[1]
+
+
 def sweep_table(source: JobSource) -> tuple[str, dict[str, Any]]:
     """How error messages name a job, and its table ``[sweep]``; empty where it has none."""
     where, data = _read(source)

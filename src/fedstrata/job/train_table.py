@@ -53,7 +53,8 @@ class Train(Table):
     """FedProx: adds mu/2 times the squared distance to the received weights to the loss."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Of the forward and backward pass; weights stay fp32. ``auto`` is bf16 where the processor supports it."""
+    """Of the forward and backward pass; weights stay fp32. ``auto`` is bf16 where it is quicker, by a fixed rule
+    on the processor, the model's width and the tokens of a batch."""
     mlm_head: Literal["masked", "full"] = "masked"
     """Compute the MLM head at masked positions only, or everywhere as the papers do."""
     group_by_length: bool = True

@@ -35,14 +35,14 @@ class OnnxReport:
         path: the file.
         bytes: its size.
         difference: largest absolute difference of a logit.
-        agreement: share of the predictions that are the same.
+        agreement: share of the predictions that are the same; None where a prediction is a number.
         texts: number of texts that were compared.
     """
 
     path: Path
     bytes: int
     difference: float
-    agreement: float
+    agreement: float | None
     texts: int
 
 
@@ -145,7 +145,7 @@ def _plain_attention(model: Any) -> Iterator[None]:
 def _compared(
     file: Path, session: Any, model: Any, tokenizer: Any, names: Sequence[str], texts: Sequence[Any]
 ) -> OnnxReport:
-    furthest, same, total = 0.0, 0, 0
+    furthest, same, total, classes = 0.0, 0, 0, 0
     longest = min(LONGEST, max_positions(model))
     for start in range(0, len(texts), BATCH):
         inputs = _tokens(tokenizer, texts[start : start + BATCH], longest)
@@ -155,8 +155,9 @@ def _compared(
         real = inputs["attention_mask"].numpy().astype(bool) if expected.ndim == 3 else slice(None)
         furthest = max(furthest, float(np.abs(found - expected)[real].max()))
         equal = (found.argmax(-1) == expected.argmax(-1))[real]
-        same, total = same + int(equal.sum()), total + equal.size
-    return OnnxReport(file, file.stat().st_size, furthest, same / max(1, total), len(texts))
+        same, total, classes = same + int(equal.sum()), total + equal.size, expected.shape[-1]
+    agreement = None if classes == 1 else same / max(1, total)
+    return OnnxReport(file, file.stat().st_size, furthest, agreement, len(texts))
 
 
 def _tokens(tokenizer: Any, texts: Sequence[Any], longest: int) -> Mapping[str, torch.Tensor]:

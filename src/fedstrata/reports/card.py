@@ -41,8 +41,13 @@ TASKS = {
 }
 
 
-def write_cards(folder: Path) -> None:
-    """Write the card of every model in a finished run's folder; what else a card says stays below it."""
+def write_cards(folder: Path, start: str | None) -> None:
+    """Write the card of every model in a finished run's folder; what else a card says stays below it.
+
+    Args:
+        folder: the run's, or a stage's.
+        start: folder or hub id of the model that it began with.
+    """
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     last = [folder, *(folder / "stages" / name for name in result.get("stages", ()))][-1]
     job = read_toml(last / "job.toml")
@@ -54,11 +59,11 @@ def write_cards(folder: Path) -> None:
             kept = before.rpartition(END)[2].strip()
             code = ", trust_remote_code=True" if (place / f"{CODE}.py").exists() else ""
             loading = ADAPTERS if place.name == "adapter" else _loading(result["task"], code)
-            text = _card(_of_model(result, place), job, stages, loading, kept)
+            text = _card(_of_model(result, place) | {"start": start}, job, stages, loading, kept)
             write_bytes(path, text.encode())
 
 
-def _of_model(result: Mapping[str, Any], place: Path) -> Mapping[str, Any]:
+def _of_model(result: dict[str, Any], place: Path) -> dict[str, Any]:
     """The result with the scores of the model in ``place``; ``mean`` is the run's, where each client has one."""
     if place.parent.parent.name != "clients":
         return result
@@ -71,7 +76,8 @@ def _card(
 ) -> str:
     task = result["task"]
     first = (stages[0] if stages else job).get("model") or {}
-    base = first.get("name") or "a new model from a config"
+    new = f"the model of stage {job['start']!r}" if job.get("start") and not first else "a new model from a config"
+    base = first.get("name") or new
     methods = " → ".join(stage["method"]["name"] for stage in stages) or result["method"]
     lines = [
         _header(result, base, methods),
@@ -116,7 +122,7 @@ def _header(result: Mapping[str, Any], base: str, methods: str) -> str:
         )
         for name, value in result["score"].items()
     ]
-    hub = base if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base) and not Path(base).exists() else None
+    hub = base if base == result["start"] and not Path(base).exists() else None  # a folder has its path as start
     data = ModelCardData(
         library_name="transformers",
         pipeline_tag=task,

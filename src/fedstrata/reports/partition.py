@@ -17,6 +17,7 @@ from rich.text import Text
 
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.labels import sort_labels
+from fedstrata.reports.partition_plot import BARS_SHOWN, grouped_bars
 
 WIDTH = 80
 """Columns of a terminal that the table keeps to."""
@@ -56,10 +57,14 @@ def partition_table(shards: Mapping[str, Index], labels: Sequence[str] | None) -
 def partition_picture(shards: Mapping[str, Index], labels: Sequence[str] | None) -> Figure:
     """A bar of rows per client, from the top in the clients' order, stacked by label.
 
+    Of very many clients a bar is the mean of several, as on a page: one for each takes minutes and gigabytes.
+
     Args:
         shards: client -> indices of its rows.
         labels: label of every row, if it has one.
     """
+    if len(shards) > BARS_SHOWN:
+        return _grouped(shards, labels)
     heads, counts = label_counts(shards, labels, IN_PICTURE)
     if labels is None:
         counts = np.asarray([[len(rows)] for rows in shards.values()])
@@ -76,6 +81,18 @@ def partition_picture(shards: Mapping[str, Index], labels: Sequence[str] | None)
         legend = figure.legend(keys, [_cut(head, 40) for head in heads], loc="outside right upper", frameon=False)
         for text in legend.get_texts():
             text.set_parse_math(False)
+    return figure
+
+
+def _grouped(shards: Mapping[str, Index], labels: Sequence[str] | None) -> Figure:
+    figure = grouped_bars(
+        {
+            name: {"rows": len(rows), "labels": Counter(labels[i] if labels else "rows" for i in rows)}
+            for name, rows in shards.items()
+        }
+    )
+    for text in (text for legend in figure.legends for text in legend.get_texts()):
+        text.set_parse_math(False)
     return figure
 
 

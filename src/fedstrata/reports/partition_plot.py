@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -37,7 +37,7 @@ def partition_plot(partition: dict[str, Any]) -> Figure | None:
         return None
     bars: dict[str, list[float]] = _label_counts(list(clients.values()))
     if len(clients) > BARS_SHOWN:
-        return _grouped_bars(clients, bars)
+        return grouped_bars(clients)
     figure = Figure(figsize=(WIDTH, max(1.8, 0.9 + 0.2 * min(len(clients), NAMES_SHOWN))), layout="constrained")
     axes = figure.add_subplot()
     axes.grid(False, axis="y")
@@ -64,8 +64,13 @@ def partition_records(partition: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _grouped_bars(clients: dict[str, Any], bars: dict[str, list[float]]) -> Figure:
-    """The means of groups of clients, from the largest to the smallest, as one stacked shape per label."""
+def grouped_bars(clients: Mapping[str, Any]) -> Figure:
+    """The means of groups of clients, from the largest to the smallest, as one stacked shape per label.
+
+    Args:
+        clients: name -> its ``rows``, ``examples`` and ``labels``, as in ``partition.json``.
+    """
+    bars = _label_counts(list(clients.values()))
     each = math.ceil(len(clients) / BARS_SHOWN)
     sizes = [record["rows"] for record in clients.values()]
     order = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))

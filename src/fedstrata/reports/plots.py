@@ -114,7 +114,7 @@ def _sampled(run: Run) -> str:
     trained = len({line["client"] for line in run.work if line["loss"] is not None})
     if trained <= LINES_SHOWN:
         return ""
-    return f" Grey: {LINES_SHOWN} of the {trained:,} that trained; the mean is over all of them."
+    return f" Gray: {LINES_SHOWN} of the {trained:,} that trained; the mean is over all of them."
 
 
 def _alike(run: Run) -> str:
@@ -189,7 +189,7 @@ def _highest(traffic: Sequence[Mapping[str, Any]]) -> int:
 
 @picture
 def loss_plot(run: Run) -> Figure | None:
-    """Training loss against rounds: a line per client, or grey lines under their mean if there are many."""
+    """Training loss against rounds: a line per client, or gray lines under their mean if there are many."""
     lines = [line for line in run.work if line["loss"] is not None and math.isfinite(line["loss"])]
     if not lines:
         return None

@@ -37,6 +37,10 @@ def model_folder(folder: Path) -> Path:
             f"{folder}: holds adapters and no plain model ([adapter] merged_model = false); expected a run with "
             f"merged_model = true, or, to push the adapters, {folder / 'adapter'}"
         )
+    if own := sorted(folder.glob("clients/*/model/config.json")):
+        raise UserError(
+            f"{folder}: each client has a model of its own; expected one of them, such as {own[0].parent}"
+        )
     raise UserError(f"{folder}: holds no model; expected a run's output folder, or a folder with a config.json")
 
 

@@ -29,12 +29,13 @@ def run_job(
     resume: bool = False,
     progress: Callable[[Event], None] | None = None,
     components: Components = Components(),  # noqa: B008
+    base_dir: Path | None = None,
 ) -> Result:
-    """See :func:`fedstrata.run`."""
+    """See :func:`fedstrata.run`; ``base_dir`` is the folder of the file that ``source`` was read from."""
     jobs = load(source, overrides, components.method)
     if len({job.between_sites for job in jobs}) > 1:
         raise UserError("[engine] name: must be the same in all stages")
-    base_dir = Path(source).resolve().parent if isinstance(source, str | Path) else None
+    base_dir = Path(source).resolve().parent if isinstance(source, str | Path) else base_dir
     with own_folder(Path(jobs[0].output.dir), resume):
         for job in jobs:
             check_between_sites(job, components)

@@ -101,7 +101,7 @@ def run_stages(
     if len(jobs) == 1:
         return results[jobs[0].stage]
     whole = combine_stages(list(results.values()), folder)
-    write_cards(folder)
+    write_cards(folder, starts[0])
     return whole
 
 
@@ -220,7 +220,7 @@ def run_stage(stage: Stage, start: str, keep: Callable[[], None]) -> Result:
     else:
         check_kept(folder, commit)
         _go_on(stage, start, found, keep)
-    write_cards(folder)
+    write_cards(folder, start)
     finish(folder, job.output.keep_state, job.train.keep_feature_cache)
     stage.tell(StageEnded(job.stage, reused))
     return read_result(folder)

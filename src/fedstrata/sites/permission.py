@@ -65,7 +65,7 @@ def check_job(settings: SiteSettings, job: Job) -> None:
         raise Refused(f"a round has {job.train.epochs} epochs, it takes part in {MOST_EPOCHS} at most")
     if limits.min_examples > 1 and job.task.kind == "mlm" and job.task.mask_probability < LEAST_MASKED:
         raise Refused(
-            f"task.mask_probability is {job.task.mask_probability:g}, so that few of its rows would be learnt "
+            f"task.mask_probability is {job.task.mask_probability:g}, so that few of its rows would be learned "
             f"from; it takes part from {LEAST_MASKED:g} on"
         )
     pulls = {"weight_decay": job.train.weight_decay, "proximal_mu": job.train.proximal_mu}

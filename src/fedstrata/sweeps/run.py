@@ -12,7 +12,7 @@ from typing import Any
 
 from fedstrata import events
 from fedstrata.events import CellEnded, CellEvent, CellStarted
-from fedstrata.job.file import Overrides
+from fedstrata.job.file import Overrides, content_of
 from fedstrata.models.folders import FILES
 from fedstrata.reports.sweep import FAILED, SweepRow
 from fedstrata.reports.sweep_files import write_table
@@ -38,18 +38,21 @@ def run_sweep(
     progress: Progress | None = None,
 ) -> list[SweepRow]:
     """See :func:`fedstrata.sweep`."""
+    base_dir = Path(source).resolve().parent if isinstance(source, str | Path) else None
+    source = content_of(source)  # once: whoever changes the file meanwhile has the next sweep in mind
     sweep, folder, found = cells(source, overrides)
     check_output_dir(folder, resume, "sweep")
     folder.mkdir(parents=True, exist_ok=True)
     mark(folder, "sweep")
     with sole_user(folder):
-        over = check_cells(found, Path(source).resolve().parent if isinstance(source, str | Path) else None)
+        over = check_cells(found, base_dir)
         for cell in over:
             (cell.folder / FAILED).unlink(missing_ok=True)  # more rounds failed, and are not asked for any more
         places = {cell.folder for cell in over}
         waiting = [cell for cell in found if cell.folder not in places]
         tell = progress or (lambda event: None)
-        _Scheduler(sweep, found, waiting, source, tell, Workers(folder, sweep.parallel)).run()
+        asked = {"source": source, "base_dir": base_dir and str(base_dir)}
+        _Scheduler(sweep, found, waiting, asked, tell, Workers(folder, sweep.parallel)).run()
     return write_table(folder, found, sweep.against)
 
 
@@ -59,7 +62,8 @@ class _Scheduler:
     cells: Sequence[Cell]
     waiting: list[Cell]
     """Cells that are to be run and have not begun to."""
-    source: str | Path | Mapping[str, Any]
+    job: Mapping[str, Any]
+    """What a worker is told of every cell's job: its content, and the folder of the file that it was read from."""
     progress: Progress
     workers: Workers
     finished_stages: set[str] = field(default_factory=set)
@@ -95,7 +99,7 @@ class _Scheduler:
         (cell.folder / FAILED).unlink(missing_ok=True)
         worker = self.workers.idle()
         self.progress(CellStarted(str(cell), self.cells.index(cell), len(self.cells), self.over))
-        worker.start(cell, str(self.source) if isinstance(self.source, Path) else self.source)
+        worker.start(cell, self.job)
 
     def _share(self, cell: Cell, stage: str, digest: str) -> None:
         """Give a cell that has not begun a stage another's, finished, with the same hash and with its model."""

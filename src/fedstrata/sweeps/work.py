@@ -1,6 +1,6 @@
 """A process that runs cells: one JSON line asks for a cell, JSON lines report how it goes.
 
-    in     {"source": …, "pairs": [[key, value], …]}
+    in     {"source": …, "base_dir": …, "pairs": [[key, value], …]}
     out    {"event": "StageStarted", …}   each of :mod:`fedstrata.events`, steps at most twice a second
            {"ended": "finished" | "failed", "message": …}
 
@@ -49,7 +49,8 @@ def _run(request: dict[str, Any], out: TextIO) -> None:
         from fedstrata.runs.job import run_job  # torch: after the lock is held
 
         pairs = [(key, value) for key, value in request["pairs"]]
-        run_job(request["source"], pairs, resume=True, progress=_Reporter(out))
+        folder = request["base_dir"] and Path(request["base_dir"])
+        run_job(request["source"], pairs, resume=True, progress=_Reporter(out), base_dir=folder)
         _send(out, {"ended": "finished", "message": None})
     except UserError as error:
         _send(out, {"ended": "failed", "message": str(error)})

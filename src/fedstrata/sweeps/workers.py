@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,12 @@ class Worker:
     cell: Cell | None = None
     since: float = 0.0
 
-    def start(self, cell: Cell, source: Any) -> None:
-        """Ask for a cell; that the process has ended instead is heard of as its last message."""
+    def start(self, cell: Cell, job: Mapping[str, Any]) -> None:
+        """Ask for a cell of a job; that the process has ended instead is heard of as its last message."""
         self.cell, self.since = cell, time.monotonic()
         assert self.process.stdin
         with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(json.dumps({"source": source, "pairs": cell.pairs}) + "\n")
+            self.process.stdin.write(json.dumps({**job, "pairs": cell.pairs}) + "\n")
             self.process.stdin.flush()
 
 

@@ -1,0 +1,114 @@
+"""What pages say beyond commands and keys: rules, fields, files and words, held to the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import transformers
+from typer.testing import CliRunner
+
+from fedstrata.cli import app
+from fedstrata.client.precision import LEAST_STATES, LEAST_WIDTH, TYPICAL_TOKENS
+from fedstrata.data.forms.how import How
+from fedstrata.data.forms.plain import document_records
+from fedstrata.runs.privacy import combined_privacy
+from fedstrata.runs.resume import FREE
+from pages import DOCS
+
+ROOT = DOCS.parent
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+BRITISH = re.compile(
+    r"\b(defence|travell|labell|modell|learnt|behaviour|colour|favour|neighbour|grey|"
+    r"(organ|optim|initial|normal|recogn|summar|random|minim|maxim|real)is(e|es|ed|ing)\b)",
+    re.IGNORECASE,
+)
+TABLES = {"Train": "[train]", "Head": "a kind of head", "Engine": "an engine"}
+"""Class of a table of the job file -> the row of CONTRIBUTING that says where it is."""
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text("utf-8")
+
+
+def section(name: str, title: str) -> str:
+    return page(name).split(f"\n## {title}\n")[1].partition("\n## ")[0]
+
+
+def test_readme_shows_what_forecast_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of BERT-base's config in a folder of the hub's name; its memory was that of an earlier version."""
+    monkeypatch.chdir(tmp_path)
+    readme = (ROOT / "README.md").read_text("utf-8")
+    [(words, shown)] = re.findall(r"^\$ fedstrata (forecast .*)\n((?:.*\n)*?)```$", readme, re.MULTILINE)
+    transformers.BertConfig(architectures=["BertForMaskedLM"]).save_pretrained("bert-base-uncased")
+    done = CliRunner().invoke(app, words.split())
+    assert done.exit_code == 0, done.output
+    bare = [re.sub(r"[\s─]+", " ", text).strip() for text in (shown, done.output)]
+    assert bare[0] in bare[1]
+
+
+def test_the_job_page_has_the_rule_of_the_precision() -> None:
+    said = page("job.md").split("\nprecision = ")[1].partition("\nmlm_head = ")[0]
+    rule = rf"at least {LEAST_WIDTH} and, times batch_size and #? *min\(max_tokens, {TYPICAL_TOKENS}\), "
+    assert re.search(rf"{rule}at least {LEAST_STATES:,}", re.sub(r"\s+#?\s*", " ", said))
+
+
+def test_the_job_page_names_every_key_that_may_differ_when_a_run_goes_on() -> None:
+    said = section("job.md", "What `--resume` goes on with")
+    for table, keys in FREE.items():
+        for key in keys:
+            assert f"`{table}.{key}`" in said or f"`[{table}]`" in said, f"[{table}] {key}"
+
+
+def test_the_job_page_names_every_column_of_a_folder_of_texts(tmp_path: Path) -> None:
+    (tmp_path / "north").mkdir()
+    (tmp_path / "north" / "a.txt").write_text("A text.", "utf-8")
+    [(_, row)] = document_records(tmp_path, [tmp_path / "north" / "a.txt"], How(("text",)))
+    [said] = re.findall(r"^\| a folder \| (.*) \|$", page("job.md"), re.MULTILINE)
+    assert all(f"`{column}`" in said for column in row)
+
+
+def test_the_job_page_says_what_noise_of_several_stages_comes_to() -> None:
+    noise = {"level": "client", "epsilon": 1.0, "clients": {}}
+    found = combined_privacy([("one", noise), ("two", None)])
+    assert found is not None
+    assert all(f"`{field}`" in section("job.md", "Noise") for field in found)
+
+
+def test_the_job_page_says_which_layers_a_forecast_lists() -> None:
+    """Those that are trained; ``layers`` of a run's records are those that are built."""
+    assert "the `layers` that it trains" in section("job.md", "What it will cost")
+
+
+def test_the_page_of_output_files_says_what_stands_at_the_top_of_stages() -> None:
+    [said] = re.findall(r"^\| `stages` \| (.*) \|$", page("output-files.md"), re.MULTILINE)
+    assert "their names" in said
+    assert "`bytes`, `flops` and `seconds` are sums" in said
+
+
+def test_the_glossary_has_the_words_of_tables_in_their_order() -> None:
+    words = re.findall(r"^\| ([^|]+) \| .* \|$", page("glossary.md"), re.MULTILINE)[1:]
+    assert {"cell", "example", "part", "plan", "payload"} <= set(words)
+    assert [word.casefold() for word in words] == sorted(word.casefold() for word in words)
+
+
+def test_contributors_are_sent_to_the_file_that_has_a_table() -> None:
+    lines = (ROOT / "CONTRIBUTING.md").read_text("utf-8").splitlines()
+    for name, what in TABLES.items():
+        [line] = [line for line in lines if line.startswith(("| a `", "| ")) and what in line.split("|")[1]]
+        file = next(f for f in re.findall(r"`(job/\w+\.py)`", line))
+        assert f"\nclass {name}(Table):" in (ROOT / "src" / "fedstrata" / file).read_text("utf-8"), line
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_pages_are_in_american_spelling(path: Path) -> None:
+    text = path.read_text("utf-8")
+    if path.name in ("CHANGELOG.md", "job.md"):  # which name the old keys
+        text = re.sub(r"^.*(optimiser|centralised).*$", "", text, flags=re.MULTILINE)
+    assert not BRITISH.findall(text)
+
+
+def test_what_a_user_reads_on_screen_is_in_american_spelling() -> None:
+    for path in (ROOT / "src").rglob("*.py"):
+        assert not re.search(r"\b([Gg]rey|learnt|labell|defence)", path.read_text("utf-8")), path

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import transformers
 from typer.testing import CliRunner
 
 from fedstrata.cli import app
 from fedstrata.client.precision import LEAST_STATES, LEAST_WIDTH, TYPICAL_TOKENS
+from fedstrata.data.dealing import named_after
 from fedstrata.data.forms.how import How
 from fedstrata.data.forms.plain import document_records
 from fedstrata.runs.privacy import combined_privacy
@@ -67,6 +69,14 @@ def test_the_job_page_names_every_column_of_a_folder_of_texts(tmp_path: Path) ->
     [(_, row)] = document_records(tmp_path, [tmp_path / "north" / "a.txt"], How(("text",)))
     [said] = re.findall(r"^\| a folder \| (.*) \|$", page("job.md"), re.MULTILINE)
     assert all(f"`{column}`" in said for column in row)
+
+
+def test_the_job_page_says_how_clients_of_a_column_are_called() -> None:
+    """By these names `local_layers` and `rank` know them."""
+    [(value, name)] = re.findall(
+        r"^column = .* called as a file can be: (.*) is (\S+)$", page("job.md"), re.MULTILINE
+    )
+    assert list(named_after({value: np.arange(1)})) == [name]
 
 
 def test_the_job_page_says_what_noise_of_several_stages_comes_to() -> None:

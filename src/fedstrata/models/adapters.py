@@ -101,6 +101,18 @@ def add_adapters(model: Any, config: AdapterConfig, shapes_only: bool = False) -
         layer = model.get_submodule(name)
         layer.set_adapter(list(config.segments))
         layer.scaling.update(dict.fromkeys(config.segments, config.scaling))
+        if config.merge in ("alternate", "freeze_a"):
+            _draw_a(layer)
+
+
+def _draw_a(layer: Any) -> None:
+    """Of a table's adapters draw A and let B be zero, as peft does beside matrices.
+
+    Beside tables it does the reverse, so that B, which is trained first or alone, would have no gradient.
+    """
+    for segment, factor in layer.lora_embedding_A.items():
+        nn.init.normal_(factor, std=1 / layer.r[segment])
+        nn.init.zeros_(layer.lora_embedding_B[segment])
 
 
 def target_names(model: Any, config: AdapterConfig) -> list[str]:
@@ -154,8 +166,9 @@ def _check_table(model: Any, name: str, target: str, config: AdapterConfig) -> N
             f"[adapter] targets: {target!r} is also the decoder of this task's head, which its adapter would not "
             "move; expected targets without it"
         )
-    if config.merge == "exact":
-        raise UserError(f"[adapter] targets: merge = 'exact' moves matrices of the layers, not {target!r}")
+    for key, wanted, does in (("merge", "exact", "moves"), ("init", "svd", "takes apart")):
+        if getattr(config, key) == wanted:
+            raise UserError(f"[adapter] targets: {key} = {wanted!r} {does} matrices of the layers, not {target!r}")
 
 
 def adapted_modules(model: nn.Module) -> list[Adapted]:

@@ -180,6 +180,16 @@ def test_factors_alternate_by_how_often_a_layer_was_sent() -> None:
     assert sent == {0: [], 1: ["b", "a", "b", "a"], 2: ["b", "a"] * 4}
 
 
+def test_factors_alternate_in_layers_that_deeper_clients_alone_send() -> None:
+    chosen = config("alternate")
+    parts = find_parts(adapted_model(chosen), chosen)
+    method = METHODS["fedbfpt"](variant="all", local_layers={"default": 2, "deep": 3}, rounds=4)
+    sent = [make_plan(method, parts, "mlm", round, "deep", Streams(0)).send for round in range(4)]
+    assert [[name for name in each if name.startswith("adapter")] for each in sent] == [
+        [f"adapter.{i}.{factor}" for i in range(3)] for factor in "baba"
+    ]
+
+
 def test_personal_adapters_are_trained_whole() -> None:
     chosen = config("alternate")
     parts = find_parts(adapted_model(chosen), chosen)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from test_in_memory import NAMES, Village, same
 
@@ -16,7 +17,7 @@ import fedstrata
 from fedstrata.errors import UserError
 from tiny import saved_models
 
-pytest.importorskip("peft", reason="adapters need the extra 'lora'")
+peft = pytest.importorskip("peft", reason="adapters need the extra 'lora'")
 
 Jobs = Callable[..., dict[str, Any]]
 OWN = {"clients": {"test": 0.3}}
@@ -110,6 +111,7 @@ SITES = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # in peft's own wrapper
 @pytest.mark.parametrize(("name", "tables"), SITES)
 def test_between_sites_a_run_with_adapters_ends_in_the_same_bits(
     job: Jobs, village: Village, name: str, tables: dict[str, Any]
@@ -121,7 +123,13 @@ def test_between_sites_a_run_with_adapters_ends_in_the_same_bits(
     same(fedstrata.run(here), run)
     if name == "fedsplitbert":
         [model] = (village.folder / "federation" / "sites" / "a" / "state" / "models").iterdir()
-        assert (model / "adapter" / "adapter_config.json").exists()
+        auto, ids = transformers.AutoModelForSequenceClassification, torch.arange(5, 25)[None]
+        base = json.loads((model / "adapter" / "adapter_config.json").read_text("utf-8"))[
+            "base_model_name_or_path"
+        ]
+        begun = auto.from_pretrained(base, config=transformers.AutoConfig.from_pretrained(model / "adapter"))
+        whole = peft.PeftModel.from_pretrained(begun, model / "adapter").eval()
+        assert torch.allclose(whole(ids).logits, auto.from_pretrained(model).eval()(ids).logits, atol=2e-6)
 
 
 REFUSED = [

@@ -212,6 +212,21 @@ def test_an_svd_start_computes_as_the_model_does() -> None:
         assert torch.allclose(torch.linalg.svdvals(product)[:2].float(), values[slice(*rank)], atol=1e-5)
 
 
+def test_an_svd_start_is_the_same_with_any_number_of_threads() -> None:
+    """Else a run that is resumed where more cores are free would have begun with another model."""
+    before, made = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            made.append(tiny_model("bert", "classify", 1, hidden_size=384))
+            add_adapters(made[-1], config(init="svd"))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    one, other = (model.state_dict() for model in made)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
 @pytest.mark.parametrize("merge", ["plain", "freeze_a"])
 def test_the_memory_of_a_step_is_that_of_the_adapted_model(merge: str) -> None:
     """Every weight, gradients and moments of what is trained alone, and what autograd keeps in a real step."""

@@ -5,7 +5,8 @@ A base matrix stays as it is and frozen; heads and poolers have none, they are t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,8 @@ def add_adapters(model: Any, config: AdapterConfig, shapes_only: bool = False) -
             init_lora_weights="pissa" if svd else "gaussian",
             fan_in_fan_out=turned,
         )
-        peft.inject_adapter_in_model(lora, model, segment, low_cpu_mem_usage=shapes_only)
+        with _one_thread():
+            peft.inject_adapter_in_model(lora, model, segment, low_cpu_mem_usage=shapes_only)
         del model.peft_config  # else the next segment is warned of, and transformers saves in another form
     for name in names:
         layer = model.get_submodule(name)
@@ -103,6 +105,20 @@ def add_adapters(model: Any, config: AdapterConfig, shapes_only: bool = False) -
         layer.scaling.update(dict.fromkeys(config.segments, config.scaling))
         if config.merge in ("alternate", "freeze_a"):
             _draw_a(layer)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Inside, one thread computes: singular values and vectors have other last bits with more of them.
+
+    Whoever resumes a run, or has the start model's folder, is to begin with the same, by whatever cores.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _draw_a(layer: Any) -> None:

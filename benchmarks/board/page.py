@@ -107,7 +107,7 @@ def _points(protocol: Protocol) -> Iterator[str]:
         f"* **Equal** means: the two one-sided t-tests of the paired differences, at {protocol.alpha:g} each, "
         f"show that the true difference is within the margin: {margins}. A large p of an ordinary test proves "
         'nothing. "No worse" is shown against one side of the margin alone. p is corrected for the rows of a '
-        "table by Holm's method."
+        "table by Holm's method. A difference above 0 is in the row's favor, of a loss too."
     )
     yield (
         f"* **Denominator**: bytes up and down of {DENOMINATOR} in fp32 with its own best rates and rounds. "

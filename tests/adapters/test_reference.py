@@ -180,6 +180,16 @@ def test_factors_alternate_by_how_often_a_layer_was_sent() -> None:
     assert sent == {0: [], 1: ["b", "a", "b", "a"], 2: ["b", "a"] * 4}
 
 
+def test_factors_alternate_in_layers_that_deeper_clients_alone_send() -> None:
+    chosen = config("alternate")
+    parts = find_parts(adapted_model(chosen), chosen)
+    method = METHODS["fedbfpt"](variant="all", local_layers={"default": 2, "deep": 3}, rounds=4)
+    sent = [make_plan(method, parts, "mlm", round, "deep", Streams(0)).send for round in range(4)]
+    assert [[name for name in each if name.startswith("adapter")] for each in sent] == [
+        [f"adapter.{i}.{factor}" for i in range(3)] for factor in "baba"
+    ]
+
+
 def test_personal_adapters_are_trained_whole() -> None:
     chosen = config("alternate")
     parts = find_parts(adapted_model(chosen), chosen)
@@ -200,6 +210,21 @@ def test_an_svd_start_computes_as_the_model_does() -> None:
     for (a, b), rank in zip(first.factors, ((0, 2), (2, 4)), strict=True):
         product = first.product(model.get_parameter(a).detach(), model.get_parameter(b).detach())
         assert torch.allclose(torch.linalg.svdvals(product)[:2].float(), values[slice(*rank)], atol=1e-5)
+
+
+def test_an_svd_start_is_the_same_with_any_number_of_threads() -> None:
+    """Else a run that is resumed where more cores are free would have begun with another model."""
+    before, made = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            made.append(tiny_model("bert", "classify", 1, hidden_size=384))
+            add_adapters(made[-1], config(init="svd"))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    one, other = (model.state_dict() for model in made)
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("merge", ["plain", "freeze_a"])

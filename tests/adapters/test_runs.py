@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file
 from test_in_memory import NAMES, Village, same
 
 import fedstrata
 from fedstrata.errors import UserError
 from tiny import saved_models
 
-pytest.importorskip("peft", reason="adapters need the extra 'lora'")
+peft = pytest.importorskip("peft", reason="adapters need the extra 'lora'")
 
 Jobs = Callable[..., dict[str, Any]]
 OWN = {"clients": {"test": 0.3}}
@@ -109,6 +111,7 @@ SITES = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # in peft's own wrapper
 @pytest.mark.parametrize(("name", "tables"), SITES)
 def test_between_sites_a_run_with_adapters_ends_in_the_same_bits(
     job: Jobs, village: Village, name: str, tables: dict[str, Any]
@@ -120,7 +123,13 @@ def test_between_sites_a_run_with_adapters_ends_in_the_same_bits(
     same(fedstrata.run(here), run)
     if name == "fedsplitbert":
         [model] = (village.folder / "federation" / "sites" / "a" / "state" / "models").iterdir()
-        assert (model / "adapter" / "adapter_config.json").exists()
+        auto, ids = transformers.AutoModelForSequenceClassification, torch.arange(5, 25)[None]
+        base = json.loads((model / "adapter" / "adapter_config.json").read_text("utf-8"))[
+            "base_model_name_or_path"
+        ]
+        begun = auto.from_pretrained(base, config=transformers.AutoConfig.from_pretrained(model / "adapter"))
+        whole = peft.PeftModel.from_pretrained(begun, model / "adapter").eval()
+        assert torch.allclose(whole(ids).logits, auto.from_pretrained(model).eval()(ids).logits, atol=2e-6)
 
 
 REFUSED = [
@@ -145,6 +154,11 @@ REFUSED = [
         "is called 'quary'; expected some of: query, key, value, output.dense, intermediate.dense$",
     ),
     ("fedavg", lora("exact", targets=["word_embeddings"]), r"moves matrices of the layers, not 'word_embeddings'"),
+    (
+        "fedavg",
+        lora("plain", init="svd", targets=["query", "word_embeddings"]),
+        r"targets: init = 'svd' takes apart matrices of the layers, not 'word_embeddings'",
+    ),
     ("fedavg", {"adapter": {"rank": 4}}, r"rank: goes with kind = 'lora' and only with it"),
 ]
 
@@ -160,6 +174,17 @@ def test_what_does_not_fit_is_refused_before_anything_is_trained(
 def test_a_table_that_the_decoder_shares_gets_no_adapter(job: Jobs) -> None:
     with pytest.raises(UserError, match="'word_embeddings' is also the decoder of this task's head"):
         fedstrata.forecast(job("fedavg", "mlm", 3, **lora("plain", targets=["word_embeddings"])))
+
+
+@pytest.mark.parametrize("merge", ["alternate", "freeze_a"])
+def test_an_adapter_of_a_table_learns_where_its_b_is_trained_first_or_alone(job: Jobs, merge: str) -> None:
+    made = job("fedavg", "classify", **lora(merge, targets=["word_embeddings"]), method={"rounds": 1})
+    run = fedstrata.run(made)
+    [before, after] = (
+        load_file(Path(folder) / "model.safetensors")["bert.embeddings.word_embeddings.weight"]
+        for folder in (made["model"]["name"], run.model_folder)
+    )
+    assert (before != after).any(1).sum() > len(before) / 2, "the words of the texts"
 
 
 def test_a_plain_average_says_that_it_is_not_that_of_the_products(job: Jobs) -> None:

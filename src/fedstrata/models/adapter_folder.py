@@ -80,19 +80,20 @@ def save_adapters(loaded: Loaded, weights: Tensors, folder: Path, base: str, car
     publish(partial, folder)
 
 
-def save_base(loaded: Loaded, weights: Tensors, folder: Path) -> str:
+def save_base(loaded: Loaded, weights: Tensors, folder: Path, stays: bool = True) -> str:
     """The model that the adapters belong to: the start model, or where its matrices were moved, one saved here.
 
     Args:
         loaded: the model with its adapters.
         weights: its tensors.
         folder: where to save it.
+        stays: the start model is a plain one and stays where it was loaded from; else one is saved in any case.
 
     Returns:
         Folder or hub id.
     """
     assert loaded.adapter is not None
-    if loaded.adapter.merge != "exact" and loaded.adapter.init != "svd":
+    if stays and loaded.adapter.merge != "exact" and loaded.adapter.init != "svd":
         return loaded.name
     plain = {name.replace(f"{BASE}.", "."): t for name, t in weights.items() if not FACTOR.fullmatch(name)}
     save(loaded, plain, folder)

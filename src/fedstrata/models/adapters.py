@@ -5,7 +5,8 @@ A base matrix stays as it is and frozen; heads and poolers have none, they are t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,12 +96,39 @@ def add_adapters(model: Any, config: AdapterConfig, shapes_only: bool = False) -
             init_lora_weights="pissa" if svd else "gaussian",
             fan_in_fan_out=turned,
         )
-        peft.inject_adapter_in_model(lora, model, segment, low_cpu_mem_usage=shapes_only)
+        with _one_thread():
+            peft.inject_adapter_in_model(lora, model, segment, low_cpu_mem_usage=shapes_only)
         del model.peft_config  # else the next segment is warned of, and transformers saves in another form
     for name in names:
         layer = model.get_submodule(name)
         layer.set_adapter(list(config.segments))
         layer.scaling.update(dict.fromkeys(config.segments, config.scaling))
+        if config.merge in ("alternate", "freeze_a"):
+            _draw_a(layer)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Inside, one thread computes: singular values and vectors have other last bits with more of them.
+
+    Whoever resumes a run, or has the start model's folder, is to begin with the same, by whatever cores.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _draw_a(layer: Any) -> None:
+    """Of a table's adapters draw A and let B be zero, as peft does beside matrices.
+
+    Beside tables it does the reverse, so that B, which is trained first or alone, would have no gradient.
+    """
+    for segment, factor in layer.lora_embedding_A.items():
+        nn.init.normal_(factor, std=1 / layer.r[segment])
+        nn.init.zeros_(layer.lora_embedding_B[segment])
 
 
 def target_names(model: Any, config: AdapterConfig) -> list[str]:
@@ -154,8 +182,9 @@ def _check_table(model: Any, name: str, target: str, config: AdapterConfig) -> N
             f"[adapter] targets: {target!r} is also the decoder of this task's head, which its adapter would not "
             "move; expected targets without it"
         )
-    if config.merge == "exact":
-        raise UserError(f"[adapter] targets: merge = 'exact' moves matrices of the layers, not {target!r}")
+    for key, wanted, does in (("merge", "exact", "moves"), ("init", "svd", "takes apart")):
+        if getattr(config, key) == wanted:
+            raise UserError(f"[adapter] targets: {key} = {wanted!r} {does} matrices of the layers, not {target!r}")
 
 
 def adapted_modules(model: nn.Module) -> list[Adapted]:

@@ -227,13 +227,15 @@ def _turns(method: Method, parts: Parts, task: str, round: int, streams: Streams
     """Depth -> the factors whose turn it is in ``round``, by how often its layer was sent in earlier rounds.
 
     The rounds' parity would not do: a method that comes back to a layer every other round would only ever train
-    one of the two. Counted are the plans of the server's own name, so that all clients agree.
+    one of the two. Counted are the plans of the server's own name, so that all clients agree; of a layer that
+    these have not sent yet, while those of deeper clients may, every round counts.
     """
     key = (repr(method), task, streams)
     sent = parts.sent_before.setdefault(key, [Counter()])
-    while len(sent) <= round:
+    while len(sent) <= round + 1:
         plan = method.plan(parts.without_adapters, task, len(sent) - 1, SERVER, streams)
         layers = (parts[name] for name in plan.send if parts[name].kind in ("layer", "embeddings"))
         sent.append(sent[-1] + Counter(part.depth for part in layers))
-    depths = (part.depth for part in parts.each if part.kind == "adapter")
-    return {depth: "a" if sent[round][depth] % 2 else "b" for depth in depths}
+    depths = {part.depth for part in parts.each if part.kind == "adapter"}
+    before = {depth: sent[round][depth] if depth in sent[round + 1] else round for depth in depths}
+    return {depth: "a" if count % 2 else "b" for depth, count in before.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ from fedstrata.job.unused_keys import unused_keys
 from fedstrata.models.checkpoints import Loaded
 from fedstrata.plan.disclosure import POOLED, channels, sentence
 from fedstrata.plan.parts import Parts
-from fedstrata.plan.plan import make_plan
+from fedstrata.plan.plan import Plan, make_plan
 from fedstrata.plan.streams import SERVER, Streams
 from fedstrata.plan.unused_options import unused_options
 from fedstrata.server.aggregate import make_aggregate
@@ -90,6 +91,7 @@ def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int) -> tuple[str, .
     rounds = range(job.method.rounds)
     plans = [make_plan(job.method, loaded.parts, job.task.kind, round, SERVER, streams) for round in rounds]
     kind, sent = TASK_KINDS[job.task.kind], {part for plan in plans for part in plan.send}
+    lines += _left_behind(job, plans)
     if job.method.population == "pooled":
         lines.append(POOLED)
     found = channels(loaded.parts, sent, kind.target)
@@ -109,6 +111,30 @@ def idle_gpu(job: Job) -> list[str]:
     return [
         "this machine has a GPU that the installed torch cannot use, so training is on the processor; "
         "pytorch.org/get-started/locally says which torch can"
+    ]
+
+
+def _left_behind(job: Job, plans: Sequence[Plan]) -> list[str]:
+    """Of changes: parts that from some round on are not sent any more, so that none brings what the last left out.
+
+    Args:
+        job: the job.
+        plans: one for each of its rounds.
+    """
+    rounds: dict[str, list[int]] = {}
+    for round, plan in enumerate(plans):
+        for part in plan.send if job.wire.codec == "delta" else ():
+            rounds.setdefault(part, []).append(round)
+    done = [
+        part
+        for part, own in rounds.items()
+        if len(plans) - 1 - own[-1] > max((after - before for before, after in pairwise(own)), default=0)
+    ]
+    if not done:
+        return []
+    return [
+        f"{', '.join(done)}: not sent any more when other parts are; what their last changes left out ([wire] "
+        "codec = 'delta') never reaches the clients, which go on without it"
     ]
 
 

@@ -37,7 +37,7 @@ def save_own_model(site: Site, ready: Ready, rounds: int, folder: Path) -> None:
     if site.shared.keys() == set(ready.runtime.working.parts.names):
         checkpoints.save(ready.loaded, weights, folder, MODEL_CARD.format(site=site.name))
         if ready.loaded.adapter:
-            base = save_base(ready.loaded, weights, folder / "base")
+            base = save_base(ready.loaded, weights, folder / "base", stays=False)  # the run's start model goes
             save_adapters(ready.loaded, weights, folder / "adapter", base)
     else:
         plain = without_adapters(adapted_modules(ready.loaded.model), weights)

@@ -35,7 +35,7 @@ from fedstrata.plan.kinds import Index
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan, make_plan
 from fedstrata.plan.schedule import round_half_up
-from fedstrata.plan.streams import SERVER, Streams
+from fedstrata.plan.streams import Streams
 from fedstrata.runs.arrivals import arrivals_of
 from fedstrata.runs.components import Components
 from fedstrata.runs.privacy import participated, privacy_record, settle_privacy
@@ -113,7 +113,7 @@ def stage_costs(job: Job, model: str, profile: DataProfile, known: Known, option
         "holdings": profile.source,
         "examples": sum(map(len, shards.values())),
         "privacy": _privacy(job, context, work, options.tell),
-        **_about(job, context),
+        **_about(job, context, work),
     }
 
 
@@ -123,13 +123,14 @@ def _played(job: Job, context: DryContext, options: ForecastOptions) -> MemoryRe
     return dry_run(context, job.task.kind, round_settings(job), options.tell, _least(job, options), order)
 
 
-def _about(job: Job, context: DryContext) -> dict[str, Any]:
+def _about(job: Job, context: DryContext, work: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The model's parts, what the server can read, a sentence each, and how far the bytes are known.
 
-    What it can read is that of whichever client: the one whose costs are reported may be asked in no round.
+    What it can read is that of whoever is asked: the client whose costs are reported may be so in no round.
     """
-    kind, parts, rounds = job.task.kind, context.parts, range(job.method.rounds)
-    sent = {part for round in rounds for part in _plan(context, kind, round, SERVER).send}
+    kind, parts = job.task.kind, context.parts
+    asked = {line.get("asked", line["round"]): line["client"] for line in work if line.get("trained")}
+    sent = {part for round, client in asked.items() for part in _plan(context, kind, round, client).send}
     opened = channels(parts, sent, TASK_KINDS[kind].target)
     found = sentence(opened, job.privacy.level, job.privacy.sum_only)
     payload = job.method.exchange

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 import subprocess
 import threading
@@ -23,6 +22,7 @@ from fedstrata.sites.certificates import check_server, check_site
 from fedstrata.sites.checks import join_address, loopback
 from fedstrata.sites.control_secret import read_secret, secret_file
 from fedstrata.sites.flower_processes import tail
+from fedstrata.sites.interruptible import interruptible
 from fedstrata.sites.settings import ServerSettings, SiteSettings
 from fedstrata.sites.site_log import log_to
 
@@ -85,7 +85,7 @@ def serve(settings: ServerSettings, say: Say, insecure: bool = False, page: bool
         register(join_address(settings.host, settings.port), settings.tls.ca.read_bytes(), keys, secret)
 
     shown = show_page(settings, insecure, secret, say) if page else nullcontext()
-    with _interruptible(), shown:
+    with interruptible(stop), shown:
         try:
             if not insecure:
                 threading.Thread(target=watch, args=(admission, apply, stop, say), daemon=True).start()
@@ -158,7 +158,7 @@ def _take_part(settings: SiteSettings, say: Say, insecure: bool, dry_run: bool, 
     supervision = (command, log, settings.folder, stop, say, wait, partial(Watch, settings.name, log, say))
     supervisor = threading.Thread(target=_supervise, args=supervision, daemon=True)
     say(f"{settings.name}: joins {settings.server}; logs {logs}")
-    with _interruptible():
+    with interruptible(stop):
         try:
             supervisor.start()
             listener.start()
@@ -274,20 +274,3 @@ def _unused_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the block without a traceback."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    except KeyboardInterrupt:
-        pass
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -17,7 +17,7 @@ def interruptible(stop: threading.Event) -> Iterator[None]:
 
     Args:
         stop: set by the block when it is ending. Until then what the signal's handler raises is raised again, as
-            Python discards it where a ``__del__`` runs: gRPC's calls have one.
+            Python discards it where a ``__del__`` runs, such as that of gRPC's calls.
     """
 
     def interrupt(number: int, frame: object) -> None:

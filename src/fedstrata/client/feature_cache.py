@@ -1,8 +1,8 @@
 """The feature cache: a frozen encoder's hidden states as its head takes them, computed once and kept on disk.
 
 Heads over a frozen encoder are trained for many epochs; only the first needs the encoder. Texts of
-the same length go through it together, without padding, and so do those that the cache has no room for: the
-numbers do not depend on what is cached.
+the same length go through it together, without padding, and so do those that the cache has no room for: up to
+rounding the numbers do not depend on what is cached.
 """
 
 from __future__ import annotations

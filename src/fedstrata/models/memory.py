@@ -17,6 +17,7 @@ from fedstrata.models.depth import local_depth
 from fedstrata.models.dropout import drawing, place_dropout
 from fedstrata.models.masked_head import head_at
 from fedstrata.models.parts import find_parts
+from fedstrata.models.vocabulary_loss import vocabulary_loss
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
 
@@ -107,10 +108,10 @@ def saved_bytes(
         if predicted:
             places = torch.zeros(predicted, dtype=torch.long)
             with head_at(model, (places, places)):
-                logits = model(**inputs).logits[0]
+                loss = vocabulary_loss(model(**inputs).logits.flatten(0, 1), places)
         else:
             logits = model(**inputs).logits.flatten(0, -2)
-        loss = functional.cross_entropy(logits.float(), torch.zeros(len(logits), dtype=torch.long))
+            loss = functional.cross_entropy(logits.float(), torch.zeros(len(logits), dtype=torch.long))
         total = sum(storage.nbytes() for storage in saved.values())
         del loss
     return int(total)

@@ -9,11 +9,11 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional
 
 from fedstrata.job.metrics import Predictions, scores
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.models.masked_head import head_at
+from fedstrata.models.vocabulary_loss import vocabulary_loss
 from fedstrata.tasks.batches import Batch, Examples
 from fedstrata.tasks.task import Predicted
 
@@ -44,11 +44,11 @@ class TokenTask:
         if self.full_head:
             return model(**batch.inputs).logits[batch.positions]  # type: ignore[no-any-return]
         with head_at(model, batch.positions):
-            return model(**batch.inputs).logits[0]  # type: ignore[no-any-return]
+            return model(**batch.inputs).logits.flatten(0, 1)  # type: ignore[no-any-return]
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """Mean cross-entropy over the predicted positions, in nats."""
-        total = functional.cross_entropy(self.logits(model, batch).float(), batch.targets, reduction="sum")
+        total = vocabulary_loss(self.logits(model, batch), batch.targets)
         return total / max(len(batch.targets), 1)  # a batch of unknown tokens alone has nothing to predict
 
     def score(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
@@ -57,8 +57,8 @@ class TokenTask:
 
     def predict(self, model: nn.Module, batch: Batch) -> Predicted:
         """Tokens, and the summed cross-entropy in nats."""
-        logits = self.logits(model, batch).float()
-        loss = float(functional.cross_entropy(logits, batch.targets, reduction="sum"))
+        logits = self.logits(model, batch)
+        loss = float(vocabulary_loss(logits, batch.targets))
         return Predicted(batch.targets.cpu().numpy(), logits.argmax(-1).cpu().numpy(), loss)
 
     def metrics(self, predicted: Iterable[Predicted]) -> dict[str, float]:

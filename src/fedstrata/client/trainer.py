@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from fedstrata.client.dropout import DropoutRng
+from fedstrata.client.halves import Halves, step_halves, trained_in_bf16
 from fedstrata.client.held_rows import HeldRows
 from fedstrata.client.model_pass import Boundary, ModelPass, WholePass
 from fedstrata.client.noisy_steps import NoisySteps
@@ -27,7 +29,7 @@ from fedstrata.client.optimizer import (
 )
 from fedstrata.client.private import ExampleNoise
 from fedstrata.client.steps import Step, steps
-from fedstrata.client.used_rows import only_rows, used_rows
+from fedstrata.client.used_rows import Rates, only_rows, used_rows
 from fedstrata.client.working_model import Parameters, WorkingModel
 from fedstrata.job.tables import Train
 from fedstrata.plan.kinds import Index, Tensors
@@ -101,8 +103,7 @@ class Trainer:
         losses, predictions = list[torch.Tensor](), list[int]()
         work, seen, newest = Positions(), 0, 0.0
         whole = noise is None and isinstance(model_pass, WholePass)
-        rows = self._used_rows(request, examples, index, trained) if whole else None
-        with only_rows(self.working, trained, rows, self.train.weight_decay) as (moving, rates):
+        with self._moving(request, examples, index, trained, whole) as (moving, rates, halves):
             anchor, held = self._anchor(plan, moving), HeldRows(self.working, plan, moving)
             optimizer = make_optimizer(moving, self.train, memory)
             noisy = self._noisy(noise, held)
@@ -113,7 +114,7 @@ class Trainer:
                 losses.append(self._step_gradients(batches, model_pass, dropout, noisy, moving))
                 predictions.append(sum(batch.predictions for _, batch in batches))
                 rates.append(learning_rate(self.train, span, len(losses) - 1, drawn.epoch))
-                model_pass.step(partial(self._update, moving, anchor, held, optimizer, rates[-1]))
+                model_pass.step(partial(self._update, moving, anchor, held, optimizer, halves, rates[-1]))
                 work = sum((batch.work for _, batch in batches), work)
                 seen += sum(len(chosen) for chosen, _ in batches)
                 callback(len(losses), span.steps, newest := newest_loss(losses, newest), seen)
@@ -124,6 +125,21 @@ class Trainer:
         flops = model_pass.flops(self.working.parts, work)
         kept = {**memory, **memory_of(optimizer, trained)} if self.train.optimizer_state == "persist" else {}
         return _reply(request.client, len(index), losses, predictions, work, flops, started), kept
+
+    @contextmanager
+    def _moving(
+        self, request: Request, examples: Examples, index: Index, trained: Parameters, whole: bool
+    ) -> Iterator[tuple[Parameters, Rates, Halves]]:
+        """What the steps move in place of what is trained, their learning rates, and copies in bf16.
+
+        ``whole``: the steps are plain ones, over the whole model or a head.
+        """
+        rows = self._used_rows(request, examples, index, trained) if whole else None
+        with (
+            only_rows(self.working, trained, rows, self.train.weight_decay) as (moving, rates),
+            trained_in_bf16(self.working, moving if whole else {}, self.train) as halves,
+        ):
+            yield moving, rates, halves
 
     def _used_rows(
         self, request: Request, examples: Examples, index: Index, trained: Parameters
@@ -201,6 +217,7 @@ class Trainer:
         anchor: Anchor,
         held: HeldRows,
         optimizer: torch.optim.Optimizer,
+        halves: Halves,
         rate: float,
         boundary: Boundary | None,
     ) -> None:
@@ -211,6 +228,7 @@ class Trainer:
         add_proximal(anchor, self.train)
         clip_gradients(trained, self.train)
         step(optimizer, rate)
+        step_halves(optimizer, halves)
         held.put_back()
 
 

@@ -72,7 +72,7 @@ def used_rows(
 def _looked_up_only(working: WorkingModel, name: str, table: nn.Module) -> bool:
     """Whether the table is a plain one that stands in a single place: no decoder is tied to it."""
     plain = type(table) is nn.Embedding and table.max_norm is None and not table.sparse
-    return plain and working.stands_alone(name, table)
+    return plain and any(module is table for module, _ in working.only_place(name))
 
 
 @contextmanager

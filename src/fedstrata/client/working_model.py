@@ -64,9 +64,9 @@ class WorkingModel:
         """The model's own tensors of the named parts (no copies)."""
         return {name: own.detach() for name, own in self.parameters(names).items()}
 
-    def stands_alone(self, name: str, module: torch.nn.Module) -> bool:
-        """Whether a parameter stands in this module and nowhere else."""
-        return [each for each, _ in self._places[name]] == [module]
+    def only_place(self, name: str) -> list[tuple[torch.nn.Module, str]]:
+        """The module that a parameter stands in, and under which name; none if it stands in several."""
+        return self._places[name] if len(self._places[name]) == 1 else []
 
     def changed(self, names: Iterable[str]) -> None:
         """These parts are about to be trained: they are no longer what was loaded."""

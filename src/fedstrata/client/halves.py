@@ -1,0 +1,76 @@
+"""Trained matrices in bf16 beside those in fp32, cast once after a step and not in each pass.
+
+In bf16 autocast casts every trained matrix in each forward pass, and its gradient back to fp32 in each backward
+pass, where all gradients then lie until the optimizer's step. Here linear modules hold copies in bf16, whose
+gradients the optimizer takes a few at a time. It casts the same numbers, so the weights come to the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from fedstrata.client.working_model import Parameters, WorkingModel
+from fedstrata.job.tables import Train
+from fedstrata.models.numbers import NumberLinear
+from fedstrata.models.parts import LINEAR
+
+LEAST = 1 << 16
+"""Elements of a matrix below which casts take no time."""
+TOGETHER = 1 << 22
+"""Elements whose gradients are fp32 at the same time, if one matrix does not have more."""
+
+Halves = list[list[tuple[torch.nn.Parameter, torch.nn.Parameter]]]
+"""Matrices, each with its copy in bf16; those that the optimizer takes together."""
+
+
+@contextmanager
+def trained_in_bf16(working: WorkingModel, trained: Parameters, train: Train) -> Iterator[Halves]:
+    """Inside, linear modules that are trained hold copies in bf16; :func:`step_halves` moves both.
+
+    There are none on a GPU, nor where anything but the optimizer reads gradients.
+
+    Args:
+        working: the model.
+        trained: what is trained.
+        train: how.
+    """
+    placed = [
+        (module, leaf, trained[name])
+        for name in (trained if _goes_with(working, train) else ())
+        if name not in working.parts.sharing.narrowed and trained[name].numel() >= LEAST
+        for module, leaf in working.only_place(name)
+        if isinstance(module, LINEAR) and not isinstance(module, NumberLinear)
+    ]
+    made: Halves = [[]]
+    for module, leaf, whole in placed:
+        if sum(other.numel() for other, _ in made[-1]) + whole.numel() > TOGETHER:
+            made.append([])
+        module._parameters[leaf] = half = torch.nn.Parameter(whole.detach().to(torch.bfloat16))
+        made[-1].append((whole, half))
+    try:
+        yield made
+    finally:
+        for module, leaf, whole in placed:
+            module._parameters[leaf] = whole
+
+
+def _goes_with(working: WorkingModel, train: Train) -> bool:
+    """Whether a step is one backward pass, whose gradients the optimizer alone reads."""
+    alone = train.gradient_accumulation == 1 and train.max_grad_norm is None and not train.proximal_mu
+    adapters = any(part.kind == "adapter" for part in working.parts.each)  # peft asks for their dtype
+    return alone and working.bf16 and working.device.type == "cpu" and not adapters
+
+
+@torch.no_grad()
+def step_halves(optimizer: torch.optim.Optimizer, halves: Halves) -> None:
+    """A step of what has copies; nothing else has gradients. The gradients are used up."""
+    for some in halves:
+        for whole, half in some:
+            whole.grad, half.grad = None if half.grad is None else half.grad.float(), None
+        optimizer.step()
+        for whole, half in some:
+            whole.grad = None
+            half.copy_(whole)

@@ -17,8 +17,11 @@ from fedstrata.client import trainer as trainer_module
 from fedstrata.client.halves import trained_in_bf16
 from fedstrata.client.working_model import WorkingModel
 from fedstrata.models.parts import find_parts
+from fedstrata.plan.plan import Plan
 from fedstrata.plan.sharing import Sharing
-from roles import train_config
+from fedstrata.tasks import Batch
+from fedstrata.tasks.classify import Classify
+from roles import make_runtime, train_config, train_round
 from tiny import tiny_model
 
 Jobs = Callable[..., dict[str, Any]]
@@ -69,6 +72,30 @@ def test_the_same_bits_as_with_casts_in_every_pass(
     assert files
     for file in files:
         assert (held.folder / file).read_bytes() == (cast.folder / file).read_bytes(), file
+
+
+class Shrinking(Classify):
+    """A task of one's own whose loss reads weights."""
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        return super().loss(model, batch) + sum(p.float().square().sum() for p in model.parameters())
+
+
+def test_a_loss_of_ones_own_reads_the_weights_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = []
+    for _ in range(2):
+        made = make_runtime(
+            tiny_model("bert", "classify", num_labels=3),
+            Shrinking(0, ("eye", "heart", "kidney")),
+            precision="bf16",
+            learning_rate=1e-2,
+        )
+        made.working.bf16 = True
+        parts = made.working.parts
+        train_round(made, Plan(tuple(range(parts.depth)), parts.names, parts.names))
+        weights.append([p.detach().clone() for p in made.working.model.parameters()])
+        monkeypatch.setattr(trainer_module, "trained_in_bf16", lambda *_: nullcontext([]))
+    assert all(torch.equal(one, two) for one, two in zip(*weights, strict=True))
 
 
 def working(bf16: bool = True, **config: Any) -> WorkingModel:

@@ -94,6 +94,7 @@ def test_a_run_costs_what_was_forecast_and_ends_in_the_same_bits_when_killed(
     assert one.keys() == other.keys()
     assert all(torch.equal(one[key], other[key]) for key in one)
     assert (run.score, run.bytes, run.flops) == (resumed.score, resumed.bytes, resumed.flops)
+    assert not list((run.folder / "state").rglob("between/*"))
 
 
 SITES = [

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from measure import machine, summary
 from rich.console import Console
 from rich.table import Table
 
@@ -45,6 +47,7 @@ from fedstrata.tasks import Examples, Task
 from fedstrata.tasks.classify import Classify
 from fedstrata.tasks.mlm import MaskedLM
 
+ROOT = Path(__file__).resolve().parent.parent
 SIZES = {"base": (12, 768, 12), "small": (12, 256, 4)}
 """Layers, width, heads."""
 CLASSES = 13  # ChemProt's
@@ -72,6 +75,11 @@ class Case:
     bf16: bool = False
     equal: str | None = None
     printed: float | None = None
+
+    @property
+    def label(self) -> str:
+        """What stands for the row in a measure: the first of several methods."""
+        return self.name if "," in self.name or not self.methods else self.methods[0]
 
 
 def text(batch: int, tokens: int) -> Examples:
@@ -249,6 +257,21 @@ def measure(rows: list[Case], repeat: int) -> dict[str, list[float]]:
     return seconds
 
 
+def measures(rows: list[Case], seconds: dict[str, list[float]], about: str) -> list[dict[str, Any]]:
+    """The ratios of wall time, for :mod:`trend`: to the plain step, and to FedAvg's at equal settings."""
+    label = {case.name: case.label for case in rows}
+    fedavg = next(case.name for case in rows if case.label == "fedavg")
+    pairs = [(case.name, case.against) for case in rows if case.name != case.against]
+    pairs += [(case.name, case.equal) for case in rows if case.equal]
+    pairs += [(case.name, fedavg) for case in rows if case.label == "fedbfpt"]
+    made = []
+    for own, base in pairs:
+        values = [one / other for one, other in zip(seconds[own], seconds[base], strict=True)]
+        measure = f"step, {about}: {label[own]} / {label[base]}"
+        made.append({"measure": measure, **summary(values), "values": values})
+    return made
+
+
 def main() -> None:
     """Measure, print a table, write the results."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -304,7 +327,17 @@ def main() -> None:
     if chosen.json:
         about = {"torch": torch.__version__, "threads": torch.get_num_threads(), **vars(chosen)}
         about["peak_flops"] = {"bf16" if bf16 else "fp32": value for bf16, value in peaks.items()}
-        chosen.json.write_text(json.dumps({"about": {**about, "json": None}, "steps": figures}, indent=1))
+        asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+        batch = f"{chosen.batch} x {chosen.tokens}"
+        shape = f"BERT-{chosen.size}, {batch}, {chosen.device}, threads {about['threads']}"
+        report = {
+            "machine": machine(),
+            "commit": asked.stdout.strip(),
+            "about": {**about, "json": None},
+            "steps": figures,
+            "measures": measures(rows, seconds, shape),
+        }
+        chosen.json.write_text(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

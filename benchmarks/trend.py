@@ -4,6 +4,8 @@
     python benchmarks/trend.py peers.json           # compare with the newest lines of this kind of machine
     python benchmarks/trend.py peers.json --add     # and append
 
+Files of ``speed.py`` and of ``client_step.py`` have measures too.
+
 Only ratios are compared, each of which comes from one interleaved run: seconds of two days say nothing. A measure
 has become worse if all of it lies beyond all of what it was: its smallest ratio above the largest one then, or,
 where more is better, its largest below the smallest. Exit status 1 says that some measure has.
@@ -60,7 +62,11 @@ def main() -> None:
     options.add_argument("--trend", type=Path, default=TREND, help="the file")
     chosen = options.parse_args()
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    new = [line for path in chosen.reports for line in lines_of(json.loads(path.read_text("utf-8")), date)]
+    reports = {path: json.loads(path.read_text("utf-8")) for path in chosen.reports}
+    if without := [path for path, report in reports.items() if not {"measures", "commit"} <= report.keys()]:
+        said = "has no measures of a commit; expected what peers.py, speed.py or client_step.py wrote"
+        options.error(f"{without[0]}: {said}")
+    new = [line for report in reports.values() for line in lines_of(report, date)]
     old = (
         [json.loads(line) for line in chosen.trend.read_text("utf-8").splitlines()]
         if chosen.trend.exists()

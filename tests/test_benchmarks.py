@@ -24,7 +24,8 @@ def test_client_step_has_a_ratio_for_every_method(tmp_path: Path) -> None:
     made = tmp_path / "step.json"
     words = ["--size", "small", "--batch", "2", "--tokens", "16", "--repeat", "1", "--json", str(made)]
     subprocess.run([sys.executable, FOLDER / "client_step.py", *words], check=True, capture_output=True)
-    steps = json.loads(made.read_text("utf-8"))["steps"]
+    report = json.loads(made.read_text("utf-8"))
+    steps = report["steps"]
     assert {name for step in steps for name in step["methods"]} == set(METHODS) - {
         "none",
         "fedfreezebert",
@@ -47,6 +48,13 @@ def test_client_step_has_a_ratio_for_every_method(tmp_path: Path) -> None:
     for step in others:  # of the same peak: FLOPs per second are as the ratios of FLOPs and seconds say
         found = step["utilization"] * step["seconds"] / step["flop_ratio"]
         assert found == pytest.approx(alike[0], rel=1e-9)
+    ratios = {step["name"].split(" ")[0]: step["clock_ratio"] for step in reversed(steps)}
+    measured = {row["measure"].partition(": ")[2]: row["median"] for row in report["measures"]}
+    assert measured["fedbfpt / plain mlm"] == ratios["fedbfpt"]
+    assert measured["fedbfpt / fedavg"] == pytest.approx(ratios["fedbfpt"] / ratios["fedavg"])
+    trend = tmp_path / "trend.jsonl"
+    subprocess.run([sys.executable, FOLDER / "trend.py", made, "--trend", trend, "--add"], check=True)
+    assert len(trend.read_text("utf-8").splitlines()) == len(report["measures"]) == len(measured)
 
 
 def test_client_step_leaves_its_models_on_the_device_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,6 +236,14 @@ def test_trend_keeps_a_line_per_ratio(tmp_path: Path) -> None:
     ratio |= {"median": 0.8, "min": 0.7, "max": 0.9}
     (tmp_path / "report.json").write_text(json.dumps(report), "utf-8")
     assert subprocess.run(words).returncode == 1
+
+
+def test_trend_refuses_a_file_without_measures(tmp_path: Path) -> None:
+    (tmp_path / "sites.json").write_text(json.dumps({"machine": {"cores": 2}, "rounds": {}}), "utf-8")
+    words = [sys.executable, FOLDER / "trend.py", tmp_path / "sites.json"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "sites.json: has no measures of a commit; expected what peers.py, speed.py or" in done.stderr
 
 
 def test_the_table_has_every_target_and_its_figures_come_from_files() -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomli_w
@@ -37,6 +40,33 @@ def test_the_curve_adds_up_what_was_spent_by_then(run: Make) -> None:
     assert [point.score for point in points] == [3.5, 3.0, 2.5, 2.0]
     assert [point.bytes for point in points] == [0, 12_000_000, 24_000_000, 36_000_000]
     assert [point.flops for point in points] == [0, 4 * 10**12, 8 * 10**12, 12 * 10**12]
+
+
+def test_the_curve_of_many_rounds_reads_what_each_of_them_spent_a_few_times(run: Make) -> None:
+    """Read anew for each point, 4,000 rounds took 0.6 s."""
+
+    class Counted(Counter[int]):
+        read = 0
+
+        def items(self) -> Any:
+            Counted.read += len(self)
+            return super().items()
+
+        def __getitem__(self, key: int) -> int:
+            Counted.read += 1
+            return super().__getitem__(key)
+
+    rounds = 300
+    lines = tuple({"round": at, "client": "server", "score": {"loss": 1.0}} for at in range(-1, rounds))
+    made = replace(load_run(run()), rounds=lines)
+    spent = Counted(dict.fromkeys(range(0, rounds, 2), 2))  # nothing in every second round
+    vars(made).update(bytes_by_round=spent, flops_by_round=spent)
+    points = curve(made)
+    assert [(point.round, point.bytes, point.flops) for point in points[:4]] == [
+        (-1, 0, 0), (0, 2, 2), (1, 2, 2), (2, 4, 4),
+    ]  # fmt: skip
+    assert points[-1].bytes == rounds
+    assert Counted.read < 10 * rounds
 
 
 def test_scores_of_nought_are_scores(run: Make) -> None:

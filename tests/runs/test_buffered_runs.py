@@ -99,6 +99,28 @@ def test_forecast_kills_workers_and_a_replay_change_nothing(
     assert not list((resumed.folder / "state").rglob("late/*"))
 
 
+def test_a_killed_replay_sends_a_missing_client_nothing_that_it_holds(job: Jobs, tmp_path: Path) -> None:
+    """Layer 0 rests in the last round: a site may have lost it with its disk, a client in one process has not."""
+    config = job("fedbfpt", "mlm", clients={"count": 2}, method={"rounds": 4}, engine={"buffer": 2, "quorum": 0.5})
+    recorded = [(at, name) for at in range(4) for name in ("client-0", "client-1")]
+    (tmp_path / "order.jsonl").write_text(
+        "".join(
+            json.dumps({"round": at, "client": name, "asked": at, "missing": (at, name) == (3, "client-1")}) + "\n"
+            for at, name in recorded
+        )
+    )
+    order = str(tmp_path / "order.jsonl")
+
+    def dies(event: Any) -> None:
+        if type(event).__name__ == "Missed":
+            raise KeyboardInterrupt
+
+    whole = fedstrata.run(made(config, tmp_path / "whole", arrivals=order))
+    with pytest.raises(KeyboardInterrupt):
+        fedstrata.run(made(config, tmp_path / "killed", arrivals=order), progress=dies)
+    same(whole, fedstrata.run(made(config, tmp_path / "killed", arrivals=order), resume=True))
+
+
 def test_a_damaged_version_costs_a_round_and_no_bit(
     job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

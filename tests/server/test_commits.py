@@ -237,3 +237,21 @@ def test_a_disk_that_is_full_amid_a_record_is_told_and_nothing_else(
     assert found.value.filename == str(folder / "ledger.jsonl")
     assert found.value.__context__ is None
     assert read_status(folder) == ("failed" if status_fits else None)
+
+
+def test_a_record_without_lines_may_be_gone_when_a_run_goes_on(job: Jobs, tmp_path: Path) -> None:
+    """Whoever copies a folder may leave empty files behind."""
+
+    def dies(event: Any) -> None:
+        if type(event).__name__ == "Replied" and event.round == 1:
+            raise KilledError
+
+    fedstrata.run(made := job("fedavg"), {"output.dir": str(tmp_path / "whole")})
+    with pytest.raises(KilledError):
+        fedstrata.run(made, progress=dies)
+    empty = [path for path in (tmp_path / "run").glob("*.jsonl") if not path.stat().st_size]
+    for path in empty:
+        path.unlink()
+    assert empty
+    fedstrata.run(made, resume=True)
+    same(tmp_path / "whole", tmp_path / "run")

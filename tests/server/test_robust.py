@@ -21,6 +21,7 @@ from fedstrata.server.robust import (
     TooFewRepliesError,
     far_outside,
 )
+from full_disk import full_after
 
 NAMES = "abcdefghi"
 Vectors = np.ndarray
@@ -190,6 +191,13 @@ def test_replies_wait_on_the_disk_and_leave_nothing(tmp_path: Path) -> None:
     assert rows.tolist() == [list(range(10)), [-float(i) for i in range(10)]]
     assert list((tmp_path / "state").iterdir()) == []
     stored.file.close()
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    stored = StoredReplies(tmp_path / "state")
+    with full_after(1000), pytest.raises(OSError, match="File too large") as found:
+        stored.add({"whole": torch.zeros(500)}, "a")
+    assert found.value.filename == str(tmp_path / "state")
 
 
 def test_a_change_is_clipped_to_a_norm_over_all_that_was_sent() -> None:

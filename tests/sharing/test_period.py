@@ -11,9 +11,12 @@ from plain import plain_loop
 from transformers import AutoModelForMaskedLM
 
 import fedstrata
+from fedstrata.client.setup import check_plans
+from fedstrata.job.file import load
 from fedstrata.methods import METHODS
+from fedstrata.methods.fedavg import FedAvg
 from fedstrata.models.parts import find_parts
-from fedstrata.plan.plan import make_plan
+from fedstrata.plan.plan import Plan, make_plan
 from fedstrata.plan.schedule import sample_clients
 from fedstrata.plan.sharing import Sharing, due, last_sent, turns
 from fedstrata.plan.streams import Streams
@@ -27,6 +30,20 @@ def parts_in_turns(period: int) -> Any:
     from dataclasses import replace
 
     return replace(find_parts(tiny_model()), sharing=Sharing(period=period))
+
+
+def test_of_many_clients_those_who_are_asked_are_checked(job: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All clients in all rounds took 8 s for 100 rounds of 10,000 clients, of which 100 train in each."""
+    config = job(wire={"part_period": 2}, clients={"count": 200, "fraction": 0.05}, method={"rounds": 6})
+    planned, plan = list[str](), FedAvg.plan
+
+    def counted(method: FedAvg, parts: Any, task: str, round: int, client: str, streams: Streams) -> Plan:
+        planned.append(client)
+        return plan(method, parts, task, round, client, streams)
+
+    monkeypatch.setattr(FedAvg, "plan", counted)
+    check_plans(load(config)[0], parts_in_turns(2), [f"client-{i:03}" for i in range(200)])
+    assert 60 <= len(planned) < 100
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.67])

@@ -94,6 +94,7 @@ def test_a_run_costs_what_was_forecast_and_ends_in_the_same_bits_when_killed(
     assert one.keys() == other.keys()
     assert all(torch.equal(one[key], other[key]) for key in one)
     assert (run.score, run.bytes, run.flops) == (resumed.score, resumed.bytes, resumed.flops)
+    assert not list((run.folder / "state").rglob("between/*"))
 
 
 SITES = [
@@ -132,6 +133,11 @@ def test_a_site_that_starts_again_between_two_rounds_goes_on_with_its_own_values
 REFUSED = [
     ("fedavg", {**turns(2, 2), "train": {"proximal_mu": 0.1}}, r"part_period: does not go with train.proximal_mu"),
     ("fedbfpt", turns(2, 3), r"part_period: 'fedbfpt' as set here sends other parts from round to round"),
+    (
+        "fedbfpt",
+        {**turns(2, 4), "clients": {"count": 6, "fraction": 0.17}},  # nobody is asked twice
+        r"part_period: 'fedbfpt' as set here sends other parts from round to round",
+    ),
     ("fedbert", {**turns(2, 2), **SPLIT}, r"part_period: goes with methods that send weights; 'fedbert'"),
     ("centralized", turns(2, 2), r"part_period: goes with methods whose clients send parts"),
     ("local", turns(2, 2), r"part_period: .*sends 0 parts"),

@@ -418,6 +418,31 @@ def test_features_of_some_sites_are_trained_on_without_the_others(job: Jobs, vil
     assert all(torch.equal(weights(run)[key], weights(without)[key]) for key in weights(run))
 
 
+def test_hidden_states_of_a_call_that_was_killed_are_not_trained_on_without_their_site(
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The site is away when they are collected again: it is missing, and so are they."""
+    config = job("fedfreezebert", "classify", 3, method={"variant": "centralized"}, head={"kind": "cls"})
+    here, there = village.jobs({**config, "client": {"may_send": ["hidden_states"]}})
+    for name in NAMES:
+        village.site(name, 'payloads = ["weights"]', 'payloads = ["hidden_states"]')
+
+    def dies(*_: Any) -> None:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stages.state.RunState, "commit", dies)
+        with pytest.raises(RuntimeError, match="killed"):
+            fedstrata.run(there)
+    village.site("b", 'payloads = ["hidden_states"]', 'payloads = ["weights"]')
+    village.start()
+    run = fedstrata.run(there, resume=True)
+    rows = [(*row, NAMES[i % 3]) for i, row in enumerate(SENTENCES)]
+    village.write("all.csv", ["text", "label", "site"], [row for row in rows if row[2] != "b"])
+    without = fedstrata.run(here)
+    assert all(torch.equal(weights(run)[key], weights(without)[key]) for key in weights(run))
+
+
 def test_with_fewer_sites_than_the_quorum_nothing_is_trained(job: Jobs, village: Village) -> None:
     _, there = village.jobs(job("fedavg", "classify"), quorum=1.0)
     village.site("b", "min_examples = 1 ", "min_examples = 99 ")

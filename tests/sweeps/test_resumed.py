@@ -15,9 +15,11 @@ import tomli_w
 import fedstrata
 from fedstrata.errors import UserError
 from fedstrata.events import CellStarted, RoundEnded
+from fedstrata.server.ended import damaged_end
 from fedstrata.sweeps import begun
 from fedstrata.sweeps.cells import cells
 from fedstrata.sweeps.run import _Scheduler
+from fedstrata.wire.files import read_lines
 from tiny import SENTENCES
 
 HEAD = "text,label\n"
@@ -247,6 +249,24 @@ def test_stages_are_compared_too(model_folder: Callable[..., Path], tmp_path: Pa
     for other in (made, {**made, "stages": [*stages, {"name": "third"}]}):
         with pytest.raises(UserError, match=r"^cell 'a, seed 0': .*its run had other stages; "):
             started(other, {})
+
+
+def test_more_rounds_of_a_stage_that_cells_share_are_each_cells_own(
+    model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Their records were one file under two names: the second cell's rounds took the place of the first one's."""
+    rows, model = tmp_path / "rows.csv", model_folder(layers=1)
+    rows.write_text(HEAD + "".join(LINES), "utf-8")
+    cells = [{"name": "a"}, {"name": "b", "second.train.learning_rate": 0.001}]
+    made = small(model, rows, output={"dir": str(tmp_path / "sweep"), "keep_state": True})
+    made["stages"] = [{"name": "first"}, {"name": "second", "model": {"name": str(model)}}]
+    made["sweep"] = {"rows": cells, "keep_models": True}
+    fedstrata.sweep(made)
+    fedstrata.sweep(made, {"first.method.rounds": 2}, resume=True)
+    for name in ("a", "b"):
+        first = tmp_path / "sweep" / "cells" / name / "seed-0" / "stages" / "first"
+        assert damaged_end(first) is None
+        assert {line["round"] for line in read_lines(first / "rounds.jsonl")} == {-1, 0, 1}
 
 
 def test_a_single_stage_may_have_a_name(model_folder: Callable[..., Path], tmp_path: Path) -> None:

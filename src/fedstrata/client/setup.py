@@ -15,7 +15,7 @@ from fedstrata.client.padding import check_padding
 from fedstrata.client.precision import batch_tokens, resolve_precision
 from fedstrata.client.private import private_of
 from fedstrata.client.scorer import FeatureCaches, Scorer
-from fedstrata.client.sharing import check_part_period, with_sharing, with_vocabulary
+from fedstrata.client.sharing import check_turns, with_sharing, with_vocabulary
 from fedstrata.client.start_model import model_path
 from fedstrata.client.sum_rules import check_senders, sum_rules_of
 from fedstrata.client.trainer import Trainer
@@ -168,13 +168,13 @@ def check_plans(
             if client != "default" and client not in clients:
                 raise UserError(f"{option}: no client {client!r}; {did_you_mean(client, clients)}")
     check_precision(job, parts)
-    check_part_period(job, parts, clients)
     streams, names = Streams(job.train.seed), list(clients)
-    checked: set[Plan] = set()
+    checked, sent = set[Plan](), dict[str, tuple[str, ...]]()
     for round in range(job.method.rounds):
         sampled = sample_clients(names, job.clients.fraction, round, streams)
         _check_own_plans(job, parts, round, sampled, streams)
         plans = {name: make_plan(job.method, parts, job.task.kind, round, name, streams) for name in sampled}
+        check_turns(job, parts, round, plans, sent)
         check_senders(job, round, plans)
         for plan in plans.values():
             if plan not in checked:

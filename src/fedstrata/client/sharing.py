@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -141,13 +141,17 @@ def with_vocabulary(job: Job, base_dir: Path | None) -> Job:
     return job.model_copy(update={"privacy": job.privacy.model_copy(update={"public_vocabulary": path})})
 
 
-def check_part_period(job: Job, parts: Parts, clients: Collection[str]) -> None:
+def check_turns(
+    job: Job, parts: Parts, round: int, plans: Mapping[str, Plan], sent: dict[str, tuple[str, ...]]
+) -> None:
     """Refuse ``wire.part_period`` where parts cannot be sent in turns.
 
     Args:
         job: the job.
         parts: the model's.
-        clients: their names.
+        round: 0-based round.
+        plans: the plans of those who are asked in it.
+        sent: client -> the parts that it sends, each in its turn, by the rounds before; it is added to.
 
     Raises:
         UserError: nothing is sent, fewer parts than rounds of a period are, or others from round to round.
@@ -155,21 +159,18 @@ def check_part_period(job: Job, parts: Parts, clients: Collection[str]) -> None:
     period, name = job.wire.part_period, method_name(job.method)
     if period == 1:
         return
-    streams = Streams(job.train.seed)
-    for client in clients:
-        sent = set[tuple[str, ...]]()
-        for round in range(job.method.rounds):
-            sent.add(adapted_plan(job.method, parts, job.task.kind, round, client, streams).send)
-            if len(sent) > 1:
-                raise UserError(
-                    f"[wire] part_period: {name!r} as set here sends other parts from round to round by itself; "
-                    "expected: 1, or a method that sends the same parts in every round, such as fedavg"
-                )
-        count = sum(not parts.sharing.leaves_out(parts.shapes[part]) for part in next(iter(sent), ()))
-        if count < period:
+    every = make_plan(job.method, parts, job.task.kind, round, SERVER, Streams(job.train.seed))
+    for client, plan in {SERVER: every, **plans}.items():  # a client may be asked in one round alone
+        own = tuple(part for part, _ in plan.between)
+        if sent.setdefault(client, own) != own:
             raise UserError(
-                f"[wire] part_period: is {period}, but {name!r} as set here sends {count} parts, so that there "
-                f"would be rounds in which nothing is sent; expected at most {max(1, count)}"
+                f"[wire] part_period: {name!r} as set here sends other parts from round to round by itself; "
+                "expected: 1, or a method that sends the same parts in every round, such as fedavg"
+            )
+        if len(own) < period:
+            raise UserError(
+                f"[wire] part_period: is {period}, but {name!r} as set here sends {len(own)} parts, so that there "
+                f"would be rounds in which nothing is sent; expected at most {max(1, len(own))}"
             )
 
 

@@ -144,6 +144,9 @@ def fits(request: Request, plan: Plan) -> bool:
 class Training(Protocol):
     """Trains on what the clients sent."""
 
+    def begin(self) -> None:
+        """Clients are about to send."""
+
     def take(self, client: str, message: Tensors) -> None:
         """Check what a client sent and keep it."""
 
@@ -173,6 +176,7 @@ class HiddenStatesHalf(PlainHalf):
         """Collect every client's hidden states once; the head is trained later, on the server."""
         clients = loop.engine.clients()
         loop.expect(clients)
+        self.training.begin()
         plan = collecting_plan(loop.server.parts)
         requests = (loop.request(0, client, plan, "hidden_states") for client in clients)
         for reply in loop.replies(0, requests, clients):
@@ -203,6 +207,10 @@ class ServerTraining:
 
     context: ServerContext
     trainer: ServerTrainer
+
+    def begin(self) -> None:
+        """See :class:`Training`."""
+        self.trainer.begin()
 
     def take(self, client: str, message: Tensors) -> None:
         """See :class:`Training`.
@@ -236,6 +244,9 @@ class DryTraining:
     """Trains nothing; steps and FLOPs follow from the lengths of the clients' texts."""
 
     context: DryContext
+
+    def begin(self) -> None:
+        """Nothing is there."""
 
     def take(self, client: str, message: Tensors) -> None:
         """Nothing to keep."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -228,13 +229,16 @@ def curve(run: Run) -> list[Point]:
     scores = {line["round"]: headline(last, line["score"]) for line in last.rounds if line["client"] == SERVER}
     if all(value is None for value in scores.values()):
         scores = {last.result["rounds"] - 1: score(last)[0]}
-    points = []
-    for at, value in sorted(scores.items()):
-        if value is not None and math.isfinite(value):
-            moved = sum(n for r, n in last.bytes_by_round.items() if r <= at)
-            done = sum(n for r, n in last.flops_by_round.items() if r <= at)
-            points.append(Point(at, value, spent + moved, worked + done))
-    return points
+    rounds = sorted({*scores, *last.bytes_by_round, *last.flops_by_round})
+    moved, done = (
+        dict(zip(rounds, accumulate(own[at] for at in rounds), strict=True))
+        for own in (last.bytes_by_round, last.flops_by_round)
+    )
+    return [
+        Point(at, value, spent + moved[at], worked + done[at])
+        for at, value in sorted(scores.items())
+        if value is not None and math.isfinite(value)
+    ]
 
 
 def _per_round(lines: Iterable[dict[str, Any]], *fields: str) -> Counter[int]:

@@ -115,7 +115,7 @@ def train_stage(stage: ReadyStage) -> None:
         check_senders(job, runtime.working.parts, stage.clients)
     runtime.caches.on_encoded = lambda done, total: stage.tell(Encoded(done, total))
     server = _make_server(stage)
-    done, seconds = stage.state.restore(server)
+    done, seconds = stage.state.restore(server, stage.federation is not None)
     began = time.monotonic() - seconds
     streams = runtime.trainer.streams
     plan = make_plan(job.method, server.parts, job.task.kind, 0, stage.clients[0], streams)

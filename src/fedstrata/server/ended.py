@@ -42,7 +42,8 @@ def _drop(state: Path, records: FileRecords) -> None:
     for name in ("received", "layers", "asked"):
         clear(state / name, ("[!.]*.safetensors", *ROUND_FILES))
     for path in (state / "clients").glob("*"):
-        for store in (Store(path).residual, Store(path).optimizer, Store(path).late):
+        own = Store(path)
+        for store in (own.residual, own.optimizer, own.late, own.between):
             clear(store.folder, ROUND_FILES)
         for old in sorted(path.glob(ROUND_FILES[0]))[:-1]:
             old.unlink()

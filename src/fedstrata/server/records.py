@@ -89,6 +89,7 @@ class FileRecords:
         for name in names:
             path = self.path(name)
             if name in marks:
+                path.touch()  # whoever copied the folder may have left out a file without lines
                 os.truncate(path, marks[name][0])
                 self._count(name, path.read_bytes())
             else:

@@ -30,6 +30,7 @@ import torch
 from fedstrata.errors import plural
 from fedstrata.job.aggregate_rules import least_senders
 from fedstrata.plan.kinds import Tensors
+from fedstrata.wire.files import named
 from fedstrata.wire.on_disk import content, let_go
 
 PIECE = 1 << 18
@@ -86,11 +87,13 @@ class StoredReplies:
 
     def add(self, tensors: Mapping[str, torch.Tensor], client: str) -> None:
         """Write a client's tensors, fp32."""
-        for name, tensor in tensors.items():
-            self.places.setdefault(name, {})[client] = self.file.tell()
-            self.shapes[name] = tensor.shape
-            self.file.write(content(tensor.detach().cpu().contiguous()))
-            let_go([tensor])
+        with named(self.folder or Path(tempfile.gettempdir())):
+            for name, tensor in tensors.items():
+                self.places.setdefault(name, {})[client] = self.file.tell()
+                self.shapes[name] = tensor.shape
+                self.file.write(content(tensor.detach().cpu().contiguous()))
+                let_go([tensor])
+            self.file.flush()
 
     def groups(self) -> Iterator[tuple[tuple[str, ...], list[str]]]:
         """Clients, in the order in which they came, and the tensors that exactly these have sent."""
@@ -101,7 +104,6 @@ class StoredReplies:
 
     def pieces(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
         """A tensor piece by piece: where the piece begins, and it from every client, ``[n, k]`` fp32."""
-        self.file.flush()
         places, total = list(self.places[name].values()), self.shapes[name].numel()
         step = max(1, PIECE // len(places))
         for begin in range(0, total, step):

@@ -111,11 +111,14 @@ class RunState:
         after = f"after round {done}" if done else "before the first round"
         return done, f"{lost} is damaged or missing; the run goes on from its state {after}, which is intact"
 
-    def restore(self, server: Server) -> tuple[int, float]:
-        """Bring a fresh server to the commit; returns the number of rounds done and the seconds that they took."""
+    def restore(self, server: Server, sites: bool = True) -> tuple[int, float]:
+        """Bring a fresh server to the commit; returns the number of rounds done and the seconds that they took.
+
+        Of clients that are ``sites`` one without a reply since then may have lost its disk.
+        """
         server.versions = {**server.versions, **self.manifest["versions"]}
         server.client_versions |= self.journal.clients
-        for client in self.missed:  # else one that lost its disk is asked each time to go on from what it lost
+        for client in self.missed if sites else ():  # else it is asked each time to go on from what it lost
             if client in server.client_versions:  # else it has not even been sent the start model
                 server.forget(client)
         for part in [part for part, version in server.versions.items() if version]:

@@ -11,6 +11,7 @@ from fedstrata.client.trainer import StepCallback, Trainer, drain
 from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.plan import Plan
+from fedstrata.wire.files import clear
 from fedstrata.wire.store import Store
 
 NAME = "all"
@@ -31,6 +32,10 @@ class ServerTrainer:
     clients: Sequence[str]
     store: Store
     collected: CollectedFeatures | None = field(default=None, init=False)
+
+    def begin(self) -> None:
+        """Forget what a call that was killed has been sent: who sent it may not send it again."""
+        clear(self.store.folder, ("[!.]*.safetensors",))
 
     def take(self, client: str, tensors: Tensors) -> None:
         """Keep what a client sent: its checked ``features``, fp32, with ``tokens`` and ``labels``."""

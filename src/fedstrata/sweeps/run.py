@@ -114,7 +114,7 @@ class _Scheduler:
                 if usable and (name, same) == (stage, digest):
                     half = target.with_name(f".{stage}.part")
                     shutil.rmtree(half, ignore_errors=True)
-                    shutil.copytree(found, half, copy_function=link)
+                    shutil.copytree(found, half, copy_function=_taken_over)
                     os.replace(half, target)
                     return
 
@@ -161,6 +161,11 @@ class _Scheduler:
                     clear(folder / name, FILES)
                 if not _kept_state(folder):
                     clear(folder / "state" / "clients", OWN_PARTS)
+
+
+def _taken_over(source: str, target: str) -> None:
+    """A second name for a file; of records, which more rounds add to where they are, a copy."""
+    (shutil.copy2 if source.endswith(".jsonl") else link)(source, target)
 
 
 def _kept_state(folder: Path) -> bool:

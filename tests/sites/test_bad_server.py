@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -740,6 +740,38 @@ def test_a_tokenizer_that_panics_ends_a_process_and_not_the_site(town: Town) -> 
     assert isinstance(answer(untried, town.hello, files), WelcomeHeader)
     assert answer(untried, town.start).reason == "failed: PanicException; its own log says more"
     assert isinstance(answer(service, town.hello), WelcomeHeader), "it goes on"
+
+
+@pytest.mark.parametrize(
+    ("approve", "reason"),
+    [('runs = "listed"', "is none of those that it has listed"), ('runs = "ask"', "is not there for sha256:")],
+)
+def test_a_job_that_cannot_get_leave_is_not_tried_on_the_rows(town: Town, approve: str, reason: str) -> None:
+    """By what came of a trial a tokenizer of the server's told of the texts: this one fails on a run of letters."""
+    town.rows([("a" * 60 + " b", "kidney")] * 12)
+    service = town.site(('runs = "any"', approve), tried=True)
+    assert reason in answer(service, town.hello, panicking(town)).reason
+    assert kept(service) == []
+
+
+def test_before_a_yes_nobody_is_told_what_came_of_a_trial(town: Town) -> None:
+    town.rows([("a" * 60 + " b", "kidney")] * 12)
+    service, asked, says = town.site(('runs = "any"', 'runs = "ask"'), tried=True), list[Sequence[str]](), [False]
+    service.ask = lambda lines: asked.append(lines) or says[0]  # type: ignore[func-returns-value]
+    assert answer(service, town.hello, panicking(town)).reason == "refuses: its owner has said no to this job"
+    assert (
+        "after a yes the server is told why: trying its model and tokenizer failed (PanicException)" in asked[0][0]
+    )
+    says[0] = True
+    assert "failed (PanicException)" in answer(service, town.hello, panicking(town)).reason
+    assert isinstance(answer(service, town.hello, run="f" * 32), WelcomeHeader)
+    assert asked[-1][0].startswith("fedavg, 2 rounds")
+
+
+def panicking(town: Town) -> dict[str, Any]:
+    """Files of a model with a tokenizer that ends the process on a text with many of one letter."""
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    return with_file(town, "tokenizer.json", lambda table: table.update(pre_tokenizer=split))
 
 
 def test_a_process_that_does_not_end_or_dies_is_ended(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from fedstrata.sites.approval import Ask, approve
+from fedstrata.errors import UserError
+from fedstrata.sites.approval import Ask, approve, has_leave
 from fedstrata.sites.messages import (
     DECODE_ERRORS,
     MOST_HEADER,
@@ -22,7 +23,7 @@ from fedstrata.sites.proposal import Proposal
 from fedstrata.sites.settings import SiteSettings
 from fedstrata.wire.codec import WireError
 from fedstrata.wire.files import clear, write_bytes
-from fedstrata.wire.foreign import read_json
+from fedstrata.wire.foreign import plain_text, read_json
 from fedstrata.wire.tensor_file import TensorFile
 
 LOG = logging.getLogger("fedstrata.site")
@@ -109,21 +110,33 @@ def agree(
 ) -> None:
     """Try the run in a folder beside its own, unless it was tried before, and ask for leave.
 
-    Of a job without leave nothing stays, and nothing of it comes into the place of one that has it.
+    A tokenizer of the server's can be made so that whether a trial succeeds tells of the texts. So a job that
+    cannot get leave is not tried, and before a yes nobody is told what came of it. Of a job without leave nothing
+    stays, and nothing of it comes into the place of one that has it.
 
     Raises:
-        Refused: the trial failed, or the owner has not approved the job.
+        Refused: the owner has not approved the job, or the trial failed.
         UserError: the site's own rows or device cannot be used.
     """
     proposal: list[str] = []
+    failed: Exception | None = None
     beside = folder.with_name(f"{folder.name}.new")
     try:
+        has_leave(settings.approve, digest, folder, ask)
         if trial and digest_of(folder) != digest:
             write_start(beside, files)
-            proposal = trial(settings, hello, beside).lines()
+            try:
+                proposal = trial(settings, hello, beside).lines()
+            except (Refused, UserError) as error:
+                failed = error
+                proposal = [
+                    f"it cannot be done here, and after a yes the server is told why: {plain_text(str(error))}"
+                ]
             for line in proposal:
                 LOG.info("proposed: %s", line)
         approve(settings.approve, digest, folder, ask, proposal)
+        if failed:
+            raise failed
     except BaseException:
         clear(folder, ())
         raise

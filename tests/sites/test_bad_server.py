@@ -231,6 +231,27 @@ def test_a_job_in_which_every_step_undoes_the_ones_before_is_refused(
     assert "undo what earlier rows have taught" in refusal.reason
 
 
+@pytest.mark.parametrize(
+    ("train", "rows"),
+    [
+        ({"proximal_mu": 1.0, "betas": [0.0, 0.999]}, 1),
+        ({"proximal_mu": 1.0, "betas": [0.5, 0.999]}, 7),  # 0.5 ** 7 is below a hundredth
+        ({"proximal_mu": 1.0, "betas": [0.5, 0.999], "lr_schedule": "polynomial"}, 11),  # the last steps are short
+        ({"proximal_mu": 1.0}, 12),
+        ({"proximal_mu": 1.0, "betas": [0.0, 0.999], "optimizer": "sgd"}, 12),
+        ({"betas": [0.0, 0.999]}, 12),
+        ({"weight_decay": 5e3}, 7),
+        ({"weight_decay": 1e3, "epochs": 9}, 12),
+    ],
+)
+def test_rows_that_later_steps_have_undone_are_not_behind_a_message(train: dict[str, Any], rows: int) -> None:
+    """A step of AdamW is as long as the rate says: FedProx's pull takes back in one what all before taught."""
+    tokens = Tokens(np.tile([2, 10, 3], 12).astype(np.int32), np.arange(13) * 3, np.arange(12))
+    asked = Request(0, "a", Plan((0,), ("head",)), "train", {}, {})
+    made = Train(batch_size=1, learning_rate=1e-4, **train)
+    assert rows_trained_on(made, Streams(0), Examples(tokens), np.arange(12), asked) == rows
+
+
 def test_rounds_beyond_those_of_the_job_are_refused(town: Town) -> None:
     """Bytes, rounds and epsilon are told, and agreed to, of the job's rounds."""
     service = town.begun(town.site())
@@ -747,7 +768,7 @@ def test_a_tokenizer_that_panics_ends_a_process_and_not_the_site(town: Town) -> 
     [('runs = "listed"', "is none of those that it has listed"), ('runs = "ask"', "is not there for sha256:")],
 )
 def test_a_job_that_cannot_get_leave_is_not_tried_on_the_rows(town: Town, approve: str, reason: str) -> None:
-    """By what came of a trial a tokenizer of the server's told of the texts: this one fails on a run of letters."""
+    """By what came of it a tokenizer of the server's told of the texts: this one fails on many of one letter."""
     town.rows([("a" * 60 + " b", "kidney")] * 12)
     service = town.site(('runs = "any"', approve), tried=True)
     assert reason in answer(service, town.hello, panicking(town)).reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -48,7 +49,7 @@ from fedstrata.sites.messages import (
 )
 from fedstrata.sites.noise import add_line, whole_lines
 from fedstrata.sites.noise_account import ACCOUNT, NoiseAccount
-from fedstrata.sites.release_log import Release, now
+from fedstrata.sites.release_log import Release, ReleaseLog, now
 from fedstrata.sites.rows_behind import rows_trained_on
 from fedstrata.sites.service import SiteService
 from fedstrata.sites.settings import read_site
@@ -319,6 +320,31 @@ def test_a_round_that_leaves_with_other_noise_is_spent_again(town: Town) -> None
     one, other = answered(town.again())
     assert one == first
     assert {key for key in one if one[key] != other[key]} == {"secret"}
+
+
+def test_a_message_with_noise_has_its_epsilon_in_the_log_wherever_the_site_ended(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended after it had kept its answer, and before the line: the answer left later, as if without noise."""
+    service, job, append = town.site(), town.job(privacy=NOISE), ReleaseLog.append
+
+    def full(log: ReleaseLog, release: Release, head: bool = True) -> None:
+        if release.payload == "weights":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(log, release, head)
+
+    assert isinstance(answer(service, town.hello, job=job), WelcomeHeader)
+    assert isinstance(answer(service, town.start), WelcomeHeader)
+    with monkeypatch.context() as patch:
+        patch.setattr(ReleaseLog, "append", full)
+        assert answer(service, town.request(0)).reason.startswith("failed: OSError")
+    service = town.again()
+    for _ in range(2):
+        assert isinstance(answer(service, town.request(0)), ReplyHeader)
+    first, again = [line for line in releases(service) if line["payload"] == "weights"]
+    assert first["epsilon"] > 0
+    assert "epsilon" not in again, "the same bytes"
+    assert service.gate.log.noisy == {(town.hello.run, 0)}
 
 
 def test_no_more_runs_than_it_takes_part_in_however_many_it_has_greeted(town: Town) -> None:

@@ -513,6 +513,34 @@ def test_every_message_that_leaves_has_its_line(town: Town) -> None:
     assert not any(word in content for word in ("kidney", "sick", str(service.settings.folder)))
 
 
+def test_a_run_that_is_told_how_many_examples_there_are_is_one_of_those_it_takes_part_in(town: Town) -> None:
+    service = town.begun(town.site(("# max_runs = 20", "max_runs = 1")))
+    for host in (service, town.again(("# max_runs = 20", "max_runs = 1"))):
+        assert "max_runs" in answer(host, town.hello, run="b" * 32).reason
+        assert isinstance(answer(host, town.hello), WelcomeHeader)
+
+
+def test_no_other_tokenizer_counts_the_examples_of_a_run_anew(town: Town) -> None:
+    """Each number told in how many texts a word stands: one that has it is made longer, and falls into chunks."""
+    service, job = town.site(), town.job(train={"max_tokens": 16})
+    asked = {"job": job, "long_text": "chunk"}
+
+    def longer(word: str) -> dict[str, Any]:
+        many = {"type": "Replace", "pattern": {"String": word}, "content": "eye " * 100}
+        return with_file(town, "tokenizer.json", lambda table: table.update(normalizer=many))
+
+    assert not answer(service, town.hello, longer("organ 7 "), **asked).holds
+    assert answer(service, town.start).examples > 12
+    for host in (service, town.again()):
+        for changes in ({}, {**asked, "long_text": "truncate"}, {**asked, "share": 0.3}):
+            refusal = answer(host, town.hello, longer("organ 7 "), **{**asked, **changes})
+            assert isinstance(refusal, RefusalHeader) == bool(changes)
+        refusal = answer(host, town.hello, longer("organ 8 "), **asked)
+        assert "has begun with another tokenizer" in refusal.reason
+    lower = {**job, "train": {**job["train"], "learning_rate": 1e-6}, "method": {**job["method"], "rounds": 3}}
+    assert isinstance(answer(service, town.hello, longer("organ 7 "), **{**asked, "job": lower}), WelcomeHeader)
+
+
 # The model's files
 
 

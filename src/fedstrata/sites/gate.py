@@ -48,12 +48,12 @@ class Gate:
     _batch_rows: dict[str, int] = field(default_factory=dict)
 
     def check_run(self, run: str) -> None:
-        """Refuse a run beyond the number that the site takes part in.
+        """Refuse a run beyond the number that the site takes part in; who knows its number of examples is one.
 
         Raises:
             Refused: it is one.
         """
-        most, known = self.limits.max_runs, self.log.runs()
+        most, known = self.limits.max_runs, self.log.runs() | self.log.told
         if most is not None and run not in known and len(known) >= most:
             raise Refused(f"it has taken part in the {most} runs that it takes part in at most (max_runs)")
 

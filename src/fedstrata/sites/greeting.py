@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from fedstrata.errors import UserError
 from fedstrata.sites.approval import Ask, approve, has_leave
@@ -97,6 +98,32 @@ def check_same(folder: Path, hello: HelloHeader, digest: str) -> None:
         known.append(before)
     if any(_is_private(own) for own in known):
         raise Refused("this run has begun with another job, and with noise or masked sums a run has one alone")
+
+
+def check_same_examples(folder: Path, hello: HelloHeader, files: Mapping[str, bytes]) -> None:
+    """Refuse to make other examples of the rows in a run that was told their number.
+
+    By the numbers for one tokenizer after the other a server could look for any word in the texts, past all noise.
+    A run that is resumed differs in learning rates and rounds alone.
+
+    Raises:
+        Refused: so it would be.
+    """
+    path = folder / HELLO
+    if not path.exists():
+        return
+    before = decode_message(path.read_bytes(), "hello").header
+    assert isinstance(before, HelloHeader)
+    kept = {file.name: file.read_bytes() for name in START_FILES for file in (folder / "start").glob(name)}
+    if kept != files or _examples_of(before) != _examples_of(hello):
+        raise Refused("this run has begun with another tokenizer, task or share of test rows, and has one alone")
+
+
+def _examples_of(hello: HelloHeader) -> list[Any]:
+    """All by which rows become examples, but for the model's files."""
+    train = hello.job.get("train") or {}
+    own = [train.get(key) for key in ("max_tokens", "seed")]
+    return [hello.job.get("task"), hello.components.get("task"), hello.labels, hello.long_text, hello.share, *own]
 
 
 def agree(

@@ -31,6 +31,7 @@ from fedstrata.sites.greeting import (
     agree,
     check_name,
     check_same,
+    check_same_examples,
     digest_of,
     open_message,
     write_start,
@@ -175,6 +176,8 @@ class SiteService:
             self.tell(Answered(answer is None))
 
     def _say(self, name: str, welcome: WelcomeHeader) -> TensorFile:
+        if welcome.examples:
+            self.gate.check_run(name)
         return self.gate.release(encode_message(name, welcome), name, -1, "examples", rows=welcome.examples)
 
     def _greet(self, name: str, hello: HelloHeader, weights: Weights) -> WelcomeHeader:
@@ -190,6 +193,8 @@ class SiteService:
         digest = job_digest(hello, tensors)
         LOG.info("run %s: job %s", name, digest)
         check_same(folder, hello, digest)
+        if name in self.gate.log.told:
+            check_same_examples(folder, hello, files)
         agree(self.settings, hello, digest, folder, files, self.trial, self.ask)
         self._clear_unanswered(name)
         (folder / HELLO).unlink(missing_ok=True)  # until all that belongs to it is there

@@ -541,6 +541,16 @@ def test_no_other_tokenizer_counts_the_examples_of_a_run_anew(town: Town) -> Non
     assert isinstance(answer(service, town.hello, longer("organ 7 "), **{**asked, "job": lower}), WelcomeHeader)
 
 
+def test_a_run_that_leaves_the_site_nothing_of_its_own_saves_no_model(town: Town) -> None:
+    """A server said farewell to one run after the other, each of which left a model that no limit counted."""
+    service = town.begun(town.site())
+    for answered in (False, True):
+        if answered:
+            assert isinstance(answer(town.begun(service), town.request(0)), ReplyHeader)
+        assert isinstance(answer(service, town.said[FarewellHeader][0], save=True), WelcomeHeader)
+        assert not (service.settings.folder / "models").exists()
+
+
 # The model's files
 
 

@@ -58,7 +58,7 @@ from fedstrata.sites.release_log import ReleaseLog
 from fedstrata.sites.settings import SiteSettings
 from fedstrata.sites.site import Site
 from fedstrata.sites.site_job import site_job
-from fedstrata.sites.site_run import Hooks, ReachServer, SiteRun, make_site, parts_of, server_parts
+from fedstrata.sites.site_run import Hooks, ReachServer, SiteRun, keeps_own, make_site, parts_of, server_parts
 from fedstrata.sites.trial import try_run
 from fedstrata.wire.codec import WireError, check, wire_spec
 from fedstrata.wire.files import clear, write_bytes
@@ -249,7 +249,7 @@ class SiteService:
 
     def _end(self, run: SiteRun, save: bool) -> WelcomeHeader:
         name, welcome = run.name, self._welcome(run)
-        if save:
+        if save and name in self.gate.log.runs() and keeps_own(self.settings, run):  # else no limit would count it
             site, ready = self._site(run), run.ready
             assert ready is not None
             target = self.settings.folder / "models" / name

@@ -551,6 +551,26 @@ def test_a_run_that_leaves_the_site_nothing_of_its_own_saves_no_model(town: Town
         assert not (service.settings.folder / "models").exists()
 
 
+def test_a_start_model_that_was_being_written_is_sent_again(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site that was killed between the file and its note refused the run, as if its disk were damaged."""
+    service = town.site()
+    assert isinstance(answer(service, town.hello), WelcomeHeader)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedstrata.sites.service.write_journal", killed)
+        with pytest.raises(KeyboardInterrupt):
+            answer(service, town.start)
+    service = town.again()
+    assert not answer(service, town.hello).holds
+    assert answer(service, town.start).holds
+    [run] = kept(service)
+    (run / "journal.jsonl").unlink()
+    assert "what it keeps of this run is damaged" in answer(town.again(), town.hello).reason
+
+
 # The model's files
 
 

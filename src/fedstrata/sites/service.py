@@ -52,7 +52,7 @@ from fedstrata.sites.model_files import check_files
 from fedstrata.sites.noise_account import check_account
 from fedstrata.sites.own_model import save_own_model
 from fedstrata.sites.own_start import MARK, is_own, take_own_start
-from fedstrata.sites.own_state import START, open_journal, write_journal
+from fedstrata.sites.own_state import ROWS, START, holds_start, open_journal, write_journal
 from fedstrata.sites.permission import Refused, check_job, permit
 from fedstrata.sites.release_log import ReleaseLog
 from fedstrata.sites.settings import SiteSettings
@@ -68,7 +68,7 @@ from fedstrata.wire.tensor_file import TensorFile
 
 LOG = logging.getLogger("fedstrata.site")
 OWN_FILES = (
-    *(MARK, HELLO, DIGEST, FILE, "rows.json", "journal.jsonl", "*.safetensors", ".*.part"),
+    *(MARK, HELLO, DIGEST, FILE, ROWS, "journal.jsonl", "*.safetensors", ".*.part"),
     *("features.*", "noise.*", *ANSWER_FILES, *SUM_FILES),
 )
 """What a site itself writes into a run's folder, beside the files of the start model."""
@@ -216,7 +216,7 @@ class SiteService:
 
     def _welcome(self, run: SiteRun) -> WelcomeHeader:
         """What it has for the run; with the start model it is ready to train."""
-        if not (run.folder / START).exists() and not take_own_start(
+        if not holds_start(run.folder, run.journal) and not take_own_start(
             self.settings, run.job, run.hello, run.journal, partial(self.gate.check_disk, run.folder)
         ):
             return WelcomeHeader(examples=0, holds=False)

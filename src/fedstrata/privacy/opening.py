@@ -184,6 +184,11 @@ class Opening:
         Raises:
             WireError: the shares are too few, or do not fit what was announced.
         """
+        if (left := len(self.shares)) < self.threshold:
+            raise WireError(
+                f"masked sum: the shares of {left} clients do not fit together, so it cannot be opened; expected "
+                f"those of {self.threshold} of the {len(self.entries)} that began"
+            )
         known = {
             (name, group): self._secret(place, name, group) for place, (name, group) in enumerate(self._wanted())
         }

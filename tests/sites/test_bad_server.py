@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ from fedstrata.sites.messages import (
 )
 from fedstrata.sites.noise import add_line, whole_lines
 from fedstrata.sites.noise_account import ACCOUNT, NoiseAccount
-from fedstrata.sites.release_log import Release, now
+from fedstrata.sites.release_log import Release, ReleaseLog, now
 from fedstrata.sites.rows_behind import rows_trained_on
 from fedstrata.sites.service import SiteService
 from fedstrata.sites.settings import read_site
@@ -231,6 +232,27 @@ def test_a_job_in_which_every_step_undoes_the_ones_before_is_refused(
     assert "undo what earlier rows have taught" in refusal.reason
 
 
+@pytest.mark.parametrize(
+    ("train", "rows"),
+    [
+        ({"proximal_mu": 1.0, "betas": [0.0, 0.999]}, 1),
+        ({"proximal_mu": 1.0, "betas": [0.5, 0.999]}, 7),  # 0.5 ** 7 is below a hundredth
+        ({"proximal_mu": 1.0, "betas": [0.5, 0.999], "lr_schedule": "polynomial"}, 11),  # the last steps are short
+        ({"proximal_mu": 1.0}, 12),
+        ({"proximal_mu": 1.0, "betas": [0.0, 0.999], "optimizer": "sgd"}, 12),
+        ({"betas": [0.0, 0.999]}, 12),
+        ({"weight_decay": 5e3}, 7),
+        ({"weight_decay": 1e3, "epochs": 9}, 12),
+    ],
+)
+def test_rows_that_later_steps_have_undone_are_not_behind_a_message(train: dict[str, Any], rows: int) -> None:
+    """A step of AdamW is as long as the rate says: FedProx's pull takes back in one what all before taught."""
+    tokens = Tokens(np.tile([2, 10, 3], 12).astype(np.int32), np.arange(13) * 3, np.arange(12))
+    asked = Request(0, "a", Plan((0,), ("head",)), "train", {}, {})
+    made = Train(batch_size=1, learning_rate=1e-4, **train)
+    assert rows_trained_on(made, Streams(0), Examples(tokens), np.arange(12), asked) == rows
+
+
 def test_rounds_beyond_those_of_the_job_are_refused(town: Town) -> None:
     """Bytes, rounds and epsilon are told, and agreed to, of the job's rounds."""
     service = town.begun(town.site())
@@ -298,6 +320,31 @@ def test_a_round_that_leaves_with_other_noise_is_spent_again(town: Town) -> None
     one, other = answered(town.again())
     assert one == first
     assert {key for key in one if one[key] != other[key]} == {"secret"}
+
+
+def test_a_message_with_noise_has_its_epsilon_in_the_log_wherever_the_site_ended(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended after it had kept its answer, and before the line: the answer left later, as if without noise."""
+    service, job, append = town.site(), town.job(privacy=NOISE), ReleaseLog.append
+
+    def full(log: ReleaseLog, release: Release, head: bool = True) -> None:
+        if release.payload == "weights":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(log, release, head)
+
+    assert isinstance(answer(service, town.hello, job=job), WelcomeHeader)
+    assert isinstance(answer(service, town.start), WelcomeHeader)
+    with monkeypatch.context() as patch:
+        patch.setattr(ReleaseLog, "append", full)
+        assert answer(service, town.request(0)).reason.startswith("failed: OSError")
+    service = town.again()
+    for _ in range(2):
+        assert isinstance(answer(service, town.request(0)), ReplyHeader)
+    first, again = [line for line in releases(service) if line["payload"] == "weights"]
+    assert first["epsilon"] > 0
+    assert "epsilon" not in again, "the same bytes"
+    assert service.gate.log.noisy == {(town.hello.run, 0)}
 
 
 def test_no_more_runs_than_it_takes_part_in_however_many_it_has_greeted(town: Town) -> None:
@@ -464,6 +511,64 @@ def test_every_message_that_leaves_has_its_line(town: Town) -> None:
     assert {line["payload"] for line in lines} == {"examples", "weights", "refusal"}
     content = (service.settings.folder / "releases.jsonl").read_text()
     assert not any(word in content for word in ("kidney", "sick", str(service.settings.folder)))
+
+
+def test_a_run_that_is_told_how_many_examples_there_are_is_one_of_those_it_takes_part_in(town: Town) -> None:
+    service = town.begun(town.site(("# max_runs = 20", "max_runs = 1")))
+    for host in (service, town.again(("# max_runs = 20", "max_runs = 1"))):
+        assert "max_runs" in answer(host, town.hello, run="b" * 32).reason
+        assert isinstance(answer(host, town.hello), WelcomeHeader)
+
+
+def test_no_other_tokenizer_counts_the_examples_of_a_run_anew(town: Town) -> None:
+    """Each number told in how many texts a word stands: one that has it is made longer, and falls into chunks."""
+    service, job = town.site(), town.job(train={"max_tokens": 16})
+    asked = {"job": job, "long_text": "chunk"}
+
+    def longer(word: str) -> dict[str, Any]:
+        many = {"type": "Replace", "pattern": {"String": word}, "content": "eye " * 100}
+        return with_file(town, "tokenizer.json", lambda table: table.update(normalizer=many))
+
+    assert not answer(service, town.hello, longer("organ 7 "), **asked).holds
+    assert answer(service, town.start).examples > 12
+    for host in (service, town.again()):
+        for changes in ({}, {**asked, "long_text": "truncate"}, {**asked, "share": 0.3}):
+            refusal = answer(host, town.hello, longer("organ 7 "), **{**asked, **changes})
+            assert isinstance(refusal, RefusalHeader) == bool(changes)
+        refusal = answer(host, town.hello, longer("organ 8 "), **asked)
+        assert "has begun with another tokenizer" in refusal.reason
+    lower = {**job, "train": {**job["train"], "learning_rate": 1e-6}, "method": {**job["method"], "rounds": 3}}
+    assert isinstance(answer(service, town.hello, longer("organ 7 "), **{**asked, "job": lower}), WelcomeHeader)
+
+
+def test_a_run_that_leaves_the_site_nothing_of_its_own_saves_no_model(town: Town) -> None:
+    """A server said farewell to one run after the other, each of which left a model that no limit counted."""
+    service = town.begun(town.site())
+    for answered in (False, True):
+        if answered:
+            assert isinstance(answer(town.begun(service), town.request(0)), ReplyHeader)
+        assert isinstance(answer(service, town.said[FarewellHeader][0], save=True), WelcomeHeader)
+        assert not (service.settings.folder / "models").exists()
+
+
+def test_a_start_model_that_was_being_written_is_sent_again(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site that was killed between the file and its note refused the run, as if its disk were damaged."""
+    service = town.site()
+    assert isinstance(answer(service, town.hello), WelcomeHeader)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedstrata.sites.service.write_journal", killed)
+        with pytest.raises(KeyboardInterrupt):
+            answer(service, town.start)
+    service = town.again()
+    assert not answer(service, town.hello).holds
+    assert answer(service, town.start).holds
+    [run] = kept(service)
+    (run / "journal.jsonl").unlink()
+    assert "what it keeps of this run is damaged" in answer(town.again(), town.hello).reason
 
 
 # The model's files
@@ -740,6 +845,38 @@ def test_a_tokenizer_that_panics_ends_a_process_and_not_the_site(town: Town) -> 
     assert isinstance(answer(untried, town.hello, files), WelcomeHeader)
     assert answer(untried, town.start).reason == "failed: PanicException; its own log says more"
     assert isinstance(answer(service, town.hello), WelcomeHeader), "it goes on"
+
+
+@pytest.mark.parametrize(
+    ("approve", "reason"),
+    [('runs = "listed"', "is none of those that it has listed"), ('runs = "ask"', "is not there for sha256:")],
+)
+def test_a_job_that_cannot_get_leave_is_not_tried_on_the_rows(town: Town, approve: str, reason: str) -> None:
+    """By what came of it a tokenizer of the server's told of the texts: this one fails on many of one letter."""
+    town.rows([("a" * 60 + " b", "kidney")] * 12)
+    service = town.site(('runs = "any"', approve), tried=True)
+    assert reason in answer(service, town.hello, panicking(town)).reason
+    assert kept(service) == []
+
+
+def test_before_a_yes_nobody_is_told_what_came_of_a_trial(town: Town) -> None:
+    town.rows([("a" * 60 + " b", "kidney")] * 12)
+    service, asked, says = town.site(('runs = "any"', 'runs = "ask"'), tried=True), list[Sequence[str]](), [False]
+    service.ask = lambda lines: asked.append(lines) or says[0]  # type: ignore[func-returns-value]
+    assert answer(service, town.hello, panicking(town)).reason == "refuses: its owner has said no to this job"
+    assert (
+        "after a yes the server is told why: trying its model and tokenizer failed (PanicException)" in asked[0][0]
+    )
+    says[0] = True
+    assert "failed (PanicException)" in answer(service, town.hello, panicking(town)).reason
+    assert isinstance(answer(service, town.hello, run="f" * 32), WelcomeHeader)
+    assert asked[-1][0].startswith("fedavg, 2 rounds")
+
+
+def panicking(town: Town) -> dict[str, Any]:
+    """Files of a model with a tokenizer that ends the process on a text with many of one letter."""
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    return with_file(town, "tokenizer.json", lambda table: table.update(pre_tokenizer=split))
 
 
 def test_a_process_that_does_not_end_or_dies_is_ended(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -306,6 +306,22 @@ def test_no_more_than_the_limit_goes_to_the_servers_layers(tmp_path: Path) -> No
         assert len(link.messages) == left
 
 
+def test_what_goes_to_the_servers_layers_and_what_is_replied_count_together(tmp_path: Path) -> None:
+    """Each had the whole limit for itself, so that nearly twice as much left in a round."""
+    site, link = site_in(tmp_path), Echo()
+    site.method = FedBERT()
+    plan = make_plan(site.method, site.runtime.working.parts, "classify", 0, "a", Streams(0))
+    asked = Request(0, "a", plan, "train", dict.fromkeys(plan.received(site.runtime.working.parts), 0), {})
+    site.reach = lambda request: nullcontext(link)
+    reply = site.answer(asked)
+    both = sum(map(payload_bytes, [*link.messages, *reply.weights.values()]))
+    site.limit = both
+    site.answer(asked)
+    site.limit = both - 1
+    with pytest.raises(WireError, match=f"its limit is {both - 1} bytes a round, this one takes {both} or more"):
+        site.answer(asked)
+
+
 def test_who_sends_hidden_states_neither_trains_nor_sends_parts() -> None:
     method, fits = FedFreezeBERT(variant="centralized"), EXCHANGES["hidden_states"].fits
     plan = method.plan(find_parts(tiny_model("bert", "classify")), "classify", 0, "a", Streams(0))

@@ -250,6 +250,20 @@ def test_with_fewer_than_the_threshold_the_run_stops_and_resume_goes_on(
     assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
+def test_with_nobody_left_to_open_a_sum_the_run_stops_with_a_sentence(
+    job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three all must be left: the two others sign no list of two. The run ended with an IndexError."""
+    village = Village(tmp_path, monkeypatch, NAMES[:3])
+    Gone(village, "c", "train", monkeypatch).install()
+    _, there = one_round(job, village, deadline=0.6, quorum=0.6)
+    reason = "the shares of 0 clients do not fit together, so it cannot be opened; expected those of 3 of the 3"
+    with pytest.raises(UserError, match=f"round 1: masked sum: {reason} that began; --resume asks"):
+        fedstrata.run(there)
+    village.post.out = set()
+    assert fedstrata.run(there, resume=True).status == "finished"
+
+
 def test_a_site_adds_to_no_sum_with_a_key_that_it_does_not_know(job: Jobs, village: Village) -> None:
     """The server plays two sites of its own making; without a third that is known nothing is opened."""
     for name in "ab":

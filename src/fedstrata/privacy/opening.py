@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, islice
+from itertools import chain, combinations, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,8 @@ class Opening:
         arrived: whose numbers have.
         signatures: survivor -> its signature under the list of all.
         shares: member -> the shares that it has revealed.
+        fitting: whose shares gave the last secret, as places; those of one who spoils his are thus tried once, and
+            not again for every secret.
     """
 
     session: bytes
@@ -63,6 +65,7 @@ class Opening:
     arrived: list[str] = field(default_factory=list)
     signatures: dict[str, bytes] = field(default_factory=dict)
     shares: dict[str, list[bytes]] = field(default_factory=dict)
+    fitting: list[list[int]] = field(default_factory=list, init=False)
     roster: Roster = field(init=False)
 
     @property
@@ -181,6 +184,11 @@ class Opening:
         Raises:
             WireError: the shares are too few, or do not fit what was announced.
         """
+        if (left := len(self.shares)) < self.threshold:
+            raise WireError(
+                f"masked sum: the shares of {left} clients do not fit together, so it cannot be opened; expected "
+                f"those of {self.threshold} of the {len(self.entries)} that began"
+            )
         known = {
             (name, group): self._secret(place, name, group) for place, (name, group) in enumerate(self._wanted())
         }
@@ -209,12 +217,14 @@ class Opening:
         """A member's secret, from shares that together give what it had announced."""
         names = list(self.entries)
         shares = {1 + names.index(giver): given[place] for giver, given in self.shares.items()}
-        for chosen in _choices(sorted(shares), self.threshold):
+        for chosen in chain(self.fitting, _choices(sorted(shares), self.threshold)):
+            places = list(chosen)
             try:
-                secret = shamir.join({x: shares[x] for x in chosen})
+                secret = shamir.join({x: shares[x] for x in places})
             except ValueError:
                 continue
             if self._fits(secret, name, group):
+                self.fitting = [places]
                 return secret
         raise WireError(f"masked sum: the shares of {name}'s secrets do not fit together, so it cannot be opened")
 

@@ -37,29 +37,43 @@ def job_digest(hello: HelloHeader, files: Mapping[str, Any]) -> str:
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
-def approve(settings: Approve, digest: str, folder: Path, ask: Ask | None, proposal: Sequence[str]) -> None:
-    """Refuse a job that the site's owner has not approved.
+def has_leave(settings: Approve, digest: str, folder: Path, ask: Ask | None) -> bool:
+    """Whether a job has leave; if not, the site's owner can be asked.
 
     Args:
         settings: the site's ``[approve]``.
         digest: the job's.
         folder: the run's.
         ask: asks the owner; None where there is no terminal.
+
+    Raises:
+        Refused: it has none, and nobody can be asked.
+    """
+    if settings.runs == "any" or digest in settings.jobs:
+        return True
+    if settings.runs == "listed":
+        raise Refused(f"the job {digest} is none of those that it has listed ([approve] jobs)")
+    if _approved(folder) == digest:
+        return True
+    if ask is None:
+        raise Refused(
+            f"its owner is asked about every job ([approve] runs = 'ask'), and is not there for {digest}"
+        )
+    return False
+
+
+def approve(settings: Approve, digest: str, folder: Path, ask: Ask | None, proposal: Sequence[str]) -> None:
+    """Refuse a job that the site's owner has not approved; arguments as :func:`has_leave`.
+
+    Args:
         proposal: what the job would do, a line each.
 
     Raises:
         Refused: no yes.
     """
-    if settings.runs == "any" or digest in settings.jobs:
+    if has_leave(settings, digest, folder, ask):
         return
-    if settings.runs == "listed":
-        raise Refused(f"the job {digest} is none of those that it has listed ([approve] jobs)")
-    if _approved(folder) == digest:
-        return
-    if ask is None:
-        raise Refused(
-            f"its owner is asked about every job ([approve] runs = 'ask'), and is not there for {digest}"
-        )
+    assert ask is not None
     if not ask([*proposal, f"job {digest}"]):
         raise Refused("its owner has said no to this job")
     write_bytes(folder / FILE, digest.encode())

@@ -141,10 +141,10 @@ class RemoteEngine:
     def exchange(self, requests: Iterable[Request]) -> Iterator[Reply | NoReply]:
         """One reply per request; a site that comes late to the run is greeted first."""
         batch = list(requests)
-        if self.activation_server and batch[0].passes_layers:
+        if self.activation_server and batch and batch[0].passes_layers:
             self.activation_server.expect(batch, self.run.tokens, self.absent)
         conversations = {request.client: self._request(request) for request in batch}
-        for reply in self._converse(conversations, batch[0].round, self.deadline):
+        for reply in self._converse(conversations, batch[0].round if batch else -1, self.deadline):
             if isinstance(reply, NoReply) and self.activation_server:
                 self.activation_server.drop(reply.client)
             yield reply

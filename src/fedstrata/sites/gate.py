@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -48,12 +48,12 @@ class Gate:
     _batch_rows: dict[str, int] = field(default_factory=dict)
 
     def check_run(self, run: str) -> None:
-        """Refuse a run beyond the number that the site takes part in.
+        """Refuse a run beyond the number that the site takes part in; who knows its number of examples is one.
 
         Raises:
             Refused: it is one.
         """
-        most, known = self.limits.max_runs, self.log.runs()
+        most, known = self.limits.max_runs, self.log.runs() | self.log.told
         if most is not None and run not in known and len(known) >= most:
             raise Refused(f"it has taken part in the {most} runs that it takes part in at most (max_runs)")
 
@@ -83,10 +83,12 @@ class Gate:
         site.take(request)
         digest = request_digest(site, request)
         again = bool(request.plan.server) or site.runtime.sums is not None  # whose answers cannot be sent again
+        key, epsilon = (request.round, payload), site.epsilon if payload == "weights" else None
+        left = (run.name, *key) in self.log.answered
         if found := run.answers.find(request, payload, digest, again):
-            return self.release(found[1], run.name, request.round, payload, parts, found[0].rows)
-        key = request.round, payload
-        if (run.name, *key) in self.log.answered and key not in run.answers.known:
+            told = run.name, request.round, payload, parts, found[0].rows
+            return self.release(found[1], *told, epsilon=None if left else epsilon)
+        if left and key not in run.answers.known:
             raise Refused(f"it has answered round {request.round + 1} of this run, and does not keep the answer")
         if again:
             run.answers.begin(Answer(*key, digest, rows))
@@ -101,13 +103,18 @@ class Gate:
             raise
         answer, kept = run.answers.keep(Answer(*key, digest, rows, time.monotonic() - began), message)
         fields = run.name, request.round, payload, parts, len(kept), rows, answer.sha256
-        self.log.append(
-            Release(now().isoformat(), *fields, epsilon=site.epsilon if payload == "weights" else None)
-        )
+        self.log.append(Release(now().isoformat(), *fields, epsilon=epsilon))
         return kept
 
     def release(
-        self, message: TensorFile, run: str, round: int, payload: str, parts: tuple[str, ...] = (), rows: int = 0
+        self,
+        message: TensorFile,
+        run: str,
+        round: int,
+        payload: str,
+        parts: tuple[str, ...] = (),
+        rows: int = 0,
+        epsilon: float | None = None,
     ) -> TensorFile:
         """Let a message leave: its line is on the disk when this returns.
 
@@ -116,7 +123,7 @@ class Gate:
         Raises:
             Refused: too many bytes have left.
         """
-        release = release_of(message.views(), run, round, payload, parts, rows)
+        release = replace(release_of(message.views(), run, round, payload, parts, rows), epsilon=epsilon)
         if payload not in WITH_ROWS and release.sha256 in self.log.short:
             return message
         if payload != "refusal":

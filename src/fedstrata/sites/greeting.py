@@ -7,8 +7,10 @@ import re
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from fedstrata.sites.approval import Ask, approve
+from fedstrata.errors import UserError
+from fedstrata.sites.approval import Ask, approve, has_leave
 from fedstrata.sites.messages import (
     DECODE_ERRORS,
     MOST_HEADER,
@@ -22,7 +24,7 @@ from fedstrata.sites.proposal import Proposal
 from fedstrata.sites.settings import SiteSettings
 from fedstrata.wire.codec import WireError
 from fedstrata.wire.files import clear, write_bytes
-from fedstrata.wire.foreign import read_json
+from fedstrata.wire.foreign import plain_text, read_json
 from fedstrata.wire.tensor_file import TensorFile
 
 LOG = logging.getLogger("fedstrata.site")
@@ -98,6 +100,32 @@ def check_same(folder: Path, hello: HelloHeader, digest: str) -> None:
         raise Refused("this run has begun with another job, and with noise or masked sums a run has one alone")
 
 
+def check_same_examples(folder: Path, hello: HelloHeader, files: Mapping[str, bytes]) -> None:
+    """Refuse to make other examples of the rows in a run that was told their number.
+
+    By the numbers for one tokenizer after the other a server could look for any word in the texts, past all noise.
+    A run that is resumed differs in learning rates and rounds alone.
+
+    Raises:
+        Refused: so it would be.
+    """
+    path = folder / HELLO
+    if not path.exists():
+        return
+    before = decode_message(path.read_bytes(), "hello").header
+    assert isinstance(before, HelloHeader)
+    kept = {file.name: file.read_bytes() for name in START_FILES for file in (folder / "start").glob(name)}
+    if kept != files or _examples_of(before) != _examples_of(hello):
+        raise Refused("this run has begun with another tokenizer, task or share of test rows, and has one alone")
+
+
+def _examples_of(hello: HelloHeader) -> list[Any]:
+    """All by which rows become examples, but for the model's files."""
+    train = hello.job.get("train") or {}
+    own = [train.get(key) for key in ("max_tokens", "seed")]
+    return [hello.job.get("task"), hello.components.get("task"), hello.labels, hello.long_text, hello.share, *own]
+
+
 def agree(
     settings: SiteSettings,
     hello: HelloHeader,
@@ -109,21 +137,33 @@ def agree(
 ) -> None:
     """Try the run in a folder beside its own, unless it was tried before, and ask for leave.
 
-    Of a job without leave nothing stays, and nothing of it comes into the place of one that has it.
+    A tokenizer of the server's can be made so that whether a trial succeeds tells of the texts. So a job that
+    cannot get leave is not tried, and before a yes nobody is told what came of it. Of a job without leave nothing
+    stays, and nothing of it comes into the place of one that has it.
 
     Raises:
-        Refused: the trial failed, or the owner has not approved the job.
+        Refused: the owner has not approved the job, or the trial failed.
         UserError: the site's own rows or device cannot be used.
     """
     proposal: list[str] = []
+    failed: Exception | None = None
     beside = folder.with_name(f"{folder.name}.new")
     try:
+        has_leave(settings.approve, digest, folder, ask)
         if trial and digest_of(folder) != digest:
             write_start(beside, files)
-            proposal = trial(settings, hello, beside).lines()
+            try:
+                proposal = trial(settings, hello, beside).lines()
+            except (Refused, UserError) as error:
+                failed = error
+                proposal = [
+                    f"it cannot be done here, and after a yes the server is told why: {plain_text(str(error))}"
+                ]
             for line in proposal:
                 LOG.info("proposed: %s", line)
         approve(settings.approve, digest, folder, ask, proposal)
+        if failed:
+            raise failed
     except BaseException:
         clear(folder, ())
         raise

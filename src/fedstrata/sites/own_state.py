@@ -14,6 +14,8 @@ from fedstrata.wire.files import append_bytes, encode_lines, flush, read_sealed,
 LOG = logging.getLogger("fedstrata.site")
 START = "start/model.safetensors"
 """The start model, in a run's folder."""
+ROWS = "rows.json"
+"""Fingerprints of the rows that the run began with, beside it."""
 
 
 def open_journal(folder: Path) -> Journal:
@@ -43,14 +45,23 @@ def write_journal(folder: Path, journal: Journal) -> None:
         flush(_path(folder))
 
 
+def holds_start(folder: Path, journal: Journal) -> bool:
+    """Whether the start model is here; not one that was still being written when the program ended.
+
+    Nothing had begun from it then. What has begun without a note of its start is damaged, which :func:`check_own`
+    says.
+    """
+    return (folder / START).exists() and (START in journal.files or (folder / ROWS).exists())
+
+
 def check_own(folder: Path, journal: Journal, rows: Fingerprints) -> None:
     """Refuse to go on with other rows than the run began with, or with files that are damaged.
 
     Raises:
         Refused: so it is. What differs stands in the site's own log alone.
     """
-    path = folder / "rows.json"
-    if not path.exists() and journal.files.keys() <= {START}:
+    path = folder / ROWS
+    if not path.exists() and journal.files.keys() == {START}:
         write_sealed(path, rows)
     before = read_sealed(path)
     if before is None or START not in journal.files:

@@ -71,6 +71,7 @@ class ReleaseLog:
         chain: the last chain.
         run_bytes: run -> bytes that left in it.
         answered: (run, round, payload) of what left that was made of rows.
+        told: runs that were told how many examples there are.
         short: SHA-256 of the messages that left and were not made of rows.
         noisy: (run, round) of what left with noise.
 
@@ -83,6 +84,7 @@ class ReleaseLog:
         self.count, self.chain = 0, START
         self.run_bytes: defaultdict[str, int] = defaultdict(int)
         self.answered: set[tuple[str, int, str]] = set()
+        self.told: set[str] = set()
         self.short: set[str] = set()
         self.noisy: set[tuple[str, int]] = set()
         self._recent: deque[tuple[datetime, int]] = deque()
@@ -129,6 +131,8 @@ class ReleaseLog:
             self.answered.add((release.run, release.round, release.payload))
         else:
             self.short.add(release.sha256)
+            if release.payload == "examples" and release.rows:
+                self.told.add(release.run)
         if release.epsilon is not None:
             self.noisy.add((release.run, release.round))
         self._recent.append((datetime.fromisoformat(release.time), release.bytes))

@@ -12,7 +12,8 @@ of its first token. What is counted, by payload:
 * ``hidden_states``: all training rows, once; every row's states stand apart here too.
 
 A step that barely learns does not count: with a learning rate below a hundredth of the round's highest, as where
-a schedule falls to nothing after the first batch. This bounds what a computation over crafted settings tells.
+a schedule falls to nothing after the first batch. Nor does one of which later steps may leave as little. This
+bounds what a computation over crafted settings tells.
 Crafted weights, a crafted tokenizer, which may leave nothing of most rows, and the difference of two rounds get
 around it; against these only noise and masked sums help.
 """
@@ -20,6 +21,7 @@ around it; against these only noise and masked sums help.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -77,10 +79,8 @@ def rows_sampled(train: Train, rows: int, examples: int, request: Request) -> in
     from scipy.special import bdtrik  # comes with the accountant that noise needs
 
     rate, total, epoch = sampling(examples, train)
-    span = ScheduleSpan(total, epoch, *request.span)
-    least = BARELY * _highest(train, span)
-    rates = (learning_rate(train, span, number, number // epoch) for number in range(min(total, MOST_STEPS)))
-    learning = sum(each >= least > 0 for each in rates)
+    learns = _learning(train, ScheduleSpan(total, epoch, *request.span))
+    learning = sum(learns(number, number // epoch) for number in range(min(total, MOST_STEPS)))
     never = (1 - rate) ** learning
     if never == 0 or never == 1:
         return rows if never == 0 else 0
@@ -102,15 +102,15 @@ def rows_trained_on(
     """
     every = distinct_rows(examples, index)
     masks = streams.numpy(request.round, request.client, BATCH) if isinstance(task, MaskedLM) else None
-    if masks is None and train.steps is None and train.lr_schedule == "constant" and not train.warmup_ratio:
+    lasts = _left(train) ** (train.epochs * len(index)) >= BARELY  # no step has fewer than one example
+    if masks is None and train.steps is None and _is_constant(train) and lasts:
         return every  # the first epoch has them all, at the highest rate
     seen: set[int] = set()
     order = streams.numpy(request.round, request.client, ORDER)
-    highest = 0.0
+    learning: Callable[[int, int], bool] | None = None
     for number, step in enumerate(steps(examples.tokens.lengths[index], train, order)):
-        span = ScheduleSpan(step.total, step.epoch_steps, *request.span)
-        highest = highest or _highest(train, span)
-        learns = learning_rate(train, span, number, step.epoch) >= BARELY * highest > 0
+        learning = learning or _learning(train, ScheduleSpan(step.total, step.epoch_steps, *request.span))
+        learns = learning(number, step.epoch)
         for chosen in (index[positions] for positions in step.batches):
             if masks is not None:
                 assert isinstance(task, MaskedLM)
@@ -124,9 +124,34 @@ def rows_trained_on(
     return len(seen)
 
 
-def _highest(train: Train, span: ScheduleSpan) -> float:
-    """The highest learning rate of a round: at its first or last step, or where the warm-up ends."""
-    share = span.end - span.begin
-    peak = int((train.warmup_ratio - span.begin) / share * span.steps) if share > 0 else 0
-    places = {min(max(place, 0), span.steps - 1) for place in (0, peak - 1, peak, peak + 1, span.steps - 1)}
-    return max(learning_rate(train, span, place, 0) for place in places)
+def _learning(train: Train, span: ScheduleSpan) -> Callable[[int, int], bool]:
+    """Whether a step of a round counts, by its number and epoch: for what is left of it in the end."""
+    left = _left(train)
+
+    def lasting(number: int, epoch: int) -> float:
+        return learning_rate(train, span, number, epoch) * left ** (span.steps - 1 - number)
+
+    highest = max(lasting(number, number // span.epoch) for number in _places(train, span))
+    return lambda number, epoch: lasting(number, epoch) >= BARELY * highest > 0
+
+
+def _left(train: Train) -> float:
+    """Share of what a step has taught that the next one leaves, at least.
+
+    AdamW gives each step the same length, whatever the gradients: FedProx's pull may then take all back in one,
+    however small the learning rate, and only what the momentum carries on is left for certain.
+    """
+    if train.proximal_mu and train.optimizer == "adamw":
+        return train.betas[0]
+    return max(0.0, 1 - train.learning_rate * (train.weight_decay + train.proximal_mu))
+
+
+def _is_constant(train: Train) -> bool:
+    return train.lr_schedule == "constant" and not train.warmup_ratio
+
+
+def _places(train: Train, span: ScheduleSpan) -> Iterable[int]:
+    """Steps among which is the one that counts most: of a constant rate the last, else any."""
+    if _is_constant(train) and train.lr_decay == 1:
+        return [span.steps - 1]
+    return range(max(0, span.steps - MOST_STEPS), span.steps)

@@ -31,6 +31,7 @@ from fedstrata.sites.greeting import (
     agree,
     check_name,
     check_same,
+    check_same_examples,
     digest_of,
     open_message,
     write_start,
@@ -51,13 +52,13 @@ from fedstrata.sites.model_files import check_files
 from fedstrata.sites.noise_account import check_account
 from fedstrata.sites.own_model import save_own_model
 from fedstrata.sites.own_start import MARK, is_own, take_own_start
-from fedstrata.sites.own_state import START, open_journal, write_journal
+from fedstrata.sites.own_state import ROWS, START, holds_start, open_journal, write_journal
 from fedstrata.sites.permission import Refused, check_job, permit
 from fedstrata.sites.release_log import ReleaseLog
 from fedstrata.sites.settings import SiteSettings
 from fedstrata.sites.site import Site
 from fedstrata.sites.site_job import site_job
-from fedstrata.sites.site_run import Hooks, ReachServer, SiteRun, make_site, parts_of, server_parts
+from fedstrata.sites.site_run import Hooks, ReachServer, SiteRun, keeps_own, make_site, parts_of, server_parts
 from fedstrata.sites.trial import try_run
 from fedstrata.wire.codec import WireError, check, wire_spec
 from fedstrata.wire.files import clear, write_bytes
@@ -67,7 +68,7 @@ from fedstrata.wire.tensor_file import TensorFile
 
 LOG = logging.getLogger("fedstrata.site")
 OWN_FILES = (
-    *(MARK, HELLO, DIGEST, FILE, "rows.json", "journal.jsonl", "*.safetensors", ".*.part"),
+    *(MARK, HELLO, DIGEST, FILE, ROWS, "journal.jsonl", "*.safetensors", ".*.part"),
     *("features.*", "noise.*", *ANSWER_FILES, *SUM_FILES),
 )
 """What a site itself writes into a run's folder, beside the files of the start model."""
@@ -175,6 +176,8 @@ class SiteService:
             self.tell(Answered(answer is None))
 
     def _say(self, name: str, welcome: WelcomeHeader) -> TensorFile:
+        if welcome.examples:
+            self.gate.check_run(name)
         return self.gate.release(encode_message(name, welcome), name, -1, "examples", rows=welcome.examples)
 
     def _greet(self, name: str, hello: HelloHeader, weights: Weights) -> WelcomeHeader:
@@ -190,6 +193,8 @@ class SiteService:
         digest = job_digest(hello, tensors)
         LOG.info("run %s: job %s", name, digest)
         check_same(folder, hello, digest)
+        if name in self.gate.log.told:
+            check_same_examples(folder, hello, files)
         agree(self.settings, hello, digest, folder, files, self.trial, self.ask)
         self._clear_unanswered(name)
         (folder / HELLO).unlink(missing_ok=True)  # until all that belongs to it is there
@@ -211,7 +216,7 @@ class SiteService:
 
     def _welcome(self, run: SiteRun) -> WelcomeHeader:
         """What it has for the run; with the start model it is ready to train."""
-        if not (run.folder / START).exists() and not take_own_start(
+        if not holds_start(run.folder, run.journal) and not take_own_start(
             self.settings, run.job, run.hello, run.journal, partial(self.gate.check_disk, run.folder)
         ):
             return WelcomeHeader(examples=0, holds=False)
@@ -244,7 +249,7 @@ class SiteService:
 
     def _end(self, run: SiteRun, save: bool) -> WelcomeHeader:
         name, welcome = run.name, self._welcome(run)
-        if save:
+        if save and name in self.gate.log.runs() and keeps_own(self.settings, run):  # else no limit would count it
             site, ready = self._site(run), run.ready
             assert ready is not None
             target = self.settings.folder / "models" / name

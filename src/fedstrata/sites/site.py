@@ -115,9 +115,9 @@ class Site:
             release = release_of(private, count)
             self.account.spend(self.folder.name, request.round, private.table, release, self._noise.name)
         with self._holding(request.parts):
-            reply = self._carry_out(request, copied)
+            reply, passed = self._carry_out(request, copied)
             reply = private.told_outside(reply) if private else reply
-        _within(sum(map(payload_bytes, reply.weights.values())), self.limit)
+        _within(passed + sum(map(payload_bytes, reply.weights.values())), self.limit)
         return reply
 
     @cached_property
@@ -129,9 +129,11 @@ class Site:
         one = release_of(private, len(self.data.index))
         return epsilon_of([one], self.account.delta, private.table.counted_by)
 
-    def _carry_out(self, request: Request, copied: bool) -> Reply:
+    def _carry_out(self, request: Request, copied: bool) -> tuple[Reply, int]:
+        """The reply, and the bytes that have left for the server's layers on the way to it."""
         reach = self.reach(request) if self.reach and request.phase != "receive" else nullcontext()
-        with reach as link:
+        with reach as opened:
+            link = opened and _Metered(opened, self.limit, partial(self.leaving, request))
             work = Work(
                 runtime=self.runtime,
                 request=request,
@@ -139,9 +141,10 @@ class Site:
                 data=self.data,
                 callback=self.callback,
                 copied=copied,
-                link=link and _Metered(link, self.limit, partial(self.leaving, request)),
+                link=link,
             )
-            return drain(answer_request(work, EXCHANGES[self.method.exchange].handlers))
+            reply = drain(answer_request(work, EXCHANGES[self.method.exchange].handlers))
+            return reply, link.sent if link else 0
 
     @property
     def examples(self) -> int:

@@ -21,7 +21,7 @@ from fedstrata.models.cut import SplitLink
 from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.messages import Request
 from fedstrata.plan.parts import Parts
-from fedstrata.plan.plan import make_plan
+from fedstrata.plan.plan import Plan, make_plan
 from fedstrata.plan.streams import Streams
 from fedstrata.server.journal import Journal
 from fedstrata.sites.answers import Answers
@@ -132,8 +132,17 @@ def parts_of(run: SiteRun) -> Parts:
 
 def server_parts(settings: SiteSettings, run: SiteRun, parts: Parts) -> tuple[str, ...]:
     """The parts that the server holds."""
+    return _first_plan(settings, run, parts).away(parts)
+
+
+def keeps_own(settings: SiteSettings, run: SiteRun) -> bool:
+    """Whether the run's method leaves the site parts of its own."""
+    return bool(_first_plan(settings, run, parts_of(run)).keep)
+
+
+def _first_plan(settings: SiteSettings, run: SiteRun, parts: Parts) -> Plan:
     job = run.job
-    return make_plan(job.method, parts, job.task.kind, 0, settings.name, Streams(job.train.seed)).away(parts)
+    return make_plan(job.method, parts, job.task.kind, 0, settings.name, Streams(job.train.seed))
 
 
 def _data(name: str, ready: Ready, store: Store) -> ClientData:

@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from fedstrata.errors import UserError
 from fedstrata.models.adapter_names import BASE, AdapterConfig, factor_of
+from fedstrata.models.configs import with_adapters
 from fedstrata.plan.kinds import Factors, PartKind, Tensors
 from fedstrata.plan.parts import Lowest, Part, Parts
 
@@ -164,6 +165,8 @@ def divide(model: Any) -> Division:
     stacks = [
         name for name, module in base.named_modules() if isinstance(module, nn.ModuleList) and len(module) == depth
     ]
+    if hasattr(model, "peft_config"):
+        raise with_adapters(model.config.name_or_path)
     if base is model:
         raise UserError(f"model {type(model).__name__}: has no task head over a base model")
     if len(stacks) != 1:

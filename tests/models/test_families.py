@@ -90,6 +90,7 @@ BLOCKS = {key: SIZES[key] for key in ("vocab_size", "pad_token_id")} | {"d_model
         ),
         (transformers.FunnelConfig(**BLOCKS, block_sizes=[2, 2]), "classify", "funnel .* stand in blocks"),
         (transformers.FunnelConfig(**BLOCKS, block_sizes=[1, 1, 1]), "mlm", "funnel .* stand in blocks"),
+        (transformers.XLNetConfig(d_model=32, n_layer=2, n_head=2), "classify", "xlnet .* where padding stands"),
         (
             tiny_config("bert", is_decoder=True),
             "mlm",

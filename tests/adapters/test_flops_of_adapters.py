@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+import transformers
 from test_flops import batch, counted, eager
 
 from fedstrata.cost.flops import forward_flops, train_flops
@@ -43,7 +46,30 @@ def plans(parts: Parts) -> list[tuple[str, ...]]:
 def test_flops_are_those_that_torch_counts(
     architecture: str, kind: str, targets: tuple[str, ...], merge: str
 ) -> None:
-    model, config = eager(architecture, kind), AdapterConfig(RANKS, 8.0, targets, 0.0, "gaussian", merge)
+    check(eager(architecture, kind), kind, AdapterConfig(RANKS, 8.0, targets, 0.0, "gaussian", merge))
+
+
+@pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("k_proj", "o_proj"), ("down_proj",)])
+def test_flops_are_those_that_torch_counts_where_keys_have_fewer_heads(targets: tuple[str, ...]) -> None:
+    """As in Llama 3, Qwen and Mistral."""
+    sizes = {"vocab_size": 69, "hidden_size": 32, "num_hidden_layers": 3, "intermediate_size": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "attn_implementation": "eager"}
+    config = transformers.LlamaConfig(**sizes, **heads, pad_token_id=0, use_cache=False)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    check(model, "clm", AdapterConfig(RANKS, 8.0, targets, 0.0, "gaussian", "plain"))
+
+
+def test_a_model_whose_attention_is_put_together_otherwise_can_have_adapters() -> None:
+    """Falcon's Q, K and V are one matrix, in which all queries share a key."""
+    sizes = {"vocab_size": 69, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
+    model = transformers.AutoModelForCausalLM.from_config(transformers.FalconConfig(**sizes))
+    config = AdapterConfig(RANKS, 8.0, ("query_key_value",), 0.0, "gaussian", "plain")
+    add_adapters(model, config)
+    assert [part.depth for part in find_parts(model, config).each if part.kind == "adapter"].count(0) == len(RANKS)
+
+
+def check(model: Any, kind: str, config: AdapterConfig) -> None:
+    """Of all plans."""
     add_adapters(model, config)
     parts, made = find_parts(model, config), batch(kind)
     for name, parameter in model.named_parameters():

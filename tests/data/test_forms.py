@@ -73,6 +73,31 @@ def test_quotes_in_a_file_with_tabs_count_where_they_hold_lines_together() -> No
     assert found("glue.tsv") == Rows({"text": ['"one', 'three"'], "label": ["x", "y"]}, 1)
 
 
+def test_quotes_in_a_file_with_tabs_count_where_they_stand_around_all_fields() -> None:
+    """As R writes it, and pandas with QUOTE_ALL."""
+    whole = '"text"\t"label"\n"one ""and"" two"\t"x"\n"three\tfour"\t"y"\n'
+    write("a.tsv", whole)
+    rows = found("a.tsv")
+    assert rows.columns == {"text": ['one "and" two', "three\tfour"], "label": ["x", "y"]}
+    assert notes(rows.found) == ["a.tsv: fields in quotes"]
+    write("a.tsv", whole.split("\n", 1)[1])
+    assert found("a.tsv", names=["text", "label"]).columns == rows.columns, "without a header"
+    write("a.tsv", whole + '"not whole\tz\n')
+    with refused("a.tsv: has no column 'text'"):
+        found("a.tsv")
+
+
+def test_a_header_line_that_stands_again_is_no_row() -> None:
+    """As in files that were joined: it was a class of its own."""
+    for name, between in (("a.csv", ","), ("a.tsv", "\t")):
+        write(name, "text,label\none,x\ntext,label\ntwo,y\n".replace(",", between))
+        rows = found(name)
+        assert rows.columns == {"text": ["one", "two"], "label": ["x", "y"]}
+        assert notes(rows.found) == [f"{name}: the header line stands again among the rows, and is left out there"]
+    write("text.csv", "text\none\ntext\n")
+    assert found("text.csv", "text").columns == {"text": ["one", "text"]}, "a word may be a text"
+
+
 def test_a_first_line_for_excel_alone_is_no_header() -> None:
     write("a.csv", "Sep=;\r\ntext;label\r\na;x\r\nb;y;z\r\n")
     with refused("a.csv, line 4: found 3 fields, expected 2; its fields are separated by ';'"):

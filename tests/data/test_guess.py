@@ -381,6 +381,14 @@ def test_named_columns_that_do_not_go_with_the_task_are_refused(
         guess(rows, kind, text, label)
 
 
+def test_words_and_tags_of_different_numbers_are_refused(tmp_path: Path) -> None:
+    lists = pandas.DataFrame({"tokens": [["The", "kidney"], ["The"]], "ner_tags": [["O", "B-x"], ["O", "O"]]})
+    rows = sample(written(tmp_path, lists, "rows.jsonl"))
+    for kind in (None, "tag"):
+        with pytest.raises(UserError, match="row 2: column 'tokens' has 1 word and column 'ner_tags' 2 tags; exp"):
+            guess(rows, kind)
+
+
 def test_several_texts_that_are_named_are_all_read(tmp_path: Path) -> None:
     rows = sample(written(tmp_path, table(title=[f"{text(i)} is here" for i in range(60)])))
     assert guess(rows, "mlm", ("title", "text")).text == ["title", "text"]

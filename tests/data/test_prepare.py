@@ -111,9 +111,10 @@ def test_tags_that_name_no_entities_are_a_note_where_entities_are_counted(job: J
         return data_notes(stage, prepare(stage))
 
     assert said("NN", "f1") == [
-        "tag 'NN' begins with none of O, B-, I-, E-, S-: f1 counts entities, so it means little here; "
+        "tag 'NN' is not O and begins with none of B-, I-, E-, S-: f1 counts entities, so it means little here; "
         "task.metric = 'accuracy' counts words"
     ]
+    assert said("ORG", "f1")[0].startswith("tag 'ORG' is not O and begins with none of"), "seqeval takes it for O"
     assert not said("B-NN", "f1")
     assert not said("NN", "accuracy")
 

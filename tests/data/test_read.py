@@ -248,6 +248,7 @@ def test_the_working_directory_comes_before_the_folder_nearby(tmp_path: Path) ->
         ("a.csv", 'text,b\nx,y\n"1,2\n3,4\n', ["a.csv, line 3: is not CSV"]),
         ("a.csv", "text\rone\rtwo", ["a.csv, line 1: is not CSV"]),
         ("a.tsv", "text\tb\n1\t2\t3\n", ["a.tsv, line 2: found 3 fields, expected 2"]),
+        ("a.tsv", "text\tb\r1\t2\r", ["a.tsv, line 1: is no line of fields (a carriage return stands alone"]),
         ("a.csv", "texts,b\n1,2\n", ["has no column 'text'; did you mean 'texts'?", "data.columns"]),
         ("a.csv", "text,text\n1,2\n", ["a.csv: has 2 columns 'text'"]),
         ("a.csv", "", ["a.csv: is empty, expected a header line"]),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch.nn import functional
 
@@ -140,6 +141,17 @@ def test_every_architecture_learns_as_with_eager_attention(
     error = torch.cat([(gradients[name] - expected[name]).flatten() for name in expected]).norm()
     whole = torch.cat([gradient.flatten() for gradient in expected.values()]).norm()
     assert float(error / whole) < (2e-2 if bf16 else 1e-6)
+
+
+def test_a_model_whose_own_code_tells_torchs_attention_by_its_name_keeps_it() -> None:
+    """By another name Falcon's layers took the mask for numbers to add, and looked at the tokens to come."""
+    sizes = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = transformers.AutoModelForSequenceClassification.from_config(transformers.FalconConfig(**sizes)).eval()
+    model.config.pad_token_id = 0
+    ids, seen = torch.arange(5, 32).view(3, 9), padded()[:, 0, 0].long()
+    wanted = model(input_ids=ids * seen, attention_mask=seen).logits
+    place_attention(model)
+    torch.testing.assert_close(model(input_ids=ids * seen, attention_mask=seen).logits, wanted)
 
 
 def test_the_name_is_in_no_config_file(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -247,6 +248,21 @@ def test_a_classifier_for_other_labels_is_made_anew(model_folder: Folder) -> Non
     assert loaded.fresh == ("head",)
     assert loaded.model.classifier.weight.shape == (3, 32)
     assert checkpoints.load(str(folder), "classify", LABELS[:2], 0).fresh == ()
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
+def test_a_model_with_adapters_of_peft_beside_it_is_refused(model_folder: Folder) -> None:
+    """transformers puts them in; what was saved then lacked the matrices that they stand beside."""
+    peft = pytest.importorskip("peft")
+    folder = model_folder(head="classify", num_labels=3)
+    auto = transformers.AutoModelForSequenceClassification
+    lora = peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query"])
+    peft.get_peft_model(auto.from_pretrained(folder), lora).save_pretrained(folder)
+    words = "has adapters of peft (adapter_config.json); expected a plain model, as merge_and_unload() of peft "
+    words += "makes one"
+    assert refused(folder, "classify") == f"model {folder}: {words}"
+    with pytest.raises(UserError, match=re.escape(words)):
+        find_parts(auto.from_pretrained(folder))  # as of a hub id
 
 
 def test_a_bf16_checkpoint_loads_as_fp32(tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 
 import fedstrata
 from fedstrata.errors import UserError
 from fedstrata.models import checkpoints
-from tiny import SPECIAL, tiny_config, tokenizer, words
+from tiny import SPECIAL, gpt2_tokenizer, tiny_config, tokenizer, words
 
 Jobs = Callable[..., dict[str, Any]]
 SIZES: dict[str, Any] = {
@@ -89,6 +90,7 @@ BLOCKS = {key: SIZES[key] for key in ("vocab_size", "pad_token_id")} | {"d_model
         ),
         (transformers.FunnelConfig(**BLOCKS, block_sizes=[2, 2]), "classify", "funnel .* stand in blocks"),
         (transformers.FunnelConfig(**BLOCKS, block_sizes=[1, 1, 1]), "mlm", "funnel .* stand in blocks"),
+        (transformers.XLNetConfig(d_model=32, n_layer=2, n_head=2), "classify", "xlnet .* where padding stands"),
         (
             tiny_config("bert", is_decoder=True),
             "mlm",
@@ -108,3 +110,19 @@ def test_a_decoder_is_welcome_where_no_token_is_predicted_from_both_sides(tmp_pa
     tiny_config("bert", is_decoder=True).save_pretrained(tmp_path)
     for kind, labels in (("clm", None), ("classify", ("a", "b"))):
         assert checkpoints.parts_of(str(tmp_path), kind, labels).depth == 3
+
+
+@pytest.mark.parametrize("family", ["llama", "opt"])
+def test_a_classifier_over_a_decoder_finds_the_end_of_a_text(family: str, tmp_path: Path) -> None:
+    """Whatever is padded behind it, and by whatever token the config says."""
+    sizes = {**SIZES, "vocab_size": SIZES["vocab_size"] + 1, "ffn_dim": 64, "word_embed_proj_dim": 32}
+    config = transformers.CONFIG_MAPPING[family](**sizes)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    gpt2_tokenizer().save_pretrained(tmp_path)
+    loaded = checkpoints.load(str(tmp_path), "classify", ("a", "b"), 0)
+    model, pad = loaded.model.eval(), loaded.tokenizer.pad_token_id
+    assert pad != config.pad_token_id
+    text = loaded.tokenizer("the heart")["input_ids"]
+    alone = model(input_ids=torch.tensor([text])).logits
+    padded, mask = torch.tensor([[*text, pad, pad]]), torch.tensor([[1] * len(text) + [0, 0]])
+    torch.testing.assert_close(model(input_ids=padded, attention_mask=mask).logits, alone)

@@ -17,6 +17,7 @@ import tomli_w
 import torch
 import transformers
 from safetensors.torch import load_file
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 import fedstrata
 from fedstrata.cost.bytes import payload
@@ -197,6 +198,28 @@ def test_words_of_a_list_are_read_as_in_the_texts_that_a_tokenizer_was_trained_o
     if masked:
         assert "".join(text[begin:end] for begin, end in pieces) == "kidneythe"
     assert plain(text)["input_ids"] == made(text)["input_ids"]
+
+
+@pytest.mark.parametrize("form", ["llama", "gemma"])
+def test_words_of_a_list_are_read_as_in_a_text_also_where_the_blank_is_no_matter_of_bytes(
+    form: str, tmp_path: Path
+) -> None:
+    made = Tokenizer(models.BPE())
+    if form == "llama":
+        split = pre_tokenizers.Split(Regex(r" ?\w+|\W"), "isolated")
+        made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    else:
+        made.normalizer = normalizers.Replace(" ", "▁")
+        made.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    made.train_from_iterator([text for text, _ in SENTENCES] * 3, trainers.BpeTrainer(special_tokens=["<pad>"]))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>").save_pretrained(tmp_path)
+    tagging, plain = fast_tokenizer(str(tmp_path), "tag"), fast_tokenizer(str(tmp_path), "mlm")
+    read = tagging(["the", "kidney", "the"], is_split_into_words=True)
+    assert read["input_ids"] == plain(" the kidney the")["input_ids"]
+    assert [word for word in dict.fromkeys(read.word_ids()) if word is not None] == [0, 1, 2]
+    tagging.save_pretrained(tmp_path / "saved")
+    saved = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert saved("the kidney the")["input_ids"] == read["input_ids"], "a text, too"
 
 
 def vocabulary(folder: Path) -> int:

@@ -111,11 +111,23 @@ def _tagged(rows: Sample, text: Sequence[str], label: str | None) -> Guess | Non
     tags = [name for name in lists if name != words[0] and [len(v) for v in _filled(rows, name)] == sizes]
     target = label or _named(tags, LABELS) or (tags[-1] if tags else None)
     if target is None:
+        _refuse_lengths(rows, words[0], _named([name for name in lists if name != words[0]], LABELS))
         return None
     length = _up(1.3 * sorted(sizes)[int(0.9 * (len(sizes) - 1))])
     why = "a word and its tag per line" if rows.words else f"a list of tags in {target!r}"
     latin = _share_latin(" ".join(_filled(rows, words[0])[0]))
     return Guess("tag", words[0], target, _client(rows, {words[0], target}), length, latin, {"task.kind": why})
+
+
+def _refuse_lengths(rows: Sample, words: str, tags: str | None) -> None:
+    """Refuse lists that are called as tags are, where a row has more or fewer of them than words."""
+    pairs = zip(rows.columns[words], rows.columns[tags] if tags else (), strict=False)
+    for number, (one, two) in enumerate(pairs, 1):
+        if is_filled(one) and is_filled(two) and len(one) != len(two):
+            raise UserError(
+                f"row {number}: column {words!r} has {plural(len(one), 'word')} and column {tags!r} "
+                f"{plural(len(two), 'tag')}; expected a tag for each word"
+            )
 
 
 def _words(value: Sequence[Any]) -> bool:

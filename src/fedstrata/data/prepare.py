@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedstrata.data.forms.how import notes, together
-from fedstrata.data.labels import entity_types
+from fedstrata.data.labels import NO_ENTITY, entity_types
 from fedstrata.data.partition import PartitionInput, check_partition, partition
 from fedstrata.data.read import WORD_END, Rows
 from fedstrata.data.rows import (
@@ -34,8 +34,8 @@ NO_DATA = "-"
 """``data.train`` of a job that is forecast without data."""
 DIRICHLET = ("dirichlet", "dirichlet_mix")
 """Partitions that look at labels also where the task has none."""
-ENTITY_TAGS = ("O", "B-", "I-", "E-", "S-")
-"""How the tags of entities begin, as seqeval reads them."""
+ENTITY_TAGS = ("B-", "I-", "E-", "S-")
+"""How the tags of entities begin, as seqeval reads them; of one that begins with O it takes all for no entity."""
 
 
 @dataclass(frozen=True)
@@ -195,12 +195,12 @@ def data_notes(job: Job, data: Prepared) -> list[str]:
 
 def _tag_notes(job: Job, tags: Sequence[str]) -> list[str]:
     """Whether the headline counts entities where tags name none, as parts of speech do."""
-    others = [tag for tag in tags if not tag.startswith(ENTITY_TAGS)]
+    others = [tag for tag in tags if tag != NO_ENTITY and not tag.startswith(ENTITY_TAGS)]
     if not TASK_KINDS[job.task.kind].words or job.task.headline in ("accuracy", "loss") or not others:
         return []
     return [
-        f"tag {others[0]!r} begins with none of {', '.join(ENTITY_TAGS)}: {job.task.headline} counts entities, "
-        "so it means little here; task.metric = 'accuracy' counts words"
+        f"tag {others[0]!r} is not O and begins with none of {', '.join(ENTITY_TAGS)}: {job.task.headline} counts "
+        "entities, so it means little here; task.metric = 'accuracy' counts words"
     ]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -116,7 +117,13 @@ def _bias(mask: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def place_attention(model: nn.Module) -> None:
-    """Let a model that uses torch's attention call :func:`attention`."""
+    """Let a model that uses torch's attention call :func:`attention`, if it asks transformers which to call.
+
+    Falcon's own code does not: by another name it takes the mask wrong, and looks at what comes after.
+    """
+    own = (module for module in model.modules() if isinstance(module, transformers.PreTrainedModel))
+    if not all(module._supports_attention_backend for module in own):
+        return
     for module in model.modules():
         config = getattr(module, "config", None)
         if getattr(config, "_attn_implementation", None) == "sdpa":

@@ -19,6 +19,8 @@ from fedstrata.models.families import check_layers
 from fedstrata.models.headed import plain_config
 from fedstrata.models.heads import KEY, HeadConfig
 
+ADAPTERS = "adapter_config.json"
+"""What peft writes beside adapters."""
 HF_LOAD_ERRORS = (
     AttributeError, KeyError, OSError, RuntimeError, TypeError, ValueError,
     SafetensorError, StrictDataclassError, pickle.UnpicklingError,
@@ -32,14 +34,27 @@ def config_of(
     """The config of a folder or hub id, made to fit a task, its classes and its head.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or one of adapters.
     """
     _ask_hub(name)
+    if (Path(name) / ADAPTERS).exists():
+        raise with_adapters(name)
     try:
         config = plain_config(transformers.AutoConfig.from_pretrained(name))
     except HF_LOAD_ERRORS as error:
         raise unusable(name, error) from None
     return fit_config(name, config, kind, labels, head)
+
+
+def with_adapters(name: str) -> UserError:
+    """The sentence about a model in which transformers would put adapters that lie beside it.
+
+    They would be trained and saved by their own names, and a plain model would lack the matrices beside them.
+    """
+    return UserError(
+        f"model {name}: has adapters of peft ({ADAPTERS}); expected a plain model, as merge_and_unload() of peft "
+        "makes one"
+    )
 
 
 def _ask_hub(name: str) -> None:
@@ -122,9 +137,17 @@ def _name_classes(name: str, config: Any, purpose: str, labels: Sequence[str]) -
 
 def causal(config: Any) -> bool:
     """Whether a model of this config predicts a token from those before it alone."""
-    known = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-    both = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING  # BERT and its kin; decoders where told to be
-    return known and (not both or getattr(config, "is_decoder", False))
+    known = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING  # BERT and its kin too, where told to be
+    return known and (finds_the_end(config) or getattr(config, "is_decoder", False))
+
+
+def finds_the_end(config: Any) -> bool:
+    """Whether a classifier over the model reads a text's last token, and finds it by the padding token.
+
+    Those of GPT-2, Llama and others that are causal in any case do; BERT's and its kin's read the first.
+    """
+    both = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
+    return type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and not both
 
 
 def unusable(name: str, error: Exception, what: str = "model") -> UserError:

@@ -64,23 +64,24 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Name -> the keys of its config, with ``model_type``."""
 SPLITTABLE = tuple(model_type for model_type, family in FAMILIES.items() if family.splittable)
 """The ``model_type`` of every family whose layers may be divided between client and server."""
-NOT_IN_PARTS: Mapping[str, str] = {
-    "albert": "all its layers have the same weights",
-    "funnel": "its layers stand in blocks between which the text is shortened",
+NOT_TRAINED: Mapping[str, str] = {
+    "albert": "cannot be trained layer by layer, all its layers have the same weights",
+    "funnel": "cannot be trained layer by layer, its layers stand in blocks between which the text is shortened",
+    "xlnet": "reads the end of a text at the end of a batch, where padding stands here",
 }
-"""``model_type`` -> why such a model cannot be trained layer by layer."""
+"""``model_type`` -> why such a model is not trained."""
 FP32_ALONE = ("deberta",)
 """The ``model_type`` of models that transformers computes in fp32 alone: their mask outgrows bf16."""
 
 
 def check_layers(name: str, model_type: str) -> None:
-    """Refuse a model, called ``name``, that has no layers of its own to train one by one.
+    """Refuse a model, called ``name``, of a kind that is not trained.
 
     Raises:
-        UserError: it is one of :data:`NOT_IN_PARTS`.
+        UserError: it is one of :data:`NOT_TRAINED`.
     """
-    if why := NOT_IN_PARTS.get(model_type):
+    if why := NOT_TRAINED.get(model_type):
         raise UserError(
-            f"model {name}: {model_type} cannot be trained layer by layer, {why}; expected a model built like "
-            "BERT, RoBERTa, DistilBERT, ELECTRA, ModernBERT or GPT-2"
+            f"model {name}: {model_type} {why}; expected a model built like BERT, RoBERTa, DistilBERT, ELECTRA, "
+            "ModernBERT or GPT-2"
         )

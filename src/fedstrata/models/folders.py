@@ -34,20 +34,35 @@ def stand_alone(tokenizer: Any) -> Any:
 
     transformers sees to that in classes of an architecture, such as RoBERTa's, and not in the general one.
     """
-    from tokenizers import Tokenizer  # here: slow to load
+    from tokenizers import Tokenizer, normalizers  # here: slow to load
 
     backend = tokenizer.backend_tokenizer
     state = json.loads(backend.to_str())
     splits, around = state["pre_tokenizer"] or {}, state["post_processor"] or {}
     first = splits["pretokenizers"][0] if splits.get("type") == "Sequence" else splits
-    if first.get("type") != "ByteLevel" or first["add_prefix_space"]:
-        return tokenizer
-    first["add_prefix_space"] = True
-    if "add_prefix_space" in around:
-        around["add_prefix_space"] = True  # so that the places of words in a text are right
-    made = Tokenizer.from_str(json.dumps(state))
-    backend.pre_tokenizer, backend.post_processor = made.pre_tokenizer, made.post_processor
+    if first.get("type") == "ByteLevel" and not first["add_prefix_space"]:
+        first["add_prefix_space"] = True
+        if "add_prefix_space" in around:
+            around["add_prefix_space"] = True  # so that the places of words in a text are right
+        made = Tokenizer.from_str(json.dumps(state))
+        backend.pre_tokenizer, backend.post_processor = made.pre_tokenizer, made.post_processor
+    elif not _as_in_a_text(backend):  # as of Llama 3 and EuroBERT, which split before the bytes, or of Gemma
+        before = backend.normalizer
+        blank = normalizers.Prepend(" ")
+        backend.normalizer = blank if before is None else normalizers.Sequence([blank, before])
+        if not _as_in_a_text(backend):
+            backend.normalizer = before
     return tokenizer
+
+
+def _as_in_a_text(backend: Any) -> bool:
+    """Whether a word falls into the same pieces in a list and in a text."""
+    text, words = (
+        backend.encode(two, is_pretokenized=listed, add_special_tokens=False).ids
+        for two, listed in (("the the", False), (["the", "the"], True))
+    )
+    word = words[len(words) // 2 :]
+    return bool(text[len(text) - len(word) :] == word)
 
 
 def write_tokenizer(tokenizer: Any, folder: Path) -> None:

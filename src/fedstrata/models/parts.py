@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from fedstrata.errors import UserError
 from fedstrata.models.adapter_names import BASE, AdapterConfig, factor_of
+from fedstrata.models.configs import with_adapters
 from fedstrata.plan.kinds import Factors, PartKind, Tensors
 from fedstrata.plan.parts import Lowest, Part, Parts
 
@@ -164,6 +165,8 @@ def divide(model: Any) -> Division:
     stacks = [
         name for name, module in base.named_modules() if isinstance(module, nn.ModuleList) and len(module) == depth
     ]
+    if hasattr(model, "peft_config"):
+        raise with_adapters(model.config.name_or_path)
     if base is model:
         raise UserError(f"model {type(model).__name__}: has no task head over a base model")
     if len(stacks) != 1:
@@ -211,17 +214,25 @@ def _adapter_modules(model: Any, division: Division, found: _Modules) -> None:
         layer = model.get_submodule(f"{division.stack}.{depth}")
         path = f"{division.stack}.{depth}."
         linear = {path + name: own for name, own in layer.named_modules() if isinstance(own, LINEAR)}
-        for key, lowest in _lowest(linear, division, model.config.hidden_size).items():
+        for key, lowest in _lowest(linear, division, _input_elements(model.config)).items():
             found.lowest[key] = lowest
 
 
-def _lowest(linear: Mapping[str, Any], division: Division, hidden: int) -> dict[_Key, Lowest]:
+def _input_elements(config: Any) -> int:
+    """Elements of the modules that take a layer's input: Q, K and V, of which K and V may have fewer heads."""
+    heads = config.num_attention_heads
+    own = getattr(config, "head_dim", None) or config.hidden_size // heads
+    less = getattr(config, "num_key_value_heads", None) or heads
+    return int(config.hidden_size * own * (heads + 2 * less))
+
+
+def _lowest(linear: Mapping[str, Any], division: Division, entry: int) -> dict[_Key, Lowest]:
     """What the parts of one layer save where it is the lowest whose adapters learn.
 
     Args:
         linear: the layer's linear modules by name, in order.
         division: the model's.
-        hidden: width H. The modules up to 3 H^2 elements take the layer's input: Q, K and V, apart or in one.
+        entry: elements of the modules that take the layer's input, apart or in one.
     """
     assert division.adapter is not None
     factors = {name: factor_of(name, division.adapter) for name in linear}
@@ -230,7 +241,7 @@ def _lowest(linear: Mapping[str, Any], division: Division, hidden: int) -> dict[
     sizes = {name: module.weight.numel() for name, module in linear.items()}
     plain = [name for name, factor in factors.items() if factor is None]
     for name in plain:
-        level += wide >= 3 * hidden**2
+        level += wide >= entry
         group[name.removesuffix(BASE)] = level
         wide += sizes[name]
     bottom = min((group[name] for name in adapted), default=0)
@@ -242,7 +253,7 @@ def _lowest(linear: Mapping[str, Any], division: Division, hidden: int) -> dict[
             into = inner if factor and factor.letter == "b" else inputs
             into[key] = into.get(key, 0) + sizes[name]
     first = [module in adapted for module, at in group.items() if at == 0]
-    products = 4 if len(first) == 1 else _products(*first)
+    products = _products(*first) if len(first) == 3 else 4  # of attention that is put together otherwise, all
     products = products if bottom == 0 else 0
     return {
         key: Lowest(inputs.get(key, 0), inner.get(key, 0), products if key.kind == "layer" else 4)

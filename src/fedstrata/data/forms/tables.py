@@ -21,6 +21,7 @@ DELIMITERS = ",;\t|"
 """Tried in this order."""
 SAMPLE = 20
 """Rows without a header that must all have as many fields as there are names."""
+QUOTED = re.compile(r'".*"')
 NO_HEADER = "a file without a header line needs data.columns"
 RETURN = "a carriage return stands alone outside quotes; expected lines that end in a line feed"
 EXCEL = "reading Excel files needs openpyxl: pip install 'fedstrata[excel]'"
@@ -80,29 +81,40 @@ def _csv_fields(path: Path, how: How, delimiter: str) -> Fields:
 
 
 def tsv_records(path: Path, how: How) -> Records:
-    """Of a file with tabs between fields; quotes mean nothing unless they evidently hold lines together."""
+    """Of a file with tabs between fields; quotes mean nothing unless they evidently stand around fields."""
     if how.delimiter not in (None, "\t"):
         return csv_records(path, how)
-    if _quoted_breaks(path, how):
-        how.note(path, "quoted fields with line breaks")
+    if quotes := _quotes(path, how):
+        how.note(path, quotes)
         return _table(_csv_fields(path, how, "\t"), path, how, "\t")
     return _table(_tsv_fields(path, how), path, how, ragged=True)
 
 
 def _tsv_fields(path: Path, how: How) -> Fields:
-    bare = ((number, line.rstrip("\r\n")) for number, line in lines(path, how))
-    return ((number, line.split("\t")) for number, line in bare if line)
+    for number, line in lines(path, how):
+        bare = line.rstrip("\r\n")
+        if number == 1 and "\r" in bare:  # the whole file, as Excel for Mac may write it
+            raise UserError(f"{path}, line 1: is no line of fields ({RETURN})")
+        if bare:
+            yield number, bare.split("\t")
 
 
-def _quoted_breaks(path: Path, how: How) -> bool:
-    """Whether quotes hold lines together, as in Excel's files: no row is short then, and some are without them."""
+def _quotes(path: Path, how: How) -> str:
+    """What quotes are evidently there for, in words; empty where they mean nothing.
+
+    They hold lines together, as in Excel's files, where no row is short then, and some are without them. They are
+    around all fields, as R and pandas write them, where they are in the first line and all rows are whole then.
+    """
     with suppress(UserError):
-        lengths = (len(fields) for _, fields in _tsv_fields(path, how))
-        whole = len(how.names) if how.names else next(lengths, 0)
-        if any(length < whole for length in lengths):
+        rows = _tsv_fields(path, how)
+        _, first = next(rows, (0, list[str]()))
+        whole = len(how.names or first)
+        all_quoted = len(first) > 1 and all(map(QUOTED.fullmatch, first))
+        if all_quoted or len(first) < whole or any(len(fields) < whole for _, fields in rows):
             quoted = (fields for _, fields in _csv_fields(path, how, "\t"))
-            return all(len(fields) == whole and "\t" not in "".join(fields) for fields in quoted)
-    return False
+            if all(len(fields) == whole and (all_quoted or "\t" not in "".join(fields)) for fields in quoted):
+                return "fields in quotes" if all_quoted else "quoted fields with line breaks"
+    return ""
 
 
 def excel_records(path: Path, how: How) -> Records:
@@ -150,6 +162,9 @@ def _table(
     between = "" if delimiter == "," else f"; its fields are separated by {delimiter!r}"
     check(path, header, how.wanted, between if how.names else f"{between}; {NO_HEADER}")
     for number, fields in _after_header(named, rows, path, how):
+        if len(header) > 1 and fields == header:
+            how.note(path, "the header line stands again among the rows, and is left out there")
+            continue
         short, long = len(fields) < len(header), len(fields) > len(header)
         if (short and not ragged) or (long and not (ragged and how.names)):
             raise UserError(

@@ -207,6 +207,7 @@ REFUSED: dict[str, tuple[tuple[str, str], dict[str, Any], str]] = {
     ),
     "accumulation": (("fedavg", "classify"), {"train": {"gradient_accumulation": 2}}, "whole step"),
     "norm": (("fedavg", "classify"), {"train": {"max_grad_norm": 1.0}}, "every single example"),
+    "blocks": (("fedavg", "mlm"), {"data": {"long_text": "pack"}}, "all blocks after it begin elsewhere"),
     "single": (
         ("fedavg", "classify"),
         {"privacy": {**CLIENT, "single_message": False}},

@@ -191,6 +191,44 @@ def test_stages_add_up_or_say_why_not(job: Jobs, tmp_path: Path) -> None:
     assert "stage 'c' has no noise" in told["why"]
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        {"method": {"name": "centralized"}},
+        {"clients": {"count": 6}},
+        {"train": {"seed": 1}},
+        {"data": {"limit": 8}},
+        {"clients": {"partition": "label_sorted"}},
+    ],
+)
+def test_stages_that_deal_the_same_rows_otherwise_have_no_epsilon_together(job: Jobs, first: Any) -> None:
+    """A row may be at the client that spends most in each of them, whatever the clients are called."""
+    made = {**private(job, "fedavg", EXAMPLE), "stages": [{"name": "a", **first}, {"name": "b"}]}
+    [before] = fedstrata.forecast(made).values()
+    assert before["privacy"]["epsilon"] is None
+    assert "deal the same rows" in before["privacy"]["why"]
+    assert fedstrata.run(made).privacy == before["privacy"]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        {"clients": {"fraction": 0.5}},
+        {"task": {"kind": "mlm", "labels": None}},
+        {"data": {"train": "others.csv"}, "clients": {"count": 2}},
+    ],
+)
+def test_stages_whose_clients_keep_their_rows_add_up(job: Jobs, sentences_csv: Path, first: Any) -> None:
+    """Also where a stage has rows of its own, which are in no other."""
+    others = sentences_csv.with_name("others.csv")
+    others.write_bytes(sentences_csv.read_bytes())
+    first = {**first, "data": {"train": str(others)}} if "data" in first else first
+    made = private(job, "fedavg", EXAMPLE)
+    [alone] = fedstrata.forecast(made).values()
+    [before] = fedstrata.forecast({**made, "stages": [{"name": "a", **first}, {"name": "b"}]}).values()
+    assert before["privacy"]["epsilon"] > alone["privacy"]["epsilon"]
+
+
 REFUSED: dict[str, tuple[tuple[str, str], dict[str, Any], str]] = {
     "activations": (("fedbert", "classify"), {}, "hidden states of every batch"),
     "hidden states": (

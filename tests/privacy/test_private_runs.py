@@ -229,6 +229,23 @@ def test_stages_whose_clients_keep_their_rows_add_up(job: Jobs, sentences_csv: P
     assert before["privacy"]["epsilon"] > alone["privacy"]["epsilon"]
 
 
+def test_a_run_that_is_stopped_counts_the_round_that_had_begun(job: Jobs, tmp_path: Path) -> None:
+    """Of all whom it asks a message may have left: between sites they train at the same time."""
+    made = private(job, "fedavg", EXAMPLE, clients={"count": 4, "fraction": 0.5})
+
+    def stop(event: Any) -> None:
+        if type(event).__name__ == "Stepped":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedstrata.run(made, progress=stop)
+    told = json.loads((tmp_path / "run" / "result.json").read_text("utf-8"))["privacy"]["clients"]
+    assert sorted(own["rounds"] for own in told.values()) == [0, 0, 1, 1]
+    whole = fedstrata.run(made, resume=True).privacy
+    assert whole is not None
+    assert all(own["epsilon"] <= whole["clients"][name]["epsilon"] for name, own in told.items())
+
+
 REFUSED: dict[str, tuple[tuple[str, str], dict[str, Any], str]] = {
     "activations": (("fedbert", "classify"), {}, "hidden states of every batch"),
     "hidden states": (

@@ -64,16 +64,25 @@ def scheduled(job: Job, clients: Collection[str]) -> Counter[str]:
 
 
 def participated(
-    job: Job, lines: Iterable[Mapping[str, Any]], missing: Iterable[Mapping[str, Any]]
+    job: Job,
+    lines: Iterable[Mapping[str, Any]],
+    missing: Iterable[Mapping[str, Any]],
+    asked: Iterable[tuple[str, int]] = (),
 ) -> Counter[str]:
     """Client -> the rounds of a run's records in which something of it may have left.
 
     A client that was asked and did not answer counts too: its message may be on its way.
+
+    Args:
+        job: the stage's job.
+        lines: of ``rounds.jsonl``.
+        missing: of ``missing.jsonl``.
+        asked: client and round where neither has a line yet.
     """
     key = "trained" if job.privacy.level == "example" else "sent"
     told = {(line["client"], line["round"]) for line in lines if line["client"] != SERVER and line.get(key)}
     told |= {(line["client"], line["round"]) for line in missing if line["round"] >= 0}
-    return Counter(client for client, _ in told)
+    return Counter(client for client, _ in told.union(asked))
 
 
 def privacy_record(

@@ -21,6 +21,7 @@ from fedstrata.audits.membership import LEAST, SHADOWS, confidence, halves, like
 from fedstrata.audits.some_texts import masked_in_turn, taken, together
 from fedstrata.audits.text_gradients import ATTACK, Gradients
 from fedstrata.cli import app
+from fedstrata.client.private import Private
 from fedstrata.data.tokens import Tokens
 from fedstrata.tasks import Examples
 from fedstrata.tasks.mlm import MaskedLM
@@ -130,6 +131,28 @@ def test_noise_on_every_example_brings_it_to_chance(deep_job: Jobs, public: str)
         assert figures(stage, "short training", attack)["AUC"]["holds_chance"]
     assert figures(stage, "short training", "put 100")["exposure"]["value"] < 5.5
     assert any("more than its epsilon" in note for note in stage["notes"])
+
+
+def test_every_training_has_the_noise_of_the_clients_own_rounds(
+    deep_job: Jobs, public: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calibrated anew, that of fewer texts would be larger: the run has less of it."""
+    told, made = [], Private.example_noise
+
+    def noted(self: Private, draw: Any, examples: int) -> Any:
+        found = made(self, draw, examples)
+        assert found is not None
+        told.append((examples, found.noise))
+        return found
+
+    monkeypatch.setattr(Private, "example_noise", noted)
+    job = deep_job("classify", task={"labels": list("abc")}, privacy={"level": "example", "epsilon": 4.0})
+    job["clients"]["count"] = 1
+    notes = deep(job, public)["notes"]
+    before = fedstrata.forecast(job)["fedavg"]["privacy"]["clients"]["client-0"]["noise"]
+    assert len({examples for examples, _ in told}) > 2
+    assert {noise for _, noise in told} == {before}
+    assert any("draw from 40 texts or more, where the run takes 24 and draws from 48" in note for note in notes)
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,61 @@ def test_stages_add_up_or_say_why_not(job: Jobs, tmp_path: Path) -> None:
     assert "stage 'c' has no noise" in told["why"]
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        {"method": {"name": "centralized"}},
+        {"clients": {"count": 6}},
+        {"train": {"seed": 1}},
+        {"data": {"limit": 8}},
+        {"clients": {"partition": "label_sorted"}},
+    ],
+)
+def test_stages_that_deal_the_same_rows_otherwise_have_no_epsilon_together(job: Jobs, first: Any) -> None:
+    """A row may be at the client that spends most in each of them, whatever the clients are called."""
+    made = {**private(job, "fedavg", EXAMPLE), "stages": [{"name": "a", **first}, {"name": "b"}]}
+    [before] = fedstrata.forecast(made).values()
+    assert before["privacy"]["epsilon"] is None
+    assert "deal the same rows" in before["privacy"]["why"]
+    assert fedstrata.run(made).privacy == before["privacy"]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        {"clients": {"fraction": 0.5}},
+        {"task": {"kind": "mlm", "labels": None}},
+        {"data": {"train": "others.csv"}, "clients": {"count": 2}},
+    ],
+)
+def test_stages_whose_clients_keep_their_rows_add_up(job: Jobs, sentences_csv: Path, first: Any) -> None:
+    """Also where a stage has rows of its own, which are in no other."""
+    others = sentences_csv.with_name("others.csv")
+    others.write_bytes(sentences_csv.read_bytes())
+    first = {**first, "data": {"train": str(others)}} if "data" in first else first
+    made = private(job, "fedavg", EXAMPLE)
+    [alone] = fedstrata.forecast(made).values()
+    [before] = fedstrata.forecast({**made, "stages": [{"name": "a", **first}, {"name": "b"}]}).values()
+    assert before["privacy"]["epsilon"] > alone["privacy"]["epsilon"]
+
+
+def test_a_run_that_is_stopped_counts_the_round_that_had_begun(job: Jobs, tmp_path: Path) -> None:
+    """Of all whom it asks a message may have left: between sites they train at the same time."""
+    made = private(job, "fedavg", EXAMPLE, clients={"count": 4, "fraction": 0.5})
+
+    def stop(event: Any) -> None:
+        if type(event).__name__ == "Stepped":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedstrata.run(made, progress=stop)
+    told = json.loads((tmp_path / "run" / "result.json").read_text("utf-8"))["privacy"]["clients"]
+    assert sorted(own["rounds"] for own in told.values()) == [0, 0, 1, 1]
+    whole = fedstrata.run(made, resume=True).privacy
+    assert whole is not None
+    assert all(own["epsilon"] <= whole["clients"][name]["epsilon"] for name, own in told.items())
+
+
 REFUSED: dict[str, tuple[tuple[str, str], dict[str, Any], str]] = {
     "activations": (("fedbert", "classify"), {}, "hidden states of every batch"),
     "hidden states": (
@@ -207,6 +262,7 @@ REFUSED: dict[str, tuple[tuple[str, str], dict[str, Any], str]] = {
     ),
     "accumulation": (("fedavg", "classify"), {"train": {"gradient_accumulation": 2}}, "whole step"),
     "norm": (("fedavg", "classify"), {"train": {"max_grad_norm": 1.0}}, "every single example"),
+    "blocks": (("fedavg", "mlm"), {"data": {"long_text": "pack"}}, "all blocks after it begin elsewhere"),
     "single": (
         ("fedavg", "classify"),
         {"privacy": {**CLIENT, "single_message": False}},

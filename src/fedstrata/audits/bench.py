@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from fedstrata.client.answer import ClientRuntime
+from fedstrata.client.private import noise_of
 from fedstrata.client.setup import Ready
 from fedstrata.data.prepare import Prepared
 from fedstrata.events import Event
@@ -81,6 +83,16 @@ class Bench:
     def index(self) -> Index:
         """The client's examples."""
         return self.ready.shards[self.client]
+
+    @cached_property
+    def runtime(self) -> ClientRuntime:
+        """What plays the client, always with the noise of its own rounds: of fewer texts there would be more."""
+        runtime, private = self.ready.runtime, self.ready.runtime.private
+        if private is None:
+            return runtime
+        noise = noise_of(private.table, private.train, len(self.index))
+        table = private.table.model_copy(update={"noise": noise, "epsilon": None})
+        return replace(runtime, private=replace(private, table=table))
 
     @property
     def vocabulary(self) -> int:

@@ -67,15 +67,25 @@ def deep(bench: Bench, folder: Path, notes: list[str]) -> tuple[list[Finding], P
         findings += _final(bench, pool, shadows, final, notes)
     if not why:
         findings += canaries.attack(trainings)
-    most = max((each["steps"] for each in trainings.plays), default=0)
-    if bench.job.privacy.level == "example" and most > bench.job.method.rounds * own_steps(bench):
-        notes.append(
-            f"short trainings have the run's noise in every step, but take up to {plural(most, 'step')}, more "
-            "than the run: they tell more than its epsilon lets through"
-        )
+    notes += _beyond_epsilon(trainings)
     if trainings.cut:
         notes.append(f"short trainings pass over their texts fewer times than the run's {trainings.cut:,}")
     return findings, trainings.plays
+
+
+def _beyond_epsilon(trainings: ShortTrainings) -> list[str]:
+    """What to say where trainings take more steps than the run, or draw from fewer texts."""
+    bench, plays, fewest = trainings.bench, trainings.plays, trainings.fewest
+    if bench.job.privacy.level != "example" or not plays:
+        return []
+    whole, most = bench.job.method.rounds * own_steps(bench), max(int(play["steps"]) for play in plays)
+    if most <= whole and fewest >= len(bench.index):
+        return []
+    return [
+        f"short trainings have the run's noise in every step, but take up to {plural(most, 'step')} and draw "
+        f"from {plural(fewest, 'text')} or more, where the run takes {whole:,} and draws from "
+        f"{len(bench.index):,}: they tell more than its epsilon lets through"
+    ]
 
 
 def _closed(bench: Bench) -> str:

@@ -171,9 +171,9 @@ def play(
         until: share of the run's learning-rate schedule that it passes through; None for that of one round.
         features: where hidden states of a frozen encoder are kept for other plays of the same texts, if anywhere.
     """
-    ready = bench.ready
-    task = TaskRecorder(ready.runtime.trainer.task)
-    runtime = replace(ready.runtime, trainer=replace(ready.runtime.trainer, task=task, train=train))
+    ready, runtime = bench.ready, bench.runtime
+    task = TaskRecorder(runtime.trainer.task)
+    runtime = replace(runtime, trainer=replace(runtime.trainer, task=task, train=train))
     with tempfile.TemporaryDirectory(dir=bench.folder) as folder:
         store = Store(Path(folder))
         server = Server(bench.parts, dict(bench.start), runtime.wire)

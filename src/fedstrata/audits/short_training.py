@@ -34,11 +34,13 @@ class ShortTrainings:
         bench: the stage.
         plays: what was trained, as it stands in ``audit.json``.
         cut: passes of the run, where fewer were trained; else 0.
+        fewest: texts that a training drew from; 0 before the first.
     """
 
     bench: Bench
     plays: list[dict[str, Any]] = field(default_factory=list)
     cut: int = 0
+    fewest: int = 0
 
     def train(self, name: str, examples: Examples, index: Index, steps: int | None = None) -> Played:
         """A training in which every text is passed as often as in the run, as far as the bound allows.
@@ -55,6 +57,7 @@ class ShortTrainings:
             train, until = self._whole(examples, index), 1.0
         else:
             train, until = bench.job.train.model_copy(update={"epochs": 1, "steps": steps}), None
+        self.fewest = min(self.fewest or len(index), len(index))
         played = play(bench, f"{bench.client}, {name}", examples, index, train, until)
         self.plays.append(
             {

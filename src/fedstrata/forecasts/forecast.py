@@ -27,7 +27,7 @@ from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.models import check_start
 from fedstrata.runs.notes import check_names
-from fedstrata.runs.privacy import combined_privacy
+from fedstrata.runs.privacy import combined_privacy, dealt_otherwise
 
 
 @quiet()
@@ -61,7 +61,8 @@ def forecast(source: JobSource, overrides: Overrides, options: ForecastOptions) 
             name = " → ".join(dict.fromkeys(method_name(job.method) for job in jobs))
             costs[name] = _together(stages, options.bandwidth, options.gflops)
             told = [(job.stage, stage["privacy"]) for job, stage in zip(jobs, stages, strict=True)]
-            costs[name]["privacy"] = combined_privacy(told)
+            otherwise = dealt_otherwise(jobs, [profile.rows for profile in profiles])
+            costs[name]["privacy"] = combined_privacy(told, otherwise)
             if options.units is not None:
                 costs[name]["units"] = [
                     _in_units(options.units, job, start[job.stage], stage, known)

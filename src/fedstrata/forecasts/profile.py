@@ -31,6 +31,7 @@ class DataProfile:
     Attributes:
         lengths: tokens of every example, ``[n]``.
         shards: client -> its examples.
+        rows: client -> its rows.
         labels: class names, where they are known.
         source: where this comes from, a sentence.
         tests: makes, for each client, the tokens of every example that it is scored on.
@@ -38,6 +39,7 @@ class DataProfile:
 
     lengths: Index
     shards: dict[str, Index]
+    rows: dict[str, Index]
     labels: tuple[str, ...] | None
     source: str
     tests: Callable[[], dict[str, Index]]
@@ -98,6 +100,7 @@ def _of_data(job: Job, data: Prepared, model: str, longest: int, tokens: int | N
         return DataProfile(
             lengths=np.full(len(data.train), longest, dtype=np.int64),
             shards=data.shards,
+            rows=data.shards,
             labels=data.labels,
             source=f"{len(data.train)} training rows of the job's data at {longest} tokens each ({error})",
             tests=lambda: tests,
@@ -105,6 +108,7 @@ def _of_data(job: Job, data: Prepared, model: str, longest: int, tokens: int | N
     return DataProfile(
         lengths=train.lengths,
         shards={name: train.of_rows(rows) for name, rows in data.shards.items()},
+        rows=data.shards,
         labels=data.labels,
         source=f"{len(train)} training examples of the job's data",
         tests=functools.cache(lambda: _test_lengths(job, data, model)),
@@ -120,11 +124,13 @@ def _without_data(job: Job, each: int, longest: int, reason: str) -> DataProfile
         raise UserError(
             f"--examples: {each:,} at each of {number:,} clients; expected at most {MOST_EXAMPLES:,} in all"
         )
+    shards = {name: np.arange(i * each, (i + 1) * each) for i, name in enumerate(names)}
     share = job.clients.test or job.data.holdout * number
     tests = dict.fromkeys(names, np.full(max(1, round(share * each)), longest, dtype=np.int64))
     return DataProfile(
         lengths=np.full(number * each, longest, dtype=np.int64),
-        shards={name: np.arange(i * each, (i + 1) * each) for i, name in enumerate(names)},
+        shards=shards,
+        rows=shards,
         labels=tuple(job.task.labels) if job.task.labels else None,
         source=f"{each} examples of {longest} tokens at each of {number} clients{reason}",
         tests=lambda: tests,

@@ -85,6 +85,12 @@ def _check_examples(job: Job) -> None:
     ):
         if getattr(train, key) != default:
             raise UserError(f"[train] {key}: does not go with [privacy] level = 'example': {why}")
+    if job.data.long_text == "pack":
+        raise UserError(
+            "[data] long_text: 'pack' does not go with [privacy] level = 'example': with one text more or less "
+            "all blocks after it begin elsewhere, so that every one of them is another example; expected: 'chunk' "
+            "or 'truncate'"
+        )
 
 
 def _check_messages(job: Job) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from fedstrata.client.private import noise_of, share_of_noise, spending
+from fedstrata.data.prepare import population
 from fedstrata.errors import UserError
 from fedstrata.events import Counted, Event
 from fedstrata.job.tables import Job
+from fedstrata.plan.kinds import Index
 from fedstrata.plan.schedule import sample_clients
 from fedstrata.plan.streams import SERVER, Streams
 from fedstrata.privacy.accounting import Accountant, Spending, epsilon_of
@@ -59,16 +64,25 @@ def scheduled(job: Job, clients: Collection[str]) -> Counter[str]:
 
 
 def participated(
-    job: Job, lines: Iterable[Mapping[str, Any]], missing: Iterable[Mapping[str, Any]]
+    job: Job,
+    lines: Iterable[Mapping[str, Any]],
+    missing: Iterable[Mapping[str, Any]],
+    asked: Iterable[tuple[str, int]] = (),
 ) -> Counter[str]:
     """Client -> the rounds of a run's records in which something of it may have left.
 
     A client that was asked and did not answer counts too: its message may be on its way.
+
+    Args:
+        job: the stage's job.
+        lines: of ``rounds.jsonl``.
+        missing: of ``missing.jsonl``.
+        asked: client and round where neither has a line yet.
     """
     key = "trained" if job.privacy.level == "example" else "sent"
     told = {(line["client"], line["round"]) for line in lines if line["client"] != SERVER and line.get(key)}
     told |= {(line["client"], line["round"]) for line in missing if line["round"] >= 0}
-    return Counter(client for client, _ in told)
+    return Counter(client for client, _ in told.union(asked))
 
 
 def privacy_record(
@@ -123,7 +137,31 @@ def _spent(job: Job, examples: int, rounds: int) -> Record:
     }
 
 
-def combined_privacy(stages: Sequence[tuple[str, Record | None]]) -> Record | None:
+def dealt_otherwise(jobs: Sequence[Job], shards: Sequence[Mapping[str, Index]]) -> bool:
+    """Whether some stages deal the same rows to their clients in different ways.
+
+    What a row has spent is then not what the client of one name has: it is at another one in each of them. Between
+    sites nobody deals rows.
+
+    Args:
+        jobs: the stages' jobs.
+        shards: of each stage, client -> its rows.
+    """
+    held = [
+        (job.data.train, population(job.method.population, own))
+        for job, own in zip(jobs, shards, strict=True)
+        if not job.between_sites
+    ]
+    pairs = itertools.combinations(held, 2)
+    return any(source == other and not _same(own, others) for (source, own), (other, others) in pairs)
+
+
+def _same(one: Mapping[str, Index], other: Mapping[str, Index]) -> bool:
+    """Whether clients of the same names hold the same rows."""
+    return one.keys() == other.keys() and all(np.array_equal(rows, other[name]) for name, rows in one.items())
+
+
+def combined_privacy(stages: Sequence[tuple[str, Record | None]], otherwise: bool = False) -> Record | None:
     """What several stages spend together; None where none has noise.
 
     ``epsilon`` is None, with the reason as ``why``, where the stages promise nothing together. It relies on the
@@ -131,6 +169,7 @@ def combined_privacy(stages: Sequence[tuple[str, Record | None]]) -> Record | No
 
     Args:
         stages: each one's name, and its record.
+        otherwise: some of them deal the same rows in different ways, see :func:`dealt_otherwise`.
     """
     records = [record for _, record in stages if record]
     if not records:
@@ -139,8 +178,7 @@ def combined_privacy(stages: Sequence[tuple[str, Record | None]]) -> Record | No
         return records[0]
     without = [name for name, record in stages if not record]
     levels = sorted({record["level"] for record in records})
-    if without or len(levels) > 1:
-        why = f"stage {without[0]!r} has no noise" if without else f"the stages have levels {' and '.join(levels)}"
+    if why := _no_whole(without, levels, otherwise):
         return {"level": levels[0], "epsilon": None, "why": why, "clients": {}}
     delta = max(record["delta"] for record in records)
     accountant: Accountant = "rdp" if any(record["accountant"] == "rdp" for record in records) else "pld"
@@ -158,3 +196,12 @@ def combined_privacy(stages: Sequence[tuple[str, Record | None]]) -> Record | No
         "epsilon": max((own["epsilon"] for own in clients.values()), default=0.0),
         "clients": clients,
     }
+
+
+def _no_whole(without: Sequence[str], levels: Sequence[str], otherwise: bool) -> str:
+    """Why stages promise nothing together; empty where they do."""
+    if without:
+        return f"stage {without[0]!r} has no noise"
+    if len(levels) > 1:
+        return f"the stages have levels {' and '.join(levels)}"
+    return "its stages deal the same rows to their clients in different ways" if otherwise else ""

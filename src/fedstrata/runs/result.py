@@ -165,8 +165,14 @@ class Result:
         return read_lines(self.place / "ledger.jsonl")
 
 
-def combine_stages(stages: Sequence[Result], folder: Path) -> Result:
-    """The result of a job of several stages: the last one's score and model, the sums of all costs."""
+def combine_stages(stages: Sequence[Result], folder: Path, otherwise: bool) -> Result:
+    """The result of a job of several stages: the last one's score and model, the sums of all costs.
+
+    Args:
+        stages: their results.
+        folder: the job's output folder.
+        otherwise: as of :func:`fedstrata.runs.privacy.combined_privacy`.
+    """
     from fedstrata.runs.privacy import combined_privacy  # needs torch
 
     last = _read(stages[-1].folder)
@@ -177,7 +183,7 @@ def combine_stages(stages: Sequence[Result], folder: Path) -> Result:
         "bytes": {kind: sum(stage.bytes[kind] for stage in stages) for kind in kinds},
         "flops": sum(stage.flops for stage in stages),
         "seconds": sum(stage.seconds for stage in stages),
-        "privacy": combined_privacy([(stage.folder.name, stage.privacy) for stage in stages]),
+        "privacy": combined_privacy([(stage.folder.name, stage.privacy) for stage in stages], otherwise),
     }
     for name in ("model", "shared", "clients", "adapter", "base"):
         if (stages[-1].folder / name).exists():

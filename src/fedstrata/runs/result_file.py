@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ from fedstrata.cost.ledger import totals
 from fedstrata.cost.target import reached
 from fedstrata.job.tables import Job, method_name
 from fedstrata.plan.kinds import FORMAT
-from fedstrata.plan.streams import SERVER
+from fedstrata.plan.schedule import sample_clients
+from fedstrata.plan.streams import SERVER, Streams
 from fedstrata.runs.environment import environments
 from fedstrata.runs.result import write_summary
 from fedstrata.wire.files import read_lines
@@ -19,8 +20,6 @@ from fedstrata.wire.files import read_lines
 
 def write_result(job: Job, folder: Path, status: str, message: str | None) -> None:
     """Sum up a stage from its records."""
-    from fedstrata.runs.privacy import participated, privacy_record  # needs torch
-
     rounds = read_lines(folder / "rounds.jsonl")
     first = min(0, job.method.rounds - 1)  # without any round the start model's score is the result
     scored = [record for record in rounds if record["client"] == SERVER and record["round"] >= first]
@@ -54,10 +53,38 @@ def write_result(job: Job, folder: Path, status: str, message: str | None) -> No
         "missing": missing,
         "lost": read_lines(folder / "lost.jsonl"),
         "outliers": read_lines(folder / "outliers.jsonl"),
-        "privacy": privacy_record(job, examples, participated(job, trained, missing)),
+        "privacy": _privacy(job, folder, status, examples, (trained, missing, ledger)),
         "clients": _clients(folder, clients, last.get("clients", {})),
     }
     write_summary(folder, result)
+
+
+def _privacy(
+    job: Job,
+    folder: Path,
+    status: str,
+    examples: Mapping[str, int],
+    records: Sequence[Sequence[Mapping[str, Any]]],
+) -> dict[str, Any] | None:
+    """What the clients have spent, by the records of who trained, of who is missing and of what was communicated.
+
+    Of a run that was stopped or has failed the round that had begun counts for all whom it asks: any of them may
+    have answered.
+    """
+    from fedstrata.runs.privacy import participated, privacy_record  # needs torch
+    from fedstrata.server.state import newest_commit
+
+    if job.privacy.level == "none":
+        return None
+    trained, missing, ledger = records
+    commit, asked = newest_commit(folder), list[str]()
+    round = int(commit["done"]) if commit else 0
+    begun = {max(0, line["round"]) for line in ledger}  # the start model goes out with the first round's request
+    begun |= {line["round"] for line in read_lines(folder / "transport.jsonl")}
+    if status != "finished" and round in begun and round < job.method.rounds:
+        asked = sample_clients(list(examples), job.clients.fraction, round, Streams(job.train.seed))
+    rounds = participated(job, trained, missing, [(client, round) for client in asked])
+    return privacy_record(job, examples, rounds)
 
 
 def _seconds(folder: Path, rounds: Iterable[Mapping[str, Any]]) -> float:

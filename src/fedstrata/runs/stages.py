@@ -35,7 +35,7 @@ from fedstrata.runs.environment import record_environment
 from fedstrata.runs.folder import status_on_disk
 from fedstrata.runs.models import check_start, save_client_models
 from fedstrata.runs.notes import check_names, check_permission
-from fedstrata.runs.privacy import settle_privacy
+from fedstrata.runs.privacy import dealt_otherwise, settle_privacy
 from fedstrata.runs.result import Result, combine_stages, read_result
 from fedstrata.runs.result_file import write_result
 from fedstrata.runs.resume import (
@@ -100,7 +100,8 @@ def run_stages(
                 results[job.stage] = run_stage(stage, begin, lambda: keep_choices(jobs, folder))
     if len(jobs) == 1:
         return results[jobs[0].stage]
-    whole = combine_stages(list(results.values()), folder)
+    otherwise = dealt_otherwise(jobs, [rows.shards for rows in data])
+    whole = combine_stages(list(results.values()), folder, otherwise)
     write_cards(folder, starts[0])
     return whole
 

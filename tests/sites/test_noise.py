@@ -323,6 +323,24 @@ def test_a_server_cannot_say_that_a_site_takes_part_less_often_than_it_may(villa
         SiteService(read_site(state.parent))
 
 
+def test_a_round_that_fails_is_spent_by_all_that_were_asked(village: Village, job: Jobs) -> None:
+    """The first of them does not answer, and the messages of the others, which have left, are not looked at."""
+    made = played(village, job, "example", method={"rounds": 2})
+    made["engine"] |= {"deadline": 2.0, "quorum": 1.0}
+
+    def goes(event: Any) -> None:
+        if type(event).__name__ == "StageStarted":
+            village.post.out = {"a"}
+
+    with pytest.raises(UserError, match=r"round 1: a .* than engine\.quorum"):
+        fedstrata.run(made, progress=goes)
+    told = json.loads((Path(made["output"]["dir"]) / "result.json").read_text("utf-8"))["privacy"]["clients"]
+    assert {name: own["rounds"] for name, own in told.items()} == {"a": 1, "b": 1, "c": 1}
+    for name in "bc":
+        state = village.folder / "federation" / "sites" / name / "state"
+        assert told[name]["epsilon"] >= NoiseAccount(state, None, 1e-5).epsilon() > 0
+
+
 @pytest.mark.parametrize("away", ["at the beginning", "when it is resumed"])
 def test_epsilon_of_a_site_that_was_away_is_by_its_own_examples(
     village: Village, job: Jobs, monkeypatch: pytest.MonkeyPatch, away: str

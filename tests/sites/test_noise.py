@@ -341,6 +341,19 @@ def test_a_round_that_fails_is_spent_by_all_that_were_asked(village: Village, jo
         assert told[name]["epsilon"] >= NoiseAccount(state, None, 1e-5).epsilon() > 0
 
 
+def test_nothing_is_told_of_a_site_that_never_came(village: Village, job: Jobs) -> None:
+    """It was told as if it had a single example, and had spent more than those that took part."""
+    made = played(village, job, "example", method={"rounds": 2})
+    made["engine"] |= {"deadline": 0.6, "quorum": 0.3}
+    village.post.out = {"c"}
+    told: list[str] = []
+    result = fedstrata.run(made, progress=lambda event: told.extend(getattr(event, "notes", ())))
+    assert result.privacy is not None
+    assert result.privacy["clients"].keys() == {"a", "b"}
+    assert result.privacy["epsilon"] == max(own["epsilon"] for own in result.privacy["clients"].values()) > 0
+    assert any("that is without c: epsilon of a site is known once" in line for line in told)
+
+
 @pytest.mark.parametrize("away", ["at the beginning", "when it is resumed"])
 def test_epsilon_of_a_site_that_was_away_is_by_its_own_examples(
     village: Village, job: Jobs, monkeypatch: pytest.MonkeyPatch, away: str

@@ -22,7 +22,8 @@ from fedstrata.privacy.accounting import Accountant, Spending, epsilon_of
 Record = dict[str, Any]
 """``level``, ``clip``, ``delta``, ``accountant``, ``honest`` (of sums: so many clients' noise counts; else None),
 ``noise_from`` (``train.seed``, or ``sites``: secrets of theirs), ``epsilon`` (the largest of any client), and
-``clients``: client -> its ``rounds``, ``noise``, ``rate``, ``releases`` and ``epsilon``."""
+``clients``: client -> its ``rounds``, ``noise``, ``rate``, ``releases`` and ``epsilon``; at level ``example`` none
+of sites that have never said how many examples they have."""
 
 
 def settle_privacy(job: Job, clients: Collection[str]) -> Job:
@@ -95,7 +96,7 @@ def privacy_record(
 
     Args:
         job: the stage's job, settled.
-        examples: client -> its training examples.
+        examples: client -> its training examples; 0 where they are not known.
         rounds: client -> in how many rounds it takes part.
         tell: told of clients whose noise is known; noise for another number of examples takes up to a second.
 
@@ -108,6 +109,8 @@ def privacy_record(
     known = dict[tuple[int, int], Record]()
     clients = dict[str, Record]()
     for client, count in examples.items():
+        if not count and table.level == "example":
+            continue
         kind = max(1, count), rounds.get(client, 0)
         if kind not in known:
             known[kind] = _spent(job, *kind)
@@ -123,6 +126,17 @@ def privacy_record(
         "epsilon": max((own["epsilon"] for own in clients.values()), default=0.0),
         "clients": clients,
     }
+
+
+def unknown_lines(job: Job, examples: Mapping[str, int]) -> list[str]:
+    """Of which sites nothing is told of what is spent; arguments as of :func:`privacy_record`."""
+    away = [client for client, count in examples.items() if not count]
+    if job.privacy.level != "example" or not away:
+        return []
+    return [
+        f"privacy: that is without {', '.join(away)}: epsilon of a site is known once it has said how many "
+        "examples it has"
+    ]
 
 
 def _spent(job: Job, examples: int, rounds: int) -> Record:

@@ -84,7 +84,9 @@ def _privacy(
     if status != "finished" and round in begun and round < job.method.rounds:
         asked = sample_clients(list(examples), job.clients.fraction, round, Streams(job.train.seed))
     rounds = participated(job, trained, missing, [(client, round) for client in asked])
-    return privacy_record(job, examples, rounds)
+    # a site may have come after the file with all examples was written, and be away since the server was killed
+    said = {line["client"]: line["examples"] for line in trained}
+    return privacy_record(job, {client: n or said.get(client, 0) for client, n in examples.items()}, rounds)
 
 
 def _seconds(folder: Path, rounds: Iterable[Mapping[str, Any]]) -> float:

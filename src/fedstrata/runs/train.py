@@ -43,7 +43,7 @@ from fedstrata.runs.holdings import facts_of
 from fedstrata.runs.models import Trained, save_models, scored_by_clients
 from fedstrata.runs.notes import notes
 from fedstrata.runs.predictions import LastPredictions, write_predictions
-from fedstrata.runs.privacy import privacy_record, scheduled
+from fedstrata.runs.privacy import privacy_record, scheduled, unknown_lines
 from fedstrata.server.aggregate import aggregate_of
 from fedstrata.server.cohort import RoundSettings
 from fedstrata.server.late import Late
@@ -164,7 +164,7 @@ def _started(
     """What is said before the first round, after ``done`` rounds of earlier calls."""
     job, tokens = stage.job, int(stage.ready.train.tokens.lengths.sum())
     promise = privacy_lines(privacy_record(job, sizes, scheduled(job, stage.clients), stage.tell))
-    said = (*notes(job, stage.ready.loaded, stage.data, tokens), *promise)
+    said = (*notes(job, stage.ready.loaded, stage.data, tokens), *promise, *unknown_lines(job, sizes))
     where = stage.choice.line if stage.choice else ""
     name, last = method_name(job.method), job.method.rounds
     return StageStarted(job.stage, name, last, done, sizes, said, tuple(lines), always, where)

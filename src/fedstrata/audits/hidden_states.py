@@ -10,7 +10,7 @@ from fedstrata.audits.finding import Finding, View, read_words
 from fedstrata.audits.play import Played, flat, token_table
 from fedstrata.audits.probes import network_reader, ridge_reader, words_reader
 from fedstrata.audits.texts import States, places_of, scored
-from fedstrata.exchanges.hidden_states import decode_hidden_states
+from fedstrata.exchanges.hidden_states_form import decode_hidden_states
 from fedstrata.plan.kinds import Tensors
 
 MOST = 256

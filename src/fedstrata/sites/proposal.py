@@ -17,7 +17,7 @@ from fedstrata.errors import plural
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.exchanges.dry import batches_of, round_work
 from fedstrata.exchanges.exchange import DryContext
-from fedstrata.exchanges.hidden_states import hidden_states_spec
+from fedstrata.exchanges.hidden_states_form import hidden_states_spec
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models import checkpoints
 from fedstrata.models.configs import config_of

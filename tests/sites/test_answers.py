@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import struct
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import Plan
-from fedstrata.sites.answers import KEPT_ROUNDS, SESSIONS, Answer, Answers
+from fedstrata.sites.answers import KEPT_ROUNDS, SESSIONS, Answer, Answers, request_digest
 from fedstrata.sites.permission import Refused
 from fedstrata.sites.release_log import release_of
 from fedstrata.wire.tensor_file import pack
@@ -37,6 +40,34 @@ def test_a_session_is_held_for_one_request_and_not_for_ever(tmp_path: Path) -> N
             answers.find(asked, "weights", "other", True)
     with pytest.raises(Refused, match=f"has held {SESSIONS} sessions for round 1 already"):
         answers.find(asked, "weights", "asked", True)
+
+
+def alike(before: int) -> list[torch.Tensor]:
+    """Two tensors of one XXH3 digest, if so many bytes come before them.
+
+    With its secret's own bytes in half of a lane it only adds the lane: what one stripe has more, another less.
+    """
+    made = []
+    for more in (0, 0x300030):
+        content = bytearray(torch.full((1024,), 0.5).numpy().tobytes())
+        for stripe, secret, sign in ((1, 0x2C81017C, 1), (3, 0xA4A44072, -1)):
+            place = 1024 + 64 * stripe - before
+            struct.pack_into("<II", content, place, secret, 0x3F003F00 + sign * more)
+        made.append(torch.frombuffer(content, dtype=torch.float32))
+    return made
+
+
+def test_what_is_carried_out_anew_for_the_same_request_is_not_for_another_model() -> None:
+    """Answers to masked sums cannot be sent again: with another model of the same digest came another sum."""
+    asked = replace(request(), versions={"head": 1})
+
+    def digests(before: int, again: bool) -> set[str]:
+        sites = [SimpleNamespace(shared={"head": (1, {"w": own})}) for own in alike(before)]
+        return {request_digest(site, asked, again) for site in sites}  # type: ignore[arg-type]
+
+    met = next(before for before in range(1000) if len(digests(before, again=False)) == 1)
+    assert torch.isfinite(torch.stack(alike(met))).all()
+    assert len(digests(met, again=True)) == 2
 
 
 def test_answers_of_the_last_rounds_are_kept_and_of_the_others_that_they_were_given(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -164,11 +165,17 @@ class Answers:
         return self.folder / f"{answer.round}-{answer.payload}.answer"
 
 
-def request_digest(site: Site, request: Request) -> str:
+def request_digest(site: Site, request: Request, again: bool) -> str:
     """A digest of all that an answer depends on: the request without the form in which its parts came.
 
     After a server was resumed it sends whole what it had sent as a change before; the tensors that the site then
-    holds are the same. A digest that an attacker can meet twice does no harm: it is the stored answer that leaves.
+    holds are the same.
+
+    Args:
+        site: which is asked.
+        request: what is asked.
+        again: see :meth:`Answers.find`. Where the stored answer leaves, a digest that an attacker can meet twice
+            does no harm, and the faster one is enough.
     """
     header = {
         "round": request.round,
@@ -178,10 +185,11 @@ def request_digest(site: Site, request: Request) -> str:
         "versions": request.versions,
         "span": request.span,
     }
-    digest = xxhash.xxh3_128(json.dumps(header, sort_keys=True).encode())
+    digest: Any = hashlib.sha256() if again else xxhash.xxh3_128()
+    digest.update(json.dumps(header, sort_keys=True).encode())
     for part in sorted(request.versions):
         for name, tensor in sorted(site.shared[part][1].items()):
             digest.update(f"\0{part}|{name}\0".encode())
             digest.update(content(tensor.contiguous()))
             let_go([tensor])
-    return digest.hexdigest()
+    return str(digest.hexdigest())

@@ -81,8 +81,8 @@ class Gate:
         check_rows(self.limits, rows)
         self._check_seconds(run, 0.0)
         site.take(request)
-        digest = request_digest(site, request)
         again = bool(request.plan.server) or site.runtime.sums is not None  # whose answers cannot be sent again
+        digest = request_digest(site, request, again)
         key, epsilon = (request.round, payload), site.epsilon if payload == "weights" else None
         left = (run.name, *key) in self.log.answered
         if found := run.answers.find(request, payload, digest, again):

@@ -46,6 +46,14 @@ def test_of_many_clients_those_who_are_asked_are_checked(job: Jobs, monkeypatch:
     assert 60 <= len(planned) < 100
 
 
+def test_what_a_client_that_is_none_would_send_is_not_counted(job: Jobs) -> None:
+    """Of fewer layers than any client has: a default that nobody takes."""
+    layers = {"default": 1, **{f"client-{i}": 3 for i in range(3)}}
+    method = {"variant": "all", "local_layers": layers, "rounds": 4}
+    config = job("fedbfpt", wire={"part_period": 4}, method=method)
+    check_plans(load(config)[0], parts_in_turns(4), list(layers)[1:])
+
+
 @pytest.mark.parametrize("fraction", [1.0, 0.67])
 def test_between_two_rounds_in_which_a_part_is_sent_every_client_goes_on_with_its_own(
     job: Jobs, fraction: float

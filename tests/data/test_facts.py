@@ -28,6 +28,7 @@ def written(path: Path, rows: list[tuple[str, str]]) -> str:
     ("train", "test", "words"),
     [
         (["0.0", "1.0"], ["0", "1"], "holds '0' and '0.0', which are the same number"),
+        (["True", "False"], ["1", "0"], "holds '0' and 'False', which are the same truth value"),
         (["True", "False"], ["true", "false"], "'False' and 'false', which differ in capital letters alone"),
         (["a", "b"], ["a ", "b"], "holds 'a' and 'a ', which differ in blanks alone"),
         (["s\u00e4ure", "b"], ["sa\u0308ure", "b"], "which differ in Unicode form alone"),

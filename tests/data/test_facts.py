@@ -28,6 +28,7 @@ def written(path: Path, rows: list[tuple[str, str]]) -> str:
     ("train", "test", "words"),
     [
         (["0.0", "1.0"], ["0", "1"], "holds '0' and '0.0', which are the same number"),
+        (["True", "False"], ["1", "0"], "holds '0' and 'False', which are the same truth value"),
         (["True", "False"], ["true", "false"], "'False' and 'false', which differ in capital letters alone"),
         (["a", "b"], ["a ", "b"], "holds 'a' and 'a ', which differ in blanks alone"),
         (["s\u00e4ure", "b"], ["sa\u0308ure", "b"], "which differ in Unicode form alone"),
@@ -91,6 +92,19 @@ def test_where_clients_test_on_rows_of_their_own_each_row_is_counted_once(job: J
     assert known["count"] + tested["count"] == sum(min(4, n) for n in range(12))
     words = sum(told["test_classes"].values())
     assert told["test_words_cut"] == {"count": words - (tested["tokens"] - 2 * 3), "words": words}
+
+
+@pytest.mark.parametrize(
+    ("handling", "why"), [("chunk", "nothing to the"), ("truncate", "cut off, or nothing to the")]
+)
+def test_words_without_a_score_are_told_for_what_they_are(job: Jobs, handling: str, why: str) -> None:
+    """A zero-width blank has no token; no text was cut, and it was said to be cut off."""
+    rows = [{"words": ["the", "\u200b", "eye"], "tags": ["O", "O", "B-x"]}] * 8
+    data = {"train": rows, "test": rows, "text": "words", "label": "tags", "long_text": handling}
+    seen: list[Any] = []
+    fedstrata.run(job("fedavg", "tag", data=data, method={"rounds": 1}), progress=seen.append)
+    [started] = [event for event in seen if isinstance(event, StageStarted)]
+    assert f"of the test rows 8 of 24 words (33.3%) are {why} tokenizer, and no score is of them" in started.data
 
 
 def test_the_baseline_of_tags_counts_entities_text_by_text(job: Jobs, tmp_path: Path) -> None:

@@ -374,6 +374,22 @@ def test_a_first_column_that_numbers_the_words_is_none_of_words() -> None:
     assert two.columns["w"] == ["1\n2"]
 
 
+@pytest.mark.parametrize("names", [None, ["id", "text", "label"]])
+def test_lines_without_a_word_of_their_own_are_left_out(names: list[str] | None) -> None:
+    """Of two words that are written as one, and of one that is left unsaid: the numbers were read as words."""
+    write("a.conllu", "1-2\tdel\t_\n1\tde\tO\n2\tel\tO\n2.1\tgran\t_\n3\tmar\tB-x\n\n1\tsol\tO\n\n")
+    rows = found("a.conllu", words=True, names=names)
+    assert rows.columns == {
+        "text": [f"de{WORD_END}el{WORD_END}mar", "sol"],
+        "label": [f"O{WORD_END}O{WORD_END}B-x", "O"],
+    }
+    assert any(
+        "such as 1-2 or 8.1, which have no word of their own, are left out" in one for one in notes(rows.found)
+    )
+    write("a.tsv", "1-2\tO\nto\tO\n\n2.5\tO\n")
+    assert found("a.tsv", words=True).columns["text"] == [f"1-2{WORD_END}to", "2.5"], "words themselves"
+
+
 def test_a_list_is_not_a_label() -> None:
     write("a.jsonl", '{"text": "one", "label": ["x", "y"]}\n')
     with refused("a.jsonl, line 1: column 'label' holds a list", "a row with several labels or texts is not read"):

@@ -313,6 +313,13 @@ def test_a_bad_config_is_refused(model_folder: Folder, content: str) -> None:
     assert "the folder holds no usable model: " in refused(folder)
 
 
+def test_a_runs_folder_is_refused_with_the_name_of_its_model(model_folder: Folder, tmp_path: Path) -> None:
+    model_folder().rename(tmp_path / "model")
+    (tmp_path / "job.toml").touch()
+    with pytest.raises(UserError, match=rf"no usable model: .*; a run's model is its folder model, {tmp_path}/m"):
+        checkpoints.parts_of(str(tmp_path), "mlm")
+
+
 def test_a_folder_without_weights_is_refused(model_folder: Folder) -> None:
     folder = model_folder()
     (folder / "model.safetensors").unlink()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch.nn import functional
 
 from fedstrata.models.masked_head import head_at
@@ -38,6 +39,18 @@ def test_logits_are_those_of_the_whole_head_at_the_positions(architecture: str) 
         torch.testing.assert_close(some[0], whole[POSITIONS], rtol=1e-5, atol=1e-6)
         assert torch.equal(some[0].argmax(-1), whole[POSITIONS].argmax(-1))
         assert torch.equal(logits(model), whole), "the hook is still there"
+
+
+def test_a_language_model_that_calls_past_its_base_has_them_too() -> None:
+    """OPT's: a run of clm ended with sizes that do not fit."""
+    sizes = {"hidden_size": 32, "ffn_dim": 64, "word_embed_proj_dim": 32, "num_hidden_layers": 2}
+    config = transformers.OPTConfig(**sizes, num_attention_heads=2, vocab_size=68, max_position_embeddings=66)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        whole = logits(model)
+        with head_at(model, POSITIONS):
+            some = logits(model)
+    torch.testing.assert_close(some[0], whole[POSITIONS], rtol=1e-5, atol=1e-6)
 
 
 def test_logits_come_row_by_row() -> None:

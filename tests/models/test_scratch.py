@@ -247,6 +247,8 @@ def test_the_vocabulary_is_the_tokenizers_unless_the_job_says_so(tmp_path: Path)
     assert vocabulary(made({**free, "vocab_size": 9000}, None)) == 9000
     config = transformers.AutoConfig.from_pretrained(made(free, given))
     assert config.pad_token_id == tokenizer().pad_token_id == 0, "the tokenizer's, not the preset's"
+    cut = transformers.AutoTokenizer.from_pretrained(learnt)("the heart " * 999, truncation=True)["input_ids"]
+    assert len(cut) == 64, "the config's 66 places, less the padding's and the one below it"
 
 
 def test_a_given_tokenizer_is_looked_up_beside_the_job(new: Jobs, tmp_path: Path) -> None:

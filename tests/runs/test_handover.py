@@ -16,7 +16,7 @@ import fedstrata
 from fedstrata.cli import app
 from fedstrata.errors import UserError
 from fedstrata.runs.handover import export, export_sentences, model_folder, push
-from tiny import SENTENCES
+from tiny import SENTENCES, tokenizer
 
 Jobs = Callable[..., dict[str, Any]]
 
@@ -96,6 +96,24 @@ def test_sentence_transformers_gives_the_mean_of_the_models_hidden_states(job: J
         with torch.inference_mode():
             states = encoder(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
         assert np.allclose(vector, states.mean(0).numpy(), atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_exported_encoder_cuts_texts_at_what_it_reads(
+    model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Also where the tokenizer names no number, and the model counts its places from the padding's on."""
+    package = pytest.importorskip("sentence_transformers")
+    folder, words = model_folder("roberta", head="classify"), tokenizer()
+    words.model_max_length = int(1e30)
+    words.save_pretrained(folder)
+    done = CliRunner().invoke(
+        app, ["export", str(folder), "--sentence-transformers", "--out", str(tmp_path / "st")]
+    )
+    assert done.exit_code == 0, done.output
+    made = package.SentenceTransformer(str(tmp_path / "st"), device="cpu")
+    assert made.encode("the heart " * 99).shape == (32,)
+    assert made.max_seq_length == 65
 
 
 def test_a_model_that_is_no_encoder_has_no_form_of_one(model_folder: Callable[..., Path]) -> None:

@@ -33,7 +33,7 @@ def token_facts(job: Job, data: Prepared, ready: Ready) -> dict[str, Any]:
     (``truncate``, ``chunk`` or ``pack``); ``unknown_tokens`` the ``count`` of ``tokens``, or is None where the
     tokenizer has no token for what it does not know. Both are of the training rows. Of the test rows
     ``test_unknown_tokens`` has the same, and ``test_words_cut`` of a task of words the ``count`` of ``words`` that
-    are cut off, so that no score is of them.
+    are cut off, or of which the tokenizer makes nothing, so that no score is of them.
     """
     unknown, kind = _unknown_id(ready.loaded.tokenizer), TASK_KINDS[job.task.kind]
     train, test = trained_and_tested(data)
@@ -80,7 +80,8 @@ def token_lines(facts: Mapping[str, Any], most: int) -> list[str]:
         )
     if (cut := facts.get("test_words_cut")) and cut["count"]:
         share = f"{cut['count']:,} of {plural(cut['words'], 'word')} ({cut['count'] / cut['words']:.1%})"
-        lines.append(f"of the test rows {share} are cut off, and no score is of them")
+        why = "cut off, or nothing" if long["handling"] == "truncate" else "nothing"  # such as a zero-width blank
+        lines.append(f"of the test rows {share} are {why} to the tokenizer, and no score is of them")
     return lines
 
 

@@ -154,5 +154,7 @@ def unusable(name: str, error: Exception, what: str = "model") -> UserError:
     """The sentence about a folder or hub id that transformers cannot load."""
     first = first_words(error)
     if Path(name).is_dir():
-        return UserError(f"model {name}: the folder holds no usable {what}: {first}")
+        run = (Path(name) / "model" / "config.json").exists()
+        hint = f"; a run's model is its folder model, {Path(name) / 'model'}" if run else ""
+        return UserError(f"model {name}: the folder holds no usable {what}: {first}{hint}")
     return UserError(f"model {name}: is no folder, and as a hub id it cannot be had: {first}")

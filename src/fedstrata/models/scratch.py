@@ -17,7 +17,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from fedstrata.errors import UserError, did_you_mean, first_words
-from fedstrata.models.checkpoints import Loaded, class_of, fast_tokenizer, save
+from fedstrata.models.checkpoints import Loaded, class_of, fast_tokenizer, max_positions, save
 from fedstrata.models.configs import HF_LOAD_ERRORS, config_of, fit_config
 from fedstrata.models.families import FAMILIES, PRESETS
 from fedstrata.models.folders import write_tokenizer
@@ -93,14 +93,17 @@ def init_from_config(
         fast = train_tokenizer(texts, config.vocab_size, type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING)
     if fast is not None:
         _fit_to_tokenizer(config, fast, "vocab_size" in settings)
-        write_tokenizer(fast, folder)
     config.save_pretrained(folder)
     try:
         with torch.device("meta"):
             fit = fit_config("of [model.config]", config_of(str(folder)), kind, labels, head)
-            find_parts(class_of(kind, fit).from_config(fit))
+            model = class_of(kind, fit).from_config(fit)
+            find_parts(model)
     except HF_LOAD_ERRORS as error:
         raise _invalid(error) from None
+    if fast is not None:
+        fast.model_max_length = min(fast.model_max_length, max_positions(model))  # where a caller's texts are cut
+        write_tokenizer(fast, folder)
     return folder
 
 

@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from fedstrata.errors import UserError
+from fedstrata.models.checkpoints import max_positions
 from fedstrata.models.folders import CODE
 from fedstrata.models.quiet import quiet
 
@@ -54,6 +55,7 @@ def export_encoder(folder: Path, out: Path, texts: Sequence[str]) -> EncoderRepo
     except ImportError as error:
         raise UserError(f"export: --sentence-transformers needs {error.name}: {INSTALL}") from None
     encoder, tokenizer = _encoder(folder)
+    tokenizer.model_max_length = min(tokenizer.model_max_length, max_positions(encoder))  # it may name none
     with TemporaryDirectory() as plain:
         encoder.save_pretrained(plain)
         tokenizer.save_pretrained(plain)

@@ -40,11 +40,16 @@ def _number(label: str) -> str:
         return label
 
 
+def _truth(label: str) -> str:
+    return {"true": "1", "false": "0"}.get(label.strip().casefold(), label)
+
+
 FORMS: Mapping[str, Callable[[str], str]] = {
     "differ in Unicode form alone": _unicode,
     "differ in blanks alone": str.strip,
     "differ in capital letters alone": str.casefold,
     "differ in blanks, capital letters or Unicode form alone": lambda label: _unicode(label).strip().casefold(),
     "are the same number": _number,
+    "are the same truth value": _truth,
 }
 """In what two labels that seem to be one differ -> what they then have in common."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ LOOKED_AT = 200
 """Lines by which a column is told that numbers the words."""
 COMMENT = re.compile(r"# ?(\w+ = .*|new(doc|par)\b.*)")
 """A line of CoNLL-U that says something of the sentence or document below it, such as ``# sent_id = 0``."""
+
+NO_WORD = re.compile(r"\d+-\d+|\d+\.\d+")
+"""The number of a line of CoNLL-U without a word of its own: of several written as one, or of one left unsaid."""
 
 
 def conll_records(path: Path, how: How) -> Records:
@@ -74,6 +78,8 @@ def _counts_words(path: Path, how: How) -> bool:
             last = 0
             continue
         fields = _fields(line, how)
+        if len(fields) > 2 and NO_WORD.fullmatch(fields[0]):
+            continue
         if len(fields) < 3 or fields[0] != str(last + 1):
             return False
         last, found = last + 1, True
@@ -83,11 +89,13 @@ def _counts_words(path: Path, how: How) -> bool:
 def _conll(path: Path, how: How, header: list[str]) -> Records:
     if header:
         how.note(path, f"header line {' '.join(header)!r}")
-    counted = not header and not how.names and _counts_words(path, how)
+    numbered = not header and _counts_words(path, how)
+    counted = numbered and not how.names
     if counted:
         how.note(path, "the first column numbers the words, which stand in the second")
     started, sentence, skip = 0, list[list[str]](), bool(header)
-    for number, line in chain(lines(path, how), [(0, "")]):
+    there = _with_words(path, how) if numbered else lines(path, how)
+    for number, line in chain(there, [(0, "")]):
         if not sentence and COMMENT.fullmatch(line.strip()):
             how.note(path, "comments before sentences, such as '# sent_id = 0', are left out")
             continue
@@ -105,14 +113,23 @@ def _conll(path: Path, how: How, header: list[str]) -> Records:
                 )
         elif sentence:
             columns = [list(column) for column in zip(*sentence, strict=True)]
-            there = _columns(len(columns), how, header, int(counted))
-            if len(there) != len(columns):
+            names = _columns(len(columns), how, header, int(counted))
+            if len(names) != len(columns):
                 raise UserError(
-                    f"{path}, line {started}: found {plural(len(columns), 'column')}, expected {len(there)}"
+                    f"{path}, line {started}: found {plural(len(columns), 'column')}, expected {len(names)}"
                 )
-            check(path, there, how.wanted)
-            yield f"{path}, line {started}", dict(zip(there, columns, strict=True))
+            check(path, names, how.wanted)
+            yield f"{path}, line {started}", dict(zip(names, columns, strict=True))
             sentence = []
+
+
+def _with_words(path: Path, how: How) -> Iterator[tuple[int, str]]:
+    """The lines of a file that numbers its words, but for those that have none of their own."""
+    for number, line in lines(path, how):
+        if NO_WORD.fullmatch(_fields(line, how)[0] if line.strip() else ""):
+            how.note(path, "lines with numbers such as 1-2 or 8.1, which have no word of their own, are left out")
+        else:
+            yield number, line
 
 
 def _columns(count: int, how: How, header: list[str], word: int) -> list[str]:

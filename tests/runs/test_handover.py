@@ -77,6 +77,22 @@ def test_texts_longer_than_the_model_reads_are_compared_as_far_as_it_does(job: J
     assert report.difference < 1e-4
 
 
+@pytest.mark.parametrize("form", ["--onnx", "--sentence-transformers"])
+def test_another_model_or_a_file_is_not_written_over(
+    form: str, model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """ONNX wrote its config and tokenizer over those of the model that was there."""
+    other, file = model_folder(layers=1), tmp_path / "notes"
+    file.write_text("stays")
+    before = {path.name: path.read_bytes() for path in other.iterdir()}
+    for place, sentence in ((other, "holds another model"), (file, "is a file")):
+        done = CliRunner().invoke(app, ["export", str(model_folder()), form, "--out", str(place)])
+        assert done.exit_code == 2, done.output
+        assert done.stderr == f"fedstrata: {place}: {sentence}; name a new or empty folder with --out\n"
+    assert {path.name: path.read_bytes() for path in other.iterdir()} == before
+    assert file.read_text() == "stays"
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("head", [None, "psum"])
 def test_sentence_transformers_gives_the_mean_of_the_models_hidden_states(job: Jobs, head: str | None) -> None:

@@ -45,10 +45,8 @@ def export_encoder(folder: Path, out: Path, texts: Sequence[str]) -> EncoderRepo
         texts: what to compare on.
 
     Raises:
-        UserError: the library is missing, the model is no encoder, or ``out`` holds another one.
+        UserError: the library is missing, or the model is no encoder.
     """
-    if (out / "config.json").exists() and not (out / "modules.json").exists():
-        raise UserError(f"{out}: holds another model; name a new or empty folder with --out")
     try:
         from sentence_transformers import SentenceTransformer
         from sentence_transformers.sentence_transformer.modules import Pooling, Transformer

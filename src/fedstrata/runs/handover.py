@@ -71,13 +71,14 @@ def export(folder: Path, out: Path | None = None, int8: bool = False) -> tuple[l
         A report for each file, and on which texts they were compared.
 
     Raises:
-        UserError: there is no model, or a library is missing.
+        UserError: there is no model, ``out`` holds another one or is a file, or a library is missing.
     """
     model = _whole_model(folder)
+    place = _place(out or folder / "onnx", "model.onnx")
     texts, where = _test_texts(model.parent)
     from fedstrata.models.onnx import export_onnx
 
-    return export_onnx(model, out or folder / "onnx", texts, int8), where
+    return export_onnx(model, place, texts, int8), where
 
 
 def export_sentences(folder: Path, out: Path | None = None) -> tuple[EncoderReport, str]:
@@ -91,14 +92,33 @@ def export_sentences(folder: Path, out: Path | None = None) -> tuple[EncoderRepo
         A report, and on which texts it was compared.
 
     Raises:
-        UserError: there is no model, it is no encoder, or the library is missing.
+        UserError: there is no model, it is no encoder, ``out`` holds another one or is a file, or the library is
+            missing.
     """
     model = _whole_model(folder)
+    place = _place(out or folder / "sentence-transformers", "modules.json")
     texts, where = _test_texts(model.parent)
     from fedstrata.models.sentence_encoder import export_encoder
 
     single = [" ".join([text] if isinstance(text, str) else text) for text in texts]  # of pairs, of words
-    return export_encoder(model, out or folder / "sentence-transformers", single), where
+    return export_encoder(model, place, single), where
+
+
+def _place(out: Path, form: str) -> Path:
+    """The folder that is to be written, whose config and tokenizer are no other model's.
+
+    Args:
+        out: it.
+        form: the file by which a model of the same form is known, which is written anew.
+
+    Raises:
+        UserError: it holds another model, or is a file.
+    """
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: is a file; name a new or empty folder with --out")
+    if (out / "config.json").exists() and not (out / form).exists():
+        raise UserError(f"{out}: holds another model; name a new or empty folder with --out")
+    return out
 
 
 def push(folder: Path, repository: str, public: bool = False) -> str:

@@ -16,7 +16,7 @@ import transformers
 from torch import nn
 
 from fedstrata.errors import UserError
-from fedstrata.models.checkpoints import max_positions
+from fedstrata.models.checkpoints import fast_tokenizer, max_positions
 from fedstrata.models.folders import CODE, write_tokenizer
 from fedstrata.models.quiet import quiet
 
@@ -124,7 +124,11 @@ def _loaded(folder: Path) -> tuple[Any, Any]:
     if kind is None:
         raise UserError(f"{folder}: its config names the model {name!r}, which transformers does not have")
     extra = {"trust_remote_code": True} if (folder / f"{CODE}.py").exists() else {}
-    return kind.from_pretrained(folder, **extra).eval(), transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer = fast_tokenizer(str(folder), "classify")  # words of a list stand alone already where they have to
+    model = kind.from_pretrained(folder, **extra).eval()
+    if model.config.pad_token_id is None:
+        model.config.pad_token_id = tokenizer.pad_token_id
+    return model, tokenizer
 
 
 def _has_types(model: Any) -> bool:

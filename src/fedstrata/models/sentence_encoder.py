@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from fedstrata.errors import UserError
-from fedstrata.models.checkpoints import max_positions
+from fedstrata.models.checkpoints import fast_tokenizer, max_positions
 from fedstrata.models.folders import CODE
 from fedstrata.models.quiet import quiet
 
@@ -76,7 +76,7 @@ def _encoder(folder: Path) -> tuple[Any, Any]:
             f"{folder}: {names[0]} reads from left to right; --sentence-transformers is for encoders, such as BERT"
         )
     encoder = transformers.AutoModel.from_pretrained(folder, trust_remote_code=_own_code(folder))
-    return encoder.eval(), transformers.AutoTokenizer.from_pretrained(folder)
+    return encoder.eval(), fast_tokenizer(str(folder), "classify")
 
 
 def _own_code(folder: Path) -> bool:

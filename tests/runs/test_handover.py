@@ -87,6 +87,16 @@ def test_a_model_whose_tokenizer_has_no_token_for_padding_pads_with_its_last_one
     assert report.difference < 1e-4
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_clients_that_test_on_rows_of_their_own_are_compared_on_these(job: Jobs) -> None:
+    """It was on all rows, most of which are training rows."""
+    pytest.importorskip("onnxruntime")
+    made = job("fedavg", "classify", clients={"test": 0.25}, method={"rounds": 1})
+    del made["data"]["test"]
+    [report], where = export(fedstrata.run(made).folder)
+    assert (report.texts, where) == (3, "3 test rows")
+
+
 @pytest.mark.parametrize("form", ["--onnx", "--sentence-transformers"])
 def test_another_model_or_a_file_is_not_written_over(
     form: str, model_folder: Callable[..., Path], tmp_path: Path

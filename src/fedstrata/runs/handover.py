@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedstrata.data.prepare import prepare
 from fedstrata.data.read import WORD_END
-from fedstrata.data.rows import text_columns
+from fedstrata.data.rows import take, text_columns
 from fedstrata.errors import UserError
 from fedstrata.job.file import load
 from fedstrata.job.task_kinds import TASK_KINDS
@@ -158,9 +160,10 @@ def _test_texts(run: Path) -> tuple[Sequence[Any], str]:
             table.pop(name, None)
         table.setdefault("model", {"name": str(run / "model")})
         job = load(table)[0]
-        rows = prepare(job, Path.cwd()).test
+        data = prepare(job, Path.cwd())
     except UserError as error:
         return PLAIN, f"{len(PLAIN)} plain texts, as the test rows cannot be read ({error})"
+    rows = data.test if data.tests is None else take(data.test, np.concatenate([*data.tests.values()]))
     columns = [rows.columns[name][:COMPARED] for name in text_columns(job)]
     where = f"{len(columns[0])} test rows"
     if TASK_KINDS[job.task.kind].words:

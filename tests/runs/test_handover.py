@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import transformers
 from typer.testing import CliRunner
 
 import fedstrata
-from fedstrata.cli import app
+from fedstrata.cli import app, main
 from fedstrata.errors import UserError
 from fedstrata.runs.handover import export, export_sentences, model_folder, push
 from tiny import SENTENCES, tokenizer
@@ -222,3 +224,19 @@ def test_push_uploads_the_models_folder_and_is_private(job: Jobs, monkeypatch: p
     result = fedstrata.run(job("fedavg", "classify", method={"rounds": 1}))
     assert push(result.folder, "lab/model") == "https://hub/lab/model"
     assert calls == [("lab/model", True), ("lab/model", str(result.model_folder))]
+
+
+@pytest.mark.parametrize("answer", ["", "n\n"])
+def test_nothing_is_pushed_that_nobody_has_confirmed(
+    answer: str,
+    model_folder: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Without a terminal, as in a script, it ended with a traceback."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
+    with pytest.raises(SystemExit) as ended:
+        main(["push", str(model_folder()), "our-lab/findings"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.endswith("fedstrata: push: not confirmed; nothing was uploaded; --yes does not ask\n")

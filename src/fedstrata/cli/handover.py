@@ -78,6 +78,14 @@ def push(
         what = f"{len(files)} files of {place}, {size / 1e6:,.1f} MB,"
         where = f"go to Hugging Face's machines as {repository} ({seen})"
         console.print(f"{what} {where}", soft_wrap=True)
-        if not yes and not typer.confirm("Upload?"):
-            raise UserError("push: not confirmed; nothing was uploaded")
+        if not yes and not _confirmed():
+            raise UserError("push: not confirmed; nothing was uploaded; --yes does not ask")
         console.print(f"pushed  {upload(folder, repository, public)}", soft_wrap=True)
+
+
+def _confirmed() -> bool:
+    """Whether whoever is at the terminal says yes; where nobody is, nobody does."""
+    try:
+        return typer.confirm("Upload?")
+    except typer.Abort:
+        return False

@@ -14,6 +14,7 @@ from fedstrata.cli import app
 from fedstrata.cli.demo import JOB, VARIANTS
 from fedstrata.data import demo
 from fedstrata.job.file import load
+from fedstrata.runs.folder import MARKER, own_folder
 
 SHORT = ("clients.count=2", "method.rounds=1", "train.steps=1", "pretrain.train.steps=1", "train.batch_size=2")
 
@@ -52,6 +53,28 @@ def test_what_others_wrote_is_not_removed(tmp_path: Path) -> None:
     assert done.stderr == f"fedstrata: demo: {folder} was not written by FedStrata; {hint}\n"
     assert (folder / "own.txt").exists()
     assert {path.name for path in tmp_path.iterdir()} == {"fedavg-fedavg"}
+
+
+@pytest.mark.parametrize("name", ["demo.toml", "report.html"])
+def test_neither_an_edited_job_nor_somebodys_page_is_written_over(tmp_path: Path, name: str) -> None:
+    """The job was, and the page was noticed when both runs were over."""
+    (tmp_path / name).write_text("somebody's own")
+    done = CliRunner().invoke(app, ["demo", "--output", str(tmp_path)])
+    assert done.exit_code == 2
+    hint = "name another folder with --output"
+    assert done.stderr == f"fedstrata: demo: {tmp_path / name} was not written by FedStrata; {hint}\n"
+    assert (tmp_path / name).read_text() == "somebody's own"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_demo_that_is_going_on_is_not_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "fedavg-fedavg"
+    with own_folder(folder, False):
+        done = CliRunner().invoke(app, ["demo", "--output", str(tmp_path)])
+        assert (folder / MARKER).exists()
+    assert done.exit_code == 2
+    hint = "name another folder with --output"
+    assert done.stderr == f"fedstrata: demo: another process is running in {folder}; {hint}\n"
 
 
 def test_without_its_extra_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,12 +14,15 @@ import typer
 
 from fedstrata.cli.common import Overrides, sentences, stop_on_signals
 from fedstrata.errors import UserError
+from fedstrata.plan.kinds import LOCK
+from fedstrata.wire.files import locked
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 JOB = Path(__file__).with_suffix(".toml")
 """FedBFPT, then FedBT."""
+PAGE = "report.html"
 VARIANTS: dict[str, dict[str, Any]] = {
     "fedbfpt-fedbt": {},
     "fedavg-fedavg": {
@@ -75,18 +78,25 @@ def _compare(console: Console, output: Path) -> None:
     console.print(result_table(runs))
     shutil.copyfile(JOB, output / JOB.name)
     console.print(f"job     {output / JOB.name}", soft_wrap=True)
-    console.print(f"report  {write_page(runs, output / 'report.html')}", soft_wrap=True)
+    console.print(f"report  {write_page(runs, output / PAGE)}", soft_wrap=True)
 
 
 def _clear(output: Path) -> None:
     """Remove the runs of an earlier demo; nothing else is touched.
 
     Raises:
-        UserError: where a run is to go, there is something else.
+        UserError: where a run, the page or the job is to go, there is something else, or a demo runs there.
     """
+    from fedstrata.reports.page import is_foreign
     from fedstrata.runs.folder import MARKER
 
-    for folder in (output / name for name in VARIANTS):
-        if folder.exists() and not (folder / MARKER).exists():
-            raise UserError(f"demo: {folder} was not written by FedStrata; name another folder with --output")
+    folders, page, job = [output / name for name in VARIANTS], output / PAGE, output / JOB.name
+    foreign = [folder for folder in folders if folder.exists() and not (folder / MARKER).exists()]
+    foreign += [page] if is_foreign(page) else []
+    foreign += [job] if job.exists() and job.read_bytes() != JOB.read_bytes() else []
+    if foreign:
+        raise UserError(f"demo: {foreign[0]} was not written by FedStrata; name another folder with --output")
+    if busy := [folder for folder in folders if locked(folder / LOCK)]:
+        raise UserError(f"demo: another process is running in {busy[0]}; name another folder with --output")
+    for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)

@@ -55,11 +55,16 @@ def render(path: Path, template: str, **values: Any) -> Path:
         OSError: ``path`` cannot be written.
         UserError: there is a file that no report is.
     """
-    if path.exists() and b"<title>FedStrata" not in path.read_bytes()[:1000]:
+    if is_foreign(path):
         raise UserError(f"report: {path} is there and is no page of FedStrata; --out names another file")
     page = templates().get_template(template).render(**values)
     write_bytes(path, _unique_ids(page).encode())
     return path
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether a file is there that no report is, which must not be written over."""
+    return path.exists() and b"<title>FedStrata" not in path.read_bytes()[:1000]
 
 
 def shown(pictures: Iterable[Shown]) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import fedstrata
 from fedstrata.cli import main
 from fedstrata.job.toml import read_toml
 from fedstrata.methods import METHODS
+from fedstrata.runs.folder import mark
 from tiny import SENTENCES
 
 
@@ -166,6 +167,30 @@ def test_validate_refuses_what_a_run_would(
         said = capsys.readouterr().err
         assert sentence in said
         assert "Traceback" not in said
+
+
+def test_validate_reads_the_rows_of_a_sweep_too(
+    rows: Path, model_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It said that the job is valid and what run writes to, and run refused it."""
+    call("init", "rows.csv", "--model", str(model_folder()))
+    written = Path("job.toml").read_text("utf-8")
+    for sweep, sentence in (
+        ("[sweep]\nseeds = 2\n", "[sweep] seeds: must be a list, found 2"),
+        ("[[sweep.rows]]\nname = 'a'\nadapter.rnk = 2\n", "row 'a': job.toml: [adapter] rnk: no such key"),
+    ):
+        Path("job.toml").write_text(f"{written}\n{sweep}", "utf-8")
+        assert call("validate", "job.toml") == 2
+        assert sentence in capsys.readouterr().err
+
+
+def test_a_sweep_that_has_begun_is_valid(rows: Path, model_folder: Callable[..., Path]) -> None:
+    """Its folder was said to hold a sweep, not a run."""
+    call("init", "rows.csv", "--model", str(model_folder()))
+    Path("job.toml").write_text(Path("job.toml").read_text("utf-8") + "\n[sweep]\nseeds = [0, 1]\n", "utf-8")
+    mark(Path("runs/first"), "sweep")
+    Path("runs/first/table.md").write_text("")
+    assert call("validate", "job.toml") == 0
 
 
 def test_methods_lists_them_all_and_their_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,12 +32,14 @@ def plain_console(stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
-def note_sweep(job: Path) -> None:
-    """Say on stderr that a ``[sweep]`` is left out, where the job file has one."""
+def note_sweep(job: Path, seen: str = "") -> None:
+    """Say on stderr that a ``[sweep]`` is left out, where the job file has one, but for what was ``seen``."""
     from fedstrata.job.file import sweep_table
 
     if sweep_table(job)[1]:
-        note = f"note: the [sweep] of {job} is left out: this is about its job alone, without a row's changes"
+        note = (
+            f"note: the [sweep] of {job} is left out{seen}: this is about its job alone, without a row's changes"
+        )
         plain_console(stderr=True).print(note, soft_wrap=True)
 
 

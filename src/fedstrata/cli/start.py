@@ -60,11 +60,14 @@ def validate(job: JobFile, overrides: Overrides = None) -> None:
     """Read and check everything that a run needs, without training: rows, classes, model, plans, costs."""
     with sentences() as console:
         from fedstrata.cli.progress import ForecastDisplay
-        from fedstrata.job.file import load
+        from fedstrata.job.file import load, sweep_table
+        from fedstrata.sweeps.cells import cells
 
         stop_on_signals()
         stages = load(job, overrides or ())  # a mistake in the job file is reported before torch is imported
-        note_sweep(job)
+        if sweep_table(job)[1]:
+            cells(job, overrides or ())
+        note_sweep(job, " but for the keys of its rows")
         with ForecastDisplay(plain_console(stderr=True)) as display:
             from fedstrata.forecasts.validate import validate as check
 

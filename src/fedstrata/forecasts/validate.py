@@ -14,7 +14,7 @@ from fedstrata.errors import plural
 from fedstrata.events import Event
 from fedstrata.forecasts.forecast import forecast
 from fedstrata.forecasts.options import ForecastOptions
-from fedstrata.job.file import JobSource, Overrides, load
+from fedstrata.job.file import JobSource, Overrides, load, sweep_table
 from fedstrata.job.tables import method_name
 from fedstrata.models.quiet import quiet
 from fedstrata.runs.folder import check_output_dir
@@ -46,7 +46,8 @@ def validate(
     """
     jobs = load(source, overrides)
     base_dir = Path(source).resolve().parent if isinstance(source, str | Path) else None
-    check_output_dir(Path(jobs[0].output.dir), resume=True)
+    kind = "sweep" if sweep_table(source)[1] else "run"
+    check_output_dir(Path(jobs[0].output.dir), resume=True, kind=kind)
     data = [prepare_test(job, base_dir) if job.between_sites else prepare(job, base_dir) for job in jobs]
     with tempfile.TemporaryDirectory() as outlines:
         parts = check_stages(jobs, data, base_dir, Path(outlines), tell)

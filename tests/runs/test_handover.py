@@ -154,6 +154,28 @@ def test_an_exported_encoder_cuts_texts_at_what_it_reads(
     assert made.max_seq_length == 65
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_texts_are_cut_to_what_the_model_reads_where_its_tokenizer_does_not_say_it(
+    job: Jobs, model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """As the one of a model from scratch does not: a pipeline that truncates, and a text's vector, were errors."""
+    package = pytest.importorskip("sentence_transformers")
+    folder, rows = model_folder("roberta", max_position_embeddings=34), tmp_path / "long.csv"
+    kept = transformers.AutoTokenizer.from_pretrained(folder)
+    kept.model_max_length = int(1e30)
+    kept.save_pretrained(folder)
+    lines = "".join(f'"{text * 9}",{label}\n' for text, label in SENTENCES)
+    rows.write_text(f"text,label\n{lines}", "utf-8")
+    made = job("fedavg", "classify", data={"test": str(rows)}, model={"name": str(folder)}, method={"rounds": 1})
+    result = fedstrata.run(made)
+    assert result.pipeline()("the heart " * 50, truncation=True)[0]["label"]
+    for name in (folder, result.folder):  # of a hub's, too
+        report, _ = export_sentences(name, tmp_path / "vectors")
+        assert report.difference < 1e-5
+        found = package.SentenceTransformer(str(tmp_path / "vectors"), device="cpu")
+        assert found.encode("the heart " * 50).shape == (32,)
+
+
 def test_a_model_that_is_no_encoder_has_no_form_of_one(model_folder: Callable[..., Path]) -> None:
     pytest.importorskip("sentence_transformers")
     done = CliRunner().invoke(app, ["export", str(model_folder("gpt2", head="clm")), "--sentence-transformers"])

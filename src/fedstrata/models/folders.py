@@ -65,12 +65,19 @@ def _as_in_a_text(backend: Any) -> bool:
     return bool(text[len(text) - len(word) :] == word)
 
 
-def write_tokenizer(tokenizer: Any, folder: Path) -> None:
+def write_tokenizer(tokenizer: Any, folder: Path, most: int | None = None) -> None:
     """Write a tokenizer, without what it was last called with.
 
     Else its file would cut texts by itself, at the job's ``train.max_tokens``, where a run has tokenized its rows
     and has not found their tokens kept.
+
+    Args:
+        tokenizer: it.
+        folder: where to write.
+        most: tokens that its model reads, to which a pipeline is to cut texts; not every tokenizer says it.
     """
+    if most is not None:
+        tokenizer.model_max_length = min(tokenizer.model_max_length, most)
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     try:

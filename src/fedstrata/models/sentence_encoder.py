@@ -53,7 +53,6 @@ def export_encoder(folder: Path, out: Path, texts: Sequence[str]) -> EncoderRepo
     except ImportError as error:
         raise UserError(f"export: --sentence-transformers needs {error.name}: {INSTALL}") from None
     encoder, tokenizer = _encoder(folder)
-    tokenizer.model_max_length = min(tokenizer.model_max_length, max_positions(encoder))  # it may name none
     with TemporaryDirectory() as plain:
         encoder.save_pretrained(plain)
         tokenizer.save_pretrained(plain)
@@ -76,7 +75,9 @@ def _encoder(folder: Path) -> tuple[Any, Any]:
             f"{folder}: {names[0]} reads from left to right; --sentence-transformers is for encoders, such as BERT"
         )
     encoder = transformers.AutoModel.from_pretrained(folder, trust_remote_code=_own_code(folder))
-    return encoder.eval(), fast_tokenizer(str(folder), "classify")
+    tokenizer = fast_tokenizer(str(folder), "classify")
+    tokenizer.model_max_length = min(tokenizer.model_max_length, max_positions(encoder))  # cuts longer texts
+    return encoder.eval(), tokenizer
 
 
 def _own_code(folder: Path) -> bool:

@@ -93,7 +93,7 @@ def _clear(output: Path) -> None:
     folders, page, job = [output / name for name in VARIANTS], output / PAGE, output / JOB.name
     foreign = [folder for folder in folders if folder.exists() and not (folder / MARKER).exists()]
     foreign += [page] if is_foreign(page) else []
-    foreign += [job] if job.exists() and job.read_bytes() != JOB.read_bytes() else []
+    foreign += [job] if job.exists() and job.read_bytes()[:100] != JOB.read_bytes()[:100] else []
     if foreign:
         raise UserError(f"demo: {foreign[0]} was not written by FedStrata; name another folder with --output")
     if busy := [folder for folder in folders if locked(folder / LOCK)]:

@@ -20,6 +20,7 @@ from fedstrata.audits.public import check_known, public_examples, public_texts
 from fedstrata.audits.settings import played_pair, settings
 from fedstrata.client.model_options import adapter_of, head_of
 from fedstrata.client.setup import check_plans, init_seed, make_ready, resolve_jobs
+from fedstrata.client.sharing import parts_with_sharing
 from fedstrata.client.start_model import model_path, write_outline
 from fedstrata.data.prepare import Prepared, population, prepare
 from fedstrata.errors import UserError, did_you_mean
@@ -136,7 +137,7 @@ def _stage(
     if client not in clients:
         raise UserError(f"--client: {client!r} is no client; {did_you_mean(client, clients)}")
     parts = checkpoints.parts_of(start[0], job.task.kind, data.labels, head_of(job), adapter_of(job))
-    check_plans(job, parts, data.shards)
+    check_plans(job, parts_with_sharing(job, parts, start[0]), data.shards)
     ready = make_ready(job, data, start[0])
     texts, what = public_texts(job, options.public, base_dir)
     public = public_examples(job, data, ready, texts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,3 +83,11 @@ def train_round(
     index = np.arange(len(SENTENCES)) if index is None else index
     model_pass, request = WholePass(runtime.working, plan), train_request(plan, round, client)
     return drain(runtime.trainer.run(request, sentences(), index, model_pass, {}, callback))[0]
+
+
+def assert_same_tensors(one: Path, other: Path) -> None:
+    """Every file of tensors below one run's folder has the same bytes below the other's."""
+    files = [path.relative_to(one) for path in one.rglob("*.safetensors")]
+    assert files
+    for file in files:
+        assert (one / file).read_bytes() == (other / file).read_bytes(), file

@@ -13,6 +13,7 @@ import torch
 import fedstrata
 from fedstrata.client.working_model import WorkingModel
 from fedstrata.models.parts import find_parts
+from roles import assert_same_tensors
 from tiny import tiny_model
 
 Jobs = Callable[..., dict[str, Any]]
@@ -55,10 +56,7 @@ def test_frozen_weights_held_in_bf16_change_no_bit(
     monkeypatch.setattr(WorkingModel, "frozen_in_bf16", plain)
     cast = fedstrata.run(made, {"output.dir": str(tmp_path / "cast")})
     assert held.score == cast.score
-    files = [path.relative_to(held.folder) for path in held.folder.rglob("*.safetensors")]
-    assert files
-    for file in files:
-        assert (held.folder / file).read_bytes() == (cast.folder / file).read_bytes(), file
+    assert_same_tensors(held.folder, cast.folder)
 
 
 def test_what_is_trained_stays_fp32_and_what_has_changed_is_cast_again() -> None:

@@ -24,7 +24,7 @@ from fedstrata.models.adapters import (
     take_adapters,
     without_adapters,
 )
-from fedstrata.models.configs import HF_LOAD_ERRORS, config_of, finds_the_end, unusable
+from fedstrata.models.configs import HF_LOAD_ERRORS, config_of, reads_last_token, unusable
 from fedstrata.models.dropout import disable_dropout
 from fedstrata.models.folders import WEIGHTS, partial_folder, publish, stand_alone, write_card, write_tokenizer
 from fedstrata.models.headed import write_headed
@@ -94,7 +94,7 @@ def load(
         _disable_dropout(config)
     use_cache, config.use_cache = getattr(config, "use_cache", None), False
     tokenizer = tokenizer_of(name, kind)
-    if config.pad_token_id is None or finds_the_end(config):
+    if config.pad_token_id is None or reads_last_token(config):
         config.pad_token_id = tokenizer.pad_token_id
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -138,10 +138,10 @@ def _name_classes(name: str, config: Any, purpose: str, labels: Sequence[str]) -
 def causal(config: Any) -> bool:
     """Whether a model of this config predicts a token from those before it alone."""
     known = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING  # BERT and its kin too, where told to be
-    return known and (finds_the_end(config) or getattr(config, "is_decoder", False))
+    return known and (reads_last_token(config) or getattr(config, "is_decoder", False))
 
 
-def finds_the_end(config: Any) -> bool:
+def reads_last_token(config: Any) -> bool:
     """Whether a classifier over the model reads a text's last token, and finds it by the padding token.
 
     Those of GPT-2, Llama and others that are causal in any case do; BERT's and its kin's read the first.

@@ -102,8 +102,7 @@ def init_from_config(
     except HF_LOAD_ERRORS as error:
         raise _invalid(error) from None
     if fast is not None:
-        fast.model_max_length = min(fast.model_max_length, max_positions(model))  # where a caller's texts are cut
-        write_tokenizer(fast, folder)
+        write_tokenizer(fast, folder, max_positions(model))
     return folder
 
 

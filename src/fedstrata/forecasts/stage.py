@@ -113,7 +113,7 @@ def stage_costs(job: Job, model: str, profile: DataProfile, known: Known, option
         "holdings": profile.source,
         "examples": sum(map(len, shards.values())),
         "privacy": _privacy(job, context, work, options.tell),
-        **_about(job, context, work),
+        **_about(job, context, records.lines("ledger")),
     }
 
 
@@ -123,15 +123,14 @@ def _played(job: Job, context: DryContext, options: ForecastOptions) -> MemoryRe
     return dry_run(context, job.task.kind, round_settings(job), options.tell, _least(job, options), order)
 
 
-def _about(job: Job, context: DryContext, work: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _about(job: Job, context: DryContext, ledger: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The model's parts, what the server can read, a sentence each, and how far the bytes are known.
 
-    What it can read is that of whoever is asked: the client whose costs are reported may be so in no round.
+    What it can read is that of all clients: others may send more than the one whose costs are reported.
     """
-    kind, parts = job.task.kind, context.parts
-    asked = {line.get("asked", line["round"]): line["client"] for line in work if line.get("trained")}
-    sent = {part for round, client in asked.items() for part in _plan(context, kind, round, client).send}
-    opened = channels(parts, sent, TASK_KINDS[kind].target)
+    parts = context.parts
+    sent = {line["part"] for line in ledger if line["direction"] == "up" and line["part"] in parts}
+    opened = channels(parts, sent, TASK_KINDS[job.task.kind].target)
     found = sentence(opened, job.privacy.level, job.privacy.sum_only)
     payload = job.method.exchange
     whole = [] if payload == "weights" else [f"each client sends the server {SENT[payload]}"]

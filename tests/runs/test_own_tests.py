@@ -142,6 +142,24 @@ def test_pools_are_scored_apart(job: Jobs, tmp_path: Path) -> None:
     assert both.score["accuracy"] == pytest.approx((both.score["accuracy.near"] + both.score["accuracy.far"]) / 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "tables"),
+    [
+        ("fedavg", {"wire": {"dtype": "int8"}}),
+        ("fedavg", {"wire": {"codec": "delta", "bits": 1, "down_density": 0.05}}),
+        ("fedbert", {"wire": {"dtype": "bf16", "activations": "fp32"}, "method": {"mode": "parallel"}}),
+    ],
+)
+def test_the_one_model_is_saved_as_the_clients_received_and_scored_it(
+    own: Callable[..., dict[str, Any]], tmp_path: Path, name: str, tables: dict[str, Any]
+) -> None:
+    made = own(name, **tables)
+    result = fedstrata.run(made)
+    made["model"], made["output"] = {"name": str(result.model_folder)}, {"dir": str(tmp_path / "again")}
+    again = fedstrata.run(made | {"method": {"name": "none"}, "wire": {}})
+    assert again.score == result.score, "a model that came over a coarse wire is not the server's"
+
+
 def test_pools_of_clients_that_test_on_their_own_rows(own: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     """A pool's mean is over the clients that have rows of it."""
     whole = (tmp_path / "sentences.csv").read_text("utf-8").splitlines()

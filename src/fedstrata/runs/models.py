@@ -110,13 +110,14 @@ def save_models(trained: Trained) -> None:
 
 
 def _save_whole(trained: Trained) -> None:
-    """Save the one model: the server's, or the only client's, which was scored with parts as it received them."""
+    """Save the one model: the server's, or as clients received it where these have scored it."""
     job, server, held = trained.job, trained.server, trained.server.weights
-    own = Tensors()
-    if len(trained.clients) == 1 and not job.between_sites:
-        [(client, plan)] = last_plans(job, server.parts, trained.clients).items()
+    own, alone = Tensors(), len(trained.clients) == 1 and not job.between_sites
+    client, plan = next(iter(last_plans(job, server.parts, trained.clients).items()))
+    if job.clients.test is not None or (alone and plan.keep):
+        held = _as_held(server, plan.away(server.parts))
+    if alone:
         own = Store(trained.folder / "state" / "clients" / client).load(job.method.rounds)
-        held = _as_held(server, plan.away(server.parts)) if plan.keep else held
     weights = {name: tensor for tensors in held.values() for name, tensor in tensors.items()} | own
     if job.adapter.merged_model:
         checkpoints.save(trained.loaded, weights, trained.folder / "model")

@@ -576,7 +576,7 @@ def test_a_start_model_that_was_being_written_is_sent_again(town: Town, monkeypa
 
 def with_file(town: Town, name: str, change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
     files = dict(town.hello.weights["files"])
-    table = json.loads(files[name].numpy().tobytes())
+    table = json.loads(files[name].numpy().tobytes()) if name in files else {}
     changed = change(table)
     return {"files": {**files, name: text(json.dumps(table if changed is None else changed))}}
 
@@ -607,6 +607,8 @@ CONFIGS: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     ("tokenizer_config.json", lambda t: t.update(tokenizer_class="BertJapaneseTokenizer"), "no fast tokenizer"),
     ("tokenizer_config.json", lambda t: t.update(tokenizer_class="os.system"), "no fast tokenizer"),
     ("tokenizer_config.json", lambda t: t.update(backend="sentencepiece"), "backend is another"),
+    ("special_tokens_map.json", lambda t: t.update(tokenizer_file="/etc/passwd"), "key 'tokenizer_file'"),
+    ("special_tokens_map.json", lambda t: t.update(tokenizer_object=1), "key 'tokenizer_object'"),
     ("tokenizer.json", lambda t: t.update(script="x"), "key 'script'"),
     ("tokenizer.json", lambda t: t.update(normalizer={"pattern": {"Regex": "a" * 3000}}), "regular expression"),
 ]

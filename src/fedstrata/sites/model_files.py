@@ -19,11 +19,12 @@ from fedstrata.sites.permission import Refused
 VOCABULARY = "public_vocabulary.txt"
 """The public vocabulary of ``[privacy] omit``, among the model's files."""
 CONFIG, TOKENIZER, SETTINGS = "config.json", "tokenizer.json", "tokenizer_config.json"
+SPECIAL = "special_tokens_map.json"
 MOST_BYTES: Mapping[str, int] = {
     CONFIG: 1 << 24,
     TOKENIZER: 1 << 28,
     SETTINGS: 1 << 24,
-    "special_tokens_map.json": 1 << 20,
+    SPECIAL: 1 << 20,
     "added_tokens.json": 1 << 24,
     "vocab.json": 1 << 26,
     "vocab.txt": 1 << 26,
@@ -72,6 +73,11 @@ SETTING_KEYS = frozenset({
     "truncation_side", "truncation_strategy", "unk_token", "vocab_size",
 })  # fmt: skip
 """Keys of ``tokenizer_config.json``."""
+SPECIAL_KEYS = frozenset({
+    "additional_special_tokens", "bos_token", "cls_token", "eos_token", "extra_special_tokens", "mask_token",
+    "pad_token", "sep_token", "unk_token",
+})  # fmt: skip
+"""Keys of ``special_tokens_map.json``, each of which takes the place of a setting, paths of files among them."""
 TOKENIZER_KEYS = frozenset({
     "version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
     "decoder", "model",
@@ -84,7 +90,7 @@ MOST_PATTERN = 2000
 def sent_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
     """Of the files of a model's folder what a site takes: files and keys that it does not know are left out."""
     taken = {name: content for name, content in files.items() if name in MOST_BYTES}
-    for name, keys in ((CONFIG, _config_keys), (SETTINGS, lambda table: SETTING_KEYS)):
+    for name, keys in KEYS.items():
         if name in taken:
             table = json.loads(taken[name])
             known = keys(table)
@@ -221,6 +227,11 @@ def _check_settings(table: dict[str, Any]) -> None:
     _check_class(table.get("tokenizer_class"))
 
 
+def _check_special(table: dict[str, Any]) -> None:
+    if strange := table.keys() - SPECIAL_KEYS:
+        raise Refused(f"the model's {SPECIAL} has the key {_shown(min(strange))}, which is not taken")
+
+
 def _check_class(name: Any) -> None:
     """Refuse a tokenizer that is not one of transformers' own over the library ``tokenizers``."""
     import transformers
@@ -258,4 +269,11 @@ CHECKS: Mapping[str, Callable[[dict[str, Any]], None]] = {
     CONFIG: _check_config,
     SETTINGS: _check_settings,
     TOKENIZER: _check_tokenizer,
+    SPECIAL: _check_special,
 }
+KEYS: Mapping[str, Callable[[dict[str, Any]], frozenset[str]]] = {
+    CONFIG: _config_keys,
+    SETTINGS: lambda table: SETTING_KEYS,
+    SPECIAL: lambda table: SPECIAL_KEYS,
+}
+"""File -> the keys of its table that are sent."""

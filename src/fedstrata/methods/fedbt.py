@@ -1,6 +1,6 @@
 r"""FedBT: FedBFPT's further pre-training, and fine-tuning that unfreezes the layers from the top in cycles.
 
-Wang, Li, Chen, Shou. Journal of Software (软件学报) 36(9), 2025, pp. 4110-4130.
+Wang, Li, Chen, Shou. 基于联邦学习的BERT模型高效训练框架. Journal of Software (软件学报) 36(9), 2025, from p. 4110.
 
     paper                                   here
     pre-training schedule Next(l, i, r, I)  progressive(rounds), as FedBFPT

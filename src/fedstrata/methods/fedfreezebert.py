@@ -1,6 +1,7 @@
 """FedFreezeBERT: the encoder is frozen, a head over it is trained.
 
-FedFreezeBERT. 2024.
+Galal, Abdel-Gawad, Farouk. Federated Freeze BERT for text classification. Journal of Big Data 11, 28, 2024.
+https://doi.org/10.1186/s40537-024-00885-x
 
     paper                                   here
     W_s, the aggregation architecture       part ``head``: [head] kind, classifier, ...

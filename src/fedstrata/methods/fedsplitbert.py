@@ -1,6 +1,7 @@
 """FedSplitBERT: the lower layers are shared, the upper ones are personal to each client.
 
-FedSplitBERT. IJCNN 2022.
+Li, Si, Wang, Xiao. Federated Split BERT for Heterogeneous Text Classification. IJCNN 2022.
+https://arxiv.org/abs/2205.13299
 
     paper                                   here
     c, the critical layer (1-based)         critical_layer; layers 0 .. c-1 are shared

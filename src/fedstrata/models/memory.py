@@ -75,9 +75,7 @@ def step_memory(
     return memory
 
 
-def saved_bytes(
-    model: Any, parts: Parts, plan: Plan, shape: Sequence[int], predicted: int, bf16: bool, device: str = "cpu"
-) -> int:
+def saved_bytes(model: Any, parts: Parts, plan: Plan, shape: Sequence[int], predicted: int, bf16: bool) -> int:
     """Bytes that autograd keeps of one forward pass with a batch of ``shape`` ``[B, S]``, weights not counted."""
     names = {name for part in plan.train for name in parts.shapes[part]}
     for name, parameter in model.named_parameters():
@@ -101,7 +99,7 @@ def saved_bytes(
         torch.random.fork_rng(devices=[]),
         drawing(lambda shape: torch.zeros(tuple(shape), dtype=torch.int16)),
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-        torch.autocast(device, torch.bfloat16, enabled=bf16),
+        torch.autocast("cpu", torch.bfloat16, enabled=bf16),
     ):
         ids = torch.zeros(*shape, dtype=torch.long)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

@@ -24,14 +24,12 @@ class Described:
         kind: its type in words, such as ``whole number`` or ``"a" | "b"``.
         default: as a job file writes it; empty where there is none.
         text: the docstring under it, on one line; may be empty.
-        required: whether it must be set.
     """
 
     name: str
     kind: str
     default: str
     text: str
-    required: bool
 
 
 def described(table: type[BaseModel]) -> Iterator[Described]:
@@ -40,7 +38,7 @@ def described(table: type[BaseModel]) -> Iterator[Described]:
     for name, field in table.model_fields.items():
         default = field.get_default(call_default_factory=True, validated_data={})
         shown = "" if field.is_required() or default is None else toml_value(default)
-        yield Described(name, type_words(field.annotation), shown, texts.get(name, ""), field.is_required())
+        yield Described(name, type_words(field.annotation), shown, texts.get(name, ""))
 
 
 def field_texts(table: type[BaseModel]) -> dict[str, str]:

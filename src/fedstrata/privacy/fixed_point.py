@@ -90,22 +90,20 @@ class FixedPoint:
         return words.view("<u8").reshape(-1).astype(np.uint64, copy=False)
 
 
-def fixed_point(total: int, step: float = STEP, largest: float = RANGE) -> FixedPoint:
-    """Integers of as few bytes as hold a sum.
+def fixed_point(total: int) -> FixedPoint:
+    """Integers of as few bytes as hold a sum to which each brings values up to :data:`RANGE` at least.
 
     Args:
         total: of the weights of all who may be in the sum, 1 or more.
-        step: what the integer 1 stands for.
-        largest: value that each of them can bring at least.
 
     Raises:
         SaturationError: no width is enough.
     """
-    needed = int(largest / step) * total
+    needed = int(RANGE / STEP) * total
     for width in WIDTHS:
         most = (1 << (8 * width - 1)) - 1
         if needed <= most:
-            return FixedPoint(width, step, min(most // total, 1 << 52))  # so that fp64 holds it
+            return FixedPoint(width, STEP, min(most // total, 1 << 52))  # so that fp64 holds it
     raise SaturationError(f"a sum of {total} examples needs more than {8 * WIDTHS[-1]} bits")
 
 

@@ -47,7 +47,7 @@ REPORT_SECONDS = 5.0
 
 
 class Transport(Protocol):
-    """Carries messages to sites; see :class:`fedstrata.sites.flower.FlowerTransport`."""
+    """Carries messages to sites; see :class:`fedstrata.sites.transport.SiteTransport`."""
 
     def online(self) -> dict[str, Presence]:
         """The sites that are connected now."""

@@ -14,7 +14,7 @@ from fedstrata.errors import UserError
 from fedstrata.privacy.fixed_point import WIDTHS, fixed_point
 from fedstrata.sites.approval import approve, content_of, job_digest
 from fedstrata.sites.gate import Gate
-from fedstrata.sites.greeting import Trial, open_message
+from fedstrata.sites.greeting import open_message
 from fedstrata.sites.message_client import Over
 from fedstrata.sites.messages import HelloHeader
 from fedstrata.sites.model_files import check_files
@@ -37,14 +37,13 @@ class Visit:
     Args:
         settings: the site's.
         say: prints a line.
-        trial: see there.
 
     Attributes:
         over: a message has come and was shown.
     """
 
-    def __init__(self, settings: SiteSettings, say: Callable[[str], None], trial: Trial = try_run) -> None:
-        self.settings, self.say, self.trial = settings, say, trial
+    def __init__(self, settings: SiteSettings, say: Callable[[str], None]) -> None:
+        self.settings, self.say = settings, say
         self.over = False
 
     def admit(self, metadata: Any, size: int) -> None:
@@ -102,7 +101,7 @@ class Visit:
         gate.check_disk(disk, size)
         for name, content in contents.items():
             write_bytes(folder / "start" / name, content)
-        proposal = self.trial(self.settings, hello, folder)
+        proposal = try_run(self.settings, hello, folder)
         lines += proposal.lines()
         gate.check_disk(disk, size + proposal.start)
         limits, private = self.settings.limits, private_of(job)

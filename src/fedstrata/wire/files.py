@@ -38,13 +38,16 @@ def checksum_of(path: Path, size: int | None = None) -> str | None:
     return None if left else hashed.hexdigest()
 
 
-def write_bytes(path: Path, content: bytes, flushed: bool = True) -> None:
-    """Write a file atomically: whole, and if ``flushed`` on the disk, before it has its name."""
-    write_views(path, (content,), flushed)
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file atomically: whole and on the disk before it has its name."""
+    write_views(path, (content,), flushed=True)
 
 
-def write_views(path: Path, views: Iterable[bytes | memoryview], flushed: bool = True) -> str:
-    """:func:`write_bytes` of one view after the other, none of which is copied; returns their checksum."""
+def write_views(path: Path, views: Iterable[bytes | memoryview], flushed: bool) -> str:
+    """:func:`write_bytes` of one view after the other, none of which is copied; returns their checksum.
+
+    Where it is not ``flushed``, see :func:`flush` for when it is on the disk.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     part, hashed = path.with_name(f".{path.name}.part"), xxhash.xxh3_128()
     try:

@@ -23,7 +23,7 @@ class How:
         wanted: columns every file must have; there may be more in a record.
         names: column names of files that have no header line.
         words: each value is a list of words; text files then have a word per line.
-        documents: what is a row of a plain txt file: see :func:`fedstrata.data.forms.plain.plain`.
+        documents: what is a row of a plain txt file: see :func:`fedstrata.data.forms.plain.plain_records`.
         delimiter: what stands between the fields of a line; None to find out.
         encoding: of text files; None to find out.
         classes: takes the class names that a data set gives a column.

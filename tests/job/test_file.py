@@ -146,6 +146,22 @@ def test_another_method_drops_the_options_of_the_first(order: int) -> None:
     assert first.method.rounds == 3
 
 
+def test_named_sources_replace_those_below_and_a_word_of_one_adds_it() -> None:
+    job = {**STAGED, "data": {"train": {"north": "n.csv", "south": "s.csv"}}}
+    job["stages"] = [STAGED["stages"][0], {**STAGED["stages"][1], "data": {"train": {"east": "e.csv"}}}]
+    assert [stage.data.train for stage in load(job)] == [job["data"]["train"], {"east": "e.csv"}]
+    for words in (['data.train={west = "w.csv"}'], {"data.train": {"west": "w.csv"}}):
+        assert [stage.data.train for stage in load(job, words)] == [{"west": "w.csv"}] * 2, "not north too"
+    one, _ = load(job, ["pretrain.data.train.north=other.csv", "pretrain.data.train.west=w.csv"])
+    assert one.data.train == {"north": "other.csv", "south": "s.csv", "west": "w.csv"}
+    ranked = {**JOB, "adapter": {"kind": "lora", "rank": {"default": 4, "north": 16}}}
+    assert load(ranked, ["adapter.rank={default = 8}"])[0].adapter.rank == {"default": 8}
+    scratch = {**JOB, "model": {"config": {"model_type": "bert", "num_hidden_layers": 2}}}
+    [made] = load(scratch, ["model.config={vocab_size = 99}"])
+    assert made.model is not None
+    assert made.model.config == {"model_type": "bert", "num_hidden_layers": 2, "vocab_size": 99}, "this is a table"
+
+
 def test_a_mistake_in_a_stage_names_the_stage() -> None:
     with pytest.raises(UserError, match=r"stage 'pretrain': \[method\] local_layers"):
         load(STAGED, ["pretrain.method.local_layers=0"])

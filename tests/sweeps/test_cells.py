@@ -121,6 +121,25 @@ def test_words_lie_under_the_rows_and_over_the_file() -> None:
     assert jobs(cell)[0].train.epochs == 3
 
 
+def test_what_a_row_says_of_clients_is_taken_whole_with_dots_in_their_names() -> None:
+    sources = '{north = "n.csv", south = "s.csv"}'
+    one, two = made(
+        f"""
+        [[sweep.rows]]
+        finetune.data.train = {sources}
+        finetune.method.local_layers = {{default = 2, "St._Mary_s" = 1}}
+        [[sweep.rows]]
+        name = "other"
+        finetune.data.train.east = "e.csv"
+        """,
+        f"finetune.data.train={sources}",
+    )
+    job = jobs(one)[1]
+    assert job.data.train == {"north": "n.csv", "south": "s.csv"}
+    assert job.method.local_layers == {"default": 2, "St._Mary_s": 1}
+    assert jobs(two)[1].data.train == {"east": "e.csv"}, "rows of other sources are not mixed with it"
+
+
 def test_a_row_that_changes_the_method_drops_its_options() -> None:
     [cell] = made('[[sweep.rows]]\nname = "a"\npretrain.method.name = "none"')
     assert jobs(cell)[0].method.rounds == 0

@@ -198,17 +198,32 @@ def _pair(word: str) -> tuple[str, Any]:
         raise UserError(f"{key}: the value has thousands of digits, or is nested too deep") from None
 
 
-def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``over`` laid over ``under``, table by table. A table of another method replaces, it does not mix."""
-    merged = copy.deepcopy(dict(under))
+class _Entries(dict[str, Any]):
+    """Some entries of a value that is a table itself, as by a word ``data.train.a=a.csv``; the others stay."""
+
+
+def _merge(under: Mapping[str, Any], over: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """``over`` laid over ``under``, table by table.
+
+    A value that is a table itself, such as named sources, replaces and does not mix; so does another method's.
+    """
+    merged = copy.deepcopy(under if isinstance(under, _Entries) else dict(under))
     for key, value in over.items():
-        below = merged.get(key)
-        if isinstance(value, Mapping) and isinstance(below, Mapping):
+        below, place = merged.get(key), above + key
+        mixes = isinstance(value, _Entries) or not is_value(place)
+        if mixes and isinstance(value, Mapping) and isinstance(below, Mapping):
             if key == "method" and _another_name(below, value):
                 below = {"rounds": below["rounds"]} if "rounds" in below else {}
-            value = _merge(below, value)
+            value = _merge(below, value, f"{place}.")
         merged[key] = copy.deepcopy(value)
     return merged
+
+
+def is_value(key: str) -> bool:
+    """Whether a dotted key, with or without a stage before it, names a table's key and not a table."""
+    words = key.split(".")
+    inside = words[1:] if words[0] in Job.model_fields else words[2:]
+    return bool(inside) and inside != ["config"]
 
 
 def _another_name(below: Mapping[str, Any], over: Mapping[str, Any]) -> bool:
@@ -220,9 +235,10 @@ def _another_name(below: Mapping[str, Any], over: Mapping[str, Any]) -> bool:
 
 def _tree(key: str, value: Any) -> dict[str, Any]:
     """``a.b = value`` as nested tables."""
-    for word in reversed(key.split(".")[1:]):
-        value = {word: value}
-    return {key.split(".")[0]: value}
+    table, *words = key.split(".")
+    for word in reversed(words[1:]):
+        value = _Entries({word: value})
+    return {table: {words[0]: value} if words else value}
 
 
 def _job(where: str, stage: str, data: dict[str, Any], method: Method | None = None) -> Job:

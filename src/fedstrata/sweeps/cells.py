@@ -40,7 +40,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job.base import Seed, Table
-from fedstrata.job.file import Overrides, load, pairs_of, sweep_table
+from fedstrata.job.file import Overrides, is_value, load, pairs_of, sweep_table
 from fedstrata.job.in_memory import InMemory
 from fedstrata.job.sentences import sentence, shown
 from fedstrata.job.tables import Job
@@ -186,7 +186,7 @@ def _rows(where: str, sweep: Sweep) -> dict[str, _Row]:
         base = sweep.against
         if base is not None and sweep.rows:
             base = ", ".join(filter(None, [base, *suffix]))
-        settings = [pair for table in (across, row) for pair in _leaves(table) if pair[0] != "name"]
+        settings = [pair for table in (across, row) for pair in _leaves(table, whole=True) if pair[0] != "name"]
         rows[name] = _Row([*settings, *at.items()], base if base != name else None)
     return rows
 
@@ -204,11 +204,11 @@ def _words(keys: Mapping[str, Any]) -> str:
     )
 
 
-def _leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested tables as dotted keys, in order."""
+def _leaves(table: Mapping[str, Any], above: str = "", whole: bool = False) -> Iterator[tuple[str, Any]]:
+    """Nested tables as dotted keys, in order; if ``whole`` not into values that are tables themselves."""
     for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{above}{key}.")
+        if isinstance(value, Mapping) and not (whole and is_value(above + key)):
+            yield from _leaves(value, f"{above}{key}.", whole)
         else:
             yield above + key, value
 

@@ -25,6 +25,8 @@ aten = torch.ops.aten
 DEVICE = torch.device("meta")
 COPIES = {aten.copy_.default, aten._foreach_copy_.default, aten._to_copy.default}
 """May have tensors of both devices."""
+JOINING = {aten.cat.default, aten.stack.default}
+"""Take not even a single number from the CPU."""
 INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
 """May have indices on the CPU."""
 
@@ -90,7 +92,7 @@ def check(op: Any, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None
     """Refuse an operation on tensors of both devices; a single number on the CPU is none."""
     if op in COPIES:
         return
-    plain = [tensor for tensor in tensors if not isinstance(tensor, There) and tensor.ndim]
+    plain = [tensor for tensor in tensors if not isinstance(tensor, There) and (tensor.ndim or op in JOINING)]
     if op in INDEXING and isinstance(args[0], There):
         plain = [tensor for tensor in plain if tensor.is_floating_point()]
     if plain:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from fedstrata.engines import choice
-from fedstrata.engines.choice import LIBRARIES, START, Choice, Work, choose, train_seconds, worker_bytes
+from fedstrata.engines.choice import CONTEXT, LIBRARIES, START, Choice, Work, choose, train_seconds, worker_bytes
 from fedstrata.errors import UserError
 from fedstrata.job.file import load
 from fedstrata.job.tables import Job
 from fedstrata.plan.parts import Part, Parts
+from fedstrata.runs.components import Components
+from fedstrata.runs.engines import choose_engine
 
 LINEAR = 10_000_000
 """Weights of a layer that is multiplied with."""
@@ -152,6 +158,70 @@ def test_the_threads_of_a_run_stay_on_another_machine(monkeypatch: pytest.Monkey
 def test_a_gpu_is_a_worker() -> None:
     assert choose(job(), replace(FOUR, gpus=3)).workers == 3
     assert choose(job(), replace(FOUR, gpus=1)).line.endswith("(one GPU)")
+    assert choose(job(engine={"workers": 1}), replace(FOUR, gpus=3)).workers == 1
+
+
+POOL: dict[str, Any] = {"engine": {"name": "pool"}}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "room", "cores", "wanted"),
+    [
+        (1, 5.0, 64, (4, 16)),
+        (1, 4.99, 64, (3, 21)),
+        (1, 2.0, 64, (1, 64)),
+        (1, 0.5, 64, (1, 64)),
+        (1, 99.0, 64, (4, 16)),  # no more than take turns
+        (2, 99.0, 64, (8, 8)),
+        (2, 99.0, 3, (3, 1)),  # as many as have a core
+        (8, 99.0, 3, (8, 1)),  # one on each in any case
+        (16, 99.0, 64, (10, 6)),  # as many as have a client
+    ],
+)
+def test_the_workers_of_a_pool_share_gpus_as_far_as_their_memory_reaches(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, room: float, cores: int, wanted: tuple[int, int]
+) -> None:
+    """One more than so many workers have room on a GPU: the first also has the program's own model."""
+    machine(monkeypatch, cores=cores)
+    ten = replace(FOUR, examples={f"client-{i}": 95 for i in range(10)})
+    each = worker_bytes(job(), ten) - LIBRARIES + CONTEXT
+    work = replace(ten, gpus=gpus, gpu_memory=int(room * each / 0.75) + 1)
+    found = choose(job(**POOL), work)
+    assert (found.name, found.workers, found.threads) == ("pool", *wanted)
+    assert choose(job(), work).threads == found.threads, "whatever plays the clients"
+    assert choose(job(), work).workers == min(gpus, 10), "not measured, so not the default"
+
+
+def test_workers_on_gpus_need_memory_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = LIBRARIES + CONTEXT + 12 * sum(part.elements for part in PARTS.each)
+    work = replace(FOUR, gpus=2, gpu_memory=10**12)
+    for room, workers in ((4.0, 4), (3.99, 3), (0.5, 2)):
+        machine(monkeypatch, cores=64, gigabytes=(room * here + 1) / 0.75 / 1e9)
+        assert choose(job(**POOL), work).workers == workers
+
+
+@pytest.mark.parametrize(
+    ("engine", "names", "line"),
+    [
+        ({}, ["H100"], "inprocess, 1 thread on H100 (one GPU)"),
+        ({"name": "inprocess"}, ["H100", "T4"], "inprocess, 1 thread on H100 (as the job says)"),
+        ({}, ["H100", "T4"], "pool, 2 workers × 1 thread on H100, T4 (4 clients train side by side)"),
+        ({"name": "pool"}, ["H100"] * 2, "pool, 4 workers × 1 thread on 2 × H100 (as the job says)"),
+    ],
+)
+def test_a_run_names_the_gpus_that_it_trains_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engine: dict[str, Any], names: list[str], line: str
+) -> None:
+    machine(monkeypatch, cores=4)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: names[number])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: SimpleNamespace(total_memory=10**11))
+    data: Any = SimpleNamespace(
+        shards={client: np.arange(95) for client in FOUR.examples},
+        train=SimpleNamespace(columns={"text": ["a kidney " * 20]}),
+    )
+    found = choose_engine(job(engine=engine, train={"device": "cuda"}), data, PARTS, tmp_path, Components())
+    assert found.line == line
 
 
 def test_a_pool_of_processes_needs_linux(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ NEAR = 1e-3
 """The same where the GPU is pretended, on whose processor only attention is computed otherwise."""
 LABELS = {"labels": ["eye", "heart", "kidney"]}
 EXAMPLE = {"level": "example", "clip": 0.5, "noise": 0.5}
+SMALL = {"batch_size": 1}
 CLIENT = {**EXAMPLE, "level": "client", "single_message": True}
 SPLIT = ("fedbert", "mlm")
 Case = tuple[str, str, dict[str, Any]]
@@ -50,6 +51,7 @@ CASES: dict[str, Case] = {
     "what changed": (*SPLIT, {"wire": {"activations_changed": 0.0}, "train": {"epochs": 2}}),
     "sums": ("fedavg", "classify", {"privacy": {"sum_only": True}}),
     "example": ("fedavg", "classify", {"task": LABELS, "privacy": EXAMPLE}),
+    "example, steps of none": ("fedavg", "classify", {"task": LABELS, "privacy": EXAMPLE, "train": SMALL}),
     "example, masked words": ("fedavg", "mlm", {"privacy": EXAMPLE}),
     "example, unlisted rows": ("fedavg", "mlm", {"privacy": {**EXAMPLE, "omit": ["unlisted_rows"]}}),
     "client": ("fedavg", "classify", {"task": LABELS, "privacy": CLIENT}),

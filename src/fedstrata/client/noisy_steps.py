@@ -96,8 +96,9 @@ class NoisySteps:
         for name, parameter in trained.items():
             add_gaussian(total[name], deviation, self.noise.rng)
             parameter.grad = total[name].div_(self.noise.expected).to(parameter.dtype)
-        count = max(1, sum(len(chosen) for chosen, _ in batches))
-        return torch.stack(losses).double().sum() / count if losses else torch.zeros((), dtype=torch.float64)
+        if not losses:
+            return torch.zeros((), dtype=torch.float64, device=self.working.device)  # where the other steps' are
+        return torch.stack(losses).double().sum() / sum(len(chosen) for chosen, _ in batches)
 
     def _add_clipped(
         self, total: Sums, batch: Batch, model_pass: ModelPass, dropout: DropoutRng, trained: Parameters

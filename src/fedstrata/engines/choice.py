@@ -25,6 +25,11 @@ START = 2.0
 """Seconds by which workers must shorten a run's training to be started: they take memory."""
 LIBRARIES = 300_000_000
 """Bytes of a worker's own beside its model: what torch and the others take that is not shared."""
+CONTEXT = 1_000_000_000
+"""Bytes that CUDA and its libraries take for each worker: of its GPU, and as many of the machine's memory."""
+TURNS = 4
+"""Most workers on a GPU. They take turns there: one fills the pauses in which others make their next batches and
+calls, most of a small model's steps. More than a few would only wait for each other. Not measured yet."""
 HEAD_WIDTH = 32
 """Width of an attention head, at the least."""
 ONE = "one client trains at a time"
@@ -41,6 +46,7 @@ class Work:
         tokens: of an example, on average; ``train.max_tokens`` at most.
         parts: the model's.
         gpus: GPUs that the job's device means; 0 on the CPU.
+        gpu_memory: bytes of the smallest of them.
         cluster: CPUs, or GPUs if the job's device is one, of the Ray cluster that the job names.
     """
 
@@ -48,6 +54,7 @@ class Work:
     tokens: float
     parts: Parts
     gpus: int = 0
+    gpu_memory: int = 0
     cluster: int = 0
 
 
@@ -60,18 +67,21 @@ class Choice:
         workers: processes; 1 in process.
         threads: of each.
         why: in a few words.
+        gpus: the names of those that they train on, in words; empty on the CPU.
     """
 
     name: str
     workers: int
     threads: int
     why: str
+    gpus: str = ""
 
     @property
     def line(self) -> str:
         """The choice in a sentence."""
         workers = f"{plural(self.workers, 'worker')} × " if self.name == "pool" else ""
-        return f"{self.name}, {workers}{plural(self.threads, 'thread')} ({self.why})"
+        where = f" on {self.gpus}" if self.gpus else ""
+        return f"{self.name}, {workers}{plural(self.threads, 'thread')}{where} ({self.why})"
 
 
 def choose(job: Job, work: Work, threads: int | None = None) -> Choice:
@@ -83,11 +93,11 @@ def choose(job: Job, work: Work, threads: int | None = None) -> Choice:
         threads: with which the run began; None for one that begins now.
     """
     table, sampled = job.engine, side_by_side(job, len(work.examples))
-    fitting = _fitting(job, work)
-    together = max(1, min(sampled, cores(), fitting)) if work.gpus == 0 else 1
+    fitting = on_gpus(job, work) if work.gpus else min(cores(), _fitting(job, work))
+    together = max(1, min(sampled, fitting))
     cluster = table.address is not None and sampled > 1
     if threads is None:
-        own = 1 if cluster else cores() // together
+        own = 1 if cluster else max(1, cores() // together)
         threads = own if table.threads == "auto" else table.threads
     if cluster:
         return _on_cluster(job, work, sampled, threads)
@@ -99,7 +109,7 @@ def choose(job: Job, work: Work, threads: int | None = None) -> Choice:
         return Choice("inprocess", 1, threads, ONE)
     most = min(sampled, max(1, cores() // threads), fitting)
     if work.gpus:
-        most = min(sampled, work.gpus)
+        most = min(sampled, fitting if table.name == "pool" else work.gpus)
     workers = most if table.workers == "auto" else min(table.workers, sampled)
     if table.name == "pool":
         return Choice("pool", workers, threads, "as the job says")
@@ -174,10 +184,22 @@ def _fitting(job: Job, work: Work) -> int:
     return max(1, int((USABLE * memory() - own) // worker_bytes(job, work)))
 
 
+def on_gpus(job: Job, work: Work) -> int:
+    """Workers for the GPUs: one each, and more as far as their memory, the machine's and its cores reach.
+
+    A place on each is left free: on the first this program has a model of its own.
+    """
+    elements = sum(part.elements for part in work.parts.each)
+    each = worker_bytes(job, work) - LIBRARIES + CONTEXT
+    here = int(USABLE * memory() // (LIBRARIES + CONTEXT + 12 * elements))
+    sharing = min(TURNS, int(USABLE * work.gpu_memory // each) - 1)
+    return max(work.gpus, min(work.gpus * sharing, here, cores()))
+
+
 def _why_one(work: Work, threads: int, fitting: int) -> str:
     if not can_fork():
         return "not on Linux"
-    if work.gpus:
+    if work.gpus == 1:
         return "one GPU"
     if fitting < 2:
         return "memory for one worker"

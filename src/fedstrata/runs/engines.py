@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -51,18 +52,29 @@ def choose_engine(job: Job, data: Prepared, parts: Parts, folder: Path, own: Com
     """
     shards = population(job.method.population, data.shards)
     each, tokens = _reckoned(job, data)
+    gpus = torch.cuda.device_count() if job.train.device == "cuda" else 0
     work = Work(
         examples={client: each * len(rows) for client, rows in shards.items()},
         tokens=tokens,
         parts=parts,
-        gpus=torch.cuda.device_count() if job.train.device == "cuda" else 0,
+        gpus=gpus,
+        gpu_memory=min((torch.cuda.get_device_properties(i).total_memory for i in range(gpus)), default=0),
         cluster=_cluster(job, len(shards)),
     )
     began = recorded_threads(folder) if job.engine.threads == "auto" else None
     choice = choose(job, work, began)
     if choice.name == "pool" and job.engine.name == "auto" and (own.task or own.codec):
-        return Choice("inprocess", 1, choice.threads, "task or codec of the caller's own")
-    return choice
+        choice = Choice("inprocess", 1, choice.threads, "task or codec of the caller's own")
+    return replace(choice, gpus=_named(job, choice, gpus)) if gpus else choice
+
+
+def _named(job: Job, choice: Choice, gpus: int) -> str:
+    """The GPUs that a choice trains on, in words."""
+    if choice.name == "pool" and job.engine.address is not None:
+        return "a GPU each"
+    used = min(gpus, choice.workers)  # one process takes the first
+    names = Counter(torch.cuda.get_device_name(i) for i in range(used))
+    return ", ".join(f"{count} × {name}" if count > 1 else name for name, count in names.items())
 
 
 def _reckoned(job: Job, data: Prepared) -> tuple[int, float]:

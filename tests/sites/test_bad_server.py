@@ -49,6 +49,7 @@ from fedstrata.sites.messages import (
 )
 from fedstrata.sites.noise import add_line, whole_lines
 from fedstrata.sites.noise_account import ACCOUNT, NoiseAccount
+from fedstrata.sites.permission import Refused
 from fedstrata.sites.release_log import Release, ReleaseLog, now
 from fedstrata.sites.rows_behind import rows_trained_on
 from fedstrata.sites.service import SiteService
@@ -280,10 +281,16 @@ def test_a_tokenizer_that_the_trial_refuses_does_not_come_into_the_place_of_anot
     town.rows([("a" * 60 + " b", "kidney")] * 12)
     service = town.site(tried=True)
     assert isinstance(answer(service, town.hello), WelcomeHeader)
-    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
-    panics = with_file(town, "tokenizer.json", lambda table: table.update(pre_tokenizer=split))
-    assert "failed (PanicException)" in answer(service, town.hello, panics).reason
+    assert "has begun with another tokenizer" in answer(service, town.hello, panicking(town)).reason
+    service.trial = refused
+    lower = town.job(train={"learning_rate": 1e-6})
+    assert "trying it failed" in answer(service, town.hello, job=lower).reason
     assert isinstance(answer(service, town.start), WelcomeHeader)
+
+
+def refused(*_: Any) -> Any:
+    """A trial that fails."""
+    raise Refused("trying it failed")
 
 
 NOISE = {"level": "client", "noise": 2.0, "single_message": True}
@@ -350,8 +357,8 @@ def test_a_message_with_noise_has_its_epsilon_in_the_log_wherever_the_site_ended
 def test_no_more_runs_than_it_takes_part_in_however_many_it_has_greeted(town: Town) -> None:
     service = town.site(("# max_runs = 20", "max_runs = 1"))
     runs = [letter * 32 for letter in "abc"]
-    for run in runs:
-        assert isinstance(answer(service, town.hello, run=run), WelcomeHeader)
+    greeted = [answer(service, town.hello, run=run) for run in reversed(runs)]
+    assert [type(one) for one in greeted] == [WelcomeHeader, RefusalHeader, RefusalHeader]
     said = []
     for run in reversed(runs):
         answer(service, town.start, run=run)
@@ -539,6 +546,39 @@ def test_no_other_tokenizer_counts_the_examples_of_a_run_anew(town: Town) -> Non
         assert "has begun with another tokenizer" in refusal.reason
     lower = {**job, "train": {**job["train"], "learning_rate": 1e-6}, "method": {**job["method"], "rounds": 3}}
     assert isinstance(answer(service, town.hello, longer("organ 7 "), **{**asked, "job": lower}), WelcomeHeader)
+
+
+def after_a_farewell(town: Town, service: SiteService) -> None:
+    answer(service, Envelope(town.hello.run, FarewellHeader(save=False), {}))
+
+
+def after_another_greeting(town: Town, service: SiteService) -> None:
+    answer(service, town.hello, run="d" * 32)
+
+
+@pytest.mark.parametrize("then", [after_a_farewell, after_another_greeting])
+def test_so_it_stays_when_the_run_s_folder_is_empty(town: Town, then: Callable[[Town, SiteService], None]) -> None:
+    """What it was told was forgotten with its folder, so that any number of tokenizers were tried in its name."""
+    service = town.begun(town.site())
+    then(town, service)
+    assert not (service.settings.folder / "runs" / town.hello.run / "hello").exists()
+    many = {"type": "Replace", "pattern": {"String": "organ 7 "}, "content": "eye " * 100}
+    files = with_file(town, "tokenizer.json", lambda table: table.update(normalizer=many))
+    for host in (service, town.again()):
+        assert "has begun with another tokenizer" in answer(host, town.hello, files).reason
+        assert isinstance(answer(host, town.hello), WelcomeHeader)
+        assert answer(host, town.start).examples == 12
+
+
+def test_a_run_that_is_told_what_came_of_a_trial_is_one_of_those_it_takes_part_in(town: Town) -> None:
+    """Each told whether any text has many of one letter, and only numbers of examples counted as a run."""
+    town.rows([("a" * 60 + " b", "kidney")] * 12)
+    service = town.site(("# max_runs = 20", "max_runs = 1"), tried=True)
+    assert "failed (PanicException)" in answer(service, town.hello, panicking(town)).reason
+    for host in (service, town.again(("# max_runs = 20", "max_runs = 1"), tried=True)):
+        assert "has begun with another tokenizer" in answer(host, town.hello).reason
+        assert "max_runs" in answer(host, town.hello, run="b" * 32).reason
+        assert "failed (PanicException)" in answer(host, town.hello, panicking(town)).reason
 
 
 def test_a_run_that_leaves_the_site_nothing_of_its_own_saves_no_model(town: Town) -> None:
@@ -846,7 +886,7 @@ def test_a_tokenizer_that_panics_ends_a_process_and_not_the_site(town: Town) -> 
     untried = town.site()
     assert isinstance(answer(untried, town.hello, files), WelcomeHeader)
     assert answer(untried, town.start).reason == "failed: PanicException; its own log says more"
-    assert isinstance(answer(service, town.hello), WelcomeHeader), "it goes on"
+    assert isinstance(answer(service, town.hello, run="f" * 32), WelcomeHeader), "it goes on"
 
 
 @pytest.mark.parametrize(

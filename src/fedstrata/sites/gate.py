@@ -48,12 +48,12 @@ class Gate:
     _batch_rows: dict[str, int] = field(default_factory=dict)
 
     def check_run(self, run: str) -> None:
-        """Refuse a run beyond the number that the site takes part in; who knows its number of examples is one.
+        """Refuse a run beyond the number that the site takes part in; one that was told of its examples is one.
 
         Raises:
             Refused: it is one.
         """
-        most, known = self.limits.max_runs, self.log.runs() | self.log.told
+        most, known = self.limits.max_runs, self.log.runs() | self.log.told.keys()
         if most is not None and run not in known and len(known) >= most:
             raise Refused(f"it has taken part in the {most} runs that it takes part in at most (max_runs)")
 
@@ -115,16 +115,20 @@ class Gate:
         parts: tuple[str, ...] = (),
         rows: int = 0,
         epsilon: float | None = None,
+        examples: str | None = None,
     ) -> TensorFile:
         """Let a message leave: its line is on the disk when this returns.
 
-        A short answer without rows that has left before, word for word, is not written down again.
+        A short answer without rows that has left before, word for word, is not written down again, unless it is
+        the first to tell of the run's examples.
 
         Raises:
             Refused: too many bytes have left.
         """
-        release = replace(release_of(message.views(), run, round, payload, parts, rows), epsilon=epsilon)
-        if payload not in WITH_ROWS and release.sha256 in self.log.short:
+        release = release_of(message.views(), run, round, payload, parts, rows)
+        release = replace(release, epsilon=epsilon, examples=examples)
+        known = examples is None or run in self.log.told
+        if payload not in WITH_ROWS and release.sha256 in self.log.short and known:
             return message
         if payload != "refusal":
             self.check_bytes(run, release.bytes)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import re
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from fedstrata.errors import UserError
-from fedstrata.sites.approval import Ask, approve, has_leave
+from fedstrata.sites.approval import Ask, approve
 from fedstrata.sites.messages import (
     DECODE_ERRORS,
     MOST_HEADER,
@@ -100,30 +101,30 @@ def check_same(folder: Path, hello: HelloHeader, digest: str) -> None:
         raise Refused("this run has begun with another job, and with noise or masked sums a run has one alone")
 
 
-def check_same_examples(folder: Path, hello: HelloHeader, files: Mapping[str, bytes]) -> None:
-    """Refuse to make other examples of the rows in a run that was told their number.
+def check_same_examples(before: str, made: str) -> None:
+    """Refuse to make other examples of the rows in a run that was told what came of making some.
 
-    By the numbers for one tokenizer after the other a server could look for any word in the texts, past all noise.
-    A run that is resumed differs in learning rates and rounds alone.
+    By the numbers for one tokenizer after the other a server could look for any word in the texts, past all noise,
+    and so it could by which of them fail. A run that is resumed differs in learning rates and rounds alone.
+
+    Args:
+        before: of :func:`made_by`, when it was told; empty where that is not known.
+        made: the same now.
 
     Raises:
         Refused: so it would be.
     """
-    path = folder / HELLO
-    if not path.exists():
-        return
-    before = decode_message(path.read_bytes(), "hello").header
-    assert isinstance(before, HelloHeader)
-    kept = {file.name: file.read_bytes() for name in START_FILES for file in (folder / "start").glob(name)}
-    if kept != files or _examples_of(before) != _examples_of(hello):
+    if before not in ("", made):
         raise Refused("this run has begun with another tokenizer, task or share of test rows, and has one alone")
 
 
-def _examples_of(hello: HelloHeader) -> list[Any]:
-    """All by which rows become examples, but for the model's files."""
+def made_by(hello: HelloHeader, files: Mapping[str, bytes]) -> str:
+    """SHA-256 of all by which rows become examples, the model's files among it."""
     train = hello.job.get("train") or {}
     own = [train.get(key) for key in ("max_tokens", "seed")]
-    return [hello.job.get("task"), hello.components.get("task"), hello.labels, hello.long_text, hello.share, *own]
+    own += [hello.job.get("task"), hello.components.get("task"), hello.labels, hello.long_text, hello.share]
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    return hashlib.sha256(json.dumps([own, digests], sort_keys=True).encode()).hexdigest()
 
 
 def agree(
@@ -134,12 +135,13 @@ def agree(
     files: Mapping[str, bytes],
     trial: Trial | None,
     ask: Ask | None,
+    told: Callable[[], None],
 ) -> None:
     """Try the run in a folder beside its own, unless it was tried before, and ask for leave.
 
-    A tokenizer of the server's can be made so that whether a trial succeeds tells of the texts. So a job that
-    cannot get leave is not tried, and before a yes nobody is told what came of it. Of a job without leave nothing
-    stays, and nothing of it comes into the place of one that has it.
+    A tokenizer of the server's can be made so that whether a trial succeeds tells of the texts. So before a yes
+    nobody is told what came of it, and after one ``told`` is called first. Of a job without leave nothing stays,
+    and nothing of it comes into the place of one that has it.
 
     Raises:
         Refused: the owner has not approved the job, or the trial failed.
@@ -149,7 +151,6 @@ def agree(
     failed: Exception | None = None
     beside = folder.with_name(f"{folder.name}.new")
     try:
-        has_leave(settings.approve, digest, folder, ask)
         if trial and digest_of(folder) != digest:
             write_start(beside, files)
             try:
@@ -162,6 +163,7 @@ def agree(
             for line in proposal:
                 LOG.info("proposed: %s", line)
         approve(settings.approve, digest, folder, ask, proposal)
+        told()
         if failed:
             raise failed
     except BaseException:

@@ -47,6 +47,7 @@ class Release:
         sha256: of these bytes.
         epsilon: privacy loss of this message by itself, where the run adds noise; None where it adds none, and
             where the same bytes had left before.
+        examples: SHA-256 of all by which rows became examples, where the message tells what came of that.
     """
 
     time: str
@@ -58,6 +59,7 @@ class Release:
     rows: int
     sha256: str
     epsilon: float | None = None
+    examples: str | None = None
 
 
 class ReleaseLog:
@@ -71,7 +73,8 @@ class ReleaseLog:
         chain: the last chain.
         run_bytes: run -> bytes that left in it.
         answered: (run, round, payload) of what left that was made of rows.
-        told: runs that were told how many examples there are.
+        told: run that was told what came of making examples of the rows, as how many there are -> by what they
+            were made; empty where an earlier version wrote the line.
         short: SHA-256 of the messages that left and were not made of rows.
         noisy: (run, round) of what left with noise.
 
@@ -84,7 +87,7 @@ class ReleaseLog:
         self.count, self.chain = 0, START
         self.run_bytes: defaultdict[str, int] = defaultdict(int)
         self.answered: set[tuple[str, int, str]] = set()
-        self.told: set[str] = set()
+        self.told: dict[str, str] = {}
         self.short: set[str] = set()
         self.noisy: set[tuple[str, int]] = set()
         self._recent: deque[tuple[datetime, int]] = deque()
@@ -131,8 +134,8 @@ class ReleaseLog:
             self.answered.add((release.run, release.round, release.payload))
         else:
             self.short.add(release.sha256)
-            if release.payload == "examples" and release.rows:
-                self.told.add(release.run)
+            if release.examples or (release.payload == "examples" and release.rows):
+                self.told.setdefault(release.run, release.examples or "")
         if release.epsilon is not None:
             self.noisy.add((release.run, release.round))
         self._recent.append((datetime.fromisoformat(release.time), release.bytes))

@@ -20,7 +20,7 @@ from fedstrata.plan.kinds import Weights
 from fedstrata.server.state import fingerprint
 from fedstrata.sites.answers import FILES as ANSWER_FILES
 from fedstrata.sites.answers import Answers
-from fedstrata.sites.approval import FILE, Ask, approve, content_of, job_digest
+from fedstrata.sites.approval import FILE, Ask, approve, content_of, has_leave, job_digest
 from fedstrata.sites.gate import Gate
 from fedstrata.sites.greeting import (
     DIGEST,
@@ -33,6 +33,7 @@ from fedstrata.sites.greeting import (
     check_same,
     check_same_examples,
     digest_of,
+    made_by,
     open_message,
     write_start,
 )
@@ -91,6 +92,7 @@ class SiteService:
         trial: tries a run in a process of its own; None tries nothing.
         tell: receives events.
         gate: through which everything leaves.
+        made: the last run that has leave -> by what its examples are made; answers to it may tell of them.
 
     Raises:
         UserError: the site's release log is damaged, or its account of noise lacks what has left.
@@ -104,6 +106,7 @@ class SiteService:
     tell: Callable[[SiteEvent], None] = lambda event: None
     runs: dict[str, SiteRun] = field(default_factory=dict)
     gate: Gate = field(init=False)
+    made: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.gate = Gate(self.settings.limits, ReleaseLog(self.settings.folder))
@@ -152,7 +155,7 @@ class SiteService:
         else:
             LOG.error("run %s", run, exc_info=error)
             refusal = _failed(f"{type(error).__name__}; its own log says more")
-        return self.gate.release(encode_message(run, refusal), run, -1, "refusal")
+        return self.gate.release(encode_message(run, refusal), run, -1, "refusal", examples=self.made.get(run))
 
     def _answer(self, envelope: Envelope) -> TensorFile:
         name, header, weights = envelope.run, envelope.header, envelope.weights
@@ -176,9 +179,8 @@ class SiteService:
             self.tell(Answered(answer is None))
 
     def _say(self, name: str, welcome: WelcomeHeader) -> TensorFile:
-        if welcome.examples:
-            self.gate.check_run(name)
-        return self.gate.release(encode_message(name, welcome), name, -1, "examples", rows=welcome.examples)
+        message, made = encode_message(name, welcome), self.made.get(name)
+        return self.gate.release(message, name, -1, "examples", rows=welcome.examples, examples=made)
 
     def _greet(self, name: str, hello: HelloHeader, weights: Weights) -> WelcomeHeader:
         folder = self._folder(name)
@@ -193,9 +195,11 @@ class SiteService:
         digest = job_digest(hello, tensors)
         LOG.info("run %s: job %s", name, digest)
         check_same(folder, hello, digest)
-        if name in self.gate.log.told:
-            check_same_examples(folder, hello, files)
-        agree(self.settings, hello, digest, folder, files, self.trial, self.ask)
+        has_leave(self.settings.approve, digest, folder, self.ask)  # a job that cannot get it is not tried
+        made = made_by(hello, files)
+        check_same_examples(self.gate.log.told.get(name, ""), made)
+        told = partial(setattr, self, "made", {name: made})
+        agree(self.settings, hello, digest, folder, files, self.trial, self.ask, told)
         self._clear_unanswered(name)
         (folder / HELLO).unlink(missing_ok=True)  # until all that belongs to it is there
         write_start(folder, files)

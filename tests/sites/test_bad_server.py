@@ -571,6 +571,33 @@ def test_a_start_model_that_was_being_written_is_sent_again(town: Town, monkeypa
     assert "what it keeps of this run is damaged" in answer(town.again(), town.hello).reason
 
 
+DAMAGES = {
+    "hello": (b"5e-05", b"6e-05"),
+    "start/tokenizer.json": (b'"kidney"', b'"kydney"'),
+    "start/config.json": (b'"num_attention_heads": 2', b'"num_attention_heads": 4'),
+    "digest": (b"sha256:", b"sha255:"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_job_that_is_damaged_on_the_disk_is_not_gone_on_with(town: Town, name: str) -> None:
+    service = town.begun(town.site())
+    path = kept(service)[0] / name
+    before, (old, new) = path.read_bytes(), DAMAGES[name]
+    assert before.count(old) == 1
+    path.write_bytes(before.replace(old, new))
+    service = town.again()
+    refusal = answer(service, town.request(0))
+    assert refusal.reason.endswith("the job that it keeps of this run is damaged; its own log says more")
+    assert not refusal.final
+    path.write_bytes(before)
+    assert isinstance(answer(town.again(), town.request(0)), ReplyHeader)
+    path.write_bytes(before.replace(old, new))
+    mended = town.again()
+    said = answer(mended, town.hello)
+    assert said.holds if name in ("hello", "digest") else "another tokenizer" in said.reason
+
+
 # The model's files
 
 

@@ -32,7 +32,7 @@ from fedstrata.sites.greeting import (
     check_name,
     check_same,
     check_same_examples,
-    digest_of,
+    kept_job,
     open_message,
     write_start,
 )
@@ -43,7 +43,6 @@ from fedstrata.sites.messages import (
     RefusalHeader,
     StartHeader,
     WelcomeHeader,
-    decode_message,
     decode_request,
     encode_message,
     metadata_of,
@@ -266,15 +265,10 @@ class SiteService:
         """A run, read again from the disk where this program has started since."""
         if name not in self.runs:
             folder = self._folder(name)
-            path = folder / HELLO
-            if not path.exists():
-                raise WireError("this run is not known here")
-            hello = decode_message(path.read_bytes(), "hello").header
-            assert isinstance(hello, HelloHeader)
+            hello, digest = kept_job(folder)
             job = site_job(self.settings, hello, folder)
             permit(self.settings, job)  # its settings may have changed
             check_job(self.settings, job)
-            digest = digest_of(folder)
             approve(self.settings.approve, digest, folder, self.ask, [])
             self.runs = {name: SiteRun(name, folder, hello, digest, job, open_journal(folder), Answers(folder))}
         return self.runs[name]

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -511,6 +512,17 @@ def test_every_message_that_leaves_has_its_line(town: Town) -> None:
     assert {line["payload"] for line in lines} == {"examples", "weights", "refusal"}
     content = (service.settings.folder / "releases.jsonl").read_text()
     assert not any(word in content for word in ("kidney", "sick", str(service.settings.folder)))
+
+
+def test_refusals_do_not_fill_the_disk_with_their_lines(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: 100.0, sleep=waits.append)
+    monkeypatch.setattr("fedstrata.sites.service.time", clock)
+    monkeypatch.setattr("fedstrata.sites.service.MOST_REFUSALS", 3)
+    service = town.begun(town.site())
+    for number in range(5):
+        assert "this is 'a'" in answer(service, town.request(0), client=f"c{number}").reason
+    assert waits == [0, 0, 0, 1, 2], "the clock stands still, so that they add up"
 
 
 def test_a_run_that_is_told_how_many_examples_there_are_is_one_of_those_it_takes_part_in(town: Town) -> None:

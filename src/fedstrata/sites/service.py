@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -74,6 +75,8 @@ OWN_FILES = (
 
 MOST_FILE_BYTES = 1 << 28
 """Of the files that come with the first message: settings and vocabulary of a model, not its weights."""
+MOST_REFUSALS = 1000
+"""Refusals at once; of more, one leaves in a second: each has a line of the release log, which no limit bounds."""
 WIDEST = 8
 """Bytes of a parameter in a request, at most: fp32, or what an own codec may make of it."""
 
@@ -103,6 +106,7 @@ class SiteService:
     tell: Callable[[SiteEvent], None] = lambda event: None
     runs: dict[str, SiteRun] = field(default_factory=dict)
     gate: Gate = field(init=False)
+    _refused_until: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self.gate = Gate(self.settings.limits, ReleaseLog(self.settings.folder))
@@ -138,6 +142,9 @@ class SiteService:
 
     def refuse(self, run: str, error: BaseException) -> TensorFile:
         """The answer to a message that cannot be answered, in words of this file alone."""
+        now = time.monotonic()
+        self._refused_until = max(self._refused_until, now - MOST_REFUSALS) + 1
+        time.sleep(max(0.0, self._refused_until - now))
         run, said = run if re.fullmatch(RUN_NAME, run) else "", plain_text(str(error))
         if isinstance(error, Refused):
             LOG.warning("run %s: refused: %s", run, said)

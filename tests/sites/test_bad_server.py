@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -520,6 +521,17 @@ def test_every_message_that_leaves_has_its_line(town: Town) -> None:
     assert not any(word in content for word in ("kidney", "sick", str(service.settings.folder)))
 
 
+def test_refusals_do_not_fill_the_disk_with_their_lines(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: 100.0, sleep=waits.append)
+    monkeypatch.setattr("fedstrata.sites.service.time", clock)
+    monkeypatch.setattr("fedstrata.sites.service.MOST_REFUSALS", 3)
+    service = town.begun(town.site())
+    for number in range(5):
+        assert "this is 'a'" in answer(service, town.request(0), client=f"c{number}").reason
+    assert waits == [0, 0, 0, 1, 2], "the clock stands still, so that they add up"
+
+
 def test_a_run_that_is_told_how_many_examples_there_are_is_one_of_those_it_takes_part_in(town: Town) -> None:
     service = town.begun(town.site(("# max_runs = 20", "max_runs = 1")))
     for host in (service, town.again(("# max_runs = 20", "max_runs = 1"))):
@@ -609,6 +621,31 @@ def test_a_start_model_that_was_being_written_is_sent_again(town: Town, monkeypa
     [run] = kept(service)
     (run / "journal.jsonl").unlink()
     assert "what it keeps of this run is damaged" in answer(town.again(), town.hello).reason
+
+
+DAMAGES = {
+    "hello": (b"5e-05", b"6e-05"),
+    "start/tokenizer.json": (b'"kidney"', b'"kydney"'),
+    "start/config.json": (b'"num_attention_heads": 2', b'"num_attention_heads": 4'),
+    "digest": (b"sha256:", b"sha255:"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_job_that_is_damaged_on_the_disk_is_not_gone_on_with(town: Town, name: str) -> None:
+    service = town.begun(town.site())
+    path = kept(service)[0] / name
+    before, (old, new) = path.read_bytes(), DAMAGES[name]
+    assert before.count(old) == 1
+    path.write_bytes(before.replace(old, new))
+    service = town.again()
+    refusal = answer(service, town.request(0))
+    assert refusal.reason.endswith("the job that it keeps of this run is damaged; its own log says more")
+    assert not refusal.final
+    path.write_bytes(before)
+    assert isinstance(answer(town.again(), town.request(0)), ReplyHeader)
+    path.write_bytes(before.replace(old, new))
+    assert answer(town.again(), town.hello).holds, "the server begins with it again"
 
 
 # The model's files

@@ -29,7 +29,7 @@ def job_digest(hello: HelloHeader, files: Mapping[str, Any]) -> str:
 
     Args:
         hello: the first message.
-        files: name -> content, as bytes in a tensor, of the model's files that come with it.
+        files: name -> content, as bytes or in a tensor, of the model's files that come with it.
     """
     told = hello.model_dump(exclude={"stream", "start"})
     digests = {name: hashlib.sha256(content_of(file)).hexdigest() for name, file in files.items()}
@@ -84,6 +84,8 @@ def _approved(folder: Path) -> str:
     return path.read_text("ascii", errors="replace") if path.exists() else ""
 
 
-def content_of(file: torch.Tensor) -> bytes:
-    """The content of a file that came as a tensor of bytes."""
+def content_of(file: torch.Tensor | bytes) -> bytes:
+    """The content of a file that may have come as a tensor of bytes."""
+    if isinstance(file, bytes):
+        return file
     return file.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fedstrata.errors import UserError
-from fedstrata.sites.approval import Ask, approve
+from fedstrata.sites.approval import Ask, approve, job_digest
 from fedstrata.sites.messages import (
     DECODE_ERRORS,
     MOST_HEADER,
@@ -178,6 +178,31 @@ def write_start(folder: Path, files: Mapping[str, bytes]) -> None:
     clear(folder / "start", START_FILES)
     for file, content in files.items():
         write_bytes(folder / "start" / file, content)
+
+
+def kept_job(folder: Path) -> tuple[HelloHeader, str]:
+    """The first message of a run that goes on, and the digest of its job: as they were agreed to, to the last bit.
+
+    Raises:
+        WireError: the run is not known here, or its job is damaged; the server then begins with it again.
+    """
+    path = folder / HELLO
+    if not path.exists():
+        raise WireError("this run is not known here")
+    try:
+        hello = decode_message(path.read_bytes(), "hello").header
+        assert isinstance(hello, HelloHeader)
+        if (digest := digest_of(folder)) == job_digest(hello, _start_files(folder)):
+            return hello, digest
+    except WireError:
+        pass
+    LOG.error("%s: its first message, digest or a file of its model is damaged or missing", folder)
+    raise WireError("the job that it keeps of this run is damaged; its own log says more")
+
+
+def _start_files(folder: Path) -> dict[str, bytes]:
+    """What :func:`write_start` has put into a run's folder."""
+    return {file.name: file.read_bytes() for name in START_FILES for file in (folder / "start").glob(name)}
 
 
 def digest_of(folder: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,7 +33,7 @@ from fedstrata.sites.greeting import (
     check_name,
     check_same,
     check_same_examples,
-    digest_of,
+    kept_job,
     made_by,
     open_message,
     write_start,
@@ -44,7 +45,6 @@ from fedstrata.sites.messages import (
     RefusalHeader,
     StartHeader,
     WelcomeHeader,
-    decode_message,
     decode_request,
     encode_message,
     metadata_of,
@@ -76,6 +76,8 @@ OWN_FILES = (
 
 MOST_FILE_BYTES = 1 << 28
 """Of the files that come with the first message: settings and vocabulary of a model, not its weights."""
+MOST_REFUSALS = 1000
+"""Refusals at once; of more, one leaves in a second: each has a line of the release log, which no limit bounds."""
 WIDEST = 8
 """Bytes of a parameter in a request, at most: fp32, or what an own codec may make of it."""
 
@@ -107,6 +109,7 @@ class SiteService:
     runs: dict[str, SiteRun] = field(default_factory=dict)
     gate: Gate = field(init=False)
     made: dict[str, str] = field(default_factory=dict)
+    _refused_until: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self.gate = Gate(self.settings.limits, ReleaseLog(self.settings.folder))
@@ -142,6 +145,9 @@ class SiteService:
 
     def refuse(self, run: str, error: BaseException) -> TensorFile:
         """The answer to a message that cannot be answered, in words of this file alone."""
+        now = time.monotonic()
+        self._refused_until = max(self._refused_until, now - MOST_REFUSALS) + 1
+        time.sleep(max(0.0, self._refused_until - now))
         run, said = run if re.fullmatch(RUN_NAME, run) else "", plain_text(str(error))
         if isinstance(error, Refused):
             LOG.warning("run %s: refused: %s", run, said)
@@ -270,15 +276,10 @@ class SiteService:
         """A run, read again from the disk where this program has started since."""
         if name not in self.runs:
             folder = self._folder(name)
-            path = folder / HELLO
-            if not path.exists():
-                raise WireError("this run is not known here")
-            hello = decode_message(path.read_bytes(), "hello").header
-            assert isinstance(hello, HelloHeader)
+            hello, digest = kept_job(folder)
             job = site_job(self.settings, hello, folder)
             permit(self.settings, job)  # its settings may have changed
             check_job(self.settings, job)
-            digest = digest_of(folder)
             approve(self.settings.approve, digest, folder, self.ask, [])
             self.runs = {name: SiteRun(name, folder, hello, digest, job, open_journal(folder), Answers(folder))}
         return self.runs[name]

@@ -134,6 +134,20 @@ def test_workers_give_the_bits_of_one_process(
         assert sorted(one, key=key) == sorted(pool, key=key)
 
 
+def test_workers_have_no_dropout_where_it_is_off(
+    job: Jobs, model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The head of GPT-2 for tags has a rate that is in no config, so a worker's has to be set as well."""
+    rows = [{"words": ["a", "kidney", "fails"], "tags": ["O", "B-organ", "O"]}] * 6
+    (file := tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    data = {"train": str(file), "test": str(file), "text": "words", "label": "tags"}
+    made = job("fedavg", "tag", data=data, train={"dropout": False, "learning_rate": 0.01})
+    made["model"] = {"name": str(model_folder("gpt2", head="clm"))}
+    play(made, tmp_path / "one")
+    play(made, tmp_path / "pool", 2)
+    same_run(tmp_path / "one", tmp_path / "pool")
+
+
 LORA = {"kind": "lora", "dropout": 0.1}
 ADAPTED: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {"adapter": {**LORA, "rank": {"default": 2, CLIENT: 4}}, "wire": {"codec": "delta", "bits": 4}}),

@@ -129,7 +129,8 @@ class Player:
 
     def __post_init__(self) -> None:
         seed = self.seed
-        model = empty_twin(seed.config, seed.job.task.kind, seed.buffers, adapter_of(seed.job))
+        task, adapter, dropout = seed.job.task.kind, adapter_of(seed.job), seed.job.train.dropout
+        model = empty_twin(seed.config, task, seed.buffers, adapter, dropout)
         loaded = Loaded(model, None, seed.parts, (), {})
         self.runtime: ClientRuntime = make_runtime(seed.job, loaded, seed.task, seed.codec)
         self.runtime.caches.on_encoded = lambda done, total: self.tell(Encoded(done, total))

@@ -249,4 +249,5 @@ def audit(
     with environment.loading():
         from fedstrata.audits.audit import audit as play
 
-    return play(job, overrides, options)
+    with environment.TRAINING:
+        return play(job, overrides, options)

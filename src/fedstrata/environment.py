@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,9 @@ LOOKS = 3
 LOOK_SECONDS = 1e-3
 WAITING = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
 """What decides how OMP threads wait."""
+TRAINING = threading.RLock()
+"""Held by who trains: a process has one number of threads and one generator that dropout draws from, so two that
+train in it at the same time would come to other bits."""
 _given: set[str] = set()
 
 

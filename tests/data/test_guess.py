@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import tomllib
 from pathlib import Path
@@ -162,6 +163,7 @@ def test_a_first_line_taken_as_a_row_is_said_on_the_screen(tmp_path: Path) -> No
         ),
         ("Sep=,\ntext,label", "{text},{label}", ["text", "label"]),
         ("Befund;Klasse", "{text};{label}", ["Befund", "Klasse"]),
+        ("Befund;Klasse;;", "{text};{label};;", ["Befund", "Klasse"]),
     ],
 )
 def test_a_line_of_titles_is_a_header(tmp_path: Path, header: str, row: str, columns: list[str]) -> None:
@@ -173,6 +175,41 @@ def test_a_line_of_titles_is_a_header(tmp_path: Path, header: str, row: str, col
     out = tmp_path / "job.toml"
     out.write_text(first_job([path], out)[0], encoding="utf-8")
     assert prepare(load(out)[0]).labels == ("eye", "heart", "kidney")
+
+
+@pytest.mark.parametrize(
+    ("head", "names", "count"),
+    [
+        ([["Befund", None, "Klasse"]], None, 60),
+        ([["text", "label"]], None, 60),
+        ([["Der Befund ist da.", "eye"]], ["column1", "column2"], 61),
+        ([["Der Befund ist da.", None, "eye"]], ["column1", "column2", "column3"], 61),
+    ],
+)
+def test_the_first_row_of_a_sheet_may_be_a_row_like_the_others(
+    tmp_path: Path, head: list[list[str | None]], names: list[str] | None, count: int
+) -> None:
+    pytest.importorskip("openpyxl")
+    gap = [None] if None in head[0] else []
+    rows = [[text(i), *gap, LABELS[i]] for i in range(60)]
+    path = tmp_path / "rows.xlsx"
+    pandas.DataFrame([*head, *rows]).to_excel(path, index=False, header=False)
+    found = sample(path)
+    assert (found.names, len(found)) == (names, count)
+    out = tmp_path / "job.toml"
+    out.write_text(first_job([path], out)[0], encoding="utf-8")
+    data = prepare(load(out)[0])
+    assert len(data.train) + len(data.test) == count
+    assert data.labels == ("eye", "heart", "kidney")
+
+
+def test_a_title_above_the_header_of_a_sheet_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("openpyxl")
+    path = tmp_path / "rows.xlsx"
+    rows = [["Report", None], ["text", "label"], ["a", "b"]]
+    pandas.DataFrame(rows).to_excel(path, index=False, header=False)
+    with pytest.raises(UserError, match="row 2: found 2 fields, expected 1"):
+        sample(path)
 
 
 @pytest.mark.parametrize("end", [".", ""])
@@ -350,6 +387,8 @@ def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'label' holds a single value; name it with --label, one of: text, label"):
         guess(single, "classify")
     assert guess(single).reasons["task.kind"].startswith("'label' holds a single value: ")
+    lists = sample(written(tmp_path, table(label=[["eye", "heart"]] * 60), "rows.jsonl"))
+    assert guess(lists).reasons["task.kind"].startswith("'label' holds lists: ")
     with pytest.raises(UserError, match="column 'lable' is not there"):
         guess(rows, label="lable")
     with pytest.raises(UserError, match="no such file"):
@@ -361,6 +400,19 @@ def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "texts" / "one.txt").write_text("\n", encoding="utf-8")
     with pytest.raises(UserError, match="column 'text': is empty in all rows"):
         guess(sample(tmp_path / "texts"))
+
+
+def test_a_column_of_labels_in_which_nothing_stands_is_told(tmp_path: Path) -> None:
+    """Excel saves no value of a formula that it has not computed."""
+    frame = table(label=["=1+1"] * 60)
+    names = ["rows.csv"]
+    written(tmp_path, frame.assign(label=""))
+    if importlib.util.find_spec("openpyxl"):
+        frame.to_excel(tmp_path / "rows.xlsx", index=False)
+        names.append("rows.xlsx")
+    for name in names:
+        why = guess(sample(tmp_path / name)).reasons["task.kind"]
+        assert why.startswith("'label' is empty in all rows: "), name
 
 
 @pytest.mark.parametrize(

@@ -185,9 +185,14 @@ def _label(rows: Sample, texts: set[str]) -> str | None:
 
 def _no_label(rows: Sample) -> str:
     """Why no column is a label."""
-    single = [name for name in rows.columns if len(set(map(str, _filled(rows, name)))) == 1]
-    name = _named(single, LABELS)
-    return f"{name!r} holds a single value" if name else "no column looks like a label"
+    values = {name: _filled(rows, name) for name in rows.columns}
+    unfit = {
+        "is empty in all rows": [name for name, found in values.items() if not found],
+        "holds lists": [name for name, found in values.items() if any(isinstance(one, list) for one in found)],
+        "holds a single value": [name for name, found in values.items() if len(set(map(str, found))) == 1],
+    }
+    called = ((_named(names, LABELS), why) for why, names in unfit.items())
+    return next((f"{name!r} {why}" for name, why in called if name), "no column looks like a label")
 
 
 def _classes(rows: Sample, name: str) -> bool:
@@ -227,7 +232,7 @@ def _kind(rows: Sample, label: str | None, pair: bool) -> tuple[str, str]:
     if _quantity(rows, label) and any(re.search("[.,]", str(value)) for value in _filled(rows, label)):
         return "regress", f"{label!r} holds numbers"
     classes = len(set(map(str, _filled(rows, label))))
-    return ("pair" if pair else "classify"), f"{label!r} holds {classes} classes"
+    return ("pair" if pair else "classify"), f"{label!r} holds {classes} class{'' if classes == 1 else 'es'}"
 
 
 def _pair(texts: Sequence[str]) -> list[str]:

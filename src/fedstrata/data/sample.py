@@ -15,7 +15,7 @@ from fedstrata.data.forms.data_sets import saved, saved_columns
 from fedstrata.data.forms.how import How, Records, check
 from fedstrata.data.forms.objects import parquet_columns
 from fedstrata.data.forms.plain import document_records, shape_of, txt_records
-from fedstrata.data.forms.tables import first_rows, likeliest_delimiter
+from fedstrata.data.forms.tables import first_cells, first_rows, likeliest_delimiter
 from fedstrata.data.forms.text import full_lines
 from fedstrata.data.forms.words import COMMENT, WORD_NAMES, numbers_sentences, plain_letters
 from fedstrata.data.header import is_header
@@ -26,6 +26,7 @@ ROWS = 5_000
 """Rows that are looked at."""
 TAG = re.compile(r"[BILUES]-\S+|O")
 """A tag of a word in one of the IOB schemes."""
+TABLES = (".csv", ".tsv", ".tab", ".xlsx")
 WORD_FILES = (".conll", ".conllu", ".iob", ".iob2", ".bio")
 
 
@@ -68,7 +69,7 @@ def sample(path: Path, wanted: Sequence[str] = ()) -> Sample:
     if _of_words(path):
         return _sentences(path, ("text", "label"))
     first = next(full_lines(path, How(())), (0, ""))[1] if extension(path) == ".txt" else ""
-    if extension(path) in (".csv", ".tsv", ".tab") or ("\t" in first and shape_of(path, How(())) == "plain"):
+    if extension(path) in TABLES or ("\t" in first and shape_of(path, How(())) == "plain"):
         found = _table(path, wanted)
     else:
         found = _taken(_plain(path), path)
@@ -138,19 +139,30 @@ def _taken(rows: Records, path: Path) -> Sample:
 
 
 def _table(path: Path, wanted: Sequence[str]) -> Sample:
-    """Of a file with fields between delimiters; whether its first line is a header is told by how it differs."""
-    between = "\t" if extension(path) != ".csv" else likeliest_delimiter(path, How(()))
-    if extension(path) == ".csv":
+    """Of a file with fields between delimiters, or a sheet; a first line unlike the others is a header."""
+    kind = extension(path)
+    between = likeliest_delimiter(path, How(())) if kind == ".csv" else "\t"
+    if kind == ".csv":
         rows = first_rows(path, How(()), between, ROWS)
+    elif kind == ".xlsx":
+        rows = first_cells(path, ROWS) or [[]]
     else:
         rows = [line.split(between) for _, line in islice(full_lines(path, How(())), ROWS)] or [[]]
     titles = [field.strip().strip('"') for field in rows[0]]
-    named = not titles or is_header(titles, rows[1:], wanted)
+    named = not titles or _named(titles, rows, wanted) or (kind == ".xlsx" and len(titles) < max(map(len, rows)))
     if named:
         check(path, titles, [title for title in titles if title])
     names = None if named else [f"column{number}" for number in range(1, len(titles) + 1)]
     found = _taken(records(path, How((), names=names, delimiter=None if between == "," else between)), path)
     return Sample(found.columns, names, whole=found.whole)
+
+
+def _named(titles: Sequence[str], rows: Sequence[Sequence[str]], wanted: Sequence[str]) -> bool:
+    """Whether the first row is a header; columns in which nothing stands, as Excel leaves them, say nothing."""
+    filled = {place for row in rows for place, field in enumerate(row) if field.strip()}
+    places = [place for place in range(len(titles)) if place in filled]
+    below = [[row[place] if place < len(row) else "" for place in places] for row in rows[1:]]
+    return is_header([titles[place] for place in places], below, wanted)
 
 
 def _of_words(path: Path) -> bool:

@@ -122,6 +122,12 @@ def excel_records(path: Path, how: How) -> Records:
     return _table(_excel_rows(path, how), path, how, ragged=True, place="row")
 
 
+def first_cells(path: Path, count: int) -> list[list[str]]:
+    """The cells of an Excel file's first rows, as texts."""
+    rows = islice(_excel_rows(path, How(())), count)
+    return [["" if cell is None else str(cell) for cell in cells] for _, cells in rows]
+
+
 def _excel_rows(path: Path, how: How) -> Fields:
     try:
         import openpyxl  # an extra, slow to load
@@ -170,7 +176,8 @@ def _table(
             raise UserError(
                 f"{path}, {place} {number}: found {plural(len(fields), 'field')}, expected {len(header)}{between}"
             )
-        yield f"{path}, {place} {number}", dict(zip(header, fields, strict=False))
+        lacking = [None] * (len(header) - len(fields))
+        yield f"{path}, {place} {number}", dict(zip(header, [*fields, *lacking], strict=False))
 
 
 def _after_header(first: tuple[int, Sequence[Any]], rest: Fields, path: Path, how: How) -> Fields:

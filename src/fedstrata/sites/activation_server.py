@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
 import math
-import secrets
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,7 +13,7 @@ from typing import Any
 from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.messages import Request
 from fedstrata.server.layers import ServerLayers, SplitSession
-from fedstrata.sites.listening import ServerTLS, is_named, listen
+from fedstrata.sites.listening import ServerTLS, caller, listen
 from fedstrata.sites.sessions import Session, SessionCanceled
 from fedstrata.sites.stream import (
     KEEPALIVE_SECONDS,
@@ -61,7 +59,6 @@ class ActivationServer:
         self.layers, self.deadline = layers, deadline
         self.sessions: dict[str, Session] = {}
         self.tokens: dict[str, bytes] = {}
-        self.unknown_token = secrets.token_bytes(32)
         self.changed = threading.Condition()
         self.closing = threading.Event()
         self.threads = ThreadPoolExecutor(MAX_STREAMS, "activation server")
@@ -190,12 +187,8 @@ class ActivationServer:
                 session.released.set()
 
     def _authenticate(self, stream: Any) -> Session:
-        """The expected session of a stream; tokens are compared in constant time, failures are uninformative."""
-        metadata = dict(stream.invocation_metadata())
-        client = metadata.get("client-bin", b"").decode(errors="replace")
-        token = self.tokens.get(client, self.unknown_token)
-        if not (hmac.compare_digest(metadata.get("token-bin", b""), token) and is_named(stream, client)):
-            stream.abort(grpc.StatusCode.UNAUTHENTICATED, "client or token is not known")
+        """The expected session of a stream."""
+        client, metadata = caller(stream, "client", self.tokens), dict(stream.invocation_metadata())
         with self.changed:
             session = self.sessions.get(client)
             expected = session is not None and not session.closed and session.stream is None

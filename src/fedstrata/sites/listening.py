@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hmac
+import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -14,6 +16,8 @@ ServerTLS = tuple[bytes, ...]
 ClientTLS = bytes | tuple[bytes, bytes, bytes]
 """A client's: the CA of the server's certificate; or that, the client's private key and its certificate (PEM)."""
 MOST_FILES = 1 << 16
+NOBODYS = secrets.token_bytes(32)
+"""With which a token is compared where the name is not known, so that this takes as long."""
 
 
 def open_channel(address: str, tls: ClientTLS | None, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
@@ -24,10 +28,23 @@ def open_channel(address: str, tls: ClientTLS | None, options: Sequence[tuple[st
     return grpc.secure_channel(address, credentials, options)
 
 
-def is_named(call: Any, name: str) -> bool:
-    """Whether the certificate that a client has shown, if clients show some, is of this name."""
+def caller(call: Any, what: str, tokens: Mapping[str, bytes]) -> str:
+    """Whose call this is, by its token and, where clients show a certificate, by the name in that.
+
+    Tokens are compared in constant time, failures are uninformative; they end the call.
+
+    Args:
+        call: gRPC's context of the call.
+        what: callers are called; ``WHAT-bin`` of the metadata is the name.
+        tokens: name -> its token.
+    """
+    metadata = dict(call.invocation_metadata())
+    name: str = metadata.get(f"{what}-bin", b"").decode(errors="replace")
+    known = hmac.compare_digest(metadata.get("token-bin", b""), tokens.get(name, NOBODYS))
     shown = call.auth_context().get("x509_common_name")
-    return shown is None or list(shown) == [name.encode()]
+    if not (known and (shown is None or list(shown) == [name.encode()])):
+        call.abort(grpc.StatusCode.UNAUTHENTICATED, f"{what} or token is not known")
+    return name
 
 
 def more_files() -> None:

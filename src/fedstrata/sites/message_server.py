@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import secrets
 import threading
 import time
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedstrata.sites.listening import ServerTLS, is_named, listen, more_files
+from fedstrata.sites.listening import ServerTLS, caller, listen, more_files
 from fedstrata.sites.message_stream import (
     DELIVER,
     FETCH,
@@ -89,7 +88,6 @@ class MessageServer:
         self.folder = folder
         self.tokens = {site: token.encode() for site, token in tokens.items()}
         self.boxes = {site: Mailbox() for site in tokens}
-        self.unknown_token = secrets.token_bytes(32)
         self.changed = threading.Condition()
         self.closing = False
         most = 2 * len(tokens) + STRANGERS
@@ -184,13 +182,8 @@ class MessageServer:
         self.threads.shutdown()
 
     def _site(self, call: Any) -> Mailbox:
-        """Whose call this is; tokens are compared in constant time, failures are uninformative."""
-        metadata = dict(call.invocation_metadata())
-        site = metadata.get("site-bin", b"").decode(errors="replace")
-        token = self.tokens.get(site, self.unknown_token)
-        if not (hmac.compare_digest(metadata.get("token-bin", b""), token) and is_named(call, site)):
-            call.abort(grpc.StatusCode.UNAUTHENTICATED, "site or token is not known")
-        return self.boxes[site]
+        """Whose call this is."""
+        return self.boxes[caller(call, "site", self.tokens)]
 
     def _fetch(self, _: Iterator[bytes], call: Any) -> Iterator[bytes]:
         """A site waits for its next message, and gets it. The newest call of a site is the one that counts.

@@ -28,7 +28,6 @@ def check_adapter(job: Job) -> None:
         )
     if table.merge != "exact":
         return
-    # whoever sees only sums of what clients send (masked ones, say) has no products: refuse it here
     for what, found, expected in (
         ("[server] aggregate", server.aggregate, "mean"),
         ("[server] optimizer", server.optimizer, "sgd"),

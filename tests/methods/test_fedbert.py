@@ -242,6 +242,8 @@ def test_the_plan_is_the_papers() -> None:
     assert plan.server == ("layer.1",)
     assert plan.local(parts) == (0, 2, 3)
     assert plan.send == ("embeddings", "layer.0", "layer.2", "layer.3", "head")
+    plan = FedBERT(mode="emb-avg").plan(find_parts(tiny_model(head="classify")), "classify", 0, "a", Streams(0))
+    assert (plan.send, plan.keep) == (("embeddings",), ("pooler", "head"))
 
 
 def test_the_servers_layers_are_not_in_the_initial_download(job: Jobs) -> None:

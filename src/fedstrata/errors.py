@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class UserError(Exception):
@@ -11,6 +12,15 @@ class UserError(Exception):
 
     The command line prints the sentence and exits with code 2; no traceback.
     """
+
+
+@contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Sentences about what is done inside begin with where it is."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
 
 
 def did_you_mean(found: str, expected: Iterable[str]) -> str:

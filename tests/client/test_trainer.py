@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from fedstrata.client.answer import ClientData, ClientRuntime, Work, answer_request
+from fedstrata.client.model_pass import WholePass
 from fedstrata.client.trainer import drain
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.models.parts import part_tensors
@@ -23,7 +25,7 @@ from fedstrata.tasks.classify import Classify
 from fedstrata.tasks.mlm import masked_lm
 from fedstrata.wire.codec import Wire, dequantize, make_codec, quantize
 from fedstrata.wire.store import Store
-from roles import drawn_batches, make_runtime, sentences, train_round, weights_of
+from roles import drawn_batches, make_runtime, sentences, train_request, train_round, weights_of
 from tiny import tiny_model, tokenizer, words
 
 QUIET = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -101,6 +103,21 @@ def test_a_round_equals_plain_pytorch(kind: str) -> None:
     loss, weights = train(made, full_plan(made))
     assert loss == pytest.approx(np.mean(plain(reference, batches)), rel=1e-5)
     same(weights, dict(reference.named_parameters()))
+
+
+def test_what_others_do_between_two_steps_is_not_the_clients_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, seconds = roles(), [0.0]
+    monkeypatch.setattr("fedstrata.client.trainer.time", SimpleNamespace(perf_counter=lambda: sum(seconds)))
+    plan = full_plan(made)
+    model_pass, stepped = WholePass(made.working, plan), lambda *_: seconds.append(1.0)
+    steps = made.trainer.run(train_request(plan), sentences(), np.arange(12), model_pass, {}, stepped)
+    try:
+        while True:
+            next(steps)
+            seconds.append(100.0)
+    except StopIteration as end:
+        reply, _ = end.value
+    assert (reply.steps, reply.seconds) == (3, 3.0)
 
 
 def test_the_learning_rate_decays_with_every_local_epoch() -> None:

@@ -182,6 +182,16 @@ def test_who_is_far_outside_is_named_with_how_far() -> None:
     assert aggregate.outliers == {"e": 100.0}  # distances 2 1 0 1 100
 
 
+def test_of_several_sets_of_parts_the_farthest_counts() -> None:
+    aggregate = RobustAggregate("median")
+    aggregate.reference = lambda name: torch.zeros(1)
+    for name, value in zip("abcde", (1.0, 2.0, 3.0, 4.0, 103.0), strict=True):
+        deep = {} if name == "a" else {"deep": torch.tensor([value])}
+        aggregate.add({"shallow": torch.tensor([value]), **deep}, 1, name)
+    aggregate.result()
+    assert aggregate.outliers == {"e": 100.0}  # distances 2 1 0 1 100; and in the deep part 1.5 0.5 0.5 99.5
+
+
 def test_replies_wait_on_the_disk_and_leave_nothing(tmp_path: Path) -> None:
     stored = StoredReplies(tmp_path / "state")
     stored.add({"w": torch.arange(10.0).view(2, 5)}, "a")

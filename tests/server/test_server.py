@@ -48,6 +48,26 @@ def test_only_what_changed_is_sent_again() -> None:
     assert set(made.request(6, "late", LAYER).parts) == {"layer.1"}
 
 
+def test_a_change_is_shortened_against_what_its_round_began_with() -> None:
+    made, head = server(), Plan(layers=(0, 1, 2), train=("head",), send=("head",))
+    made.max_norm = 1.0
+    for value in (1.0, 2.0):
+        old = {name: tensor.clone() for name, tensor in made.weights["head"].items()}
+        made.accumulate(head, answer(made, head, "a", value), {})
+        made.merge()
+        moved = [made.weights["head"][name].double() - old[name].double() for name in old]
+        assert math.sqrt(sum(float(change.square().sum()) for change in moved)) == pytest.approx(1.0, rel=1e-4)
+
+
+def test_what_a_narrow_wire_does_not_round_arrives_as_it_was_sent() -> None:
+    made, head = server("bf16"), Plan(layers=(0, 1, 2), train=("head",), send=("head",))
+    made.weights["head"] = {name: torch.full_like(old, 256.0) for name, old in made.weights["head"].items()}
+    made.accumulate(head, answer(made, head, "a", 0.001), {})
+    made.merge()
+    sent = torch.tensor(0.001).bfloat16().float()
+    assert all(tensor.eq(sent).all() for tensor in made.weights["head"].values()), "256 + (0.001 - 256) is another"
+
+
 def test_an_untouched_part_stays_as_it_is() -> None:
     made = server()
     before = dict(made.weights)

@@ -12,7 +12,7 @@ from fedstrata.data.forms import extension
 from fedstrata.data.prepare import Prepared
 from fedstrata.data.read import WORD_END, Rows
 from fedstrata.data.rows import read_rows, text_columns
-from fedstrata.errors import UserError, plural
+from fedstrata.errors import UserError, naming, plural
 from fedstrata.job.tables import Job
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.plan.kinds import Index
@@ -46,10 +46,8 @@ def public_texts(job: Job, source: str | None, base_dir: Path | None) -> tuple[l
     column = "text" if plain else text_columns(job)[0]
     data = job.data.model_copy(update={"text": column, "columns": None, "limit": None})
     reading = job.model_copy(update={"data": data, "task": job.task.model_copy(update={"kind": "mlm"})})
-    try:
+    with naming("--public"):
         rows = read_rows(reading, source, [column], base_dir)
-    except UserError as error:
-        raise UserError(f"--public: {error}") from None
     texts = rows.columns[column][:MOST]
     if len(texts) < LEAST:
         raise UserError(f"--public: {source} has {plural(len(texts), 'text')}; expected {LEAST} or more")

@@ -18,7 +18,7 @@ member answers each step once; the same question gets the same answer.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidTag
@@ -256,11 +256,11 @@ def signed_entry(session: bytes, name: str, entry: bytes) -> bytes:
     return digest(b"fedstrata keys", session, name.encode(), entry)
 
 
-def signed_survivors(roster: Roster, members: list[str], survivors: tuple[str, ...] | list[str]) -> bytes:
+def signed_survivors(roster: Roster, members: Sequence[str], survivors: Sequence[str]) -> bytes:
     """What a survivor signs."""
-    return digest(b"fedstrata survivors", roster.digest(), named(members), named(list(survivors)))
+    return digest(b"fedstrata survivors", roster.digest(), named(members), named(survivors))
 
 
-def is_open(group: Group, survivors: tuple[str, ...] | list[str]) -> bool:
+def is_open(group: Group, survivors: Sequence[str]) -> bool:
     """Whether enough survivors are in a group's sum for it to be opened."""
     return len(group.among(survivors)) >= group.least

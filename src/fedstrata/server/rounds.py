@@ -207,7 +207,7 @@ class Rounds:
     def expect(self, clients: Sequence[str], count: int | None = None) -> None:
         """Set how many of these clients may drop out before the quorum fails, of them or of ``count`` answers."""
         wanted = len(clients) if count is None else count
-        self.spare = len(clients) - max(1, math.ceil(self.settings.quorum * wanted))
+        self.spare = len(clients) - math.ceil(self.settings.quorum * wanted)
 
     def replies(self, round: int, requests: Iterable[Request], clients: Sequence[str]) -> Iterator[Reply]:
         """The replies to requests, in the order of ``clients``; who does not reply is recorded as missing."""

@@ -39,7 +39,7 @@ def caller(call: Any, what: str, tokens: Mapping[str, bytes]) -> str:
         tokens: name -> its token.
     """
     metadata = dict(call.invocation_metadata())
-    name = metadata.get(f"{what}-bin", b"").decode(errors="replace")
+    name: str = metadata.get(f"{what}-bin", b"").decode(errors="replace")
     known = hmac.compare_digest(metadata.get("token-bin", b""), tokens.get(name, NOBODYS))
     shown = call.auth_context().get("x509_common_name")
     if not (known and (shown is None or list(shown) == [name.encode()])):

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 from fedstrata.client.setup import resolve_jobs
 from fedstrata.data.fingerprint import Fingerprints, fingerprints
 from fedstrata.data.prepare import divided, read_sources
-from fedstrata.errors import UserError
+from fedstrata.errors import UserError, naming
 from fedstrata.job.tables import Job
 from fedstrata.runs.begun import as_it_began, check_begun, check_kept, places_of
 from fedstrata.runs.components import Components
@@ -59,7 +58,7 @@ def check_cells(cells: Sequence[Cell], base_dir: Path | None) -> list[Cell]:
 def _checked(cell: Cell, base_dir: Path | None) -> list[_Begun]:
     """The stages of a cell that have rounds on disk, all of one that has ended; their jobs are compared."""
     places = places_of(cell.jobs)
-    with _named(cell):
+    with naming(f"cell {str(cell)!r}"):
         if _ended(cell) and stages_of(cell.folder) != [job.stage for job in cell.jobs]:
             raise UserError(f"{cell.folder}: its run had other stages; {ANEW}")
         begun = [_ended(cell) or (place / "job.toml").exists() or bool(manifests(place)) for place in places]
@@ -110,12 +109,12 @@ def _check_rows(stages: Sequence[_Begun], base_dir: Path | None) -> None:
     for stage in stages:
         by_source[_source(stage.job)].append(stage)
     for alike in by_source.values():
-        with _named(alike[0].cell):
+        with naming(f"cell {str(alike[0].cell)!r}"):
             train, test = read_sources(alike[0].job, base_dir)
         known: dict[str, Fingerprints] = {}
         for stage in alike:
             key = _key(stage.job.clients.model_dump(), stage.job.data.holdout, stage.job.train.seed)
-            with _named(stage.cell):
+            with naming(f"cell {str(stage.cell)!r}"):
                 known[key] = known.get(key) or fingerprints(divided(stage.job, train, test))
                 check_rows(stage.place, known[key])
 
@@ -145,12 +144,3 @@ def _over(stage: _Begun) -> bool:
 
 def _ended(cell: Cell) -> bool:
     return read_status(cell.folder) == "finished"
-
-
-@contextmanager
-def _named(cell: Cell) -> Iterator[None]:
-    """Errors of a cell name it."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"cell {str(cell)!r}: {error}") from None

@@ -31,14 +31,13 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, field_validator
 
-from fedstrata.errors import UserError, did_you_mean
+from fedstrata.errors import UserError, did_you_mean, naming
 from fedstrata.job.base import Seed, Table
 from fedstrata.job.file import Overrides, is_value, load, pairs_of, sweep_table
 from fedstrata.job.in_memory import InMemory
@@ -243,14 +242,14 @@ def _draft(
 def _cell(draft: _Draft) -> Cell:
     from fedstrata.client.setup import resolve_device  # torch, which a mistyped key need not wait for
 
-    with _named(draft.row):
+    with naming(f"row {draft.row!r}"):
         jobs = [resolve_device(job) for job in draft.jobs]
     target = jobs[-1].output.target
     return Cell(draft.row, draft.base, draft.seed, draft.pairs, draft.folder, target, _digests(jobs), jobs)
 
 
 def _jobs(source: str | Path | Mapping[str, Any], row: str, pairs: Sequence[tuple[str, Any]]) -> list[Job]:
-    with _named(row):
+    with naming(f"row {row!r}"):
         jobs = load(source, pairs)
         for job in jobs:
             _check_written(job)
@@ -270,15 +269,6 @@ def _check_written(job: Job) -> None:
         raise UserError(
             f"[method]: found an object of {type(job.method).__name__}; a sweep's methods are those with a name"
         )
-
-
-@contextmanager
-def _named(row: str) -> Iterator[None]:
-    """Errors of a row's job name the row."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"row {row!r}: {error}") from None
 
 
 def _digests(jobs: Sequence[Job]) -> dict[str, str]:

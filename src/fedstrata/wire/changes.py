@@ -230,7 +230,7 @@ def _two_means(size: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     for _ in range(ITERATIONS):
         above = size > middle
         many, summed = above.sum(1, keepdim=True), (size * above).sum(1, keepdim=True)
-        high = torch.where(many > 0, summed / many.clamp(min=1), middle)
+        high = torch.where(many > 0, summed / many, middle)
         low = (size * ~above).sum(1, keepdim=True) / (size.shape[1] - many).clamp(min=1)
         middle = (low + high) / 2
     return low.flatten(), high.flatten()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -118,3 +119,17 @@ def test_a_stage_starts_from_the_merged_model(job: Jobs) -> None:
     assert run.adapter == run.folder / "adapter"
     base = json.loads((run.adapter / "adapter_config.json").read_text())["base_model_name_or_path"]
     assert base == str(run.folder / "stages" / "one" / "model")
+
+
+@pytest.mark.parametrize("merge", ["plain", "exact"])
+def test_the_base_is_found_from_any_working_directory(
+    job: Jobs, merge: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = job("fedavg", "classify", adapter={"kind": "lora", "rank": 2, "merge": merge})
+    start, out = Path(made["model"]["name"]), Path(made["output"]["dir"])
+    monkeypatch.chdir(start.parent)
+    run = fedstrata.run(made, {"model.name": start.name, "output.dir": os.path.relpath(out)})
+    assert run.adapter is not None
+    base = json.loads((run.adapter / "adapter_config.json").read_text("utf-8"))["base_model_name_or_path"]
+    assert Path(base) == (start if merge == "plain" else out / "base").resolve()
+    assert repr(base) in (run.adapter / "README.md").read_text("utf-8")

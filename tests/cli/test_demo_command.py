@@ -37,6 +37,16 @@ def test_the_demo_runs_again_in_a_folder_of_ones_own_and_touches_nothing_else(
         assert name in done.output
     assert tomllib.loads(Path("try", "demo.toml").read_text("utf-8")) == tomllib.loads(JOB.read_text("utf-8"))
     assert Path("try", "report.html").stat().st_size > 10_000
+    inside = ("notes.txt", "my/result.json", "stages/pretrain/model/eval.py")
+    for place in (f"fedavg-fedavg/{name}" for name in inside):
+        own = tmp_path / "try" / place
+        own.parent.mkdir(exist_ok=True)
+        own.write_text("somebody's own")
+        done = CliRunner().invoke(app, ["demo", "--output", "try", *SHORT, *data])
+        assert done.exit_code == 2
+        assert done.stderr.startswith(f"fedstrata: demo: {Path('try', place)} was not written by FedStrata; ")
+        assert own.read_text() == "somebody's own"
+        own.unlink()
     for word in ("method.round=1", "output.dir=elsewhere"):
         wrong = CliRunner().invoke(app, ["demo", "--output", "try", word])
         assert wrong.exit_code == 2, word

@@ -162,6 +162,14 @@ def test_named_sources_replace_those_below_and_a_word_of_one_adds_it() -> None:
     assert made.model.config == {"model_type": "bert", "num_hidden_layers": 2, "vocab_size": 99}, "this is a table"
 
 
+def test_words_of_a_sweep_are_left_out_with_it() -> None:
+    """A forecast of such a job takes the words that its run does."""
+    words = ["sweep.seeds=[1]", "train.seed=7"]
+    assert [stage.train.seed for stage in load({**JOB, "sweep": {"seeds": [0]}}, words)] == [7]
+    with pytest.raises(UserError, match="sweep: no such key"):
+        load(JOB, words)
+
+
 def test_a_mistake_in_a_stage_names_the_stage() -> None:
     with pytest.raises(UserError, match=r"stage 'pretrain': \[method\] local_layers"):
         load(STAGED, ["pretrain.method.local_layers=0"])

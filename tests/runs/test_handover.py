@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -262,3 +263,19 @@ def test_nothing_is_pushed_that_nobody_has_confirmed(
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert said.endswith("fedstrata: push: not confirmed; nothing was uploaded; --yes does not ask\n")
+
+
+def test_a_push_counts_files_of_folders_and_says_which_path_adapters_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    (tmp_path / "onnx").mkdir()
+    for name in ("config.json", "onnx/model.onnx"):
+        (tmp_path / name).write_bytes(bytes(600_000))
+    for base, noted in (("lab/bert", False), ("/home/jane/bert", True)):
+        (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
+        with pytest.raises(SystemExit):
+            main(["push", str(tmp_path), "lab/findings"])
+        said = capsys.readouterr().out
+        assert f"3 files of {tmp_path}, 1.2 MB," in said
+        assert (f"name {base}, which no other machine has, as the base" in said) == noted

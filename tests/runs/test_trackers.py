@@ -61,6 +61,29 @@ def test_a_run_that_fails_has_failed_in_mlflow_too(job: Jobs) -> None:
     assert run.info.status == "FAILED"
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_resumed_run_goes_on_with_its_run_in_mlflow(job: Jobs) -> None:
+    mlflow = pytest.importorskip("mlflow")
+
+    def stop(event: Any) -> None:
+        if isinstance(event, Scored) and event.round == 0:
+            raise KeyboardInterrupt
+
+    made = job("fedavg", "classify", track={"to": ["mlflow"]})
+    with pytest.raises(KeyboardInterrupt):
+        fedstrata.run(made, callbacks=[stop])
+    result = fedstrata.run(made, {"train.learning_rate": 1e-5}, resume=True)
+    client = mlflow.MlflowClient((result.folder / "track" / "mlruns").as_uri())
+    [run] = client.search_runs([client.get_experiment_by_name("fedstrata").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["train.learning_rate"] == "5e-05", "MLflow lets no parameter change"
+    steps = [one.step for one in client.get_metric_history(run.info.run_id, "score/accuracy")]
+    assert sorted(set(steps)) == [0, 1, 2]
+    client.delete_run(run.info.run_id)
+    fedstrata.run(made, {"train.learning_rate": 1e-5}, resume=True)
+    assert len(client.search_runs([run.info.experiment_id])) == 1, "of a run that was deleted a new one is begun"
+
+
 class Company:
     """Stands for wandb: notes what it is given, and breaks where it is told to."""
 

@@ -85,13 +85,15 @@ def _clear(output: Path) -> None:
     """Remove the runs of an earlier demo; nothing else is touched.
 
     Raises:
-        UserError: where a run, the page or the job is to go, there is something else, or a demo runs there.
+        UserError: where a run, the page or the job is to go, there is something else, in a run's folder too, or a
+            demo runs there.
     """
     from fedstrata.reports.page import is_foreign
-    from fedstrata.runs.folder import MARKER
+    from fedstrata.runs.folder import MARKER, somebodys_file
 
     folders, page, job = [output / name for name in VARIANTS], output / PAGE, output / JOB.name
     foreign = [folder for folder in folders if folder.exists() and not (folder / MARKER).exists()]
+    foreign += filter(None, map(somebodys_file, folders))
     foreign += [page] if is_foreign(page) else []
     foreign += [job] if job.exists() and job.read_bytes()[:100] != JOB.read_bytes()[:100] else []
     if foreign:

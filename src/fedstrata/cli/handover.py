@@ -68,16 +68,19 @@ def push(
 ) -> None:
     """Upload a trained model with its card to the hub of Hugging Face, which is another company's."""
     with sentences() as console:
-        from fedstrata.runs.handover import model_folder
+        from fedstrata.runs.handover import base_here, model_folder
         from fedstrata.runs.handover import push as upload
 
         place = model_folder(folder)
-        files = [path for path in place.iterdir() if path.is_file()]
+        files = [path for path in place.rglob("*") if path.is_file()]
         size = sum(path.stat().st_size for path in files)
         seen = "everybody can see it" if public else "private"
         what = f"{len(files)} files of {place}, {size / 1e6:,.1f} MB,"
         where = f"go to Hugging Face's machines as {repository} ({seen})"
         console.print(f"{what} {where}", soft_wrap=True)
+        if base := base_here(place):
+            note = f"note: adapter_config.json and README.md name {base}, which no other machine has, as the base"
+            console.print(note, soft_wrap=True)
         if not yes and not _confirmed():
             raise UserError("push: not confirmed; nothing was uploaded; --yes does not ask")
         console.print(f"pushed  {upload(folder, repository, public)}", soft_wrap=True)

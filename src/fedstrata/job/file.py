@@ -47,7 +47,8 @@ def load(source: JobSource, overrides: Overrides = (), method: Method | None = N
         UserError: the file cannot be read, or a key or value in it is invalid.
     """
     where, data = _read(source)
-    data.pop("sweep", None)
+    if data.pop("sweep", None):  # words of its keys go with it
+        overrides = [pair for pair in pairs_of(overrides) if not pair[0].startswith("sweep.")]
     stages = data.pop("stages", [{}])
     if not isinstance(stages, list) or not stages or not all(isinstance(stage, dict) for stage in stages):
         raise UserError(f"{where}: stages must be an array of tables ([[stages]])")

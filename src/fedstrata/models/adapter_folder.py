@@ -90,14 +90,14 @@ def save_base(loaded: Loaded, weights: Tensors, folder: Path, stays: bool = True
         stays: the start model is a plain one and stays where it was loaded from; else one is saved in any case.
 
     Returns:
-        Folder or hub id.
+        Hub id, or the full path of a folder: peft looks for it from wherever the adapters are loaded.
     """
     assert loaded.adapter is not None
     if stays and loaded.adapter.merge != "exact" and loaded.adapter.init != "svd":
-        return loaded.name
+        return str(Path(loaded.name).resolve()) if Path(loaded.name).is_dir() else loaded.name
     plain = {name.replace(f"{BASE}.", "."): t for name, t in weights.items() if not FACTOR.fullmatch(name)}
     save(loaded, plain, folder)
-    return str(folder)
+    return str(folder.resolve())
 
 
 def _heads(loaded: Loaded) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatch
 from pathlib import Path
 
 import tomli_w
@@ -13,12 +14,35 @@ from filelock import FileLock, Timeout
 from fedstrata.errors import UserError
 from fedstrata.job.tables import Job
 from fedstrata.job.toml import read_toml
+from fedstrata.models.folders import FILES
 from fedstrata.plan.kinds import AUDIT, FORMAT, LOCK, TRACK
 from fedstrata.runs.result_file import write_result
 from fedstrata.wire.files import write_bytes
 
 MARKER = ".fedstrata"
 """The file by which a folder is known as one that FedStrata writes."""
+
+
+RECORDS = (
+    *("job.toml", "choices.toml", "environment.json", "partition.json", "parts.json", "classes.json"),
+    *("rounds.jsonl", "ledger.jsonl", "missing.jsonl", "lost.jsonl", "outliers.jsonl", "arrivals.jsonl"),
+    *("transport.jsonl", "predictions.jsonl", "result.json", "report.html", AUDIT),
+)
+"""Files of a run or a stage; below ``state/`` and the other folders here all files are its own."""
+OWN_FOLDERS = ("state", TRACK, "onnx", "sentence-transformers")
+
+
+def somebodys_file(folder: Path) -> Path | None:
+    """A file that somebody has put into a run's folder, which writes none of that name there; None without one."""
+    for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder).parts
+        words = inside[2:] if inside[0] == "stages" else inside
+        known = RECORDS if len(words) == 1 else FILES
+        hidden = any(word.startswith(".") for word in inside)  # the folder's marks, and what is half written
+        own = hidden or not {*words[:1]}.isdisjoint(OWN_FOLDERS)
+        if not path.is_dir() and not own and not any(fnmatch(path.name, name) for name in known):
+            return path
+    return None
 
 
 def check_output_dir(folder: Path, resume: bool, kind: str = "run") -> None:

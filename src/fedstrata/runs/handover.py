@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,6 +122,13 @@ def _place(out: Path, form: str) -> Path:
     if (out / "config.json").exists() and not (out / form).exists():
         raise UserError(f"{out}: holds another model; name a new or empty folder with --out")
     return out
+
+
+def base_here(model: Path) -> str | None:
+    """The folder of this machine that adapters name as the model that they belong to; None of any other model."""
+    path = model / "adapter_config.json"
+    base = json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"] if path.exists() else ""
+    return base if Path(base).is_absolute() else None
 
 
 def push(folder: Path, repository: str, public: bool = False) -> str:

@@ -33,7 +33,7 @@ class Scorer:
     Attributes:
         working: the model, loaded.
         task: makes batches and scores.
-        train: the job's ``[train]``: precision, and the size of batches, here twice that of training.
+        train: the job's ``[train]``: precision, padding, and the size of batches, here twice that of training.
         streams: all randomness; the masks are the same in every round.
     """
 
@@ -93,7 +93,7 @@ class Scorer:
         """The batches of a share; all are made, as their masks are drawn one after another."""
         rng = self.streams.numpy(-1, SERVER, EVALUATE)
         for number, index in enumerate(scored_batches(examples, chosen, self.train)):
-            batch = self.task.batch(examples, index, rng)
+            batch = self.task.batch(examples, index, rng, self.train.width)
             if number % share[1] == share[0]:
                 yield model_pass.inputs(index, batch).to(self.working.device)
 
@@ -102,7 +102,11 @@ def scored_batches(examples: Examples, chosen: Index, train: Train) -> list[Inde
     """The chosen test examples of each batch, in the order in which they are scored."""
     lengths, budget = examples.tokens.lengths[chosen], train.tokens_per_batch
     size = 2 * train.batch_size
-    order = batches(lengths, size, None) if budget is None else token_batches(lengths, 2 * budget, None)
+    if budget is None:
+        order = batches(lengths, size, None)
+    else:
+        widths = lengths if train.width is None else np.full_like(lengths, train.width)
+        order = token_batches(widths, 2 * budget, None)
     return [chosen[positions] for positions in order]
 
 

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import fedstrata
 from fedstrata.cli import app, main
 from fedstrata.errors import UserError
+from fedstrata.job.toml import read_toml
 from fedstrata.runs.handover import export, export_sentences, model_folder, push
 from tiny import SENTENCES, tokenizer
 
@@ -98,6 +99,28 @@ def test_clients_that_test_on_rows_of_their_own_are_compared_on_these(job: Jobs)
     del made["data"]["test"]
     [report], where = export(fedstrata.run(made).folder)
     assert (report.texts, where) == (3, "3 test rows")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_records_sources_by_their_names_so_that_its_job_is_played_and_exported(
+    job: Jobs, tmp_path: Path
+) -> None:
+    """They were written as one text, which is the name of no file."""
+    pytest.importorskip("onnxruntime")
+    made = job("fedavg", "classify", method={"rounds": 1})
+    file = made["data"]["test"]
+    sources = {"north": file, "south": [file]}
+    made["data"] |= {"train": sources, "test": {"b": file, "a": file}}
+    del made["clients"]
+    result = fedstrata.run(made)
+    recorded = read_toml(result.folder / "job.toml")
+    assert recorded["data"]["train"] == sources
+    again = fedstrata.run(result.folder / "job.toml", {"output.dir": str(tmp_path / "again")})
+    assert again.score == result.score
+    assert export(result.folder)[1] == "24 test rows"
+    made["data"]["train"] = {name: sources[name] for name in reversed(sources)}
+    with pytest.raises(UserError, match=r"its run began with data\.train = .* the job now says"):
+        fedstrata.run(made, resume=True)
 
 
 @pytest.mark.parametrize("form", ["--onnx", "--sentence-transformers"])

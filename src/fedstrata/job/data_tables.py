@@ -9,13 +9,13 @@ from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, PlainSe
 
 from fedstrata.errors import did_you_mean
 from fedstrata.job.base import Positive, Share, Table
-from fedstrata.job.in_memory import InMemory, as_source
+from fedstrata.job.in_memory import InMemory, as_source, recorded
 from fedstrata.job.label_tables import TABLES
 from fedstrata.job.paths import MaybePlace
 from fedstrata.job.renamed import renamed
 
-Rows = Annotated[InstanceOf[InMemory], PlainSerializer(str, when_used="json")]
-"""Rows handed over from Python."""
+Rows = Annotated[InstanceOf[InMemory], PlainSerializer(recorded, when_used="json")]
+"""Rows handed over from Python. Pydantic also writes with it what is not: names and their sources, say."""
 OneSource = MaybePlace | list[MaybePlace] | Rows
 Source = OneSource | dict[Annotated[str, Field(pattern=r"^[\w-]+$")], OneSource]
 """A file, folder or data set id; several; rows in memory; or several of these by name, whose training rows are

@@ -43,6 +43,13 @@ PREFIX = "python: "
 """With this a recorded job names rows that it does not have."""
 
 
+def recorded(value: Any) -> Any:
+    """What ``data.train`` or ``data.test`` is, as plain data: of rows in memory a text that names them."""
+    if isinstance(value, Mapping):
+        return {name: recorded(one) for name, one in value.items()}
+    return str(value) if isinstance(value, InMemory) else value
+
+
 def as_source(value: Any) -> Any:
     """What ``data.train`` or ``data.test`` is set to, with objects that hold rows as :class:`InMemory`.
 

@@ -245,7 +245,9 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Chan
         if not isinstance(new, dict) or not isinstance(old, dict):
             found += [Change(table, old, new)] if old != new else []
             continue
-        keys = {key for key in {**old, **new} if old.get(key) != new.get(key)} - set(FREE.get(table, ()))
+        told = repr if table == "data" else lambda value: value  # clients are in the order of their sources
+        keys = {key for key in {**old, **new} if told(old.get(key)) != told(new.get(key))}
+        keys -= set(FREE.get(table, ()))
         for key in sorted(keys, key=lambda name: (_place(name, FIRST), name)):
             found.append(Change(f"{table}.{key}", old.get(key), new.get(key)))
     return found

@@ -386,9 +386,9 @@ def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
     single = sample(written(tmp_path, table(label=["kidney"] * 60)))
     with pytest.raises(UserError, match="'label' holds a single value; name it with --label, one of: text, label"):
         guess(single, "classify")
-    assert guess(single).reasons["task.kind"].startswith("'label' holds a single value: ")
+    assert guess(single).reasons["task.kind"].startswith("'label' holds a single value, ")
     lists = sample(written(tmp_path, table(label=[["eye", "heart"]] * 60), "rows.jsonl"))
-    assert guess(lists).reasons["task.kind"].startswith("'label' holds lists: ")
+    assert guess(lists).reasons["task.kind"].startswith("'label' holds lists, ")
     with pytest.raises(UserError, match="column 'lable' is not there"):
         guess(rows, label="lable")
     with pytest.raises(UserError, match="no such file"):
@@ -402,6 +402,19 @@ def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
         guess(sample(tmp_path / "texts"))
 
 
+def test_columns_of_which_each_may_be_the_label_are_named(tmp_path: Path) -> None:
+    """Ages are figures as classes may be, but none of the two first ones."""
+    frame = table(age=[20 + i % 5 for i in range(60)], finding=LABELS)
+    rows = sample(written(tmp_path, frame))
+    which = "'age' or 'finding' may be the label"
+    why = f"{which}, and --label names none: the model is trained on the text itself"
+    assert guess(rows).reasons["task.kind"] == why
+    with pytest.raises(UserError, match=f"{which}; name it with --label"):
+        guess(rows, "classify")
+    coded = sample(written(tmp_path, frame.assign(age=[i % 2 for i in range(60)])))
+    assert guess(coded).label == "age"
+
+
 def test_a_column_of_labels_in_which_nothing_stands_is_told(tmp_path: Path) -> None:
     """Excel saves no value of a formula that it has not computed."""
     frame = table(label=["=1+1"] * 60)
@@ -412,7 +425,7 @@ def test_a_column_of_labels_in_which_nothing_stands_is_told(tmp_path: Path) -> N
         names.append("rows.xlsx")
     for name in names:
         why = guess(sample(tmp_path / name)).reasons["task.kind"]
-        assert why.startswith("'label' is empty in all rows: "), name
+        assert why.startswith("'label' is empty in all rows, "), name
 
 
 @pytest.mark.parametrize(

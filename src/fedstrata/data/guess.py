@@ -16,6 +16,8 @@ from fedstrata.job.task_kinds import TASK_KINDS
 
 CLASSES = 200
 """Classes that a column of labels has at most."""
+COUNTING = {"id", "index", "idx", "row", "number", "nr", "uid", "guid", "year", "date", "time", "file"}
+"""How columns are called that count the rows, and label none."""
 NUMBERS = 20
 """Different numbers from which on a column of them is a quantity and no class."""
 
@@ -68,11 +70,12 @@ def guess(rows: Sample, kind: str | None = None, text: Sequence[str] = (), label
         raise UserError(f"no column holds a list of words beside a list of tags; found {', '.join(rows.columns)}")
     client = _client(rows, {*text, label or ""})
     texts = list(text) or _texts(rows, {label or "", client or ""})
-    target = label or (None if kind in ("mlm", "clm") else _label(rows, {*texts, client or ""}))
+    taken = {*texts, client or ""}
+    target = label or (None if kind in ("mlm", "clm") else _label(rows, taken))
     two = list(text) if len(text) == 2 else _pair([name for name in texts if name not in (target, client)])
-    chosen, why = _kind(rows, target, bool(two)) if kind is None else (kind, "as asked for")
+    chosen, why = _kind(rows, target, bool(two), taken) if kind is None else (kind, "as asked for")
     if TASK_KINDS[chosen].labeled and target is None:
-        raise UserError(f"{_no_label(rows)}; name it with --label, one of: {', '.join(rows.columns)}")
+        raise UserError(f"{_no_label(rows, taken)}; name it with --label, one of: {', '.join(rows.columns)}")
     columns = list(text) or (two if chosen in ("pair", "regress") else []) or [_first_text(rows, texts)]
     _check_fit(rows, chosen, columns, target)
     reasons = {"task.kind": why}
@@ -177,22 +180,30 @@ def _label(rows: Sample, texts: set[str]) -> str | None:
     fit = [name for name in free if _classes(rows, name) or _quantity(rows, name)]
     if name := _named(fit, LABELS):
         return name
-    short = [name for name in fit if _classes(rows, name) and not _counts_rows(name)]
-    coded = [name for name in short if all(str(value).isdigit() for value in _filled(rows, name))]
+    short = _short(rows, texts)
+    found = {name: {str(value) for value in _filled(rows, name)} for name in short}
+    coded = [name for name in short if found[name] & {"0", "1"} and all(map(str.isdigit, found[name]))]
     chosen = coded if len(coded) == 1 else short
     return chosen[0] if len(chosen) == 1 else None
 
 
-def _no_label(rows: Sample) -> str:
-    """Why no column is a label."""
+def _short(rows: Sample, taken: set[str]) -> list[str]:
+    """The columns of few different short values, which may be labels."""
+    return [name for name in rows.columns if name not in taken and _classes(rows, name) and not _counts_rows(name)]
+
+
+def _no_label(rows: Sample, taken: set[str]) -> str:
+    """Why no column is the label."""
     values = {name: _filled(rows, name) for name in rows.columns}
     unfit = {
         "is empty in all rows": [name for name, found in values.items() if not found],
         "holds lists": [name for name, found in values.items() if any(isinstance(one, list) for one in found)],
         "holds a single value": [name for name, found in values.items() if len(set(map(str, found))) == 1],
     }
-    called = ((_named(names, LABELS), why) for why, names in unfit.items())
-    return next((f"{name!r} {why}" for name, why in called if name), "no column looks like a label")
+    if called := [f"{name!r} {why}" for why, names in unfit.items() if (name := _named(names, LABELS))]:
+        return called[0]
+    several = " or ".join(map(repr, _short(rows, taken)[:3]))
+    return f"{several} may be the label" if several else "no column looks like a label"
 
 
 def _classes(rows: Sample, name: str) -> bool:
@@ -209,26 +220,13 @@ def _quantity(rows: Sample, name: str) -> bool:
 
 
 def _counts_rows(name: str) -> bool:
-    return plain_name(name) in (
-        "id",
-        "index",
-        "idx",
-        "row",
-        "number",
-        "nr",
-        "uid",
-        "guid",
-        "year",
-        "date",
-        "time",
-        "file",
-    )
+    return plain_name(name) in COUNTING
 
 
-def _kind(rows: Sample, label: str | None, pair: bool) -> tuple[str, str]:
+def _kind(rows: Sample, label: str | None, pair: bool, taken: set[str]) -> tuple[str, str]:
     """The task's kind, and why."""
     if label is None:
-        return "mlm", f"{_no_label(rows)}: the model is trained further on the text itself"
+        return "mlm", f"{_no_label(rows, taken)}, and --label names none: the model is trained on the text itself"
     if _quantity(rows, label) and any(re.search("[.,]", str(value)) for value in _filled(rows, label)):
         return "regress", f"{label!r} holds numbers"
     classes = len(set(map(str, _filled(rows, label))))

@@ -162,6 +162,22 @@ def test_a_metric_has_a_plain_name(job: Jobs, village: Village, name: str) -> No
     check_clean(run.folder)
 
 
+def test_a_metric_is_a_text_in_the_model_s_card(job: Jobs, village: Village) -> None:
+    name = "accuracy.a | b ![x](https://example.org/x) `c`"
+
+    def attack(message: bytes) -> bytes:
+        scores = json.loads(metadata_of(message)["header"])["scores"]
+        return header(scores={client: {**own, name: 0.5} for client, own in scores.items()})(message)
+
+    _, there = village.jobs(job("fedavg", "classify", clients={"test": 0.3}))
+    attacked(village, "b", "reply", [attack] * 9, "evaluate")
+    run = fedstrata.run(there)
+    assert run.score[name] == 0.5
+    assert run.model_folder is not None
+    card = (run.model_folder / "README.md").read_text("utf-8")
+    assert r"| accuracy.a \| b !\[x\](https://example.org/x) \`c\` | 0.5000 |" in card
+
+
 def test_a_reply_of_an_earlier_round_is_none(job: Jobs, village: Village) -> None:
     _, there = village.jobs(job("fedavg", "classify", method={"rounds": 3}))
     replay = Replay()

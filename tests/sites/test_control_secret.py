@@ -116,6 +116,16 @@ def test_the_secret_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         read_secret(tmp_path)
 
 
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o602])
+def test_a_secret_that_others_can_read_is_none(tmp_path: Path, mode: int) -> None:
+    path = secret_file(tmp_path)
+    path.chmod(mode)
+    with pytest.raises(UserError, match=rf"^{path}: is open to others than its owner \(mode {mode:o}\).* move it"):
+        read_secret(tmp_path)
+    path.unlink()
+    assert secret_file(tmp_path).stat().st_mode & 0o777 == 0o600
+
+
 @pytest.mark.parametrize("content", [b"", b"\n" * 64, b"x", b"5" * (SHORTEST - 1)])
 def test_a_secret_that_is_empty_or_cut_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "secret").write_bytes(content)
@@ -126,6 +136,7 @@ def test_a_secret_that_is_empty_or_cut_is_named(tmp_path: Path, content: bytes) 
             read(tmp_path)
     assert (tmp_path / "secret").read_bytes() == content
     (tmp_path / "secret").write_bytes(b"5" * SHORTEST)
+    (tmp_path / "secret").chmod(0o600)
     assert read_secret(tmp_path) == b"5" * SHORTEST
 
 

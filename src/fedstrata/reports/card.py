@@ -39,6 +39,8 @@ TASKS = {
     "regress": "regression",
     "tag": "tagging of words",
 }
+MARKS = str.maketrans({mark: f"\\{mark}" for mark in "\\|[]`*"})
+"""What Markdown takes for tables, links and code: a score of a site's has the name of the site's own test rows."""
 
 
 def write_cards(folder: Path, start: str | None) -> None:
@@ -199,7 +201,7 @@ def _scores(result: Mapping[str, Any]) -> list[str]:
     lines = [f"| metric | this model |{beside and f' {beside} |'}", "|---|---|---|" if beside else "|---|---|"]
     for name, value in result["score"].items():
         than = f"{other[name]:.4f}" if other.get(name) is not None else ""
-        lines.append(f"| {name} | {value:.4f} |" + (f" {than} |" if beside else ""))
+        lines.append(f"| {name.translate(MARKS)} | {value:.4f} |" + (f" {than} |" if beside else ""))
     lines += ["", "One run, one seed" + (f"; baseline: {about}." if about else ".")]
     each = [client["score"] for client in result.get("clients", {}).values() if client.get("score")]
     values = [score[result["headline"]] for score in each if result["headline"] in score]

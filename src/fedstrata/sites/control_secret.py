@@ -32,14 +32,14 @@ def secret_file(folder: Path) -> Path:
     """The file ``secret`` in a folder, readable by its owner alone; written if it does not exist.
 
     Raises:
-        UserError: it is another user's, is no file, or holds no secret.
+        UserError: it is another user's, open to others, is no file, or holds no secret.
     """
     path = folder / "secret"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             _make(path)
-        length = len(path.read_bytes().strip())
+        length, mode = len(path.read_bytes().strip()), path.stat().st_mode & 0o777
     except PermissionError:
         raise UserError(
             f"{path}: cannot be read or written; start what needs it as the user that runs fedstrata serve or "
@@ -49,6 +49,8 @@ def secret_file(folder: Path) -> Path:
         raise UserError(f"{path}: is no file, or is in none; {MEND}") from None
     if length < SHORTEST:
         raise UserError(f"{path}: holds {length} bytes of a secret, and {SHORTEST} are the least; {MEND}")
+    if mode & 0o077:
+        raise UserError(f"{path}: is open to others than its owner (mode {mode:o}), who may know it; {MEND}")
     return path
 
 

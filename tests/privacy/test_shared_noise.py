@@ -53,6 +53,19 @@ def test_what_is_clipped_and_rounded_is_never_longer_than_the_clip(monkeypatch: 
         assert 0.9e-3 < np.linalg.norm(made["a"]) <= 1e-3
 
 
+def test_the_noise_is_rounded_up_to_whole_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = list[int]()
+
+    def draw(count: int, deviation: int, rng: np.random.Generator) -> np.ndarray:
+        drawn.append(deviation)
+        return np.zeros(count)
+
+    monkeypatch.setattr("fedstrata.client.private.discrete_gaussian", draw)
+    summands({"a": np.zeros(3)}, np.random.default_rng(0), noise=1e-3)
+    exact = TABLE["clip"] * 1e-3 / math.sqrt(3) / STEP
+    assert exact < drawn[0] < exact + 1
+
+
 def test_the_noise_of_the_honest_together_is_that_of_the_promise() -> None:
     rng, nothing = np.random.default_rng(1), {"a": np.zeros(20_000)}
     total = sum(summands(nothing, rng)["a"] for _ in range(3))

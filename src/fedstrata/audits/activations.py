@@ -43,7 +43,7 @@ def _tokens(view: View) -> list[Finding]:
     bench = view.bench
     states, public = (_states(view, played) for played in (view.client, view.shadow))
     states = states.first(int(np.searchsorted(np.cumsum(states.lengths), MOST, side="right")) or 1)
-    table = flat(bench.start)[token_table(bench.ready.loaded.model, bench.vocabulary)]
+    table = flat(bench.start)[token_table(bench.ready.loaded.model)]
     readings = {
         "nearest embedding": _nearest(view, states),
         "ridge probe": ridge_reader(public.rows, public.tokens, table)(states.rows),

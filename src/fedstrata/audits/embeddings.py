@@ -37,7 +37,7 @@ def attack(view: View) -> list[Finding]:
 
 def _words(view: View) -> list[Finding]:
     bench, sent = view.bench, flat(view.client.after)
-    name = token_table(bench.ready.loaded.model, bench.vocabulary)
+    name = token_table(bench.ready.loaded.model)
     found = []
     if name in sent:
         how, score = ("direction of rows", _turned) if bench.parts.tied else ("rows moved", _moved)

@@ -30,7 +30,7 @@ def attack(view: View) -> list[Finding]:
 def _by_token(view: View, client: Tensors, shadow: Tensors) -> list[Finding]:
     states, public = _states(view.client, client), _states(view.shadow, shadow)
     states = states.first(MOST)
-    name = token_table(view.bench.ready.loaded.model, view.bench.vocabulary)
+    name = token_table(view.bench.ready.loaded.model)
     table = flat(view.bench.start)[name]
     rows, tokens = public.rows[:TOKENS], public.tokens[:TOKENS]
     found = []

@@ -273,7 +273,7 @@ def flat(weights: Weights) -> Tensors:
     return {name: tensor for tensors in weights.values() for name, tensor in tensors.items()}
 
 
-def token_table(model: nn.Module, vocabulary: int) -> str:
+def token_table(model: nn.Module) -> str:
     """The name of the table of token embeddings."""
     table = model.get_input_embeddings().weight  # type: ignore[operator]
     return next(name for name, parameter in model.named_parameters() if parameter is table)

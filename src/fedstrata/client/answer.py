@@ -187,7 +187,6 @@ def sent_parts(work: Work, draw: Draw | None) -> Weights:
         return sent
     start = {part: work.shared[part][1] for part in sent}
     noised = private.message(
-        request,
         {part: travelling(tensors, sharing) for part, tensors in sent.items()},
         {part: travelling(tensors, sharing) for part, tensors in start.items()},
         draw,

@@ -93,7 +93,7 @@ class Private:
             dropout=int(draw(DROPOUT).integers(1 << 63)),
         )
 
-    def message(self, request: Request, sent: Weights, start: Mapping[str, Tensors], draw: Draw) -> Weights:
+    def message(self, sent: Weights, start: Mapping[str, Tensors], draw: Draw) -> Weights:
         """What a client sends: with noise over its change where the level is ``client``."""
         if self.table.level != "client" or self.table.shared_noise or not sent:
             return sent

@@ -76,7 +76,7 @@ def guess(rows: Sample, kind: str | None = None, text: Sequence[str] = (), label
     chosen, why = _kind(rows, target, bool(two), taken) if kind is None else (kind, "as asked for")
     if TASK_KINDS[chosen].labeled and target is None:
         raise UserError(f"{_no_label(rows, taken)}; name it with --label, one of: {', '.join(rows.columns)}")
-    columns = list(text) or (two if chosen in ("pair", "regress") else []) or [_first_text(rows, texts)]
+    columns = list(text) or (two if chosen in ("pair", "regress") else []) or [_first_text(texts)]
     _check_fit(rows, chosen, columns, target)
     reasons = {"task.kind": why}
     if client:
@@ -169,7 +169,7 @@ def _texts(rows: Sample, taken: set[str]) -> list[str]:
     return sorted(found, key=lambda name: -sizes[name][0])
 
 
-def _first_text(rows: Sample, texts: Sequence[str]) -> str:
+def _first_text(texts: Sequence[str]) -> str:
     """The column whose name says most plainly that it is the text, else the one of the longest texts."""
     return _named(texts, TEXTS) or texts[0]
 

@@ -103,7 +103,7 @@ def fixed_point(total: int) -> FixedPoint:
     for width in WIDTHS:
         most = (1 << (8 * width - 1)) - 1
         if needed <= most:
-            return FixedPoint(width, STEP, min(most // total, 1 << 52))  # so that fp64 holds it
+            return FixedPoint(width, STEP, most // total)
     raise SaturationError(f"a sum of {total} examples needs more than {8 * WIDTHS[-1]} bits")
 
 

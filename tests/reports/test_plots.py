@@ -107,7 +107,7 @@ def test_a_page_does_not_grow_with_the_number_of_clients(run: Callable[..., Path
 
 
 def test_of_sampled_clients_a_page_says_how_many_trained_and_how_many_it_draws(run: Make) -> None:
-    """The caption had as many as can be drawn, the first sentence all clients, and who trained once was not seen."""
+    """The caption had as many as can be drawn, the first sentence all clients, who trained once was not seen."""
     made = load_run(run(clients=[f"client-{i:03}" for i in range(200)]))
     lines = [line for line in made.rounds if line["client"] == "server" or line["client"] < "client-078"]
     sampled = replace(made, rounds=[line for line in lines if line["client"] == "server" or line["round"] == 1])

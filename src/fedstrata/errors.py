@@ -38,6 +38,11 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
+def four_decimals(value: float) -> str:
+    """A score to four decimals; four digits of a perplexity of millions, as of a model that has diverged."""
+    return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.4g}"
+
+
 def first_words(error: Exception) -> str:
     """What a library says first, without the name of Python's exception."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]

@@ -11,6 +11,7 @@ from fedstrata.cli import progress
 from fedstrata.cli.progress import Display, ForecastDisplay
 from fedstrata.cli.site_progress import SiteDisplay
 from fedstrata.cli.sweep_progress import SweepDisplay
+from fedstrata.cli.words import score_lines
 from fedstrata.events import (
     Answered,
     Asked,
@@ -77,6 +78,11 @@ def test_rounds_count_from_1_and_nouns_are_in_number() -> None:
 def test_many_are_plural_and_a_resumed_run_says_so() -> None:
     lines = printed(Display, StageStarted("tune", "fedbt", 12, 2, {"a": 600, "b": 634}, ()))
     assert lines == ["tune: fedbt, 12 rounds, 2 clients, 1,234 examples", "continuing after 2 finished rounds"]
+
+
+def test_a_perplexity_without_bounds_is_no_line_of_three_hundred_digits() -> None:
+    [line] = score_lines(0, {"loss": 1523.394, "perplexity": 1.01423e304}, 2, Baseline())
+    assert line == "round 1/2  loss 1523.3940  perplexity 1.014e+304"
 
 
 def test_a_cell_tells_its_scores() -> None:

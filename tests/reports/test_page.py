@@ -88,6 +88,7 @@ def test_arabic_labels_are_there_and_may_run_from_right_to_left(run: Make, tmp_p
     text = page(tmp_path, run(labels=["سلبي", "إيجابي"], clients=["مستشفى", "client-1"]))
     assert "مستشفى" in text
     assert 'dir="auto"' in text
+    assert "<li>مستشفى trained on" in text, "an English sentence, whatever its first word"
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from fedstrata.reports.partition_plot import BARS_SHOWN, partition_plot
 from fedstrata.reports.picture import COLORS, NAME_LENGTH, short_name
 from fedstrata.reports.plots import LINES_SHOWN
 from fedstrata.reports.runs import load_run
+from fedstrata.reports.summary import summary
 from fedstrata.reports.sweep_page import SweepPoint, front, sweep_plot
 from fedstrata.reports.tables import ROWS_SHOWN, client_rows, shown_rows
 
@@ -103,6 +104,18 @@ def test_a_page_does_not_grow_with_the_number_of_clients(run: Callable[..., Path
         assert len(rows) == ROWS_SHOWN
         assert f"other {number - ROWS_SHOWN:,} have" in others
     assert sizes[3000] <= sizes[300] + 20
+
+
+def test_of_sampled_clients_a_page_says_how_many_trained_and_how_many_it_draws(run: Make) -> None:
+    """The caption had as many as can be drawn, the first sentence all clients, who trained once was not seen."""
+    made = load_run(run(clients=[f"client-{i:03}" for i in range(200)]))
+    lines = [line for line in made.rounds if line["client"] == "server" or line["client"] < "client-078"]
+    sampled = replace(made, rounds=[line for line in lines if line["client"] == "server" or line["round"] == 1])
+    [losses] = [one for one in plots.run_pictures(sampled) if one.title == "Training loss"]
+    assert "39 of 78 clients" in losses.svg
+    assert "Gray: 39 of the 78 that trained;" in losses.caption
+    assert losses.svg.count("<use") > 39 + 2, "a point for each"
+    assert summary(sampled).startswith("78 of 200 clients with 12,363 examples trained and sent")
 
 
 def test_grouped_bars_are_the_means_of_their_clients() -> None:

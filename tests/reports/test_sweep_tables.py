@@ -124,6 +124,14 @@ def test_a_verdict_is_of_the_row_compared_with_over_the_seeds_of_both() -> None:
     assert not verdicts([small, replace(base, metric="accuracy")])
 
 
+def test_a_row_that_diverged_leaves_room_for_the_names_of_the_others() -> None:
+    huge = replace(ROW, row="huge", metric="perplexity", mean=1.01423e304, sd=0.0, p_holm=None)
+    console = Console(width=80, record=True, file=io.StringIO())
+    for table in terminal([replace(ROW, metric="perplexity"), huge]):
+        console.print(table)
+    assert "1.014e+304 ± 0.0000" in console.export_text()
+
+
 def test_targets_have_columns_where_they_are_set() -> None:
     some = replace(ROW, target=0.5, reached=2, rounds_to_target=2.5, mb_to_target=17.25)
     never = replace(ROW, row="never", target=0.5)

@@ -62,3 +62,4 @@ def test_figures(value: float | None, text: str) -> None:
 
 def test_score_figures() -> None:
     assert [score_figure(value) for value in (None, 0.12345, -0.5, 1558.07)] == ["–", "0.123", "-0.500", "1,558.1"]
+    assert score_figure(1.01423e304) == "1.01e+304", "the perplexity of a model that has diverged"

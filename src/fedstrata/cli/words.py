@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedstrata.errors import four_decimals
 from fedstrata.events import Baseline
 from fedstrata.plan.kinds import LOWER_IS_BETTER
 
@@ -21,11 +22,11 @@ def score_lines(round: int, score: dict[str, float], rounds: int, baseline: Base
     words = []
     for name, value in score.items():
         always = baseline.score.get(name) if name == baseline.headline else None
-        words.append(f"{name} {value:.4f}" + ("" if always is None else f" (baseline {always:.4f})"))
+        words.append(f"{name} {four_decimals(value)}" + ("" if always is None else f" (baseline {always:.4f})"))
     lines = [f"{round_words(round, rounds)}  {'  '.join(words)}"]
     if round == rounds - 1 and not _beaten(score, baseline):
         name = baseline.headline
-        lines.append(f"note: {name} {score[name]:.4f} is not better than {baseline.what}")
+        lines.append(f"note: {name} {four_decimals(score[name])} is not better than {baseline.what}")
     return lines
 
 

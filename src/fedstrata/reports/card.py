@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fedstrata.errors import plural
+from fedstrata.errors import four_decimals, plural
 from fedstrata.job.toml import read_toml
 from fedstrata.models.folders import CARD, CODE
 from fedstrata.wire.files import write_bytes
@@ -201,12 +201,13 @@ def _scores(result: Mapping[str, Any]) -> list[str]:
     lines = [f"| metric | this model |{beside and f' {beside} |'}", "|---|---|---|" if beside else "|---|---|"]
     for name, value in result["score"].items():
         than = f"{other[name]:.4f}" if other.get(name) is not None else ""
-        lines.append(f"| {name.translate(MARKS)} | {value:.4f} |" + (f" {than} |" if beside else ""))
+        lines.append(f"| {name.translate(MARKS)} | {four_decimals(value)} |" + (f" {than} |" if beside else ""))
     lines += ["", "One run, one seed" + (f"; baseline: {about}." if about else ".")]
     each = [client["score"] for client in result.get("clients", {}).values() if client.get("score")]
     values = [score[result["headline"]] for score in each if result["headline"] in score]
     if values:
-        lines.append(f"Over the clients {result['headline']} is {min(values):.4f} to {max(values):.4f}.")
+        least, most = map(four_decimals, (min(values), max(values)))
+        lines.append(f"Over the clients {result['headline']} is {least} to {most}.")
     return lines
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from fedstrata.errors import four_decimals
 from fedstrata.reports.html_table import Head
 from fedstrata.reports.templates import templates
 from fedstrata.reports.times import clock, duration, left_words
@@ -38,7 +39,9 @@ def facts(status: Status) -> dict[str, str]:
         said |= _waits(run)
     if run["score"]:
         after = f"after round {run['scored'] + 1}" if run["scored"] >= 0 else "before training"
-        said["score"] = "  ".join(f"{name} {value:.4f}" for name, value in run["score"].items()) + f" {after}"
+        said["score"] = (
+            "  ".join(f"{name} {four_decimals(value)}" for name, value in run["score"].items()) + f" {after}"
+        )
     return {**said, "folder": run["output"]}
 
 

@@ -111,10 +111,17 @@ def _schedule_records(run: Run, client: str) -> list[dict[str, Any]]:
 
 def _sampled(run: Run) -> str:
     """What the picture of the losses leaves out."""
-    trained = len({line["client"] for line in run.work if line["loss"] is not None})
-    if trained <= LINES_SHOWN:
+    names, drawn = _loss_clients(run)
+    if drawn == names:
         return ""
-    return f" Gray: {LINES_SHOWN} of the {trained:,} that trained; the mean is over all of them."
+    return f" Gray: {len(drawn)} of the {len(names):,} that trained; the mean is over all of them."
+
+
+def _loss_clients(run: Run) -> tuple[list[str], list[str]]:
+    """The clients whose losses are told, or the server by its own name; and those of them that are drawn."""
+    trained = {line["client"] for line in run.work if line["loss"] is not None and math.isfinite(line["loss"])}
+    names = [name for name in run.clients if name in trained] or sorted(trained)
+    return names, names[:: max(1, math.ceil(len(names) / LINES_SHOWN))]
 
 
 def _alike(run: Run) -> str:
@@ -193,10 +200,8 @@ def loss_plot(run: Run) -> Figure | None:
     lines = [line for line in run.work if line["loss"] is not None and math.isfinite(line["loss"])]
     if not lines:
         return None
-    trained = {line["client"] for line in lines}
-    names = [name for name in run.clients if name in trained] or sorted(trained)  # or the server, by its own name
+    names, drawn = _loss_clients(run)
     few = len(names) <= len(COLORS)
-    drawn = names[:: math.ceil(len(names) / LINES_SHOWN)]
     each = f"each of {len(names)} clients" if drawn == names else f"{len(drawn)} of {len(names):,} clients"
     losses = by_client(lines)
     figure, axes = small()
@@ -205,7 +210,8 @@ def loss_plot(run: Run) -> Figure | None:
         if few:
             axes.plot(x, y, color=COLORS[i], marker="o", label=short_name(name))
         else:
-            axes.plot(x, y, color="#bbbbbb", linewidth=0.8, label=None if i else each)
+            alone = "." if len(x) == 1 else None  # a line of one point would not be seen
+            axes.plot(x, y, color="#bbbbbb", linewidth=0.8, marker=alone, label=None if i else each)
     if not few:
         axes.plot(*_mean_loss(lines), color=COLORS[0], marker="o", label="mean, weighted by examples")
     axes.set_xlabel("round")

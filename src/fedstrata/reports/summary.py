@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from statistics import fmean
 from typing import Any
 
@@ -41,14 +42,18 @@ def _work(run: Run) -> str:
         return f"Nothing was trained ({run.result['task']}): the start model is scored and saved as it is."
     if not rounds:
         return f"No client finished a round {method}."
+    worked = {line["client"] for line in run.work}
+    trained = [client for client in run.clients if client in worked] or run.clients  # or the server, for all
     clients = plural(len(run.clients), "client")
-    examples = plural(_examples(run), "example")
+    if len(trained) < len(run.clients):  # the others were never sampled
+        clients = f"{len(trained):,} of {clients}"
+    examples = plural(_examples(run, trained), "example")
     span = f"{rounds} of {plural(planned, 'round')}" if rounds < planned else plural(rounds, "round")
     return f"{clients} with {examples} {_trained(run)} {method} in {span}."
 
 
-def _examples(run: Run) -> int:
-    records = (run.result["clients"].get(client) or run.partition["clients"][client] for client in run.clients)
+def _examples(run: Run, clients: Iterable[str]) -> int:
+    records = (run.result["clients"].get(client) or run.partition["clients"][client] for client in clients)
     return sum(record["examples"] for record in records)
 
 

@@ -12,6 +12,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from fedstrata.errors import four_decimals
 from fedstrata.plan.kinds import LOWER_IS_BETTER
 from fedstrata.reports.downloads import csv_text, tex
 from fedstrata.reports.sweep import ROUNDING, SweepRow
@@ -146,8 +147,8 @@ def table_cells(rows: Sequence[SweepRow]) -> list[list[str]]:
 
 def _score(row: SweepRow, mixed: bool) -> str:
     """Mean and deviation; the metric before them where rows differ in it; how many seeds if some failed."""
-    score = "–" if row.mean is None else f"{row.mean:.4f}"
-    score += "" if row.sd is None else f" ± {row.sd:.4f}"
+    score = "–" if row.mean is None else four_decimals(row.mean)
+    score += "" if row.sd is None else f" ± {four_decimals(row.sd)}"
     score = f"{row.metric} {score}" if mixed and row.mean is not None else score
     if row.failed:
         score += f" ({len(row.seeds)} of {len(row.seeds) + len(row.failed)})"
@@ -172,10 +173,12 @@ def verdicts(rows: Sequence[SweepRow]) -> list[str]:
         sign = -1 if row.metric in LOWER_IS_BETTER else 1
         gap = sign * fmean(mine - other for mine, other in pairs)
         same = abs(gap) <= ROUNDING * max(map(abs, chain(*pairs)))
-        how = "the same as" if same else f"{abs(gap):.4f} {'better' if gap > 0 else 'worse'} than"
+        how = "the same as" if same else f"{four_decimals(abs(gap))} {'better' if gap > 0 else 'worse'} than"
         share = f", with {row.up_mb / base.up_mb:.1%} of its MB up" if row.up_mb is not None and base.up_mb else ""
         sure = _sure(row.p_holm, len(pairs))
-        sentences.append(f"{row.row}: {row.metric} {row.mean:.4f}, {how} {base.row}{share}; {sure}.")
+        sentences.append(
+            f"{row.row}: {row.metric} {four_decimals(row.mean or 0.0)}, {how} {base.row}{share}; {sure}."
+        )
     return sentences
 
 

@@ -103,9 +103,11 @@ def result_table(runs: Sequence[Run]) -> Table:
 
 
 def score_figure(value: float | None) -> str:
-    """A score or loss to three decimals; one for values above 100, a dash for None."""
+    """A score or loss to three decimals; one for values above 100, three digits of millions, a dash for None."""
     if value is None:
         return "–"
+    if abs(value) >= 1e6:
+        return f"{value:.3g}"
     return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3f}"
 
 

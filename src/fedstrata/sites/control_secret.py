@@ -49,8 +49,11 @@ def secret_file(folder: Path) -> Path:
         raise UserError(f"{path}: is no file, or is in none; {MEND}") from None
     if length < SHORTEST:
         raise UserError(f"{path}: holds {length} bytes of a secret, and {SHORTEST} are the least; {MEND}")
-    if mode & 0o077:
-        raise UserError(f"{path}: is open to others than its owner (mode {mode:o}), who may know it; {MEND}")
+    if os.name == "posix" and mode & 0o077:
+        raise UserError(
+            f"{path}: is open to others than its owner (mode {mode:o}); if none of them has read it, chmod 600 it, "
+            f"else {MEND}"
+        )
     return path
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedstrata.engines import machine
+from fedstrata.sweeps import workers
 
 GIB = 1 << 30
 NONE = "9223372036854771712"
@@ -77,3 +78,20 @@ def test_a_process_with_a_share_of_the_cores_has_that_share_of_the_memory(
     groups(monkeypatch, tmp_path, *CASES["a container"][:2])
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert (machine.all_cores(), machine.cores(), machine.memory()) == (4, 1, 2 * GIB)
+
+
+def test_a_sweep_divides_the_cores_of_its_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    groups(monkeypatch, tmp_path, *CASES["a container"][:2])
+    given: list[str] = []
+
+    class Started:
+        def __init__(self, command: list[str], env: Mapping[str, str], **_: object) -> None:
+            given.append(env["OMP_NUM_THREADS"])
+            self.stdout = open(os.devnull)  # noqa: SIM115
+
+    monkeypatch.setattr(workers.subprocess, "Popen", Started)
+    pool = workers.Workers(tmp_path, parallel=2)
+    pool.idle()
+    for thread in pool.listeners:
+        thread.join()
+    assert given == ["2"]

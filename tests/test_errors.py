@@ -65,6 +65,7 @@ def test_one_is_singular() -> None:
         (RuntimeError(ALLOCATOR), "memory ran out"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "the GPU's memory ran out"),
         (RuntimeError("OutOfMemoryError: CUDA out of memory."), "the GPU's memory ran out"),  # in a worker
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `x`"), "the GPU's memory ran out"),
     ],
 )
 def test_memory_that_runs_out_is_told_in_a_sentence(error: Exception, sentence: str, tmp_path: Path) -> None:

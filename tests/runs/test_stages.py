@@ -13,14 +13,13 @@ import transformers
 from safetensors.torch import load_file
 
 import fedstrata
-from fedstrata.client import precision
+from fedstrata.client import device, precision
 from fedstrata.engines import choice
 from fedstrata.errors import UserError
 from fedstrata.job.file import load
 from fedstrata.job.toml import read_toml
 from fedstrata.plan.kinds import FORMAT
 from fedstrata.privacy.accounting import Spending, epsilon_of
-from fedstrata.runs import notes
 from fedstrata.runs.privacy import combined_privacy
 from fedstrata.runs.resume import same_job
 
@@ -276,7 +275,7 @@ def test_a_gpu_that_torch_cannot_use_is_told(
 ) -> None:
     (tmp_path / "devices").mkdir()
     (tmp_path / "devices" / file).touch()
-    monkeypatch.setattr(notes, "DEVICES", tmp_path / "devices")
+    monkeypatch.setattr(device, "DEVICES", tmp_path / "devices")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: usable)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if hidden:

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 import fedstrata
 from deployment import free_port
 from fedstrata import UserError
+from fedstrata.client import device
 from fedstrata.job.tables import Engine
 from fedstrata.plan.messages import Request
 from fedstrata.runs import stages, train
@@ -589,6 +590,20 @@ def test_an_answer_that_makes_no_sense_is_none(
     result = json.loads((run.folder / "result.json").read_text())
     assert all(line["reason"].startswith(reason) for line in result["missing"]), result["missing"]
     assert result["status"] == "finished"
+
+
+def test_a_site_says_in_its_log_where_it_computes(
+    job: Jobs, village: Village, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (village.folder / "devices").mkdir()
+    (village.folder / "devices" / "nvidia0").touch()
+    monkeypatch.setattr(device, "DEVICES", village.folder / "devices")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with caplog.at_level("INFO"):
+        fedstrata.run(village.jobs(job("fedavg", "classify", method={"rounds": 1}))[1])
+    assert "computes on the processor" in caplog.text
+    assert "this machine has a GPU that the installed torch cannot use" in caplog.text
 
 
 CANARY = "zyzzyva"

@@ -61,7 +61,7 @@ def sentences() -> Iterator[Console]:
         _fail(f"{error.filename or 'system error'}: {error.strerror or error}", 1)
 
 
-NO_MEMORY = re.compile(r"^MemoryError|OutOfMemoryError|out of memory|can't allocate memory")
+NO_MEMORY = re.compile(r"^MemoryError|OutOfMemoryError|out of memory|can't allocate memory|_STATUS_ALLOC_FAILED")
 """What Python or torch say where there is none left, of the machine or a GPU."""
 
 

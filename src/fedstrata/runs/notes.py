@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 
-import torch
-
+from fedstrata.client.device import idle_gpu
 from fedstrata.client.sharing import sharing_notes
 from fedstrata.data.prepare import Prepared, data_notes, dropped_rows
 from fedstrata.errors import UserError, plural
@@ -30,9 +27,6 @@ from fedstrata.plan.unused_options import unused_options
 from fedstrata.server.aggregate import make_aggregate
 from fedstrata.server.optimizer import make_server_optimizer
 from fedstrata.wire.delta import job_codec
-
-DEVICES = Path("/dev")
-"""Where Linux has a file for each GPU of NVIDIA's."""
 
 
 def check_names(job: Job) -> None:
@@ -68,7 +62,7 @@ def check_permission(job: Job) -> None:
 
 def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int) -> tuple[str, ...]:
     """What the user should know before the first round, a sentence each; ``tokens`` of all training examples."""
-    lines = data_notes(job, data) + idle_gpu(job)
+    lines = data_notes(job, data) + idle_gpu(job.train.device == "cuda" or job.between_sites)
     if data.dropped:
         lines.append(dropped_rows(data))
     if job.model is not None and job.model.config is not None and job.model.tokenizer is None:
@@ -101,17 +95,6 @@ def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int) -> tuple[str, .
         lines.append(f"{', '.join(sorted(never))}: newly initialized, and this method never trains it")
     lines += without_effect(job, loaded.parts, list(data.shards))
     return tuple(lines)
-
-
-def idle_gpu(job: Job) -> list[str]:
-    """That a GPU is here and torch cannot use it, which a user would else learn from the time that a run takes."""
-    hidden = job.train.device == "cuda" or job.between_sites or "CUDA_VISIBLE_DEVICES" in os.environ
-    if hidden or torch.cuda.is_available() or not any(DEVICES.glob("nvidia[0-9]*")):
-        return []
-    return [
-        "this machine has a GPU that the installed torch cannot use, so training is on the processor; "
-        "pytorch.org/get-started/locally says which torch can"
-    ]
 
 
 def _left_behind(job: Job, plans: Sequence[Plan]) -> list[str]:

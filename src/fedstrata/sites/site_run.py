@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedstrata.client.answer import ClientData
+from fedstrata.client.device import device_words, idle_gpu
 from fedstrata.client.facts import facts_and_lines
 from fedstrata.client.model_options import adapter_of, head_of
 from fedstrata.client.setup import Ready, make_ready
@@ -94,8 +95,9 @@ def make_site(settings: SiteSettings, run: SiteRun, hooks: Hooks) -> Site:
     folder, hello = run.folder, run.hello
     start = folder / "start"
     data = prepare_own(run.job, settings.name, settings.home)
-    for note in data_notes(run.job, data):
+    for note in (*data_notes(run.job, data), *idle_gpu(settings.device.name != "auto")):
         LOG.info("%s", note)
+    LOG.info("run %s: computes on %s", run.name, device_words(run.job.train.device))
     check_own(folder, run.journal, fingerprints(data))
     server = server_parts(settings, run, parts_of(run))
     task = own_component(hello, "task", None) if "task" in hello.components else None

@@ -17,6 +17,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from fedstrata.engines.machine import all_cores
 from fedstrata.errors import UserError
 from fedstrata.sweeps.cells import Cell
 
@@ -111,7 +112,7 @@ class Workers:
         """A new process; with several at a time the cores are divided, unless the user did that already."""
         environment = dict(os.environ)
         if self.parallel > 1:
-            environment.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // self.parallel)))
+            environment.setdefault("OMP_NUM_THREADS", str(max(1, all_cores() // self.parallel)))
         number = max(self.by_number, default=-1) + 1
         command = [
             sys.executable,
@@ -162,7 +163,3 @@ def sole_user(folder: Path) -> Iterator[None]:
         except Timeout:
             raise UserError(f"[output] dir: {folder}: another process is running this sweep") from None
         yield
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

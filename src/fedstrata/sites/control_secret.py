@@ -51,8 +51,8 @@ def secret_file(folder: Path) -> Path:
         raise UserError(f"{path}: holds {length} bytes of a secret, and {SHORTEST} are the least; {MEND}")
     if os.name == "posix" and mode & 0o077:
         raise UserError(
-            f"{path}: is open to others than its owner (mode {mode:o}); if none of them has read it, chmod 600 it, "
-            f"else {MEND}"
+            f"{path}: is open to others than its owner (mode {mode:o}); if none of them has read it, chmod 600 "
+            f"it, else {MEND}"
         )
     return path
 

@@ -55,7 +55,7 @@ from fedstrata.sites.own_model import save_own_model
 from fedstrata.sites.own_start import MARK, is_own, take_own_start
 from fedstrata.sites.own_state import ROWS, START, holds_start, open_journal, write_journal
 from fedstrata.sites.permission import Refused, check_job, permit
-from fedstrata.sites.release_log import ReleaseLog
+from fedstrata.sites.release_log import ReleaseLog, now
 from fedstrata.sites.settings import SiteSettings
 from fedstrata.sites.site import Site
 from fedstrata.sites.site_job import site_job
@@ -76,6 +76,8 @@ OWN_FILES = (
 
 MOST_FILE_BYTES = 1 << 28
 """Of the files that come with the first message: settings and vocabulary of a model, not its weights."""
+MOST_REFUSALS = 1000
+"""Refusals within 24 hours beyond which all have the same words, and so one line of the log for good."""
 WIDEST = 8
 """Bytes of a parameter in a request, at most: fp32, or what an own codec may make of it."""
 
@@ -155,7 +157,11 @@ class SiteService:
         else:
             LOG.error("run %s", run, exc_info=error)
             refusal = _failed(f"{type(error).__name__}; its own log says more")
-        return self.gate.release(encode_message(run, refusal), run, -1, "refusal", examples=self.made.get(run))
+        message = encode_message(run, refusal)
+        if self.gate.log.refusals_today(now()) >= MOST_REFUSALS:
+            many = f"it has refused {MOST_REFUSALS} messages within 24 hours; its own log says why"
+            message = encode_message("", _failed(many))
+        return self.gate.release(message, run, -1, "refusal", examples=self.made.get(run))
 
     def _answer(self, envelope: Envelope) -> TensorFile:
         name, header, weights = envelope.run, envelope.header, envelope.weights

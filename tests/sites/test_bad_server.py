@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -521,17 +522,6 @@ def test_every_message_that_leaves_has_its_line(town: Town) -> None:
     assert not any(word in content for word in ("kidney", "sick", str(service.settings.folder)))
 
 
-def test_refusals_do_not_fill_the_disk_with_their_lines(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    clock = SimpleNamespace(monotonic=lambda: 100.0, sleep=waits.append)
-    monkeypatch.setattr("fedstrata.sites.service.time", clock)
-    monkeypatch.setattr("fedstrata.sites.service.MOST_REFUSALS", 3)
-    service = town.begun(town.site())
-    for number in range(5):
-        assert "this is 'a'" in answer(service, town.request(0), client=f"c{number}").reason
-    assert waits == [0, 0, 0, 1, 2], "the clock stands still, so that they add up"
-
-
 def test_a_run_that_is_told_how_many_examples_there_are_is_one_of_those_it_takes_part_in(town: Town) -> None:
     service = town.begun(town.site(("# max_runs = 20", "max_runs = 1")))
     for host in (service, town.again(("# max_runs = 20", "max_runs = 1"))):
@@ -591,6 +581,24 @@ def test_a_run_that_is_told_what_came_of_a_trial_is_one_of_those_it_takes_part_i
         assert "has begun with another tokenizer" in answer(host, town.hello).reason
         assert "max_runs" in answer(host, town.hello, run="b" * 32).reason
         assert "failed (PanicException)" in answer(host, town.hello, panicking(town)).reason
+
+
+def test_refusals_do_not_fill_the_disk(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each had a line of the log for good, and a server can have as many that differ as it likes."""
+    monkeypatch.setattr("fedstrata.sites.service.MOST_REFUSALS", 5)
+    service = town.site()
+    said = [answer(service, town.start, run=f"{number:032x}") for number in range(20)]
+    assert all("this run is not known here" in refusal.reason for refusal in said[:5])
+    assert {refusal.reason for refusal in said[5:]} == {
+        "failed: it has refused 5 messages within 24 hours; its own log says why"
+    }
+    assert not any(refusal.final for refusal in said)
+    again = town.again()
+    assert answer(again, town.start, run="f" * 32) == said[-1], "after a restart as well"
+    assert len(releases(again)) == 6, "the same words have one line"
+    assert isinstance(answer(again, town.hello), WelcomeHeader), "others are answered"
+    monkeypatch.setattr("fedstrata.sites.release_log.DAY", timedelta(0))
+    assert "this run is not known here" in answer(again, town.start, run="e" * 32).reason
 
 
 def test_a_run_that_leaves_the_site_nothing_of_its_own_saves_no_model(town: Town) -> None:

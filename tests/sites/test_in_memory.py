@@ -27,7 +27,7 @@ from fedstrata.sites import engine as between
 from fedstrata.sites.activation_client import ActivationClient
 from fedstrata.sites.engine import Presence
 from fedstrata.sites.federation import Federation
-from fedstrata.sites.messages import decode_message, encode_message
+from fedstrata.sites.messages import RefusalHeader, decode_message, encode_message
 from fedstrata.sites.provision import init
 from fedstrata.sites.remote_run import _files
 from fedstrata.sites.service import SiteService
@@ -564,6 +564,14 @@ def spoilt(message: bytes) -> TensorFile:
         (
             lambda message: encode_message("f" * 32, decode_message(message, "reply").header),
             "answers for another run",
+        ),
+        (
+            lambda message: encode_message("", decode_message(message, "reply").header),
+            "answers for another run",
+        ),
+        (  # of a site that has refused so many that it names no run any more
+            lambda message: encode_message("", RefusalHeader(reason="failed: why", final=False)),
+            "failed: why",
         ),
     ],
 )

@@ -276,7 +276,7 @@ class RemoteEngine:
 
     def _open(self, name: str, answer: bytes | TensorFile) -> Envelope:
         envelope = decode_message(answer, "welcome", "reply", "refusal")
-        if envelope.run != self.run.id:
+        if envelope.run != self.run.id and (envelope.run or not isinstance(envelope.header, RefusalHeader)):
             raise WireError("answers for another run")
         if isinstance(header := envelope.header, RefusalHeader):
             if header.final:

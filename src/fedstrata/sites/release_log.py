@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -90,7 +90,7 @@ class ReleaseLog:
         self.told: dict[str, str] = {}
         self.short: set[str] = set()
         self.noisy: set[tuple[str, int]] = set()
-        self._recent: deque[tuple[datetime, int]] = deque()
+        self._recent: deque[tuple[datetime, str, int]] = deque()
         folder.mkdir(parents=True, exist_ok=True)
         for release, chain in read_log(folder):
             self._take(release, chain)
@@ -119,13 +119,20 @@ class ReleaseLog:
 
     def bytes_today(self, now: datetime) -> int:
         """Bytes that left in the 24 hours before ``now``."""
-        while self._recent and self._recent[0][0] <= now - DAY:
-            self._recent.popleft()
-        return sum(size for _, size in self._recent)
+        return sum(size for _, _, size in self._today(now))
+
+    def refusals_today(self, now: datetime) -> int:
+        """Refusals that left in the 24 hours before ``now``."""
+        return sum(payload == "refusal" for _, payload, _ in self._today(now))
 
     def runs(self) -> set[str]:
         """The runs in which something left that was made of rows."""
         return {run for run, _, _ in self.answered}
+
+    def _today(self, now: datetime) -> Iterable[tuple[datetime, str, int]]:
+        while self._recent and self._recent[0][0] <= now - DAY:
+            self._recent.popleft()
+        return self._recent
 
     def _take(self, release: Release, chain: str) -> None:
         self.count, self.chain = self.count + 1, chain
@@ -138,7 +145,7 @@ class ReleaseLog:
                 self.told.setdefault(release.run, release.examples or "")
         if release.epsilon is not None:
             self.noisy.add((release.run, release.round))
-        self._recent.append((datetime.fromisoformat(release.time), release.bytes))
+        self._recent.append((datetime.fromisoformat(release.time), release.payload, release.bytes))
 
     def _write_head(self) -> None:
         write_sealed(self.head, {"lines": self.count, "chain": self.chain})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import re
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -55,7 +54,7 @@ from fedstrata.sites.own_model import save_own_model
 from fedstrata.sites.own_start import MARK, is_own, take_own_start
 from fedstrata.sites.own_state import ROWS, START, holds_start, open_journal, write_journal
 from fedstrata.sites.permission import Refused, check_job, permit
-from fedstrata.sites.release_log import ReleaseLog
+from fedstrata.sites.release_log import ReleaseLog, now
 from fedstrata.sites.settings import SiteSettings
 from fedstrata.sites.site import Site
 from fedstrata.sites.site_job import site_job
@@ -77,7 +76,7 @@ OWN_FILES = (
 MOST_FILE_BYTES = 1 << 28
 """Of the files that come with the first message: settings and vocabulary of a model, not its weights."""
 MOST_REFUSALS = 1000
-"""Refusals at once; of more, one leaves in a second: each has a line of the release log, which no limit bounds."""
+"""Refusals within 24 hours beyond which all have the same words, and so one line of the log for good."""
 WIDEST = 8
 """Bytes of a parameter in a request, at most: fp32, or what an own codec may make of it."""
 
@@ -109,7 +108,6 @@ class SiteService:
     runs: dict[str, SiteRun] = field(default_factory=dict)
     gate: Gate = field(init=False)
     made: dict[str, str] = field(default_factory=dict)
-    _refused_until: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self.gate = Gate(self.settings.limits, ReleaseLog(self.settings.folder))
@@ -145,9 +143,6 @@ class SiteService:
 
     def refuse(self, run: str, error: BaseException) -> TensorFile:
         """The answer to a message that cannot be answered, in words of this file alone."""
-        now = time.monotonic()
-        self._refused_until = max(self._refused_until, now - MOST_REFUSALS) + 1
-        time.sleep(max(0.0, self._refused_until - now))
         run, said = run if re.fullmatch(RUN_NAME, run) else "", plain_text(str(error))
         if isinstance(error, Refused):
             LOG.warning("run %s: refused: %s", run, said)
@@ -161,7 +156,11 @@ class SiteService:
         else:
             LOG.error("run %s", run, exc_info=error)
             refusal = _failed(f"{type(error).__name__}; its own log says more")
-        return self.gate.release(encode_message(run, refusal), run, -1, "refusal", examples=self.made.get(run))
+        message = encode_message(run, refusal)
+        if self.gate.log.refusals_today(now()) >= MOST_REFUSALS:
+            many = f"it has refused {MOST_REFUSALS} messages within 24 hours; its own log says why"
+            message = encode_message("", _failed(many))
+        return self.gate.release(message, run, -1, "refusal", examples=self.made.get(run))
 
     def _answer(self, envelope: Envelope) -> TensorFile:
         name, header, weights = envelope.run, envelope.header, envelope.weights

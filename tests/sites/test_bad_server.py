@@ -985,6 +985,14 @@ def test_a_model_larger_than_the_memory_is_refused(town: Town) -> None:
     assert "MB of memory to train, more than it gives a run" in reason
 
 
+def test_a_small_model_with_buffers_larger_than_the_memory_is_refused(town: Town) -> None:
+    kept = ("vocab_size", "pad_token_id", "id2label", "label2id")
+    gpt = {"model_type": "openai-gpt", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 3_000_000}
+    masks = with_file(town, "config.json", lambda t: {**gpt, **{key: t[key] for key in kept}})
+    reason = answer(town.site(tried=True), town.hello, masks).reason
+    assert "MB of memory to train, more than it gives a run" in reason
+
+
 def test_its_own_rows_that_cannot_be_read_are_its_own_affair(town: Town, caplog: pytest.LogCaptureFixture) -> None:
     service = town.site(tried=True)
     (town.home / "train.csv").unlink()

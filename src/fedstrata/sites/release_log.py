@@ -13,12 +13,15 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections import defaultdict, deque
+from array import array
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fedstrata.errors import UserError
 from fedstrata.wire.files import append_bytes, flush, read_sealed, write_sealed
@@ -87,7 +90,7 @@ class ReleaseLog:
         self.told: set[str] = set()
         self.short: set[str] = set()
         self.noisy: set[tuple[str, int]] = set()
-        self._recent: deque[tuple[datetime, int]] = deque()
+        self._times, self._sizes = array("d"), array("q")
         folder.mkdir(parents=True, exist_ok=True)
         for release, chain in read_log(folder):
             self._take(release, chain)
@@ -115,10 +118,9 @@ class ReleaseLog:
             self._write_head()
 
     def bytes_today(self, now: datetime) -> int:
-        """Bytes that left in the 24 hours before ``now``."""
-        while self._recent and self._recent[0][0] <= now - DAY:
-            self._recent.popleft()
-        return sum(size for _, size in self._recent)
+        """Bytes that left in the 24 hours before ``now``, or after it by a clock that was ahead."""
+        recent = np.asarray(self._times) > (now - DAY).timestamp()  # all lines: clocks are put back, too
+        return int(np.asarray(self._sizes)[recent].sum())
 
     def runs(self) -> set[str]:
         """The runs in which something left that was made of rows."""
@@ -135,7 +137,8 @@ class ReleaseLog:
                 self.told.add(release.run)
         if release.epsilon is not None:
             self.noisy.add((release.run, release.round))
-        self._recent.append((datetime.fromisoformat(release.time), release.bytes))
+        self._times.append(datetime.fromisoformat(release.time).timestamp())
+        self._sizes.append(release.bytes)
 
     def _write_head(self) -> None:
         write_sealed(self.head, {"lines": self.count, "chain": self.chain})

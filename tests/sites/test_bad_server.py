@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -1028,6 +1027,14 @@ def running(pid: int) -> bool:
 def test_a_model_larger_than_the_memory_is_refused(town: Town) -> None:
     big = with_file(town, "config.json", lambda t: t.update(vocab_size=9_000_000, hidden_size=65536))
     reason = answer(town.site(tried=True), town.hello, big).reason
+    assert "MB of memory to train, more than it gives a run" in reason
+
+
+def test_a_small_model_with_buffers_larger_than_the_memory_is_refused(town: Town) -> None:
+    kept = ("vocab_size", "pad_token_id", "id2label", "label2id")
+    gpt = {"model_type": "openai-gpt", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 3_000_000}
+    masks = with_file(town, "config.json", lambda t: {**gpt, **{key: t[key] for key in kept}})
+    reason = answer(town.site(tried=True), town.hello, masks).reason
     assert "MB of memory to train, more than it gives a run" in reason
 
 

@@ -27,6 +27,18 @@ def release(number: int, **changes: object) -> Release:
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
+def test_a_clock_that_was_wrong_for_a_while_changes_no_other_day(tmp_path: Path) -> None:
+    log, today = ReleaseLog(tmp_path), now()
+    for number, days in enumerate([-3, -2, 400, -1.5, -0.5, -20_000, 0]):
+        log.append(release(number, time=(today + timedelta(days=days)).isoformat(), bytes=10**number))
+    assert log.bytes_today(today + timedelta(days=9)) == 100
+    for known in (log, ReleaseLog(tmp_path)):
+        assert known.bytes_today(today) == 1_010_100, (
+            "those of the day, and those that a clock ahead has put after it"
+        )
+        assert known.bytes_today(today - timedelta(days=2)) == 1_011_110
+
+
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     """The folder of a log with five lines."""

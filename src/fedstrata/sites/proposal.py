@@ -61,7 +61,7 @@ class Proposal:
         bytes: that leave in all rounds; of activations as many in every round as in the first.
         sent: names of the parts that leave in the first round.
         start: bytes of the start model.
-        memory: bytes that weights, gradients and the optimizer take, without what a batch does.
+        memory: bytes that weights, buffers, gradients and the optimizer take, without what a batch does.
     """
 
     method: str
@@ -114,13 +114,13 @@ def propose(settings: SiteSettings, hello: HelloHeader, folder: Path, memory: in
         make_plan(job.method, parts, job.task.kind, round, settings.name, Streams(job.train.seed))
         for round in range(job.method.rounds)
     ]
-    needed = _memory(parts, plans)
+    with torch.device("meta"):
+        bare = checkpoints.class_of(job.task.kind, config).from_config(config)
+    needed = _memory(parts, plans) + sum(buffer.nbytes for buffer in bare.buffers())
     if needed > memory:
         raise Refused(f"the model takes {needed / 1e6:,.0f} MB of memory to train, more than it gives a run")
     data = prepare_own(job, settings.name, settings.home)
     tokenizer = checkpoints.tokenizer_of(start, job.task.kind)
-    with torch.device("meta"):
-        bare = checkpoints.class_of(job.task.kind, config).from_config(config)
     find_parts(bare)
     job = fit_positions(job, checkpoints.max_positions(bare))
     train = examples(job, data.train, data.labels, tokenizer, data.shards.values())

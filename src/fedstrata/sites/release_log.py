@@ -13,12 +13,15 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from array import array
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fedstrata.errors import UserError
 from fedstrata.wire.files import append_bytes, flush, read_sealed, write_sealed
@@ -90,7 +93,7 @@ class ReleaseLog:
         self.told: dict[str, str] = {}
         self.short: set[str] = set()
         self.noisy: set[tuple[str, int]] = set()
-        self._recent: deque[tuple[datetime, str, int]] = deque()
+        self._times, self._sizes, self._refusals = array("d"), array("q"), array("d")
         folder.mkdir(parents=True, exist_ok=True)
         for release, chain in read_log(folder):
             self._take(release, chain)
@@ -118,21 +121,16 @@ class ReleaseLog:
             self._write_head()
 
     def bytes_today(self, now: datetime) -> int:
-        """Bytes that left in the 24 hours before ``now``."""
-        return sum(size for _, _, size in self._today(now))
+        """Bytes that left in the 24 hours before ``now``, or after it by a clock that was ahead."""
+        return int(np.asarray(self._sizes)[_recent(self._times, now)].sum())
 
     def refusals_today(self, now: datetime) -> int:
-        """Refusals that left in the 24 hours before ``now``."""
-        return sum(payload == "refusal" for _, payload, _ in self._today(now))
+        """Refusals that left in that time."""
+        return int(_recent(self._refusals, now).sum())
 
     def runs(self) -> set[str]:
         """The runs in which something left that was made of rows."""
         return {run for run, _, _ in self.answered}
-
-    def _today(self, now: datetime) -> Iterable[tuple[datetime, str, int]]:
-        while self._recent and self._recent[0][0] <= now - DAY:
-            self._recent.popleft()
-        return self._recent
 
     def _take(self, release: Release, chain: str) -> None:
         self.count, self.chain = self.count + 1, chain
@@ -145,7 +143,11 @@ class ReleaseLog:
                 self.told.setdefault(release.run, release.examples or "")
         if release.epsilon is not None:
             self.noisy.add((release.run, release.round))
-        self._recent.append((datetime.fromisoformat(release.time), release.payload, release.bytes))
+        time = datetime.fromisoformat(release.time).timestamp()
+        self._times.append(time)
+        self._sizes.append(release.bytes)
+        if release.payload == "refusal":
+            self._refusals.append(time)
 
     def _write_head(self) -> None:
         write_sealed(self.head, {"lines": self.count, "chain": self.chain})
@@ -165,6 +167,11 @@ def release_of(
 def now() -> datetime:
     """The time of a release."""
     return datetime.now(UTC)
+
+
+def _recent(times: array[float], now: datetime) -> np.ndarray:
+    """Which of all times are in the 24 hours before ``now``, or after it: clocks are put back, too."""
+    return np.asarray(times) > (now - DAY).timestamp()
 
 
 def read_log(folder: Path) -> Iterator[tuple[Release, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,3 +127,19 @@ def test_a_classifier_over_a_decoder_finds_the_end_of_a_text(family: str, tmp_pa
     alone = model(input_ids=torch.tensor([text])).logits
     padded, mask = torch.tensor([[*text, pad, pad]]), torch.tensor([[1] * len(text) + [0, 0]])
     torch.testing.assert_close(model(input_ids=padded, attention_mask=mask).logits, alone)
+
+
+@pytest.mark.parametrize("method", ["fedbfpt", "fedbt"])
+def test_a_language_model_whose_head_has_no_tensor_of_its_own(job: Jobs, tmp_path: Path, method: str) -> None:
+    """OPT's is the table of words alone; a method that names a head ended with a KeyError."""
+    sizes = {**SIZES, "vocab_size": SIZES["vocab_size"] + 1, "ffn_dim": 64, "word_embed_proj_dim": 32}
+    transformers.OPTForCausalLM(transformers.OPTConfig(**sizes)).save_pretrained(tmp_path / "opt")
+    gpt2_tokenizer().save_pretrained(tmp_path / "opt")
+    made = job(method, "clm", model={"name": str(tmp_path / "opt")}, train={"steps": 1})
+    costs = fedstrata.forecast(made)[method]["clients"]
+    result = fedstrata.run(made)
+    ledger = map(json.loads, (result.folder / "ledger.jsonl").read_text().splitlines())
+    sent = {line["part"] for line in ledger if line["direction"] == "up"}
+    assert sent == {"layer.0", "layer.1"}
+    assert (result.bytes["up"], result.bytes["down"]) == (costs["up_bytes"], costs["down_bytes"])
+    assert result.flops == costs["train_flops"]

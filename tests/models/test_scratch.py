@@ -35,6 +35,8 @@ Jobs = Callable[..., dict[str, Any]]
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "vocab_size": 300}
 ROBERTA = {"preset": "roberta-small", **SMALL, "intermediate_size": 64, "max_position_embeddings": 66}
 GPT2 = {"preset": "gpt2-small", **SMALL, "max_position_embeddings": 64}
+DISTILBERT = {"model_type": "distilbert", "dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 2}
+"""Its config has no ``use_cache``."""
 
 
 @pytest.fixture
@@ -140,7 +142,9 @@ def test_an_encoder_is_no_causal_model(new: Jobs) -> None:
         fedstrata.run(new("clm", ROBERTA))
 
 
-@pytest.mark.parametrize(("kind", "config"), [("mlm", ROBERTA), ("clm", GPT2), ("classify", ROBERTA)])
+@pytest.mark.parametrize(
+    ("kind", "config"), [("mlm", ROBERTA), ("clm", GPT2), ("classify", ROBERTA), ("mlm", DISTILBERT)]
+)
 def test_the_start_is_a_hugging_face_folder(new: Jobs, tmp_path: Path, kind: str, config: dict[str, Any]) -> None:
     """Whose weights are those that the architecture draws with the run's seed; no part of it counts as new."""
     told: list[Any] = []

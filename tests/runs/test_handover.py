@@ -20,7 +20,7 @@ from fedstrata.cli import app, main
 from fedstrata.errors import UserError
 from fedstrata.job.toml import read_toml
 from fedstrata.runs.handover import export, export_sentences, model_folder, push
-from tiny import SENTENCES, tokenizer
+from tiny import SENTENCES, gpt2_tokenizer, tokenizer
 
 Jobs = Callable[..., dict[str, Any]]
 
@@ -89,6 +89,20 @@ def test_a_model_whose_tokenizer_has_no_token_for_padding_pads_with_its_last_one
     pytest.importorskip("onnxruntime")
     [report], _ = export(model_folder("gpt2", head="classify"))
     assert report.difference < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_form_that_does_not_run_is_told_and_removed(tmp_path: Path) -> None:
+    """Qwen2's takes texts of the exporter's example alone; the export ended with a traceback of onnxruntime."""
+    pytest.importorskip("onnxruntime")
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.Qwen2Config(**sizes, num_key_value_heads=1, vocab_size=200, pad_token_id=0)
+    transformers.Qwen2ForCausalLM(config).save_pretrained(tmp_path)
+    gpt2_tokenizer().save_pretrained(tmp_path)
+    for _ in range(2):  # what is left is taken for no other model
+        with pytest.raises(UserError, match=r"cannot be run by onnxruntime, so nothing is written .*Expand"):
+            export(tmp_path)
+    assert not list((tmp_path / "onnx").iterdir())
 
 
 @pytest.mark.filterwarnings("ignore")

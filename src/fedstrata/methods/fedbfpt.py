@@ -101,7 +101,7 @@ class FedBFPT(Method):
             if self.variant == "m"
             else self.sampled(range(above, depth), local - above, drawn_in, client, streams)
         )
-        own = (*parts.layers(layer, above), "head")
+        own = tuple(part for part in (*parts.layers(layer, above), "head") if part in parts)  # OPT's has no tensor
         return Plan(layers=(*range(above), *deeper), train=own, send=own)
 
     def sampled(self, pool: range, count: int, round: int, client: str, streams: Streams) -> list[int]:

@@ -223,7 +223,7 @@ def write_files(loaded: Loaded, folder: Path) -> str:
     """Write a model's config and tokenizer into a folder; returns what its card has to say of a head of ours."""
     config = copy.deepcopy(loaded.model.config)
     if loaded.use_cache is None:
-        del config.use_cache
+        vars(config).pop("use_cache", None)  # a model from scratch may never have had it
     else:
         config.use_cache = loaded.use_cache
     config.architectures, config.dtype = [type(loaded.model).__name__], torch.float32

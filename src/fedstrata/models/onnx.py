@@ -98,8 +98,6 @@ def export_onnx(folder: Path, out: Path, texts: Sequence[Any], int8: bool = Fals
             external_data=False,
             verbose=False,
         )
-    write_tokenizer(tokenizer, out)
-    model.config.save_pretrained(out)
     files = [whole]
     if int8:
         files.append(out / "model.int8.onnx")
@@ -107,10 +105,31 @@ def export_onnx(folder: Path, out: Path, texts: Sequence[Any], int8: bool = Fals
         quantize_dynamic(whole, files[1], weight_type=QuantType.QInt8)
         logging.disable(logging.NOTSET)
     reports = []
-    for file in files:
-        session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-        reports.append(_compared(file, session, model, tokenizer, names, texts))
+    with _run_by_onnxruntime(folder, files):
+        for file in files:
+            session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+            reports.append(_compared(file, session, model, tokenizer, names, texts))
+    write_tokenizer(tokenizer, out)
+    model.config.save_pretrained(out)
     return reports
+
+
+@contextmanager
+def _run_by_onnxruntime(folder: Path, files: Sequence[Path]) -> Iterator[None]:
+    """Inside, files that onnxruntime cannot run are removed, and told in a sentence: they are of no use."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    kinds = [kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    try:
+        yield
+    except tuple(kinds) as error:
+        for file in files:
+            file.unlink()
+        why = str(error).strip().partition("\n")[0]
+        raise UserError(
+            f"{folder}: what torch's exporter makes of this model cannot be run by onnxruntime, so nothing is "
+            f"written ({why})"
+        ) from None
 
 
 def _loaded(folder: Path) -> tuple[Any, Any]:

@@ -11,6 +11,7 @@ import pytest
 
 from fedstrata.data import tokens as module
 from fedstrata.data.tokens import Tokens, cache_folder, pack, tokenize
+from fedstrata.errors import UserError
 from tiny import SENTENCES, SPECIAL, gpt2_tokenizer, tokenizer, words
 
 CLS, SEP, END = 2, 3, len(SPECIAL) + len(words())
@@ -212,6 +213,19 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder() == Path("/c/fedstrata")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == Path.home() / ".cache" / "fedstrata"
+
+
+def test_a_home_that_cannot_be_written_is_told_with_what_names_another_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("FEDSTRATA_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    (tmp_path / "file").touch()  # a folder without write permission is none to root
+    with pytest.raises(UserError, match=r"file/fedstrata: cannot be written .* FEDSTRATA_CACHE names another"):
+        tokenize(["the heart"], tokenizer(), 8, "chunk")
+    monkeypatch.setenv("FEDSTRATA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(Path, "home", lambda: pytest.fail("not asked for, as another folder is named"))
+    assert len(tokenize(["the heart"], tokenizer(), 8, "chunk")) == 1
 
 
 def packed(

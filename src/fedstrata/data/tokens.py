@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -73,8 +74,9 @@ class Tokens:
 
 def cache_folder() -> Path:
     """Where tokenized text is kept: ``$FEDSTRATA_CACHE``, else ``~/.cache/fedstrata``."""
-    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fedstrata"
-    return Path(os.environ.get("FEDSTRATA_CACHE", default))
+    if own := os.environ.get("FEDSTRATA_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedstrata"
 
 
 def tokenize(
@@ -237,8 +239,17 @@ def _first_pieces(words: Sequence[int | None], last: int) -> npt.NDArray[np.int6
 
 def _store(folder: Path, tokens: Tokens) -> None:
     """Write to a folder of its own and rename it: another run sees all of it or nothing."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary, named(folder):
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = tempfile.TemporaryDirectory(dir=folder.parent)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UserError(
+            f"{folder.parent}: cannot be written ({error.strerror}), and tokenized text is kept there; the "
+            "environment variable FEDSTRATA_CACHE names another folder"
+        ) from None
+    with made as temporary, named(folder):
         target = Path(temporary) / "done"
         target.mkdir()
         for name in FIELDS:

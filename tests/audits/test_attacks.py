@@ -243,7 +243,7 @@ def test_gradients_of_other_texts_do_not_give_the_labels(
 
     def of_others(view: Any, played: Any, what: str) -> Iterator[torch.Tensor]:
         for rows in messages(view, played, what):
-            there = rows.any(1) if what == activations.MESSAGES[1] else torch.zeros(len(rows), dtype=torch.bool)
+            there = rows.any(1) if what == activations.GRADIENTS else torch.zeros(len(rows), dtype=torch.bool)
             yield rows.index_put((there,), rows[there].roll(1, 0))
 
     monkeypatch.setattr(activations, "_messages", of_others)

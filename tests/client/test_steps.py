@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedstrata.client.optimizer import make_optimizer
+from fedstrata.client.poisson import poisson_steps, sampling
 from fedstrata.client.steps import epoch_batches, examples_passed, steps
 from fedstrata.job.tables import Train
 from fedstrata.plan.messages import Request
@@ -297,3 +298,11 @@ def test_how_many_examples_pass_is_known_before(
     assert passed <= told
     if most is None or count % (batch_size * accumulation) == 0:
         assert passed == told
+
+
+def test_of_fewer_examples_than_a_batch_each_takes_part_in_every_noised_step() -> None:
+    """The sum of their gradients is divided by their number, and not by that of a batch."""
+    train = train_config(batch_size=8, epochs=3)
+    assert sampling(5, train) == (1.0, 3, 1)
+    made = list(poisson_steps(np.full(5, 4), train, rng()))
+    assert [[chosen.tolist() for chosen in step.batches] for step in made] == [[[0, 1, 2, 3, 4]]] * 3

@@ -12,13 +12,13 @@ import torch
 from fedstrata.audits.figures import Figure, Floats, Truth, best_threshold, detection, share
 from fedstrata.audits.finding import Finding, View, read_words
 from fedstrata.audits.first_layer import Matrix, candidates, text_types
-from fedstrata.audits.play import MESSAGES, OUTPUTS, Played, flat, token_table
+from fedstrata.audits.play import OUTPUTS, Played, flat, token_table
 from fedstrata.audits.probes import Nearest, network_reader, ridge_reader
 from fedstrata.audits.texts import States, places_of, scored
 from fedstrata.models.checkpoints import max_positions
 from fedstrata.models.cut import cut_at
 from fedstrata.tasks import Batch
-from fedstrata.wire.activations import decode_states
+from fedstrata.wire.activations import GRADIENTS, STATES, decode_states
 from fedstrata.wire.stream_ends import server_end
 
 MOST = 20_000
@@ -72,18 +72,18 @@ def _messages(view: View, played: Played, what: str) -> Iterator[torch.Tensor]:
             room=train.feature_cache_bytes,
         )
         for kind, message in played.stream:
-            if kind == MESSAGES[0]:
+            if kind == STATES:
                 rows, _ = end.receive_states(message)
-                if what == MESSAGES[0]:
+                if what == STATES:
                     yield rows.float()
-            elif kind == what == MESSAGES[1]:
+            elif kind == what == GRADIENTS:
                 yield end.receive_gradients(message).float()
         end.close()
 
 
 def _states(view: View, played: Played) -> States:
-    rows = torch.cat(list(_messages(view, played, MESSAGES[0])))
-    lengths = np.concatenate([m["lengths"].numpy() for kind, m in played.stream if kind == MESSAGES[0]])
+    rows = torch.cat(list(_messages(view, played, STATES)))
+    lengths = np.concatenate([m["lengths"].numpy() for kind, m in played.stream if kind == STATES])
     lengths = lengths.astype(np.int64)
     return States(rows, _shown(played), places_of(lengths), lengths)
 
@@ -126,7 +126,7 @@ def _masked(view: View) -> list[Finding]:
 
 
 def _sizes(view: View, played: Played) -> Floats:
-    sizes: Floats = torch.cat(list(_messages(view, played, MESSAGES[1]))).norm(dim=1).double().numpy()
+    sizes: Floats = torch.cat(list(_messages(view, played, GRADIENTS))).norm(dim=1).double().numpy()
     return sizes
 
 
@@ -166,7 +166,7 @@ def _words(view: View) -> dict[str, Figure]:
 
 def _classes(view: View) -> Finding:
     """The class of every text, or of every word that has one; chance is naming the commonest of them."""
-    sizes = (rows.norm(dim=1) for rows in _messages(view, view.client, MESSAGES[1]))
+    sizes = (rows.norm(dim=1) for rows in _messages(view, view.client, GRADIENTS))
     labels = [_labels(seen.batch, size) for seen, size in zip(view.client.seen, sizes, strict=True)]
     read = torch.cat(list(_answers(view, [own >= 0 for own in labels])))
     true = torch.cat([own[own >= 0] for own in labels])
@@ -204,8 +204,8 @@ def _answers(view: View, places: Sequence[torch.Tensor]) -> Iterator[torch.Tenso
     bench, plan, form = view.bench, view.client.plan, view.bench.ready.runtime.stream
     sent = (message for what, message in view.client.stream if what == OUTPUTS)
     given = _Given()
-    for at, gradients, message in zip(places, _messages(view, view.client, MESSAGES[1]), sent, strict=False):
-        outputs = decode_states(message, len(message[MESSAGES[0]]), bench.parts.hidden, form.states).float()
+    for at, gradients, message in zip(places, _messages(view, view.client, GRADIENTS), sent, strict=False):
+        outputs = decode_states(message, len(message[STATES]), bench.parts.hidden, form.states).float()
         outputs = outputs[at] if len(outputs) == len(at) else outputs[: int(at.sum())]  # what the client reads
         back = gradients[at] / gradients[at].norm(dim=1, keepdim=True).clamp_min(1e-30)
         with bench.model() as model, cut_at(model, bench.parts, plan, given):  # type: ignore[arg-type]

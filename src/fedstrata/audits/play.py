@@ -30,13 +30,12 @@ from fedstrata.plan.schedule import ScheduleSpan
 from fedstrata.server.rounds import Half
 from fedstrata.server.server import Server
 from fedstrata.tasks import Batch, Examples, Task
+from fedstrata.wire.activations import GRADIENTS, STATES
 from fedstrata.wire.codec import WireError
 from fedstrata.wire.store import Store
 
-MESSAGES = ("activations", "gradients")
-"""What a client sends to the server's layers."""
 OUTPUTS = "outputs"
-"""What they answer."""
+"""What the server's layers answer."""
 
 
 @dataclass(frozen=True)
@@ -129,14 +128,14 @@ class LinkRecorder:
 
     def forward(self, message: Tensors) -> Tensors:
         """See :class:`fedstrata.models.cut.SplitLink`."""
-        self.stream.append((MESSAGES[0], _as_bytes(message)))
+        self.stream.append((STATES, _as_bytes(message)))
         reply = self.link.forward(message)
         self.stream.append((OUTPUTS, _as_bytes(reply)))
         return reply
 
     def backward(self, message: Tensors) -> Tensors:
         """See :class:`fedstrata.models.cut.SplitLink`."""
-        self.stream.append((MESSAGES[1], _as_bytes(message)))
+        self.stream.append((GRADIENTS, _as_bytes(message)))
         return self.link.backward(message)
 
 

@@ -39,7 +39,7 @@ from fedstrata.wire.partial import travelling
 MASKED = "masked"
 """The one tensor of a part behind masks: uint8, as many bytes per element as the sum needs."""
 
-SUM_FILES = ("attempt.json", "opened.json", "numbers.json")
+ATTEMPT, OPENED, NUMBERS = SUM_FILES = ("attempt.json", "opened.json", "numbers.json")
 """What a client keeps: the attempt under way, whose sum it has opened in which round, and which numbers with noise
 it has brought to which."""
 
@@ -190,14 +190,14 @@ def _folder(work: Work) -> Path:
 
 
 def _read(work: Work) -> dict[str, Any]:
-    path = _folder(work) / SUM_FILES[0]
+    path = _folder(work) / ATTEMPT
     return json.loads(path.read_bytes()) if path.exists() else {}
 
 
 def _save(work: Work, member: Member) -> None:
     attempt = work.request.sums["attempt"].hex()
     kept = {"round": work.request.round, "attempt": attempt, "secrets": member.secrets.dump()}
-    path = _folder(work) / SUM_FILES[0]
+    path = _folder(work) / ATTEMPT
     path.parent.mkdir(0o700, parents=True, exist_ok=True)  # a file is everybody's to read until its mode is set
     write_bytes(path, json.dumps(kept).encode())
     path.chmod(0o600)
@@ -209,7 +209,7 @@ def _note_opened(work: Work, member: Member) -> None:
     Raises:
         WireError: another one was opened before.
     """
-    path, round = _folder(work) / SUM_FILES[1], str(work.request.round)
+    path, round = _folder(work) / OPENED, str(work.request.round)
     opened = json.loads(path.read_bytes()) if path.exists() else {}
     whose = digest(named(member.secrets.survivors)).hex()
     if opened.setdefault(round, whose) != whose:
@@ -231,7 +231,7 @@ def _note_numbers(work: Work, numbers: Mapping[int, Integers]) -> None:
     hashed = hashlib.sha256()
     for place in sorted(numbers):
         hashed.update(numbers[place].data)
-    path, round, found = _folder(work) / SUM_FILES[2], str(work.request.round), hashed.hexdigest()
+    path, round, found = _folder(work) / NUMBERS, str(work.request.round), hashed.hexdigest()
     known = json.loads(path.read_bytes()) if path.exists() else {}
     if known.setdefault(round, found) != found:
         raise WireError(

@@ -95,8 +95,16 @@ def run_stages(
         with connected as sites, recorded(sites.settings.home if sites else None, folder, jobs, tell) as told:
             for job, rows, start, place, choice in zip(jobs, data, starts, places, choices, strict=True):
                 begin = start or str(results[job.start].start)
-                engine: dict[str, Any] = {"federation": sites, "choice": choice, "nursery": nursery}
-                stage = Stage(job=job, data=rows, folder=place, tell=told, components=components, **engine)
+                stage = Stage(
+                    job=job,
+                    data=rows,
+                    folder=place,
+                    tell=told,
+                    components=components,
+                    federation=sites,
+                    choice=choice,
+                    nursery=nursery,
+                )
                 results[job.stage] = run_stage(stage, begin, lambda: keep_choices(jobs, folder))
     if len(jobs) == 1:
         return results[jobs[0].stage]

@@ -19,6 +19,8 @@ from fedstrata.plan.kinds import Tensors
 from fedstrata.wire.codec import WireError, check
 from fedstrata.wire.rows import RowForm, decode_rows, encode_rows, rows_spec
 
+STATES, GRADIENTS = "activations", "gradients"
+"""What passes, by its name in messages and records."""
 HIGH = 2.0**10
 """The largest gradient of an fp16 message is scaled to about this: far below fp16's 65504."""
 
@@ -70,7 +72,7 @@ def unpack(rows: torch.Tensor, lengths: torch.Tensor, width: int | None = None) 
 
 def encode_states(states: torch.Tensor, lengths: torch.Tensor, form: RowForm) -> Tensors:
     """Hidden states ``[B, S, H]`` as they travel."""
-    return encode_rows("activations", pack(states, lengths), form)
+    return encode_rows(STATES, pack(states, lengths), form)
 
 
 def encode_gradients(gradients: torch.Tensor, lengths: torch.Tensor, form: RowForm) -> Tensors:
@@ -81,10 +83,10 @@ def encode_gradients(gradients: torch.Tensor, lengths: torch.Tensor, form: RowFo
 def encode_gradient_rows(packed: torch.Tensor, form: RowForm) -> Tensors:
     """Gradients ``[n, H]`` as they travel."""
     if form.dtype != "fp16":
-        return encode_rows("gradients", packed, form)
+        return encode_rows(GRADIENTS, packed, form)
     largest = packed.abs().amax().float().clamp(2.0**-100, 2.0**100)
     scale = torch.exp2((torch.tensor(HIGH).to(largest) / largest).log2().floor())
-    return {**encode_rows("gradients", packed.float() * scale, form), "scale": scale.reshape(1).cpu()}
+    return {**encode_rows(GRADIENTS, packed.float() * scale, form), "scale": scale.reshape(1).cpu()}
 
 
 def decode_states(message: Tensors, tokens: int, hidden: int, form: RowForm) -> torch.Tensor:
@@ -93,8 +95,8 @@ def decode_states(message: Tensors, tokens: int, hidden: int, form: RowForm) -> 
     Raises:
         WireError: it does not hold what :func:`encode_states` makes of so many tokens, or is not finite.
     """
-    check(message, rows_spec("activations", tokens, hidden, form))
-    return decode_rows("activations", message, hidden, form)
+    check(message, rows_spec(STATES, tokens, hidden, form))
+    return decode_rows(STATES, message, hidden, form)
 
 
 def decode_gradients(message: Tensors, tokens: int, hidden: int, form: RowForm) -> torch.Tensor:
@@ -107,8 +109,8 @@ def decode_gradients(message: Tensors, tokens: int, hidden: int, form: RowForm) 
     if (scale is None) == (form.dtype == "fp16"):
         raise WireError(f"scale: goes with gradients in fp16, these are {form.dtype}")
     gradients = {name: tensor for name, tensor in message.items() if name != "scale"}
-    check(gradients, rows_spec("gradients", tokens, hidden, form))
-    rows = decode_rows("gradients", gradients, hidden, form)
+    check(gradients, rows_spec(GRADIENTS, tokens, hidden, form))
+    rows = decode_rows(GRADIENTS, gradients, hidden, form)
     if scale is None:
         return rows
     if scale.dtype != torch.float32 or scale.shape != (1,) or not 0 < float(scale) < float("inf"):
@@ -145,10 +147,10 @@ def message_bytes(
     if form.changed is not None:
         numbers, bitmap, flag = 4 * texts, (tokens + 7 * steps) // 8, steps
     return {
-        ("up", "activations"): states + 4 * texts + numbers + 2 * bitmap,
-        ("down", "activations"): states,
-        ("up", "gradients"): gradients + bitmap + flag,
-        ("down", "gradients"): gradients + bitmap,
+        ("up", STATES): states + 4 * texts + numbers + 2 * bitmap,
+        ("down", STATES): states,
+        ("up", GRADIENTS): gradients + bitmap + flag,
+        ("down", GRADIENTS): gradients + bitmap,
     }
 
 

@@ -24,6 +24,8 @@ import torch
 from fedstrata.errors import UserError
 from fedstrata.plan.kinds import Tensors
 from fedstrata.wire.activations import (
+    GRADIENTS,
+    STATES,
     StreamForm,
     decode_gradients,
     decode_lengths,
@@ -38,7 +40,6 @@ from fedstrata.wire.rows import decode_rows, encode_rows
 
 ROWS = ":rows"
 """Ends the name of the bitmap of the tokens whose rows a message holds."""
-STATES, GRADIENTS = "activations", "gradients"
 
 
 class ChangedClient:

@@ -13,6 +13,7 @@ import torch
 
 from fedstrata.plan.kinds import Tensors
 from fedstrata.wire.activations import (
+    STATES,
     StreamForm,
     decode_gradients,
     decode_lengths,
@@ -72,7 +73,7 @@ class PlainClient:
     def send_states(self, hidden: torch.Tensor, lengths: torch.Tensor) -> Tensors:
         """See :class:`ClientEnd`."""
         message = encode_states(hidden, lengths, self.form.states)
-        self.tokens, self.width = len(message["activations"]), hidden.shape[-1]
+        self.tokens, self.width = len(message[STATES]), hidden.shape[-1]
         return {**message, "lengths": lengths.int().cpu()}
 
     def receive_states(self, message: Tensors) -> torch.Tensor:

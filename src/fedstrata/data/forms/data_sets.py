@@ -12,14 +12,23 @@ from fedstrata.errors import UserError
 
 HUB_ID = re.compile(r"([\w.-]+(?:/[\w.-]+)?)(?::([^#]+))?(?:#(.+))?")
 """``name`` or ``name:config``, either with ``#split``."""
-SPLITS = "dataset_dict.json"
-SAVED = (SPLITS, "dataset_info.json")
-"""A file that ``save_to_disk`` writes beside the splits, and one beside the rows of a split."""
+SPLITS, ROWS = ("dataset_dict.json",), ("dataset_info.json", "state.json")
+"""The files that ``save_to_disk`` writes beside the splits, and those beside the rows of one."""
 
 
 def saved(path: Path) -> bool:
     """Whether a folder was written by ``save_to_disk``."""
-    return (path / SPLITS).is_file() or all((path / name).is_file() for name in (SAVED[1], "state.json"))
+    return any(all((path / name).is_file() for name in names) for names in (SPLITS, ROWS))
+
+
+def _load(path: Path) -> Any:
+    import datasets  # slow to load and seldom needed
+
+    try:
+        return datasets.load_from_disk(str(path))
+    except (OSError, ValueError, KeyError, TypeError, datasets.exceptions.DatasetsError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{path}: is no readable folder of save_to_disk ({reason})") from None
 
 
 def saved_columns(path: Path) -> list[str]:
@@ -28,14 +37,7 @@ def saved_columns(path: Path) -> list[str]:
     Raises:
         UserError: it cannot be read.
     """
-    import datasets  # slow to load and seldom needed
-
-    try:
-        data = datasets.load_from_disk(str(path))
-    except (OSError, ValueError, KeyError, TypeError, datasets.exceptions.DatasetsError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"{path}: is no readable folder of save_to_disk ({reason})") from None
-    names = data.column_names
+    names = _load(path).column_names
     return list(next(iter(names.values())) if isinstance(names, dict) else names)
 
 
@@ -45,14 +47,8 @@ def saved_records(path: Path, how: How) -> Records:
     Raises:
         UserError: it cannot be read, has no such split, or lacks a column.
     """
-    import datasets  # slow to load and seldom needed
-
-    try:
-        data = datasets.load_from_disk(str(path))
-    except (OSError, ValueError, KeyError, TypeError, datasets.exceptions.DatasetsError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"{path}: is no readable folder of save_to_disk ({reason})") from None
-    if isinstance(data, datasets.DatasetDict):
+    data = _load(path)
+    if isinstance(data, dict):  # of splits
         splits = ", ".join(data)
         if "train" not in data:
             raise UserError(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import closing
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,9 @@ from fedstrata.runs.tracked import tracked
 if TYPE_CHECKING:
     from fedstrata.runs.result import Result
 
+_running = threading.RLock()
+"""Held by the thread whose run trains here: PyTorch has one random state for all threads of a process."""
+
 
 def run_job(
     source: JobSource,
@@ -36,7 +40,7 @@ def run_job(
     if len({job.between_sites for job in jobs}) > 1:
         raise UserError("[engine] name: must be the same in all stages")
     base_dir = Path(source).resolve().parent if isinstance(source, str | Path) else base_dir
-    with own_folder(Path(jobs[0].output.dir), resume):
+    with _alone(jobs[0].between_sites), own_folder(Path(jobs[0].output.dir), resume):
         for job in jobs:
             check_between_sites(job, components)
         data = [prepare_test(job, base_dir) if job.between_sites else prepare(job, base_dir) for job in jobs]
@@ -53,3 +57,24 @@ def run_job(
             result = run_stages(jobs, data, base_dir, tell, components, nursery)
             finish(result)
             return result
+
+
+@contextmanager
+def _alone(elsewhere: bool) -> Iterator[None]:
+    """Refuse a run that trains here beside another thread's; ``elsewhere`` is one that trains at sites.
+
+    Raises:
+        UserError: there is another.
+    """
+    if elsewhere:
+        yield
+        return
+    if not _running.acquire(blocking=False):
+        raise UserError(
+            "another thread of this process is at a run, and both would draw from one random state; "
+            "run one after the other, or each in a process of its own"
+        )
+    try:
+        yield
+    finally:
+        _running.release()

@@ -249,5 +249,5 @@ def audit(
     with environment.loading():
         from fedstrata.audits.audit import audit as play
 
-    with environment.TRAINING:
+    with environment.training():
         return play(job, overrides, options)

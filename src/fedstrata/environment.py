@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedstrata.errors import UserError
+
 VARIABLES = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "DO_NOT_TRACK": "1",
@@ -29,8 +31,7 @@ LOOK_SECONDS = 1e-3
 WAITING = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
 """What decides how OMP threads wait."""
 TRAINING = threading.RLock()
-"""Held by who trains: a process has one number of threads and one generator that dropout draws from, so two that
-train in it at the same time would come to other bits."""
+"""Held by the thread that trains: a process has one number of threads and one generator that dropout draws from."""
 _given: set[str] = set()
 
 
@@ -78,3 +79,24 @@ def alone() -> bool:
             return False
         time.sleep(LOOK_SECONDS)
     return False
+
+
+@contextmanager
+def training(elsewhere: bool = False) -> Iterator[None]:
+    """Refuse to train beside another thread of this process; ``elsewhere`` is a run that trains at sites.
+
+    Raises:
+        UserError: another thread is at a run; both would come to other bits.
+    """
+    if elsewhere:
+        yield
+        return
+    if not TRAINING.acquire(blocking=False):
+        raise UserError(
+            "another thread of this process is at a run, and both would draw from one random state; "
+            "run one after the other, or each in a process of its own"
+        )
+    try:
+        yield
+    finally:
+        TRAINING.release()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -45,24 +43,6 @@ def test_rows_in_memory_train_the_model_that_the_same_file_does(job: Jobs, kind:
     assert weights[0].read_bytes() == weights[1].read_bytes()
     assert result.score == file.score
     assert 'train = "python: ' in (tmp_path / "memory" / "job.toml").read_text(encoding="utf-8")
-
-
-def test_runs_in_two_threads_follow_one_another_to_the_bits_of_one_alone(job: Jobs, tmp_path: Path) -> None:
-    made = job("fedavg", "classify", engine={"name": "inprocess"})
-    told: list[str] = []
-
-    def run(name: str) -> None:
-        fedstrata.run({**made, "output": {"dir": str(tmp_path / name)}}, progress=lambda event: told.append(name))
-
-    threads = [threading.Thread(target=run, args=(name,)) for name in "ab"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(list(itertools.groupby(told))) == 2, "neither began before the other had ended"
-    run("alone")
-    one, two, alone = ((tmp_path / name / "model/model.safetensors").read_bytes() for name in ("a", "b", "alone"))
-    assert one == two == alone
 
 
 class DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 import fedstrata
 from fedstrata.errors import UserError
+from fedstrata.events import StageStarted
 from fedstrata.methods.fedavg import FedAvg
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.streams import Streams
@@ -198,3 +200,28 @@ def test_a_runs_own_job_file_plays_it_again(job: Job, tmp_path: Path) -> None:
 def test_a_report_of_what_is_no_folder_is_a_sentence(folders: Any) -> None:
     with pytest.raises(UserError, match=r"report: found an object of \w+; expected .* such as result.folder"):
         fedstrata.report(folders)
+
+
+def test_two_threads_do_not_run_at_once(job: Job, tmp_path: Path) -> None:
+    """Both drew from one random state, and came to other bits without a word."""
+    said = list[str]()
+
+    def other() -> None:
+        try:
+            fedstrata.run(job(output={"dir": str(tmp_path / "other")}))
+            said.append("ran")
+        except UserError as error:
+            said.append(str(error))
+
+    def beside(event: Any) -> None:
+        if isinstance(event, StageStarted):
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+
+    fedstrata.run(job(), callbacks=[beside])
+    assert len(said) == 1
+    assert said[0].startswith("another thread of this process is at a run")
+    assert not (tmp_path / "other").exists()
+    other()
+    assert said[1] == "ran"

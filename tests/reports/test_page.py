@@ -101,6 +101,15 @@ def test_a_killed_run_has_a_page(run: Make, tmp_path: Path, missing: list[str]) 
     assert "stopped" in page(tmp_path, folder)
 
 
+def test_a_stopped_run_has_the_rounds_that_it_came_to(run: Make, tmp_path: Path) -> None:
+    """Beside costs of those that ended stood the job's number of rounds."""
+    folder = run(rounds=3, status="stopped")
+    (folder / "job.toml").write_text((folder / "job.toml").read_text().replace("rounds = 3", "rounds = 8"))
+    result = json.loads((folder / "result.json").read_text("utf-8"))
+    (folder / "result.json").write_text(json.dumps({**result, "rounds": 8}))
+    assert '<td role="cell" data-label="rounds" class="nowrap">3 of 8</td>' in page(tmp_path, folder)
+
+
 def test_a_failed_run_says_why(run: Make, tmp_path: Path) -> None:
     text = page(tmp_path, run(status="failed", score={}, message="round 1, client-0: its training diverged"))
     assert "its training diverged" in text

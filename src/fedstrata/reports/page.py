@@ -98,7 +98,8 @@ def _overview(rows: Sequence[dict[str, Any]]) -> HtmlTable:
             *(str(row[key]) for key in ("run", "method", "task", "status")),
             _score_words(row),
             score_figure(row["baseline"]),
-            *(str(row[key]) for key in ("clients", "rounds")),
+            str(row["clients"]),
+            f"{row['rounds']}" if row["status"] == "finished" else f"{row['done']} of {row['rounds']}",
             *(figure(row[key]) for key in ("up_mb", "down_mb", "setup_mb", "total_mb", "tflops")),
             f"{row['seconds']:,.1f}",
         ]

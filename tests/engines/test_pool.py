@@ -21,7 +21,7 @@ import fedstrata
 from fedstrata import UserError
 from fedstrata.data.prepare import prepare
 from fedstrata.engines import choice, processes
-from fedstrata.engines.frames import receive, send
+from fedstrata.engines.frames import HEADER, receive, send
 from fedstrata.engines.processes import Nursery, Processes
 from fedstrata.events import Scored, StageStarted, Stepped
 from fedstrata.job.file import load
@@ -381,6 +381,20 @@ except OSError as error:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout == "Too many open files\n"
+
+
+def test_files_of_a_message_that_breaks_off_are_closed() -> None:
+    """Else the memory that a worker has written when it is killed would stay for as long as the run."""
+    ours, theirs = socket.socketpair()
+    reader, file = os.pipe()
+    os.set_blocking(reader, False)
+    socket.send_fds(ours, [HEADER.pack(1000, 1) + b"half"], [file])
+    os.close(file)
+    ours.close()
+    with theirs, pytest.raises(EOFError):
+        receive(theirs)
+    assert os.read(reader, 1) == b"", "nobody has the other end any more"
+    os.close(reader)
 
 
 def test_children_that_the_system_collects_by_itself_count_as_ended() -> None:

@@ -35,25 +35,33 @@ def receive(connection: socket.socket) -> tuple[Any, list[int]]:
         EOFError: the other end is gone.
         OSError: this process may open no more files.
     """
-    item = array.array("i").itemsize
-    try:
-        header, ancillary, _, _ = connection.recvmsg(HEADER.size, socket.CMSG_SPACE(item * 8))
-        if not header:
-            raise EOFError
-        header += _exactly(connection, HEADER.size - len(header))
-        size, count = HEADER.unpack(header)
-        content = _exactly(connection, size)
-    except ConnectionError:
-        raise EOFError from None
     descriptors = array.array("i")
+    try:
+        content = _content(connection, descriptors)
+    except (EOFError, OSError) as error:
+        for descriptor in descriptors:  # else the memory behind it is never free again
+            os.close(descriptor)
+        if isinstance(error, ConnectionError):
+            raise EOFError from None
+        raise
+    return pickle.loads(content), list(descriptors)
+
+
+def _content(connection: socket.socket, descriptors: array.array[int]) -> bytearray:
+    """The next message's pickle; its descriptors are added to ``descriptors`` as soon as they have come."""
+    item = descriptors.itemsize
+    header, ancillary, _, _ = connection.recvmsg(HEADER.size, socket.CMSG_SPACE(item * 8))
+    if not header:
+        raise EOFError
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(data[: len(data) - len(data) % item])
+    header += _exactly(connection, HEADER.size - len(header))
+    size, count = HEADER.unpack(header)
+    content = _exactly(connection, size)
     if len(descriptors) < count:  # the system drops what is too much, and says nothing
-        for descriptor in descriptors:
-            os.close(descriptor)
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    return pickle.loads(content), list(descriptors)
+    return content
 
 
 def _exactly(connection: socket.socket, size: int) -> bytearray:

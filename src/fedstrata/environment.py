@@ -31,7 +31,8 @@ LOOK_SECONDS = 1e-3
 WAITING = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
 """What decides how OMP threads wait."""
 TRAINING = threading.RLock()
-"""Held by the thread that trains: a process has one number of threads and one generator that dropout draws from."""
+"""Held by the thread that trains: a process has one number of threads, and one generator that dropout draws from;
+two at once would come to other bits."""
 _given: set[str] = set()
 
 
@@ -86,7 +87,7 @@ def training(elsewhere: bool = False) -> Iterator[None]:
     """Refuse to train beside another thread of this process; ``elsewhere`` is a run that trains at sites.
 
     Raises:
-        UserError: another thread is at a run; both would come to other bits.
+        UserError: another thread is at a run.
     """
     if elsewhere:
         yield

@@ -248,6 +248,7 @@ def audit(
     options = AuditOptions(client, attacks or ATTACKS, public, progress or (lambda event: None), deep)
     with environment.loading():
         from fedstrata.audits.audit import audit as play
+        from fedstrata.runs.alone import alone
 
-    with environment.training():
+    with alone():
         return play(job, overrides, options)

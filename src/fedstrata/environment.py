@@ -5,13 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from fedstrata.errors import UserError
 
 VARIABLES = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -30,9 +27,6 @@ LOOKS = 3
 LOOK_SECONDS = 1e-3
 WAITING = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
 """What decides how OMP threads wait."""
-TRAINING = threading.RLock()
-"""Held by the thread that trains: a process has one number of threads, and one generator that dropout draws from;
-two at once would come to other bits."""
 _given: set[str] = set()
 
 
@@ -80,24 +74,3 @@ def alone() -> bool:
             return False
         time.sleep(LOOK_SECONDS)
     return False
-
-
-@contextmanager
-def training(elsewhere: bool = False) -> Iterator[None]:
-    """Refuse to train beside another thread of this process; ``elsewhere`` is a run that trains at sites.
-
-    Raises:
-        UserError: another thread is at a run.
-    """
-    if elsewhere:
-        yield
-        return
-    if not TRAINING.acquire(blocking=False):
-        raise UserError(
-            "another thread of this process is at a run, and both would draw from one random state; "
-            "run one after the other, or each in a process of its own"
-        )
-    try:
-        yield
-    finally:
-        TRAINING.release()

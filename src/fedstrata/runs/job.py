@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from fedstrata.data.prepare import prepare, prepare_test
 from fedstrata.engines.machine import can_fork, cores
-from fedstrata.environment import loading, spin_if_alone, training
+from fedstrata.environment import loading, spin_if_alone
 from fedstrata.errors import UserError
 from fedstrata.events import Event
 from fedstrata.job.file import JobSource, Overrides, load
+from fedstrata.runs.alone import alone
 from fedstrata.runs.components import Components, check_between_sites
 from fedstrata.runs.folder import own_folder
 from fedstrata.runs.tracked import tracked
@@ -36,7 +37,7 @@ def run_job(
     if len({job.between_sites for job in jobs}) > 1:
         raise UserError("[engine] name: must be the same in all stages")
     base_dir = Path(source).resolve().parent if isinstance(source, str | Path) else base_dir
-    with training(jobs[0].between_sites), own_folder(Path(jobs[0].output.dir), resume):
+    with alone(jobs[0].between_sites), own_folder(Path(jobs[0].output.dir), resume):
         for job in jobs:
             check_between_sites(job, components)
         data = [prepare_test(job, base_dir) if job.between_sites else prepare(job, base_dir) for job in jobs]

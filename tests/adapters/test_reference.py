@@ -190,6 +190,17 @@ def test_factors_alternate_in_layers_that_deeper_clients_alone_send() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedbt", "fedsplitbert", "fedfreezebert"])
+def test_the_head_takes_no_turns_with_the_adapters_of_a_table(name: str) -> None:
+    """Neither has a depth: the head was trained in no round."""
+    chosen = config("alternate", targets=("query", "word_embeddings"))
+    parts = find_parts(adapted_model(chosen), chosen)
+    for round in range(3):
+        plan = make_plan(METHODS[name](), parts, "classify", round, "a", Streams(0))
+        assert "head" in plan.train
+        assert "head" in {*plan.send, *plan.keep}
+
+
 def test_personal_adapters_are_trained_whole() -> None:
     chosen = config("alternate")
     parts = find_parts(adapted_model(chosen), chosen)

@@ -212,7 +212,9 @@ def adapted_plan(method: Method, parts: Parts, task: str, round: int, client: st
     def rests(name: str) -> bool:
         """This adapter is not this client's to train, or not in this round."""
         part = parts[name]
-        above = rank is not None and part.kind == "adapter" and part.above >= rank
+        if part.kind != "adapter":  # the head has no depth either, as the adapter of a table
+            return False
+        above = rank is not None and part.above >= rank
         return above or (name in send and turns.get(part.depth, part.factors) != part.factors)
 
     return replace(

@@ -220,8 +220,9 @@ def audit(
 ) -> dict[str, Any]:
     """Measure what the server can read from what one client sends in the first round of each stage.
 
-    The client's own code plays the round; attacks read what it sends, and are compared with its texts. What an
-    attack has to learn or set comes from public text. ``audit.json`` in the job's output folder has the result.
+    The client's own code plays the round; attacks read what it sends, and are compared with its texts. Where a
+    later round sends what they read and the first does not, that one is played too. What an attack has to learn or
+    set comes from public text. ``audit.json`` in the job's output folder has the result.
 
     Args:
         job: path of a job file, or its content as a mapping.

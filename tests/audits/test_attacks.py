@@ -168,6 +168,24 @@ def test_adapters_are_read_through_their_factors(audited: Audited) -> None:
     assert not [finding for finding in stage["findings"] if finding["channel"] == "embeddings"]
 
 
+def test_what_adapters_send_in_the_second_round_is_attacked(audited: Audited) -> None:
+    """Their A, which by default is not sent before: that of a table tells every word, that of a layer some."""
+    table = {"kind": "lora", "rank": 2, "targets": ["word_embeddings", "position_embeddings"]}
+    stage = audited("fedavg", "classify", adapter=table, train={"epochs": 2, "steps": 3})
+    for setting in ("1 step, 1 text of round 2", "1 step of round 2", "3 steps of round 2"):
+        for attack in ("columns moved", "columns of positions"):
+            found = figures(stage, "adapters", setting, attack)
+            assert found["precision"]["value"] == found["recall"]["value"] == 1.0
+    layer: dict[str, Any] = {
+        "adapter": {"kind": "lora", "rank": 8},
+        "task": {"labels": ["eye", "heart", "kidney"]},
+    }
+    for noise in ({}, {"level": "example", "epsilon": 1.0}):
+        stage = audited("fedavg", "classify", train={**RAW, "learning_rate": 1.0}, privacy=noise, **layer)
+        found = figures(stage, "adapters", "1 step of round 2", "span check, not exact")
+        assert found["auc"]["holds_chance"] == bool(noise)
+
+
 def test_hidden_states_of_tokens_give_the_texts(audited: Audited, model_folder: Callable[..., Path]) -> None:
     stage = audited(
         "fedfreezebert",

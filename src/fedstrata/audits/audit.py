@@ -14,6 +14,7 @@ from fedstrata.audits.bench import Bench
 from fedstrata.audits.deep import deep
 from fedstrata.audits.finding import Finding, View
 from fedstrata.audits.fitting import Fitting, check_fitting, fitting, left_out, unread
+from fedstrata.audits.later import both, later_bench
 from fedstrata.audits.options import AuditOptions
 from fedstrata.audits.play import Played
 from fedstrata.audits.public import check_known, public_examples, public_texts
@@ -144,10 +145,7 @@ def _stage(
     bench = Bench(job, data, ready, client, public, folder, options.tell)
     check_known(job, public, bench.special, what)
     notes = [start[1]] if start[1] else []
-    why = _unreadable(bench)
-    fits = {} if why else fitting(bench)
-    findings, plays = _findings(bench, options, fits, notes)
-    notes += [why] if why else [*unread(bench), *left_out(fits, options.attacks)]
+    findings, plays, fits = _rounds(bench, options, notes)
     if options.deep:
         place = Path(job.output.dir) / "stages" / job.stage if job.stage else Path(job.output.dir)
         more, trained = deep(bench, place, notes)
@@ -171,6 +169,22 @@ def _stage(
     return record, fits
 
 
+def _rounds(
+    bench: Bench, options: AuditOptions, notes: list[str]
+) -> tuple[list[Finding], list[dict[str, Any]], Fitting]:
+    """What is found in the first round, and in a later one that sends more; what was played, and what fits."""
+    if why := _unreadable(bench):
+        notes.append(why)
+        return [], [], {}
+    fits = fitting(bench)
+    findings, plays = _findings(bench, options, fits, notes)
+    if later := later_bench(bench, options.attacks):
+        more, trained = _findings(later, options, fitting(later), notes)
+        findings, plays, fits = [*findings, *more], [*plays, *trained], both(fits, fitting(later))
+    notes += [*unread(bench, later), *left_out(fits, options.attacks)]
+    return findings, plays, fits
+
+
 def _settings(job: Job) -> dict[str, Any]:
     """The tables of the job that decide what is sent, by which a page knows whether it shows a run of them."""
     tables = without_none(job.dump())
@@ -187,9 +201,10 @@ def _findings(
     findings: list[Finding] = []
     plays: list[dict[str, Any]] = []
     for setting in settings(bench):
-        options.tell(Noted(f"{bench.job.stage or 'this job'}: playing and attacking {setting.name}"))
+        name = f"{setting.name} of round {bench.round + 1}" if bench.round else setting.name
+        options.tell(Noted(f"{bench.job.stage or 'this job'}: playing and attacking {name}"))
         client, shadow = played_pair(bench, setting)
-        plays.append(_played(bench, setting.name, client))
+        plays.append(_played(bench, name, client))
         if setting.cut:
             notes.append(f"of the round's {setting.cut:,} steps the first {client.reply.steps:,} are played")
         if client.sent and len(bench.index) > len(client.index):
@@ -198,11 +213,9 @@ def _findings(
                 f"are played, and at most {hidden_states.MOST} of these are read"
             )
         if not client.texts:
-            notes.append(
-                f"{setting.name}: the draw of examples took none of the client's, so nothing was attacked"
-            )
+            notes.append(f"{name}: the draw of examples took none of the client's, so nothing was attacked")
             continue
-        findings += _attacked(View(bench, setting.name, client, shadow), options.attacks)
+        findings += _attacked(View(bench, name, client, shadow), options.attacks)
     if any(play["texts"] for play in plays) and not any(play["distinct_tokens"] for play in plays):
         notes.append(
             "the texts that were used have no token that the tokenizer knows: attacks on words had nothing to find"

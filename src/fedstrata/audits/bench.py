@@ -39,6 +39,8 @@ class Bench:
         public: examples of public text, with labels that were drawn where the task has some.
         folder: for what the client's code writes.
         tell: receives events.
+        round: the one that is played, 0-based.
+        begins: the model before it; None for the start model.
     """
 
     job: Job
@@ -48,11 +50,13 @@ class Bench:
     public: Examples
     folder: Path
     tell: Callable[[Event], None]
+    round: int = 0
+    begins: Weights | None = None
 
     @cached_property
     def start(self) -> Weights:
         """The model as server and client hold it before the round."""
-        return start_weights(self.ready.runtime)
+        return start_weights(self.ready.runtime) if self.begins is None else self.begins
 
     @property
     def parts(self) -> Parts:
@@ -66,9 +70,9 @@ class Bench:
 
     @cached_property
     def plan(self) -> Plan:
-        """The client's plan of the first round."""
+        """The client's plan of the round."""
         streams = self.ready.runtime.trainer.streams
-        return make_plan(self.job.method, self.parts, self.job.task.kind, 0, self.client, streams)
+        return make_plan(self.job.method, self.parts, self.job.task.kind, self.round, self.client, streams)
 
     @property
     def lowest(self) -> int:

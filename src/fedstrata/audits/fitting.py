@@ -20,7 +20,7 @@ Fitting = Mapping[str, Sequence[str]]
 
 
 def fitting(bench: Bench) -> Fitting:
-    """What each attack reads of a client's message in the first round."""
+    """What each attack reads of a client's message in the round."""
     kinds: dict[str, list[str]] = {name: [] for name in ATTACKS}
     for part in _sent(bench):
         if part.kind == "embeddings" or _has_columns(part):
@@ -60,8 +60,23 @@ def left_out(fits: Fitting, attacks: Sequence[str]) -> list[str]:
     ]
 
 
-def unread(bench: Bench) -> list[str]:
-    """What is sent, in whatever round, and is not attacked: that nothing is found there says nothing."""
+def unread(bench: Bench, played: Bench | None) -> list[str]:
+    """What is sent, in whatever round, and is not attacked: that nothing is found there says nothing.
+
+    Args:
+        bench: the stage, in its first round.
+        played: the later round that is played too, if any.
+    """
+    found = [line for each in (bench, played) if each for line in _unread(each)]
+    sent = set() if played is None else {*played.plan.send}
+    if later := [name for name in sent_later(bench) if name not in sent]:
+        rounds = "the first is" if played is None else f"the first and round {played.round + 1} are"
+        found.append(f"{', '.join(later)}: sent in a later round, and not attacked here, where {rounds} played")
+    return [*dict.fromkeys(found)]
+
+
+def _unread(bench: Bench) -> list[str]:
+    """What is sent in a round that no attack reads."""
     parts = _sent(bench)
     layers = [part for part in parts if part.kind in ("layer", "adapter") and part.depth is not None]
     upper = [part.name for part in layers if part.depth != bench.lowest]
@@ -77,10 +92,6 @@ def unread(bench: Bench) -> list[str]:
         found.append(f"{', '.join(others)}: no attack here reads them; others may")
     if words := _of_gradients(bench):
         found.append(f"gradients: no attack here reads {words}; others may")
-    if later := _later(bench):
-        found.append(
-            f"{', '.join(later)}: sent in a later round, and not attacked here, where the first is played"
-        )
     return found
 
 
@@ -96,7 +107,7 @@ def _of_gradients(bench: Bench) -> str:
     return f"{'words' if target == 'token' else 'labels'} from them through layers of the client's own"
 
 
-def _later(bench: Bench) -> list[str]:
+def sent_later(bench: Bench) -> list[str]:
     """Parts that the client sends in some round, and not in the first."""
     job, parts, streams = bench.job, bench.parts, bench.ready.runtime.trainer.streams
     sent: set[str] = set()

@@ -159,6 +159,8 @@ def _spans(view: View, played: Played, matrices: list[Matrix]) -> list[tuple[Spa
         noise = max(rounding(after[matrix.name], dtype) for matrix in group)
         span = span_of(torch.cat([matrix.rows(change[matrix.name]) for matrix in group]), noise)
         if span is not None and span.basis.shape[1] < span.basis.shape[0]:
+            # an A moves by what B lets through: sums of the inputs, in fewer directions than there are inputs
+            span = replace(span, exact=span.exact and ".lora_A." not in group[0].name)
             found.append((span, before[group[0].factor] if group[0].factor else None))
     return found
 

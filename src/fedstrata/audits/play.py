@@ -159,7 +159,7 @@ def play(
     until: float | None = None,
     features: Path | None = None,
 ) -> Played:
-    """Play the first round of a client with the given texts.
+    """Play the round of a client with the given texts.
 
     Args:
         bench: the stage; the plan is that of its client.
@@ -167,7 +167,7 @@ def play(
         examples: all texts.
         index: the client's.
         train: how it trains.
-        until: share of the run's learning-rate schedule that it passes through; None for that of one round.
+        until: share of the run's learning-rate schedule that it passes through; None for that of the round.
         features: where hidden states of a frozen encoder are kept for other plays of the same texts, if anywhere.
     """
     ready, runtime = bench.ready, bench.runtime
@@ -251,11 +251,11 @@ def _without_omitted(bench: Bench, weights: Weights) -> Weights:
 
 
 def _request(bench: Bench, server: Server, client: str, until: float | None) -> Request:
-    """What the server asks in the first round."""
+    """What the server asks in the round."""
     if bench.exchange.payload == "hidden_states":
         return server.request(0, client, collecting_plan(bench.parts), "hidden_states")
-    request = server.request(0, client, bench.plan, "train")
-    return replace(request, first=True, span=(0.0, until or 1 / max(1, bench.job.method.rounds)))
+    request, rounds = server.request(bench.round, client, bench.plan, "train"), max(1, bench.job.method.rounds)
+    return replace(request, first=True, span=(bench.round / rounds, until or (bench.round + 1) / rounds))
 
 
 def _as_bytes(tensors: Tensors) -> Tensors:

@@ -238,6 +238,9 @@ def test_a_folder_of_save_to_disk_is_a_data_set_with_the_names_of_its_classes() 
     data.to_parquet("one.parquet")
     assert found("one.parquet", "tokens", "tags", words=True).columns == tags
     assert found("one.parquet").columns["label"] == ["1", "0"], "of a table as it stands"
+    data.map(lambda row, place: {"label": place - 1}, with_indices=True).to_parquet("half.parquet")
+    half = found("half.parquet")
+    assert (half.columns, half.dropped) == ({"text": ["b"], "label": ["0"]}, 1), "-1 marks a label that is missing"
     save("both", splits=["train", "test"])
     assert found("both") == found("both/test")
     assert notes(found("both").found) == ["both: data set of save_to_disk, split train of train, test"]

@@ -37,12 +37,12 @@ READ: Mapping[Channel, str] = {
     "class_head": "which classes there are, and about how many rows of each",
     "number_head": "about the mean of the numbers, and of a single text its number",
     "layers": (
-        "of a few texts, trained on without dropout, every token at its place, and whether a text that is known "
-        "was trained on"
+        "every token at its place where few texts were trained on without dropout, and whether a given text was "
+        "trained on"
     ),
     "adapters": (
-        "some tokens of short texts, and whether a text that is known was trained on; published attacks "
-        "read whole texts from adapters"
+        "some tokens of short texts, and whether a given text was trained on; published attacks read whole texts "
+        "from adapters"
     ),
     "hidden_states": "most words of every text at their places; the labels are sent as they are",
     "activations": (

@@ -112,18 +112,33 @@ def parquet_columns(path: Path) -> list[str]:
 
 
 def parquet_records(path: Path, how: How) -> Records:
-    """Of a Parquet file; tags that a data set wrote as numbers have its names."""
+    """Of a Parquet file; tags that a data set wrote as numbers have its names; its class -1 is a missing one."""
     from pyarrow import ArrowException, parquet  # here, as it is slow to load and seldom needed
 
     try:
         with parquet.ParquetFile(path) as file:
             schema = file.schema_arrow
             check(path, schema.names, how.wanted)
-            kinds = class_labels(schema, how) if how.words and b"huggingface" in (schema.metadata or {}) else {}
+            told = (schema.metadata or {}).get(b"huggingface")
+            kinds = class_labels(schema, how) if how.words and told else {}
+            numbered = _classes(told) if told and not how.words else set()
             batches = file.iter_batches(columns=list(how.wanted))
             rows = chain.from_iterable(batch.to_pylist() for batch in batches)
             for number, row in enumerate(rows, 1):
-                yield f"{path}, row {number}", named_classes(row, kinds)
+                yield f"{path}, row {number}", _without(named_classes(row, kinds), numbered)
     except (ArrowException, OSError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"{path}: is not a readable Parquet file ({reason})") from None
+
+
+def _classes(told: bytes) -> set[str]:
+    """The columns of classes, by what a data set has written beside its table."""
+    with suppress(ValueError, KeyError, AttributeError, TypeError):
+        kinds = json.loads(told)["info"]["features"].items()
+        return {name for name, kind in kinds if isinstance(kind, dict) and kind.get("_type") == "ClassLabel"}
+    return set()
+
+
+def _without(row: dict[str, Any], numbered: set[str]) -> dict[str, Any]:
+    """A row in which classes stand by their numbers; -1 marks one that is missing."""
+    return row | {name: None for name in numbered & row.keys() if row[name] == -1}

@@ -215,8 +215,9 @@ def test_secrets_of_a_sum_are_readable_by_the_site_s_user_alone(
     assert set(modes) == {0}
 
 
+@pytest.mark.parametrize("damaged", [False, True])
 def test_of_one_round_no_sum_of_others_is_opened(
-    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch, damaged: bool
 ) -> None:
     """A server asks for a round again, without one of the sites: the difference would be that site's changes."""
     _, there = one_round(job, village, deadline=0.6, quorum=0.5)
@@ -229,9 +230,16 @@ def test_of_one_round_no_sum_of_others_is_opened(
     with pytest.raises(RuntimeError, match="killed"):
         fedstrata.run(there)
     monkeypatch.setattr(stages.state.RunState, "commit", commit)
+    notes = list(village.folder.glob("federation/sites/*/state/runs/*/sums/opened.json"))
+    before = [path.read_text() for path in notes]
+    assert len(notes) == len(village.names)
+    for path, text in zip(notes, before, strict=True):
+        path.write_text(text.replace('"0"', '"1"') if damaged else text)
     village.post.out = {"c"}
     with pytest.raises(UserError, match="do not fit together, so it cannot be opened"):
         fedstrata.run(there, resume=True)
+    for path, text in zip(notes, before, strict=True):
+        path.write_text(text)
     village.post.out = set()
     fedstrata.run(there, resume=True)
 

@@ -198,6 +198,37 @@ def test_a_server_that_was_killed_after_opening_goes_on_to_the_same_bits(
     same(whole, fedstrata.run(there, resume=True))
 
 
+def test_a_round_that_is_asked_for_again_does_not_begin_with_damaged_moments(
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = job("fedavg", "classify", 1, **SUMS)
+    config["train"]["optimizer_state"] = "persist"
+    _, there = village.jobs(config, quorum=0.5)
+    commit = stages.state.RunState.commit
+
+    def dies(*args: Any) -> None:
+        if args[3] == 2:
+            raise RuntimeError("killed")
+        commit(*args)
+
+    monkeypatch.setattr(stages.state.RunState, "commit", dies)
+    with pytest.raises(RuntimeError, match="killed"):
+        fedstrata.run(there)
+    monkeypatch.setattr(stages.state.RunState, "commit", commit)
+    [path] = village.folder.glob("federation/sites/b/state/runs/*/optimizer/round-000000.safetensors")
+    before = path.read_bytes()
+    path.write_bytes(before[:-2] + bytes([before[-2] ^ 64]) + before[-1:])
+    village.start()
+    with pytest.raises(UserError, match="do not fit together, so it cannot be opened"):  # it was, with b's changes
+        fedstrata.run(there, resume=True)
+    assert "b refuses: what it keeps of this run is damaged; its own log says more" in "".join(
+        f"{line['client']} {line['reason']}" for line in lines(Path(there["output"]["dir"]) / "missing.jsonl")
+    )
+    path.write_bytes(before)
+    village.start()
+    assert fedstrata.run(there, resume=True).status == "finished"
+
+
 def test_secrets_of_a_sum_are_readable_by_the_site_s_user_alone(
     job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,8 +246,9 @@ def test_secrets_of_a_sum_are_readable_by_the_site_s_user_alone(
     assert set(modes) == {0}
 
 
+@pytest.mark.parametrize("damaged", [False, True])
 def test_of_one_round_no_sum_of_others_is_opened(
-    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch, damaged: bool
 ) -> None:
     """A server asks for a round again, without one of the sites: the difference would be that site's changes."""
     _, there = one_round(job, village, deadline=0.6, quorum=0.5)
@@ -229,9 +261,16 @@ def test_of_one_round_no_sum_of_others_is_opened(
     with pytest.raises(RuntimeError, match="killed"):
         fedstrata.run(there)
     monkeypatch.setattr(stages.state.RunState, "commit", commit)
+    notes = list(village.folder.glob("federation/sites/*/state/runs/*/sums/opened.json"))
+    before = [path.read_text() for path in notes]
+    assert len(notes) == len(village.names)
+    for path, text in zip(notes, before, strict=True):
+        path.write_text(text.replace('"0"', '"1"') if damaged else text)
     village.post.out = {"c"}
     with pytest.raises(UserError, match="do not fit together, so it cannot be opened"):
         fedstrata.run(there, resume=True)
+    for path, text in zip(notes, before, strict=True):
+        path.write_text(text)
     village.post.out = set()
     fedstrata.run(there, resume=True)
 

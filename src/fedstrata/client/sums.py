@@ -9,7 +9,6 @@ not an attempt's, nor do other numbers of the same round leave: the difference o
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Generator, Mapping
 from dataclasses import replace
@@ -33,7 +32,7 @@ from fedstrata.privacy.masked_sums import Member
 from fedstrata.privacy.sum_secrets import load_secrets, new_secrets
 from fedstrata.privacy.sum_terms import ATTEMPT_BYTES, Message, digest, named
 from fedstrata.wire.codec import WireError
-from fedstrata.wire.files import write_bytes
+from fedstrata.wire.files import read_sealed, write_sealed
 from fedstrata.wire.partial import travelling
 
 MASKED = "masked"
@@ -190,8 +189,21 @@ def _folder(work: Work) -> Path:
 
 
 def _read(work: Work) -> dict[str, Any]:
-    path = _folder(work) / ATTEMPT
-    return json.loads(path.read_bytes()) if path.exists() else {}
+    """The attempt under way; one whose file is damaged is none."""
+    return read_sealed(_folder(work) / ATTEMPT) or {}
+
+
+def _noted(path: Path) -> dict[str, Any]:
+    """What is written down of all rounds.
+
+    Raises:
+        WireError: it is damaged.
+    """
+    if not path.exists():
+        return {}
+    if (noted := read_sealed(path)) is None:
+        raise WireError("masked sum: what it has written down of its sums is damaged")
+    return noted
 
 
 def _save(work: Work, member: Member) -> None:
@@ -199,7 +211,7 @@ def _save(work: Work, member: Member) -> None:
     kept = {"round": work.request.round, "attempt": attempt, "secrets": member.secrets.dump()}
     path = _folder(work) / ATTEMPT
     path.parent.mkdir(0o700, parents=True, exist_ok=True)  # a file is everybody's to read until its mode is set
-    write_bytes(path, json.dumps(kept).encode())
+    write_sealed(path, kept)
     path.chmod(0o600)
 
 
@@ -210,14 +222,14 @@ def _note_opened(work: Work, member: Member) -> None:
         WireError: another one was opened before.
     """
     path, round = _folder(work) / OPENED, str(work.request.round)
-    opened = json.loads(path.read_bytes()) if path.exists() else {}
+    opened = _noted(path)
     whose = digest(named(member.secrets.survivors)).hex()
     if opened.setdefault(round, whose) != whose:
         raise WireError(
             f"masked sum: of round {work.request.round + 1} it has opened a sum of other clients; the difference "
             "of the two would be a single client's"
         )
-    write_bytes(path, json.dumps(opened).encode())
+    write_sealed(path, opened)
 
 
 def _note_numbers(work: Work, numbers: Mapping[int, Integers]) -> None:
@@ -232,13 +244,13 @@ def _note_numbers(work: Work, numbers: Mapping[int, Integers]) -> None:
     for place in sorted(numbers):
         hashed.update(numbers[place].data)
     path, round, found = _folder(work) / NUMBERS, str(work.request.round), hashed.hexdigest()
-    known = json.loads(path.read_bytes()) if path.exists() else {}
+    known = _noted(path)
     if known.setdefault(round, found) != found:
         raise WireError(
             f"masked sum: asked for round {work.request.round + 1} again it comes to other numbers, as on a GPU, "
             "and has sent some with the same noise; the difference would have none"
         )
-    write_bytes(path, json.dumps(known).encode())
+    write_sealed(path, known)
 
 
 def without_loss(reply: Reply) -> Reply:

@@ -9,7 +9,15 @@ from pathlib import Path
 from fedstrata.data.fingerprint import Fingerprints, difference
 from fedstrata.server.journal import Journal
 from fedstrata.sites.permission import Refused
-from fedstrata.wire.files import append_bytes, encode_lines, flush, read_sealed, write_sealed
+from fedstrata.wire.files import (
+    append_bytes,
+    checksum_of,
+    encode_lines,
+    flush,
+    read_lines,
+    read_sealed,
+    write_sealed,
+)
 
 LOG = logging.getLogger("fedstrata.site")
 START = "start/model.safetensors"
@@ -69,8 +77,16 @@ def check_own(folder: Path, journal: Journal, rows: Fingerprints) -> None:
     if other := difference(before, rows):
         LOG.error("%s: %s", folder, other)
         raise Refused("its rows are not those that it began this run with; its own log says more")
-    if (wrong := journal.damaged()) is not None:
+    if (wrong := journal.damaged() or _damaged_before(folder, journal)) is not None:
         raise _damaged(wrong)
+
+
+def _damaged_before(folder: Path, journal: Journal) -> Path | None:
+    """An older file that is not as it was written: a round that is asked for again begins with these."""
+    newest = {file for file, _ in journal.files.values()}
+    noted = {line["file"]: line["checksum"] for line in read_lines(_path(folder)) if "file" in line}
+    older = (folder / file for file in noted.keys() - newest if (folder / file).exists())
+    return next((path for path in older if checksum_of(path) != noted[path.relative_to(folder).as_posix()]), None)
 
 
 def _damaged(path: Path) -> Refused:

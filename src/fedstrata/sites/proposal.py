@@ -12,6 +12,7 @@ import torch
 
 from fedstrata.client.model_options import adapter_of, head_of
 from fedstrata.client.setup import fit_positions
+from fedstrata.client.sharing import parts_with_sharing
 from fedstrata.data.prepare import Prepared, prepare_own
 from fedstrata.errors import plural
 from fedstrata.exchanges import EXCHANGES
@@ -59,7 +60,7 @@ class Proposal:
         parameters: of the model.
         round_bytes: most bytes that leave in a round.
         bytes: that leave in all rounds; of activations as many in every round as in the first.
-        sent: names of the parts that leave in the first round.
+        sent: names of the parts that leave in some round.
         start: bytes of the start model.
         memory: bytes that weights, gradients and the optimizer take, without what a batch does.
     """
@@ -110,6 +111,7 @@ def propose(settings: SiteSettings, hello: HelloHeader, folder: Path, memory: in
     job, start = site_job(settings, hello, folder), str(folder / "start")
     config = config_of(start, job.task.kind, hello.labels, head_of(job))
     parts = checkpoints.parts_of(start, job.task.kind, hello.labels, head_of(job), adapter_of(job))
+    parts = parts_with_sharing(job, parts, start)
     plans = [
         make_plan(job.method, parts, job.task.kind, round, settings.name, Streams(job.train.seed))
         for round in range(job.method.rounds)
@@ -165,7 +167,7 @@ def _added_up(
         parameters=parts.elements(parts.names),
         round_bytes=max(sizes),
         bytes=sum(sizes),
-        sent=tuple(plans[0].send),
+        sent=tuple(part for part in parts.names if any(part in plan.send for plan in plans)),
         start=WEIGHT * parts.elements(_held(parts, plans)),
         memory=memory,
     )
@@ -180,7 +182,7 @@ def _context(name: str, job: Job, hello: HelloHeader, parts: Parts, lengths: Any
         parts=parts,
         streams=Streams(job.train.seed),
         train=job.train,
-        wire=DryWire(codec or job_codec(job.wire.dtype, job.wire.forms)),
+        wire=DryWire(codec or job_codec(job.wire.dtype, job.wire.forms), parts.sharing),
         dtype=job.wire.dtype,
         stream=stream_form(*job.wire.stream),
         lengths={name: lengths},

@@ -17,7 +17,7 @@ from fedstrata.data.prepare import Prepared, prepare_own
 from fedstrata.errors import plural
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.exchanges.dry import batches_of, round_work
-from fedstrata.exchanges.exchange import DryContext
+from fedstrata.exchanges.exchange import DryContext, dry_context
 from fedstrata.exchanges.hidden_states_form import hidden_states_spec
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models import checkpoints
@@ -35,10 +35,8 @@ from fedstrata.sites.settings import SiteSettings
 from fedstrata.sites.site_job import site_job
 from fedstrata.tasks import Examples, TaskContext, build_task
 from fedstrata.tasks.examples import examples
-from fedstrata.wire.activations import message_bytes, stream_form
+from fedstrata.wire.activations import message_bytes
 from fedstrata.wire.codec import spec_bytes
-from fedstrata.wire.delta import job_codec
-from fedstrata.wire.dry import DryWire
 
 WEIGHT, TRAINED = 4, 16
 """Bytes of a weight, and of one that is trained: itself, its gradient and the optimizer's state."""
@@ -177,19 +175,7 @@ def _context(name: str, job: Job, hello: HelloHeader, parts: Parts, lengths: Any
     codec = own_component(hello, "codec", {}) if "codec" in hello.components else None
     build = own_component(hello, "task", None) if "task" in hello.components else build_task
     task = build(TaskContext(job, hello.labels, tokenizer, len(tokenizer)))
-    return DryContext(
-        method=job.method,
-        parts=parts,
-        streams=Streams(job.train.seed),
-        train=job.train,
-        wire=DryWire(codec or job_codec(job.wire.dtype, job.wire.forms), parts.sharing),
-        dtype=job.wire.dtype,
-        stream=stream_form(*job.wire.stream),
-        lengths={name: lengths},
-        tests=dict,
-        predicted=task.head_positions,
-        sums=job.privacy.sum_only,
-    )
+    return dry_context(job, parts, codec, {name: lengths}, dict, task.head_positions)
 
 
 def _round_bytes(context: DryContext, payload: str, plans: list[Plan], request: Request) -> Iterator[int]:

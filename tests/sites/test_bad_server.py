@@ -842,6 +842,36 @@ def test_a_look_at_a_run_of_masked_sums_refuses_what_join_does(town: Town, limit
     assert ("its limit is" in reason) == bool(refused) == (limit < 91_000)
 
 
+@pytest.mark.parametrize(
+    ("tables", "mb", "sent"),
+    [
+        ({}, "0.091 MB in a round, 0.182 MB in all", "embeddings, layer.0, layer.1, pooler, head"),
+        (
+            {"privacy": {"omit": ["embeddings"]}},
+            "0.073 MB in a round, 0.146 MB in all",
+            "layer.0, layer.1, pooler, head",
+        ),
+        (
+            {"wire": {"part_period": 2}},
+            "0.091 MB in a round, 0.143 MB in all",
+            "embeddings, layer.0, layer.1, pooler, head",
+        ),
+    ],
+)
+def test_a_look_at_a_run_tells_of_what_travels(town: Town, tables: dict[str, Any], mb: str, sent: str) -> None:
+    """It told of parts that are left out, counted their bytes, and refused by these what `join` takes part in."""
+    service = town.site(("[limits]", "[limits]\nbytes_per_round = 80_000"))
+    job = town.job(**tables)
+    said = looked_at(town, service, job=job)
+    assert f"at most {mb}" in said
+    assert any(line.startswith("leaves this site: ") and line.endswith(f" ({sent})") for line in said)
+    answer(service, town.hello, job=job)
+    refused = isinstance(answer(service, town.start), RefusalHeader)
+    assert (
+        refused == any(line.startswith("this site would refuse: ") for line in said) == ("privacy" not in tables)
+    )
+
+
 def test_a_look_at_a_run_says_that_its_disk_is_too_small(town: Town) -> None:
     service = town.site(("# disk_per_run = 20_000_000_000", "disk_per_run = 1000"))
     refusal = answer(service, town.hello).reason

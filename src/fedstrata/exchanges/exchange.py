@@ -19,7 +19,9 @@ from fedstrata.privacy.sum_terms import LEAST, Signer, Unsigned
 from fedstrata.server.layers import ServerLayers
 from fedstrata.server.rounds import Half, Rounds
 from fedstrata.server.server import Server
-from fedstrata.wire.activations import StreamForm
+from fedstrata.wire.activations import StreamForm, stream_form
+from fedstrata.wire.codec import Codec
+from fedstrata.wire.delta import job_codec
 from fedstrata.wire.dry import DryWire
 from fedstrata.wire.store import Store
 
@@ -115,6 +117,44 @@ class DryContext:
     poisson: bool = False
     buffer: int | None = None
     bound: bool = False
+
+
+def dry_context(
+    job: Job,
+    parts: Parts,
+    codec: Codec | None,
+    lengths: Mapping[str, Index],
+    tests: Callable[[], Mapping[str, Index]],
+    predicted: Callable[[Index, int], int],
+) -> DryContext:
+    """What a forecast of a job knows.
+
+    Args:
+        job: the job.
+        parts: the model's, with what of them travels.
+        codec: one of the caller's own; None: the job's.
+        lengths: see :class:`DryContext`.
+        tests: see :class:`DryContext`.
+        predicted: see :class:`DryContext`.
+    """
+    return DryContext(
+        method=job.method,
+        parts=parts,
+        streams=Streams(job.train.seed),
+        train=job.train,
+        wire=DryWire(codec or job_codec(job.wire.dtype, job.wire.forms), parts.sharing),
+        dtype=job.wire.dtype,
+        stream=stream_form(*job.wire.stream),
+        lengths=lengths,
+        tests=tests,
+        predicted=predicted,
+        sums=job.privacy.sum_only,
+        equal_weights=job.privacy.level == "client",
+        task=job.task.kind,
+        poisson=job.privacy.level == "example",
+        buffer=None if job.between_sites else job.engine.buffer,
+        bound=job.between_sites and job.engine.buffer is not None,
+    )
 
 
 DryHandler = Callable[[DryContext, Request], Reply]

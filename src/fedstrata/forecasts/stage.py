@@ -20,7 +20,7 @@ from fedstrata.errors import UserError, did_you_mean, plural
 from fedstrata.events import Event
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.exchanges.dry_sums import sum_figures
-from fedstrata.exchanges.exchange import DryContext
+from fedstrata.exchanges.exchange import DryContext, dry_context
 from fedstrata.forecasts.options import ForecastOptions
 from fedstrata.forecasts.profile import DataProfile, longest_text
 from fedstrata.job.aggregate_rules import check_senders, job_least_senders
@@ -35,16 +35,11 @@ from fedstrata.plan.kinds import Index
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan, make_plan
 from fedstrata.plan.schedule import round_half_up
-from fedstrata.plan.streams import Streams
 from fedstrata.runs.arrivals import arrivals_of
-from fedstrata.runs.components import Components
 from fedstrata.runs.privacy import participated, privacy_record, settle_privacy
 from fedstrata.runs.train import round_settings
 from fedstrata.server.records import MemoryRecords
 from fedstrata.tasks import Task, TaskContext, build_task
-from fedstrata.wire.activations import stream_form
-from fedstrata.wire.delta import job_codec
-from fedstrata.wire.dry import DryWire
 
 MOST_PLANS = 20_000_000
 """Rounds times clients: some minutes."""
@@ -82,9 +77,9 @@ def stage_costs(job: Job, model: str, profile: DataProfile, known: Known, option
     job, name = settle_privacy(job, shards), _whose(options.client, shards, profile.shards)
     _check(job, parts, profile, len(shards), options)
     task = (options.components.task or build_task)(TaskContext(job, profile.labels))
-    context = _dry_context(job, parts, profile, shards, task, options.components)
-    records = _played(job, context, options)
-    memory = _memory(job, task, known.step(*of_model))
+    lengths = {name: profile.lengths[index] for name, index in shards.items()}
+    context = dry_context(job, parts, options.components.codec, lengths, profile.tests, task.head_positions)
+    records, memory = _played(job, context, options), _memory(job, task, known.step(*of_model))
     sums, work = _bytes(records.lines("ledger")), records.lines("rounds")
     own = {line["round"]: line for line in work if line["client"] == name}
 
@@ -198,34 +193,6 @@ def _whose(client: str | None, shards: Mapping[str, Index], named: Mapping[str, 
     if client is not None and client not in shards and client not in named:
         raise UserError(f"--client: no client {client!r}; {did_you_mean(client, shards)}")
     return client if client is not None and client in shards else first
-
-
-def _dry_context(
-    job: Job,
-    parts: Parts,
-    profile: DataProfile,
-    shards: Mapping[str, Index],
-    task: Task,
-    components: Components,
-) -> DryContext:
-    return DryContext(
-        method=job.method,
-        parts=parts,
-        streams=Streams(job.train.seed),
-        train=job.train,
-        wire=DryWire(components.codec or job_codec(job.wire.dtype, job.wire.forms), parts.sharing),
-        dtype=job.wire.dtype,
-        stream=stream_form(*job.wire.stream),
-        lengths={name: profile.lengths[index] for name, index in shards.items()},
-        tests=profile.tests,
-        predicted=task.head_positions,
-        sums=job.privacy.sum_only,
-        equal_weights=job.privacy.level == "client",
-        task=job.task.kind,
-        poisson=job.privacy.level == "example",
-        buffer=None if job.between_sites else job.engine.buffer,
-        bound=job.between_sites and job.engine.buffer is not None,
-    )
 
 
 def _bytes(ledger: Iterable[Mapping[str, Any]]) -> Counter[tuple[int, str, str]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
 from fedstrata.errors import UserError
+from fedstrata.models.depth import in_stack
 from fedstrata.models.families import SPLITTABLE
 from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.parts import Parts
@@ -68,21 +68,16 @@ class CutLayer(nn.Module):
         return self.sent, unpack(gradients, self.lengths, self.sent.shape[1]).to(self.sent.dtype)
 
 
-@contextmanager
-def cut_at(model: nn.Module, parts: Parts, plan: Plan, cut: CutLayer) -> Iterator[None]:
+def cut_at(model: nn.Module, parts: Parts, plan: Plan, cut: CutLayer) -> AbstractContextManager[None]:
     """Inside the context, ``cut`` takes the place of the plan's server layers in the model's stack."""
-    above, name = parts.stack.rsplit(".", 1)
-    holder = model.get_submodule(above)
-    stack = holder.get_submodule(name)
-    assert isinstance(stack, nn.ModuleList)
-    own = [stack[i] for i in plan.layers]
     server = parts.depths(plan.server)
     away = [j for j, i in enumerate(plan.layers) if i in server]
-    holder.register_module(name, nn.ModuleList([*own[: away[0]], cut, *own[away[-1] + 1 :]]))
-    try:
-        yield
-    finally:
-        holder.register_module(name, stack)
+
+    def build(stack: nn.ModuleList) -> list[nn.Module]:
+        own = [stack[i] for i in plan.layers]
+        return [*own[: away[0]], cut, *own[away[-1] + 1 :]]
+
+    return in_stack(model, parts, build)
 
 
 def through(

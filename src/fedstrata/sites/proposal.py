@@ -12,11 +12,12 @@ import torch
 
 from fedstrata.client.model_options import adapter_of, head_of
 from fedstrata.client.setup import fit_positions
+from fedstrata.client.sharing import parts_with_sharing
 from fedstrata.data.prepare import Prepared, prepare_own
 from fedstrata.errors import plural
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.exchanges.dry import batches_of, round_work
-from fedstrata.exchanges.exchange import DryContext
+from fedstrata.exchanges.exchange import DryContext, dry_context
 from fedstrata.exchanges.hidden_states_form import hidden_states_spec
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models import checkpoints
@@ -34,10 +35,8 @@ from fedstrata.sites.settings import SiteSettings
 from fedstrata.sites.site_job import site_job
 from fedstrata.tasks import Examples, TaskContext, build_task
 from fedstrata.tasks.examples import examples
-from fedstrata.wire.activations import message_bytes, stream_form
+from fedstrata.wire.activations import message_bytes
 from fedstrata.wire.codec import spec_bytes
-from fedstrata.wire.delta import job_codec
-from fedstrata.wire.dry import DryWire
 
 WEIGHT, TRAINED = 4, 16
 """Bytes of a weight, and of one that is trained: itself, its gradient and the optimizer's state."""
@@ -59,7 +58,7 @@ class Proposal:
         parameters: of the model.
         round_bytes: most bytes that leave in a round.
         bytes: that leave in all rounds; of activations as many in every round as in the first.
-        sent: names of the parts that leave in the first round.
+        sent: names of the parts that leave in some round.
         start: bytes of the start model.
         memory: bytes that weights, buffers, gradients and the optimizer take, without what a batch does.
     """
@@ -110,6 +109,7 @@ def propose(settings: SiteSettings, hello: HelloHeader, folder: Path, memory: in
     job, start = site_job(settings, hello, folder), str(folder / "start")
     config = config_of(start, job.task.kind, hello.labels, head_of(job))
     parts = checkpoints.parts_of(start, job.task.kind, hello.labels, head_of(job), adapter_of(job))
+    parts = parts_with_sharing(job, parts, start)
     plans = [
         make_plan(job.method, parts, job.task.kind, round, settings.name, Streams(job.train.seed))
         for round in range(job.method.rounds)
@@ -165,7 +165,7 @@ def _added_up(
         parameters=parts.elements(parts.names),
         round_bytes=max(sizes),
         bytes=sum(sizes),
-        sent=tuple(plans[0].send),
+        sent=tuple(part for part in parts.names if any(part in plan.send for plan in plans)),
         start=WEIGHT * parts.elements(_held(parts, plans)),
         memory=memory,
     )
@@ -175,19 +175,7 @@ def _context(name: str, job: Job, hello: HelloHeader, parts: Parts, lengths: Any
     codec = own_component(hello, "codec", {}) if "codec" in hello.components else None
     build = own_component(hello, "task", None) if "task" in hello.components else build_task
     task = build(TaskContext(job, hello.labels, tokenizer, len(tokenizer)))
-    return DryContext(
-        method=job.method,
-        parts=parts,
-        streams=Streams(job.train.seed),
-        train=job.train,
-        wire=DryWire(codec or job_codec(job.wire.dtype, job.wire.forms)),
-        dtype=job.wire.dtype,
-        stream=stream_form(*job.wire.stream),
-        lengths={name: lengths},
-        tests=dict,
-        predicted=task.head_positions,
-        sums=job.privacy.sum_only,
-    )
+    return dry_context(job, parts, codec, {name: lengths}, dict, task.head_positions)
 
 
 def _round_bytes(context: DryContext, payload: str, plans: list[Plan], request: Request) -> Iterator[int]:

@@ -15,6 +15,7 @@ from fedstrata.reports import plots
 from fedstrata.reports.client_scores import clients_plot, worst_words
 from fedstrata.reports.confusion import confusion_plot
 from fedstrata.reports.downloads import MOST_ROWS, latex_text, links
+from fedstrata.reports.page import write_page
 from fedstrata.reports.partition_plot import BARS_SHOWN, partition_plot
 from fedstrata.reports.picture import COLORS, NAME_LENGTH, short_name
 from fedstrata.reports.plots import LINES_SHOWN
@@ -141,6 +142,19 @@ def test_downloads_hold_the_figures_of_the_pictures(run: Make) -> None:
     latex = base64.b64decode(files["LaTeX"].partition(",")[2]).decode()
     assert latex.count(r" \\") == len(sent) + 1
     assert links("many", [{"a": 1}] * (MOST_ROWS + 1)) == []
+
+
+def test_downloads_count_rounds_from_1_as_the_pictures_do(run: Make, staged: Make, tmp_path: Path) -> None:
+    """Those of the losses and of several runs counted from 0."""
+    [losses] = [one for one in plots.run_pictures(load_run(run())) if one.title == "Training loss"]
+    assert {line["round"] for line in losses.records} == {1, 2, 3}
+    runs = [load_run(folder) for folder in (run("one"), staged("pre", "fine"))]
+    text = write_page(runs, tmp_path / "all.html").read_text("utf-8")
+    [href] = re.findall(r'download="loss-of-all-runs-against-rounds[^"]*\.csv" href="([^"]+)"', text)
+    lines = list(csv.DictReader(io.StringIO(base64.b64decode(href.partition(",")[2]).decode())))
+    assert [int(line["round"]) for line in lines if line["run"] == "one"] == [0, 1, 2, 3]
+    assert "The score against rounds. Of a run with stages the rounds of the last." in text
+    assert "The score against work done. A run with stages starts where its earlier stages ended." in text
 
 
 def test_latex_takes_what_it_would_read_as_commands() -> None:

@@ -60,6 +60,10 @@ def test_a_sweeps_page_leads_to_those_of_its_finished_cells(run: Make, tmp_path:
     written = sorted(path.parent.relative_to(sweep).as_posix() for path in sweep.rglob("*.html"))
     assert written == [".", "cells/a/seed-0", "cells/a/seed-1"]
     assert 'href="../many/cells/a' in fedstrata.report(sweep, tmp_path / "out" / "page.html").read_text("utf-8")
+    odd = sweep.rename(tmp_path / "50% #1")
+    text = fedstrata.report(odd, tmp_path / "page.html").read_text("utf-8")
+    assert 'href="50%25%20%231/cells/a/seed-1/report.html"' in text, "of a folder with letters that addresses lack"
+    odd.rename(sweep)
     with pytest.raises(UserError, match=r"many is a sweep's folder, which has a page of its own"):
         fedstrata.report([cells[0].folder, sweep])
 

@@ -151,6 +151,12 @@ def test_names_that_no_folder_can_have_stay_apart() -> None:
     assert all(".." not in cell.folder.parts for cell in found)
 
 
+def test_names_that_begin_alike_for_long_stay_apart() -> None:
+    """Two rows shared a folder, and the second, if its learning rate was lower, had the first one's scores."""
+    rows = "".join(f'[[sweep.rows]]\nname = "{"a" * 90}{i}"\ntrain.learning_rate = 1e-{i}\n' for i in (3, 4))
+    assert len({cell.folder for cell in made(rows)}) == 2
+
+
 def test_rows_are_compared_at_the_same_point() -> None:
     found = made(
         """

@@ -122,15 +122,20 @@ def _comparison(runs: Sequence[Run]) -> list[dict[str, Any]]:
     alike: defaultdict[str, list[Run]] = defaultdict(list)
     for run in runs:
         alike[run.result["headline"]].append(run)
-    note = (
-        "" if not any(run.stages for run in runs) else " A run with stages starts where its earlier stages ended."
-    )
+    staged = any(run.stages for run in runs)
+    cost_note = " A run with stages starts where its earlier stages ended." if staged else ""
+    notes = dict.fromkeys(plots.CURVES, cost_note)
+    notes["round"] = " Of a run with stages the rounds of the last." if staged else ""
     return shown(
         Shown(
             f"{metric} of all runs against {what}",
             plots.score_plot(group, cost),
-            f"The score against {what}.{note}",
-            [{"run": run.name, **point._asdict()} for run in group for point in curve(run)],
+            f"The score against {what}.{notes[cost]}",
+            [
+                {"run": run.name, **point._asdict(), "round": point.round + 1}
+                for run in group
+                for point in curve(run)
+            ],
         )
         for metric, group in alike.items()
         for cost, what in plots.CURVES.items()

@@ -70,7 +70,8 @@ def run_pictures(run: Run) -> Iterator[Shown]:
     for cost, what in CURVES.items():
         title = f"{metric} against {what}"
         yield Shown(title, score_plot([run], cost), f"The score after each round, against {what}.", records)
-    losses = [{key: line[key] for key in ("round", "client", "examples", "loss")} for line in run.work]
+    told = ("client", "examples", "loss")
+    losses = [{"round": line["round"] + 1, **{key: line[key] for key in told}} for line in run.work]
     said = f"Training loss of the clients, each on its own examples.{_sampled(run)}"
     yield Shown("Training loss", loss_plot(run), said, losses)
     if run.work:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from matplotlib.figure import Figure
 
@@ -67,7 +68,7 @@ def _write_cell(folder: Path) -> bool:
 def _cells(links: Sequence[tuple[str, str]]) -> HtmlTable:
     """The cells, each with a link to its page."""
     heads = (Head("cell", words=True), Head("report", words=True))
-    return HtmlTable("Cells", heads, [[cell, page] for cell, page in links], [page for _, page in links])
+    return HtmlTable("Cells", heads, [[cell, page] for cell, page in links], [quote(page) for _, page in links])
 
 
 def _stage(stage: str, rows: Sequence[SweepRow], table: SweepTable) -> dict[str, Any]:

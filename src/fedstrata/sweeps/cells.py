@@ -232,9 +232,9 @@ def _draft(
     pairs: Sequence[tuple[str, Any]],
     folder: Path,
 ) -> _Draft:
-    name = re.sub(r"[^\w.=-]+", "-", row).strip("-.") or "row"
+    name = re.sub(r"[^\w.=-]+", "-", row).strip("-.")[:80] or "row"
     tag = "" if name == row else "-" + hashlib.sha256(row.encode()).hexdigest()[:6]
-    place = folder / "cells" / f"{name[:80]}{tag}" / f"seed-{seed}"
+    place = folder / "cells" / f"{name}{tag}" / f"seed-{seed}"
     pairs = (*pairs, ("output.dir", str(place)))
     return _Draft(row, base, seed, pairs, place, _jobs(source, row, pairs))
 

@@ -480,3 +480,13 @@ def test_a_head_that_goes_on_is_held_to_the_rules_of_one_that_is_named(
     made = {**job("fedavg", "classify", 4, **tables), "model": {"name": str(run.model_folder)}} | data
     with pytest.raises(UserError, match=complaint):
         fedstrata.run(made)
+
+
+def test_a_head_that_a_stage_between_has_left_behind_is_in_no_forecast(job: Jobs, tmp_path: Path) -> None:
+    first = job("fedavg", "classify", 4, head={"kind": "psum"}, output={"dir": str(tmp_path / "first")})
+    made = job("fedavg", "classify", 4, method={"rounds": 1})
+    made["model"] = {"name": str(fedstrata.run(first).model_folder)}
+    made["stages"] = [{"name": "one", "task": {"kind": "mlm"}}, {"name": "two"}]
+    [costs] = fedstrata.forecast(made).values()
+    run = fedstrata.run(made)
+    assert run.bytes == {kind: costs["clients"][f"{kind}_bytes"] for kind in ("up", "down", "setup")}

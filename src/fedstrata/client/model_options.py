@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedstrata.errors import UserError
-from fedstrata.job.head_table import misfit
+from fedstrata.job.head_table import Head, misfit
 from fedstrata.job.tables import Job, method_name
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.models.adapter_names import AdapterConfig
@@ -49,6 +49,8 @@ def check_branches(job: Job, parts: Parts, plan: Plan) -> None:
 
 def head_of(job: Job) -> HeadConfig | None:
     """The head the job asks for; None where it leaves that to the checkpoint."""
+    if job.head.left:
+        return HeadConfig(kind="")
     made = job.head.model_dump()
     return HeadConfig(**made) if job.head.kind else None
 
@@ -73,11 +75,14 @@ def check_head(job: Job, config: Any) -> None:
 def with_heads(jobs: Sequence[Job]) -> list[Job]:
     """A job's stages, those that go on with the head of the stage that they start from with its name.
 
-    Of its saved model they take it anyway; so it is known before there is one.
+    Of its saved model they take it anyway; so it is known before there is one. So is that it has none.
     """
     made: dict[str, Job] = {}
     for job in jobs:
-        before = made[job.start].head if job.start in made else job.head
-        goes_on = job.head.kind is None and TASK_KINDS[job.task.kind].heads
-        made[job.stage] = job.model_copy(update={"head": before}) if goes_on else job
+        head = job.head
+        if not TASK_KINDS[job.task.kind].heads:
+            head = Head.left_behind()
+        elif head.kind is None and job.start in made:
+            head = made[job.start].head
+        made[job.stage] = job.model_copy(update={"head": head})
     return list(made.values())

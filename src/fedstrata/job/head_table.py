@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
+
+from pydantic import PrivateAttr
 
 from fedstrata.job.base import Table
 from fedstrata.job.task_kinds import TASK_KINDS
@@ -21,6 +23,19 @@ class Head(Table):
     """What is averaged over the branches to predict."""
     tokens: Literal["text", "inner", "all"] = "text"
     """Of ``mean``: the tokens of the text, those without the first and the last, or all with the padding."""
+    _left: bool = PrivateAttr(default=False)
+
+    @classmethod
+    def left_behind(cls) -> Self:
+        """That of a stage whose task has none: the checkpoint's is in none of the models after it."""
+        made = cls()
+        made._left = True
+        return made
+
+    @property
+    def left(self) -> bool:
+        """See :meth:`left_behind`."""
+        return self._left
 
 
 def misfit(average: str, tokens: str, task: str, padding: str) -> str | None:

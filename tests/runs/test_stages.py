@@ -22,6 +22,7 @@ from fedstrata.plan.kinds import FORMAT
 from fedstrata.privacy.accounting import Spending, epsilon_of
 from fedstrata.runs.privacy import combined_privacy
 from fedstrata.runs.resume import same_job
+from tiny import SENTENCES
 
 Jobs = Callable[..., dict[str, Any]]
 
@@ -434,3 +435,57 @@ def test_what_does_not_go_with_the_head_before_it_is_refused_before_anything_is_
         with pytest.raises(UserError, match="takes the hidden states of four layers; in split learning"):
             tried(made)
     assert not list(Path(made["output"]["dir"]).rglob("rounds.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("head", "tables", "complaint"),
+    [
+        (
+            {"kind": "mean", "tokens": "all"},
+            {},
+            r"\[head\] tokens: 'all' needs train\.padding = 'max', else .*; the head is that of the start model",
+        ),
+        (
+            {"kind": "psum", "average": "probabilities"},
+            {"task": {"kind": "regress"}},
+            r"\[head\] average: 'regress' has no probabilities; .*; the head is that of the start model",
+        ),
+        (
+            {"kind": "hsum"},
+            {"method": {"name": "fedbt", "local_layers": 3, "rounds": 1}},
+            r"takes the last 4 layers, and with \[method\] name = 'fedbt', as set here, a client builds 3",
+        ),
+        (
+            {"kind": "psum"},
+            {"method": {"name": "fedbt", "rounds": 1}, "train": {"epochs": 2, "cache_frozen_layers": True}},
+            r"\[train\] cache_frozen_layers: the start model's head takes the states of four layers",
+        ),
+    ],
+)
+def test_a_head_that_goes_on_is_held_to_the_rules_of_one_that_is_named(
+    job: Jobs, tmp_path: Path, head: dict[str, Any], tables: dict[str, Any], complaint: str
+) -> None:
+    """Of the stage before, before anything is trained, and of a start model's folder."""
+    rows = tmp_path / "numbers.csv"
+    rows.write_text("text,label\n" + "".join(f"{text},{i}\n" for i, (text, _) in enumerate(SENTENCES)), "utf-8")
+    data = {"data": {"train": str(rows), "test": str(rows)}} if "task" in tables else {}
+    first = {"head": head, "train": {"padding": "max"}, "method": {"rounds": 1}}
+    made = job("fedavg", "classify", 4)
+    made["stages"] = [{"name": "one", **first}, {"name": "two", **tables, **data}]
+    with pytest.raises(UserError, match=complaint):
+        fedstrata.run(made)
+    assert not list(tmp_path.rglob("rounds.jsonl"))
+    run = fedstrata.run(job("fedavg", "classify", 4, **first, output={"dir": str(tmp_path / "first")}))
+    made = {**job("fedavg", "classify", 4, **tables), "model": {"name": str(run.model_folder)}} | data
+    with pytest.raises(UserError, match=complaint):
+        fedstrata.run(made)
+
+
+def test_a_head_that_a_stage_between_has_left_behind_is_in_no_forecast(job: Jobs, tmp_path: Path) -> None:
+    first = job("fedavg", "classify", 4, head={"kind": "psum"}, output={"dir": str(tmp_path / "first")})
+    made = job("fedavg", "classify", 4, method={"rounds": 1})
+    made["model"] = {"name": str(fedstrata.run(first).model_folder)}
+    made["stages"] = [{"name": "one", "task": {"kind": "mlm"}}, {"name": "two"}]
+    [costs] = fedstrata.forecast(made).values()
+    run = fedstrata.run(made)
+    assert run.bytes == {kind: costs["clients"][f"{kind}_bytes"] for kind in ("up", "down", "setup")}

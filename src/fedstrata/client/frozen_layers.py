@@ -242,7 +242,8 @@ def check_frozen_layers(job: Job, parts: Parts, plans: Collection[Plan]) -> None
         plans: of all rounds.
 
     Raises:
-        UserError: no plan freezes a layer below a trained one, or the family is not known.
+        UserError: no plan freezes a layer below a trained one, the head takes more than the last layer, or the
+            family is not known.
     """
     if not job.train.cache_frozen_layers:
         return
@@ -250,6 +251,11 @@ def check_frozen_layers(job: Job, parts: Parts, plans: Collection[Plan]) -> None
         raise UserError(
             f"[train] cache_frozen_layers: does not go with {parts.architecture}; "
             f"expected one of: {', '.join(FAMILIES)}"
+        )
+    if parts.head_layers:  # the start model's: one that the job names is refused before
+        raise UserError(
+            "[train] cache_frozen_layers: the start model's head takes the states of four layers, and only those "
+            "that enter the lowest trained layer are kept; expected [head] kind = 'cls' or 'mean'"
         )
     if any(plan.freeze_encoder for plan in plans):
         raise UserError(

@@ -10,7 +10,7 @@ import torch
 
 from fedstrata.client.answer import ClientRuntime
 from fedstrata.client.frozen_layers import check_frozen_layers
-from fedstrata.client.model_options import adapter_of, check_branches, head_of, with_heads
+from fedstrata.client.model_options import adapter_of, check_branches, check_head, head_of, with_heads
 from fedstrata.client.padding import check_padding
 from fedstrata.client.precision import batch_tokens, resolve_precision
 from fedstrata.client.private import private_of
@@ -96,6 +96,7 @@ def make_ready(
     loaded = replace(loaded, parts=with_sharing(job, loaded.parts, lambda: loaded.tokenizer))
     check_precision(job, loaded.parts)
     job = fit_positions(job, checkpoints.max_positions(loaded.model))
+    check_head(job, loaded.model.config)
     check_padding(job, loaded.model)
     own = None if data.tests is None else data.tests.values()
     train = examples(job, data.train, data.labels, loaded.tokenizer, data.shards.values())
@@ -181,7 +182,7 @@ def check_plans(
                 checked.add(plan)
                 plan.check(parts)
                 check_no_own_parts(job, plan)
-                check_branches(job, plan)
+                check_branches(job, parts, plan)
                 if plan.server:
                     check_cut(parts)
         done = (round + 1) * len(sampled)

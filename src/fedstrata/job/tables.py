@@ -14,6 +14,7 @@ from fedstrata.job.base import Names, Table
 from fedstrata.job.data_tables import Clients, Data
 from fedstrata.job.engine_table import Engine
 from fedstrata.job.head_table import Head as Head
+from fedstrata.job.head_table import misfit
 from fedstrata.job.paths import Place
 from fedstrata.job.privacy_table import Privacy
 from fedstrata.job.sentences import sentence
@@ -240,12 +241,8 @@ class Job(Table):
 
     @model_validator(mode="after")
     def _head_options_fit(self) -> Self:
-        if self.head.average == "probabilities" and TASK_KINDS[self.task.kind].target == "number":
-            raise ValueError(f"[head] average: {self.task.kind!r} has no probabilities; expected one of: logits")
-        if self.head.tokens == "all" and self.train.padding != "max":
-            raise ValueError(
-                "[head] tokens: 'all' needs train.padding = 'max', else the mean depends on the batch"
-            )
+        if why := misfit(self.head.average, self.head.tokens, self.task.kind, self.train.padding):
+            raise ValueError(why)
         if self.head.pooler and self.head.kind == "mean":
             raise ValueError("[head] pooler: takes token 0, so it does not go with 'mean'")
         return self

@@ -99,9 +99,9 @@ def fit_config(name: str, config: Any, kind: str, labels: Sequence[str] | None, 
             f"model {name}: {config.model_type} reads a text both ways, and {kind!r} needs a model that sees only "
             "what came before, such as gpt2"
         )
-    if head is not None:
+    if head is not None and head.kind:
         setattr(config, KEY, asdict(head))
-    elif not (task and task.heads) and hasattr(config, KEY):
+    elif (head is not None or not (task and task.heads)) and hasattr(config, KEY):
         delattr(config, KEY)
     if task and task.target == "number":
         config.num_labels, config.problem_type = 1, "regression"

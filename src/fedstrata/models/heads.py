@@ -40,7 +40,7 @@ class HeadConfig:
     """A head: the job's ``[head]``.
 
     Attributes:
-        kind: ``cls``, ``mean``, ``psum`` or ``hsum``.
+        kind: ``cls``, ``mean``, ``psum`` or ``hsum``; empty: none of these, whatever a checkpoint has.
         classifier: one for each ``branch``, or a ``shared`` one.
         pooler: the encoder's pooler stands between token 0 and the classifier.
         average: of the branches' ``logits`` or ``probabilities``: the prediction.

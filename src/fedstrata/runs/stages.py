@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedstrata.client.model_options import adapter_of, head_of
+from fedstrata.client.model_options import adapter_of, check_head, head_of
 from fedstrata.client.setup import check_plans, init_seed, make_ready, resolve_jobs
 from fedstrata.client.sharing import parts_with_sharing
 from fedstrata.client.start_model import model_path, write_outline
@@ -194,6 +194,7 @@ def _check_stages(
     for job, rows, start in zip(jobs, data, starts, strict=True):
         first[job.stage] = start or first[job.start]
         name = first[job.stage]
+        check_head(job, config_of(name, job.task.kind, rows.labels, head_of(job)))
         parts = checkpoints.parts_of(name, job.task.kind, rows.labels, head_of(job), adapter_of(job))
         parts = parts_with_sharing(job, parts, name)
         if job.between_sites:

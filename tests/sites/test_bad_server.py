@@ -571,6 +571,25 @@ def test_so_it_stays_when_the_run_s_folder_is_empty(town: Town, then: Callable[[
         assert answer(host, town.start).examples == 12
 
 
+def test_a_site_that_was_killed_before_it_told_its_examples_tells_them_of_one_tokenizer_alone(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Started again it told them for the start model, and wrote down no tokenizer: then any other was taken."""
+
+    def dies(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SiteService, "_say", dies)
+        with pytest.raises(KeyboardInterrupt):
+            answer(town.site(), town.hello)
+    service = town.again()
+    assert answer(service, town.start).examples == 12
+    many = {"type": "Replace", "pattern": {"String": "organ 7 "}, "content": "eye " * 100}
+    files = with_file(town, "tokenizer.json", lambda table: table.update(normalizer=many))
+    assert "has begun with another tokenizer" in answer(service, town.hello, files).reason
+
+
 def test_a_run_that_is_told_what_came_of_a_trial_is_one_of_those_it_takes_part_in(town: Town) -> None:
     """Each told whether any text has many of one letter, and only numbers of examples counted as a run."""
     town.rows([("a" * 60 + " b", "kidney")] * 12)

@@ -176,6 +176,21 @@ def test_numbers_that_may_have_left_are_not_masked_a_second_time(
     )
 
 
+def killed_in_round(number: int, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose server dies when it has opened the sum of a round, before it is written down."""
+    commit = stages.state.RunState.commit
+
+    def dies(*args: Any) -> None:
+        if args[3] == number:
+            raise RuntimeError("killed")
+        commit(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stages.state.RunState, "commit", dies)
+        with pytest.raises(RuntimeError, match="killed"):
+            fedstrata.run(job)
+
+
 def test_a_server_that_was_killed_after_opening_goes_on_to_the_same_bits(
     job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,18 +198,8 @@ def test_a_server_that_was_killed_after_opening_goes_on_to_the_same_bits(
     config["method"]["rounds"] = 3
     here, there = village.jobs(config)
     whole = fedstrata.run(here)
-    commit = stages.state.RunState.commit
-
-    def dies(*args: Any) -> None:
-        if args[3] == 2:
-            raise RuntimeError("killed")
-        commit(*args)
-
-    monkeypatch.setattr(stages.state.RunState, "commit", dies)
-    with pytest.raises(RuntimeError, match="killed"):
-        fedstrata.run(there)
+    killed_in_round(2, there, monkeypatch)
     village.start()
-    monkeypatch.setattr(stages.state.RunState, "commit", commit)
     same(whole, fedstrata.run(there, resume=True))
 
 
@@ -204,17 +209,7 @@ def test_a_round_that_is_asked_for_again_does_not_begin_with_damaged_moments(
     config = job("fedavg", "classify", 1, **SUMS)
     config["train"]["optimizer_state"] = "persist"
     _, there = village.jobs(config, quorum=0.5)
-    commit = stages.state.RunState.commit
-
-    def dies(*args: Any) -> None:
-        if args[3] == 2:
-            raise RuntimeError("killed")
-        commit(*args)
-
-    monkeypatch.setattr(stages.state.RunState, "commit", dies)
-    with pytest.raises(RuntimeError, match="killed"):
-        fedstrata.run(there)
-    monkeypatch.setattr(stages.state.RunState, "commit", commit)
+    killed_in_round(2, there, monkeypatch)
     [path] = village.folder.glob("federation/sites/b/state/runs/*/optimizer/round-000000.safetensors")
     before = path.read_bytes()
     path.write_bytes(before[:-2] + bytes([before[-2] ^ 64]) + before[-1:])

@@ -15,7 +15,7 @@ from fedstrata.job.paths import MaybePlace
 from fedstrata.job.renamed import renamed
 
 Rows = Annotated[InstanceOf[InMemory], PlainSerializer(recorded, when_used="json")]
-"""Rows handed over from Python. Pydantic also writes with it what is not: names and their sources, say."""
+"""Rows handed over from Python. Pydantic calls this serializer for the other kinds of a source, too."""
 OneSource = MaybePlace | list[MaybePlace] | Rows
 Source = OneSource | dict[Annotated[str, Field(pattern=r"^[\w-]+$")], OneSource]
 """A file, folder or data set id; several; rows in memory; or several of these by name, whose training rows are

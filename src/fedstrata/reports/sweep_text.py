@@ -168,7 +168,7 @@ def verdicts(rows: Sequence[SweepRow]) -> list[str]:
         base = named.get(row.base or "")
         theirs = dict(zip(base.seeds, base.scores, strict=True)) if base and base.metric == row.metric else {}
         pairs = [(mine, theirs[seed]) for seed, mine in zip(row.seeds, row.scores, strict=True) if seed in theirs]
-        if not base or not pairs:
+        if not base or not pairs or row.mean is None:
             continue
         sign = -1 if row.metric in LOWER_IS_BETTER else 1
         gap = sign * fmean(mine - other for mine, other in pairs)
@@ -176,9 +176,7 @@ def verdicts(rows: Sequence[SweepRow]) -> list[str]:
         how = "the same as" if same else f"{four_decimals(abs(gap))} {'better' if gap > 0 else 'worse'} than"
         share = f", with {row.up_mb / base.up_mb:.1%} of its MB up" if row.up_mb is not None and base.up_mb else ""
         sure = _sure(row.p_holm, len(pairs))
-        sentences.append(
-            f"{row.row}: {row.metric} {four_decimals(row.mean or 0.0)}, {how} {base.row}{share}; {sure}."
-        )
+        sentences.append(f"{row.row}: {row.metric} {four_decimals(row.mean)}, {how} {base.row}{share}; {sure}.")
     return sentences
 
 

@@ -192,7 +192,7 @@ def kept_job(folder: Path) -> tuple[HelloHeader, str]:
     try:
         hello = decode_message(path.read_bytes(), "hello").header
         assert isinstance(hello, HelloHeader)
-        if (digest := digest_of(folder)) == job_digest(hello, _start_files(folder)):
+        if (digest := digest_of(folder)) == job_digest(hello, start_files(folder)):
             return hello, digest
     except WireError:
         pass
@@ -200,7 +200,7 @@ def kept_job(folder: Path) -> tuple[HelloHeader, str]:
     raise WireError("the job that it keeps of this run is damaged; its own log says more")
 
 
-def _start_files(folder: Path) -> dict[str, bytes]:
+def start_files(folder: Path) -> dict[str, bytes]:
     """What :func:`write_start` has put into a run's folder."""
     return {file.name: file.read_bytes() for name in START_FILES for file in (folder / "start").glob(name)}
 

@@ -35,6 +35,7 @@ from fedstrata.sites.greeting import (
     kept_job,
     made_by,
     open_message,
+    start_files,
     write_start,
 )
 from fedstrata.sites.messages import (
@@ -203,7 +204,10 @@ class SiteService:
         has_leave(self.settings.approve, digest, folder, self.ask)  # a job that cannot get it is not tried
         made = made_by(hello, files)
         check_same_examples(self.gate.log.told.get(name, ""), made)
-        told = partial(setattr, self, "made", {name: made})
+
+        def told() -> None:
+            self.made = {name: made}
+
         agree(self.settings, hello, digest, folder, files, self.trial, self.ask, told)
         self._clear_unanswered(name)
         (folder / HELLO).unlink(missing_ok=True)  # until all that belongs to it is there
@@ -281,6 +285,7 @@ class SiteService:
             check_job(self.settings, job)
             approve(self.settings.approve, digest, folder, self.ask, [])
             self.runs = {name: SiteRun(name, folder, hello, digest, job, open_journal(folder), Answers(folder))}
+            self.made = {name: made_by(hello, start_files(folder))}
         return self.runs[name]
 
     def _folder(self, name: str) -> Path:

@@ -350,3 +350,32 @@ def test_layers_of_the_server_stand_together() -> None:
         Plan((0, 1, 2), ("head",), server=("layer.0", "layer.2")).check(parts)
     with pytest.raises(ValueError, match="is not built"):
         Plan((0, 1, 2), ("layer.1",), server=("layer.1",)).check(parts)
+
+
+@pytest.mark.parametrize("copies", [True, False])
+@pytest.mark.parametrize(("way", "sent"), [("forward", 3e38), ("backward", 3e38)])
+def test_numbers_that_outgrow_the_layers_do_not_reach_other_clients(
+    way: str, sent: float, copies: bool, tmp_path: Path
+) -> None:
+    """Finite on the wire; what the layers would make of them is not, and all clients may share the layers."""
+    runtime = made("bert", "classify")
+    plan = split(runtime)
+    layers = layers_of(runtime, plan, tmp_path, copies)
+    layers.begin(0)
+    link = layers.open(train_request(plan))
+    before = copy.deepcopy(layers.replicas[0].held)
+    if way == "backward":
+        link.forward(_states(activations=torch.randn(5, 32)))
+    name = {"forward": "activations", "backward": "gradients"}[way]
+    message = {name: torch.full((5, 32), sent) * torch.randn(5, 32).sign()}
+    if way == "forward":
+        message["lengths"] = torch.tensor([3, 2], dtype=torch.int32)
+    with pytest.raises(WireError, match=f"{name}: the server's layers make of them what is not finite"):
+        getattr(link, way)(message)
+    layers.wait()
+    assert equal(layers.replicas[0].held, before)
+    link.forward(_states(activations=torch.randn(5, 32)))
+    link.backward({"gradients": torch.randn(5, 32)})
+    layers.wait()
+    assert all(bool(tensor.isfinite().all()) for tensor in layers.replicas[0].held.values())
+    assert not equal(layers.replicas[0].held, before)

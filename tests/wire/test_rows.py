@@ -124,6 +124,19 @@ def test_a_message_that_is_none_is_refused(name: str, change: Any, words: str) -
         decode_states({**message, name: change(message.get(name))}, 6, 48, FEW)
 
 
+def test_what_outgrows_fp32_with_its_scale_is_refused() -> None:
+    """Codes and scales are finite by themselves."""
+    form, rows = RowForm("int8"), torch.tensor([[1.0, 2.0]])
+    states = encode_states(rows[None], torch.tensor([1]), form)
+    states["activations:scale"].fill_(3e38)
+    with pytest.raises(WireError, match="activations: are not finite once multiplied by their scale"):
+        decode_states(states, 1, 2, form)
+    gradients = encode_gradients(rows[None], torch.tensor([1]), RowForm("fp16"))
+    gradients["scale"].fill_(1e-40)
+    with pytest.raises(WireError, match="gradients: are not finite once multiplied by their scale"):
+        decode_gradients(gradients, 1, 2, RowForm("fp16"))
+
+
 @pytest.mark.parametrize("form", [RowForm("int4", 0.1), RowForm("fp16", 0.5)])
 def test_whatever_is_read_are_places_of_the_row(form: RowForm) -> None:
     """Random bytes in place of places: refused, or as many different ones in every row."""

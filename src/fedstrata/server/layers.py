@@ -23,8 +23,9 @@ from fedstrata.plan.schedule import ScheduleSpan
 from fedstrata.plan.streams import SERVER_DROPOUT, Streams
 from fedstrata.server.replica import LayerReplica
 from fedstrata.server.server import Server
-from fedstrata.wire.activations import StreamForm, unpack
-from fedstrata.wire.codec import payload_bytes
+from fedstrata.wire.activations import GRADIENTS, STATES, StreamForm, unpack
+from fedstrata.wire.codec import WireError, payload_bytes
+from fedstrata.wire.finite import all_finite
 from fedstrata.wire.store import Store
 from fedstrata.wire.stream_ends import server_end
 
@@ -151,8 +152,7 @@ class ServerLayers:
         session.end.close()
         with self.lock:
             session.replica.wait()
-            request = session.request
-            weights: Weights = {}
+            request, weights = session.request, {}
             if self.settings.copies and session.optimizer:
                 weights = self._copy(session.replica)
                 self._remember(session.replica, request.round, request.client, session.optimizer)
@@ -234,14 +234,14 @@ class SplitSession:
         self.span = ScheduleSpan(1, 1)
         self.steps = 0
         self.traffic: Traffic = Counter()
-        settings, train = layers.settings, layers.train
+        settings = layers.settings
         self.end = server_end(
             form=settings.form if optimizer else settings.form.plain,
             width=layers.working.parts.hidden,
             longest=settings.max_positions,
-            texts=train.batch_size * (1 if optimizer else 2),  # a batch that is scored has twice as many
+            texts=layers.train.batch_size * (1 if optimizer else 2),  # a batch that is scored has twice as many
             folder=settings.store.folder,
-            room=train.feature_cache_bytes,
+            room=layers.train.feature_cache_bytes,
         )
 
     def begin(self, span: ScheduleSpan) -> None:
@@ -252,7 +252,7 @@ class SplitSession:
         """The layers' output for a batch's hidden states.
 
         Raises:
-            WireError: the message is not what the client's end makes.
+            WireError: the message is not what the client's end makes, or too large for the layers.
         """
         layers = self.layers
         rows, lengths = self.end.receive_states(message)
@@ -268,6 +268,8 @@ class SplitSession:
             with torch.set_grad_enabled(trains), self.dropout.fork(), autocast(self.device, layers.train):
                 hidden = hidden.detach().requires_grad_(trains)
                 out = through(layers.working.model.config, self.replica.modules, hidden, mask)
+        if not all_finite(out.detach()):
+            raise WireError(f"{STATES}: the server's layers make of them what is not finite")
         self.hidden, self.out, self.lengths = hidden, out, lengths
         return self._count("down", self.end.send_states(out.detach(), lengths), "activations")
 
@@ -275,7 +277,7 @@ class SplitSession:
         """The loss's gradient by the states that came in, from that by those that went out; then a step begins.
 
         Raises:
-            WireError: the message is not what the client's end makes of the last batch.
+            WireError: the message is not what the client's end makes of the last batch, or spoils the step.
         """
         assert self.optimizer is not None
         layers = self.layers
@@ -285,6 +287,9 @@ class SplitSession:
         with layers.lock:
             torch.autograd.backward(self.out, gradient.to(self.out.dtype))
             assert self.hidden.grad is not None
+            if not (all_finite(self.hidden.grad) and self.replica.steps_finitely()):
+                self.optimizer.zero_grad(set_to_none=True)
+                raise WireError(f"{GRADIENTS}: the server's layers make of them what is not finite")
             reply = self.end.send_gradients(self.hidden.grad, self.lengths)  # with the weights before the step
             layers.step(self.replica, self.optimizer, learning_rate(layers.train, self.span, self.steps))
         self.steps += 1

@@ -3,14 +3,15 @@
 On the client's own disk are the secrets of the attempt under way, and for every round whose sum it has helped to
 open, whose sum that was: of a round it opens one set of clients and no other, however often it is asked, because
 the difference of two would be the message of whoever is in one of them alone. With noise, which is a round's and
-not an attempt's, nor do other numbers of the same round leave: the difference of two sums would have no noise.
+not an attempt's, nor do other numbers of the same round leave: the difference of two sums would have no noise. And
+with noise that clients share they leave for one list of clients, or for several of which only one can be opened.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,7 @@ from fedstrata.plan.parts import Parts
 from fedstrata.privacy.fixed_point import Integers, SaturationError, capped
 from fedstrata.privacy.masked_sums import Member
 from fedstrata.privacy.sum_secrets import load_secrets, new_secrets
-from fedstrata.privacy.sum_terms import ATTEMPT_BYTES, Message, digest, named
+from fedstrata.privacy.sum_terms import ATTEMPT_BYTES, Message, digest, named, only_one_opens
 from fedstrata.wire.codec import WireError
 from fedstrata.wire.files import read_sealed, write_sealed
 from fedstrata.wire.partial import travelling
@@ -38,9 +39,9 @@ from fedstrata.wire.partial import travelling
 MASKED = "masked"
 """The one tensor of a part behind masks: uint8, as many bytes per element as the sum needs."""
 
-ATTEMPT, OPENED, NUMBERS = SUM_FILES = ("attempt.json", "opened.json", "numbers.json")
-"""What a client keeps: the attempt under way, whose sum it has opened in which round, and which numbers with noise
-it has brought to which."""
+ATTEMPT, OPENED, NUMBERS, ROSTERS = SUM_FILES = ("attempt.json", "opened.json", "numbers.json", "rosters.json")
+"""What a client keeps: the attempt under way, whose sum it has opened in which round, which numbers with noise
+it has brought to which, and with whom it has shared noise in it."""
 
 
 def sum_step(work: Work) -> Generator[None, None, Reply]:
@@ -74,12 +75,13 @@ def before_training(work: Work) -> None:
     """Refuse to train for a sum to which the client has brought its numbers already.
 
     Raises:
-        WireError: so it is, or the request is for no attempt under way.
+        WireError: so it is, or the request is for no attempt under way; see also :func:`_note_roster`.
     """
     question = dict(work.request.sums)
     member = _under_way(work, question)
     if member.asked("train", question) is not None:
         raise WireError("masked sum: its numbers have been sent")
+    _note_roster(work, member.roster().names)
     _save(work, member)
 
 
@@ -251,6 +253,29 @@ def _note_numbers(work: Work, numbers: Mapping[int, Integers]) -> None:
             "and has sent some with the same noise; the difference would have none"
         )
     write_sealed(path, known)
+
+
+def _note_roster(work: Work, names: Sequence[str]) -> None:
+    """Write down with whom the client shares the noise of a round. In one process no noise is a secret.
+
+    Raises:
+        WireError: with others before: its change would be in two sums, each with the noise of its own others.
+    """
+    private = work.runtime.private
+    honest = (private.table.honest or 1) if private else 1
+    if honest == 1 or not _rules(work).run:
+        return
+    path, round = _folder(work) / ROSTERS, str(work.request.round)
+    known = _noted(path)
+    before = known.setdefault(round, [])
+    if not all(only_one_opens(names, others, honest) for others in before):
+        raise WireError(
+            f"masked sum: round {work.request.round + 1} was asked of other clients before, and both sums could "
+            "be opened, while the noise that they share is for one; expected nearly the same clients"
+        )
+    if list(names) not in before:
+        before.append(list(names))
+        write_sealed(path, known)
 
 
 def without_loss(reply: Reply) -> Reply:

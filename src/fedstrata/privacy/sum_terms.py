@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -96,6 +96,22 @@ def groups_of(sends: Mapping[str, Sequence[str]], least: int = LEAST) -> tuple[G
 def threshold(members: int) -> int:
     """Members who have to take part in opening a sum (Bonawitz et al. 2017, section 6.2, active adversaries)."""
     return 2 * members // 3 + 1
+
+
+def only_one_opens(one: Collection[Any], other: Collection[Any], honest: int) -> bool:
+    """Whether honest members open one sum at most, where a server asks two lists of clients for the same round.
+
+    An honest one opens one sum of a round. So who would open both is colluding: fewer than a third of either list,
+    and none of those on whose noise it relies.
+
+    Args:
+        one: a list, each client once.
+        other: the other.
+        honest: so many of either add their noise.
+    """
+    would = threshold(len(one)) + threshold(len(other)) - len({*one, *other})
+    fewer = min(len(one), len(other))
+    return would > min((fewer - 1) // 3, fewer - honest)
 
 
 def share_bytes(groups: int) -> int:

@@ -17,7 +17,9 @@ from torch import nn
 
 from fedstrata.errors import UserError
 from fedstrata.models.checkpoints import fast_tokenizer, max_positions
-from fedstrata.models.folders import CODE, write_tokenizer
+from fedstrata.models.folders import write_tokenizer
+from fedstrata.models.headed import HeadedConfig
+from fedstrata.models.heads import HeadedModel
 from fedstrata.models.quiet import quiet
 
 INSTALL = "pip install 'fedstrata[onnx]'"
@@ -134,17 +136,13 @@ def _run_by_onnxruntime(folder: Path, files: Sequence[Path]) -> Iterator[None]:
 
 def _loaded(folder: Path) -> tuple[Any, Any]:
     """The model as the class that its config names, and its tokenizer."""
-    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=(folder / f"{CODE}.py").exists())
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     name = (config.architectures or [""])[0]
-    kind = getattr(transformers, name, None)
-    if kind is None:
-        own = (folder / f"{CODE}.py").exists()
-        kind = transformers.AutoModelForSequenceClassification if own else None
+    kind = HeadedModel if isinstance(config, HeadedConfig) else getattr(transformers, name, None)
     if kind is None:
         raise UserError(f"{folder}: its config names the model {name!r}, which transformers does not have")
-    extra = {"trust_remote_code": True} if (folder / f"{CODE}.py").exists() else {}
     tokenizer = fast_tokenizer(str(folder), "classify")  # words of a list stand alone already where they have to
-    model = kind.from_pretrained(folder, **extra).eval()
+    model = kind.from_pretrained(folder).eval()
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id
     return model, tokenizer

@@ -13,7 +13,6 @@ import transformers
 
 from fedstrata.errors import UserError
 from fedstrata.models.checkpoints import fast_tokenizer, max_positions
-from fedstrata.models.folders import CODE
 from fedstrata.models.quiet import quiet
 
 INSTALL = "pip install 'fedstrata[sentence-transformers]'"
@@ -68,20 +67,16 @@ def export_encoder(folder: Path, out: Path, texts: Sequence[str]) -> EncoderRepo
 
 def _encoder(folder: Path) -> tuple[Any, Any]:
     """The model without its head, and its tokenizer."""
-    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=_own_code(folder))
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     names = config.architectures or [""]
     if "gpt2" in config.model_type or any("CausalLM" in name or "LMHead" in name for name in names):
         raise UserError(
             f"{folder}: {names[0]} reads from left to right; --sentence-transformers is for encoders, such as BERT"
         )
-    encoder = transformers.AutoModel.from_pretrained(folder, trust_remote_code=_own_code(folder))
+    encoder = transformers.AutoModel.from_pretrained(folder, trust_remote_code=False)
     tokenizer = fast_tokenizer(str(folder), "classify")
     tokenizer.model_max_length = min(tokenizer.model_max_length, max_positions(encoder))  # cuts longer texts
     return encoder.eval(), tokenizer
-
-
-def _own_code(folder: Path) -> bool:
-    return (folder / f"{CODE}.py").exists()
 
 
 def _means(encoder: Any, tokenizer: Any, texts: Sequence[str], tokens: int) -> torch.Tensor:

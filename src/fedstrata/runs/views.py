@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedstrata.errors import UserError
 from fedstrata.job.task_kinds import TASK_KINDS
-from fedstrata.models.folders import CODE
 from fedstrata.plan.streams import SERVER
 from fedstrata.wire.files import read_lines
 
@@ -62,10 +61,12 @@ def load_model(folder: Path, task: str) -> TrainedModel:
     """
     import transformers
 
+    import fedstrata.models.heads  # noqa: F401  a model with one of them is known then, without the folder's code
+
     kind = getattr(transformers, TASK_KINDS[task].model)
     if not (folder / "config.json").exists():
         raise UserError(f"{folder}: holds no model")
-    model = kind.from_pretrained(folder, trust_remote_code=_own_code(folder))
+    model = kind.from_pretrained(folder, trust_remote_code=False)
     return TrainedModel(model, transformers.AutoTokenizer.from_pretrained(folder))
 
 
@@ -73,18 +74,15 @@ def pipeline(folder: Path, task: str, **options: Any) -> Pipeline:
     """A ``transformers`` pipeline over the model in a folder; entities of ``tag`` are joined."""
     import transformers
 
+    import fedstrata.models.heads  # noqa: F401  as in :func:`load_model`
+
     name = PIPELINES.get(task)
     if name is None:
         raise UserError(f"pipeline: task {task!r} has none; model() gives the model and its tokenizer")
     if task == "tag":
         options = {"aggregation_strategy": "simple", **options}
-    options = {"trust_remote_code": _own_code(folder), **options}
+    options = {"trust_remote_code": False, **options}
     return transformers.pipeline(name, model=str(folder), tokenizer=str(folder), **options)
-
-
-def _own_code(folder: Path) -> bool:
-    """Whether the folder holds the code of a head over four layers, which the run itself wrote there."""
-    return (folder / f"{CODE}.py").exists()
 
 
 def plot(title: str, headline: str, records: Sequence[Mapping[str, Any]]) -> Figure:

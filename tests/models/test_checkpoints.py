@@ -332,6 +332,31 @@ def test_a_tokenizer_that_cannot_be_read_is_refused(model_folder: Folder) -> Non
     assert "the folder holds no usable tokenizer: " in refused(folder)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "kind", "file"),
+    [("roberta", "RobertaTokenizer", "vocab.txt"), ("bert", "BertTokenizer", "vocab.json")],
+)
+def test_a_tokenizer_whose_own_vocabulary_is_not_there_is_refused(
+    model_folder: Folder, architecture: str, kind: str, file: str
+) -> None:
+    """transformers makes one of special tokens alone, to which every word is unknown."""
+    folder = model_folder(architecture)
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}), "utf-8")
+    (folder / file).write_text('{"the": 0, "heart": 1}', "utf-8")
+    assert refused(folder) == f"model {folder}: has no words for its {kind}; expected tokenizer.json"
+
+
+@pytest.mark.parametrize("file", ["spm.model", "sentencepiece.bpe.model"])
+def test_a_vocabulary_of_sentencepiece_is_a_tokenizer(model_folder: Folder, file: str) -> None:
+    """That of DeBERTa-v3 and of XLM-RoBERTa; whether it can be read is another question."""
+    folder = model_folder()
+    (folder / "tokenizer.json").rename(folder / file)
+    kind = {"spm.model": "DebertaV2Tokenizer"}.get(file, "XLMRobertaTokenizer")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}), "utf-8")
+    assert "the folder holds no usable tokenizer: " in refused(folder)
+
+
 @pytest.mark.parametrize("name", ["some-org/some-model", "bert-base-uncased", "/nowhere/at/all", "a b"])
 def test_a_hub_id_that_cannot_be_had_is_refused_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []

@@ -34,9 +34,6 @@ from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.parts import Parts
 from fedstrata.wire.store import write_tensors
 
-VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
-"""Files one of which a tokenizer needs; without any, transformers silently makes an empty one."""
-
 
 @dataclass(frozen=True)
 class Loaded:
@@ -266,14 +263,17 @@ def fast_tokenizer(name: str, kind: str) -> Any:
         UserError: there is none.
     """
     options = {"add_prefix_space": True} if TASK_KINDS[kind].words else {}  # words of a list stand alone
-    if Path(name).is_dir() and not any((Path(name) / file).exists() for file in VOCABULARIES):
-        raise UserError(f"model {name}: the folder holds no tokenizer; expected one of: {', '.join(VOCABULARIES)}")
+    files = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
+    if Path(name).is_dir() and not any(list(Path(name).glob(file)) for file in files):
+        raise UserError(f"model {name}: the folder holds no tokenizer; expected one of: {', '.join(files)}")
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, **options)
     except Exception as error:  # of which tokenizers raises the plainest
         raise unusable(name, error, "tokenizer") from None
     if not tokenizer.is_fast:
         raise UserError(f"model {name}: has no fast tokenizer (tokenizer.json)")
+    if not {*tokenizer.get_vocab().values()}.difference(tokenizer.all_special_ids):  # its own files are not there
+        raise UserError(f"model {name}: has no words for its {type(tokenizer).__name__}; expected tokenizer.json")
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise UserError(f"model {name}: its tokenizer has neither a padding token nor an end-of-text token")

@@ -57,7 +57,7 @@ def test_the_job_page_has_the_rule_of_the_precision() -> None:
 
 
 def test_the_job_page_names_every_key_that_may_differ_when_a_run_goes_on() -> None:
-    said = section("job.md", "What `--resume` goes on with")
+    said = section("job.md", "What may change when a run is resumed")
     for table, keys in FREE.items():
         for key in keys:
             assert f"`{table}.{key}`" in said or f"`[{table}]`" in said, f"[{table}] {key}"

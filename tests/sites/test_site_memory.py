@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from test_in_memory import Post, Village, same
 import fedstrata
 from fedstrata.server.commits import CommitWriter
 from fedstrata.server.server import Server
+from fedstrata.sites import service
 from fedstrata.sites.answers import Answers
 from fedstrata.sites.engine import Presence
+from fedstrata.sites.site import Site
 from fedstrata.wire import on_disk, tensor_file
 from fedstrata.wire.on_disk import is_on_disk
 from fedstrata.wire.tensor_file import Reader, TensorFile
@@ -97,3 +100,26 @@ def test_of_weights_every_process_holds_what_it_computes_with(
     # the server's model and weights, and the model of each of three sites
     assert found.keys() == {"replies are there", "a reply leaves"}
     assert all(4.5 < taken / model[0] < 5.5 for taken in found.values()), (found, model)
+
+
+@pytest.mark.parametrize("privacy", [{}, {"sum_only": True}])
+def test_of_a_run_that_is_over_a_site_holds_no_model(
+    job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, privacy: dict[str, Any]
+) -> None:
+    """Python looks for cycles so seldom that the models of several runs, or of a job's stages, would pile up."""
+    models, make = [], service.make_site
+
+    def making(*words: Any) -> Site:
+        site = make(*words)
+        models.append(weakref.ref(site.runtime.working.model))
+        return site
+
+    _, there = Village(tmp_path, monkeypatch).jobs(job("fedavg", privacy=privacy))
+    monkeypatch.setattr(service, "make_site", making)
+    gc.disable()
+    try:
+        fedstrata.run(there)
+        assert models
+        assert not any(model() for model in models)
+    finally:
+        gc.enable()

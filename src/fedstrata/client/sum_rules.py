@@ -81,7 +81,8 @@ class Begun:
 
     @cached_property
     def _digest(self) -> Callable[[str], bytes]:
-        return cache(lambda part: tensors_digest(self.tensors(part)))
+        tensors = self.tensors  # a function that held this object would keep a client's model in memory
+        return cache(lambda part: tensors_digest(tensors(part)))
 
 
 def tensors_digest(tensors: Tensors) -> bytes:

@@ -13,7 +13,7 @@ import torch
 from fedstrata.client.trainer import StepCallback
 from fedstrata.plan.kinds import SUM_PHASES, Phase, Tensors
 from fedstrata.plan.messages import Request
-from fedstrata.sites.answers import Answer, request_digest
+from fedstrata.sites.answers import Answer, Answers, request_digest
 from fedstrata.sites.limit_tables import Limits
 from fedstrata.sites.messages import encode_reply
 from fedstrata.sites.permission import Refused, check_rows
@@ -79,7 +79,7 @@ class Gate:
         self.check_run(run.name)  # others may have begun since this one was greeted
         rows = rows_behind(site, request)
         check_rows(self.limits, rows)
-        self._check_seconds(run, 0.0)
+        self._check_seconds(run.answers, 0.0)
         site.take(request)
         again = bool(request.plan.server) or site.runtime.sums is not None  # whose answers cannot be sent again
         digest = request_digest(site, request, again)
@@ -154,15 +154,15 @@ class Gate:
             Release(time, run, request.round, "activations", (), size, rows, digest.hexdigest()), head=False
         )
 
-    def timed(self, run: SiteRun, callback: StepCallback) -> StepCallback:
-        """A callback that also ends work beyond the seconds of a run."""
+    def timed(self, answers: Answers, callback: StepCallback) -> StepCallback:
+        """A callback that also ends work beyond the seconds of the run whose answers these are."""
         began: dict[str, float] = {}
 
         def step(done: int, steps: int, loss: float, seen: int) -> None:
             if done == 1 or "now" not in began:
                 began["now"] = time.monotonic()
             callback(done, steps, loss, seen)
-            self._check_seconds(run, time.monotonic() - began["now"])
+            self._check_seconds(answers, time.monotonic() - began["now"])
 
         return step
 
@@ -176,9 +176,9 @@ class Gate:
         if most is not None and incoming + sum(path.stat().st_size for path in _files(run)) > most:
             raise Refused(f"the run would take more of its disk than the {most} bytes of its limit")
 
-    def _check_seconds(self, run: SiteRun, more: float) -> None:
+    def _check_seconds(self, answers: Answers, more: float) -> None:
         most = self.limits.seconds_per_run
-        if most is not None and run.answers.seconds + more >= most:
+        if most is not None and answers.seconds + more >= most:
             raise Refused(f"it has worked for the {most} s that it works for a run at most (seconds_per_run)")
 
     def check_bytes(self, run: str, size: int) -> None:

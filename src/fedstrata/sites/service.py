@@ -252,11 +252,10 @@ class SiteService:
         return self._welcome(run)
 
     def _site(self, run: SiteRun) -> Site:
-        gate = self.gate
-        hooks = Hooks(
-            step=gate.timed(run, self.callback),
+        hooks = Hooks(  # that hold no run: its model would stay in memory until Python looks for cycles
+            step=self.gate.timed(run.answers, self.callback),
             reach=self.reach,
-            leaving=lambda request, message: gate.release_batch(run.name, request, message),
+            leaving=partial(self.gate.release_batch, run.name),
         )
         return make_site(self.settings, run, hooks)
 

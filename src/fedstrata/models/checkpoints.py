@@ -269,7 +269,7 @@ def fast_tokenizer(name: str, kind: str) -> Any:
     if Path(name).is_dir() and not any((Path(name) / file).exists() for file in VOCABULARIES):
         raise UserError(f"model {name}: the folder holds no tokenizer; expected one of: {', '.join(VOCABULARIES)}")
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **options)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
     except Exception as error:  # of which tokenizers raises the plainest
         raise unusable(name, error, "tokenizer") from None
     if not tokenizer.is_fast:

@@ -195,6 +195,11 @@ def _models(folder: Path) -> None:
     damaged("vocabulary", with_config(vocab_size=200))
     damaged("heads", with_config(num_attention_heads=5))
     damaged("word-size", with_config(hidden_size="x"))
+    damaged("no-heads", with_config(num_attention_heads=0))
+    damaged("far-padding", with_config(pad_token_id=10**6))
+    damaged("nan-dropout", with_config(hidden_dropout_prob=float("nan")))
+    damaged("other-attention", with_config(attn_implementation="somebody/kernels"))
+    damaged("own-code", with_config(model_type="own", auto_map={"AutoConfig": "own.Own"}))
     damaged("deep", with_config(num_hidden_layers=7))
     damaged("decoder", with_config(is_decoder=True))
     names = {"architectures": ["BertForSequenceClassification"], "id2label": {0: "kidney", 1: "heart", 2: "eye"}}

@@ -265,6 +265,19 @@ def test_a_model_with_adapters_of_peft_beside_it_is_refused(model_folder: Folder
         find_parts(auto.from_pretrained(folder))  # as of a hub id
 
 
+@pytest.mark.parametrize("keys", [{"output_attentions": True}, {"architectures": [3]}])
+def test_a_model_whose_config_asks_for_more_than_training_does_is_saved(
+    model_folder: Folder, tmp_path: Path, keys: dict[str, Any]
+) -> None:
+    folder = model_folder()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | keys))
+    loaded = checkpoints.load(str(folder), "classify", ["x", "y"], 0)
+    checkpoints.save(loaded, part_tensors(loaded.model, loaded.parts, loaded.parts.names), tmp_path / "saved")
+    again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved")
+    assert again(torch.tensor([[2, 5, 3]])).logits.shape == (1, 2)
+
+
 def test_a_bf16_checkpoint_loads_as_fp32(tmp_path: Path) -> None:
     tiny_model().to(torch.bfloat16).save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)

@@ -267,7 +267,7 @@ def fast_tokenizer(name: str, kind: str) -> Any:
     if Path(name).is_dir() and not any(list(Path(name).glob(file)) for file in files):
         raise UserError(f"model {name}: the folder holds no tokenizer; expected one of: {', '.join(files)}")
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **options)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
     except Exception as error:  # of which tokenizers raises the plainest
         raise unusable(name, error, "tokenizer") from None
     if not tokenizer.is_fast:

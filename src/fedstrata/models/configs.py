@@ -22,8 +22,8 @@ from fedstrata.models.heads import KEY, HeadConfig
 ADAPTERS = "adapter_config.json"
 """What peft writes beside adapters."""
 HF_LOAD_ERRORS = (
-    AttributeError, KeyError, OSError, RuntimeError, TypeError, ValueError,
-    SafetensorError, StrictDataclassError, pickle.UnpicklingError,
+    ArithmeticError, AssertionError, AttributeError, ImportError, KeyError, OSError, RuntimeError, TypeError,
+    ValueError, SafetensorError, StrictDataclassError, pickle.UnpicklingError,
 )  # fmt: skip
 """What transformers raises on folders without a model, with half of one, or with another one."""
 
@@ -40,7 +40,7 @@ def config_of(
     if (Path(name) / ADAPTERS).exists():
         raise with_adapters(name)
     try:
-        config = plain_config(transformers.AutoConfig.from_pretrained(name))
+        config = plain_config(transformers.AutoConfig.from_pretrained(name, trust_remote_code=False))
     except HF_LOAD_ERRORS as error:
         raise unusable(name, error) from None
     return fit_config(name, config, kind, labels, head)
@@ -84,6 +84,9 @@ def fit_config(name: str, config: Any, kind: str, labels: Sequence[str] | None, 
     """
     task = TASK_KINDS[kind] if kind else None
     check_layers(name, config.model_type)
+    if strange := [key for key, value in config.to_dict().items() if value != value]:
+        raise UserError(f"model {name}: its config.json says {strange[0]} is nan; expected a number")
+    config.output_attentions = False  # which torch's attention lacks, so that nothing could be saved
     if task and task.attention == "bidirectional" and getattr(config, "is_decoder", False):
         raise UserError(
             f"model {name}: its config.json says is_decoder, so it sees only what came before, and {kind!r} needs "
@@ -122,7 +125,7 @@ def _name_classes(name: str, config: Any, purpose: str, labels: Sequence[str]) -
     Raises:
         UserError: its own head has the same classes in another order, so each would be taken for another.
     """
-    headed = any(kind.endswith((purpose, "HeadedModel")) for kind in config.architectures or ())
+    headed = any(str(kind).endswith((purpose, "HeadedModel")) for kind in config.architectures or ())
     known = [str(label).casefold() for _, label in sorted(config.id2label.items())]
     asked = {label.casefold(): label for label in labels}
     if headed and len(asked) == len(labels) and known != list(asked) and sorted(known) == sorted(asked):

@@ -462,4 +462,6 @@ def test_several_texts_that_are_named_are_all_read(tmp_path: Path) -> None:
 def test_letters_choose_the_model(tmp_path: Path) -> None:
     arabic = pandas.DataFrame({"text": ["المريض لديه حصاة في الكلى"] * 30, "label": ["a", "b"] * 15})
     assert "multilingual" in first_job([written(tmp_path, arabic)], tmp_path / "job.toml")[0]
-    assert "multilingual" not in first_job([written(tmp_path, table(label=LABELS))], tmp_path / "job.toml")[0]
+    text = first_job([written(tmp_path, table(label=LABELS))], tmp_path / "job.toml")[0]
+    assert "multilingual" not in text
+    assert 'bert-base-uncased"    # folder or hub id; English\n' in text

@@ -223,7 +223,7 @@ def _written(found: Guess, rows: Sample, where: Mapping[str, Any], model: str, c
         f"#     fedstrata run {job}           train; any key can be set here, such as method.rounds=20",
         "",
         "[model]",
-        f"name = {_toml(model)}    # folder or hub id",
+        f"name = {_toml(model)}    # folder or hub id{'; English' if 'bert-base-uncased' in model else ''}",
         "",
         "[task]",
         f"kind = {_toml(found.kind)}    # {found.reasons['task.kind']}",

@@ -250,13 +250,9 @@ def table_of_omissions(scores: Scores) -> str:
 def by_seed(
     data: str, clients: int, method: str, level: str, epsilon: float | None, scores: Scores
 ) -> dict[int, float]:
-    """Seed -> score on the test rows."""
-    wanted = (data, clients, method, level, epsilon, False)
-    return {
-        cell.seed: score
-        for cell, score in scores.items()
-        if (cell.data, cell.clients, cell.method, cell.level, cell.epsilon, cell.tuning) == wanted
-    }
+    """Seed -> score on the test rows, with the settings that tuning chose; others were chosen from fewer."""
+    tests = decided((data, clients, method), level, epsilon, scores)
+    return {cell.seed: scores[cell] for cell in tests if cell in scores}
 
 
 def _tuned(data: str, clients: int, method: str, level: str, scores: Scores) -> str:

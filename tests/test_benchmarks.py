@@ -307,3 +307,21 @@ def test_noise_is_tuned_before_it_is_tested() -> None:
     tests = [cell for cell in scores if not cell.tuning and cell.method in epsilon.METHODS]
     assert len(tests) == 3 * 4 * 3 * len(epsilon.COLUMNS)
     assert "| 0.1; 0.3; 9* |" in epsilon.table(scores)
+
+
+def test_seeds_of_settings_that_tuning_no_longer_chooses_are_not_in_the_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A star asks for more to be tried: then the seeds of what was best before stood in one mean with new ones."""
+    epsilon = module_of("epsilon")
+    scores: dict[Any, float] = {}
+    for cell in epsilon.cells(["sst2"], scores):
+        scores[cell] = cell.rate
+    before = epsilon.by_seed("sst2", 60, "head", "none", None, scores)
+    monkeypatch.setitem(epsilon.TRIED["head"], "none", (0.03, 0.1, 0.3, 0.9))
+    for cell in epsilon.candidates("sst2", 60, "head", "none", scores):
+        scores[cell] = cell.rate
+    found = epsilon.best("sst2", 60, "head", "none", scores)
+    scores[epsilon.replace(found, seed=0)] = 0.9
+    assert before == dict.fromkeys((0, 1, 2), 0.3)
+    assert epsilon.by_seed("sst2", 60, "head", "none", None, scores) == {0: 0.9}

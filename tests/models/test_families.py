@@ -31,6 +31,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "deberta": lambda: transformers.DebertaConfig(**SIZES, **RELATIVE),
     "deberta-v2": lambda: transformers.DebertaV2Config(**SIZES, **RELATIVE, position_buckets=8),
     "mpnet": lambda: transformers.MPNetConfig(**SIZES),
+    "xlm-roberta": lambda: transformers.XLMRobertaConfig(**SIZES),
 }
 
 
@@ -63,6 +64,18 @@ def test_others_that_are_built_like_bert_work(
     other: Jobs, architecture: str, method: str, kind: str, tables: dict[str, Any]
 ) -> None:
     assert fedstrata.run(other(architecture, method, kind, **tables)).status == "finished"
+
+
+def test_a_language_model_whose_head_stands_before_its_base_is_fine_tuned_in_the_next_stage(other: Jobs) -> None:
+    """XLM-R's table of words was saved by the decoder's name alone; workers have the parts by the same names."""
+    made = other("xlm-roberta", "fedbfpt", "mlm", engine={"name": "pool", "workers": 2})
+    made["stages"] = [{"name": "pretrain"}, {"name": "finetune", "task": {"kind": "classify"}}]
+    result = fedstrata.run(made)
+    ledger = map(json.loads, (result.folder / "stages/pretrain/ledger.jsonl").read_text().splitlines())
+    sent = {(line["part"], line["bytes"]) for line in ledger if line["direction"] == "up"}
+    width, words = SIZES["hidden_size"], SIZES["vocab_size"]
+    assert dict(sent)["head"] == 4 * (width**2 + 3 * width + words)
+    assert result.status == "finished"
 
 
 @pytest.mark.parametrize("kind", ["mlm", "classify"])

@@ -125,6 +125,17 @@ def test_the_tied_decoder_is_counted_in_the_embeddings_and_multiplies_in_the_hea
     assert find_parts(tiny_model(architecture, "classify")).tied == 0
 
 
+@pytest.mark.parametrize("family", [transformers.XLMRobertaConfig, transformers.CamembertConfig])
+def test_a_head_that_stands_before_its_base_does_not_take_the_table_of_words(family: type[Any]) -> None:
+    """The head that FedBFPT sends would be the whole table, and ``omit`` of embeddings would leave it in."""
+    same = {"vocab_size": 50, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    found, like = parts(family(**same)), parts(transformers.RobertaConfig(**same))
+    assert {part.name: dict(part.shapes) for part in found.each} == {
+        part.name: dict(part.shapes) for part in like.each
+    }
+    assert found.tied == like.tied > 0
+
+
 def test_an_untied_decoder_is_the_heads_own() -> None:
     tied, untied = parts(base()), parts(base(tie_word_embeddings=False))
     assert untied.tied == 0

@@ -1,6 +1,7 @@
 """Finds the parts of a model in its architecture.
 
-A tied tensor lives in one part only, the one where it is first met: the MLM decoder matrix is in ``embeddings``.
+A tied tensor lives in one part only, the one where it is first met, from the base up: the MLM decoder matrix is in
+``embeddings``.
 Of an adapter the factors that are trained are parts of their own; an A that stays as it is belongs to its layer.
 No weights are read, so a model on the ``meta`` device, made from a config alone, works as well.
 """
@@ -106,6 +107,7 @@ def find_parts(model: Any, adapter: AdapterConfig | None = None) -> Parts:
         UserError: the model's base has no single stack of ``config.num_hidden_layers`` layers.
     """
     division = replace(divide(model), adapter=adapter)
+    base_first(model)
     shapes: dict[_Key, dict[str, tuple[int, ...]]] = {}
     for name, tensor in model.named_parameters():
         shapes.setdefault(division.key(name), {})[name] = tuple(tensor.shape)
@@ -142,6 +144,16 @@ def find_parts(model: Any, adapter: AdapterConfig | None = None) -> Parts:
         architecture=model.config.model_type,
         ranks=adapter.by_client if adapter else {},
     )
+
+
+def base_first(model: Any) -> None:
+    """Let a model's base stand before its head: a tensor of both is called after its place in the base.
+
+    XLM-RoBERTa and CamemBERT have the head first, in which the table of words would be, by the decoder's name.
+    """
+    children = model._modules
+    for name in [name for name in children if name != model.base_model_prefix]:
+        children[name] = children.pop(name)
 
 
 def _beside(adapters: Iterable[_Key], depth: int | None) -> list[_Key]:

@@ -13,6 +13,7 @@ from fedstrata.models.adapter_names import AdapterConfig
 from fedstrata.models.adapters import add_adapters
 from fedstrata.models.checkpoints import class_of
 from fedstrata.models.dropout import disable_dropout
+from fedstrata.models.parts import base_first
 
 
 def empty_twin(
@@ -35,6 +36,7 @@ def empty_twin(
         with initialization.no_init_weights():
             model = class_of(kind, config).from_config(config)
         model.tie_weights()
+        base_first(model)
         if not dropout:
             disable_dropout(model)
         if adapter:

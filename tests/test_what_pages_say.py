@@ -97,6 +97,20 @@ def test_the_page_of_output_files_says_what_stands_at_the_top_of_stages() -> Non
     assert "`bytes`, `flops` and `seconds` are sums" in said
 
 
+def test_readme_names_the_whole_run_that_was_no_faster_than_a_loop() -> None:
+    table = page("results/speed.md").partition("<!-- end of table -->")[0]
+    no_faster = []
+    for row, lines in re.findall(r"^\*\*([^*]+)\*\*: .*\n\n((?:\|.*\n)+)", table, re.M):
+        seconds = {name: float(found) for name, found in re.findall(r"^\| ([^|]+) \| ([\d.]+) \(", lines, re.M)}
+        own = min(found for name, found in seconds.items() if name.startswith("fedstrata"))
+        no_faster += [
+            (row, name) for name, found in seconds.items() if not name.startswith("fed") and found <= own
+        ]
+    said = " ".join((ROOT / "README.md").read_text("utf-8").split("[Whole runs]")[1].split("\n* ")[0].split())
+    assert no_faster == [("same", "careful loop")]
+    assert "took as long as a careful loop" in said
+
+
 def test_the_glossary_has_the_words_of_tables_in_their_order() -> None:
     words = re.findall(r"^\| ([^|]+) \| .* \|$", page("glossary.md"), re.MULTILINE)[1:]
     assert {"cell", "example", "part", "plan", "payload"} <= set(words)

@@ -15,6 +15,7 @@ from fedstrata.client.precision import LEAST_STATES, LEAST_WIDTH, TYPICAL_TOKENS
 from fedstrata.data.dealing import named_after
 from fedstrata.data.forms.how import How
 from fedstrata.data.forms.plain import document_records
+from fedstrata.job.metrics import Predictions, macro_f1
 from fedstrata.runs.privacy import combined_privacy
 from fedstrata.runs.resume import FREE
 from pages import DOCS
@@ -95,6 +96,13 @@ def test_the_page_of_output_files_says_what_stands_at_the_top_of_stages() -> Non
     [said] = re.findall(r"^\| `stages` \| (.*) \|$", page("output-files.md"), re.MULTILINE)
     assert "their names" in said
     assert "`bytes`, `flops` and `seconds` are sums" in said
+
+
+def test_the_job_page_says_what_a_class_that_is_not_there_counts_in_macro_f1() -> None:
+    right = np.array([0, 1])
+    assert macro_f1(Predictions(right, right, labels=("a", "b", "c"))) == pytest.approx(2 / 3)
+    said = " ".join(section("job.md", "GLUE, and clients that test on their own rows").split())
+    assert "one that no scored row has and that is never predicted counts 0" in said
 
 
 def test_readme_names_the_whole_run_that_was_no_faster_than_a_loop() -> None:

@@ -16,6 +16,7 @@ from fedstrata.data.dealing import named_after
 from fedstrata.data.forms.how import How
 from fedstrata.data.forms.plain import document_records
 from fedstrata.job.metrics import Predictions, macro_f1
+from fedstrata.privacy.accounting import calibrate
 from fedstrata.runs.privacy import combined_privacy
 from fedstrata.runs.resume import FREE
 from pages import DOCS
@@ -103,6 +104,14 @@ def test_the_job_page_says_what_a_class_that_is_not_there_counts_in_macro_f1() -
     assert macro_f1(Predictions(right, right, labels=("a", "b", "c"))) == pytest.approx(2 / 3)
     said = " ".join(section("job.md", "GLUE, and clients that test on their own rows").split())
     assert "one that no scored row has and that is never predicted counts 0" in said
+
+
+def test_the_privacy_page_has_the_noise_of_the_whole_model_by_its_formula() -> None:
+    [cells] = re.findall(
+        r"^\| the whole model \| ([\d.]+) million \| (\d+) \| (\d+) \| (\d+) \|$", page("privacy.md"), re.M
+    )
+    times = calibrate(8.0, 1e-5, "rdp", 1.0, 3) * (float(cells[0]) * 1e6) ** 0.5
+    assert [float(cell) for cell in cells[1:]] == [float(f"{times / clients:.2g}") for clients in (6, 60, 240)]
 
 
 def test_readme_names_the_whole_run_that_was_no_faster_than_a_loop() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -164,10 +165,12 @@ def _data(folder: Path) -> None:
         (folder / name).write_text(text, "utf-8")
     (folder / "returns.csv").write_bytes(b"text,label\rA stone,kidney\rA beat,heart\r")
     (folder / "latin1.csv").write_bytes(b"text,label\nNi\x81r,kidney\n")
-    for name in ("empty", "folder.csv", "mixed"):
+    for name in ("empty", "folder.csv", "mixed", "pipes"):
         (folder / name).mkdir()
     for name in ("a.csv", "b.jsonl"):
         (folder / "mixed" / name).write_text("x")
+    for name in ("pipe.csv", "pipe.parquet", "pipes/a.csv"):
+        os.mkfifo(folder / name)
 
 
 def _models(folder: Path) -> None:

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from fedstrata.errors import UserError
 
@@ -27,9 +28,26 @@ Insecure = Annotated[
 ]
 
 
+COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Characters that a terminal obeys, but for a line's end and a tab; the name of a class may hold any."""
+
+
+def visible(text: str) -> str:
+    """A text whose characters that a terminal would obey are spelled out, as in Python: ``\\x1b``."""
+    return COMMANDS.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+class PlainConsole(Console):
+    """A console that prints words as they are: ``[x]`` is no style, ``:x:`` no picture, nothing a command."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """As the base class, of what is visible."""
+        return super().render_str(visible(text), **options)
+
+
 def plain_console(stderr: bool = False) -> Console:
-    """A console that prints words as they are: ``[x]`` is no style and ``:x:`` no picture."""
-    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    """The console of a command."""
+    return PlainConsole(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
 def note_sweep(job: Path, seen: str = "") -> None:
@@ -107,7 +125,7 @@ def check_stopped() -> None:
 
 
 def _fail(sentence: str, code: int) -> None:
-    print(f"fedstrata: {sentence}", file=sys.stderr)
+    print(f"fedstrata: {visible(sentence)}", file=sys.stderr)
     raise typer.Exit(code)
 
 

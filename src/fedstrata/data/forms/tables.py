@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.data.forms.how import How, Records, check
-from fedstrata.data.forms.text import lines
+from fedstrata.data.forms.text import check_file, lines
 from fedstrata.errors import UserError, plural
 
 Fields = Iterator[tuple[int, list[Any]]]
@@ -133,6 +133,7 @@ def _excel_rows(path: Path, how: How) -> Fields:
         import openpyxl  # an extra, slow to load
     except ImportError:
         raise UserError(f"{path}: {EXCEL}") from None
+    check_file(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of styles and the like, which are not read

@@ -53,8 +53,19 @@ def full_lines(path: Path, how: How) -> Iterator[tuple[int, str]]:
     return ((number, line.rstrip("\r\n")) for number, line in lines(path, how) if line.strip())
 
 
+def check_file(path: Path) -> None:
+    """Refuse what is neither a file nor a folder, and would be waited for, or read, without an end.
+
+    Raises:
+        UserError: it is a pipe or a device.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise UserError(f"{path}: is a pipe or a device, and rows are read more than once; expected a file")
+
+
 def binary(path: Path) -> BinaryIO:
     """A file's bytes, decompressed where they are gzip's."""
+    check_file(path)
     file = path.open("rb")
     if file.peek(2)[:2] != GZIP:
         return file

@@ -1,0 +1,33 @@
+"""What stands in files is shown as it is written: it gives a terminal no commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from typer.testing import CliRunner
+
+from fedstrata.cli import app
+from tiny import SENTENCES
+
+Jobs = Callable[..., dict[str, Any]]
+
+
+def invoked(job: dict[str, Any], tmp_path: Path, labels: list[str], *words: str) -> str:
+    """What ``fedstrata run`` says of the sentences with these labels in turn."""
+    rows = "".join(f'"{text}","{labels[i % 2]}"\n' for i, (text, _) in enumerate(SENTENCES))
+    (tmp_path / "rows.csv").write_text(f"text,\x1b]0;label\x07\n{rows}", "utf-8")
+    job |= {"data": {"train": str(tmp_path / "rows.csv"), "label": "\x1b]0;label\x07"}}
+    (tmp_path / "job.toml").write_text(tomli_w.dumps(job), "utf-8")
+    return CliRunner().invoke(app, ["run", str(tmp_path / "job.toml"), *words]).output
+
+
+def test_a_class_and_a_column_are_no_commands_to_the_terminal(job: Jobs, tmp_path: Path) -> None:
+    made = job("fedavg", "classify", 1, method={"rounds": 1}, output={"dir": str(tmp_path / "run")})
+    said = invoked(made, tmp_path, ["\x1b[31mred", "\u202eder\x9b"])
+    assert all(name in said for name in (r" \x1b[31mred ", r" \u202eder\x9b "))
+    refused = invoked(made, tmp_path, ["a", "b"], "data.label=lable", f"output.dir={tmp_path / 'other'}")
+    assert r"expected one of: text, \x1b]0;label\x07" in refused
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & {*said, *refused}

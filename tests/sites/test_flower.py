@@ -110,6 +110,16 @@ def test_over_flower_a_run_ends_in_the_same_bits(deployment: Deployment, model_f
     assert page.count("since ") == 2
 
 
+def test_a_supernode_that_gives_up_ends_so_that_it_is_started_again() -> None:
+    """After a broken handshake it returns, and a thread of its own would keep the process for good."""
+    gives_up = (
+        "import os, threading, time, flwr.supernode.cli as cli; "
+        "cli.flower_supernode = lambda: threading.Thread(target=time.sleep, args=(600,)).start(); "
+        "from fedstrata.sites.flower_processes import _main; _main(str(os.getppid()), 'supernode')"
+    )
+    assert subprocess.run([sys.executable, "-c", gives_up], timeout=120).returncode == 1
+
+
 def test_strangers_are_refused(deployment: Deployment, tmp_path: Path) -> None:
     address = f"127.0.0.1:{deployment.port}"
     with pytest.raises(httpx.TransportError):

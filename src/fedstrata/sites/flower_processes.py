@@ -242,6 +242,7 @@ def _main(parent: str, program: str, *options: str) -> None:
 
         start_client_internal.time = AdaptivePoll()
         flower_supernode()
+        os._exit(1)  # it has given up, as after a broken handshake; a thread of Flower's would keep the process
 
 
 if __name__ == "__main__":

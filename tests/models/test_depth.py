@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from fedstrata.models.checkpoints import auto_class
 from fedstrata.models.depth import local_depth
@@ -60,6 +61,34 @@ def test_equals_a_model_built_of_copies(architecture: str, layers: tuple[int, ..
         torch.testing.assert_close(local, logits(built(model, architecture, kind, layers)), rtol=1e-5, atol=1e-5)
         assert not torch.allclose(local, whole, atol=0.01)
         assert torch.equal(logits(model), whole), "the whole model is not restored"
+
+
+@pytest.mark.parametrize("layers", [(1, 2), (0, 2, 3), (0, 1, 2, 3, 3, 1)])
+def test_layers_whose_kinds_stand_in_the_config_alone(layers: tuple[int, ...]) -> None:
+    """The layer at a place had the mask and the rotation of the one that stands there in the whole model."""
+    kinds = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+    sizes = {"vocab_size": 68, "pad_token_id": 0, "hidden_size": 32, "intermediate_size": 64}
+
+    def made(own: list[str]) -> Any:
+        config = transformers.ModernBertDecoderConfig(
+            **sizes,
+            num_attention_heads=2,
+            num_hidden_layers=len(own),
+            layer_types=own,
+            local_attention=4,
+            initializer_range=0.3,
+        )
+        config.use_cache = False
+        return transformers.ModernBertDecoderForCausalLM(config).eval()
+
+    model, small = made(kinds), made([kinds[i] for i in layers])
+    small.load_state_dict({**small.state_dict(), **model.state_dict()}, strict=False)
+    with torch.no_grad(), local_depth(model, find_parts(model), layers):
+        stack = find_parts(small).stack
+        for own, theirs in zip(small.get_submodule(stack), model.get_submodule(stack), strict=True):
+            own.load_state_dict(theirs.state_dict())
+        torch.testing.assert_close(logits(model), logits(small), rtol=1e-5, atol=1e-5)
+    assert model.config.layer_types == kinds
 
 
 @pytest.mark.parametrize("architecture", ["bert", "modernbert"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
@@ -27,11 +28,20 @@ def in_stack(
 
 
 @contextmanager
-def local_depth(model: nn.Module, parts: Parts, layers: Sequence[int]) -> Iterator[None]:
+def local_depth(model: Any, parts: Parts, layers: Sequence[int]) -> Iterator[None]:
     """Inside the context, ``model`` has layer ``layers[j]`` of its stack at position ``j``.
 
     The modules themselves are reused: no weight is copied, a layer may occur twice, and training it inside trains
-    the whole model's layer.
+    the whole model's layer. Models that read the kinds of attention of their layers in their config, and not at
+    the layers, find them there in the same order.
     """
+    config = model.base_model.config
+    kinds = getattr(config, "layer_types", None)
     with in_stack(model, parts, lambda stack: [stack[i] for i in layers]):
-        yield
+        if kinds:
+            config.layer_types = [kinds[i] for i in layers]
+        try:
+            yield
+        finally:
+            if kinds:
+                config.layer_types = kinds

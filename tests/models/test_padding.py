@@ -32,6 +32,30 @@ MIXING: dict[str, Callable[[], Any]] = {
     "convbert": lambda: transformers.ConvBertConfig(**SIZES, embedding_size=32, conv_kernel_size=3, head_ratio=1),
     "nystromformer": lambda: transformers.NystromformerConfig(**SIZES, num_landmarks=4, segment_means_seq_len=4),
 }
+HIDDEN = {
+    **MIXING,
+    "big_bird": lambda: transformers.BigBirdConfig(**SIZES, block_size=4, num_random_blocks=1),
+    "canine": lambda: transformers.CanineConfig(**{k: v for k, v in SIZES.items() if k != "vocab_size"}),
+    "cpmant": lambda: transformers.CpmAntConfig(
+        vocab_size=SIZES["vocab_size"],
+        hidden_size=32,
+        num_attention_heads=2,
+        dim_head=16,
+        dim_ff=64,
+        num_hidden_layers=2,
+    ),
+    "reformer": lambda: transformers.ReformerConfig(
+        **{
+            key: SIZES[key]
+            for key in ("vocab_size", "hidden_size", "num_attention_heads", "max_position_embeddings")
+        },
+        attention_head_size=16,
+        attn_layers=["lsh", "local"],
+        axial_pos_embds=False,
+        num_buckets=4,
+    ),
+    "yoso": lambda: transformers.YosoConfig(**SIZES),
+}
 NOISE: dict[str, Any] = {
     "privacy": {"level": "example", "noise": 1.0},
     "task": {"labels": ["eye", "heart", "kidney"]},
@@ -51,6 +75,15 @@ def test_layers_that_mix_the_padding_in_are_found(monkeypatch: pytest.MonkeyPatc
     if not known:
         monkeypatch.setattr(padding, "MIXES", ())
     assert padding.padding_matters(made(kind), 32)
+
+
+@pytest.mark.parametrize("kind", HIDDEN)
+def test_no_weights_hide_that_layers_mix_the_padding_in(kind: str) -> None:
+    """With zeros nothing shows, and later rounds bring others."""
+    model = transformers.AutoModel.from_config(HIDDEN[kind]())
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    assert padding.padding_matters(model, 32)
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "electra", "modernbert", "gpt2"])

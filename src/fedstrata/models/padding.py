@@ -1,8 +1,9 @@
 """Whether what a model makes of a text depends on the padding beside it.
 
 Models with attention take a mask, behind which padding weighs nothing. Others mix all places of a batch's width:
-by a Fourier transform (FNet), a convolution (ConvBERT), or means over segments of it (Nyströmformer). There the
-longest text of a batch changes what is computed of all others.
+by a Fourier transform (FNet), a convolution (ConvBERT, CANINE), means over segments of it (Nyströmformer), or an
+attention that is sorted, sparse or placed by it (Reformer, YOSO, BigBird, CPM-Ant). There the longest text of a
+batch changes what is computed of all others.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import Any
 
 import torch
 
-MIXES = ("convbert", "fnet", "nystromformer")
-"""Model types that do, whatever their weights."""
+MIXES = ("big_bird", "canine", "convbert", "cpmant", "fnet", "nystromformer", "reformer", "yoso")
+"""Model types that do, whatever their weights: a server may send a start model with which nothing shows."""
 WIDEST = 64
 """Places of the wider of two inputs that are compared; the text takes the first half."""
 ROUNDING = 1e-4

@@ -30,7 +30,7 @@ SAMPLED: dict[str, Any] = {
 }
 """At level ``example`` a coin decides for each text whether it takes part in a step."""
 LOWEST = re.compile(
-    r"reads (?:the text exactly: )?(\d+) of (\d+) tokens at their places, and takes ([\d,]+) others"
+    r"reads (?:the text exactly: )?(\d+) of (\d+) tokens at their places, and wrongly names ([\d,]+) others"
 )
 
 

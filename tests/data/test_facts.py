@@ -125,7 +125,7 @@ def test_a_run_that_is_not_above_the_baseline_says_so() -> None:
     always = Baseline("always the most frequent class, eye", "accuracy", {"accuracy": 0.5})
     [line, note] = score_lines(1, {"accuracy": 0.5}, 2, always)
     assert line == "round 2/2  accuracy 0.5000 (baseline 0.5000)"
-    assert note == "note: accuracy 0.5000 is not better than always the most frequent class, eye"
+    assert note == "note: accuracy 0.5000 is not better than predicting always the most frequent class, eye"
     assert len(score_lines(1, {"accuracy": 0.6}, 2, always)) == 1
     assert len(score_lines(1, {"loss": 2.0}, 2, Baseline("always the mean", "loss", {"loss": 1.0}))) == 2
 

@@ -329,7 +329,7 @@ def test_test_rows_that_cannot_be_told_apart_are_refused(tmp_path: Path) -> None
         UserError, match=r"rows: holds test rows among others \(south/test.csv\); expected .* by --test"
     ):
         first_job([rows], tmp_path / "job.toml")
-    with pytest.raises(UserError, match=r"test.csv: is named as test rows are, and .* expected --test"):
+    with pytest.raises(UserError, match=r"test.csv: has a name of test rows, but each .* expected --test FILE"):
         first_job([rows / "south" / "train.csv", rows / "south" / "test.csv"], tmp_path / "job.toml")
     reviews = tmp_path / "reviews"
     for number, name in enumerate(["train/good", "train/bad", "test/good", "test/bad"] * 2):

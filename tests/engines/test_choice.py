@@ -145,7 +145,7 @@ def test_memory_bounds_workers_and_threads_grow(monkeypatch: pytest.MonkeyPatch)
         machine(monkeypatch, cores=4, gigabytes=(own + room * each + 1) / 0.75 / 1e9)
         found = choose(job(), FOUR)
         assert (found.name, found.workers, found.threads) == wanted
-    assert found.why == "memory for one worker"
+    assert found.why == "not enough memory for two workers"
 
 
 def test_the_threads_of_a_run_stay_on_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ class Finding:
 
 
 def read_words(figures: Mapping[str, Figure], what: str) -> str:
-    """Precision and recall as a sentence's middle: ``reads 70 of 70 tokens, and takes 0 others for them``."""
+    """Precision and recall as a sentence's middle: ``reads 70 of 70 tokens, and wrongly names 0 others``."""
     hits, true = figures["recall"].count
     said = figures["precision"].count[1]
-    return f"reads {hits:,} of {true:,} {what}, and takes {said - hits:,} others for them"
+    return f"reads {hits:,} of {true:,} {what}, and wrongly names {said - hits:,} others"

@@ -110,7 +110,7 @@ def _sentence(channel: str, figures: dict[str, Figure], exact: bool, longer: boo
     of = f"the first {PLACES} places" if longer else "their places"
     return (
         f"from the lowest of the {channel} the server reads {whole}{places[0]:,} of {places[1]:,} tokens at {of}, "
-        f"and takes {wrong:,} others for them{chance}; of {control[1]:,} common tokens that are not there it "
+        f"and wrongly names {wrong:,} others{chance}; of {control[1]:,} common tokens that are not there it "
         f"takes {control[0]:,} for the client's"
     )
 

@@ -22,8 +22,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-site_commands = typer.Typer(help="What a site keeps.", no_args_is_help=True, suggest_commands=False)
-federations = typer.Typer(help="Federations between sites.", no_args_is_help=True, suggest_commands=False)
+site_commands = typer.Typer(help="Show what a site has recorded.", no_args_is_help=True, suggest_commands=False)
+federations = typer.Typer(help="Create and watch a federation.", no_args_is_help=True, suggest_commands=False)
 
 
 def main(words: Sequence[str] | None = None) -> NoReturn:

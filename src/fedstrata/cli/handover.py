@@ -63,10 +63,10 @@ def _sentences(folder: Path, out: Path | None) -> Iterator[str]:
 def push(
     folder: Folder,
     repository: Annotated[str, typer.Argument(help="Name on the hub, such as our-lab/findings.")],
-    public: Annotated[bool, typer.Option("--public", help="For everybody to see; else private.")] = False,
+    public: Annotated[bool, typer.Option("--public", help="Visible to everybody, instead of private.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Upload a trained model with its card to the hub of Hugging Face, which is another company's."""
+    """Upload a trained model with its card to the Hugging Face hub, a service of another company."""
     with sentences() as console:
         from fedstrata.runs.handover import base_here, model_folder
         from fedstrata.runs.handover import push as upload

@@ -23,7 +23,7 @@ PICTURES = (".png", ".svg", ".pdf")
 def run(
     job: JobFile,
     overrides: Overrides = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue what the output folder holds.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the output folder's run.")] = False,
     engine: Annotated[str | None, typer.Option(help="Where the clients run: inprocess, pool or flower.")] = None,
     federation: Annotated[
         Path | None, typer.Option(help="Folder of a federation, for --engine flower.", show_default=False)

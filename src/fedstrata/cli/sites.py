@@ -19,7 +19,7 @@ def init(  # noqa: PLR0913  options of a command
     folder: Annotated[Path, typer.Argument(help="Folder to write to.", show_default=False)],
     sites: Annotated[str, typer.Option(help="Names of the sites, a,b,c.", show_default=False)],
     host: Annotated[str, typer.Option(help="Name or address by which sites reach the server.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port for Flower: who is there.")] = 9440,
+    port: Annotated[int, typer.Option(help="Port for Flower: sites connect to it.")] = 9440,
     stream_port: Annotated[int, typer.Option(help="Port for activations.")] = 9441,
     ca: Annotated[
         Path | None, typer.Option(help="CA certificate (PEM) that signed --certificate.", show_default=False)
@@ -33,7 +33,7 @@ def init(  # noqa: PLR0913  options of a command
     ] = None,
     client_certificates: Annotated[
         bool,
-        typer.Option("--client-certificates", help="A certificate for each site too, which the server demands."),
+        typer.Option("--client-certificates", help="Also create a certificate for each site, and require it."),
     ] = False,
 ) -> None:
     """Create a federation: certificates, a key for each site, server.toml, and a folder to hand to each site."""

@@ -80,9 +80,9 @@ def validate(job: JobFile, overrides: Overrides = None) -> None:
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="A method, for its options.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(help="Method to show.", show_default=False)] = None,
 ) -> None:
-    """List the methods; of one, its paper and its options."""
+    """List the methods, or show one: its paper and its options."""
     with sentences() as console:
         from fedstrata.methods import METHODS
         from fedstrata.methods.describe import describe, one_line

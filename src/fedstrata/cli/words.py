@@ -26,7 +26,7 @@ def score_lines(round: int, score: dict[str, float], rounds: int, baseline: Base
     lines = [f"{round_words(round, rounds)}  {'  '.join(words)}"]
     if round == rounds - 1 and not _beaten(score, baseline):
         name = baseline.headline
-        lines.append(f"note: {name} {four_decimals(score[name])} is not better than {baseline.what}")
+        lines.append(f"note: {name} {four_decimals(score[name])} is not better than predicting {baseline.what}")
     return lines
 
 

@@ -163,7 +163,7 @@ def _by_client(files: Sequence[Path]) -> dict[str, Path]:
     tests = [words[name] for name in TEST_NAMES if name in words]
     if tests and words.keys() & {*TRAIN_NAMES}:
         raise UserError(
-            f"{tests[0]}: is named as test rows are, and several files are a client's each; expected --test"
+            f"{tests[0]}: has a name of test rows, but each of several files is one client's; expected --test FILE"
         )
     plain = [file.name if file.is_dir() else file.stem for file in files]  # a folder's name has no extension
     names = ["".join(c if c.isalnum() or c in "-_" else "-" for c in name).strip("-") for name in plain]

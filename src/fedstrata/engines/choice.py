@@ -202,5 +202,5 @@ def _why_one(work: Work, threads: int, fitting: int) -> str:
     if work.gpus == 1:
         return "one GPU"
     if fitting < 2:
-        return "memory for one worker"
+        return "not enough memory for two workers"
     return "one core" if cores() < 2 * threads else "one worker asked for"

@@ -19,6 +19,6 @@ from fedstrata.methods.fedavg import FedAvg
 
 
 class FedAvgM(FedAvg):
-    """FedAvg with the server optimizer ``momentum``."""
+    """FedAvg with momentum at the server."""
 
     preset: ClassVar[Mapping[str, Mapping[str, Any]]] = {"server": {"optimizer": "momentum"}}

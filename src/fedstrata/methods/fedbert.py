@@ -39,7 +39,7 @@ from fedstrata.plan.streams import Streams
 
 
 class FedBERT(Method):
-    """A model that is split between client and server."""
+    """Split learning: clients train embeddings and head, the server trains the layers."""
 
     preset: ClassVar[Mapping[str, Mapping[str, Any]]] = {"train": {"optimizer_state": "persist"}}
 

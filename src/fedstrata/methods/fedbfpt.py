@@ -66,8 +66,8 @@ class FedBFPT(Method):
     variant: Literal["full", "all", "pl", "m", "s", "sp"] = "full"
     """The method in full, or one of the paper's ablations."""
     local_layers: PositiveInt | dict[str, PositiveInt] | None = None
-    """Layers of the local model, for all clients or by client name and ``default``; half the model's when absent,
-    as in the paper (6 of 12)."""
+    """Layers of the local model, for all clients or by client name and ``default``; when absent, half the model's,
+    as in the paper (6 of 12), and in FedBT's fine-tuning all."""
     layers_per_round: PositiveInt = 1
     """Layers l, l+1, .. trained together."""
     replacement: bool = True

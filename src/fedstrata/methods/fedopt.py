@@ -20,18 +20,18 @@ from fedstrata.methods.fedavg import FedAvg
 
 
 class FedAdam(FedAvg):
-    """FedAvg with the server optimizer ``adam``."""
+    """FedAvg with Adam at the server."""
 
     preset: ClassVar[Mapping[str, Mapping[str, Any]]] = {"server": {"optimizer": "adam"}}
 
 
 class FedYogi(FedAvg):
-    """FedAvg with the server optimizer ``yogi``."""
+    """FedAvg with Yogi at the server."""
 
     preset: ClassVar[Mapping[str, Mapping[str, Any]]] = {"server": {"optimizer": "yogi"}}
 
 
 class FedAdagrad(FedAvg):
-    """FedAvg with the server optimizer ``adagrad``."""
+    """FedAvg with Adagrad at the server."""
 
     preset: ClassVar[Mapping[str, Mapping[str, Any]]] = {"server": {"optimizer": "adagrad"}}

@@ -20,6 +20,6 @@ from fedstrata.methods.fedavg import FedAvg
 
 
 class FedProx(FedAvg):
-    """FedAvg with mu = 0.01 unless the job says otherwise."""
+    """FedAvg with a proximal term, mu = 0.01 unless the job says otherwise."""
 
     preset: ClassVar[Mapping[str, Mapping[str, Any]]] = {"train": {"proximal_mu": 0.01}}

@@ -97,7 +97,7 @@ SENT: Mapping[Payload, str] = {
     ),
     "activations": (
         "the hidden states of every batch, from which texts can be reconstructed, and their gradients, from which "
-        "labels can; and trained parts of the model, as under weights"
+        "labels can; and trained parts of the model, as with the payload weights"
     ),
 }
 """Payload -> what leaves a client, and what it tells, in words for whoever has to permit it."""

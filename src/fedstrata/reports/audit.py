@@ -81,7 +81,7 @@ def audit_table(stage: Stage) -> Table:
     table = Table(
         box=box.SIMPLE_HEAD, pad_edge=False, title=audit_title(stage), title_justify="left", title_style=""
     )
-    for name in ("read from", "round", "attack", "figure"):
+    for name in ("read from", "setting", "attack", "figure"):
         table.add_column(name, overflow="fold")
     for name in ("value", "95 %", "chance"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -57,7 +57,7 @@ def note(forecast: Mapping[str, Costs]) -> str:
     sources = "; ".join(dict.fromkeys(costs["holdings"]))
     return (
         f"Costs of one client, {costs['client']} of {costs['clients']['count']}, over its rounds, plus {setup} MB "
-        "of initial download, which a site that has the model does not get. "
+        "of initial download, unless the site already has the model. "
         f"Computed from: {sources}. MB = 1 000 000 bytes of tensors; TFLOP: of training; "
         "GB: peak memory (weights, gradients, optimizer, activations)."
     )

@@ -168,7 +168,7 @@ def _audits(stages: Sequence[Stage]) -> list[dict[str, Any]]:
 def _audit_table(stage: Stage) -> HtmlTable | None:
     """A line for each figure of an audit; None without any."""
     heads = (
-        *(Head(name, words=True) for name in ("read from", "round", "attack", "figure")),
+        *(Head(name, words=True) for name in ("read from", "setting", "attack", "figure")),
         *(Head(name) for name in ("value", "95 %", "chance")),
     )
     keys = ("channel", "setting", "attack", "figure", "value", "interval", "chance")

@@ -456,6 +456,7 @@ def test_the_page_is_what_its_figures_say(tmp_path: Path) -> None:
     assert page.read_text("utf-8") == (ROOT / "docs" / "board.md").read_text("utf-8")
     words = " ".join(page.read_text("utf-8").split())
     assert "A difference above 0 is in the row's favor, of a loss too." in words
+    assert "worse and no worse are what the interval of a row by itself says, without such a correction." in words
     for picture in records.glob("*.svg"):
         assert picture.read_bytes() == (ROOT / "docs" / "board" / picture.name).read_bytes()
 

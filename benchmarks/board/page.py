@@ -106,8 +106,9 @@ def _points(protocol: Protocol) -> Iterator[str]:
     yield (
         f"* **Equal** means: the two one-sided t-tests of the paired differences, at {protocol.alpha:g} each, "
         f"show that the true difference is within the margin: {margins}. A large p of an ordinary test proves "
-        'nothing. "No worse" is shown against one side of the margin alone. p is corrected for the rows of a '
-        "table by Holm's method. A difference above 0 is in the row's favor, of a loss too."
+        'nothing. "No worse" is shown against one side of the margin alone. p, of equality, is corrected for the '
+        "rows of a table by Holm's method. Better, worse and no worse are what the interval of a row by itself "
+        "says, without such a correction. A difference above 0 is in the row's favor, of a loss too."
     )
     yield (
         f"* **Denominator**: bytes up and down of {DENOMINATOR} in fp32 with its own best rates and rounds. "

@@ -689,6 +689,7 @@ CONFIGS: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     ("config.json", lambda t: t.update(_attn_implementation="sdpa"), "key '_attn_implementation'"),
     ("config.json", lambda t: t.update(_name_or_path="another"), "key '_name_or_path'"),  # a key that BERT knows
     ("config.json", lambda t: t.update(quantization_config={"quant_method": "gptq"}), "key 'quantization_config'"),
+    ("config.json", lambda t: t.update(chunk_size_feed_forward=5), "key 'chunk_size_feed_forward'"),
     ("config.json", lambda t: t.update(id2label={"0": {"auto_map": {"AutoConfig": "a.B"}}}), "code of its own"),
     ("config.json", lambda t: t.update(auto_map={"AutoModel": "evil--code.Model"}), "code of its own"),
     (

@@ -59,9 +59,10 @@ FREE_TEXT = ("id2label", "label2id")
 """Tables in which any text may stand: the names of classes."""
 NEVER = re.compile(
     r"_.*|.*(auto_map|attn_implementation|experts_implementation|quantization|name_or_path|remote_code|_file|_path|"
-    r"custom_|kernel|device_map|_plan|adapter_config).*"
+    r"custom_|kernel|device_map|_plan|adapter_config|chunk_size_feed_forward).*"
 )
-"""Keys of a config that are refused whatever the model type: they lead to code, paths or other models."""
+"""Keys of a config that are refused whatever the model type: they lead to code, paths or other models. With the
+last a text whose length is no multiple of it ends the training, which tells of the texts past any noise."""
 
 SETTING_KEYS = frozenset({
     "add_bos_token", "add_eos_token", "add_prefix_space", "added_tokens_decoder", "additional_special_tokens",

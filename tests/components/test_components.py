@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -244,3 +246,31 @@ def test_between_sites_a_class_has_to_be_installed() -> None:
 def test_unknown_components_are_refused(job: Jobs) -> None:
     with pytest.raises(TypeError, match="optimiser"):
         fedstrata.run(job("fedavg", "mlm"), optimiser=Halfway())
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    share: Any
+
+
+def surrounded(share: Any) -> Callable[[TaskContext], Any]:
+    def build(context: TaskContext) -> Any:
+        return share
+
+    return build
+
+
+def with_share(context: TaskContext, share: Any) -> Any:
+    return share
+
+
+@pytest.mark.parametrize(
+    "made",
+    [Slotted, surrounded, lambda share: partial(with_share, share=share), lambda share: partial(Slotted, share)],
+    ids=["slots", "surroundings", "keyword", "argument"],
+)
+def test_identity_follows_settings_wherever_they_are(made: Callable[[Any], Any]) -> None:
+    shares = (1, 2, np.int64(3), np.float32(0.5), {"a"}, {"b"}, Largest(0.1), Largest(0.2))
+    identities = {components.identity(made(share)) for share in shares}
+    assert len(identities) == len(shares)
+    assert identities == {components.identity(made(share)) for share in shares}

@@ -29,6 +29,7 @@ from fedstrata.events import Noted
 from fedstrata.job.file import Overrides, load
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models import checkpoints, scratch
+from fedstrata.models.fresh_torch import fresh_torch
 from fedstrata.models.quiet import quiet
 from fedstrata.plan.disclosure import POOLED, beside
 from fedstrata.plan.kinds import AUDIT, AUDIT_FORMAT
@@ -52,6 +53,7 @@ STREAMS = {"hidden_states": hidden_states.attack, "activations": activations.att
 
 
 @quiet()
+@fresh_torch()
 def audit(source: str | Path | Mapping[str, Any], overrides: Overrides, options: AuditOptions) -> dict[str, Any]:
     """See :func:`fedstrata.audit`."""
     started = time.monotonic()

@@ -11,6 +11,7 @@ import torch
 from fedstrata.client.answer import ClientRuntime
 from fedstrata.client.frozen_layers import check_frozen_layers
 from fedstrata.client.model_options import adapter_of, check_branches, check_head, head_of, with_heads
+from fedstrata.client.own_plans import check_frozen_throughout, check_own_plans
 from fedstrata.client.padding import check_padding
 from fedstrata.client.precision import batch_tokens, resolve_precision
 from fedstrata.client.private import private_of
@@ -24,8 +25,7 @@ from fedstrata.data.prepare import Prepared, population, tested
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.events import Counted, Event
 from fedstrata.job.buffer_rules import check_no_own_parts, with_arrivals
-from fedstrata.job.tables import Job, method_name
-from fedstrata.methods import METHODS
+from fedstrata.job.tables import Job
 from fedstrata.models import checkpoints, scratch
 from fedstrata.models.configs import config_of
 from fedstrata.models.cut import check_cut
@@ -173,7 +173,7 @@ def check_plans(
     checked, sent = set[Plan](), dict[str, tuple[str, ...]]()
     for round in range(job.method.rounds):
         sampled = sample_clients(names, job.clients.fraction, round, streams)
-        _check_own_plans(job, parts, round, sampled, streams)
+        check_own_plans(job, parts, round, sampled, streams)
         plans = {name: make_plan(job.method, parts, job.task.kind, round, name, streams) for name in sampled}
         check_turns(job, parts, round, plans, sent)
         check_senders(job, round, plans)
@@ -188,26 +188,13 @@ def check_plans(
         done = (round + 1) * len(sampled)
         if done // PLANS_TOLD > (done - len(sampled)) // PLANS_TOLD:
             tell(Counted("plans", done, job.method.rounds * len(sampled)))
+    check_frozen_throughout(job, parts, checked)
     check_frozen_layers(job, parts, checked)
     if job.privacy.level == "client" and not any(plan.send for plan in checked):
         raise UserError(
             "[privacy] level: 'client' noises what clients send, and as set here they send nothing; expected "
             "'example' or 'none'"
         )
-
-
-def _check_own_plans(job: Job, parts: Parts, round: int, sampled: Sequence[str], streams: Streams) -> None:
-    """Refuse a plan of a method of the caller's own that is none, or that the model cannot carry out."""
-    method, name, base = job.method, method_name(job.method), parts.without_adapters
-    for client in sampled if name not in METHODS else ():
-        plan = method.plan(base, job.task.kind, round, client, streams)
-        if not isinstance(plan, Plan):
-            raise UserError(f"{name}.plan: gave {plan!r} for {client} in round {round + 1}; expected a Plan")
-        try:
-            plan.check(base)
-        except ValueError as error:
-            known = ", ".join(base.names)
-            raise UserError(f"{name}.plan: {client}, round {round + 1}: {error}; its parts are: {known}") from None
 
 
 def _ranks(job: Job) -> list[tuple[str, object]]:

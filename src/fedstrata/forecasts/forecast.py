@@ -21,6 +21,7 @@ from fedstrata.forecasts.stage import Known, nothing_known, stage_costs
 from fedstrata.job.file import JobSource, Overrides, load, pairs_of
 from fedstrata.job.privacy_rules import check_task
 from fedstrata.job.tables import Job, method_name
+from fedstrata.models.fresh_torch import fresh_torch
 from fedstrata.models.quiet import quiet
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import make_plan
@@ -31,6 +32,7 @@ from fedstrata.runs.privacy import combined_privacy, dealt_otherwise
 
 
 @quiet()
+@fresh_torch()
 def forecast(source: JobSource, overrides: Overrides, options: ForecastOptions) -> dict[str, dict[str, Any]]:
     """See :func:`fedstrata.forecast`."""
     base_dir = Path(source).resolve().parent if isinstance(source, str | Path) else None

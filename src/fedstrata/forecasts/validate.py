@@ -16,6 +16,7 @@ from fedstrata.forecasts.forecast import forecast
 from fedstrata.forecasts.options import ForecastOptions
 from fedstrata.job.file import JobSource, Overrides, load, sweep_table
 from fedstrata.job.tables import method_name
+from fedstrata.models.fresh_torch import fresh_torch
 from fedstrata.models.quiet import quiet
 from fedstrata.runs.folder import check_output_dir
 from fedstrata.runs.notes import without_effect
@@ -36,6 +37,7 @@ class Checked:
 
 
 @quiet()
+@fresh_torch()
 def validate(
     source: JobSource, overrides: Overrides = (), tell: Callable[[Event], None] = lambda event: None
 ) -> Checked:

@@ -27,7 +27,7 @@ from fedstrata.job.tables import Job, JobError
 from fedstrata.job.toml import read_toml
 from fedstrata.methods import METHODS
 from fedstrata.plan.kinds import FORMAT
-from fedstrata.plan.plan import Method
+from fedstrata.plan.plan import Method, wrong_word
 
 JobSource = str | Path | Mapping[str, Any] | Job
 """Path of a job file, its content as a mapping, or one stage as an object."""
@@ -252,6 +252,8 @@ def _job(where: str, stage: str, data: dict[str, Any], method: Method | None = N
     if method is None:
         brought = data["method"]
         method = brought if isinstance(brought, Method) else _method(place, brought)
+    if isinstance(method, Method) and (why := wrong_word(method)):
+        raise UserError(f"{place}: {why}")
     data = _named_sources_are_clients(_merge(method.presets(), {**data, "method": {}}))
     try:
         return Job.model_validate({**data, "stage": stage, "method": method})

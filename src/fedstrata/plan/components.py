@@ -9,9 +9,12 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import suppress
+from dataclasses import is_dataclass
+from functools import partial
 from importlib.metadata import entry_points
+from numbers import Number
 from typing import Any
 
 from fedstrata.errors import UserError
@@ -31,15 +34,16 @@ AT_SITES = ("method", "task", "codec")
 def identity(component: Any) -> str:
     """What a run writes down of a component: its name, and a digest of its source and of its settings.
 
-    Settings are the attributes that JSON can hold; tensors, functions and other objects are not compared.
+    Settings are the attributes that JSON can hold, sets, and fields of data classes; of a function what it uses of
+    the function around it, of a ``functools.partial`` its arguments. Tensors, functions and other objects are not
+    compared.
 
     Args:
-        component: an object or a class.
+        component: an object, a class or a function.
     """
-    kind = component if inspect.isclass(component) or inspect.isfunction(component) else type(component)
+    kind = _kind(component)
     digest = hashlib.sha256(_source(kind).encode())
-    if kind is not component:
-        digest.update(repr(sorted(_settings(component).items())).encode())
+    digest.update(repr(sorted(_settings(component).items())).encode())
     return f"{kind.__module__}.{kind.__qualname__} {digest.hexdigest()[:16]}"
 
 
@@ -53,7 +57,7 @@ def installed_name(part: str, component: Any) -> str:
     Raises:
         UserError: it is registered under none.
     """
-    kind = component if inspect.isclass(component) or inspect.isfunction(component) else type(component)
+    kind = _kind(component)
     for entry in entry_points(group=GROUPS[part]):
         if entry.value == f"{kind.__module__}:{kind.__qualname__}":
             return entry.name
@@ -75,13 +79,49 @@ def load_installed(part: str, name: str) -> Any:
     raise UserError(f"{part}: {name!r} is not installed here (entry points {GROUPS[part]!r})")
 
 
+def _kind(component: Any) -> Any:
+    """The class or function whose source a component is of."""
+    if isinstance(component, partial):
+        return _kind(component.func)
+    return component if inspect.isclass(component) or inspect.isfunction(component) else type(component)
+
+
 def _settings(component: Any) -> dict[str, str]:
     """The plain values that an object holds: what JSON can, lists and tables included."""
     settings = {}
-    for name, value in (vars(component) if hasattr(component, "__dict__") else {}).items():
+    for name, value in _held(component).items():
         with suppress(TypeError, ValueError):
-            settings[name] = json.dumps(value, sort_keys=True)
+            settings[name] = json.dumps(value, sort_keys=True, default=_plain)
     return settings
+
+
+def _held(component: Any) -> dict[str, Any]:
+    """All that an object holds, by name."""
+    if isinstance(component, partial):
+        given = {f"argument {place}": value for place, value in enumerate(component.args)}
+        return {**_held(component.func), **given, **component.keywords}
+    if inspect.isclass(component):
+        return {}
+    if inspect.isfunction(component):
+        return dict(inspect.getclosurevars(component).nonlocals)
+    slots = {name for base in type(component).__mro__ for name in _slots(base) if hasattr(component, name)}
+    return {**{name: getattr(component, name) for name in slots}, **getattr(component, "__dict__", {})}
+
+
+def _slots(base: type) -> tuple[str, ...]:
+    found = vars(base).get("__slots__", ())
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
+def _plain(value: Any) -> Any:
+    """For JSON: numbers of numpy, sets and data classes, which it does not know."""
+    if isinstance(value, Number):
+        return value.item()  # type: ignore[attr-defined]
+    if isinstance(value, Set):
+        return sorted(value, key=repr)
+    if is_dataclass(value):
+        return _held(value)
+    raise TypeError
 
 
 def _source(kind: Any) -> str:

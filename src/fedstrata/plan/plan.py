@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -21,6 +21,9 @@ from fedstrata.plan.streams import SERVER, Streams
 
 Rounds = Annotated[int, Field(ge=1, le=1_000_000)]
 """Number of rounds of a method."""
+
+WORDS = {"population": Population, "exchange": Payload, "client_schedule": ClientSchedule}
+"""What a method says in one word -> the words there are."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,19 @@ class Method(BaseModel, ABC):
             client: the client's name.
             streams: random streams; draw only from ``streams.numpy(round, client, use)``.
         """
+
+
+def wrong_word(method: Method) -> str | None:
+    """What is wrong with a word that says how a method of the caller's own is played; None where nothing is."""
+    for name, words in WORDS.items():
+        if (word := getattr(method, name)) not in (known := get_args(words)):
+            return f"{type(method).__name__}.{name}: is {word!r}; expected one of: {', '.join(known)}"
+    if method.client_schedule == "interleaved" and method.exchange != "activations":
+        return (
+            f"{type(method).__name__}.client_schedule: 'interleaved' goes with exchange 'activations', and the "
+            f"method's is {method.exchange!r}"
+        )
+    return None
 
 
 def make_plan(method: Method, parts: Parts, task: str, round: int, client: str, streams: Streams) -> Plan:

@@ -23,6 +23,7 @@ from fedstrata.job.privacy_rules import check_task
 from fedstrata.job.tables import Job
 from fedstrata.models import checkpoints, scratch
 from fedstrata.models.configs import config_of
+from fedstrata.models.fresh_torch import fresh_torch
 from fedstrata.models.quiet import quiet
 from fedstrata.plan.parts import Parts
 from fedstrata.reports.card import write_cards
@@ -63,6 +64,7 @@ START = "start"
 
 
 @quiet()
+@fresh_torch()
 def run_stages(
     jobs: Sequence[Job],
     data: Sequence[Prepared],

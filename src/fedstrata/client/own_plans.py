@@ -1,0 +1,76 @@
+"""What is asked of a method of the caller's own and its plans, before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from fedstrata.errors import UserError
+from fedstrata.job.tables import Job, method_name
+from fedstrata.methods import METHODS
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.plan import Plan
+from fedstrata.plan.streams import Streams
+
+FIELDS = {"layers": int, "train": str, "send": str, "keep": str, "server": str}
+"""Field of a plan -> what it is a tuple of."""
+
+
+def check_own_plans(job: Job, parts: Parts, round: int, sampled: Sequence[str], streams: Streams) -> None:
+    """Refuse a plan of a method of the caller's own that is none, or that the model cannot carry out.
+
+    Raises:
+        UserError: so it is; or the plan trains nothing, or does not go with what the method sends.
+    """
+    method, name, base = job.method, method_name(job.method), parts.without_adapters
+    for client in sampled if name not in METHODS else ():
+        plan = method.plan(base, job.task.kind, round, client, streams)
+        if not isinstance(plan, Plan):
+            raise UserError(f"{name}.plan: gave {plan!r} for {client} in round {round + 1}; expected a Plan")
+        where = f"{name}.plan: {client}, round {round + 1}"
+        if why := _mistyped(plan) or _misfit(job, plan):
+            raise UserError(f"{where}: {why}")
+        try:
+            plan.check(base)
+        except ValueError as error:
+            known = ", ".join(base.names)
+            raise UserError(f"{where}: {error}; its parts are: {known}") from None
+
+
+def check_frozen_throughout(job: Job, parts: Parts, plans: Collection[Plan]) -> None:
+    """Refuse an encoder that is frozen in one plan and trained in another: cached states would be old ones.
+
+    Raises:
+        UserError: so it is.
+    """
+    trained = {name for plan in plans for name in plan.train if parts[name].kind not in ("pooler", "head")}
+    if trained and any(plan.freeze_encoder for plan in plans):
+        raise UserError(
+            f"{method_name(job.method)}.plan: some plans freeze the encoder and others train {min(trained)!r}; "
+            "expected freeze_encoder in all plans, or in none"
+        )
+
+
+def _mistyped(plan: Plan) -> str | None:
+    """What is wrong with the type of a field; None where nothing is."""
+    for field, kind in FIELDS.items():
+        found = getattr(plan, field)
+        if not isinstance(found, tuple) or not all(type(one) is kind for one in found):
+            items = "whole numbers" if kind is int else "names of parts"
+            return f"plan.{field}: found {found!r}; expected a tuple of {items}"
+    return None
+
+
+def _misfit(job: Job, plan: Plan) -> str | None:
+    """Why a plan does not go with its method or its job; None where it does."""
+    sends = job.method.exchange
+    if not plan.train:
+        return "plan.train: is empty; expected a part that the client trains"
+    if plan.server and sends != "activations":
+        return f"plan.server: goes with exchange 'activations', and the method's is {sends!r}"
+    if sends == "activations" and not plan.server:
+        return "plan.server: is empty; with exchange 'activations' expected the layers that the server holds"
+    if plan.freeze_encoder and job.head.kind is None:
+        return "plan.freeze_encoder: goes with a head of the job; expected [head] kind: cls, mean, psum or hsum"
+    if sends == "hidden_states" and not plan.freeze_encoder:
+        return "plan.freeze_encoder: is False; exchange 'hidden_states' sends those of a frozen encoder"
+    return None

@@ -1,0 +1,118 @@
+"""Mistakes in a method of one's own: one sentence before anything is trained, from a run and from a forecast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import fedstrata
+from fedstrata import Method, Plan, UserError
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.streams import Streams
+
+Job = Callable[..., dict[str, Any]]
+WHOLE = (0, 1, 2)
+HEAD = ("head",)
+
+
+class Given(Method):
+    """Plans and words as a test gives them."""
+
+    plans: ClassVar[list[Any]] = []
+    words: ClassVar[dict[str, Any]] = {}
+
+    @property
+    def exchange(self) -> Any:
+        return self.words.get("exchange", "weights")
+
+    @property
+    def client_schedule(self) -> Any:
+        return self.words.get("client_schedule", "parallel")
+
+    def plan(self, parts: Parts, task: str, round: int, client: str, streams: Streams) -> Plan:
+        return Plan(**self.plans[round % len(self.plans)])
+
+
+def refused(job: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *plans: dict[str, Any], **words: str) -> str:
+    """The sentence that a run and a forecast refuse these plans with."""
+    monkeypatch.setattr(Given, "plans", list(plans))
+    monkeypatch.setattr(Given, "words", words)
+    with pytest.raises(UserError) as of_forecast:
+        fedstrata.forecast(job, method=Given(rounds=2))
+    with pytest.raises(UserError) as of_run:
+        fedstrata.run(job, method=Given(rounds=2))
+    assert str(of_run.value) == str(of_forecast.value)
+    assert not Path(job["output"]["dir"]).exists()
+    return str(of_run.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "found", "items"),
+    [
+        ("layers", [0, 1, 2], "whole numbers"),
+        ("layers", range(3), "whole numbers"),
+        ("layers", tuple(np.arange(3)), "whole numbers"),
+        ("layers", (0.0, 1.0), "whole numbers"),
+        ("train", ["head"], "names of parts"),
+        ("train", "head", "names of parts"),
+        ("send", {"head"}, "names of parts"),
+        ("keep", ["head"], "names of parts"),
+        ("server", [1], "names of parts"),
+    ],
+    ids=str,
+)
+def test_a_field_is_a_tuple(job: Job, monkeypatch: pytest.MonkeyPatch, field: str, found: Any, items: str) -> None:
+    said = refused(job(), monkeypatch, {"layers": WHOLE, "train": HEAD, field: found})
+    assert said == f"Given.plan: client-0, round 1: plan.{field}: found {found!r}; expected a tuple of {items}"
+
+
+def test_a_plan_trains_something(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = {"layers": WHOLE, "train": HEAD, "send": HEAD}
+    said = refused(job(), monkeypatch, plain, {**plain, "train": ()})
+    assert said == "Given.plan: client-0, round 2: plan.train: is empty; expected a part that the client trains"
+
+
+@pytest.mark.parametrize(
+    ("plan", "exchange", "sentence"),
+    [
+        ({"server": ("layer.1",)}, "weights", "plan.server: goes with exchange 'activations', and the method's"),
+        ({}, "activations", "plan.server: is empty; with exchange 'activations' expected the layers"),
+        ({"freeze_encoder": True}, "weights", "plan.freeze_encoder: goes with a head of the job; expected [head]"),
+        ({}, "hidden_states", "plan.freeze_encoder: is False; exchange 'hidden_states' sends those"),
+    ],
+    ids=["a cut that no batch passes", "nothing cut", "a frozen encoder under a head of its own", "not frozen"],
+)
+def test_a_plan_goes_with_what_its_method_sends(
+    job: Job, monkeypatch: pytest.MonkeyPatch, plan: dict[str, Any], exchange: str, sentence: str
+) -> None:
+    small = job("fedavg", "classify", client={"may_send": ["weights", "activations", "hidden_states"]})
+    said = refused(small, monkeypatch, {"layers": WHOLE, "train": HEAD, **plan}, exchange=exchange)
+    assert said.startswith(f"Given.plan: client-0, round 1: {sentence}")
+
+
+def test_an_encoder_is_frozen_throughout_or_not_at_all(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its hidden states are computed once."""
+    frozen = {"layers": WHOLE, "train": HEAD, "send": HEAD, "freeze_encoder": True}
+    trained = {"layers": WHOLE, "train": ("layer.2", "head"), "send": ("layer.2", "head")}
+    said = refused(job("fedavg", "classify", head={"kind": "cls"}), monkeypatch, frozen, trained)
+    assert said.startswith("Given.plan: some plans freeze the encoder and others train 'layer.2'; expected")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"exchange": "gradients"}, "exchange: is 'gradients'; expected one of: weights, hidden_states, activ"),
+        ({"client_schedule": "serial"}, "client_schedule: is 'serial'; expected one of: parallel, sequential, "),
+        ({"client_schedule": "interleaved"}, "client_schedule: 'interleaved' goes with exchange 'activations'"),
+    ],
+    ids=str,
+)
+def test_words_that_nothing_goes_by(
+    job: Job, monkeypatch: pytest.MonkeyPatch, words: dict[str, str], sentence: str
+) -> None:
+    said = refused(job(), monkeypatch, {"layers": WHOLE, "train": HEAD}, **words)
+    assert said.startswith(f"job: Given.{sentence}")

@@ -22,7 +22,7 @@ from fedstrata.models.heads import KEY, HeadConfig
 ADAPTERS = "adapter_config.json"
 """What peft writes beside adapters."""
 HF_LOAD_ERRORS = (
-    AttributeError, KeyError, OSError, RuntimeError, TypeError, ValueError,
+    AssertionError, AttributeError, KeyError, OSError, RuntimeError, TypeError, ValueError,
     SafetensorError, StrictDataclassError, pickle.UnpicklingError,
 )  # fmt: skip
 """What transformers raises on folders without a model, with half of one, or with another one."""

@@ -360,6 +360,18 @@ def test_a_tokenizer_whose_own_vocabulary_is_not_there_is_refused(
     assert refused(folder) == f"model {folder}: has no words for its {kind}; expected tokenizer.json"
 
 
+def test_a_padding_token_beyond_the_embeddings_is_refused(model_folder: Folder) -> None:
+    """torch says so of the table, in an exception that is not among transformers' own."""
+    folder = model_folder()
+    change(folder, pad_token_id=500)
+    assert "the folder holds no usable model: Padding_idx must be within num_embeddings" in refused(folder)
+    words = transformers.AutoTokenizer.from_pretrained(folder)
+    words.add_special_tokens({"pad_token": "[NEW]"})
+    words.save_pretrained(folder)
+    change(folder, pad_token_id=None)
+    assert "its tokenizer knows 69 words, its embeddings 68" in refused(folder)
+
+
 @pytest.mark.parametrize("file", ["spm.model", "sentencepiece.bpe.model"])
 def test_a_vocabulary_of_sentencepiece_is_a_tokenizer(model_folder: Folder, file: str) -> None:
     """That of DeBERTa-v3 and of XLM-RoBERTa; whether it can be read is another question."""

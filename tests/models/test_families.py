@@ -156,3 +156,33 @@ def test_a_language_model_whose_head_has_no_tensor_of_its_own(job: Jobs, tmp_pat
     assert sent == {"layer.0", "layer.1"}
     assert (result.bytes["up"], result.bytes["down"]) == (costs["up_bytes"], costs["down_bytes"])
     assert result.flops == costs["train_flops"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.LongformerConfig(**SIZES, attention_window=8),
+        transformers.XmodConfig(**SIZES, languages=["en"], default_language="en"),
+    ],
+)
+def test_a_model_that_looks_at_its_text_to_decide_what_it_computes_is_not_forecast(
+    config: Any, job: Jobs, tmp_path: Path
+) -> None:
+    """A forecast ended with an exception of torch's; a run needs none."""
+    transformers.AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path / "it")
+    tokenizer().save_pretrained(tmp_path / "it")
+    made = job("fedavg", "classify", model={"name": str(tmp_path / "it")}, train={"steps": 1})
+    sentence = f"what {config.model_type} computes depends on .*; fedstrata run trains it"
+    with pytest.raises(UserError, match=sentence):
+        fedstrata.forecast(made)
+    assert fedstrata.run(made).status == "finished"
+
+
+def test_a_model_without_a_limit_on_its_texts(job: Jobs, tmp_path: Path) -> None:
+    """BLOOM's config has no max_position_embeddings."""
+    config = transformers.BloomConfig(vocab_size=SIZES["vocab_size"] + 1, hidden_size=32, n_layer=2, n_head=2)
+    transformers.BloomForCausalLM(config).save_pretrained(tmp_path / "bloom")
+    gpt2_tokenizer().save_pretrained(tmp_path / "bloom")
+    made = job("fedavg", "clm", model={"name": str(tmp_path / "bloom")}, train={"steps": 1})
+    costs = fedstrata.forecast(made)["fedavg"]["clients"]
+    assert fedstrata.run(made).bytes["up"] == costs["up_bytes"]

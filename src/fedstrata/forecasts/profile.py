@@ -58,7 +58,8 @@ def data_profile(
         tokens: length of each example; ``train.max_tokens`` when absent.
     """
     config = configs.config_of(model)
-    longest = min(tokens or job.train.max_tokens, config.max_position_embeddings)
+    longest = tokens or job.train.max_tokens
+    longest = min(longest, getattr(config, "max_position_embeddings", longest))
     reason = ""
     if count is None and job.data.train not in ("", NO_DATA):
         try:

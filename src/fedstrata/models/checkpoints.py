@@ -91,6 +91,7 @@ def load(
         _disable_dropout(config)
     use_cache, config.use_cache = getattr(config, "use_cache", None), False
     tokenizer = tokenizer_of(name, kind)
+    _check_vocabulary(name, tokenizer, config)
     if config.pad_token_id is None or reads_last_token(config):
         config.pad_token_id = tokenizer.pad_token_id
     with torch.random.fork_rng(devices=[]):
@@ -102,7 +103,6 @@ def load(
         fresh = _fresh(name, config, new, info, remote)
         parts = find_parts(_with_adapters(model, name, adapter), adapter) if adapter else new
         carried = {} if "pooler" in parts.names else _pooler(name, config)
-    _check_vocabulary(name, tokenizer, config)
     stack = model.get_submodule(parts.stack)
     for part in remote:
         stack[parts[part].depth] = nn.Identity()
@@ -157,7 +157,7 @@ def _fresh(name: str, config: Any, parts: Parts, info: Any, remote: Sequence[str
 
 def max_positions(model: Any) -> int:
     """Most tokens that a model reads at once: the rows of its position table, if it has one."""
-    limit: int = model.config.max_position_embeddings
+    limit: int = getattr(model.config, "max_position_embeddings", 1 << 30)  # BLOOM looks any way back
     table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
     offset = getattr(table, "padding_idx", None)
     return limit if offset is None else limit - offset - 1  # RoBERTa counts positions from the padding id on

@@ -7,9 +7,14 @@ from typing import Any
 
 import torch
 import transformers
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from torch.nn import functional
 
+from fedstrata.errors import UserError
 from fedstrata.models.adapter_names import AdapterConfig
 from fedstrata.models.adapters import add_adapters
 from fedstrata.models.attention import place_attention
@@ -41,7 +46,8 @@ def step_memory(
         (plan, rows, width, predicted, bf16, optimizer) -> bytes: all weights but those of the server's layers,
         fp32; gradients and optimizer state of what the plan trains; and what autograd keeps of a batch of ``rows``
         examples of ``width`` tokens with ``predicted`` positions through a language model's head (0: every output
-        of the head). Without what the libraries themselves take.
+        of the head). Without what the libraries themselves take. It raises a UserError where what the model
+        computes depends on the values of a text, as Longformer and X-MOD do.
     """
     config.use_cache = False
     if config.pad_token_id is None:
@@ -69,7 +75,13 @@ def step_memory(
         others = tuple(part for part in plan.train if parts[part].depth is None)
         key = (learns, halves, others, rows, width, predicted, bf16)
         if key not in known:
-            known[key] = saved_bytes(model, parts, plan, (rows, width), predicted, bf16)
+            try:
+                known[key] = saved_bytes(model, parts, plan, (rows, width), predicted, bf16)
+            except (DataDependentOutputException, DynamicOutputShapeException):
+                raise UserError(
+                    f"model {config.name_or_path}: what {config.model_type} computes depends on the values of a "
+                    "text, so that there is no forecast of it; fedstrata run trains it without one"
+                ) from None
         return weights + (GRADIENT + MOMENTS[optimizer]) * trained + known[key]
 
     return memory

@@ -15,6 +15,8 @@ import torch
 
 import fedstrata
 from fedstrata.models.folders import CARD
+from fedstrata.reports.card import END
+from tiny import SENTENCES
 
 Jobs = Callable[..., dict[str, Any]]
 
@@ -59,6 +61,20 @@ def test_a_card_tells_nothing_of_single_clients_rows_where_there_is_noise(job: J
     assert result.baseline is not None, "the user still has it"
     assert result.data is not None
     assert result.data["classes"]
+
+
+def test_the_name_of_a_class_is_a_text_in_a_card(job: Jobs, tmp_path: Path) -> None:
+    names = [f"{END}<img src=x>", "[a](b)\n## Own"]
+    rows = [{"text": text, "label": names[i % 2]} for i, (text, _) in enumerate(SENTENCES)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows_of = dict.fromkeys(("train", "test"), str(tmp_path / "rows.jsonl"))
+    made = fedstrata.run(job("fedavg", "classify", 1, data=rows_of, method={"rounds": 1}))
+    assert made.model_folder is not None
+    card = (made.model_folder / "README.md").read_text("utf-8")
+    assert card.count(END) == 1
+    assert "<img" not in card
+    assert "\n## Own" not in card
+    assert "\\[a\\](b) ## Own" in card
 
 
 def test_a_clients_card_keeps_what_it_said_of_the_client(job: Jobs) -> None:

@@ -16,6 +16,7 @@ from fedstrata.errors import four_decimals, plural
 from fedstrata.job.toml import read_toml
 from fedstrata.models.folders import CARD, CODE
 from fedstrata.wire.files import write_bytes
+from fedstrata.wire.foreign import plain_text
 
 END = "<!-- end of what fedstrata writes; what follows stays -->"
 ADAPTERS = "Adapters: `peft.PeftModel.from_pretrained(base, folder)`, with the base model that the config names."
@@ -40,7 +41,8 @@ TASKS = {
     "tag": "tagging of words",
 }
 MARKS = str.maketrans({mark: f"\\{mark}" for mark in "\\|[]`*"})
-"""What Markdown takes for tables, links and code: a score of a site's has the name of the site's own test rows."""
+"""What Markdown takes for tables, links and code: a score of a site's has the name of the site's own test rows,
+and classes have the names that stand in files."""
 
 
 def write_cards(folder: Path, start: str | None) -> None:
@@ -190,7 +192,8 @@ def _data(result: Mapping[str, Any]) -> list[str]:
     if known.get("test_rows"):
         lines.append(f"* {plural(known['test_rows'], 'test row')}")
     if classes := known.get("classes"):
-        lines.append(f"* {len(classes)} classes: {', '.join(classes)}")
+        names = (plain_text(name).translate(MARKS) for name in classes)
+        lines.append(f"* {len(classes)} classes: {', '.join(names)}")
     return lines
 
 
@@ -218,7 +221,7 @@ def _beside(result: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
     if result.get("privacy"):
         return "", {}, ""
     baseline = result.get("baseline") or {}
-    return "baseline", baseline.get("score", {}), baseline.get("what", "")
+    return "baseline", baseline.get("score", {}), plain_text(baseline.get("what", "")).translate(MARKS)
 
 
 def _costs(result: Mapping[str, Any]) -> str:

@@ -63,7 +63,7 @@ def test_equals_a_model_built_of_copies(architecture: str, layers: tuple[int, ..
         assert torch.equal(logits(model), whole), "the whole model is not restored"
 
 
-@pytest.mark.parametrize("layers", [(1, 2), (0, 2, 3), (0, 1, 2, 3, 3, 1)])
+@pytest.mark.parametrize("layers", [(0, 3), (0, 2, 3), (0, 1, 2, 3, 3, 1)])
 def test_layers_whose_kinds_stand_in_the_config_alone(layers: tuple[int, ...]) -> None:
     """The layer at a place had the mask and the rotation of the one that stands there in the whole model."""
     kinds = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]

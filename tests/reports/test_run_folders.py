@@ -196,6 +196,16 @@ def test_records_of_a_finished_run_that_were_cut_are_an_error(run: Make) -> None
     assert load_run(folder).result["status"] != "finished"
 
 
+def test_a_ledger_of_a_finished_run_that_was_cut_is_an_error(run: Make) -> None:
+    """A report of it would draw too few bytes."""
+    folder = run()
+    path = folder / "ledger.jsonl"
+    lines = path.read_text("utf-8").splitlines(keepends=True)
+    path.write_text("".join(lines[: len(lines) // 2]), "utf-8")
+    with pytest.raises(UserError, match=r"ledger.jsonl: holds [\d,]+ bytes \(up\) of a run that sent [\d,]+"):
+        load_run(folder)
+
+
 def test_equal_names_are_told_apart(run: Make) -> None:
     folders = [run("a/try"), run("b/try")]
     assert [made.name for made in load_runs(folders)] == ["a/try", "b/try"]

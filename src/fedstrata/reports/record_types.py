@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -174,6 +175,26 @@ CLASSES = TypeAdapter(ClassesRecord)
 PARTS = TypeAdapter(list[ModelPart])
 ROUNDS = TypeAdapter(list[RoundRecord])
 LEDGER = TypeAdapter(list[TransferRecord])
+
+
+def check_whole(folder: Path, result: Mapping[str, Any], recorded: Mapping[str, Any]) -> None:
+    """Refuse records that hold less than the result that was summed up from them.
+
+    Raises:
+        UserError: names the file.
+    """
+    last = recorded["rounds"]
+    if last < result.get("rounds", 0):
+        raise UserError(
+            f"{folder / 'rounds.jsonl'}: ends after round {last} of a run that finished {result['rounds']}; it "
+            "was cut since then"
+        )
+    for way, size in result.get("bytes", {}).items():
+        if (left := recorded["bytes"].get(way, 0)) < size:
+            raise UserError(
+                f"{folder / 'ledger.jsonl'}: holds {left:,} bytes ({way}) of a run that sent {size:,}; it was cut "
+                "since then"
+            )
 
 
 def check_record(path: Path, content: Any, kind: TypeAdapter[Any]) -> None:

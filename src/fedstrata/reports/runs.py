@@ -12,13 +12,14 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+from fedstrata.cost.ledger import totals
 from fedstrata.errors import UserError
 from fedstrata.job.toml import read_toml
 from fedstrata.plan.kinds import FORMAT, LOCK
 from fedstrata.plan.streams import SERVER
 from fedstrata.reports.parts import PartRecord
 from fedstrata.reports.record_files import record_lines, record_object, record_parts
-from fedstrata.reports.record_types import CLASSES, LEDGER, PARTITION, RESULT, ROUNDS
+from fedstrata.reports.record_types import CLASSES, LEDGER, PARTITION, RESULT, ROUNDS, check_whole
 from fedstrata.wire.files import locked
 
 SETUP = "setup"
@@ -135,12 +136,8 @@ def load_run(folder: Path) -> Run:
     rounds = record_lines(folder / "rounds.jsonl", ROUNDS)
     ledger = record_lines(folder / "ledger.jsonl", LEDGER)
     recorded = _summed(stages) if stages else _recorded(job, rounds, ledger)
-    last = 1 + max((line["round"] for line in rounds), default=-1)
-    if not stages and result.get("status") == "finished" and last < result.get("rounds", 0):
-        raise UserError(
-            f"{folder / 'rounds.jsonl'}: ends after round {last} of a run that finished {result['rounds']}; it "
-            "was cut since then"
-        )
+    if not stages and result.get("status") == "finished":
+        check_whole(folder, result, recorded)
     whole = {**recorded, **result}
     more = job.get("method", {}).get("rounds", 0) > whole.get("rounds", 0) or any(
         stage.result["status"] == "running" for stage in stages
@@ -254,9 +251,6 @@ def _recorded(
     """The result of a run that did not live to write one."""
     scores = [line["score"] for line in rounds if line["client"] == SERVER and line.get("score")]
     score = scores[-1] if scores else {}
-    total: Counter[str] = Counter()
-    for line in ledger:
-        total[SETUP if line["phase"] == SETUP else line["direction"]] += line["bytes"]
     return {
         "status": "stopped",
         "message": None,
@@ -266,7 +260,7 @@ def _recorded(
         "headline": job.get("task", {}).get("metric") or next(iter(score), ""),
         "score": score,
         "rounds": 1 + max((line["round"] for line in rounds), default=-1),
-        "bytes": {key: total[key] for key in ("up", "down", SETUP)},
+        "bytes": totals(ledger),
         "flops": sum(line.get("flops", 0) + line.get("server_flops", 0) for line in rounds),
         "seconds": sum(line.get("seconds", 0.0) for line in rounds),
         "clients": {

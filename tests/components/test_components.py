@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -270,7 +271,8 @@ def with_share(context: TaskContext, share: Any) -> Any:
     ids=["slots", "surroundings", "keyword", "argument"],
 )
 def test_identity_follows_settings_wherever_they_are(made: Callable[[Any], Any]) -> None:
-    shares = (1, 2, np.int64(3), np.float32(0.5), {"a"}, {"b"}, Largest(0.1), Largest(0.2))
+    numbers = (1, 2, np.int64(3), np.float32(0.5), Fraction(1, 3), Fraction(2, 3), 2j)
+    shares = (*numbers, {"a"}, {"b"}, Largest(0.1), Largest(0.2))
     identities = {components.identity(made(share)) for share in shares}
     assert len(identities) == len(shares)
     assert identities == {components.identity(made(share)) for share in shares}

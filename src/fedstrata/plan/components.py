@@ -116,7 +116,7 @@ def _slots(base: type) -> tuple[str, ...]:
 def _plain(value: Any) -> Any:
     """For JSON: numbers of numpy, sets and data classes, which it does not know."""
     if isinstance(value, Number):
-        return value.item()  # type: ignore[attr-defined]
+        return value.item() if hasattr(value, "item") else repr(value)  # such as a Fraction
     if isinstance(value, Set):
         return sorted(value, key=repr)
     if is_dataclass(value):

@@ -482,5 +482,5 @@ def test_the_readmes_figures_are_the_boards() -> None:
 def test_a_slice_of_an_unknown_row_is_refused(tmp_path: Path) -> None:
     for path in FOLDER.glob("*.toml"):
         (tmp_path / path.name).write_text(path.read_text("utf-8").replace('"head only", ', '"head", '), "utf-8")
-    with pytest.raises(UserError, match=r"slice \d: there is no row 'head'"):
+    with pytest.raises(UserError, match=r"slice \d+: there is no row 'head'"):
         read_protocol(tmp_path)

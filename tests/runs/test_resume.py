@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,18 @@ def test_clear_and_replace_take_only_what_is_named(tmp_path: Path) -> None:
     clear(tmp_path / "old", ["*"])
     assert not (tmp_path / "old").exists()
     assert tmp_path.exists()
+
+
+def test_a_replaced_folder_keeps_links_of_others(tmp_path: Path) -> None:
+    """To a folder, or to nothing any more: only what was written here is replaced."""
+    for name in ("old", "new", "elsewhere"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "elsewhere" / "mine.txt").write_text("mine")
+    (tmp_path / "old" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "old" / "dangling").symlink_to("nowhere")
+    replace_folder(tmp_path / "new", tmp_path / "old", ["stale"])
+    assert (tmp_path / "old" / "link" / "mine.txt").read_text() == "mine"
+    assert os.readlink(tmp_path / "old" / "dangling") == "nowhere"
 
 
 # -- the rows

@@ -208,7 +208,8 @@ def replace_folder(new: Path, folder: Path, own: Collection[str]) -> None:
     """
     for path in list(folder.rglob("*")):
         target = new / path.relative_to(folder)
-        if path.is_file() and not target.exists() and not any(fnmatch(path.name, name) for name in own):
+        moves = path.is_symlink() or not path.is_dir()  # a link goes along as one, wherever it leads
+        if moves and not os.path.lexists(target) and not any(fnmatch(path.name, name) for name in own):
             target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(path, target)
     shutil.rmtree(folder, ignore_errors=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import fedstrata
+from fedstrata.client import trainer
 from tiny import saved_models
 
 Job = Callable[..., dict[str, Any]]
@@ -24,7 +25,14 @@ def state() -> tuple[Any, ...]:
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.is_autocast_enabled("cpu"),
+        nesting(),
     )
+
+
+def nesting() -> int:
+    inside = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return inside
 
 
 @contextmanager
@@ -71,3 +79,18 @@ def test_a_run_comes_to_the_same_bits(job: Job, tmp_path: Path, before: Callable
     )
     assert all(tensor.equal(expected[name]) for name, tensor in saved_models(found.folder).items())
     assert costs == fedstrata.forecast(small)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_weights_in_16_bits_are_those_of_the_step(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enabled: bool
+) -> None:
+    """Inside another autocast one does not forget its copies of weights, so every step would have the first's."""
+    monkeypatch.setattr(trainer, "trained_in_bf16", lambda *_: nullcontext([]))
+    small = job("fedavg", "classify", train={"precision": "bf16", "learning_rate": 1e-2}, method={"rounds": 1})
+    with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+        found = fedstrata.run(small, {"output.dir": str(tmp_path / "found")})
+        assert nesting() == 1
+    fresh = fedstrata.run(small, {"output.dir": str(tmp_path / "fresh")})
+    expected = saved_models(fresh.folder)
+    assert all(tensor.equal(expected[name]) for name, tensor in saved_models(found.folder).items())

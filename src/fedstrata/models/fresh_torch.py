@@ -22,10 +22,32 @@ def fresh_torch() -> Iterator[None]:
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
-            torch.autocast("cpu", enabled=False),
+            _outside_autocast(),
             torch.device("cpu") if elsewhere else nullcontext(),  # every call of torch takes longer inside
         ):
             yield
     finally:
         torch.set_default_dtype(dtype)
         torch.set_float32_matmul_precision(precision)
+
+
+@contextmanager
+def _outside_autocast() -> Iterator[None]:
+    """As outside of every autocast: within one, another keeps its 16-bit copies of weights when it ends.
+
+    A step would then compute with the weights of the step before.
+    """
+    enabled = {device: torch.is_autocast_enabled(device) for device in ("cpu", "cuda")}
+    depth = torch.autocast_increment_nesting() - 1
+    for _ in range(depth + 1):
+        torch.autocast_decrement_nesting()
+    torch.clear_autocast_cache()
+    for device in enabled:
+        torch.set_autocast_enabled(device, False)
+    try:
+        yield
+    finally:
+        for device, was in enabled.items():
+            torch.set_autocast_enabled(device, was)
+        for _ in range(depth):
+            torch.autocast_increment_nesting()

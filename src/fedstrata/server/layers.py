@@ -287,7 +287,7 @@ class SplitSession:
         with layers.lock:
             torch.autograd.backward(self.out, gradient.to(self.out.dtype))
             assert self.hidden.grad is not None
-            if not (all_finite(self.hidden.grad) and self.replica.steps_finitely()):
+            if not (all_finite(self.hidden.grad) and self.replica.gradients_are_finite()):
                 self.optimizer.zero_grad(set_to_none=True)
                 raise WireError(f"{GRADIENTS}: the server's layers make of them what is not finite")
             reply = self.end.send_gradients(self.hidden.grad, self.lengths)  # with the weights before the step

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from fedstrata.client.optimizer import Anchor
-from fedstrata.wire.finite import not_finite
+from fedstrata.wire.finite import all_finite
 
 
 @dataclass(eq=False)
@@ -36,9 +36,9 @@ class LayerReplica:
         """A further set, whose weights are yet to be loaded."""
         return LayerReplica(*copy.deepcopy((self.modules, self.held, self.trained)))
 
-    def steps_finitely(self) -> bool:
-        """Whether all gradients are finite."""
-        return not not_finite({name: p.grad for name, p in self.trained.items() if p.grad is not None})
+    def gradients_are_finite(self) -> bool:
+        """Whether all gradients are, as far as there are any."""
+        return all(all_finite(p.grad) for p in self.trained.values() if p.grad is not None)
 
     def wait(self) -> None:
         """Wait for the step that was begun; before it is done nothing may use the layers."""

@@ -17,8 +17,7 @@ import torch
 
 from fedstrata.plan.kinds import Tensors
 from fedstrata.wire.codec import WireError, check
-from fedstrata.wire.finite import all_finite
-from fedstrata.wire.rows import RowForm, decode_rows, encode_rows, rows_spec
+from fedstrata.wire.rows import RowForm, decode_rows, encode_rows, finite_product, rows_spec
 
 STATES, GRADIENTS = "activations", "gradients"
 """What passes, by its name in messages and records."""
@@ -97,7 +96,7 @@ def decode_states(message: Tensors, tokens: int, hidden: int, form: RowForm) -> 
         WireError: it does not hold what :func:`encode_states` makes of so many tokens, or is not finite.
     """
     check(message, rows_spec(STATES, tokens, hidden, form))
-    return _finite(STATES, decode_rows(STATES, message, hidden, form))
+    return decode_rows(STATES, message, hidden, form)
 
 
 def decode_gradients(message: Tensors, tokens: int, hidden: int, form: RowForm) -> torch.Tensor:
@@ -113,17 +112,10 @@ def decode_gradients(message: Tensors, tokens: int, hidden: int, form: RowForm) 
     check(gradients, rows_spec(GRADIENTS, tokens, hidden, form))
     rows = decode_rows(GRADIENTS, gradients, hidden, form)
     if scale is None:
-        return _finite(GRADIENTS, rows)
+        return rows
     if scale.dtype != torch.float32 or scale.shape != (1,) or not 0 < float(scale) < float("inf"):
         raise WireError("scale: must be one number above 0 (fp32)")
-    return _finite(GRADIENTS, rows / scale.to(rows.device))
-
-
-def _finite(name: str, rows: torch.Tensor) -> torch.Tensor:
-    """The rows; refused where finite numbers have outgrown fp32 with their scale."""
-    if not all_finite(rows):
-        raise WireError(f"{name}: are not finite once multiplied by their scale")
-    return rows
+    return finite_product(GRADIENTS, rows / scale.to(rows.device))
 
 
 def decode_lengths(message: Tensors, longest: int, texts: int) -> torch.Tensor:

@@ -14,6 +14,7 @@ import torch
 
 from fedstrata.plan.kinds import Tensors
 from fedstrata.wire.codec import DTYPES, SCALE, Spec, WireError
+from fedstrata.wire.finite import all_finite
 from fedstrata.wire.packing import code_bytes, pack_codes, unpack_codes
 
 PLACES = ":places"
@@ -85,14 +86,14 @@ def decode_rows(name: str, message: Tensors, hidden: int, form: RowForm) -> torc
     """The rows ``[n, H]``, fp32, of a message that was checked against :func:`rows_spec`.
 
     Raises:
-        WireError: the places of a row are none.
+        WireError: the places of a row are none, or its numbers outgrow fp32 with their scale.
     """
     kept, values = form.kept(hidden), message[name]
     if form.dtype == "int4":
         codes = unpack_codes(values.flatten(), 2 * values.numel(), 4).view(len(values), -1)[:, :kept]
         values = codes.float() - LEVELS["int4"]
     if form.dtype in LEVELS:
-        values = values.float() * message[name + SCALE].float()[:, None]
+        values = finite_product(name, values.float() * message[name + SCALE].float()[:, None])
     if kept == hidden:
         return values.float()
     try:
@@ -100,6 +101,13 @@ def decode_rows(name: str, message: Tensors, hidden: int, form: RowForm) -> torc
     except ValueError as error:
         raise WireError(f"{name}{PLACES}: {error}") from None
     return torch.zeros(len(values), hidden, device=values.device).scatter_(1, places, values.float())
+
+
+def finite_product(name: str, values: torch.Tensor) -> torch.Tensor:
+    """Values that were multiplied by a scale of the message; refused where they have outgrown fp32."""
+    if not all_finite(values):
+        raise WireError(f"{name}: are not finite once multiplied by their scale")
+    return values
 
 
 # Which entries: by Elias and Fano (see fedstrata.wire.packing), row by row

@@ -21,8 +21,9 @@ INTRODUCTION = """\
 # The board
 
 Score against megabytes sent, for methods, adapters and codecs. `make board` writes this page from
-[`configs/board`](../configs/board/board.toml), which was written down before the runs, and from the figures in
-`docs/board`. What has not run is said not to have run; nothing is filled in.
+[`configs/board`](../configs/board/board.toml), where each row was written down before its own runs, and from the
+figures in `docs/board`. One row, LoRA all r8 1 bit, was added after the first ones had been seen, by pilots with
+one seed on development rows of sst2 and jnlpba. What has not run is said not to have run; nothing is filled in.
 
 ```
 make board DATA=FOLDER MODEL=FOLDER          # run what is missing; kill it at any time, and call it again

@@ -690,6 +690,8 @@ CONFIGS: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     ("config.json", lambda t: t.update(_name_or_path="another"), "key '_name_or_path'"),  # a key that BERT knows
     ("config.json", lambda t: t.update(quantization_config={"quant_method": "gptq"}), "key 'quantization_config'"),
     ("config.json", lambda t: t.update(chunk_size_feed_forward=5), "key 'chunk_size_feed_forward'"),
+    ("config.json", lambda t: t.update(conv_kernel_size="someone/kernel"), "'conv_kernel_size' is not taken"),
+    ("config.json", lambda t: t.update(use_kernels=True), "key 'use_kernels'"),
     ("config.json", lambda t: t.update(id2label={"0": {"auto_map": {"AutoConfig": "a.B"}}}), "code of its own"),
     ("config.json", lambda t: t.update(auto_map={"AutoModel": "evil--code.Model"}), "code of its own"),
     (

@@ -45,6 +45,9 @@ TEXT = re.compile(r"[\w .:+-]{0,100}", re.ASCII)
 OWN_KEYS = (
     *(KEY, "id2label", "label2id", "num_labels", "problem_type"),
     *("transformers_version", "architectures", "dtype"),
+    # Read by models whose default config is without them: DeBERTa's kinds above all.
+    *("attention_head_size", "conv_act", "conv_groups", "conv_kernel_size", "embedding_size", "head_dim"),
+    *("norm_rel_ebd", "partial_rotary_factor", "position_buckets", "share_att_key", "talking_head"),
 )
 """Keys of a config that every model type may have."""
 TABLES: Mapping[str, int] = {
@@ -59,7 +62,7 @@ FREE_TEXT = ("id2label", "label2id")
 """Tables in which any text may stand: the names of classes."""
 NEVER = re.compile(
     r"_.*|.*(auto_map|attn_implementation|experts_implementation|quantization|name_or_path|remote_code|_file|_path|"
-    r"custom_|kernel|device_map|_plan|adapter_config|chunk_size_feed_forward).*"
+    r"custom_|kernel(?!_size)|device_map|_plan|adapter_config|chunk_size_feed_forward).*"
 )
 """Keys of a config that are refused whatever the model type: they lead to code, paths or other models. With the
 last a text whose length is no multiple of it ends the training, which tells of the texts past any noise."""

@@ -46,10 +46,11 @@ class DeltaCodec:
             return self.states.encode(tensors, None, {})
         whole = {name: tensor.detach().cpu() - reference[name] for name, tensor in tensors.items()}
         for name in whole.keys() & residual.keys():
-            whole[name] = whole[name] + residual[name]
+            whole[name] += residual[name]
         message = encode_change(whole, self.up)
-        sent = decode_change(message, shapes_of(whole), self.up)
-        return message, {name: whole[name] - sent[name] for name in whole}
+        for name, sent in decode_change(message, shapes_of(whole), self.up).items():
+            whole[name] -= sent
+        return message, whole
 
     def decode(self, message: Tensors, reference: Tensors | None) -> Tensors:
         """See :class:`fedstrata.wire.codec.Codec`."""

@@ -32,6 +32,13 @@ def plain(text: str) -> list[int]:
     return tokenizer()(text, add_special_tokens=False)["input_ids"]  # type: ignore[no-any-return]
 
 
+@pytest.mark.parametrize("long_text", ["chunk", "truncate", "pack"])
+def test_a_text_needs_room_beside_the_tokenizers_own_tokens(long_text: Any) -> None:
+    """Cut to so few, every example was the same special tokens and no word."""
+    with pytest.raises(UserError, match="max_tokens: is 2, but the tokenizer puts 2 tokens of its own"):
+        tokenize(["the eye"], tokenizer(), 2, long_text)
+
+
 def test_texts_become_ids_with_special_tokens() -> None:
     made = tokenize(["The heart.", "the eye"], tokenizer(), 32, "chunk")
     assert examples(made) == [[CLS, *plain("the heart ."), SEP], [CLS, *plain("the eye"), SEP]]

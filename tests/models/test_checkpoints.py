@@ -345,6 +345,13 @@ def test_a_tokenizer_that_cannot_be_read_is_refused(model_folder: Folder) -> Non
     assert "the folder holds no usable tokenizer: " in refused(folder)
 
 
+def test_a_length_of_texts_that_is_no_number_is_refused(model_folder: Folder) -> None:
+    folder = model_folder()
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), "model_max_length": "long"}), "utf-8")
+    assert "the folder holds no usable tokenizer: " in refused(folder)
+
+
 @pytest.mark.parametrize(
     ("architecture", "kind", "file"),
     [("roberta", "RobertaTokenizer", "vocab.txt"), ("bert", "BertTokenizer", "vocab.json")],

@@ -97,7 +97,15 @@ def tokenize(
             ``pack`` leaves every text whole and without special tokens, for :func:`pack`.
         word_end: what stands between the words of texts that are lists of words.
         seconds: the second texts of pairs; ``long_text`` is then ``truncate``, which cuts the longer of the two.
+
+    Raises:
+        UserError: the tokenizer's own tokens leave no room for a text's.
     """
+    own = tokenizer.num_special_tokens_to_add(pair=seconds is not None)
+    if own >= max_tokens:
+        raise UserError(
+            f"[train] max_tokens: is {max_tokens}, but the tokenizer puts {own} tokens of its own around a text"
+        )
     texts = [text.encode("utf-8", "replace").decode() for text in texts]  # a lone surrogate cannot be encoded
     seconds = None if seconds is None else [text.encode("utf-8", "replace").decode() for text in seconds]
     pair = None if seconds is None else "token_type_ids" in tokenizer.model_input_names

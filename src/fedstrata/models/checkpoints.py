@@ -123,10 +123,8 @@ def _check_vocabulary(name: str, tokenizer: Any, config: Any) -> None:
     """A word beyond the embeddings is an error in training, for whoever has the word and no other."""
     numbers = [len(tokenizer) - 1, *tokenizer.get_vocab().values(), *tokenizer("")["input_ids"]]
     if (words := max(numbers) + 1) > config.vocab_size:
-        raise UserError(
-            f"model {name}: its tokenizer knows {words} words, its embeddings {config.vocab_size}; they must "
-            "belong together"
-        )
+        both = f"its tokenizer knows {words} words, its embeddings {config.vocab_size}"
+        raise UserError(f"model {name}: {both}; they must belong together")
 
 
 def _disable_dropout(config: Any) -> None:
@@ -268,15 +266,16 @@ def fast_tokenizer(name: str, kind: str) -> Any:
         raise UserError(f"model {name}: the folder holds no tokenizer; expected one of: {', '.join(files)}")
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
+        float(tokenizer.model_max_length)  # any JSON may stand there
     except Exception as error:  # of which tokenizers raises the plainest
         raise unusable(name, error, "tokenizer") from None
     if not tokenizer.is_fast:
         raise UserError(f"model {name}: has no fast tokenizer (tokenizer.json)")
     if not {*tokenizer.get_vocab().values()}.difference(tokenizer.all_special_ids):  # its own files are not there
         raise UserError(f"model {name}: has no words for its {type(tokenizer).__name__}; expected tokenizer.json")
+    if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
+        raise UserError(f"model {name}: its tokenizer has neither a padding token nor an end-of-text token")
     if tokenizer.pad_token_id is None:
-        if tokenizer.eos_token_id is None:
-            raise UserError(f"model {name}: its tokenizer has neither a padding token nor an end-of-text token")
         tokenizer.pad_token = tokenizer.eos_token
     return stand_alone(tokenizer) if options else tokenizer
 

@@ -66,6 +66,15 @@ def test_weight_decay_is_no_word_where_epochs_differ_in_their_steps(
     assert last["figures"]["precision"]["value"] == last["figures"]["recall"]["value"] == 1.0
 
 
+def test_weight_decay_is_no_word_in_a_later_round_whose_rates_are_others(audited: Audited) -> None:
+    """The rate rises over the run, so that decay moves more in the second round than in the first."""
+    table = {"kind": "lora", "rank": 2, "targets": ["word_embeddings"]}
+    train = {"weight_decay": 5.0, "warmup_ratio": 0.9, "epochs": 2, "steps": 3}
+    stage = audited("fedavg", "classify", adapter=table, train=train, method={"rounds": 4})
+    found = figures(stage, "adapters", "3 steps of round 2", "columns moved")
+    assert found["precision"]["value"] == found["recall"]["value"] == 1.0
+
+
 def test_the_tokens_are_those_of_the_texts(audited: Audited) -> None:
     """Counted from the words themselves: client-0's first batch of one text."""
     stage = audited("fedavg", "classify", train={"batch_size": 1, "steps": 1})

@@ -75,6 +75,12 @@ class Bench:
         return make_plan(self.job.method, self.parts, self.job.task.kind, self.round, self.client, streams)
 
     @property
+    def span(self) -> tuple[float, float]:
+        """The shares of the run's learning-rate schedule that are done before the round and after it."""
+        rounds = max(1, self.job.method.rounds)
+        return self.round / rounds, (self.round + 1) / rounds
+
+    @property
     def lowest(self) -> int:
         """The layer that stands right above the embeddings in the client's local model."""
         return self.plan.layers[0]

@@ -254,8 +254,9 @@ def _request(bench: Bench, server: Server, client: str, until: float | None) -> 
     """What the server asks in the round."""
     if bench.exchange.payload == "hidden_states":
         return server.request(0, client, collecting_plan(bench.parts), "hidden_states")
-    request, rounds = server.request(bench.round, client, bench.plan, "train"), max(1, bench.job.method.rounds)
-    return replace(request, first=True, span=(bench.round / rounds, until or (bench.round + 1) / rounds))
+    begin, end = bench.span
+    request = server.request(bench.round, client, bench.plan, "train")
+    return replace(request, first=True, span=(begin, until or end))
 
 
 def _as_bytes(tensors: Tensors) -> Tensors:

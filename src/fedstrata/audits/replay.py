@@ -52,7 +52,7 @@ def _rates(bench: Bench, played: Played) -> Iterator[float]:
     if train.tokens_per_batch is not None:
         order = bench.ready.runtime.trainer.streams.numpy(0, played.reply.client, ORDER)
         epochs = (each.epoch for each in steps(played.examples.tokens.lengths[played.index], train, order))
-    span = ScheduleSpan(total, max(1, epoch), 0.0, 1 / max(1, bench.job.method.rounds))
+    span = ScheduleSpan(total, max(1, epoch), *bench.span)
     for number, of in enumerate(epochs):
         yield learning_rate(train, span, number, of)
 

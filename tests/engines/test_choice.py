@@ -118,6 +118,12 @@ def test_the_rule(
     assert (again.name, again.workers, again.threads) == wanted, "a run that goes on"
 
 
+def test_what_leaves_no_place_for_workers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose(job(engine={"threads": 2}), FOUR).why == "no cores for two workers"
+    machine(monkeypatch, cores=1)
+    assert choose(job(), FOUR).why == "one core", "there is memory for many"
+
+
 def test_workers_must_save_some_seconds() -> None:
     """With two workers and one thread half of the training."""
     some = [replace(FOUR, tokens=tokens) for tokens in (15.0, 25.0)]

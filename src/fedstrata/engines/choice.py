@@ -114,7 +114,7 @@ def choose(job: Job, work: Work, threads: int | None = None) -> Choice:
     if table.name == "pool":
         return Choice("pool", workers, threads, "as the job says")
     if workers < 2 or not can_fork():
-        return Choice("inprocess", 1, threads, _why_one(work, threads, fitting))
+        return Choice("inprocess", 1, threads, _why_one(work, threads, _fitting(job, work)))
     saved = train_seconds(job, work) * (1 - 1 / workers) / threads
     if saved < START:
         return Choice("inprocess", 1, threads, "too little to train for workers to pay")
@@ -201,6 +201,8 @@ def _why_one(work: Work, threads: int, fitting: int) -> str:
         return "not on Linux"
     if work.gpus == 1:
         return "one GPU"
+    if cores() < 2:
+        return "one core"
     if fitting < 2:
         return "not enough memory for two workers"
-    return "one core" if cores() < 2 * threads else "one worker asked for"
+    return "no cores for two workers" if cores() < 2 * threads else "one worker asked for"

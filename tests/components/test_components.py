@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -205,6 +206,27 @@ def test_a_run_goes_on_with_the_same_components_only(job: Jobs, other: Any) -> N
     resumed = fedstrata.run(small, resume=True, codec=Largest())
     unbroken = fedstrata.run({**small, "output": {"dir": small["output"]["dir"] + "-2"}}, codec=Largest())
     assert all(t.equal(weights(unbroken.folder)[name]) for name, t in weights(resumed.folder).items())
+
+
+@pytest.mark.parametrize("make", [dict, fedstrata.Job], ids=["content", "object"])
+def test_a_method_that_the_job_itself_holds_is_compared_too(
+    job: Jobs, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(event: Any) -> None:
+        if type(event).__name__ == "Scored" and event.round == 0:
+            raise KeyboardInterrupt
+
+    small = make(**{**job("fedavg", "classify"), "method": TopLayer(rounds=2)})
+    with pytest.raises(KeyboardInterrupt):
+        fedstrata.run(small, progress=stop)
+    with monkeypatch.context() as changed:
+        real = inspect.getsource
+        changed.setattr(inspect, "getsource", lambda kind: real(kind).replace("min(", "max("))
+        with pytest.raises(UserError, match=r"its run began with components\.method = .*TopLayer"):
+            fedstrata.run(small, resume=True)
+    result = fedstrata.run(small, resume=True)
+    recorded = tomllib.loads((result.folder / "job.toml").read_text("utf-8"))["components"]
+    assert recorded == {"method": components.identity(TopLayer(rounds=2))}
 
 
 def test_identity_follows_source_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def check_begun(jobs: Sequence[Job], places: Sequence[Path], components: Compone
         UserError: one began with another job, or is to get more rounds and another stage has begun from its model.
     """
     for job, place in zip(jobs, places, strict=True):
-        found = changes(job, place, components.identities())
+        found = changes(job, place, components.of(job).identities())
         if any(change.key == "method.rounds" for change in found):
             for later, there in zip(jobs, places, strict=True):
                 if later.start == job.stage and later.model is None and (there / "job.toml").exists():

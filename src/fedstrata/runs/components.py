@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from inspect import isclass
 from typing import TYPE_CHECKING
 
 from fedstrata.errors import UserError
 from fedstrata.job.tables import Job
+from fedstrata.methods import METHODS
 from fedstrata.plan.components import AT_SITES, identity, installed_name
 
 if TYPE_CHECKING:
@@ -64,6 +65,11 @@ class Components:
                     f"{name}: found an object of {kind}; expected what makes one, such as the class {kind}"
                 )
 
+    def of(self, job: Job) -> Components:
+        """These, and the method that a stage's job itself holds as an object."""
+        named = type(job.method) in METHODS.values()
+        return self if named or self.method is not None else replace(self, method=job.method)
+
     def identities(self) -> dict[str, str]:
         """Component -> what a resumed run compares: name and digest of its source and settings."""
         return {
@@ -95,4 +101,4 @@ def check_between_sites(job: Job, components: Components) -> None:
         if job.privacy.sum_only and getattr(components, part) is not None:
             raise UserError(f"[privacy] sum_only: the run's own {part} {why}; expected false, or none")
     if job.between_sites:
-        components.installed()
+        components.of(job).installed()

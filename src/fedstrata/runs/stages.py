@@ -102,7 +102,7 @@ def run_stages(
                     data=rows,
                     folder=place,
                     tell=told,
-                    components=components,
+                    components=components.of(job),
                     federation=sites,
                     choice=choice,
                     nursery=nursery,

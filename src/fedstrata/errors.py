@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-
 MOST_LISTED = 50
 """Words that a sentence lists: more than there are of any kind but clients, classes and columns."""
 

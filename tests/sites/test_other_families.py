@@ -11,6 +11,8 @@ import transformers
 from test_in_memory import Village, same
 
 import fedstrata
+from fedstrata.errors import UserError
+from fedstrata.sites import model_files
 from tiny import SPECIAL, tokenizer, words
 
 Jobs = Callable[..., dict[str, Any]]
@@ -52,3 +54,35 @@ def test_a_site_builds_the_model_of_the_server(
     village = Village(tmp_path, monkeypatch)
     here, there = village.jobs(job("fedavg", "mlm", 3, model={"name": str(folder)}, train={"steps": 1}))
     same(fedstrata.run(here), fedstrata.run(there))
+
+
+@pytest.fixture
+def accents(tmp_path: Path) -> Path:
+    """A model whose tokenizer tells é from e by a setting of its own, which is not the default."""
+    pieces = [*SPECIAL, *("\u2581" + word for word in words())]
+    folder = tmp_path / "model"
+    made = transformers.AlbertTokenizer(
+        vocab=[(piece, -float(i)) for i, piece in enumerate(pieces)],
+        keep_accents=True,
+        **dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True)),
+    )
+    made.save_pretrained(folder)
+    transformers.AutoModelForMaskedLM.from_config(transformers.BertConfig(**SIZES)).save_pretrained(folder)
+    return folder
+
+
+def test_a_tokenizers_settings_reach_the_sites_or_are_refused(
+    job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accents: Path
+) -> None:
+    """transformers makes a tokenizer anew from settings beside its file: without one, sites split other words."""
+    village = Village(tmp_path, monkeypatch)
+    here, there = village.jobs(job("fedavg", "mlm", 3, model={"name": str(accents)}, train={"steps": 1}))
+    same(fedstrata.run(here), fedstrata.run(there))
+    monkeypatch.setattr(model_files, "KEYS", {**model_files.KEYS, "tokenizer_config.json": without_accents})
+    there["output"]["dir"] = str(tmp_path / "refused")
+    with pytest.raises(UserError, match="tokenizer has settings that do not go to sites"):
+        fedstrata.run(there)
+
+
+def without_accents(_table: dict[str, Any]) -> frozenset[str]:
+    return model_files.SETTING_KEYS - {"keep_accents"}

@@ -69,12 +69,13 @@ last a text whose length is no multiple of it ends the training, which tells of 
 
 SETTING_KEYS = frozenset({
     "add_bos_token", "add_eos_token", "add_prefix_space", "added_tokens_decoder", "additional_special_tokens",
-    "backend", "bos_token", "clean_up_tokenization_spaces", "cls_token", "do_lower_case", "do_basic_tokenize",
-    "eos_token", "errors", "extra_special_tokens", "legacy", "lowercase", "mask_token", "max_length",
-    "max_len", "model_input_names", "model_max_length", "never_split", "pad_to_multiple_of", "pad_token",
-    "pad_token_type_id", "padding", "padding_side", "sep_token", "split_special_tokens", "stride",
-    "strip_accents", "tokenize_chinese_chars", "tokenizer_class", "trim_offsets", "truncation",
-    "truncation_side", "truncation_strategy", "unk_token", "vocab_size",
+    "backend", "bos_token", "clean_text", "clean_up_tokenization_spaces", "cls_token", "do_lower_case",
+    "do_basic_tokenize", "eos_token", "errors", "extra_special_tokens", "keep_accents", "legacy", "lowercase",
+    "mask_token", "max_length", "max_len", "model_input_names", "model_max_length", "never_split",
+    "pad_to_multiple_of", "pad_token", "pad_token_type_id", "padding", "padding_side", "remove_space",
+    "sep_token", "split_by_punct", "split_special_tokens", "stride", "strip_accents", "tokenize_chinese_chars",
+    "tokenizer_class", "trim_offsets", "truncation", "truncation_side", "truncation_strategy", "unk_id",
+    "unk_token", "vocab_size", "wordpieces_prefix",
 })  # fmt: skip
 """Keys of ``tokenizer_config.json``."""
 SPECIAL_KEYS = frozenset({

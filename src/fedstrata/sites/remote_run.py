@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
+from fedstrata.errors import UserError
 from fedstrata.exchanges.sums import most_sum_bytes
 from fedstrata.job.tables import Job
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.models import checkpoints
 from fedstrata.models.folders import write_tokenizer
-from fedstrata.plan.kinds import Weights
+from fedstrata.plan.kinds import Tensors, Weights
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import Streams
@@ -84,8 +85,12 @@ def remote_run(
         tokens: site -> its token for the activation stream.
         port: of the activation stream; 0 where there is none.
         most_weight: site -> most examples for which it counts; who is not in it counts for all of its own.
+
+    Raises:
+        UserError: the sites would split texts otherwise than here.
     """
     job, name_of_run, files = stage.job, run_id(stage.folder), _files(stage.loaded)
+    _check_tokenizer(stage.loaded, job.task.kind, files)
     if job.privacy.public_vocabulary is not None:
         content = bytearray(Path(job.privacy.public_vocabulary).read_bytes())
         files[VOCABULARY] = torch.frombuffer(content, dtype=torch.uint8)
@@ -190,6 +195,19 @@ def _files(loaded: checkpoints.Loaded) -> dict[str, torch.Tensor]:
         name: torch.frombuffer(bytearray(content), dtype=torch.uint8)
         for name, content in sent_files(files).items()
     }
+
+
+def _check_tokenizer(loaded: checkpoints.Loaded, kind: str, files: Tensors) -> None:
+    """Refuse a tokenizer that sites, which take known settings alone, would make into another."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in files.items():
+            Path(folder, name).write_bytes(content.numpy().tobytes())
+        there = checkpoints.fast_tokenizer(folder, kind)
+    if checkpoints.tokenizer_text(there) != checkpoints.tokenizer_text(loaded.tokenizer):
+        raise UserError(
+            f"model {loaded.name}: its tokenizer has settings that do not go to sites, and without them it splits "
+            "texts otherwise"
+        )
 
 
 def run_id(folder: Path) -> str:

@@ -36,6 +36,14 @@ def test_did_you_mean_takes_any_iterable() -> None:
     assert did_you_mean("keyz", {"key": 1, "value": 2}) == "did you mean 'key'? (expected one of: key, value)"
 
 
+def test_of_many_words_the_first_are_listed() -> None:
+    clients = [f"client-{i:04d}" for i in range(2000)]
+    tail = did_you_mean("client-42", clients)
+    assert tail.endswith("client-0048, client-0049, and 1,950 more)")
+    assert "client-0050" not in tail
+    assert did_you_mean("zzz", clients[:50]).endswith(", client-0049")
+
+
 def test_a_user_error_is_its_sentence() -> None:
     assert str(UserError("what is wrong, and what is expected")) == "what is wrong, and what is expected"
     assert not issubclass(UserError, ValueError)  # so that no handler of library errors swallows it

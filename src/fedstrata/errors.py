@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+MOST_LISTED = 50
+"""Words that a sentence lists: more than there are of any kind but clients, classes and columns."""
+
 
 class UserError(Exception):
     """Invalid input, reported in one sentence: what is wrong, where, and what is expected.
@@ -24,12 +27,13 @@ def naming(where: str) -> Iterator[None]:
 
 
 def did_you_mean(found: str, expected: Iterable[str]) -> str:
-    """The tail of a sentence that lists the expected words and names the one nearest to what was found."""
+    """The tail of a sentence that lists the expected words, and names the one nearest to what was found."""
     import difflib  # here: whoever imports the package waits for as little as possible
 
     words = [str(word) for word in expected]
     near = difflib.get_close_matches(found, words, n=1)
-    listed = f"expected one of: {', '.join(words)}"
+    more = f", and {len(words) - MOST_LISTED:,} more" if len(words) > MOST_LISTED else ""
+    listed = f"expected one of: {', '.join(words[:MOST_LISTED])}{more}"
     return f"did you mean {near[0]!r}? ({listed})" if near else listed
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import fedstrata
 from fedstrata.events import StageStarted
+from fedstrata.forecasts.validate import validate
 from fedstrata.job.file import load
 from fedstrata.job.unused_keys import unused_keys
 from fedstrata.methods.fedbfpt import FedBFPT
@@ -97,6 +98,28 @@ def test_keys_that_are_told_without_a_run(job: Job) -> None:
     assert said(engine={"quorum": 1.0}) == ["[engine] quorum"]
     assert said(train={"feature_cache_gb": 1.0}) == ["[train] feature_cache_gb"]
     assert not said(train={"feature_cache_gb": 1.0, "cache_frozen_layers": True, "epochs": 2})
+    assert said(adapter={"kind": "lora", "dropout": 0.5}, train={"dropout": False}) == ["[adapter] dropout"]
+    assert not said(adapter={"kind": "lora", "dropout": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("name", "adapter", "told"),
+    [
+        ("fedfreezebert", {}, "no adapter is ever trained with 'fedfreezebert' as set here"),
+        ("none", {"merge": "freeze_a"}, "no adapter is ever trained with 'none' as set here"),
+        ("fedbt", {"targets": ["word_embeddings"]}, "no adapter is ever trained with 'fedbt' as set here"),
+        ("fedbt", {"targets": ["query", "word_embeddings"]}, "adapters of embeddings are never trained"),
+        ("fedbt", {"targets": ["query"]}, ""),
+        ("fedavg", {"targets": ["query", "word_embeddings"]}, ""),
+        ("fedbert", {}, ""),  # the server trains them
+    ],
+)
+def test_adapters_that_are_never_trained_are_told(job: Job, name: str, adapter: dict[str, Any], told: str) -> None:
+    pytest.importorskip("peft", reason="adapters need the extra 'lora'")
+    made = job(name, "classify", 4, adapter={"kind": "lora", "rank": 2, **adapter}, method={"rounds": 1})
+    found = [line for line in validate(made).lines if line.startswith("note    [adapter]")]
+    assert len(found) == bool(told), found
+    assert told in "".join(found)
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,8 @@ def _training(job: Job, plans: Sequence[Plan]) -> Iterator[Unused]:
         yield "train", ("lr_power",), "it goes with lr_schedule = 'polynomial'"
     if train.epochs == 1:
         yield "train", ("lr_decay",), "it acts from a round's second epoch on, and [train] epochs is 1"
+    if not train.dropout:
+        yield "adapter", ("dropout",), "[train] dropout is false, which sets every dropout to 0"
     if kind != "mlm":
         yield "train", ("mlm_head",), f"it goes with 'mlm', not with {kind!r}"
         yield "task", ("mask_probability",), f"it goes with 'mlm', not with {kind!r}"

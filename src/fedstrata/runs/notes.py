@@ -125,11 +125,24 @@ def without_effect(job: Job, parts: Parts, clients: Sequence[str]) -> list[str]:
     """Which keys are set and change nothing, a sentence for each reason."""
     kind, streams, base = job.task.kind, Streams(job.train.seed), parts.without_adapters
     rounds = range(job.method.rounds)
-    lines = unused_keys(job, [make_plan(job.method, parts, kind, round, SERVER, streams) for round in rounds])
+    plans = [make_plan(job.method, parts, kind, round, SERVER, streams) for round in rounds]
+    lines = unused_keys(job, plans) + _idle_adapters(job, parts, plans)
     if unread := unused_options(job.method, base, kind, clients, streams):
         as_set = f"{method_name(job.method)!r} as set here plans the same without it"
         lines.append(f"[method] {', '.join(unread)}: no effect here, as {as_set}")
     return lines
+
+
+def _idle_adapters(job: Job, parts: Parts, plans: Sequence[Plan]) -> list[str]:
+    """That no round trains the adapters, or those of the embeddings, so that the job trains less than it says."""
+    adapters = {part.name: part.depth for part in parts.each if part.kind == "adapter"}
+    moved = {adapters[name] for plan in plans for name in (*plan.train, *plan.away(parts)) if name in adapters}
+    with_method = f"with {method_name(job.method)!r} as set here"
+    if adapters and not moved:
+        return [f"[adapter] kind: no adapter is ever trained {with_method}; the model is as it would be without"]
+    if None in set(adapters.values()) - moved:
+        return [f"[adapter] targets: adapters of embeddings are never trained {with_method}"]
+    return []
 
 
 def _who(job: Job) -> str:

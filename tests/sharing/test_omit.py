@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from plain import plain_loop
 from transformers import AutoModelForMaskedLM
 
 import fedstrata
+from fedstrata.client.sharing import tensors_of
+from fedstrata.errors import UserError
+from fedstrata.models import checkpoints
+from fedstrata.plan.disclosure import LENGTH, channels
 
 Jobs = Callable[..., dict[str, Any]]
 BIAS, POSITIONS = "cls.predictions.bias", "bert.embeddings.position_embeddings.weight"
@@ -75,3 +80,37 @@ def test_what_is_left_out_stays_and_the_rest_learns_as_in_a_plain_loop(
             )
         elif name != "bert.embeddings.token_type_embeddings.weight":
             assert not torch.equal(model[name], start[name]), name
+
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 66,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "words", "positions"),
+    [
+        ("biogpt", "biogpt.embed_tokens.weight", "biogpt.embed_positions.weight"),
+        ("eurobert", "model.embed_tokens.weight", ""),
+        ("gpt_neox", "gpt_neox.embed_in.weight", ""),
+        ("openai-gpt", "transformer.tokens_embed.weight", "transformer.positions_embed.weight"),
+        ("canine", "", "canine.char_embeddings.char_position_embeddings.weight"),
+    ],
+)
+def test_rows_are_left_out_by_whatever_name_a_family_has_for_its_tables(
+    tmp_path: Path, family: str, words: str, positions: str
+) -> None:
+    """Else all of them leave, while the run says that the model has none."""
+    transformers.AutoConfig.for_model(family, **SIZES).save_pretrained(tmp_path)
+    parts = checkpoints.parts_of(str(tmp_path), "classify", ["a", "b"])
+    assert tensors_of(["position_rows"], parts) == {"position_rows": frozenset({positions} - {""})}
+    assert (LENGTH in channels(parts, ["embeddings"], "class")["embeddings"]) is bool(positions)
+    if words:
+        assert tensors_of(["unlisted_rows"], parts) == {"unlisted_rows": frozenset({words})}
+    else:
+        with pytest.raises(UserError, match=r"omit: which tensor of 'canine' has .* expected: 'embeddings'"):
+            tensors_of(["unlisted_rows"], parts)

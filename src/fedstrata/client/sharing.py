@@ -65,7 +65,7 @@ def tensors_of(omit: Iterable[str], parts: Parts) -> Mapping[str, frozenset[str]
     ``unlisted_rows`` means all tensors with a row for each token: the table, a decoder of its own and its bias.
 
     Raises:
-        UserError: rows are to be left out of embeddings in whose place adapters are trained.
+        UserError: rows are to be left out of embeddings in whose place adapters are trained, or of no known table.
     """
     below = {
         name: shape
@@ -87,6 +87,11 @@ def tensors_of(omit: Iterable[str], parts: Parts) -> Mapping[str, frozenset[str]
         raise UserError(
             f"[privacy] omit: {rows!r} goes with embeddings that are trained themselves, not with adapters in "
             "their place ([adapter] targets); expected: 'embeddings'"
+        )
+    if "unlisted_rows" in omit and below and not tables:  # all rows would leave, unlisted ones too
+        raise UserError(
+            f"[privacy] omit: which tensor of {parts.architecture!r} has the rows of tokens is not known, so "
+            "'unlisted_rows' cannot be left out; expected: 'embeddings'"
         )
     return {name: frozenset(means[name]) for name in omit}
 

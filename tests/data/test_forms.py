@@ -161,6 +161,19 @@ def test_compressed_files_are_read_as_what_they_hold(name: str) -> None:
     assert found("folder").columns["text"] == ["one", "two"]
 
 
+def test_parquet_and_excel_files_may_be_compressed_too() -> None:
+    from pyarrow import parquet, table
+
+    parquet.write_table(table({"text": ["one"]}), "a.parquet")
+    for name in ("a.parquet", excel("b.xlsx", [["text"], ["one"]])):
+        packed = gzip.compress(Path(name).read_bytes())
+        write(f"{name}.gz", packed)
+        assert found(f"{name}.gz", "text").columns == {"text": ["one"]}
+        write(f"cut.{name}.gz", packed[:40])
+        with refused(f"cut.{name}.gz: cannot be read ("):
+            found(f"cut.{name}.gz", "text")
+
+
 def test_a_damaged_compressed_file_is_one_sentence() -> None:
     write("a.csv.gz", gzip.compress(b"text,label\none,x\n" * 50)[:40])
     with refused("a.csv.gz: cannot be read ("):

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedstrata.data.forms.data_sets import class_labels, named_classes
 from fedstrata.data.forms.how import How, Records, check
-from fedstrata.data.forms.text import check_file, full_lines, lines
+from fedstrata.data.forms.text import full_lines, lines, whole
 from fedstrata.errors import UserError
 
 BLANK = re.compile(r"[ \t\n\r]*")
@@ -103,9 +103,9 @@ def parquet_columns(path: Path) -> list[str]:
     """
     from pyarrow import ArrowException, parquet  # here, as it is slow to load and seldom needed
 
-    check_file(path)
+    source = whole(path)
     try:
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(source) as file:
             return list(file.schema_arrow.names)
     except (ArrowException, OSError) as error:
         reason = str(error).partition("\n")[0]
@@ -116,9 +116,9 @@ def parquet_records(path: Path, how: How) -> Records:
     """Of a Parquet file; tags that a data set wrote as numbers have its names; its class -1 is a missing one."""
     from pyarrow import ArrowException, parquet  # here, as it is slow to load and seldom needed
 
-    check_file(path)
+    source = whole(path)
     try:
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(source) as file:
             schema = file.schema_arrow
             check(path, schema.names, how.wanted)
             told = (schema.metadata or {}).get(b"huggingface")

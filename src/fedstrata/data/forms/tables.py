@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.data.forms.how import How, Records, check
-from fedstrata.data.forms.text import check_file, lines
+from fedstrata.data.forms.text import lines, whole
 from fedstrata.errors import UserError, plural
 
 Fields = Iterator[tuple[int, list[Any]]]
@@ -133,11 +133,11 @@ def _excel_rows(path: Path, how: How) -> Fields:
         import openpyxl  # an extra, slow to load
     except ImportError:
         raise UserError(f"{path}: {EXCEL}") from None
-    check_file(path)
+    source = whole(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of styles and the like, which are not read
-            book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+            book = openpyxl.load_workbook(source, read_only=True, data_only=True)
     except Exception as error:  # zip files, XML and their content raise errors of every kind
         raise UserError(f"{path}: is not a readable Excel file ({str(error).partition(chr(10))[0]})") from None
     try:

@@ -73,6 +73,15 @@ def binary(path: Path) -> BinaryIO:
     return cast(BinaryIO, gzip.open(path))
 
 
+def whole(path: Path) -> Path | BinaryIO:
+    """A file for libraries that go to and fro in it: its path, or its bytes where they were compressed."""
+    try:
+        with binary(path) as file:
+            return io.BytesIO(file.read()) if isinstance(file, gzip.GzipFile) else path
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+
+
 def _marked(path: Path, file: BinaryIO, how: How) -> str | None:
     """The encoding that a byte order mark tells; None where there is none."""
     head = file.peek(4)[:4]  # type: ignore[attr-defined]  # both kinds of files are buffered

@@ -267,23 +267,29 @@ def test_a_site_far_outside_the_others_is_named_and_does_not_decide(job: Jobs, v
     assert largest < 0.01
 
 
-def test_hidden_states_that_cannot_be_used_leave_a_site_out(job: Jobs, village: Village) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("labels", 99, "labels: must be classes from 0 to 2 (int32)"),
+        ("features", 1e30, "features hold a number of 1e+30, at most 1e+06 is taken"),
+    ],
+)
+def test_hidden_states_that_cannot_be_used_leave_a_site_out(
+    job: Jobs, village: Village, name: str, value: float, reason: str
+) -> None:
     tables = {
         "head": {"kind": "cls"},
         "method": {"variant": "centralized"},
         "client": {"may_send": ["hidden_states"]},
     }
     _, there = village.jobs(job("fedfreezebert", "classify", 3, **tables))
-    for name in NAMES:
-        village.site(name, 'payloads = ["weights"]', 'payloads = ["weights", "hidden_states"]')
+    for site in NAMES:
+        village.site(site, 'payloads = ["weights"]', 'payloads = ["weights", "hidden_states"]')
 
-    def label(own: dict[str, dict[str, torch.Tensor]]) -> None:
-        own["hidden_states"]["labels"][0] = 99
+    def spoil(own: dict[str, dict[str, torch.Tensor]]) -> None:
+        own["hidden_states"][name][0] = value
 
-    attacked(village, "b", "reply", [weights(label)], "hidden_states")
+    attacked(village, "b", "reply", [weights(spoil)], "hidden_states")
     run = fedstrata.run(there)
     [line] = lines(run.folder / "missing.jsonl")
-    assert (line["client"], line["reason"]) == (
-        "b",
-        "sends what cannot be used: labels: must be classes from 0 to 2 (int32)",
-    )
+    assert (line["client"], line["reason"]) == ("b", f"sends what cannot be used: {reason}")

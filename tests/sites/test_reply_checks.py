@@ -6,15 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedstrata.job.tables import Task
-from fedstrata.sites.reply_checks import needed_metrics
+from fedstrata.plan.messages import Reply, Request
+from fedstrata.plan.plan import Plan
+from fedstrata.sites.reply_checks import check_reply, needed_metrics
 from fedstrata.tasks.classify import Classify, positive_classes
 from fedstrata.tasks.clm import CausalLM
 from fedstrata.tasks.mlm import masked_lm
 from fedstrata.tasks.regress import Regress
 from fedstrata.tasks.tag import Tag
 from fedstrata.tasks.task import Predicted
+from fedstrata.wire.codec import WireError
 
 PAIR, THREE = ("no", "yes"), ("eye", "heart", "kidney")
 
@@ -47,3 +51,20 @@ def test_every_score_has_the_metrics_that_are_needed(
     made["pair"] = made["classify"]
     tags = [["O"]] if task.kind == "tag" else one
     assert needed_metrics(task, labels) == set(made[task.kind].metrics([Predicted(tags, tags, 1.0)]))
+
+
+@pytest.mark.parametrize(("name", "taken", "refused"), [("features", 7e4, 2e6), ("labels", 1e9, 1e13)])
+def test_hidden_states_and_numbers_by_which_a_training_overflows_are_refused(
+    name: str, taken: float, refused: float
+) -> None:
+    server: Any = None  # which holds nothing that they are compared with
+    for value in (taken, -taken, -refused, refused):
+        message = {"features": torch.zeros(2, 1, 4), "labels": torch.zeros(2)}
+        message[name][1] = value
+        reply = Reply("a", 2, weights={"hidden_states": message})
+        request = Request(0, "a", Plan((), ()), "hidden_states", {}, {})
+        if abs(value) == taken:
+            check_reply(server, request, reply, None)
+        else:
+            with pytest.raises(WireError, match=f"{name} hold a number of {refused:.0e}".replace("+", ".")):
+                check_reply(server, request, reply, None)

@@ -23,7 +23,9 @@ from fedstrata.wire.on_disk import let_go
 MARGIN = 10.0
 """A reply's weight may be larger than ``HUGE`` where the server's own part has one a tenth as large."""
 MOST_LOSS = 1e12
-"""Largest training loss."""
+"""Largest training loss, and largest number to learn: its square is finite."""
+MOST_STATE = 1e6
+"""Largest number of a hidden state: more than ten times what fp16 holds."""
 LONGEST_METRIC = 200
 """Most characters of a metric's name with its pool."""
 ROUNDING = 1e-6
@@ -58,6 +60,7 @@ def check_reply(
     else:
         asked = {"hidden_states": {PART}, "train": set(request.plan.send)}.get(request.phase, set())
         _check_parts(reply.weights.keys(), asked)
+        _check_states(reply.weights.get(PART, {}))
     _check_scores(reply.scores, request, metrics, needed)
 
 
@@ -81,6 +84,17 @@ def _check_parts(found: Collection[str], asked: Collection[str]) -> None:
         raise WireError(f"sends what it was not asked for: {plain_text(strange[0], 100)}")
     if lacking := sorted(set(asked) - set(found)):
         raise WireError(f"sends what cannot be used: {lacking[0]}: is missing")
+
+
+def _check_states(message: Tensors) -> None:
+    """Refuse hidden states and numbers to learn by which a training at the server overflows."""
+    for name, tensor in message.items():
+        most = MOST_LOSS if name == "labels" else MOST_STATE
+        if tensor.is_floating_point() and (largest := _largest(tensor)) > most:
+            raise WireError(
+                f"sends what cannot be used: {name} hold a number of {largest:.3g}, at most {most:.3g} is taken"
+            )
+        let_go([tensor])
 
 
 def _check_size(part: str, message: Tensors, own: Tensors) -> None:

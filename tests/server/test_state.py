@@ -142,7 +142,7 @@ def test_a_finished_run_is_not_run_again(job: Jobs) -> None:
     assert [type(event).__name__ for event in events] == ["StageEnded"]
 
 
-@pytest.mark.parametrize("what", ["weights", "tokenizer"])
+@pytest.mark.parametrize("what", ["weights", "config", "tokenizer"])
 def test_another_start_model_cannot_be_resumed_with(job: Jobs, what: str) -> None:
     made = job("fedavg")
     folder = Path(made["model"]["name"])
@@ -157,10 +157,14 @@ def test_another_start_model_cannot_be_resumed_with(job: Jobs, what: str) -> Non
         tensors = load_file(folder / "model.safetensors")
         tensors["bert.embeddings.LayerNorm.bias"] += 1
         write_tensors(folder / "model.safetensors", tensors)
+    elif what == "config":
+        words = (folder / "config.json").read_text("utf-8")
+        assert '"hidden_act": "gelu"' in words
+        (folder / "config.json").write_text(words.replace('"hidden_act": "gelu"', '"hidden_act": "relu"'), "utf-8")
     else:
         words = (folder / "tokenizer.json").read_text("utf-8")
         (folder / "tokenizer.json").write_text(words.replace('"kidney"', '"kidneys"'), "utf-8")
-    with pytest.raises(UserError, match="other weights or another tokenizer"):
+    with pytest.raises(UserError, match="other weights, or another config or tokenizer"):
         fedstrata.run(made, resume=True)
 
 

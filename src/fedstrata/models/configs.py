@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -26,6 +27,8 @@ HF_LOAD_ERRORS = (
     ValueError, SafetensorError, StrictDataclassError, pickle.UnpicklingError,
 )  # fmt: skip
 """What transformers raises on folders without a model, with half of one, or with another one."""
+ORIGIN = ("_name_or_path", "_commit_hash", "transformers_version", "architectures", "dtype")
+"""Keys of a config that tell whence it comes, and no more."""
 
 
 def config_of(
@@ -151,6 +154,17 @@ def reads_last_token(config: Any) -> bool:
     """
     both = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
     return type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and not both
+
+
+def config_text(config: Any) -> str:
+    """All that a config says of a model beyond its kind's defaults."""
+
+    def kept(table: Any) -> Any:
+        if not isinstance(table, dict):
+            return table
+        return {str(key): kept(value) for key, value in table.items() if str(key) not in ORIGIN}
+
+    return json.dumps(kept(config.to_diff_dict()), sort_keys=True, default=str)
 
 
 def unusable(name: str, error: Exception, what: str = "model") -> UserError:

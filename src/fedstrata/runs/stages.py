@@ -22,7 +22,7 @@ from fedstrata.events import Noted, StageEnded
 from fedstrata.job.privacy_rules import check_task
 from fedstrata.job.tables import Job
 from fedstrata.models import checkpoints, scratch
-from fedstrata.models.configs import config_of
+from fedstrata.models.configs import config_of, config_text
 from fedstrata.models.fresh_torch import fresh_torch
 from fedstrata.models.quiet import quiet
 from fedstrata.plan.parts import Parts
@@ -278,7 +278,8 @@ def _go_on(stage: Stage, start: str, found: list[Change], keep: Callable[[], Non
     if new:
         scratch.publish(Path(start), folder / START)
         ready = replace(ready, loaded=replace(ready.loaded, name=str(folder / START)))  # as its adapters name it
-    run = state.RunState(folder, state.fingerprint(weights, checkpoints.tokenizer_text(ready.loaded.tokenizer)))
+    settings = config_text(ready.loaded.model.config) + checkpoints.tokenizer_text(ready.loaded.tokenizer)
+    run = state.RunState(folder, state.fingerprint(weights, settings))
     done, lost = run.reopen()
     if lost:
         stage.tell(Noted(lost))

@@ -48,9 +48,9 @@ HELD = 2
 """Commits that are kept."""
 
 
-def fingerprint(weights: Mapping[str, Tensors], tokenizer: str = "") -> str:
-    """A hash of all tensors, and of a tokenizer: tells whether a resumed run starts from the same model."""
-    digest = hashlib.sha256(tokenizer.encode())
+def fingerprint(weights: Mapping[str, Tensors], settings: str = "") -> str:
+    """A hash of all tensors, of config and tokenizer: tells whether a resumed run starts from the same model."""
+    digest = hashlib.sha256(settings.encode())
     for tensors in weights.values():
         for name, tensor in tensors.items():
             digest.update(name.encode())
@@ -221,8 +221,8 @@ class RunState:
             manifest = read_sealed(path)
             if manifest and manifest["start"] != self.start:
                 raise UserError(
-                    f"{self.folder}: cannot be resumed, its run began from other weights or another tokenizer "
-                    "than the job's model has now"
+                    f"{self.folder}: cannot be resumed, its run began from other weights, or another config or "
+                    "tokenizer, than the job's model has now"
                 )
             wrong = self._damaged(manifest) if manifest else path
             if manifest and not wrong:

@@ -85,12 +85,8 @@ def remote_run(
         tokens: site -> its token for the activation stream.
         port: of the activation stream; 0 where there is none.
         most_weight: site -> most examples for which it counts; who is not in it counts for all of its own.
-
-    Raises:
-        UserError: the sites would split texts otherwise than here.
     """
-    job, name_of_run, files = stage.job, run_id(stage.folder), _files(stage.loaded)
-    _check_tokenizer(stage.loaded, job.task.kind, files)
+    job, name_of_run, files = stage.job, run_id(stage.folder), _files(stage.loaded, stage.job.task.kind)
     if job.privacy.public_vocabulary is not None:
         content = bytearray(Path(job.privacy.public_vocabulary).read_bytes())
         files[VOCABULARY] = torch.frombuffer(content, dtype=torch.uint8)
@@ -181,33 +177,30 @@ def _site_tables(job: Job, max_positions: int) -> dict[str, Any]:
     return tables
 
 
-def _files(loaded: checkpoints.Loaded) -> dict[str, torch.Tensor]:
+def _files(loaded: checkpoints.Loaded, kind: str) -> Tensors:
     """Name -> content, as bytes, of the files of a model's folder that hold no weights.
 
     What a tokenizer was last called with is no part of it, and of no job: rows whose tokens are kept are not
     tokenized again.
+
+    Raises:
+        UserError: sites, which take known settings alone, would make another tokenizer of them.
     """
     with tempfile.TemporaryDirectory() as folder:
         loaded.model.config.save_pretrained(folder)
         write_tokenizer(loaded.tokenizer, Path(folder))
         files = {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir()) if path.is_file()}
-    return {
-        name: torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        for name, content in sent_files(files).items()
-    }
-
-
-def _check_tokenizer(loaded: checkpoints.Loaded, kind: str, files: Tensors) -> None:
-    """Refuse a tokenizer that sites, which take known settings alone, would make into another."""
+    sent = sent_files(files)
     with tempfile.TemporaryDirectory() as folder:
-        for name, content in files.items():
-            Path(folder, name).write_bytes(content.numpy().tobytes())
+        for name, content in sent.items():
+            Path(folder, name).write_bytes(content)
         there = checkpoints.fast_tokenizer(folder, kind)
     if checkpoints.tokenizer_text(there) != checkpoints.tokenizer_text(loaded.tokenizer):
         raise UserError(
             f"model {loaded.name}: its tokenizer has settings that do not go to sites, and without them it splits "
             "texts otherwise"
         )
+    return {name: torch.frombuffer(bytearray(content), dtype=torch.uint8) for name, content in sent.items()}
 
 
 def run_id(folder: Path) -> str:

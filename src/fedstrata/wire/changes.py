@@ -168,16 +168,12 @@ def _checked_window(message: Tensors, total: int, form: ChangeForm) -> int:
 
 def _largest(flat: torch.Tensor, count: int) -> torch.Tensor:
     """The places ``[count]``, ascending, of the largest absolute values; of equal ones the first."""
-    if not count:
-        return torch.zeros(0, dtype=torch.int64)
     size = flat.abs().nan_to_num_(torch.inf, torch.inf)  # what is not finite is sent, and refused
-    last = len(size) - count
-    least = float(np.partition(size.numpy(), last)[last])  # a fifth of the seconds of torch's topk
-    places = torch.nonzero(size >= least).flatten()
-    equal = torch.nonzero(size[places] == least).flatten()
-    kept = torch.ones(len(places), dtype=torch.bool)
-    kept[equal[len(equal) - (len(places) - count) :]] = False
-    return places[kept]
+    least = float(np.partition(size.numpy(), -count)[-count]) if count else torch.inf  # faster than torch's topk
+    above = size > least
+    at = torch.nonzero(size == least).flatten()[: count - int(above.sum())]
+    above[at] = True
+    return torch.nonzero(above).flatten()
 
 
 def _window(blocks: torch.Tensor, width: int) -> int:

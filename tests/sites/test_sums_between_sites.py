@@ -21,7 +21,7 @@ from fedstrata.plan.messages import Request
 from fedstrata.privacy.masked_sums import Member
 from fedstrata.privacy.opening import Opening
 from fedstrata.privacy.roster import Entry
-from fedstrata.runs import stages, train
+from fedstrata.runs import stages
 from fedstrata.server.state import fingerprint
 from fedstrata.sites.engine import RemoteEngine
 from fedstrata.sites.lost import NOTHING
@@ -408,7 +408,7 @@ def test_sites_that_were_sent_different_start_models_add_to_no_sum(
         return send(to, message, seconds, size)
 
     made = village.jobs(job("fedsplitbert", "classify", clients={"test": 0.3}, method={"rounds": 1}, **SUMS))[1]
-    begun = train.start_weights
+    begun = stages.start_weights
 
     def noted(runtime: Any) -> Any:
         found = begun(runtime)

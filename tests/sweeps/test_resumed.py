@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import tomli_w
+from safetensors.torch import load_file
 
 import fedstrata
 from fedstrata.errors import UserError
@@ -20,6 +21,7 @@ from fedstrata.sweeps import begun
 from fedstrata.sweeps.cells import cells
 from fedstrata.sweeps.run import _Scheduler
 from fedstrata.wire.files import read_lines
+from fedstrata.wire.store import write_tensors
 from tiny import SENTENCES
 
 HEAD = "text,label\n"
@@ -129,6 +131,25 @@ def test_a_row_that_means_something_else_now_is_refused(again: Callable[..., lis
     rows = [{"name": "a"}, {"name": "b", "method.name": "fedbt"}]
     with pytest.raises(UserError, match=r"^cell 'b, seed 0': .* method.name = 'fedprox', .* 'fedbt'; "):
         again({}, rows=rows)
+
+
+def test_another_start_model_is_refused_before_anything_runs(
+    done: Done, again: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """The table would have held cells from two models, under one name."""
+    path = Path(done[0]["model"]["name"]) / "model.safetensors"
+    whole = path.read_bytes()
+    tensors = load_file(path)
+    tensors["bert.embeddings.LayerNorm.bias"] += 1
+    try:
+        write_tensors(path, tensors)
+        assert again({}) == [], "of what is over only the table is made again"
+        with pytest.raises(UserError, match=r"^cell 'a, seed 0': .*began from other weights, .*anew$"):
+            again({}, seeds=[0, 1])
+        assert not list((tmp_path / "sweep").glob("cells/*/seed-1"))
+    finally:
+        path.write_bytes(whole)
+    assert again({}, seeds=[0, 1]) == ["a, seed 1", "b, seed 1"]
 
 
 def test_other_rows_are_refused(done: Done, again: Callable[..., list[str]]) -> None:

@@ -23,7 +23,7 @@ from fedstrata.models.depth import local_depth
 from fedstrata.plan.kinds import Index, Weights
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan, make_plan
-from fedstrata.runs.train import start_weights
+from fedstrata.runs.start import start_weights
 from fedstrata.tasks import Examples
 
 

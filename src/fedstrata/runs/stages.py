@@ -22,7 +22,7 @@ from fedstrata.events import Noted, StageEnded
 from fedstrata.job.privacy_rules import check_task
 from fedstrata.job.tables import Job
 from fedstrata.models import checkpoints, scratch
-from fedstrata.models.configs import config_of, config_text
+from fedstrata.models.configs import config_of
 from fedstrata.models.fresh_torch import fresh_torch
 from fedstrata.models.quiet import quiet
 from fedstrata.plan.parts import Parts
@@ -50,7 +50,8 @@ from fedstrata.runs.resume import (
     same_vocabulary,
     without_effect,
 )
-from fedstrata.runs.train import ReadyStage, Stage, Tell, start_weights, train_stage
+from fedstrata.runs.start import start_digest, start_weights
+from fedstrata.runs.train import ReadyStage, Stage, Tell, train_stage
 from fedstrata.server import state
 from fedstrata.server.ended import damaged_end, finish
 from fedstrata.sites.federation import check_sites, federation, names_of, settle_sites
@@ -278,8 +279,7 @@ def _go_on(stage: Stage, start: str, found: list[Change], keep: Callable[[], Non
     if new:
         scratch.publish(Path(start), folder / START)
         ready = replace(ready, loaded=replace(ready.loaded, name=str(folder / START)))  # as its adapters name it
-    settings = config_text(ready.loaded.model.config) + checkpoints.tokenizer_text(ready.loaded.tokenizer)
-    run = state.RunState(folder, state.fingerprint(weights, settings))
+    run = state.RunState(folder, start_digest(weights, ready.loaded))
     done, lost = run.reopen()
     if lost:
         stage.tell(Noted(lost))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedstrata.client.answer import ClientData, ClientRuntime
+from fedstrata.client.answer import ClientData
 from fedstrata.client.model_pass import plain_pass
 from fedstrata.client.scorer import Keep
 from fedstrata.client.setup import Ready
@@ -30,7 +30,6 @@ from fedstrata.job.aggregate_rules import check_senders
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models import checkpoints
 from fedstrata.models.adapters import adapted_modules
-from fedstrata.models.parts import part_tensors
 from fedstrata.plan.kinds import Weights
 from fedstrata.plan.messages import Engine
 from fedstrata.plan.plan import Plan, make_plan
@@ -179,15 +178,6 @@ def round_settings(job: Job) -> RoundSettings:
         own_tests=job.clients.test is not None,
         sites=job.between_sites,
     )
-
-
-def start_weights(runtime: ClientRuntime) -> Weights:
-    """A copy of the model's parts."""
-    model, parts = runtime.working.model, runtime.working.parts
-    return {
-        part: {name: t.to("cpu", copy=True) for name, t in part_tensors(model, parts, [part]).items()}
-        for part in parts.names
-    }
 
 
 def _make_server(stage: ReadyStage) -> Server:

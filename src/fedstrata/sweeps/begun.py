@@ -1,4 +1,4 @@
-"""Cells that have begun, compared with their jobs and rows before any is run: no table mixes two experiments.
+"""Cells that have begun, compared with jobs, rows and models before any is run: no table mixes two experiments.
 
 A cell is resumed with the job it began with, but for keys that no number depends on and for more rounds, which
 are the rounds of a longer run. Learning rates, which a single run may lower on the way, stay what they were.
@@ -13,15 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedstrata.client.setup import resolve_jobs
+from fedstrata.client.setup import make_ready, resolve_jobs
+from fedstrata.client.start_model import model_path
 from fedstrata.data.fingerprint import Fingerprints, fingerprints
-from fedstrata.data.prepare import divided, read_sources
+from fedstrata.data.prepare import Prepared, divided, read_sources
 from fedstrata.errors import UserError, naming
 from fedstrata.job.tables import Job
+from fedstrata.models.quiet import quiet
 from fedstrata.runs.begun import as_it_began, check_begun, check_kept, places_of
 from fedstrata.runs.components import Components
 from fedstrata.runs.result import read_status, stages_of
 from fedstrata.runs.resume import Change, check_rows, differences, job_missing
+from fedstrata.runs.start import start_digest, start_weights
 from fedstrata.server.state import manifests, newest_commit
 from fedstrata.sweeps.cells import Cell
 
@@ -38,7 +41,7 @@ class _Begun:
 
 
 def check_cells(cells: Sequence[Cell], base_dir: Path | None) -> list[Cell]:
-    """Compare every cell that has begun with the job and the rows that it began with.
+    """Compare cells that have begun with their jobs, rows and, while a cell is to be run, start models.
 
     Args:
         cells: the sweep's cells.
@@ -51,8 +54,9 @@ def check_cells(cells: Sequence[Cell], base_dir: Path | None) -> list[Cell]:
         UserError: a cell differs, or what tells so is damaged or missing.
     """
     found = [(cell, _checked(cell, base_dir)) for cell in cells if cell.folder.exists()]
-    _check_rows([stage for _, stages in found for stage in stages], base_dir)
-    return [cell for cell, stages in found if _ended(cell) and all(map(_over, stages))]
+    over = [cell for cell, stages in found if _ended(cell) and all(map(_over, stages))]
+    _check_rows([stage for _, stages in found for stage in stages], base_dir, with_models=len(over) < len(cells))
+    return over
 
 
 def _checked(cell: Cell, base_dir: Path | None) -> list[_Begun]:
@@ -103,8 +107,12 @@ def _check_more_rounds(stage: _Begun, start: _Begun | None) -> None:
         )
 
 
-def _check_rows(stages: Sequence[_Begun], base_dir: Path | None) -> None:
-    """Compare the rows; each source is read once, and divided once for each seed and way to divide it."""
+def _check_rows(stages: Sequence[_Begun], base_dir: Path | None, with_models: bool) -> None:
+    """Compare the rows; each source is read once, and divided once for each seed and way to divide it.
+
+    Of each model the first stage that began from it is compared.
+    """
+    models: set[str] = set()
     by_source: dict[str, list[_Begun]] = defaultdict(list)
     for stage in stages:
         by_source[_source(stage.job)].append(stage)
@@ -115,8 +123,27 @@ def _check_rows(stages: Sequence[_Begun], base_dir: Path | None) -> None:
         for stage in alike:
             key = _key(stage.job.clients.model_dump(), stage.job.data.holdout, stage.job.train.seed)
             with naming(f"cell {str(stage.cell)!r}"):
-                known[key] = known.get(key) or fingerprints(divided(stage.job, train, test))
+                rows = None if key in known else divided(stage.job, train, test)
+                if rows is not None:
+                    known[key] = fingerprints(rows)
                 check_rows(stage.place, known[key])
+                name = _ready_made(stage.job) if with_models else None
+                if name is not None and name not in models:
+                    models.add(name)
+                    _check_model(stage, rows or divided(stage.job, train, test), base_dir)
+
+
+def _ready_made(job: Job) -> str | None:
+    """The name of a stage's start model; None where it is another stage's, or drawn anew."""
+    return None if job.model is None or job.model.config is not None else job.model.name
+
+
+@quiet()
+def _check_model(stage: _Begun, data: Prepared, base_dir: Path | None) -> None:
+    ready = make_ready(stage.job, data, model_path(stage.job, base_dir))
+    commit = newest_commit(stage.place) or {}
+    if commit.get("start") != start_digest(start_weights(ready.runtime), ready.loaded):
+        raise UserError(f"{stage.place}: its run began from other weights, or another config or tokenizer; {ANEW}")
 
 
 def _source(job: Job) -> str:

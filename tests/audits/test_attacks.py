@@ -244,6 +244,14 @@ def test_what_passes_the_cut_gives_tokens_masked_places_and_masked_words(
     assert figures(stage, "gradients", "1 step", "head's answer")["tokens"]["value"] >= 0.75
 
 
+def test_of_a_causal_model_no_word_is_said_to_be_masked(
+    audited: Audited, model_folder: Callable[..., Path]
+) -> None:
+    stage = audited("fedbert", "clm", model={"name": str(model_folder("gpt2", head="clm"))})
+    said = [each["sentence"] for each in stage["findings"] if each["channel"] == "gradients"]
+    assert [("predicted" in sentence, "masked" in sentence) for sentence in said] == [(True, False)] * 4
+
+
 @pytest.mark.parametrize("wire", [{}, {"activations_changed": 0.1, "dtype": "fp16"}, {"gradients": "int4"}])
 @pytest.mark.parametrize("kind", ["classify", "tag"])
 def test_what_passes_the_cut_gives_every_label(

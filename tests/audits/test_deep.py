@@ -133,6 +133,21 @@ def test_noise_on_every_example_brings_it_to_chance(deep_job: Jobs, public: str)
     assert any("more than its epsilon" in note for note in stage["notes"])
 
 
+def test_a_step_for_which_nobody_is_drawn_is_named(deep_job: Jobs, public: str) -> None:
+    """Its message has no finding, which is no all-clear."""
+    tables = {"task": {"labels": list("abc")}, "privacy": {"level": "example", "noise": 20.0}}
+    for seed in range(8):
+        stage = deep(deep_job("classify", train={**STILL, "batch_size": 1, "seed": seed}, **tables), public)
+        [step] = [play for play in stage["plays"] if play["setting"] == "membership, 1 step"]
+        attacked = any(f["attack"] == ATTACK and f["setting"] == "1 step" for f in stage["findings"])
+        assert attacked is bool(step["texts"])
+        said = "membership, 1 step: the draw of examples took none of the texts, so its message was not attacked"
+        assert (said in stage["notes"]) is not attacked
+        if not attacked:
+            return
+    raise AssertionError("one of eight draws of one text is expected to be empty")
+
+
 def test_every_training_has_the_noise_of_the_clients_own_rounds(
     deep_job: Jobs, public: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import fedstrata
 from fedstrata.audits.bench import Bench
@@ -20,7 +21,7 @@ from fedstrata.audits.settings import Setting, played_pair
 from fedstrata.errors import UserError
 from fedstrata.plan.kinds import AUDIT, AUDIT_FORMAT
 from fedstrata.reports.audit import audit_lines, read_audit
-from tiny import SENTENCES
+from tiny import SENTENCES, tiny_config, tokenizer
 
 Jobs = Callable[..., dict[str, Any]]
 Audited = Callable[..., dict[str, Any]]
@@ -181,6 +182,19 @@ def test_a_head_that_no_attack_reads_is_said_to_be_unread(
     assert not any(attack in note for note in stage["notes"])
     with pytest.raises(UserError, match=f"--attacks: {attack} fits nothing .* embeddings, layers"):
         fedstrata.audit(made, attacks=[attack], public=public)
+
+
+@pytest.mark.parametrize("omit", [[], ["position_rows"]])
+def test_a_table_of_distances_that_no_attack_reads_is_named(
+    audited: Audited, tmp_path: Path, omit: list[str]
+) -> None:
+    """Which of its rows have moved tells about the length of the longest text."""
+    config = transformers.MPNetConfig(**tiny_config("bert", 2).to_diff_dict() | {"model_type": "mpnet"})
+    transformers.MPNetForMaskedLM(config).save_pretrained(tmp_path / "mpnet")
+    tokenizer().save_pretrained(tmp_path / "mpnet")
+    stage = audited("fedavg", "classify", model={"name": str(tmp_path / "mpnet")}, privacy={"omit": omit})
+    said = "mpnet.encoder.relative_attention_bias.weight: no attack here reads tables of distances; others may"
+    assert (said in stage["notes"]) is not bool(omit)
 
 
 @pytest.mark.parametrize("merge", ["freeze_a", "plain"])

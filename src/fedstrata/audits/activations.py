@@ -115,13 +115,14 @@ def _masked(view: View) -> list[Finding]:
     sizes, shadow = (_sizes(view, played) for played in (view.client, view.shadow))
     true, shadow_true = (_predicted(played) for played in (view.client, view.shadow))
     figures = detection(sizes, true, best_threshold(shadow, shadow_true))
-    sentence = f"from the gradients the server {read_words(figures, 'masked places')}"
+    what = "masked" if view.bench.job.task.kind == "mlm" else "predicted"
+    sentence = f"from the gradients the server {read_words(figures, f'{what} places')}"
     found = [Finding("gradients", "size", view.setting, figures, sentence)]
     if not _at_server(view):
         return found
     words = _words(view)
     hits, cases = words["tokens"].count
-    sentence = f"from the first batch's gradients the server reads {hits:,} of {cases:,} masked words"
+    sentence = f"from the first batch's gradients the server reads {hits:,} of {cases:,} {what} words"
     return [*found, Finding("gradients", "head's answer", view.setting, words, sentence)]
 
 

@@ -67,10 +67,19 @@ def deep(bench: Bench, folder: Path, notes: list[str]) -> tuple[list[Finding], P
         findings += _final(bench, pool, shadows, final, notes)
     if not why:
         findings += canaries.attack(trainings)
-    notes += _beyond_epsilon(trainings)
+    notes += [*_drawn_of_nobody(trainings), *_beyond_epsilon(trainings)]
     if trainings.cut:
         notes.append(f"short trainings pass over their texts fewer times than the run's {trainings.cut:,}")
     return findings, trainings.plays
+
+
+def _drawn_of_nobody(trainings: ShortTrainings) -> list[str]:
+    """At level ``example`` a step may draw no text: of its message there is then no finding."""
+    return [
+        f"{play['setting']}: the draw of examples took none of the texts, so its message was not attacked"
+        for play in trainings.plays
+        if not play["texts"]
+    ]
 
 
 def _beyond_epsilon(trainings: ShortTrainings) -> list[str]:

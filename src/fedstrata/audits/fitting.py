@@ -14,6 +14,7 @@ from fedstrata.errors import UserError
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.plan.parts import Part
 from fedstrata.plan.plan import make_plan
+from fedstrata.plan.sharing import DISTANCES
 
 Fitting = Mapping[str, Sequence[str]]
 """Attack -> the parts, or the payload, that it reads; attacks that find nothing to read are left out."""
@@ -90,6 +91,9 @@ def _unread(bench: Bench) -> list[str]:
         found.append(f"{', '.join(upper)}: no attack here reads layers above the lowest; others may")
     if others:
         found.append(f"{', '.join(others)}: no attack here reads them; others may")
+    tables = {name for part in parts for name in part.shapes if DISTANCES.search(name)}
+    if tables := tables - bench.parts.sharing.omitted:
+        found.append(f"{', '.join(sorted(tables))}: no attack here reads tables of distances; others may")
     if words := _of_gradients(bench):
         found.append(f"gradients: no attack here reads {words}; others may")
     return found

@@ -13,7 +13,7 @@ from fedstrata.job.tables import Job, method_name
 from fedstrata.models.checkpoints import tokenizer_of
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan, adapted_plan, make_plan
-from fedstrata.plan.sharing import POSITIONS, WORDS, Sharing
+from fedstrata.plan.sharing import DISTANCES, POSITIONS, WORDS, Sharing
 from fedstrata.plan.streams import SERVER, Streams
 
 MOST_VOCABULARY_BYTES = 1 << 26
@@ -78,7 +78,7 @@ def tensors_of(omit: Iterable[str], parts: Parts) -> Mapping[str, frozenset[str]
     by_token = {name for name, shape in head.items() if shape[:1] and shape[0] in tables.values()}
     means = {
         "decoder_bias": {name for name in by_token if len(head[name]) == 1},
-        "position_rows": {name for name in below if POSITIONS.search(name)},
+        "position_rows": {name for name in below if POSITIONS.search(name) or DISTANCES.search(name)},
         "embeddings": set(below),
         "unlisted_rows": tables.keys() | by_token,
     }

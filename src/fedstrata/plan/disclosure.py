@@ -11,7 +11,7 @@ from typing import Literal
 
 from fedstrata.plan.kinds import Payload
 from fedstrata.plan.parts import Parts
-from fedstrata.plan.sharing import POSITION_FACTORS, POSITIONS, WORD_FACTORS
+from fedstrata.plan.sharing import DISTANCES, POSITION_FACTORS, POSITIONS, WORD_FACTORS
 
 Channel = Literal[
     "embeddings",
@@ -131,7 +131,8 @@ def channels(parts: Parts, sent: Iterable[str], target: str) -> dict[Channel, st
     read = {channel: READ[channel] for channel, there in opened.items() if there}
     if parts.sharing.narrowed and "embeddings" in read:
         read["embeddings"] = read["embeddings"].replace("which words", LISTED)
-    if "embeddings" in read and not any(POSITIONS.search(n) or POSITION_FACTORS.search(n) for n in whole):
+    telling = (POSITIONS, POSITION_FACTORS, DISTANCES)
+    if "embeddings" in read and not any(table.search(name) for table in telling for name in whole):
         read["embeddings"] = read["embeddings"].replace(LENGTH, "")
     return read
 

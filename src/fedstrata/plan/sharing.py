@@ -13,6 +13,8 @@ WORDS = re.compile(rf"({_WORDS})(\.\w+)?\.weight$")
 """Ends of the name of the table with a row for each token."""
 POSITIONS = re.compile(rf"({_POSITIONS})(\.\w+)?\.weight$")
 """Ends of the name of the table with a row for each position."""
+DISTANCES = re.compile(r"(rel_embeddings|relative_attention_bias)\.weight$")
+"""Ends of the name of a table with a row for each distance, of which the largest that is used tells the length."""
 WORD_FACTORS = re.compile(rf"({_WORDS})\.lora_embedding_A\.\w+$")
 """Ends of the names of an adapter's tensors with a column for each token."""
 POSITION_FACTORS = re.compile(rf"({_POSITIONS})\.lora_embedding_A\.\w+$")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 import tomllib
@@ -97,6 +98,17 @@ def test_every_row_of_the_sweep_is_valid(folder: Path) -> None:
     assert len(found) == 15
     for cell in found:
         load(Path("job.toml"), cell.pairs)
+
+
+def test_the_task_of_the_guide_trains_in_workers(folder: Path) -> None:
+    [block] = [block for block in page_blocks(DOCS / "guides" / "add-a-task.md") if block.title == "smooth.py"]
+    Path("smooth.py").write_text(block.text, "utf-8")
+    smooth = importlib.import_module("smooth").Smooth
+    scores = [
+        fedstrata.run("job.toml", {"engine.name": name, "output.dir": name, "method.rounds": 1}, task=smooth).score
+        for name in ("inprocess", "pool")
+    ]
+    assert scores[0] == scores[1]
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)

@@ -57,6 +57,16 @@ def test_longer_public_texts_do_not_hide_what_a_span_tells(job: Jobs, tmp_path: 
     assert read == [1.0] * 4
 
 
+def test_public_texts_are_as_long_as_the_model_reads(job: Jobs, tmp_path: Path) -> None:
+    """As those of a run, where the job leaves train.max_tokens open."""
+    long = tmp_path / "long.txt"
+    long.write_text("".join(" ".join([*words(), *words()][i : i + 100]) + "\n" for i in range(30)), "utf-8")
+    made = job("fedavg", "classify")
+    del made["train"]["max_tokens"]
+    [stage] = fedstrata.audit(made, attacks=["class_head"], public=str(long))["stages"]
+    assert stage["findings"]
+
+
 @pytest.mark.parametrize("places", [4, 64])
 def test_a_text_is_read_exactly_where_all_its_places_are_checked(
     job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public: str, places: int

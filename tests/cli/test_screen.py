@@ -31,3 +31,23 @@ def test_a_class_and_a_column_are_no_commands_to_the_terminal(job: Jobs, tmp_pat
     refused = invoked(made, tmp_path, ["a", "b"], "data.label=lable", f"output.dir={tmp_path / 'other'}")
     assert r"expected one of: text, \x1b]0;label\x07" in refused
     assert not {"\x1b", "\x07", "\x9b", "\u202e"} & {*said, *refused}
+
+
+def test_names_in_tables_are_no_commands_to_the_terminal(job: Jobs, tmp_path: Path) -> None:
+    """Those of classes, of folders and of a sweep's rows."""
+    rows = "".join(f'"{text}","{label}\x1b[2J"\n' for text, label in SENTENCES)
+    (tmp_path / "rows.csv").write_text(f"text,label\n{rows}", "utf-8")
+    made = job("fedavg", "classify", 1, method={"rounds": 1}, output={"dir": str(tmp_path / "a\x1b[31m")})
+    made |= {"data": {"train": str(tmp_path / "rows.csv")}}
+    swept = {
+        **made,
+        "sweep": {"rows": [{"name": "\x1b[32mred \u202e"}]},
+        "output": {"dir": str(tmp_path / "sweep")},
+    }
+    said = ""
+    for name, table in {"job": made, "swept": swept}.items():
+        (tmp_path / f"{name}.toml").write_text(tomli_w.dumps(table), "utf-8")
+        for command in ("partition", "run"):
+            said += CliRunner().invoke(app, [command, str(tmp_path / f"{name}.toml")]).output
+    assert all(name in said for name in (r"eye\x1b[2J", r"a\x1b[31m", r"\x1b[32mred \u202e"))
+    assert not {"\x1b", "\u202e"} & {*said}

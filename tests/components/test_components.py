@@ -208,6 +208,18 @@ def test_a_run_goes_on_with_the_same_components_only(job: Jobs, other: Any) -> N
     assert all(t.equal(weights(unbroken.folder)[name]) for name, t in weights(resumed.folder).items())
 
 
+def test_a_run_of_an_own_method_gets_more_rounds(job: Jobs, tmp_path: Path) -> None:
+    small = job("fedavg", "classify", output={"keep_state": True})
+    fedstrata.run(small, method=TopLayer(rounds=1))
+    more = fedstrata.run(small, method=TopLayer(rounds=2), resume=True)
+    unbroken = fedstrata.run({**small, "output": {"dir": str(tmp_path / "unbroken")}}, **OWN["method"])
+    assert all(t.equal(weights(unbroken.folder)[name]) for name, t in weights(more.folder).items())
+    with pytest.raises(UserError, match=r"method\.layers = 1, the job now says 2"):
+        fedstrata.run(small, method=TopLayer(rounds=2, layers=2), resume=True)
+    assert components.identity(TopLayer()) == components.identity(TopLayer(layers=1, rounds=9))
+    assert components.identity(TopLayer()) != components.identity(TopLayer(layers=2))
+
+
 @pytest.mark.parametrize("make", [dict, fedstrata.Job], ids=["content", "object"])
 def test_a_method_that_the_job_itself_holds_is_compared_too(
     job: Jobs, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from fedstrata.engines.seed import LARGE, Seed, dump_seed, load_seed
+from fedstrata.engines.seed import LARGE, NotPortableError, Seed, dump_seed, load_seed
 
 
 def brought(*arrays: np.ndarray[Any, Any]) -> tuple[list[np.ndarray[Any, Any]], int]:
@@ -39,3 +39,19 @@ def test_arrays_made_from_a_mapped_one_are_copied(mapped: np.ndarray[Any, Any]) 
     assert copied == len(made)
     for one, other in zip(found, made, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+class Wrapped:
+    """As a task of one's own may be: all that it lacks is the plain one's."""
+
+    def __init__(self) -> None:
+        self.plain = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plain, name)
+
+
+def test_what_can_be_written_and_not_be_read_is_refused_before_a_worker_has_it() -> None:
+    """A copy asks for its plain one before it has any."""
+    with pytest.raises(NotPortableError, match="reading it there ends in RecursionError: maximum recursion depth"):
+        dump_seed(cast(Seed, [Wrapped()]))

@@ -76,6 +76,19 @@ def test_a_plan_trains_something(job: Job, monkeypatch: pytest.MonkeyPatch) -> N
     assert said == "Given.plan: client-0, round 2: plan.train: is empty; expected a part that the client trains"
 
 
+def test_keys_of_another_method_are_no_settings_of_an_object(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They changed nothing, and names of methods to compare were answered with the one object's costs."""
+    monkeypatch.setattr(Given, "plans", [{"layers": WHOLE, "train": HEAD, "send": HEAD}])
+    beside = {"overrides": ["method.rounds=7"], "methods": ["fedavg", "fedbt"]}
+    for name, value in beside.items():
+        with pytest.raises(UserError, match=r"^method: an object of Given stands in place of \[method\]"):
+            fedstrata.forecast(job(), method=Given(rounds=2), **{name: value})
+    with pytest.raises(UserError, match="expected no keys method"):
+        fedstrata.run(job(), {"method": {"rounds": 7}}, method=Given(rounds=2))
+    [costs] = fedstrata.forecast(job("fedbt"), ["train.epochs=2"], method=Given(rounds=2)).values()
+    assert len(costs["rounds"]) == 2
+
+
 @pytest.mark.parametrize(
     ("plan", "exchange", "sentence"),
     [

@@ -100,6 +100,18 @@ def test_the_tables_say_the_same() -> None:
     assert table.row_count == 2
 
 
+def test_the_name_of_a_row_stays_in_its_cell_and_in_the_note() -> None:
+    """It may hold line breaks, tags and a terminal's commands; a note of LaTeX is a comment of one line."""
+    bad = replace(ROW, row="a\n# b <img src=x>\x1b[2J | c", baseline=1.0)
+    name = "a # b \u2039img src=x\u203a | c"
+    text, tex = markdown([bad], bad.row), latex([bad], bad.row)
+    assert f"| {name.replace('|', chr(92) + '|')} | 0.3000" in text
+    assert f"not better than that: {name}." in text
+    assert not {"<img", "\n# b", "\x1b"} & {*text.split(), *text}
+    assert [line for line in tex.splitlines() if "MB = 1 000 000" in line] == [tex.splitlines()[-1]]
+    assert tex.splitlines()[-1].startswith("% Score: ")
+
+
 def test_rows_of_different_metrics_each_name_their_own() -> None:
     other = replace(ROW, row="STS-B", metric="pearson")
     text = markdown([ROW, other], None)

@@ -20,7 +20,7 @@ from fedstrata.audits.play import Played
 from fedstrata.audits.public import check_known, public_examples, public_texts
 from fedstrata.audits.settings import played_pair, settings
 from fedstrata.client.model_options import adapter_of, head_of
-from fedstrata.client.setup import check_plans, init_seed, make_ready, resolve_jobs
+from fedstrata.client.setup import check_plans, fit_positions, init_seed, make_ready, resolve_jobs
 from fedstrata.client.sharing import parts_with_sharing
 from fedstrata.client.start_model import model_path, write_outline
 from fedstrata.data.prepare import Prepared, population, prepare
@@ -142,6 +142,7 @@ def _stage(
     parts = checkpoints.parts_of(start[0], job.task.kind, data.labels, head_of(job), adapter_of(job))
     check_plans(job, parts_with_sharing(job, parts, start[0]), data.shards)
     ready = make_ready(job, data, start[0])
+    job = fit_positions(job, checkpoints.max_positions(ready.loaded.model))
     texts, what = public_texts(job, options.public, base_dir)
     public = public_examples(job, data, ready, texts)
     bench = Bench(job, data, ready, client, public, folder, options.tell)

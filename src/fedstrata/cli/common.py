@@ -13,7 +13,8 @@ from types import FrameType
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
 from fedstrata.errors import UserError
@@ -43,6 +44,11 @@ class PlainConsole(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         """As the base class, of what is visible."""
         return super().render_str(visible(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """As the base class; texts of tables and bars are made visible here, as they come ready."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
 
 
 def plain_console(stderr: bool = False) -> Console:

@@ -76,7 +76,12 @@ def dump_seed(seed: Seed, mapped: bool = True) -> tuple[bytes, dict[int, torch.T
         raise
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise NotPortableError(str(error)) from None
-    return file.getvalue(), pickler.arrays
+    content = file.getvalue()
+    try:
+        load_seed(content, pickler.arrays)
+    except Exception as error:  # by an own class's code
+        raise NotPortableError(f"reading it there ends in {type(error).__name__}: {error}") from None
+    return content, pickler.arrays
 
 
 def load_seed(content: bytes, arrays: Mapping[int, Array]) -> Seed:

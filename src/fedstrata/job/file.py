@@ -56,6 +56,11 @@ def load(source: JobSource, overrides: Overrides = (), method: Method | None = N
     later = {key: value for key, value in data.items() if key != "model"}  # these start from the stage before
     merged = [_merge(later if i else data, stage) for i, stage in enumerate(stages)]
     over = _by_stage(overrides, names)
+    if method is not None and any("method" in tree for tree in over):
+        raise UserError(
+            f"method: an object of {type(method).__name__} stands in place of [method], with settings of its own; "
+            "expected no keys method.… and no names of methods beside it"
+        )
     merged = [_merge(stage, tree) for stage, tree in zip(merged, over, strict=True)]
     _link_stages(where, names, merged)
     return [_job(where, name, stage, method) for name, stage in zip(names, merged, strict=True)]

@@ -18,6 +18,7 @@ from numbers import Number
 from typing import Any
 
 from fedstrata.errors import UserError
+from fedstrata.plan.plan import Method
 
 GROUPS: Mapping[str, str] = {
     "method": "fedstrata.methods",
@@ -36,7 +37,7 @@ def identity(component: Any) -> str:
 
     Settings are the attributes that JSON can hold, sets, and fields of data classes; of a function what it uses of
     the function around it, of a ``functools.partial`` its arguments. Tensors, functions and other objects are not
-    compared.
+    compared; nor are a method's rounds, of which a run may get more.
 
     Args:
         component: an object, a class or a function.
@@ -105,12 +106,14 @@ def _held(component: Any) -> dict[str, Any]:
     if inspect.isfunction(component):
         return dict(inspect.getclosurevars(component).nonlocals)
     slots = {name for base in type(component).__mro__ for name in _slots(base) if hasattr(component, name)}
-    return {**{name: getattr(component, name) for name in slots}, **getattr(component, "__dict__", {})}
+    held = {**{name: getattr(component, name) for name in slots}, **getattr(component, "__dict__", {})}
+    return {name: value for name, value in held.items() if name != "rounds" or not isinstance(component, Method)}
 
 
 def _slots(base: type) -> tuple[str, ...]:
     found = vars(base).get("__slots__", ())
-    return (found,) if isinstance(found, str) else tuple(found)
+    names = (found,) if isinstance(found, str) else tuple(found)
+    return tuple(name for name in names if not name.startswith("__"))  # pydantic's own, and the table of all
 
 
 def _plain(value: Any) -> Any:

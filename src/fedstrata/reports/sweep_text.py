@@ -17,6 +17,7 @@ from fedstrata.plan.kinds import LOWER_IS_BETTER
 from fedstrata.reports.downloads import csv_text, tex
 from fedstrata.reports.sweep import ROUNDING, SweepRow
 from fedstrata.reports.tables import figure
+from fedstrata.wire.foreign import plain_text
 
 NOTE = (
     "Score: mean ± standard deviation over the seeds; p (Holm): paired t-test over the seeds{against}, "
@@ -80,9 +81,15 @@ def markdown(rows: Sequence[SweepRow], against: str | None) -> str:
         blocks.append(f"### {stage}\n" if stage else "")
         blocks.append("| " + " | ".join(heads) + " |\n|---|" + "---:|" * (len(heads) - 1))
         for cells in table_cells(lines):
-            blocks.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+            name, *figures = cells
+            blocks.append("| " + " | ".join([_plain(name).replace("|", "\\|"), *figures]) + " |")
         blocks.append("")
-    return "\n".join([*blocks, note(rows, against), ""]).lstrip()
+    return "\n".join([*blocks, _plain(note(rows, against)), ""]).lstrip()
+
+
+def _plain(text: str) -> str:
+    """A text on one line and without tags; names of rows may hold anything."""
+    return plain_text(text, len(text))
 
 
 def latex(rows: Sequence[SweepRow], against: str | None) -> str:
@@ -94,7 +101,7 @@ def latex(rows: Sequence[SweepRow], against: str | None) -> str:
         blocks += [f"% stage {stage}"] if stage else []
         blocks += [r"\begin{tabular}{l" + "r" * (len(heads) - 1) + "}", r"\toprule", body[0], r"\midrule"]
         blocks += [*body[1:], r"\bottomrule", r"\end{tabular}", ""]
-    return "\n".join([*blocks, f"% {note(rows, against)}", ""])
+    return "\n".join([*blocks, f"% {_plain(note(rows, against))}", ""])
 
 
 def rows_csv(rows: Sequence[SweepRow]) -> str:

@@ -7,13 +7,11 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-WORDS = re.compile(r"(word_embeddings|tok_embeddings|wte)(\.\w+)?\.weight$")
-"""Ends of the name of the table with a row for each token."""
-POSITIONS = re.compile(r"(position_embeddings|wpe)(\.\w+)?\.weight$")
-"""Ends of the name of the table with a row for each position."""
-WORD_FACTORS = re.compile(r"(word_embeddings|tok_embeddings|wte)\.lora_embedding_A\.\w+$")
-"""Ends of the names of an adapter's tensors with a column for each token."""
-POSITION_FACTORS = re.compile(r"(position_embeddings|wpe)\.lora_embedding_A\.\w+$")
+_POSITIONS = r"(position\w*|wpe)"
+"""In the name of the table with a row for each position: ``position_embeddings``, OPT's ``embed_positions``, …"""
+POSITIONS = re.compile(rf"{_POSITIONS}(\.\w+)?\.weight$")
+"""Ends of that name."""
+POSITION_FACTORS = re.compile(rf"{_POSITIONS}\.lora_embedding_A\.\w+$")
 """Ends of the names of an adapter's tensors with a column for each position."""
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -260,3 +260,12 @@ def test_an_adapter_of_a_table_tells_of_its_words_whatever_it_is_called(target: 
     parts = checkpoints.parts_of(str(tmp_path), "classify", ("a", "b"), adapter=adapter)
     told = channels(parts, parts.adapted(parts.without_adapters.names), "class")
     assert ("embeddings" in told) == (target == "embed_tokens")
+
+
+def test_a_model_without_a_table_of_tokens_is_trained(job: Jobs, tmp_path: Path) -> None:
+    """CANINE hashes characters; a run ended with an exception of transformers'."""
+    config = transformers.CanineConfig(**{**SIZES, "num_hidden_layers": 2}, num_hash_buckets=64, type_vocab_size=2)
+    transformers.CanineModel(config).save_pretrained(tmp_path / "it")
+    tokenizer().save_pretrained(tmp_path / "it")
+    made = job("fedavg", "classify", model={"name": str(tmp_path / "it")}, train={"steps": 1})
+    assert fedstrata.run(made).status == "finished"

@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers
 from huggingface_hub import constants
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from fedstrata.errors import UserError
 from fedstrata.models import checkpoints, configs
@@ -294,6 +294,20 @@ def test_weights_that_lack_a_layer_are_refused(model_folder: Folder) -> None:
     change(folder, num_hidden_layers=4)
     sentence = refused(folder)
     assert "lack tensors of layer.3 that its config.json (bert) asks for" in sentence
+
+
+def test_weights_with_two_values_of_what_the_config_ties_are_refused(model_folder: Folder) -> None:
+    """transformers leaves them apart: more was sent than the forecast said, and workers ended with a KeyError."""
+    folder = model_folder()
+    tensors = load_file(folder / "model.safetensors")
+    table, decoder = "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"
+    for change, word in ((0, None), (1, decoder)):
+        save_file({**tensors, decoder: tensors[table] + change}, folder / "model.safetensors", {"format": "pt"})
+        if word is None:
+            assert checkpoints.load(str(folder), "mlm", None, 0).parts.tied
+        else:
+            assert f"its config.json ties {decoder} to {table}, and its weights have both" in refused(folder)
+    assert checkpoints.load(str(folder), "classify", LABELS, 0).fresh == ("pooler", "head")
 
 
 def test_weights_of_another_size_are_refused(model_folder: Folder) -> None:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from fedstrata.errors import UserError
 from fedstrata.models import checkpoints, configs
+from fedstrata.models.adapter_names import AdapterConfig
 from fedstrata.models.parts import find_parts, part_tensors
 from fedstrata.models.quiet import quiet
 from fedstrata.plan.kinds import Tensors
@@ -263,6 +264,24 @@ def test_a_model_with_adapters_of_peft_beside_it_is_refused(model_folder: Folder
     assert refused(folder, "classify") == f"model {folder}: {words}"
     with pytest.raises(UserError, match=re.escape(words)):
         find_parts(auto.from_pretrained(folder))  # as of a hub id
+
+
+@pytest.mark.parametrize("rank", [None, 4, 8])
+def test_a_model_with_adapters_of_its_own_among_its_weights_is_refused(
+    model_folder: Folder, rank: int | None
+) -> None:
+    """They were left out without a word; with ``[adapter]`` a run ended with an exception of torch's."""
+    peft = pytest.importorskip("peft")
+    folder = model_folder(head="classify", num_labels=3)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    name = "default" if rank == 8 else "mine"
+    peft.inject_adapter_in_model(peft.LoraConfig(r=4, target_modules=["query"]), model, name)
+    save_file(model.state_dict(), folder / "model.safetensors", {"format": "pt"})
+    ours = AdapterConfig((("default", rank or 0),), 8.0, ("query",), 0.0, "gaussian", "plain")
+    with pytest.raises(
+        UserError, match=rf"has adapters of peft \(bert\.\S+\.lora_[AB]\.{name}\.weight\); expected"
+    ):
+        checkpoints.load(str(folder), "classify", LABELS, 0, adapter=ours if rank else None)
 
 
 @pytest.mark.parametrize("keys", [{"output_attentions": True}, {"architectures": [3]}])

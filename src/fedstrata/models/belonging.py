@@ -30,7 +30,7 @@ def check_tied(name: str, model: Any) -> None:
         UserError: there are some, which transformers then leaves apart.
     """
     for one, other in model.get_expanded_tied_weights_keys(all_submodels=True).items():
-        if model.get_parameter(one) is not model.get_parameter(other):
+        if model.get_parameter_or_buffer(one) is not model.get_parameter_or_buffer(other):
             raise UserError(
                 f"model {name}: its config.json ties {one} to {other}, and its weights have both, with other "
                 "numbers; expected: one of them, or tie_word_embeddings = false in config.json"

@@ -20,12 +20,12 @@ from fedstrata.models.adapters import (
     WITHOUT_BASE,
     adapted_modules,
     add_adapters,
-    has_adapters,
+    factors_in,
     take_adapters,
     without_adapters,
 )
 from fedstrata.models.belonging import check_tied, check_vocabulary, fresh_parts
-from fedstrata.models.configs import HF_LOAD_ERRORS, config_of, reads_last_token, unusable
+from fedstrata.models.configs import HF_LOAD_ERRORS, config_of, reads_last_token, unusable, with_adapters
 from fedstrata.models.dropout import disable_dropout
 from fedstrata.models.folders import WEIGHTS, partial_folder, publish, stand_alone, write_card, write_tokenizer
 from fedstrata.models.headed import write_headed
@@ -90,6 +90,8 @@ def load(
     config = config_of(name, kind, labels, head)
     if not dropout:
         _disable_dropout(config)
+    if adapter is None and (factors := factors_in(name)):
+        raise with_adapters(name, next(iter(factors)))
     use_cache, config.use_cache = getattr(config, "use_cache", None), False
     tokenizer = tokenizer_of(name, kind)
     check_vocabulary(name, tokenizer, config)
@@ -113,7 +115,7 @@ def load(
 
 def _with_adapters(model: Any, name: str, adapter: AdapterConfig) -> Any:
     """The model, with adapters: new ones, or those of its folder."""
-    if not has_adapters(name):
+    if not factors_in(name):
         add_adapters(model, adapter)
         return model
     add_adapters(model, replace(adapter, init="gaussian"))  # the folder's matrices lack what its factors hold
@@ -209,7 +211,7 @@ def _pretrained(auto: Any, name: str, config: Any) -> tuple[Any, Any]:
             dtype=torch.float32,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
-            key_mapping=WITHOUT_BASE if has_adapters(name) else None,
+            key_mapping=WITHOUT_BASE if factors_in(name) else None,
         )
     except HF_LOAD_ERRORS as error:
         raise unusable(name, error) from None

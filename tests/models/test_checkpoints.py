@@ -14,10 +14,11 @@ import pytest
 import torch
 import transformers
 from huggingface_hub import constants
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from fedstrata.errors import UserError
 from fedstrata.models import checkpoints, configs
+from fedstrata.models.adapter_names import AdapterConfig
 from fedstrata.models.parts import find_parts, part_tensors
 from fedstrata.models.quiet import quiet
 from fedstrata.plan.kinds import Tensors
@@ -265,6 +266,24 @@ def test_a_model_with_adapters_of_peft_beside_it_is_refused(model_folder: Folder
         find_parts(auto.from_pretrained(folder))  # as of a hub id
 
 
+@pytest.mark.parametrize("rank", [None, 4, 8])
+def test_a_model_with_adapters_of_its_own_among_its_weights_is_refused(
+    model_folder: Folder, rank: int | None
+) -> None:
+    """They were left out without a word; with ``[adapter]`` a run ended with an exception of torch's."""
+    peft = pytest.importorskip("peft")
+    folder = model_folder(head="classify", num_labels=3)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    name = "default" if rank == 8 else "mine"
+    peft.inject_adapter_in_model(peft.LoraConfig(r=4, target_modules=["query"]), model, name)
+    save_file(model.state_dict(), folder / "model.safetensors", {"format": "pt"})
+    ours = AdapterConfig((("default", rank or 0),), 8.0, ("query",), 0.0, "gaussian", "plain")
+    with pytest.raises(
+        UserError, match=rf"has adapters of peft \(bert\.\S+\.lora_[AB]\.{name}\.weight\); expected"
+    ):
+        checkpoints.load(str(folder), "classify", LABELS, 0, adapter=ours if rank else None)
+
+
 @pytest.mark.parametrize("keys", [{"output_attentions": True}, {"architectures": [3]}])
 def test_a_model_whose_config_asks_for_more_than_training_does_is_saved(
     model_folder: Folder, tmp_path: Path, keys: dict[str, Any]
@@ -294,6 +313,20 @@ def test_weights_that_lack_a_layer_are_refused(model_folder: Folder) -> None:
     change(folder, num_hidden_layers=4)
     sentence = refused(folder)
     assert "lack tensors of layer.3 that its config.json (bert) asks for" in sentence
+
+
+def test_weights_with_two_values_of_what_the_config_ties_are_refused(model_folder: Folder) -> None:
+    """transformers leaves them apart: more was sent than the forecast said, and workers ended with a KeyError."""
+    folder = model_folder()
+    tensors = load_file(folder / "model.safetensors")
+    table, decoder = "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"
+    for change, word in ((0, None), (1, decoder)):
+        save_file({**tensors, decoder: tensors[table] + change}, folder / "model.safetensors", {"format": "pt"})
+        if word is None:
+            assert checkpoints.load(str(folder), "mlm", None, 0).parts.tied
+        else:
+            assert f"its config.json ties {decoder} to {table}, and its weights have both" in refused(folder)
+    assert checkpoints.load(str(folder), "classify", LABELS, 0).fresh == ("pooler", "head")
 
 
 def test_weights_of_another_size_are_refused(model_folder: Folder) -> None:

@@ -14,7 +14,9 @@ import transformers
 import fedstrata
 from fedstrata.errors import UserError
 from fedstrata.models import checkpoints
-from tiny import SPECIAL, gpt2_tokenizer, tiny_config, tokenizer, words
+from fedstrata.models.adapter_names import AdapterConfig
+from fedstrata.plan.disclosure import channels
+from tiny import SPECIAL, gpt2_tokenizer, model_of, saved_tensors, tiny_config, tokenizer, words
 
 Jobs = Callable[..., dict[str, Any]]
 SIZES: dict[str, Any] = {
@@ -186,3 +188,84 @@ def test_a_model_without_a_limit_on_its_texts(job: Jobs, tmp_path: Path) -> None
     made = job("fedavg", "clm", model={"name": str(tmp_path / "bloom")}, train={"steps": 1})
     costs = fedstrata.forecast(made)["fedavg"]["clients"]
     assert fedstrata.run(made).bytes["up"] == costs["up_bytes"]
+
+
+DECODER: dict[str, Any] = {
+    **SIZES,
+    "vocab_size": SIZES["vocab_size"] + 1,
+    "ffn_dim": 64,
+    "word_embed_proj_dim": 32,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "tables"),
+    [
+        (transformers.EuroBertConfig(**SIZES), "mlm", ["model.embed_tokens.weight", "lm_head.weight"]),
+        (transformers.OPTConfig(**DECODER), "clm", ["model.decoder.embed_tokens.weight"]),
+        (
+            transformers.GPTNeoXConfig(**{**DECODER, "bos_token_id": 1}),
+            "classify",
+            ["gpt_neox.embed_in.weight"],
+        ),
+    ],
+)
+def test_rows_of_unlisted_tokens_stay_whatever_the_table_is_called(
+    config: Any, kind: str, tables: list[str], job: Jobs, tmp_path: Path
+) -> None:
+    """They were trained and sent, and a note said that the model has none."""
+    auto = transformers.AutoModelForMaskedLM if kind == "mlm" else transformers.AutoModelForCausalLM
+    auto.from_config(config).save_pretrained(tmp_path / "it")
+    words = tokenizer() if kind == "mlm" else gpt2_tokenizer()
+    words.save_pretrained(tmp_path / "it")
+    (tmp_path / "public.txt").write_text("the\nheart\n", "utf-8")
+    made = job(
+        "fedavg",
+        kind,
+        model={"name": str(tmp_path / "it")},
+        privacy={
+            "omit": ["unlisted_rows", "position_rows"],
+            "public_vocabulary": str(tmp_path / "public.txt"),
+        },
+    )
+    costs = fedstrata.forecast(made)["fedavg"]["clients"]
+    result = fedstrata.run(made)
+    assert (result.bytes["up"], result.bytes["down"]) == (costs["up_bytes"], costs["down_bytes"])
+    start, end = saved_tensors(tmp_path / "it"), saved_tensors(model_of(result))
+    listed = {words.get_vocab()[word] for word in ("the", "heart")} | set(words.all_special_ids)
+    stay = [row for row in range(config.vocab_size) if row not in listed]
+    for name in tables:
+        assert torch.equal(start[name][stay], end[name][stay]), name
+        assert not torch.equal(start[name], end[name]), name
+    for name in (name for name in start if "position" in name):
+        assert torch.equal(start[name], end[name]), name
+
+
+def test_unlisted_rows_of_a_head_with_columns_are_refused(job: Jobs, tmp_path: Path) -> None:
+    """Half of MobileBERT's decoder has a column for each token, which was trained and sent."""
+    config = transformers.MobileBertConfig(**SIZES, embedding_size=16, intra_bottleneck_size=16)
+    transformers.MobileBertForMaskedLM(config).save_pretrained(tmp_path / "it")
+    tokenizer().save_pretrained(tmp_path / "it")
+    (tmp_path / "public.txt").write_text("the\n", "utf-8")
+    omit = {"omit": ["unlisted_rows"], "public_vocabulary": str(tmp_path / "public.txt")}
+    made = job("fedavg", "mlm", model={"name": str(tmp_path / "it")}, privacy=omit)
+    with pytest.raises(UserError, match=r"omit: 'unlisted_rows' does not go with mobilebert, .* column for each"):
+        fedstrata.run(made)
+
+
+@pytest.mark.parametrize("target", ["embed_tokens", "embed_positions"])
+def test_an_adapter_of_a_table_tells_of_its_words_whatever_it_is_called(target: str, tmp_path: Path) -> None:
+    transformers.OPTConfig(**DECODER).save_pretrained(tmp_path)
+    adapter = AdapterConfig((("default", 4),), 8.0, (target, "q_proj"), 0.0, "gaussian", "plain")
+    parts = checkpoints.parts_of(str(tmp_path), "classify", ("a", "b"), adapter=adapter)
+    told = channels(parts, parts.adapted(parts.without_adapters.names), "class")
+    assert ("embeddings" in told) == (target == "embed_tokens")
+
+
+def test_a_model_without_a_table_of_tokens_is_trained(job: Jobs, tmp_path: Path) -> None:
+    """CANINE hashes characters; a run ended with an exception of transformers'."""
+    config = transformers.CanineConfig(**{**SIZES, "num_hidden_layers": 2}, num_hash_buckets=64, type_vocab_size=2)
+    transformers.CanineModel(config).save_pretrained(tmp_path / "it")
+    tokenizer().save_pretrained(tmp_path / "it")
+    made = job("fedavg", "classify", model={"name": str(tmp_path / "it")}, train={"steps": 1})
+    assert fedstrata.run(made).status == "finished"

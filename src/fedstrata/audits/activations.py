@@ -12,7 +12,7 @@ import torch
 from fedstrata.audits.figures import Figure, Floats, Truth, best_threshold, detection, share
 from fedstrata.audits.finding import Finding, View, read_words
 from fedstrata.audits.first_layer import Matrix, candidates, text_types
-from fedstrata.audits.play import OUTPUTS, Played, flat, token_table
+from fedstrata.audits.play import OUTPUTS, Played, flat
 from fedstrata.audits.probes import Nearest, network_reader, ridge_reader
 from fedstrata.audits.texts import States, places_of, scored
 from fedstrata.models.checkpoints import max_positions
@@ -43,7 +43,7 @@ def _tokens(view: View) -> list[Finding]:
     bench = view.bench
     states, public = (_states(view, played) for played in (view.client, view.shadow))
     states = states.first(int(np.searchsorted(np.cumsum(states.lengths), MOST, side="right")) or 1)
-    table = flat(bench.start)[token_table(bench.ready.loaded.model)]
+    table = flat(bench.start)[bench.parts.words]
     readings = {
         "nearest embedding": _nearest(view, states),
         "ridge probe": ridge_reader(public.rows, public.tokens, table)(states.rows),

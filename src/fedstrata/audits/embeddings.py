@@ -15,19 +15,20 @@ import torch
 
 from fedstrata.audits.figures import Figure, Floats, Truth, best_threshold, detection
 from fedstrata.audits.finding import Finding, View, read_words
-from fedstrata.audits.play import Played, flat, token_table
+from fedstrata.audits.play import Played, flat
 from fedstrata.audits.replay import moved_beyond
 from fedstrata.models.checkpoints import max_positions
-from fedstrata.plan.sharing import POSITION_FACTORS, POSITIONS, WORD_FACTORS
+from fedstrata.plan.parts import Parts
+from fedstrata.plan.sharing import POSITION_FACTORS, POSITIONS
 from fedstrata.wire.partial import listed_rows
 
 Score = Callable[[View, Played, Sequence[str]], Floats]
 """A round, and the names of tensors -> how much each token's row speaks for its having been read, ``[V]``."""
 
 
-def is_factor(name: str) -> bool:
+def is_factor(parts: Parts, name: str) -> bool:
     """Whether a tensor is an adapter's A of a table of tokens or positions, with a column for each."""
-    return bool(WORD_FACTORS.search(name) or POSITION_FACTORS.search(name))
+    return bool(parts.word_factors([name]) or POSITION_FACTORS.search(name))
 
 
 def attack(view: View) -> list[Finding]:
@@ -37,14 +38,14 @@ def attack(view: View) -> list[Finding]:
 
 def _words(view: View) -> list[Finding]:
     bench, sent = view.bench, flat(view.client.after)
-    name = token_table(bench.ready.loaded.model)
+    name = bench.parts.words
     found = []
     if name in sent:
         how, score = ("direction of rows", _turned) if bench.parts.tied else ("rows moved", _moved)
         figures = _tokens(view, score, [name])
         sentence = f"from the embeddings the server {read_words(figures, 'distinct tokens')}"
         found.append(Finding("embeddings", how, view.setting, figures, sentence))
-    if factors := [name for name in sent if WORD_FACTORS.search(name)]:
+    if factors := bench.parts.word_factors(sent):
         figures = _tokens(view, _moved, factors)
         sentence = f"from the adapter of the embeddings the server {read_words(figures, 'distinct tokens')}"
         found.append(Finding("adapters", "columns moved", view.setting, figures, sentence))
@@ -63,7 +64,9 @@ def _tokens(view: View, score: Score, names: Sequence[str]) -> dict[str, Figure]
 def _changes(view: View, played: Played, names: Sequence[str]) -> torch.Tensor:
     """By how much rows of tables, or columns of an adapter's A, have moved beyond the replay, ``[V, ·]``."""
     changes = moved_beyond(view.bench, played, names)
-    made: torch.Tensor = torch.cat([own.T if is_factor(name) else own for name, own in changes.items()], 1)
+    parts = view.bench.parts
+    columns = [own.T if is_factor(parts, name) else own for name, own in changes.items()]
+    made: torch.Tensor = torch.cat(columns, 1)
     return made
 
 
@@ -115,7 +118,7 @@ def _length(view: View) -> list[Finding]:
     threshold = best_threshold(shadow, shadow_true)
     figures = detection(scores, true, threshold)
     read = int(np.flatnonzero(scores >= threshold).max(initial=-1)) + 1
-    where = "adapter" if is_factor(tables[0]) else "rows"
+    where = "adapter" if is_factor(bench.parts, tables[0]) else "rows"
     sentence = (
         f"from the {where} of positions the server reads that the longest text has {read} tokens; "
         f"it has {int(true.sum())}"

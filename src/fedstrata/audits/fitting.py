@@ -24,7 +24,7 @@ def fitting(bench: Bench) -> Fitting:
     """What each attack reads of a client's message in the round."""
     kinds: dict[str, list[str]] = {name: [] for name in ATTACKS}
     for part in _sent(bench):
-        if part.kind == "embeddings" or _has_columns(part):
+        if part.kind == "embeddings" or _has_columns(bench, part):
             kinds["embeddings"].append(part.name)
         if part.kind == "head" and (attack := _head_attack(bench, part)):
             kinds[attack].append(part.name)
@@ -84,7 +84,7 @@ def _unread(bench: Bench) -> list[str]:
     read = _first(bench)
     others = [part.name for part in layers if part.depth == bench.lowest and part.name not in read]
     others += [part.name for part in parts if part.kind in ("pooler", "base")]
-    others += [p.name for p in parts if p.kind == "adapter" and p.depth is None and not _has_columns(p)]
+    others += [p.name for p in parts if p.kind == "adapter" and p.depth is None and not _has_columns(bench, p)]
     others += [part.name for part in parts if part.kind == "head" and not _head_attack(bench, part)]
     found = []
     if upper:
@@ -131,9 +131,9 @@ def _first(bench: Bench) -> list[str]:
     return [part.name for part in lowest if names & part.shapes.keys()]
 
 
-def _has_columns(part: Part) -> bool:
+def _has_columns(bench: Bench, part: Part) -> bool:
     """Whether it is an adapter of the embeddings, with a column for each token or position."""
-    return part.kind == "adapter" and any(map(is_factor, part.shapes))
+    return part.kind == "adapter" and any(is_factor(bench.parts, name) for name in part.shapes)
 
 
 def _head_attack(bench: Bench, head: Part) -> str:

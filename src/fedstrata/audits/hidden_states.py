@@ -7,7 +7,7 @@ import torch
 
 from fedstrata.audits.figures import best_threshold, detection
 from fedstrata.audits.finding import Finding, View, read_words
-from fedstrata.audits.play import Played, flat, token_table
+from fedstrata.audits.play import Played, flat
 from fedstrata.audits.probes import network_reader, ridge_reader, words_reader
 from fedstrata.audits.texts import States, places_of, scored
 from fedstrata.exchanges.hidden_states_form import decode_hidden_states
@@ -30,8 +30,7 @@ def attack(view: View) -> list[Finding]:
 def _by_token(view: View, client: Tensors, shadow: Tensors) -> list[Finding]:
     states, public = _states(view.client, client), _states(view.shadow, shadow)
     states = states.first(MOST)
-    name = token_table(view.bench.ready.loaded.model)
-    table = flat(view.bench.start)[name]
+    table = flat(view.bench.start)[view.bench.parts.words]
     rows, tokens = public.rows[:TOKENS], public.tokens[:TOKENS]
     found = []
     for how, make in (("ridge probe", ridge_reader), ("trained inverter", network_reader)):

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import safetensors.torch
-from torch import nn
 
 from fedstrata.audits.bench import Bench
 from fedstrata.client.answer import ClientData
@@ -271,9 +270,3 @@ def _as_bytes(tensors: Tensors) -> Tensors:
 def flat(weights: Weights) -> Tensors:
     """The tensors of all parts by their names."""
     return {name: tensor for tensors in weights.values() for name, tensor in tensors.items()}
-
-
-def token_table(model: nn.Module) -> str:
-    """The name of the table of token embeddings."""
-    table = model.get_input_embeddings().weight  # type: ignore[operator]
-    return next(name for name, parameter in model.named_parameters() if parameter is table)

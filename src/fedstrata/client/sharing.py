@@ -13,7 +13,7 @@ from fedstrata.job.tables import Job, method_name
 from fedstrata.models.checkpoints import tokenizer_of
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan, adapted_plan, make_plan
-from fedstrata.plan.sharing import DISTANCES, POSITIONS, WORDS, Sharing
+from fedstrata.plan.sharing import DISTANCES, POSITIONS, Sharing
 from fedstrata.plan.streams import SERVER, Streams
 
 MOST_VOCABULARY_BYTES = 1 << 26
@@ -65,7 +65,8 @@ def tensors_of(omit: Iterable[str], parts: Parts) -> Mapping[str, frozenset[str]
     ``unlisted_rows`` means all tensors with a row for each token: the table, a decoder of its own and its bias.
 
     Raises:
-        UserError: rows are to be left out of embeddings in whose place adapters are trained, or of no known table.
+        UserError: rows are to be left out of embeddings in whose place adapters are trained, of no known table,
+            or of a head that has columns.
     """
     below = {
         name: shape
@@ -74,14 +75,20 @@ def tensors_of(omit: Iterable[str], parts: Parts) -> Mapping[str, frozenset[str]
         for name, shape in part.shapes.items()
     }
     head = {name: shape for part in parts.each if part.kind == "head" for name, shape in part.shapes.items()}
-    tables = {name: shape[0] for name, shape in below.items() if WORDS.search(name)}
+    tables = {name: shape[0] for name, shape in (below | head).items() if name == parts.words}
     by_token = {name for name, shape in head.items() if shape[:1] and shape[0] in tables.values()}
+    columns = [name for name, shape in head.items() if name not in by_token and {*shape} & {*tables.values()}]
     means = {
         "decoder_bias": {name for name in by_token if len(head[name]) == 1},
         "position_rows": {name for name in below if POSITIONS.search(name) or DISTANCES.search(name)},
         "embeddings": set(below),
         "unlisted_rows": tables.keys() | by_token,
     }
+    if columns and "unlisted_rows" in omit:
+        raise UserError(
+            f"[privacy] omit: 'unlisted_rows' does not go with {parts.architecture}, whose head has a column for "
+            f"each token ({columns[0]}), and only rows can be left out; expected: omissions without it"
+        )
     rows = next((name for name in omit if name in ("position_rows", "unlisted_rows")), None)
     if rows and parts.adapters_of(None):
         raise UserError(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -56,23 +55,23 @@ def used_rows(
     plain = train.optimizer == "adamw" and train.optimizer_state == "reset"
     if not plain or train.max_grad_norm is not None or train.proximal_mu or working.device.type != "cpu":
         return None
-    table = working.model.get_input_embeddings()
-    name = next((name for name, p in trained.items() if p is getattr(table, "weight", None)), None)
-    if name is None or name in working.parts.sharing.narrowed or not isinstance(task, FixedTokens):
+    name = working.parts.words
+    if name not in trained or name in working.parts.sharing.narrowed or not isinstance(task, FixedTokens):
         return None
-    if not _looked_up_only(working, name, table) or table.embedding_dim % LANES:
-        return None
-    if table.weight.numel() < LEAST_TABLE:
+    table = _looked_up_only(working, name)
+    if table is None or table.embedding_dim % LANES or table.weight.numel() < LEAST_TABLE:
         return None
     texts = [position for batch in chosen for position in batch]
     rows = task.token_ids(examples, np.unique(np.asarray(texts, np.int64)))
     return (name, rows) if len(rows) <= (1 - LEAST_SAVED) * table.num_embeddings else None
 
 
-def _looked_up_only(working: WorkingModel, name: str, table: nn.Module) -> bool:
-    """Whether the table is a plain one that stands in a single place: no decoder is tied to it."""
-    plain = type(table) is nn.Embedding and table.max_norm is None and not table.sparse
-    return plain and any(module is table for module, _ in working.only_place(name))
+def _looked_up_only(working: WorkingModel, name: str) -> nn.Embedding | None:
+    """The table, if it is a plain one that stands in a single place: no decoder is tied to it."""
+    for table, _ in working.only_place(name):
+        if type(table) is nn.Embedding and table.max_norm is None and not table.sparse:
+            return table
+    return None
 
 
 @contextmanager
@@ -94,7 +93,10 @@ def only_rows(
     if rows is None:
         yield trained, rates
         return
-    name, (table, whole), used = rows[0], _table(working), torch.from_numpy(rows[1])
+    name, used = rows[0], torch.from_numpy(rows[1])
+    table = _looked_up_only(working, name)
+    assert table is not None
+    whole = table.weight
     place = torch.full((len(whole),), -1)
     place[used] = torch.arange(len(used))
     small = nn.Parameter(whole.detach()[used])
@@ -110,11 +112,6 @@ def only_rows(
         with torch.no_grad():
             _decay(whole, [1 - rate * decay for rate in rates])
             whole[used] = small
-
-
-def _table(working: WorkingModel) -> tuple[Any, nn.Parameter]:
-    table = working.model.get_input_embeddings()
-    return table, table.weight
 
 
 def _decay(table: torch.Tensor, factors: Sequence[float]) -> None:

@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from fedstrata.errors import UserError
 from fedstrata.models.adapter_names import BASE, FACTOR, AdapterConfig
+from fedstrata.models.configs import with_adapters
 from fedstrata.models.folders import WEIGHTS
 from fedstrata.models.parts import LINEAR, Division, divide
 from fedstrata.plan.kinds import Tensors
@@ -203,19 +204,27 @@ def adapted_modules(model: nn.Module) -> list[Adapted]:
     return made
 
 
-def has_adapters(folder: str) -> bool:
-    """Whether a folder's weights are those of a model with adapters, by the names it has here."""
+def factors_in(folder: str) -> dict[str, tuple[int, ...]]:
+    """The shapes of the adapters' tensors among a folder's weights, by the names they have here."""
     path = Path(folder) / WEIGHTS
     if not path.is_file():
-        return False
+        return {}
     with safe_open(path, "pt") as file:
-        return any(FACTOR.fullmatch(name) for name in file.keys())  # noqa: SIM118 (it is no mapping)
+        return {name: tuple(file.get_slice(name).get_shape()) for name in filter(FACTOR.fullmatch, file.keys())}
 
 
 def take_adapters(model: nn.Module, folder: str) -> None:
-    """Give the adapters of a model the values that such a folder has."""
+    """Give the adapters of a model the values that such a folder has.
+
+    Raises:
+        UserError: they are others.
+    """
+    found = factors_in(folder)
+    own = {name: tuple(tensor.shape) for name, tensor in model.named_parameters() if FACTOR.fullmatch(name)}
+    if found != own:
+        raise with_adapters(folder, next(iter(found)))
     with safe_open(Path(folder) / WEIGHTS, "pt") as file:
-        for name in filter(FACTOR.fullmatch, file.keys()):
+        for name in found:
             model.get_parameter(name).detach().copy_(file.get_tensor(name))
 
 

@@ -20,11 +20,12 @@ from fedstrata.models.adapters import (
     WITHOUT_BASE,
     adapted_modules,
     add_adapters,
-    has_adapters,
+    factors_in,
     take_adapters,
     without_adapters,
 )
-from fedstrata.models.configs import HF_LOAD_ERRORS, config_of, reads_last_token, unusable
+from fedstrata.models.belonging import check_tied, check_vocabulary, fresh_parts
+from fedstrata.models.configs import HF_LOAD_ERRORS, config_of, reads_last_token, unusable, with_adapters
 from fedstrata.models.dropout import disable_dropout
 from fedstrata.models.folders import WEIGHTS, partial_folder, publish, stand_alone, write_card, write_tokenizer
 from fedstrata.models.headed import write_headed
@@ -89,9 +90,11 @@ def load(
     config = config_of(name, kind, labels, head)
     if not dropout:
         _disable_dropout(config)
+    if adapter is None and (factors := factors_in(name)):
+        raise with_adapters(name, next(iter(factors)))
     use_cache, config.use_cache = getattr(config, "use_cache", None), False
     tokenizer = tokenizer_of(name, kind)
-    _check_vocabulary(name, tokenizer, config)
+    check_vocabulary(name, tokenizer, config)
     if config.pad_token_id is None or reads_last_token(config):
         config.pad_token_id = tokenizer.pad_token_id
     with torch.random.fork_rng(devices=[]):
@@ -100,7 +103,8 @@ def load(
         if not dropout:
             disable_dropout(model)
         new = find_parts(model)
-        fresh = _fresh(name, config, new, info, remote)
+        check_tied(name, model)
+        fresh = fresh_parts(name, config, new, info, remote)
         parts = find_parts(_with_adapters(model, name, adapter), adapter) if adapter else new
         carried = {} if "pooler" in parts.names else _pooler(name, config)
     stack = model.get_submodule(parts.stack)
@@ -111,7 +115,7 @@ def load(
 
 def _with_adapters(model: Any, name: str, adapter: AdapterConfig) -> Any:
     """The model, with adapters: new ones, or those of its folder."""
-    if not has_adapters(name):
+    if not factors_in(name):
         add_adapters(model, adapter)
         return model
     add_adapters(model, replace(adapter, init="gaussian"))  # the folder's matrices lack what its factors hold
@@ -119,38 +123,10 @@ def _with_adapters(model: Any, name: str, adapter: AdapterConfig) -> Any:
     return model
 
 
-def _check_vocabulary(name: str, tokenizer: Any, config: Any) -> None:
-    """A word beyond the embeddings is an error in training, for whoever has the word and no other."""
-    numbers = [len(tokenizer) - 1, *tokenizer.get_vocab().values(), *tokenizer("")["input_ids"]]
-    if (words := max(numbers) + 1) > config.vocab_size:
-        both = f"its tokenizer knows {words} words, its embeddings {config.vocab_size}"
-        raise UserError(f"model {name}: {both}; they must belong together")
-
-
 def _disable_dropout(config: Any) -> None:
     for key, value in config.to_dict().items():
         if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, float):
             setattr(config, key, 0.0)
-
-
-def _fresh(name: str, config: Any, parts: Parts, info: Any, remote: Sequence[str]) -> tuple[str, ...]:
-    """The parts with tensors that a checkpoint lacks, by transformers' ``info``: pooler and head at most."""
-    other = {key: (list(found), list(asked)) for key, found, asked in info["mismatched_keys"]}
-    missing = set(info["missing_keys"]) | other.keys()
-    fresh = tuple(part for part in parts.names if missing & parts.shapes[part].keys())
-    lacking = [part for part in fresh if part not in ("pooler", "head", *remote)]
-    for key in (key for part in lacking for key in parts.shapes[part] if key in other):
-        found, asked = other[key]
-        raise UserError(
-            f"model {name}: its weights have {key} in the shape {found}, its config.json ({config.model_type}) "
-            f"asks for {asked}; weights and config must belong together"
-        )
-    if lacking:
-        raise UserError(
-            f"model {name}: its weights lack tensors of {', '.join(lacking[:3])} that its config.json "
-            f"({config.model_type}) asks for; weights and config must belong together"
-        )
-    return fresh
 
 
 def max_positions(model: Any) -> int:
@@ -235,7 +211,7 @@ def _pretrained(auto: Any, name: str, config: Any) -> tuple[Any, Any]:
             dtype=torch.float32,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
-            key_mapping=WITHOUT_BASE if has_adapters(name) else None,
+            key_mapping=WITHOUT_BASE if factors_in(name) else None,
         )
     except HF_LOAD_ERRORS as error:
         raise unusable(name, error) from None

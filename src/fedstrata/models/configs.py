@@ -49,13 +49,13 @@ def config_of(
     return fit_config(name, config, kind, labels, head)
 
 
-def with_adapters(name: str) -> UserError:
-    """The sentence about a model in which transformers would put adapters that lie beside it.
+def with_adapters(name: str, where: str = ADAPTERS) -> UserError:
+    """The sentence about a model that has adapters, in its weights or beside it, where transformers puts them in.
 
     They would be trained and saved by their own names, and a plain model would lack the matrices beside them.
     """
     return UserError(
-        f"model {name}: has adapters of peft ({ADAPTERS}); expected a plain model, as merge_and_unload() of peft "
+        f"model {name}: has adapters of peft ({where}); expected a plain model, as merge_and_unload() of peft "
         "makes one"
     )
 

@@ -139,6 +139,7 @@ def find_parts(model: Any, adapter: AdapterConfig | None = None) -> Parts:
         stack=division.stack,
         tied=modules.tied,
         hidden=model.config.hidden_size,
+        words=word_table(model),
         head_layers=tuple(modules.head_layers.values()),
         chained=getattr(model, "chained", False),
         architecture=model.config.model_type,
@@ -154,6 +155,15 @@ def base_first(model: Any) -> None:
     children = model._modules
     for name in [name for name in children if name != model.base_model_prefix]:
         children[name] = children.pop(name)
+
+
+def word_table(model: Any) -> str:
+    """The name of the table with a row for each token; empty where there is none: CANINE hashes characters."""
+    try:
+        table = getattr(model.get_input_embeddings(), "weight", None)
+    except NotImplementedError:
+        return ""
+    return next((name for name, parameter in model.named_parameters() if parameter is table), "")
 
 
 def _beside(adapters: Iterable[_Key], depth: int | None) -> list[_Key]:

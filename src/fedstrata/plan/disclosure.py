@@ -11,7 +11,7 @@ from typing import Literal
 
 from fedstrata.plan.kinds import Payload
 from fedstrata.plan.parts import Parts
-from fedstrata.plan.sharing import DISTANCES, POSITION_FACTORS, POSITIONS, WORD_FACTORS
+from fedstrata.plan.sharing import DISTANCES, POSITION_FACTORS, POSITIONS
 
 Channel = Literal[
     "embeddings",
@@ -121,7 +121,7 @@ def channels(parts: Parts, sent: Iterable[str], target: str) -> dict[Channel, st
     kinds = {parts[name].kind for name in sent}
     whole = {name for part in sent for name in parts.shapes[part]} - parts.sharing.omitted
     opened: dict[Channel, bool] = {
-        "embeddings": "embeddings" in kinds or any(WORD_FACTORS.search(name) for name in whole),
+        "embeddings": "embeddings" in kinds or bool(parts.word_factors(whole)),
         "token_head": "head" in kinds and target == "token",
         "class_head": "head" in kinds and target in ("class", "tag"),
         "number_head": "head" in kinds and target == "number",

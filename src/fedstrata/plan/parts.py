@@ -82,6 +82,7 @@ class Parts:
         stack: dotted path of the module list that holds the layers, such as ``bert.encoder.layer``.
         tied: those of the head's linear elements whose weight lives in ``embeddings``.
         hidden: width of the hidden states.
+        words: name of the table with a row for each token; empty where there is none.
         head_layers: layers that the head has of its own, which see every token: the weight elements of each one's
             linear modules.
         chained: those layers stand on one another, not each on a hidden state alone.
@@ -94,6 +95,7 @@ class Parts:
     stack: str
     tied: int
     hidden: int
+    words: str = ""
     head_layers: tuple[int, ...] = ()
     chained: bool = False
     architecture: str = ""
@@ -205,6 +207,11 @@ class Parts:
             else:
                 made.append(part.name)
         return tuple(dict.fromkeys(made))
+
+    def word_factors(self, names: Iterable[str]) -> list[str]:
+        """Of tensors with these names the A of an adapter of the table of tokens, with a column for each."""
+        table = self.words.removesuffix(".weight").removesuffix(".base_layer")
+        return [name for name in names if table and name.startswith(f"{table}.lora_embedding_A.")]
 
     def at_depths_of(self, names: Iterable[str]) -> tuple[str, ...]:
         """All parts of the layers that these parts belong to, in the model's order."""

@@ -7,17 +7,13 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-_WORDS = "word_embeddings|tok_embeddings|wte|embed_tokens|tokens_embed|embed_in"
-_POSITIONS = "position_embeddings|wpe|embed_positions|positions_embed"
-WORDS = re.compile(rf"({_WORDS})(\.\w+)?\.weight$")
-"""Ends of the name of the table with a row for each token."""
-POSITIONS = re.compile(rf"({_POSITIONS})(\.\w+)?\.weight$")
-"""Ends of the name of the table with a row for each position."""
+_POSITIONS = r"(position\w*|wpe)"
+"""In the name of the table with a row for each position: ``position_embeddings``, OPT's ``embed_positions``, …"""
+POSITIONS = re.compile(rf"{_POSITIONS}(\.\w+)?\.weight$")
+"""Ends of that name."""
 DISTANCES = re.compile(r"(rel_embeddings|relative_attention_bias)\.weight$")
 """Ends of the name of a table with a row for each distance, of which the largest that is used tells the length."""
-WORD_FACTORS = re.compile(rf"({_WORDS})\.lora_embedding_A\.\w+$")
-"""Ends of the names of an adapter's tensors with a column for each token."""
-POSITION_FACTORS = re.compile(rf"({_POSITIONS})\.lora_embedding_A\.\w+$")
+POSITION_FACTORS = re.compile(rf"{_POSITIONS}\.lora_embedding_A\.\w+$")
 """Ends of the names of an adapter's tensors with a column for each position."""
 
 Shapes = Mapping[str, tuple[int, ...]]

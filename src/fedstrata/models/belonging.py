@@ -1,0 +1,61 @@
+"""Whether what stands in a model's folder belongs together: its tokenizer, its config and its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedstrata.errors import UserError
+from fedstrata.plan.parts import Parts
+
+
+def check_vocabulary(name: str, tokenizer: Any, config: Any) -> None:
+    """Refuse a tokenizer with words beyond the embeddings: an error in training, for whoever has one and no other.
+
+    Raises:
+        UserError: there are some.
+    """
+    numbers = [len(tokenizer) - 1, *tokenizer.get_vocab().values(), *tokenizer("")["input_ids"]]
+    if (words := max(numbers) + 1) > config.vocab_size:
+        raise UserError(
+            f"model {name}: its tokenizer knows {words} words, its embeddings {config.vocab_size}; they must "
+            "belong together"
+        )
+
+
+def check_tied(name: str, model: Any) -> None:
+    """Refuse weights with two values of what the config ties: a forecast and workers go by the config alone.
+
+    Raises:
+        UserError: there are some, which transformers then leaves apart.
+    """
+    for one, other in model.get_expanded_tied_weights_keys(all_submodels=True).items():
+        if model.get_parameter_or_buffer(one) is not model.get_parameter_or_buffer(other):
+            raise UserError(
+                f"model {name}: its config.json ties {one} to {other}, and its weights have both, with other "
+                "numbers; expected: one of them, or tie_word_embeddings = false in config.json"
+            )
+
+
+def fresh_parts(name: str, config: Any, parts: Parts, info: Any, remote: Sequence[str]) -> tuple[str, ...]:
+    """The parts with tensors that a checkpoint lacks, by transformers' ``info``: pooler and head at most.
+
+    Raises:
+        UserError: it lacks others, or has some in another shape; but for layers of ``remote``.
+    """
+    other = {key: (list(found), list(asked)) for key, found, asked in info["mismatched_keys"]}
+    missing = set(info["missing_keys"]) | other.keys()
+    fresh = tuple(part for part in parts.names if missing & parts.shapes[part].keys())
+    lacking = [part for part in fresh if part not in ("pooler", "head", *remote)]
+    for key in (key for part in lacking for key in parts.shapes[part] if key in other):
+        found, asked = other[key]
+        raise UserError(
+            f"model {name}: its weights have {key} in the shape {found}, its config.json ({config.model_type}) "
+            f"asks for {asked}; weights and config must belong together"
+        )
+    if lacking:
+        raise UserError(
+            f"model {name}: its weights lack tensors of {', '.join(lacking[:3])} that its config.json "
+            f"({config.model_type}) asks for; weights and config must belong together"
+        )
+    return fresh

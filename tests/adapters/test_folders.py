@@ -22,6 +22,7 @@ pytest.importorskip("peft", reason="adapters need the extra 'lora'")
 
 Jobs = Callable[..., dict[str, Any]]
 RANKS = {"default": 2, "client-1": 4}
+ADAPTERS = ("adapter_config.json", "adapter_model.safetensors")
 FRESH = """
 import json, sys
 import fedstrata.models.heads
@@ -88,6 +89,18 @@ def words(folder: Path) -> Path:
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     return path
+
+
+def test_adapters_of_many_clients_share_one_config_and_tokenizer(job: Jobs) -> None:
+    table = {"kind": "lora", "rank": 2}
+    run = fedstrata.run(job("fedsplitbert", "classify", 4, adapter=table, head={"kind": "psum"}))
+    folders = sorted(run.folder.glob("clients/*/adapter"))
+    assert len(folders) == 3
+    for folder in folders:
+        own = {path.name for path in folder.iterdir()} - {"README.md", *ADAPTERS}
+        assert {"config.json", "tokenizer.json", "modeling_fedstrata.py"} <= own
+        assert all((folder / name).samefile(run.folder / "shared" / name) for name in own)
+        assert "import fedstrata.models.heads" in (folder / "README.md").read_text("utf-8")
 
 
 def test_without_the_merged_model_the_adapters_are_the_result(job: Jobs) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from fedstrata.models.adapter_names import BASE, FACTOR
 from fedstrata.models.adapters import adapted_modules
 from fedstrata.models.checkpoints import Loaded, save, write_files
-from fedstrata.models.folders import ADAPTER_WEIGHTS, partial_folder, publish, write_card
+from fedstrata.models.folders import ADAPTER_WEIGHTS, CODE, link_files, partial_folder, publish, write_card
 from fedstrata.plan.kinds import Tensors
 from fedstrata.wire.store import write_tensors
 
@@ -33,7 +33,9 @@ TASK_AUTO = {"HeadedModel": "AutoModelForSequenceClassification"}
 """Class of a model -> the one of transformers that loads it, where that is another."""
 
 
-def save_adapters(loaded: Loaded, weights: Tensors, folder: Path, base: str, card: str = "") -> None:
+def save_adapters(
+    loaded: Loaded, weights: Tensors, folder: Path, base: str, card: str = "", like: Path | None = None
+) -> None:
     """Write the adapters and the heads of a model as a folder that ``PeftModel.from_pretrained`` loads.
 
     The segments of a rank become one adapter. Heads are saved as whole modules, as peft wants them: a decoder that
@@ -45,6 +47,7 @@ def save_adapters(loaded: Loaded, weights: Tensors, folder: Path, base: str, car
         folder: where to write.
         base: folder or hub id of the model that the adapters belong to.
         card: what else a reader of the folder should know.
+        like: a folder of the same model: config and tokenizer are then second names for its files.
     """
     import peft
 
@@ -74,7 +77,11 @@ def save_adapters(loaded: Loaded, weights: Tensors, folder: Path, base: str, car
     partial = partial_folder(folder)
     config.save_pretrained(partial)
     write_tensors(partial / ADAPTER_WEIGHTS, {name: tensor.contiguous() for name, tensor in tensors.items()})
-    head = "import fedstrata.models.heads\n    " if write_files(loaded, partial) else ""
+    if like is None:
+        write_files(loaded, partial)
+    else:
+        link_files(like, partial)
+    head = "import fedstrata.models.heads\n    " if (partial / f"{CODE}.py").exists() else ""
     auto = TASK_AUTO.get(type(loaded.model).__name__, type(loaded.model).__name__)
     write_card(partial, card, CARD.format(head=head, auto=auto, base=base))
     publish(partial, folder)

@@ -130,12 +130,17 @@ def write_client_folder(common: Path, personal: Path, folder: Path, *card: str) 
         card: what to say of it, in paragraphs.
     """
     partial = partial_folder(folder)
-    for path in common.iterdir():
-        if path.is_file() and path.name not in (WEIGHTS, CARD):
-            link(path, partial / path.name)
+    link_files(common, partial)
     _link_weights([path for path in (common / WEIGHTS, personal) if path.exists()], partial)
     write_card(partial, *card)
     publish(partial, folder)
+
+
+def link_files(common: Path, folder: Path) -> None:
+    """Give a folder second names for all files of another one but its weights and its card."""
+    for path in common.iterdir():
+        if path.is_file() and path.name not in (WEIGHTS, CARD):
+            link(path, folder / path.name)
 
 
 def _link_weights(files: Sequence[Path], folder: Path) -> None:

@@ -7,7 +7,7 @@
     base/                   the model that they belong to, where the run moved matrices of the start model
 
 A client's folder costs next to no disk: its weights are second names (hard links) of the file in ``shared/`` and
-of the one with the client's own parts in ``state/clients/``.
+of the one with the client's own parts in ``state/clients/``; its config and tokenizer are those in ``shared/``.
 """
 
 from __future__ import annotations
@@ -153,7 +153,8 @@ def _save_personal(trained: Trained, plans: Mapping[str, Plan], held: Weights, p
         own = Store(folder / "state" / "clients" / client).load(trained.job.method.rounds)
         weights = {**common, **{name: tensor for name, tensor in own.items() if name in kept}}
         card = CLIENT_CARD.format(client=client)
-        save_adapters(loaded, weights, folder / "clients" / client / "adapter", base, card)
+        place = folder / "clients" / client / "adapter"
+        save_adapters(loaded, weights, place, base, card, like=folder / "shared")
         plain = without_adapters(adapted_modules(loaded.model), weights)
         write_tensors(_completed(folder, client), {name: t for name, t in plain.items() if name in moved})
 

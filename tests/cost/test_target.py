@@ -63,6 +63,18 @@ def test_a_run_tells_it(job: Jobs, tmp_path: Path) -> None:
     assert fedstrata.run(again).target == {"score": 0.0, "rounds": None, "bytes": None}
 
 
+def test_a_target_may_be_set_when_the_run_is_finished(job: Jobs) -> None:
+    made = job("fedavg", method={"rounds": 2})
+    assert fedstrata.run(made).target is None
+    with_target = {**made, "output": {**made["output"], "target": 1e6}}
+    told = fedstrata.run(with_target, resume=True)
+    assert told.target is not None
+    assert (told.target["score"], told.target["rounds"]) == (1e6, 0)
+    (told.folder / "result.json").unlink()
+    assert fedstrata.run(with_target, resume=True).target == told.target, "the end is as it was left"
+    assert fedstrata.run(made, resume=True).target is None
+
+
 def test_a_target_may_be_set_when_the_cells_are_done(job: Jobs, tmp_path: Path) -> None:
     made = job("fedavg", method={"rounds": 2})
     made["sweep"] = {"seeds": [0, 1], "rows": [{"name": "a", "train.learning_rate": 0.01}, {"name": "b"}]}

@@ -253,6 +253,8 @@ def _reuse(stage: Stage, found: list[Change], commit: Mapping[str, Any]) -> None
     if checksum_of(folder / "result.json") != commit["finished"]:
         stage.tell(Noted(f"{folder / 'result.json'} was damaged or missing; it is made again from the records"))
         write_result(job, folder, "finished", None)
+    if (read_result(folder).target or {}).get("score") != job.output.target:
+        write_result(job, folder, "finished", None)
     if job.output.client_models is not False and job.adapter.merged_model and (folder / "shared").exists():
         save_client_models(folder, read_result(folder).clients)
         write_result(job, folder, "finished", None)

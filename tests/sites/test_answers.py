@@ -16,6 +16,7 @@ from fedstrata.sites.answers import KEPT_ROUNDS, SESSIONS, Answer, Answers, requ
 from fedstrata.sites.permission import Refused
 from fedstrata.sites.release_log import release_of
 from fedstrata.wire.tensor_file import pack
+from full_disk import full_after
 
 
 def request(round: int = 0, server: tuple[str, ...] = ()) -> Request:
@@ -82,6 +83,13 @@ def test_answers_of_the_last_rounds_are_kept_and_of_the_others_that_they_were_gi
         assert found is not None
         assert bytes(found[1]) == sent[round]
     assert answers.find(request(99), "weights", "asked-99", False) is None
+
+
+def test_an_answer_that_the_disk_has_no_room_for_takes_none(tmp_path: Path) -> None:
+    answers, message = Answers(tmp_path), pack({"head": torch.zeros(10_000)}, {})
+    with full_after(20_000), pytest.raises(OSError, match=r"0-weights\.part\.answer"):
+        answers.keep(Answer(0, "weights", "asked", 9), message)
+    assert list(answers.folder.iterdir()) == []
 
 
 def test_of_a_site_that_seldom_answers_as_many_answers_are_kept(tmp_path: Path) -> None:

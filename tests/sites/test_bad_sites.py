@@ -267,6 +267,19 @@ def test_a_site_far_outside_the_others_is_named_and_does_not_decide(job: Jobs, v
     assert largest < 0.01
 
 
+def test_a_site_whose_last_answer_cannot_be_used_saves_its_own_model_all_the_same(
+    job: Jobs, village: Village
+) -> None:
+    tables = {"clients": {"test": 0.3}, "server": {"evaluate": "end"}, "method": {"rounds": 1}}
+    _, there = village.jobs(job("fedsplitbert", "classify", 3, **tables))
+    attacked(village, "b", "reply", [SCORES["NaN"][0]], "evaluate")
+    run = fedstrata.run(there)
+    assert [line["client"] for line in lines(run.folder / "missing.jsonl")] == ["b"]
+    state = village.folder / "federation" / "sites" / "b" / "state"
+    assert list((state / "models").glob("*/model.safetensors"))
+    assert not list((state / "runs").iterdir()), "nothing of the run stays"
+
+
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [

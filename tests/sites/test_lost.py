@@ -85,6 +85,30 @@ def test_a_loss_is_said_although_the_server_is_killed(
     assert [(line["client"], line["round"]) for line in lines(run.folder / "lost.jsonl")] == [("c", 0)]
 
 
+def test_where_the_server_trains_sites_keep_nothing_that_they_could_lose(
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although the run is resumed, and the moments of the server's own optimizer persist."""
+    tables = {"head": {"kind": "cls"}, "client": {"may_send": ["hidden_states"]}}
+    tables |= {"method": {"variant": "centralized"}, "train": {"optimizer_state": "persist"}}
+    _, there = village.jobs(job("fedfreezebert", "classify", 2, **tables))
+    for site in NAMES:
+        village.site(site, 'payloads = ["weights"]', 'payloads = ["weights", "hidden_states"]')
+    commit = stages.state.RunState.commit
+
+    def dies(*args: Any) -> None:
+        commit(*args)
+        if args[3] == 1:
+            raise RuntimeError("killed")
+
+    monkeypatch.setattr(stages.state.RunState, "commit", dies)
+    with pytest.raises(RuntimeError, match="killed"):
+        fedstrata.run(there)
+    monkeypatch.setattr(stages.state.RunState, "commit", commit)
+    run = fedstrata.run(there, resume=True)
+    assert not (run.folder / "lost.jsonl").exists()
+
+
 def test_a_disk_lost_between_two_stages_is_no_loss_of_the_second(job: Jobs, village: Village) -> None:
     config = job("fedavg", "classify", train={"optimizer_state": "persist"})
     here, there = village.jobs(config)

@@ -187,13 +187,16 @@ def test_a_log_on_a_full_disk_lacks_lines(capsys: pytest.CaptureFixture[str]) ->
     before = list(LOG.handlers)
     try:
         log_to(Path("/dev/full"))
-        LOG.error("failed", exc_info=OSError(errno.ENOSPC, "No space left on device"))
+        for _ in range(2):
+            LOG.error("failed", exc_info=OSError(errno.ENOSPC, "No space left on device"))
     finally:
         for handler in set(LOG.handlers) - set(before):
             LOG.removeHandler(handler)
             with suppress(OSError):
                 handler.close()
-    assert "Traceback" not in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert said == "/dev/full: No space left on device; it lacks lines from here on\n", "once"
 
 
 def test_a_message_is_one_line_of_the_log(tmp_path: Path) -> None:

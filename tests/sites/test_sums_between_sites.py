@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_in_memory import Village, lines, same, weights
+from test_in_memory import Village, lines, same, weights, without_its_disk
 
 import fedstrata
 from fedstrata import UserError
@@ -58,6 +58,13 @@ def test_between_sites_masked_sums_come_to_the_same_bits(
 ) -> None:
     here, there = village.jobs(job(name, "classify", 3, **tables, **SUMS))
     same(fedstrata.run(here), fedstrata.run(there))
+
+
+def test_of_a_masked_sum_a_loss_is_told_once_and_of_nobody_else(job: Jobs, village: Village) -> None:
+    tables = {**SUMS, "train": {"optimizer_state": "persist"}, "method": {"rounds": 4}}
+    _, there = village.jobs(job("fedavg", "classify", 1, **tables))
+    run = fedstrata.run(there, progress=without_its_disk(village, 0))
+    assert [(line["client"], line["round"]) for line in lines(run.folder / "lost.jsonl")] == [("c", 0)]
 
 
 def test_a_limit_of_bytes_counts_the_integers_that_travel_and_is_told_before_the_run(

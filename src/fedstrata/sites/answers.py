@@ -19,7 +19,7 @@ from fedstrata.plan.messages import Request
 from fedstrata.sites.lost import NOTHING, Span
 from fedstrata.sites.permission import Refused
 from fedstrata.sites.site import Site
-from fedstrata.wire.files import append_lines, flush
+from fedstrata.wire.files import append_lines, flush, named
 from fedstrata.wire.on_disk import content, let_go
 from fedstrata.wire.tensor_file import PIECE, TensorFile, open_file
 
@@ -131,10 +131,14 @@ class Answers:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self._path(answer)
         part, hashed = path.with_suffix(".part.answer"), hashlib.sha256()
-        with part.open("wb") as file:
-            for view in message.views(PIECE):
-                hashed.update(view)
-                file.write(view)
+        try:
+            with named(part), part.open("wb") as file:
+                for view in message.views(PIECE):
+                    hashed.update(view)
+                    file.write(view)
+        except OSError:
+            part.unlink(missing_ok=True)  # on a full disk the release log needs its room
+            raise
         os.replace(part, path)
         answer = replace(answer, sessions=self._sessions(answer), sha256=hashed.hexdigest())
         self._write(answer)

@@ -150,13 +150,13 @@ class RemoteEngine:
             yield reply
 
     def farewell(self, save: bool) -> list[NoReply]:
-        """Tell every site that the stage is over; a site that is offline or busy is not waited for.
+        """Tell every site that took part that the stage is over; one that is offline or busy is not waited for.
 
         Returns:
             The sites that have not heard it, so that none of them has saved its own model.
         """
         self.absent |= set(self.run.names)
-        conversations = {name: self._farewell(save) for name in self.welcomes}
+        conversations = {name: self._farewell(save) for name in self.agreed}
         replies = self._converse(conversations, -1, FAREWELL_SECONDS)
         return [reply for reply in replies if isinstance(reply, NoReply)]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fedstrata.events import Event, Noted
+from fedstrata.plan.kinds import SUM_PHASES
 from fedstrata.plan.messages import Request
 from fedstrata.server.records import Records
 
@@ -37,7 +38,12 @@ class Losses:
                 self._take(line["client"], round)
 
     def hear(self, request: Request, known: Span) -> None:
-        """A site has replied, and says what it had answered before; a loss is recorded and told."""
+        """A site has replied, and says what it had answered before; a loss is recorded and told.
+
+        Of the steps of a masked sum the one in which the site trains tells: those after it are of the same round.
+        """
+        if request.phase in SUM_PHASES:
+            return
         name = request.client
         first, last = self.taken.get(name, NOTHING)
         if self.keeps and last >= 0 and (known[0] > first or known[1] < last):

@@ -128,8 +128,10 @@ def _agreement(message: TensorFile) -> str:
 
 
 def _kept(stage: RemoteStage, name: str) -> list[str]:
-    """What a site keeps from round to round, and the server has not."""
+    """What a site keeps from round to round, and the server has not; nothing where the server trains."""
     job, server = stage.job, stage.server
+    if job.method.exchange == "hidden_states":
+        return []
     plan = make_plan(job.method, server.parts, job.task.kind, 0, name, Streams(job.train.seed))
     kept = {
         "optimizer moments": job.train.optimizer_state == "persist",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -156,7 +157,10 @@ class SiteService:
             refusal = _failed("its data, model or device cannot be used; its own log says why")
         else:
             LOG.error("run %s", run, exc_info=error)
-            refusal = _failed(f"{type(error).__name__}; its own log says more")
+            what = type(error).__name__
+            if isinstance(error, OSError) and error.errno:
+                what += f" ({os.strerror(error.errno)})"  # a library's own words may name paths
+            refusal = _failed(f"{what}; its own log says more")
         message = encode_message(run, refusal)
         if self.gate.log.refusals_today(now()) >= MOST_REFUSALS:
             many = f"it has refused {MOST_REFUSALS} messages within 24 hours; its own log says why"

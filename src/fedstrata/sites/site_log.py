@@ -31,10 +31,16 @@ class PlainLines(logging.Formatter):
 class SiteLog(RotatingFileHandler):
     """The log's file, which on a full disk lacks lines and puts no traceback on the terminal for each."""
 
+    told = False
+
     def handleError(self, record: logging.LogRecord) -> None:
-        """Say nothing of a line that the disk has no room for: whoever needs the disk says so."""
-        if not isinstance(sys.exc_info()[1], OSError):
+        """Say once that the disk has no room for lines: what is refused meanwhile stands nowhere else."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
             super().handleError(record)
+        elif not self.told:
+            self.told = True
+            print(f"{self.baseFilename}: {error.strerror}; it lacks lines from here on", file=sys.stderr)
 
 
 def log_to(path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import typing
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.events import (
@@ -25,7 +25,7 @@ from fedstrata.events import (
 )
 
 
-class Callback(Protocol):
+class Callback:
     """What a callback may have; one with some of these methods is one, too. They are called in the run's process.
 
     An exception ends the run; ``fedstrata.run(..., resume=True)`` continues it.

@@ -13,9 +13,10 @@ import pyarrow
 import pytest
 
 import fedstrata
+from fedstrata.callbacks import Callback, calls
 from fedstrata.data.prepare import prepare
 from fedstrata.errors import UserError
-from fedstrata.events import Replied, Scored
+from fedstrata.events import Noted, Replied, Scored
 from fedstrata.job.file import load
 from tiny import SENTENCES
 
@@ -264,3 +265,8 @@ def test_a_result_is_read_whatever_the_working_directory_is(
     assert (len(result.history), len(result.ledger)) == (rows, sent) != (0, 0)
     assert result.pipeline()("the heart")[0]["label"] in result.model().model.config.label2id
     assert str(result.folder) == "runs/here"
+
+
+def test_the_class_of_callbacks_has_nothing_abstract() -> None:
+    """A class of one's own may have it as a base, for its types: an object needs no method for every event."""
+    calls([Callback()])(Noted("a note"))

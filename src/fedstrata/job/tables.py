@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Unpack
 
 from pydantic import AfterValidator, Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
@@ -25,6 +25,9 @@ from fedstrata.job.wire_table import Wire
 from fedstrata.methods import METHODS
 from fedstrata.plan.kinds import Payload
 from fedstrata.plan.plan import Method
+
+if TYPE_CHECKING:
+    from fedstrata.job.given import Given
 
 
 class Model(Table):
@@ -259,7 +262,10 @@ class Job(Table):
             raise ValueError(f"{name!r} is not a method; {did_you_mean(str(name), METHODS)}")
         return METHODS[name](**options)
 
-    if not TYPE_CHECKING:  # so that an editor completes the tables, and a mistake is one sentence from Python, too
+    if TYPE_CHECKING:  # so that an editor completes the tables, and a mistake is one sentence from Python, too
+
+        def __init__(self, **tables: Unpack[Given]) -> None: ...
+    else:
 
         def __init__(self, **tables: Any) -> None:
             try:

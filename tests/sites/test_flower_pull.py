@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import logging
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -175,3 +177,15 @@ def test_a_lost_connection_is_in_the_record_of_the_run_in_a_sentence() -> None:
     ):
         with pytest.raises(UserError, match=said):
             call()
+
+
+def test_no_line_of_flowers_own_is_shown_where_another_library_shows_all() -> None:
+    """As one of those by which noise is accounted for does."""
+    shown, root = io.StringIO(), logging.getLogger()
+    handler = logging.StreamHandler(shown)
+    root.addHandler(handler)
+    try:
+        logging.getLogger("flwr").error("[flwr-serverapp] Disconnected")
+    finally:
+        root.removeHandler(handler)
+    assert shown.getvalue() == ""

@@ -43,6 +43,7 @@ from flwr.superlink.grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 LOG = logging.getLogger("fedstrata.site")
+logging.getLogger("flwr").propagate = False  # or its lines are shown where another library shows the root's
 APP = {
     "pyproject.toml": b"""[build-system]
 requires = ["hatchling"]

@@ -251,6 +251,20 @@ def test_a_run_of_personal_models_says_where_they_are(job: Jobs) -> None:
     assert model_folder(folder / "clients" / "client-0" / "model").name == "model"
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_clients_model_is_compared_on_its_test_rows_and_the_shared_parts_are_none(job: Jobs) -> None:
+    """It was compared on plain texts, and the shared parts were exported over an untrained rest."""
+    pytest.importorskip("onnxruntime")
+    made = job("fedsplitbert", "classify", clients={"test": 0.25}, method={"rounds": 1})
+    del made["data"]["test"]
+    folder = fedstrata.run(made).folder
+    with pytest.raises(UserError, match=r"shared: holds what the clients have in common.*clients/NAME/model$"):
+        export(folder / "shared")
+    assert not (folder / "shared" / "onnx").exists()
+    [report], where = export(folder / "clients" / "client-1" / "model")
+    assert (report.texts, where) == (1, "1 test rows")
+
+
 def test_adapters_alone_are_no_model_to_export(job: Jobs) -> None:
     pytest.importorskip("peft", reason="adapters need the extra 'lora'")
     made = job("fedavg", "classify", adapter={"kind": "lora", "rank": 2, "merged_model": False})

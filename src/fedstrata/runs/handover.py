@@ -51,9 +51,14 @@ def _whole_model(folder: Path) -> Path:
     """As :func:`model_folder`, of a model that can be loaded by itself.
 
     Raises:
-        UserError: there is none, or only adapters.
+        UserError: there is none, only adapters, or only what the clients of a run have in common.
     """
     place = model_folder(folder)
+    if place.name == "shared" and (place.parent / "result.json").exists():
+        raise UserError(
+            f"{place}: holds what the clients have in common, and the rest of a model would be untrained; "
+            "expected the model of one of them, clients/NAME/model"
+        )
     if (place / "adapter_config.json").exists():
         raise UserError(
             f"{place}: holds adapters, which are exported with the model that they belong to; expected the plain "
@@ -78,7 +83,7 @@ def export(folder: Path, out: Path | None = None, int8: bool = False) -> tuple[l
     """
     model = _whole_model(folder)
     place = _place(out or folder / "onnx", "model.onnx")
-    texts, where = _test_texts(model.parent)
+    texts, where = _test_texts(model)
     from fedstrata.models.onnx import export_onnx
 
     return export_onnx(model, place, texts, int8), where
@@ -100,7 +105,7 @@ def export_sentences(folder: Path, out: Path | None = None) -> tuple[EncoderRepo
     """
     model = _whole_model(folder)
     place = _place(out or folder / "sentence-transformers", "modules.json")
-    texts, where = _test_texts(model.parent)
+    texts, where = _test_texts(model)
     from fedstrata.models.sentence_encoder import export_encoder
 
     single = [" ".join([text] if isinstance(text, str) else text) for text in texts]  # of pairs, of words
@@ -156,8 +161,13 @@ def push(folder: Path, repository: str, public: bool = False) -> str:
     return str(url)
 
 
-def _test_texts(run: Path) -> tuple[Sequence[Any], str]:
-    """Texts of a run's test rows in the form that its tokenizer takes; else a few plain ones."""
+def _test_texts(model: Path) -> tuple[Sequence[Any], str]:
+    """Texts of the test rows of a model's run in the form that its tokenizer takes; else a few plain ones.
+
+    A client's model is compared on its own test rows, where it has some.
+    """
+    own = model.parent.name if model.parent.parent.name == "clients" else None
+    run = model.parents[2] if own else model.parent
     stages = sorted((run / "stages").glob("*/job.toml"), key=lambda path: path.stat().st_mtime)
     path = run / "job.toml" if (run / "job.toml").exists() else (stages[-1] if stages else None)
     if path is None:
@@ -166,12 +176,13 @@ def _test_texts(run: Path) -> tuple[Sequence[Any], str]:
     try:
         for name in ("format", "changes", "components", "stage", "start"):
             table.pop(name, None)
-        table.setdefault("model", {"name": str(run / "model")})
+        table.setdefault("model", {"name": str(model)})
         job = load(table)[0]
         data = prepare(job, Path.cwd())
     except UserError as error:
         return PLAIN, f"{len(PLAIN)} plain texts, as the test rows cannot be read ({error})"
-    rows = data.test if data.tests is None else take(data.test, np.concatenate([*data.tests.values()]))
+    tests = {own: data.tests[own]} if data.tests and own in data.tests else data.tests
+    rows = data.test if tests is None else take(data.test, np.concatenate([*tests.values()]))
     columns = [rows.columns[name][:COMPARED] for name in text_columns(job)]
     where = f"{len(columns[0])} test rows"
     if TASK_KINDS[job.task.kind].words:

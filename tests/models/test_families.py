@@ -180,6 +180,18 @@ def test_a_model_that_looks_at_its_text_to_decide_what_it_computes_is_not_foreca
     assert fedstrata.run(made).status == "finished"
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fedbfpt"])
+def test_a_model_that_makes_the_kinds_of_its_layers_when_asked(method: str, job: Jobs, tmp_path: Path) -> None:
+    """Mamba's config has no place to put others: a run ended with an AttributeError."""
+    vocabulary = SIZES["vocab_size"] + 1
+    config = transformers.MambaConfig(vocab_size=vocabulary, hidden_size=32, num_hidden_layers=4, state_size=4)
+    transformers.MambaForCausalLM(config).save_pretrained(tmp_path / "it")
+    gpt2_tokenizer().save_pretrained(tmp_path / "it")
+    made = job(method, "clm", model={"name": str(tmp_path / "it")}, train={"steps": 1})
+    costs = fedstrata.forecast(made)[method]["clients"]
+    assert fedstrata.run(made).bytes["up"] == costs["up_bytes"]
+
+
 def test_a_model_without_a_limit_on_its_texts(job: Jobs, tmp_path: Path) -> None:
     """BLOOM's config has no max_position_embeddings."""
     config = transformers.BloomConfig(vocab_size=SIZES["vocab_size"] + 1, hidden_size=32, n_layer=2, n_head=2)

@@ -180,6 +180,31 @@ def test_a_model_that_looks_at_its_text_to_decide_what_it_computes_is_not_foreca
     assert fedstrata.run(made).status == "finished"
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fedbfpt"])
+def test_a_model_that_makes_the_kinds_of_its_layers_when_asked(method: str, job: Jobs, tmp_path: Path) -> None:
+    """Mamba's config has no place to put others: a run ended with an AttributeError."""
+    vocabulary = SIZES["vocab_size"] + 1
+    config = transformers.MambaConfig(vocab_size=vocabulary, hidden_size=32, num_hidden_layers=4, state_size=4)
+    transformers.MambaForCausalLM(config).save_pretrained(tmp_path / "it")
+    gpt2_tokenizer().save_pretrained(tmp_path / "it")
+    made = job(method, "clm", model={"name": str(tmp_path / "it")}, train={"steps": 1})
+    costs = fedstrata.forecast(made)[method]["clients"]
+    assert fedstrata.run(made).bytes["up"] == costs["up_bytes"]
+
+
+def test_a_mixture_of_experts_is_trained_without_a_forecast(job: Jobs, tmp_path: Path) -> None:
+    """Torch has no shapes for its products in fp32: a forecast ended with a RuntimeError of torch's."""
+    experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
+    sizes = {**SIZES, "vocab_size": SIZES["vocab_size"] + 1, "num_hidden_layers": 2, "num_key_value_heads": 1}
+    config = transformers.Qwen2MoeConfig(**sizes, **experts, shared_expert_intermediate_size=32)
+    transformers.Qwen2MoeForCausalLM(config).save_pretrained(tmp_path / "it")
+    gpt2_tokenizer().save_pretrained(tmp_path / "it")
+    made = job("fedavg", "classify", model={"name": str(tmp_path / "it")}, train={"steps": 1})
+    with pytest.raises(UserError, match=r"without numbers what qwen2_moe computes .*; fedstrata run needs none"):
+        fedstrata.forecast(made)
+    assert fedstrata.run(made).status == "finished"
+
+
 def test_a_model_without_a_limit_on_its_texts(job: Jobs, tmp_path: Path) -> None:
     """BLOOM's config has no max_position_embeddings."""
     config = transformers.BloomConfig(vocab_size=SIZES["vocab_size"] + 1, hidden_size=32, n_layer=2, n_head=2)

@@ -36,7 +36,7 @@ def local_depth(model: Any, parts: Parts, layers: Sequence[int]) -> Iterator[Non
     the layers, find them there in the same order.
     """
     config = model.base_model.config
-    kinds = getattr(config, "layer_types", None)
+    kinds = vars(config).get("layer_types")  # Mamba's are made when they are asked for
     with in_stack(model, parts, lambda stack: [stack[i] for i in layers]):
         if kinds:
             config.layer_types = [kinds[i] for i in layers]

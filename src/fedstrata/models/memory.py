@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.nn import functional
 
-from fedstrata.errors import UserError
+from fedstrata.errors import UserError, first_words
 from fedstrata.models.adapter_names import AdapterConfig
 from fedstrata.models.adapters import add_adapters
 from fedstrata.models.attention import place_attention
@@ -47,7 +47,8 @@ def step_memory(
         fp32; gradients and optimizer state of what the plan trains; and what autograd keeps of a batch of ``rows``
         examples of ``width`` tokens with ``predicted`` positions through a language model's head (0: every output
         of the head). Without what the libraries themselves take. It raises a UserError where what the model
-        computes depends on the values of a text, as Longformer and X-MOD do.
+        computes depends on the values of a text, as Longformer's and X-MOD's, or torch knows no shapes of it, as
+        of a mixture of experts in fp32.
     """
     config.use_cache = False
     if config.pad_token_id is None:
@@ -77,14 +78,25 @@ def step_memory(
         if key not in known:
             try:
                 known[key] = saved_bytes(model, parts, plan, (rows, width), predicted, bf16)
-            except (DataDependentOutputException, DynamicOutputShapeException):
-                raise UserError(
-                    f"model {config.name_or_path}: what {config.model_type} computes depends on the values of a "
-                    "text, so that there is no forecast of it; fedstrata run trains it without one"
-                ) from None
+            except RuntimeError as error:
+                raise _untold(config, error) from None
         return weights + (GRADIENT + MOMENTS[optimizer]) * trained + known[key]
 
     return memory
+
+
+def _untold(config: Any, error: RuntimeError) -> UserError:
+    """The sentence about a model of which a step without data tells nothing."""
+    name, kind = f"model {config.name_or_path}", config.model_type
+    if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
+        return UserError(
+            f"{name}: what {kind} computes depends on the values of a text, so that there is no forecast of it; "
+            "fedstrata run trains it without one"
+        )
+    return UserError(
+        f"{name}: torch does not know without numbers what {kind} computes ({first_words(error)}), so that there "
+        "is no forecast of it; fedstrata run needs none"
+    )
 
 
 def saved_bytes(model: Any, parts: Parts, plan: Plan, shape: Sequence[int], predicted: int, bf16: bool) -> int:

@@ -430,5 +430,7 @@ def test_rounding_of_large_weights_is_no_word(monkeypatch: pytest.MonkeyPatch) -
     after = before + torch.tensor([[1e-4], [1e-4], [1e-4], [0.0], [2e-9]])
     monkeypatch.setattr(embeddings, "moved_beyond", lambda *_: {"table": after - before})
     assert len({float(change) for change in (after - before)[:3]}) == 3
-    moved = embeddings._moved(SimpleNamespace(bench=None), None, ["table"])  # type: ignore[arg-type]
+    view: Any = SimpleNamespace(bench=SimpleNamespace(parts=SimpleNamespace(word_factors=lambda names: [])))
+    played: Any = None
+    moved = embeddings._moved(view, played, ["table"])
     assert moved.round(12).tolist() == [1e-4, 1e-4, 1e-4, 0.0, 2e-9]

@@ -221,7 +221,7 @@ def take_adapters(model: nn.Module, folder: str) -> None:
     """
     found = factors_in(folder)
     own = {name: tuple(tensor.shape) for name, tensor in model.named_parameters() if FACTOR.fullmatch(name)}
-    if found != own:
+    if not found.items() <= own.items():  # fewer where the server holds layers
         raise with_adapters(folder, next(iter(found)))
     with safe_open(Path(folder) / WEIGHTS, "pt") as file:
         for name in found:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,9 @@ from test_in_memory import NAMES, Village, lines, same
 
 import fedstrata
 from fedstrata import UserError
+from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.sites.messages import RefusalHeader, decode_message
+from fedstrata.tasks import TASKS
 
 Jobs = Callable[..., dict[str, Any]]
 MODULE = "own_components"
@@ -239,3 +242,55 @@ def test_what_is_not_installed_at_the_server_is_refused_before_anything_is_sent(
     with pytest.raises(UserError, match=rf"{part}: {CLASSES[part]} is not installed; .*'fedstrata\.{part}s'"):
         run(machines, job, own)
     assert machines.village.post.messages == []
+
+
+KIND = """
+from fedstrata.job.task_kinds import TASK_KINDS
+from fedstrata.tasks import TASKS
+
+TASK_KINDS["own"], TASKS["own"] = TASK_KINDS["classify"], TASKS["classify"]
+"""
+
+
+@contextmanager
+def kinds(known: list[dict[str, Any]]) -> Iterator[None]:
+    """Inside, these kinds of tasks are known, and those that are added stay known."""
+    tables: list[dict[str, Any]] = [TASK_KINDS, TASKS]
+
+    def put(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        before = [dict(table) for table in tables]
+        for table, new in zip(tables, found, strict=True):
+            table.clear()
+            table.update(new)
+        return before
+
+    before = put([dict(table) for table in known])
+    try:
+        yield
+    finally:
+        known[:] = put(before)
+
+
+def test_a_kind_of_task_of_one_s_own_is_known_at_a_site_that_has_its_module(
+    machines: Machines, job: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A site knew no kinds but FedStrata's: it failed, and the server was not told of what."""
+    install(machines.folders["b"])
+    for folder in machines.folders.values():
+        (folder / f"{MODULE}.py").write_text(SOURCE + KIND)
+    for host in machines.village.post.hosts.values():
+        known: list[dict[str, Any]] = [dict(TASK_KINDS), dict(TASKS)]
+
+        def elsewhere(message: bytes, answer: Any = host.answer, known: Any = known) -> Any:
+            with kinds(known):
+                return answer(message)
+
+        monkeypatch.setattr(host, "answer", elsewhere)
+    here, there = machines.village.jobs(job("fedavg", "classify"))
+    here["task"]["kind"] = there["task"]["kind"] = "own"
+    with kinds([dict(TASK_KINDS), dict(TASKS)]):
+        own = machines.own("task")
+        with pytest.raises(UserError, match=r"a refuses: task\.kind 'own' is not known here; a kind of one's own"):
+            fedstrata.run(there)
+        shutil.rmtree(there["output"]["dir"])
+        same(fedstrata.run(here, **own), fedstrata.run(there, **own))

@@ -25,18 +25,24 @@ def row_facts(job: Job, data: Prepared) -> dict[str, Any]:
     """Rows, classes and overlap of a job's divided rows: the first fields of ``data`` in ``result.json``.
 
     ``classes`` and ``test_classes`` count rows (for ``tag`` words) of each class, None without classes;
-    ``test_rows_in_training`` counts test rows whose text also stands in a training row.
+    ``test_rows_in_training`` counts test rows whose text also stands in a training row. Of training rows that are
+    at sites nothing is known, and all that rests on them is None.
     """
     train, test = trained_and_tested(data)
     texts = set(_texts(job, data.train, train))
+    tested = _texts(job, data.test, test)
     classes = None if data.labels is None else (_counts(job, data.train, train), _counts(job, data.test, test))
     return {
-        "train_rows": len(train),
+        "train_rows": None if job.between_sites else len(train),
         "test_rows": len(test),
-        "classes": classes and {label: classes[0][label] for label in data.labels or ()},
-        "test_classes": classes and {label: classes[1][label] for label in data.labels or ()},
-        "test_rows_in_training": sum(text in texts for text in _texts(job, data.test, test)),
+        "classes": None if job.between_sites else classes and _in_order(classes[0], data),
+        "test_classes": classes and _in_order(classes[1], data),
+        "test_rows_in_training": None if job.between_sites else sum(map(texts.__contains__, tested)),
     }
+
+
+def _in_order(counts: Counter[str], data: Prepared) -> dict[str, int]:
+    return {label: counts[label] for label in data.labels or ()}
 
 
 def trained_and_tested(data: Prepared) -> tuple[Index, Index]:

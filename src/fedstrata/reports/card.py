@@ -181,17 +181,19 @@ def _training(
 
 
 def _data(result: Mapping[str, Any]) -> list[str]:
-    rows = [client["rows"] for client in result.get("clients", {}).values() if client["rows"]]
+    clients = result.get("clients", {}).values()
+    what = "rows" if all(client["rows"] is not None for client in clients) else "examples"  # of sites
+    rows = [client[what] for client in clients if client[what]]
     known = result.get("data") or {}
     lines = []
     if result.get("privacy"):
         lines += [f"* {plural(len(result.get('clients', {})), 'client')}", f"* {LEFT_OUT}"]
     elif rows:
         spread = f"{min(rows):,} to {max(rows):,}, median {median(rows):,.0f}" if len(rows) > 1 else f"{rows[0]:,}"
-        lines.append(f"* {plural(len(rows), 'client')}, training rows of each: {spread}")
+        lines.append(f"* {plural(len(rows), 'client')}, training {what} of each: {spread}")
     if known.get("test_rows"):
         lines.append(f"* {plural(known['test_rows'], 'test row')}")
-    if classes := known.get("classes"):
+    if classes := known.get("classes") or known.get("test_classes"):
         names = (plain_text(name).translate(MARKS) for name in classes)
         lines.append(f"* {len(classes)} classes: {', '.join(names)}")
     return lines

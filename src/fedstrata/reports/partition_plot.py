@@ -72,7 +72,7 @@ def grouped_bars(clients: Mapping[str, Any]) -> Figure:
     """
     bars = _label_counts(list(clients.values()))
     each = math.ceil(len(clients) / BARS_SHOWN)
-    sizes = [record["rows"] for record in clients.values()]
+    sizes = [record["examples"] if record["rows"] is None else record["rows"] for record in clients.values()]
     order = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
     groups = [order[start : start + each] for start in range(0, len(order), each)]
     figure, axes = small()

@@ -85,10 +85,10 @@ def run_pictures(run: Run) -> Iterator[Shown]:
         yield Shown(f"Traffic {direction} by part", bytes_plot(run, direction), caption, sent)
     test, dropped = run.partition.get("test", 0), run.partition.get("left_out", 0)
     held = f"What each client had. {plural(test, 'test example')}; {plural(dropped, 'row')} dropped."
-    grouped = grouped_words(len(run.partition.get("clients", {})))
-    yield Shown(
-        "Rows of each client", partition_plot(run.partition), held + grouped, partition_records(run.partition)
-    )
+    clients = run.partition.get("clients", {})
+    what = "Rows" if any(client["labels"] for client in clients.values()) else "Examples"
+    said = held + grouped_words(len(clients))
+    yield Shown(f"{what} of each client", partition_plot(run.partition), said, partition_records(run.partition))
     yield Shown(f"{metric} by client", clients_plot(run), worst_words(run), client_scores(run))
     said = "Confusion matrix of the final model on the test rows: a row per true class, shares of the row."
     yield Shown("Confusion matrix", confusion_plot(run.classes), said, confusion_records(run.classes))

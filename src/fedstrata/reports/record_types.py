@@ -21,7 +21,7 @@ DONE = ("examples", "loss", "flops", "seconds", "layers", "trained", "sent")
 class ClientResult(BaseModel):
     """A client in ``result.json`` or ``partition.json``."""
 
-    rows: int = 0
+    rows: int | None = 0
     examples: int
     score: Score | None = None
     labels: dict[str, int] | None = None

@@ -48,7 +48,7 @@ def facts_of(
 
 
 def holdings(job: Job, ready: Ready, data: Prepared, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Who holds how many rows, examples and labels.
+    """Who holds how many rows, examples and labels; of a site its examples alone are known.
 
     Args:
         job: the stage's job.
@@ -56,7 +56,7 @@ def holdings(job: Job, ready: Ready, data: Prepared, sizes: Mapping[str, int]) -
         data: their rows.
         sizes: client -> number of its examples.
     """
-    clients: dict[str, Any] = {name: {"rows": n, "examples": n, "labels": None} for name, n in sizes.items()}
+    clients: dict[str, Any] = {name: {"rows": None, "examples": n, "labels": None} for name, n in sizes.items()}
     shards = population(job.method.population, data.shards)
     for client, index in ready.shards.items():
         rows = shards[client]

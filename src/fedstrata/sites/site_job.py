@@ -11,6 +11,7 @@ from fedstrata.job.file import load
 from fedstrata.job.privacy_rules import check_task
 from fedstrata.job.sentences import shown
 from fedstrata.job.tables import Job
+from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.sites.messages import HelloHeader
 from fedstrata.sites.model_files import VOCABULARY
 from fedstrata.sites.permission import Refused, own_component
@@ -26,13 +27,15 @@ def site_job(own: SiteSettings, hello: HelloHeader, folder: Path) -> Job:
         folder: the run's, where the model's files are.
 
     Raises:
-        Refused: it has a class of its own that is not installed here, or of which its noise promises nothing.
+        Refused: it has a class or a kind of task of its own that is not installed here, or of which its noise
+            promises nothing.
         UserError: it is no job.
     """
     sent = hello.job
     for table in ("task", "train", "privacy"):  # of the others the job itself says so
         if not isinstance(found := sent.get(table, {}), dict):
             raise UserError(f"job: {table}: must be a table ([{table}]), found {shown(found)}")
+    _check_kind(hello, sent.get("task", {}).get("kind"))
     data = {key: value for key, value in own.data.model_dump().items() if value is not None}
     if hello.long_text is not None:
         data["long_text"] = hello.long_text
@@ -64,6 +67,17 @@ def site_job(own: SiteSettings, hello: HelloHeader, folder: Path) -> Job:
     except UserError as error:
         raise Refused(f"the job's noise promises nothing: {error}") from None
     return _own_count(resolve_auto(found))
+
+
+def _check_kind(hello: HelloHeader, kind: Any) -> None:
+    """Refuse a kind of task that is not known here. The module of an installed task may add one."""
+    if "task" in hello.components:
+        own_component(hello, "task", None)
+    if isinstance(kind, str) and kind not in TASK_KINDS:
+        raise Refused(
+            f"task.kind {kind!r} is not known here; a kind of one's own comes with an installed task of the run "
+            "(entry points 'fedstrata.tasks')"
+        )
 
 
 def _own_count(job: Job) -> Job:

@@ -20,6 +20,7 @@ from fedstrata.models.adapter_names import BASE, AdapterConfig, factor_of
 from fedstrata.models.configs import with_adapters
 from fedstrata.plan.kinds import Factors, PartKind, Tensors
 from fedstrata.plan.parts import Lowest, Part, Parts
+from fedstrata.plan.sharing import Sharing
 
 LINEAR = (nn.Linear, Conv1D)
 """Modules that multiply; GPT-2's Conv1D holds its weight as ``[in, out]``."""
@@ -100,8 +101,8 @@ def find_parts(model: Any, adapter: AdapterConfig | None = None) -> Parts:
     """The parts of a Hugging Face encoder, or GPT-2, with a task head.
 
     Args:
-        model: the model.
-        adapter: the adapters that were put into it.
+        model: the model, as its class makes it: what takes no gradient is fixed.
+        adapter: the adapters that were put into it, beside which nothing else of the encoder is trained.
 
     Raises:
         UserError: the model's base has no single stack of ``config.num_hidden_layers`` layers.
@@ -112,6 +113,7 @@ def find_parts(model: Any, adapter: AdapterConfig | None = None) -> Parts:
     for name, tensor in model.named_parameters():
         shapes.setdefault(division.key(name), {})[name] = tuple(tensor.shape)
     modules = _modules(model, division, shapes)
+    fixed = frozenset() if adapter else frozenset(fixed_tensors(model))
     depth = model.config.num_hidden_layers
     layers = [_Key("layer", i) for i in range(depth)]
     own = sorted((key for key in shapes if key.kind == "adapter"), key=lambda key: (key.above, key.factors))
@@ -144,7 +146,14 @@ def find_parts(model: Any, adapter: AdapterConfig | None = None) -> Parts:
         chained=getattr(model, "chained", False),
         architecture=model.config.model_type,
         ranks=adapter.by_client if adapter else {},
+        fixed=fixed,
+        sharing=Sharing(fixed),
     )
+
+
+def fixed_tensors(model: nn.Module) -> list[str]:
+    """The parameters that the model's class never trains: RoFormer's sines, by which places are turned."""
+    return [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
 
 
 def base_first(model: Any) -> None:

@@ -173,6 +173,13 @@ def test_another_tokenizer_is_another_entry(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(calls) == 2
 
 
+def test_texts_whose_special_tokens_are_split_are_kept_apart_from_others() -> None:
+    assert examples(tokenize(["[MASK]"], tokenizer(), 8, "chunk")) == [[CLS, 4, SEP]]
+    other = tokenizer()
+    other.split_special_tokens = True
+    assert examples(tokenize(["[MASK]"], other, 8, "chunk")) == [[CLS, 1, 1, 1, SEP]]
+
+
 def test_a_crash_leaves_no_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     saved = itertools.count()
     original = np.save

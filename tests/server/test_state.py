@@ -142,7 +142,9 @@ def test_a_finished_run_is_not_run_again(job: Jobs) -> None:
     assert [type(event).__name__ for event in events] == ["StageEnded"]
 
 
-@pytest.mark.parametrize("what", ["weights", "config", "tokenizer"])
+@pytest.mark.parametrize(
+    "what", ["weights", "config", "tokenizer", "mask_token", "truncation_side", "split_special_tokens"]
+)
 def test_another_start_model_cannot_be_resumed_with(job: Jobs, what: str) -> None:
     made = job("fedavg")
     folder = Path(made["model"]["name"])
@@ -161,9 +163,13 @@ def test_another_start_model_cannot_be_resumed_with(job: Jobs, what: str) -> Non
         words = (folder / "config.json").read_text("utf-8")
         assert '"hidden_act": "gelu"' in words
         (folder / "config.json").write_text(words.replace('"hidden_act": "gelu"', '"hidden_act": "relu"'), "utf-8")
-    else:
+    elif what == "tokenizer":
         words = (folder / "tokenizer.json").read_text("utf-8")
         (folder / "tokenizer.json").write_text(words.replace('"kidney"', '"kidneys"'), "utf-8")
+    else:
+        path = folder / "tokenizer_config.json"
+        value = {"mask_token": "[UNK]", "truncation_side": "left", "split_special_tokens": True}[what]
+        path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), what: value}), "utf-8")
     with pytest.raises(UserError, match="other weights, or another config or tokenizer"):
         fedstrata.run(made, resume=True)
 

@@ -22,7 +22,7 @@ from fedstrata.sweeps.cells import cells
 from fedstrata.sweeps.run import _Scheduler
 from fedstrata.wire.files import read_lines
 from fedstrata.wire.store import write_tensors
-from tiny import SENTENCES
+from tiny import SENTENCES, tokenizer
 
 HEAD = "text,label\n"
 LINES = [f'"{text}",{label}\n' for text, label in SENTENCES]
@@ -150,6 +150,30 @@ def test_another_start_model_is_refused_before_anything_runs(
     finally:
         path.write_bytes(whole)
     assert again({}, seeds=[0, 1]) == ["a, seed 1", "b, seed 1"]
+
+
+@pytest.mark.parametrize("what", ["tokenizer", "vocabulary"])
+def test_another_file_behind_the_start_model_is_refused(tmp_path: Path, what: str) -> None:
+    """A new model's tokenizer, or which rows of tokens leave: cells of both were under one name."""
+    tokenizer().save_pretrained(tmp_path / "tokenizer")
+    words, rows = tmp_path / "words.txt", tmp_path / "rows.csv"
+    words.write_text("kidney\nheart\n", "utf-8")
+    rows.write_text(HEAD + "".join(LINES), "utf-8")
+    config = {"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    path, old, new = tmp_path / "tokenizer" / "tokenizer.json", '"lowercase": true', '"lowercase": false'
+    made = small(tmp_path, rows, output={"dir": str(tmp_path / "sweep")})
+    made |= {"model": {"config": config, "tokenizer": str(path.parent)}, "task": {"kind": "mlm"}}
+    if what == "vocabulary":
+        path, old, new = words, "heart", "eye"
+        made["privacy"] = {"omit": ["unlisted_rows"], "public_vocabulary": str(words)}
+    assert not [entry.failed for entry in fedstrata.sweep(made) if entry.failed]
+    whole = path.read_text("utf-8")
+    path.write_text(whole.replace(old, new), "utf-8")
+    told = "public_vocabulary: lists other" if what == "vocabulary" else "other weights, or another"
+    with pytest.raises(UserError, match=rf"^cell 'a, seed 0': .*{told}"):
+        started(made, {"sweep.seeds": [0, 1]})
+    path.write_text(whole, "utf-8")
+    assert started(made, {"sweep.seeds": [0, 1]}) == ["a, seed 1", "b, seed 1"]
 
 
 def test_other_rows_are_refused(done: Done, again: Callable[..., list[str]]) -> None:

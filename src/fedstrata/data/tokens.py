@@ -112,7 +112,8 @@ def tokenize(
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     rules = {key: value for key, value in backend.items() if key not in ("truncation", "padding")}  # set per call
     side = _cut_side(tokenizer, long_text, word_end)
-    digest = hashlib.sha256(json.dumps([4, max_tokens, long_text, side, word_end, pair, rules]).encode())
+    kept = [5, max_tokens, long_text, side, word_end, pair, rules, tokenizer.split_special_tokens]
+    digest = hashlib.sha256(json.dumps(kept).encode())
     for text in [*texts, *(seconds or ())]:
         digest.update(f"{len(text)}\0{text}".encode())
     folder = cache_folder() / digest.hexdigest()

@@ -266,9 +266,11 @@ def fast_tokenizer(name: str, kind: str) -> Any:
 
 
 def tokenizer_text(tokenizer: Any) -> str:
-    """All that decides how a fast tokenizer splits a text, apart from the length that it cuts at."""
+    """All that decides what a fast tokenizer makes of a text, apart from the length that it cuts at."""
     settings = json.loads(tokenizer.backend_tokenizer.to_str())
-    return json.dumps({key: value for key, value in settings.items() if key not in ("truncation", "padding")})
+    rules = {key: value for key, value in settings.items() if key not in ("truncation", "padding")}
+    roles = sorted((role, str(token)) for role, token in tokenizer.special_tokens_map.items())
+    return json.dumps([rules, roles, tokenizer.truncation_side, tokenizer.split_special_tokens])
 
 
 def _pooler(name: str, config: Any) -> Tensors:

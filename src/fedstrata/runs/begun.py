@@ -12,6 +12,8 @@ from fedstrata.job.toml import read_toml
 from fedstrata.runs.components import Components
 from fedstrata.runs.engines import recorded_threads
 from fedstrata.runs.resume import as_recorded, changes
+from fedstrata.server.ended import changed_model
+from fedstrata.server.state import manifests
 
 
 def places_of(jobs: Sequence[Job]) -> list[Path]:
@@ -75,4 +77,22 @@ def check_kept(folder: Path, commit: Mapping[str, Any]) -> None:
         raise UserError(
             f"{folder}: its run has ended after {commit['done']} rounds and its state was not kept, so it "
             "cannot get more of them; output.keep_state = true keeps it"
+        )
+
+
+def check_left(job: Job, place: Path, start: Path) -> None:
+    """Refuse to begin a stage from an earlier one's model that is not as that one has left it.
+
+    Args:
+        job: the job of the stage that is to begin.
+        place: its output folder; a stage that has begun knows by itself from what.
+        start: the output folder of the earlier one, which has ended.
+
+    Raises:
+        UserError: it is not.
+    """
+    if not manifests(place) and (path := changed_model(start)):
+        raise UserError(
+            f"{path}: is damaged, missing or another one since stage {job.start!r} has written it, and stage "
+            f"{job.stage!r} is to begin from it"
         )

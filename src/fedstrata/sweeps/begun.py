@@ -7,23 +7,26 @@ are the rounds of a longer run. Learning rates, which a single run may lower on 
 from __future__ import annotations
 
 import json
+import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedstrata.client.setup import make_ready, resolve_jobs
-from fedstrata.client.start_model import model_path
+from fedstrata.client.model_options import head_of
+from fedstrata.client.setup import init_seed, make_ready, resolve_jobs
+from fedstrata.client.start_model import model_path, write_outline
 from fedstrata.data.fingerprint import Fingerprints, fingerprints
 from fedstrata.data.prepare import Prepared, divided, read_sources
 from fedstrata.errors import UserError, naming
 from fedstrata.job.tables import Job
+from fedstrata.models import scratch
 from fedstrata.models.quiet import quiet
 from fedstrata.runs.begun import as_it_began, check_begun, check_kept, places_of
 from fedstrata.runs.components import Components
 from fedstrata.runs.result import read_status, stages_of
-from fedstrata.runs.resume import Change, check_rows, differences, job_missing
+from fedstrata.runs.resume import Change, check_rows, differences, job_missing, same_vocabulary
 from fedstrata.runs.start import start_digest, start_weights
 from fedstrata.server.state import manifests, newest_commit
 from fedstrata.sweeps.cells import Cell
@@ -127,23 +130,38 @@ def _check_rows(stages: Sequence[_Begun], base_dir: Path | None, with_models: bo
                 if rows is not None:
                     known[key] = fingerprints(rows)
                 check_rows(stage.place, known[key])
-                name = _ready_made(stage.job) if with_models else None
-                if name is not None and name not in models:
-                    models.add(name)
+                model = _given(stage.job) if with_models else None
+                if model is not None and model not in models:
+                    models.add(model)
                     _check_model(stage, rows or divided(stage.job, train, test), base_dir)
 
 
-def _ready_made(job: Job) -> str | None:
-    """The name of a stage's start model; None where it is another stage's, or drawn anew."""
-    return None if job.model is None or job.model.config is not None else job.model.name
+def _given(job: Job) -> str | None:
+    """All that is read for a stage's start model; None where it is another stage's, or made of job and rows."""
+    model, listed = job.model, job.privacy.public_vocabulary
+    if model is None or (model.name is None and model.tokenizer is None and listed is None):
+        return None
+    return _key(model.model_dump(), listed)
 
 
 @quiet()
 def _check_model(stage: _Begun, data: Prepared, base_dir: Path | None) -> None:
-    ready = make_ready(stage.job, data, model_path(stage.job, base_dir))
+    with tempfile.TemporaryDirectory() as outline:
+        ready = make_ready(stage.job, data, _start(stage.job, data, base_dir, Path(outline)))
+    same_vocabulary(stage.place, ready.loaded.parts.sharing.listed)
     commit = newest_commit(stage.place) or {}
     if commit.get("start") != start_digest(start_weights(ready.runtime), ready.loaded):
         raise UserError(f"{stage.place}: its run began from other weights, or another config or tokenizer; {ANEW}")
+
+
+def _start(job: Job, data: Prepared, base_dir: Path | None, outline: Path) -> str:
+    """Folder or hub id of a job's model; a new one is drawn in an empty folder, as its run has drawn it."""
+    assert job.model is not None
+    if job.model.config is None:
+        return model_path(job, base_dir)
+    write_outline(job, data, base_dir, outline)
+    scratch.add_weights(outline, job.task.kind, data.labels, head_of(job), init_seed(job))
+    return str(outline)
 
 
 def _source(job: Job) -> str:

@@ -114,6 +114,23 @@ def stopped(made: dict[str, Any]) -> None:
         fedstrata.run(made, progress=stop)
 
 
+def test_a_stage_begins_from_the_model_before_it_as_that_stage_has_left_it(
+    staged: dict[str, Any], tmp_path: Path
+) -> None:
+    """Another model in its place was trained on, and the result told of one run."""
+    stopped(staged)
+    pretrain = tmp_path / "run" / "stages" / "pretrain"
+    for name in ("model.safetensors", "config.json"):
+        path = next(pretrain.glob(f"*/{name}"))
+        whole = path.read_bytes()
+        path.write_bytes(whole.replace(b"gelu", b"relu") if name == "config.json" else whole[:-4] + b"\0\0\0?")
+        for _ in range(2):
+            with pytest.raises(UserError, match=rf"{name}: is damaged, .*since stage 'pretrain' has written it"):
+                fedstrata.run(staged, resume=True)
+        path.write_bytes(whole)
+    assert fedstrata.run(staged, resume=True).status == "finished"
+
+
 def settled(folder: Path) -> list[tuple[str, str, int]]:
     """The stages' device, precision and threads."""
     found = [read_toml(folder / "stages" / name / "job.toml") for name in ("pretrain", "finetune")]

@@ -12,6 +12,8 @@ from fedstrata.wire.files import checksum_of, clear, write_sealed
 from fedstrata.wire.store import Store
 
 ROUND_FILES = ("round-[0-9]*.safetensors", ".round-*.part")
+MODELS = tuple(f"{place}/*.{kind}" for place in ("model", "shared") for kind in ("safetensors", "json"))
+"""What a later stage begins from."""
 CACHES = ("features.f32", "features.json")
 
 
@@ -29,6 +31,9 @@ def finish(folder: Path, keep_state: bool = False, keep_cache: bool = False) -> 
     for path in () if keep_state else older:  # first, as their files will be gone
         path.unlink()
     kept = keep_state and manifest.get("kept", True)  # what was dropped once does not come back
+    if "models" not in manifest:  # else a call has found the run finished: they are what another one left
+        found = sorted(path for pattern in MODELS for path in folder.glob(pattern))
+        manifest["models"] = {path.relative_to(folder).as_posix(): checksum_of(path) for path in found}
     write_sealed(newest, {**manifest, "finished": checksum_of(folder / "result.json"), "kept": kept})
     if not keep_cache:
         clear(state, CACHES)
@@ -63,3 +68,11 @@ def damaged_end(folder: Path) -> Path | None:
     if not manifest["kept"]:
         journal.files = {key: file for key, file in journal.files.items() if re.fullmatch("clients/[^/]+", key)}
     return journal.damaged()
+
+
+def changed_model(folder: Path) -> Path | None:
+    """A file of a finished run's model that is not as the run has left it; None if there is none."""
+    manifest = newest_commit(folder)
+    assert manifest is not None
+    found = ((folder / name, was) for name, was in manifest.get("models", {}).items())
+    return next((path for path, was in found if checksum_of(path) != was), None)

@@ -11,6 +11,7 @@ from fedstrata.job.tables import Job
 from fedstrata.job.toml import read_toml
 from fedstrata.runs.components import Components
 from fedstrata.runs.engines import recorded_threads
+from fedstrata.runs.result import Result
 from fedstrata.runs.resume import as_recorded, changes
 from fedstrata.server.ended import changed_model
 from fedstrata.server.state import manifests
@@ -80,19 +81,20 @@ def check_kept(folder: Path, commit: Mapping[str, Any]) -> None:
         )
 
 
-def check_left(job: Job, place: Path, start: Path) -> None:
-    """Refuse to begin a stage from an earlier one's model that is not as that one has left it.
+def left_by(earlier: Result, job: Job, place: Path) -> str:
+    """The folder of the model that an earlier stage has left for another one to begin from.
 
     Args:
-        job: the job of the stage that is to begin.
+        earlier: the result of the stage that has ended.
+        job: the job of the one that is to begin.
         place: its output folder; a stage that has begun knows by itself from what.
-        start: the output folder of the earlier one, which has ended.
 
     Raises:
-        UserError: it is not.
+        UserError: it is not as that stage has left it.
     """
-    if not manifests(place) and (path := changed_model(start)):
+    if not manifests(place) and (path := changed_model(earlier.place)):
         raise UserError(
             f"{path}: is damaged, missing or another one since stage {job.start!r} has written it, and stage "
             f"{job.stage!r} is to begin from it"
         )
+    return str(earlier.start)

@@ -28,7 +28,7 @@ from fedstrata.models.quiet import quiet
 from fedstrata.plan.parts import Parts
 from fedstrata.reports.card import write_cards
 from fedstrata.runs.arrivals import check_arrivals
-from fedstrata.runs.begun import check_begun, check_kept, check_left, places_of
+from fedstrata.runs.begun import check_begun, check_kept, left_by, places_of
 from fedstrata.runs.choices import keep_choices, with_choices
 from fedstrata.runs.components import Components
 from fedstrata.runs.engines import choose_engine, threads_set, with_choice, worker_modules
@@ -97,9 +97,7 @@ def run_stages(
         connected = federation(jobs[0].engine) if jobs[0].between_sites else nullcontext()
         with connected as sites, recorded(sites.settings.home if sites else None, folder, jobs, tell) as told:
             for job, rows, start, place, choice in zip(jobs, data, starts, places, choices, strict=True):
-                begin = start or str(results[job.start].start)
-                if start is None:
-                    check_left(job, place, results[job.start].place)
+                begin = start or left_by(results[job.start], job, place)
                 stage = Stage(
                     job=job,
                     data=rows,

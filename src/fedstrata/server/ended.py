@@ -31,7 +31,7 @@ def finish(folder: Path, keep_state: bool = False, keep_cache: bool = False) -> 
     for path in () if keep_state else older:  # first, as their files will be gone
         path.unlink()
     kept = keep_state and manifest.get("kept", True)  # what was dropped once does not come back
-    if "models" not in manifest:  # else the run was found finished: its models are those of the call that ended it
+    if "models" not in manifest:  # else a call has found the run finished: they are what another one left
         found = sorted(path for pattern in MODELS for path in folder.glob(pattern))
         manifest["models"] = {path.relative_to(folder).as_posix(): checksum_of(path) for path in found}
     write_sealed(newest, {**manifest, "finished": checksum_of(folder / "result.json"), "kept": kept})

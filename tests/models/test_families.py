@@ -33,6 +33,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "deberta": lambda: transformers.DebertaConfig(**SIZES, **RELATIVE),
     "deberta-v2": lambda: transformers.DebertaV2Config(**SIZES, **RELATIVE, position_buckets=8),
     "mpnet": lambda: transformers.MPNetConfig(**SIZES),
+    "roformer": lambda: transformers.RoFormerConfig(**SIZES, embedding_size=32),
     "xlm-roberta": lambda: transformers.XLMRobertaConfig(**SIZES),
 }
 
@@ -294,3 +295,28 @@ def test_a_model_without_a_table_of_tokens_is_trained(job: Jobs, tmp_path: Path)
     tokenizer().save_pretrained(tmp_path / "it")
     made = job("fedavg", "classify", model={"name": str(tmp_path / "it")}, train={"steps": 1})
     assert fedstrata.run(made).status == "finished"
+
+
+TURNED = "roformer.encoder.embed_positions.weight"
+
+
+@pytest.mark.parametrize(
+    ("method", "level"), [("fedavg", "none"), ("fedavg", "example"), ("fedavg", "client"), ("local", "example")]
+)
+def test_a_table_that_the_model_never_trains_is_neither_noised_nor_sent(
+    other: Jobs, method: str, level: str
+) -> None:
+    """RoFormer's sines, by which places are turned: with noise of their own the places would be gone."""
+    noise: dict[str, Any] = {"level": level, "noise": 5.0, "clip": 1.0, "delta": 0.01}
+    noise = {"none": {}, "example": noise, "client": {**noise, "single_message": True}}[level]
+    made = other("roformer", method, "classify", task={"labels": ["kidney", "heart", "eye"]}, privacy=noise)
+    [told] = fedstrata.forecast(made).values()
+    result = fedstrata.run(made)
+    start, trained = saved_tensors(Path(made["model"]["name"])), saved_tensors(model_of(result))
+    assert torch.equal(trained[TURNED], start[TURNED])
+    lines = map(json.loads, (result.folder / "ledger.jsonl").read_text().splitlines())
+    sent = [line for line in lines if line["direction"] == "up"]
+    up = {line["bytes"] for line in sent if line["part"] == "embeddings"}
+    tables = [tensor for name, tensor in start.items() if name.startswith("roformer.embeddings.")]
+    assert up == ({4 * sum(tensor.numel() for tensor in tables)} if method == "fedavg" else set())
+    assert told["clients"]["up_bytes"] == sum(line["bytes"] for line in sent)

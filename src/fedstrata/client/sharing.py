@@ -51,7 +51,7 @@ def with_sharing(job: Job, parts: Parts, tokenizer: Callable[[], Any]) -> Parts:
         )
         assert job.privacy.public_vocabulary is not None
         listed = listed_tokens(Path(job.privacy.public_vocabulary), tokenizer(), rows)
-    return replace(parts, sharing=Sharing(whole, narrowed, listed, period))
+    return replace(parts, sharing=Sharing(whole | parts.fixed, narrowed, listed, period))
 
 
 def parts_with_sharing(job: Job, parts: Parts, model: str) -> Parts:

@@ -134,6 +134,7 @@ class WorkingModel:
         what they would have become. Below the lowest trained part autograd then builds no graph.
         """
         names = {name for part in plan.train for name in self.parts.shapes[part]}
+        names -= self.parts.fixed
         names -= {name for part in plan.shared for name in self.parts.shapes[part]} & self.parts.sharing.omitted
         served = {name for part in plan.away(self.parts) for name in self.parts.shapes[part]}
         parameters = {name: self._parameter(name) for name in self._places}

@@ -30,7 +30,7 @@ from fedstrata.models.dropout import disable_dropout
 from fedstrata.models.folders import WEIGHTS, partial_folder, publish, stand_alone, write_card, write_tokenizer
 from fedstrata.models.headed import write_headed
 from fedstrata.models.heads import KEY, HeadConfig, HeadedModel
-from fedstrata.models.parts import find_parts
+from fedstrata.models.parts import find_parts, fixed_tensors
 from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.parts import Parts
 from fedstrata.wire.store import write_tensors
@@ -102,6 +102,7 @@ def load(
         model, info = _pretrained(class_of(kind, config), name, config)
         if not dropout:
             disable_dropout(model)
+        _fix(model, config)
         new = find_parts(model)
         check_tied(name, model)
         fresh = fresh_parts(name, config, new, info, remote)
@@ -111,6 +112,14 @@ def load(
     for part in remote:
         stack[parts[part].depth] = nn.Identity()
     return Loaded(model, tokenizer, parts, fresh, carried, use_cache, adapter, name)
+
+
+def _fix(model: Any, config: Any) -> None:
+    """Let what the class does not train take no gradient again, which transformers forgets as it loads."""
+    with torch.device("meta"):
+        bare = type(model)._from_config(copy.deepcopy(config))
+    for name in fixed_tensors(bare):
+        model.get_parameter(name).requires_grad_(False)
 
 
 def _with_adapters(model: Any, name: str, adapter: AdapterConfig) -> Any:

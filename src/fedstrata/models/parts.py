@@ -8,7 +8,7 @@ No weights are read, so a model on the ``meta`` device, made from a config alone
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from fedstrata.models.adapter_names import BASE, AdapterConfig, factor_of
 from fedstrata.models.configs import with_adapters
 from fedstrata.plan.kinds import Factors, PartKind, Tensors
 from fedstrata.plan.parts import Lowest, Part, Parts
+from fedstrata.plan.sharing import Sharing
 
 LINEAR = (nn.Linear, Conv1D)
 """Modules that multiply; GPT-2's Conv1D holds its weight as ``[in, out]``."""
@@ -100,8 +101,8 @@ def find_parts(model: Any, adapter: AdapterConfig | None = None) -> Parts:
     """The parts of a Hugging Face encoder, or GPT-2, with a task head.
 
     Args:
-        model: the model.
-        adapter: the adapters that were put into it.
+        model: the model, as its class makes it: what takes no gradient is fixed.
+        adapter: the adapters that were put into it, beside which nothing else of the encoder is trained.
 
     Raises:
         UserError: the model's base has no single stack of ``config.num_hidden_layers`` layers.
@@ -112,11 +113,8 @@ def find_parts(model: Any, adapter: AdapterConfig | None = None) -> Parts:
     for name, tensor in model.named_parameters():
         shapes.setdefault(division.key(name), {})[name] = tuple(tensor.shape)
     modules = _modules(model, division, shapes)
-    depth = model.config.num_hidden_layers
-    layers = [_Key("layer", i) for i in range(depth)]
-    own = sorted((key for key in shapes if key.kind == "adapter"), key=lambda key: (key.above, key.factors))
-    stack = [key for layer in layers for key in (layer, _Key("base", layer.depth), *_beside(own, layer.depth))]
-    if not modules.linear.get(layers[0]):
+    fixed = frozenset() if adapter else frozenset(fixed_tensors(model))
+    if not modules.linear.get(_Key("layer", 0)):
         raise UserError(
             f"model {type(model).__name__}: its layers hold no linear modules; expected an encoder like BERT"
         )
@@ -133,8 +131,7 @@ def find_parts(model: Any, adapter: AdapterConfig | None = None) -> Parts:
                 above=key.above,
                 lowest=modules.lowest.get(key, Lowest()),
             )
-            for key in (_Key("embeddings"), *_beside(own, None), *stack, _Key("pooler"), HEAD)
-            if key in shapes
+            for key in _in_order(shapes, model.config.num_hidden_layers)
         ),
         stack=division.stack,
         tied=modules.tied,
@@ -144,7 +141,14 @@ def find_parts(model: Any, adapter: AdapterConfig | None = None) -> Parts:
         chained=getattr(model, "chained", False),
         architecture=model.config.model_type,
         ranks=adapter.by_client if adapter else {},
+        fixed=fixed,
+        sharing=Sharing(fixed),
     )
+
+
+def fixed_tensors(model: nn.Module) -> list[str]:
+    """The parameters that the model's class never trains: RoFormer's sines, by which places are turned."""
+    return [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
 
 
 def base_first(model: Any) -> None:
@@ -164,6 +168,14 @@ def word_table(model: Any) -> str:
     except NotImplementedError:
         return ""
     return next((name for name, parameter in model.named_parameters() if parameter is table), "")
+
+
+def _in_order(keys: Collection[_Key], depth: int) -> list[_Key]:
+    """The parts of a model with so many layers, from the embeddings up."""
+    own = sorted((key for key in keys if key.kind == "adapter"), key=lambda key: (key.above, key.factors))
+    stack = [key for i in range(depth) for key in (_Key("layer", i), _Key("base", i), *_beside(own, i))]
+    every = (_Key("embeddings"), *_beside(own, None), *stack, _Key("pooler"), HEAD)
+    return [key for key in every if key in keys]
 
 
 def _beside(adapters: Iterable[_Key], depth: int | None) -> list[_Key]:

@@ -88,6 +88,7 @@ class Parts:
         chained: those layers stand on one another, not each on a hidden state alone.
         architecture: the architecture's name in Hugging Face's configs.
         ranks: client -> the rank of its adapters, and ``default``; empty where all have the same.
+        fixed: tensors that never change, such as a table of sines: nobody trains or sends them.
         sharing: what of them never travels, and how often the rest does.
     """
 
@@ -100,6 +101,7 @@ class Parts:
     chained: bool = False
     architecture: str = ""
     ranks: Mapping[str, int] = field(default_factory=dict)
+    fixed: frozenset[str] = frozenset()
     sharing: Sharing = EVERYTHING
     by_name: Mapping[str, Part] = field(init=False, repr=False, compare=False)
     sent_before: dict[Any, list[Counter[int | None]]] = field(

@@ -184,7 +184,7 @@ class HeadedModel(transformers.PreTrainedModel):  # type: ignore[misc]
         if settings.pooler and getattr(base, "pooler", None) is None:
             raise UserError(f"[head] pooler: {config.model_type} has none")
         if not settings.pooler and getattr(base, "pooler", None) is not None:
-            base.pooler = nn.Identity()  # which LayoutLM calls in any case
+            base.pooler = nn.Identity() if config.model_type == "layoutlm" else None  # which calls it in any case
         self.base_model_prefix = base.base_model_prefix
         setattr(self, self.base_model_prefix, base)
         self.head = Head(config, settings)

@@ -32,6 +32,7 @@ RELATIVE: dict[str, Any] = {"relative_attention": True, "pos_att_type": ["c2p", 
 OTHERS: dict[str, Callable[[], Any]] = {
     "deberta": lambda: transformers.DebertaConfig(**SIZES, **RELATIVE),
     "deberta-v2": lambda: transformers.DebertaV2Config(**SIZES, **RELATIVE, position_buckets=8),
+    "layoutlm": lambda: transformers.LayoutLMConfig(**SIZES),
     "mpnet": lambda: transformers.MPNetConfig(**SIZES),
     "roformer": lambda: transformers.RoFormerConfig(**SIZES, embedding_size=32),
     "xlm-roberta": lambda: transformers.XLMRobertaConfig(**SIZES),
@@ -60,6 +61,7 @@ def other(job: Jobs, tmp_path: Path) -> Jobs:
         ("deberta-v2", "fedavg", "classify", {"head": {"kind": "hsum"}, "train": {"precision": "bf16"}}),
         ("deberta-v2", "fedfreezebert", "classify", {"head": {"kind": "psum"}}),
         ("mpnet", "fedfreezebert", "classify", {"head": {"kind": "hsum"}}),
+        ("layoutlm", "fedavg", "classify", {"head": {"kind": "mean"}}),
         ("mpnet", "fedbfpt", "mlm", {"train": {"precision": "bf16"}}),
     ],
 )
@@ -89,6 +91,15 @@ def test_a_model_that_computes_in_fp32_alone_is_refused_in_bf16(other: Jobs, kin
     assert not Path(made["output"]["dir"]).exists()
 
 
+def test_a_model_without_a_table_of_tokens_is_refused(job: Jobs, tmp_path: Path) -> None:
+    transformers.CanineConfig(**{key: size for key, size in SIZES.items() if key != "vocab_size"}).save_pretrained(
+        tmp_path / "canine"
+    )
+    tokenizer().save_pretrained(tmp_path / "canine")
+    with pytest.raises(UserError, match=r"canine: its config.json \(canine\) has no vocab_size; expected"):
+        fedstrata.run(job("fedavg", "classify", model={"name": str(tmp_path / "canine")}))
+
+
 BLOCKS = {key: SIZES[key] for key in ("vocab_size", "pad_token_id")} | {"d_model": 32, "n_head": 2, "d_head": 16}
 
 
@@ -114,6 +125,11 @@ BLOCKS = {key: SIZES[key] for key in ("vocab_size", "pad_token_id")} | {"d_model
             "is_decoder, so it sees only .* and 'mlm'",
         ),
         (tiny_config("roberta", is_decoder=True), "mlm", "says is_decoder"),
+        (
+            transformers.NystromformerConfig(**SIZES, num_landmarks=8, segment_means_seq_len=24),
+            "classify",
+            "num_landmarks = 8, segment_means_seq_len = 24; expected the same number for both",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(config: Any, kind: str, words: str, tmp_path: Path) -> None:

@@ -142,6 +142,11 @@ REFUSED = [
     ("centralized", turns(2, 2), r"part_period: goes with methods whose clients send parts"),
     ("local", turns(2, 2), r"part_period: .*sends 0 parts"),
     ("fedavg", turns(6, 6), r"part_period: is 6, but 'fedavg' as set here sends 5 parts"),
+    (
+        "fedfreezebert",
+        {**turns(2, 2), "task": {"kind": "classify"}, "head": {"kind": "mean"}},
+        r"sends 1 part, so that there would be .* expected: 1$",
+    ),
     ("fedavg", {**turns(2, 2), "adapter": {"kind": "lora", "merge": "alternate"}}, r"which takes turns by itself"),
     ("fedavg", {**turns(2, 2), "adapter": {"kind": "lora", "merge": "exact"}}, r"needs both factors"),
     ("fedavg", {"privacy": {"omit": ["decoder_bias", "decoder_bias"]}}, r"names 'decoder_bias' more than once"),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedstrata.errors import UserError
+from fedstrata.errors import UserError, plural
 from fedstrata.job.paths import existing_file
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models.checkpoints import tokenizer_of
@@ -180,9 +180,10 @@ def check_turns(
                 "expected: 1, or a method that sends the same parts in every round, such as fedavg"
             )
         if client in plans and len(own) < period:
+            expected = f"at most {len(own)}" if len(own) > 1 else "1"
             raise UserError(
-                f"[wire] part_period: is {period}, but {name!r} as set here sends {len(own)} parts, so that there "
-                f"would be rounds in which nothing is sent; expected at most {max(1, len(own))}"
+                f"[wire] part_period: is {period}, but {name!r} as set here sends {plural(len(own), 'part')}, so "
+                f"that there would be rounds in which nothing is sent; expected: {expected}"
             )
 
 

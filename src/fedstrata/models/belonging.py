@@ -13,8 +13,13 @@ def check_vocabulary(name: str, tokenizer: Any, config: Any) -> None:
     """Refuse a tokenizer with words beyond the embeddings: an error in training, for whoever has one and no other.
 
     Raises:
-        UserError: there are some.
+        UserError: there are some, or the model has no table of tokens, as CANINE, which reads characters.
     """
+    if getattr(config, "vocab_size", None) is None:
+        raise UserError(
+            f"model {name}: its config.json ({config.model_type}) has no vocab_size; expected a model with a "
+            "table of tokens, such as bert"
+        )
     numbers = [len(tokenizer) - 1, *tokenizer.get_vocab().values(), *tokenizer("")["input_ids"]]
     if (words := max(numbers) + 1) > config.vocab_size:
         raise UserError(

@@ -86,7 +86,7 @@ def fit_config(name: str, config: Any, kind: str, labels: Sequence[str] | None, 
             bidirectional or causal, or the job's classes in another order.
     """
     task = TASK_KINDS[kind] if kind else None
-    check_layers(name, config.model_type)
+    check_layers(name, config)
     if strange := [key for key, value in config.to_dict().items() if value != value]:
         raise UserError(f"model {name}: its config.json says {strange[0]} is nan; expected a number")
     config.output_attentions = False  # which torch's attention lacks, so that nothing could be saved

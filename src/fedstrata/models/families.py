@@ -74,12 +74,20 @@ FP32_ALONE = ("deberta",)
 """The ``model_type`` of models that transformers computes in fp32 alone: their mask outgrows bf16."""
 
 
-def check_layers(name: str, model_type: str) -> None:
+def check_layers(name: str, config: Any) -> None:
     """Refuse a model, called ``name``, of a kind that is not trained.
 
     Raises:
-        UserError: it is one of :data:`NOT_TRAINED`.
+        UserError: it is one of :data:`NOT_TRAINED`, or a Nyströmformer that cuts texts into segments:
+            transformers then computes no text with a mask.
     """
+    model_type = config.model_type
+    length, landmarks = (getattr(config, key, None) for key in ("segment_means_seq_len", "num_landmarks"))
+    if length != landmarks:
+        raise UserError(
+            f"model {name}: its config.json says num_landmarks = {landmarks}, segment_means_seq_len = {length}; "
+            "expected the same number for both, else transformers computes no padded texts"
+        )
     if why := NOT_TRAINED.get(model_type):
         raise UserError(
             f"model {name}: {model_type} {why}; expected a model built like BERT, RoBERTa, DistilBERT, ELECTRA, "

@@ -184,7 +184,7 @@ class HeadedModel(transformers.PreTrainedModel):  # type: ignore[misc]
         if settings.pooler and getattr(base, "pooler", None) is None:
             raise UserError(f"[head] pooler: {config.model_type} has none")
         if not settings.pooler and getattr(base, "pooler", None) is not None:
-            base.pooler = None
+            base.pooler = nn.Identity() if config.model_type == "layoutlm" else None  # which calls it in any case
         self.base_model_prefix = base.base_model_prefix
         setattr(self, self.base_model_prefix, base)
         self.head = Head(config, settings)
@@ -217,7 +217,7 @@ class HeadedModel(transformers.PreTrainedModel):  # type: ignore[misc]
         pooler = getattr(base, "pooler", None)
         try:
             if pooler is not None:
-                base.pooler = None  # applied to the branches, not here
+                base.pooler = nn.Identity()  # applied to the branches, not here
             output = base(**inputs, output_hidden_states=True)
         finally:
             if pooler is not None:
@@ -240,7 +240,7 @@ class HeadedModel(transformers.PreTrainedModel):  # type: ignore[misc]
             inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
             encoded = self.encode(**{name: tensor for name, tensor in inputs.items() if tensor is not None})
         assert attention_mask is not None
-        pooler = getattr(getattr(self, self.base_model_prefix), "pooler", None)
+        pooler = getattr(self, self.base_model_prefix).pooler if self.settings.pooler else None
         branches = self.head(encoded, attention_mask, pooler)
         if self.settings.average == "probabilities":
             return HeadedOutput(branches.float().softmax(-1).mean(0).log(), branches)

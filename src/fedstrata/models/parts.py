@@ -8,7 +8,7 @@ No weights are read, so a model on the ``meta`` device, made from a config alone
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -114,11 +114,7 @@ def find_parts(model: Any, adapter: AdapterConfig | None = None) -> Parts:
         shapes.setdefault(division.key(name), {})[name] = tuple(tensor.shape)
     modules = _modules(model, division, shapes)
     fixed = frozenset() if adapter else frozenset(fixed_tensors(model))
-    depth = model.config.num_hidden_layers
-    layers = [_Key("layer", i) for i in range(depth)]
-    own = sorted((key for key in shapes if key.kind == "adapter"), key=lambda key: (key.above, key.factors))
-    stack = [key for layer in layers for key in (layer, _Key("base", layer.depth), *_beside(own, layer.depth))]
-    if not modules.linear.get(layers[0]):
+    if not modules.linear.get(_Key("layer", 0)):
         raise UserError(
             f"model {type(model).__name__}: its layers hold no linear modules; expected an encoder like BERT"
         )
@@ -135,8 +131,7 @@ def find_parts(model: Any, adapter: AdapterConfig | None = None) -> Parts:
                 above=key.above,
                 lowest=modules.lowest.get(key, Lowest()),
             )
-            for key in (_Key("embeddings"), *_beside(own, None), *stack, _Key("pooler"), HEAD)
-            if key in shapes
+            for key in _in_order(shapes, model.config.num_hidden_layers)
         ),
         stack=division.stack,
         tied=modules.tied,
@@ -173,6 +168,14 @@ def word_table(model: Any) -> str:
     except NotImplementedError:
         return ""
     return next((name for name, parameter in model.named_parameters() if parameter is table), "")
+
+
+def _in_order(keys: Collection[_Key], depth: int) -> list[_Key]:
+    """The parts of a model with so many layers, from the embeddings up."""
+    own = sorted((key for key in keys if key.kind == "adapter"), key=lambda key: (key.above, key.factors))
+    stack = [key for i in range(depth) for key in (_Key("layer", i), _Key("base", i), *_beside(own, i))]
+    every = (_Key("embeddings"), *_beside(own, None), *stack, _Key("pooler"), HEAD)
+    return [key for key in every if key in keys]
 
 
 def _beside(adapters: Iterable[_Key], depth: int | None) -> list[_Key]:

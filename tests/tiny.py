@@ -42,6 +42,18 @@ def words() -> list[str]:
     return sorted({word.strip(".").lower() for text, _ in SENTENCES for word in text.split()} | {"."})
 
 
+SIZES: dict[str, Any] = {
+    "vocab_size": len(SPECIAL) + len(words()),
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 66,
+    "pad_token_id": 0,
+}
+"""Of a model of any family that has these keys."""
+
+
 def tiny_config(kind: str = "bert", layers: int = 3, **changes: Any) -> Any:
     """A config of 3 layers of width 32 over the words above, in any of the five architectures or GPT-2."""
     sizes: dict[str, Any] = {

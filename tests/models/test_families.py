@@ -12,22 +12,15 @@ import torch
 import transformers
 
 import fedstrata
+import tiny
 from fedstrata.errors import UserError
 from fedstrata.models import checkpoints
 from fedstrata.models.adapter_names import AdapterConfig
 from fedstrata.plan.disclosure import channels
-from tiny import SPECIAL, gpt2_tokenizer, model_of, saved_tensors, tiny_config, tokenizer, words
+from tiny import gpt2_tokenizer, model_of, saved_tensors, tiny_config, tokenizer
 
 Jobs = Callable[..., dict[str, Any]]
-SIZES: dict[str, Any] = {
-    "vocab_size": len(SPECIAL) + len(words()),
-    "hidden_size": 32,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "max_position_embeddings": 66,
-    "pad_token_id": 0,
-}
+SIZES = {**tiny.SIZES, "num_hidden_layers": 4}
 RELATIVE: dict[str, Any] = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "type_vocab_size": 0}
 OTHERS: dict[str, Callable[[], Any]] = {
     "deberta": lambda: transformers.DebertaConfig(**SIZES, **RELATIVE),
@@ -91,7 +84,7 @@ def test_a_model_that_computes_in_fp32_alone_is_refused_in_bf16(other: Jobs, kin
     assert not Path(made["output"]["dir"]).exists()
 
 
-def test_a_model_without_a_table_of_tokens_is_refused(job: Jobs, tmp_path: Path) -> None:
+def test_a_config_without_the_number_of_tokens_is_refused(job: Jobs, tmp_path: Path) -> None:
     transformers.CanineConfig(**{key: size for key, size in SIZES.items() if key != "vocab_size"}).save_pretrained(
         tmp_path / "canine"
     )

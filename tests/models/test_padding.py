@@ -13,18 +13,9 @@ import transformers
 import fedstrata
 from fedstrata.errors import UserError
 from fedstrata.models import padding
-from tiny import SPECIAL, tiny_model, tokenizer, words
+from tiny import SIZES, tiny_model, tokenizer
 
 Jobs = Callable[..., dict[str, Any]]
-SIZES: dict[str, Any] = {
-    "vocab_size": len(SPECIAL) + len(words()),
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "max_position_embeddings": 66,
-    "pad_token_id": 0,
-}
 MIXING: dict[str, Callable[[], Any]] = {
     "fnet": lambda: transformers.FNetConfig(
         **{key: value for key, value in SIZES.items() if key != "num_attention_heads"}

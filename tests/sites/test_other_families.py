@@ -13,22 +13,13 @@ from test_in_memory import Village, same
 import fedstrata
 from fedstrata.errors import UserError
 from fedstrata.sites import model_files
-from tiny import SPECIAL, tokenizer, words
+from tiny import SIZES, SPECIAL, tokenizer, words
 
 Jobs = Callable[..., dict[str, Any]]
-SIZES: dict[str, Any] = {
-    "vocab_size": len(SPECIAL) + len(words()),
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "max_position_embeddings": 66,
-    "pad_token_id": 0,
-    "type_vocab_size": 2,
-}
 FAMILIES: dict[str, Callable[[], Any]] = {
     "deberta-v2": lambda: transformers.DebertaV2Config(
-        **{**SIZES, "type_vocab_size": 0},
+        **SIZES,
+        type_vocab_size=0,
         relative_attention=True,
         pos_att_type=["c2p", "p2c"],
         position_buckets=8,

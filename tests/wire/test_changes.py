@@ -14,7 +14,7 @@ from fedstrata.plan.kinds import Tensors
 from fedstrata.wire.changes import ChangeForm, _rotate, change_spec, check_change, decode_change, encode_change
 from fedstrata.wire.codec import StateCodec, Wire, WireError, payload_bytes, spec_bytes
 from fedstrata.wire.delta import DeltaCodec, job_codec
-from fedstrata.wire.packing import unpack_codes
+from fedstrata.wire.packing import unpack_codes, unpack_places
 
 SHAPES = {"b.weight": (30, 50), "a.weight": (7, 3, 5), "bias": (50,), "scalar": ()}
 FORMS = [
@@ -87,6 +87,16 @@ def test_the_largest_by_hand() -> None:
     assert arrived.tolist() == [0, -3, 0, 0, 3, 0, 0, 0]
     equal = {"w": torch.ones(8)}
     assert decode_change(encode_change(equal, form), {"w": (8,)}, form)["w"].tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
+
+
+@given(some.lists(some.integers(-3, 3), min_size=1, max_size=60), some.floats(0.01, 0.99))
+def test_the_largest_come_before_equal_ones_of_which_the_first_are_sent(values: list[int], density: float) -> None:
+    """Many equal ones, by the slow way: all places in the order of their sizes, then of their numbers."""
+    form = ChangeForm(8, density)
+    count = form.kept(len(values))
+    places = sorted(sorted(range(len(values)), key=lambda i: (-abs(values[i]), i))[:count])
+    message = encode_change({"w": torch.tensor(values, dtype=torch.float32)}, form)
+    assert unpack_places(message["places"], count, len(values)).tolist() == places
 
 
 @pytest.mark.parametrize("bits", [8, 4])

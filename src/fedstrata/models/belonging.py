@@ -13,7 +13,7 @@ def check_vocabulary(name: str, tokenizer: Any, config: Any) -> None:
     """Refuse a tokenizer with words beyond the embeddings: an error in training, for whoever has one and no other.
 
     Raises:
-        UserError: there are some, or the model has no table of tokens, as CANINE, which reads characters.
+        UserError: there are some, or the config has no vocab_size, as CANINE's by default, which reads characters.
     """
     if getattr(config, "vocab_size", None) is None:
         raise UserError(

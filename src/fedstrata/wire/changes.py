@@ -170,10 +170,9 @@ def _largest(flat: torch.Tensor, count: int) -> torch.Tensor:
     """The places ``[count]``, ascending, of the largest absolute values; of equal ones the first."""
     size = flat.abs().nan_to_num_(torch.inf, torch.inf)  # what is not finite is sent, and refused
     least = float(np.partition(size.numpy(), -count)[-count]) if count else torch.inf  # faster than torch's topk
-    above = size > least
-    at = torch.nonzero(size == least).flatten()[: count - int(above.sum())]
-    above[at] = True
-    return torch.nonzero(above).flatten()
+    places = torch.nonzero(size >= least).flatten()
+    larger_first = torch.argsort(size[places] == least, stable=True)
+    return places[larger_first[:count].sort().values]
 
 
 def _window(blocks: torch.Tensor, width: int) -> int:

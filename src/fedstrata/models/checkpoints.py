@@ -251,7 +251,8 @@ def fast_tokenizer(name: str, kind: str) -> Any:
         raise UserError(f"model {name}: the folder holds no tokenizer; expected one of: {', '.join(files)}")
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
-        float(tokenizer.model_max_length)  # any JSON may stand there
+        if not isinstance(tokenizer.model_max_length, (int, float)):
+            raise ValueError("model_max_length in tokenizer_config.json is no number")
     except Exception as error:  # of which tokenizers raises the plainest
         raise unusable(name, error, "tokenizer") from None
     if not tokenizer.is_fast:

@@ -32,7 +32,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "batches": ("fedstrata.client.trainer:Trainer._steps",),
     "forward": ("fedstrata.client.trainer:Trainer._backward",),  # the backward pass within it is the next row
     "backward": ("torch.autograd:backward",),
-    "optimizer": ("fedstrata.client.trainer:step", "fedstrata.client.trainer:make_optimizer"),
+    "optimizer": ("fedstrata.client.trainer:step_halves", "fedstrata.client.trainer:make_optimizer"),
     "copies of weights": (
         "fedstrata.client.working_model:WorkingModel.load",
         "fedstrata.runs.stages:start_weights",

@@ -25,6 +25,7 @@ from roles import assert_same_tensors, make_runtime, train_config, train_round
 from tiny import tiny_model
 
 Jobs = Callable[..., dict[str, Any]]
+QUIET = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +70,33 @@ def test_the_same_bits_as_with_casts_in_every_pass(
     cast = fedstrata.run(made, {"output.dir": str(tmp_path / "cast")})
     assert held.score == cast.score
     assert_same_tensors(held.folder, cast.folder)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_the_weights_come_to_what_casts_in_every_pass_come_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = []
+    for _ in range(2):
+        made = make_runtime(
+            tiny_model(
+                "bert", "classify", num_labels=3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+            ),
+            Classify(0, ("eye", "heart", "kidney")),
+            precision="bf16",
+            device="cuda",
+            optimizer="sgd",  # Adam's first steps take the signs of gradients, which rounding may turn
+            learning_rate=0.1,
+        )
+        made.working.model.to("cuda")
+        made.working.bf16 = True
+        parts = made.working.parts
+        train_round(made, Plan(tuple(range(parts.depth)), parts.names, parts.names))
+        weights.append([p.detach().clone() for p in made.working.model.parameters()])
+        monkeypatch.setattr(trainer_module, "trained_in_bf16", lambda *_: nullcontext([]))
+    start = [p.detach().to("cuda") for p in tiny_model("bert", "classify", num_labels=3).parameters()]
+    moved = max(float((p - q).abs().max()) for p, q in zip(weights[1], start, strict=True))
+    assert moved > 1e-4
+    for one, other in zip(*weights, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-3 * moved)
 
 
 class Shrinking(Classify):

@@ -25,7 +25,6 @@ from fedstrata.client.optimizer import (
     learning_rate,
     make_optimizer,
     memory_of,
-    step,
 )
 from fedstrata.client.private import ExampleNoise
 from fedstrata.client.steps import Step, steps
@@ -228,8 +227,7 @@ class Trainer:
         held.clear_gradients()
         add_proximal(anchor, self.train)
         clip_gradients(trained, self.train)
-        step(optimizer, rate)
-        step_halves(optimizer, halves)
+        step_halves(optimizer, rate, halves)
         held.put_back()
 
 

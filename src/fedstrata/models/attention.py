@@ -1,18 +1,21 @@
-"""Attention of a training step on a CPU.
+"""Attention of a training step.
 
 Torch's ``scaled_dot_product_attention`` has no quick path on a CPU for training: with dropout it multiplies bf16
 matrices in fp32, and without it the backward pass of its fused kernel takes longer than that. Here the scores and
 their softmax are fp32; the probabilities and what is multiplied with them have the dtype of the inputs, as in the
-fused kernels on GPUs (Dao et al. 2022). Else, and in fp32 without dropout, torch's own attention is used.
+fused kernels on GPUs (Dao et al. 2022). Else, and in fp32 without dropout, torch's own attention is used. On a GPU
+it is always that, by the kernels of :data:`ON_GPU`.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import transformers
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -21,6 +24,8 @@ from fedstrata.models.dropout import keep_mask, stream
 
 NAME = "fedstrata"
 """In ``config._attn_implementation``, of a model in memory; no ``config.json`` has it."""
+ON_GPU = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""All but cuDNN's, which plans anew for every length that batches have."""
 UNUSUAL = ("position_bias", "softcap", "cache")
 """Arguments of an attention that is left to torch."""
 
@@ -87,9 +92,10 @@ def attention(
     usual = usual and query.shape[1] == key.shape[1] and query.shape[-1] == value.shape[-1]
     usual = usual and all(options.get(name) is None for name in UNUSUAL)
     if words is None or not usual or query.device.type != "cpu" or (not dropout and dtype == torch.float32):
-        made: tuple[torch.Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout, scaling, is_causal, **options
-        )
+        with sdpa_kernel(ON_GPU) if query.is_cuda else nullcontext():
+            made: tuple[torch.Tensor, None] = sdpa_attention_forward(
+                module, query, key, value, attention_mask, dropout, scaling, is_causal, **options
+            )
         return made
     if attention_mask is None and (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         attention_mask = torch.ones(1, 1, query.shape[2], key.shape[2], dtype=torch.bool).tril()

@@ -48,7 +48,7 @@ from fedstrata.tasks.classify import Classify
 from fedstrata.tasks.mlm import MaskedLM
 
 ROOT = Path(__file__).resolve().parent.parent
-SIZES = {"base": (12, 768, 12), "small": (12, 256, 4)}
+SIZES = {"base": (12, 768, 12), "large": (24, 1024, 16), "small": (12, 256, 4)}
 """Layers, width, heads."""
 CLASSES = 13  # ChemProt's
 EQUAL = "fedavg, full head, fp32"

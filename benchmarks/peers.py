@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from environments import ROOT, NotInstalledError, python_of
-from measure import machine, measure, summary
+from measure import GIVEN, machine, measure, summary
 from rich.console import Console
 from rich.table import Table
 from workloads import WORKLOADS, Workload, prepare
@@ -84,6 +84,7 @@ def run_peer(peer: Peer, here: bool, work: Path, out: Path, limit: float) -> dic
     except NotInstalledError as error:
         return {"failed": str(error)}
     paths = [str(SCRIPTS), *([str(ROOT / "src")] if not peer.environment else [])]
+    paths += [GIVEN["PYTHONPATH"]] if here and "PYTHONPATH" in GIVEN else []
     environment = {
         **QUIET,
         **peer.variables,
@@ -128,7 +129,7 @@ def run_workload(workload: Workload, names: list[str], chosen: argparse.Namespac
             if name in failed:
                 continue
             out = folder / f"{name}-{repeat}".replace(" ", "-")
-            record = run_peer(PEERS[name], chosen.quick, work, out, chosen.limit)
+            record = run_peer(PEERS[name], chosen.here, work, out, chosen.limit)
             if "failed" in record:
                 failed[name] = record["failed"]
                 CONSOLE.print(f"  {repeat + 1}/{chosen.repeats} {name}: {record['failed']}", soft_wrap=True)
@@ -202,13 +203,15 @@ def spread(values: list[float], digits: int) -> str:
 def arguments() -> argparse.Namespace:
     """The command line."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    every = [name for name in WORKLOADS if name != "quick"]
-    options.add_argument("--only", default=",".join(every), help=f"rows: {', '.join(every)}")
+    every = [name for name in WORKLOADS if not name.startswith("quick")]
+    rows = ",".join(name for name in every if WORKLOADS[name].device == "cpu")
+    options.add_argument("--only", default=rows, help=f"rows: {', '.join(every)}; those on a GPU must be named")
     options.add_argument("--clients", help="the rows of so many clients: 10,100,1000")
     options.add_argument("--peers", help=f"of: {', '.join(PEERS)}")
     options.add_argument("--repeats", type=int, default=5)
     options.add_argument("--limit", type=float, default=180, help="seconds after which a run is stopped")
     options.add_argument("--quick", action="store_true", help="a tiny row in this environment: does it run")
+    options.add_argument("--here", action="store_true", help="all peers by this Python, which has what they need")
     options.add_argument("--model", type=Path, help="folder of a model to start from")
     options.add_argument("--data", type=Path, help="JSON lines with text and label")
     options.add_argument("--out", type=Path, help="write the figures here")
@@ -224,7 +227,7 @@ def arguments() -> argparse.Namespace:
     if chosen.repeats < 1:
         options.error("--repeats: must be at least 1")
     if chosen.quick:
-        chosen.repeats = 1
+        chosen.repeats, chosen.here = 1, True
     return chosen
 
 

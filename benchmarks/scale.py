@@ -25,11 +25,11 @@ import tomli_w
 from measure import machine, measure, summary
 from speed import PAGE, ranged, seconds, shaped_job
 from tables import fill
-from workloads import small_model
+from workloads import random_model
 
 NAME = "benchmarks/scale.py --table"
 SIZE = (2, 128, 2)
-"""Layers, width, heads of the model of ``workloads.small_model``."""
+"""Layers, width, heads of the model of ``workloads.random_model("small")``."""
 ROUNDS = 3
 RUN = """
 import json, os, sys, time
@@ -81,7 +81,7 @@ def job_of(case: Case, folder: Path, rounds: int) -> Path:
     """A job file, with its model and rows beside it: two rows a client, at least 1,000."""
     path = shaped_job(folder, case.clients, max(1_000, 2 * case.clients), SIZE, rounds, case.asked / case.clients)
     job = tomllib.loads(path.read_text("utf-8"))
-    small_model(folder / "model")
+    random_model("small", folder / "model")
     job["model"] = {"name": str(folder / "model")}
     job |= {name: {**job.get(name, {}), **table} for name, table in case.tables.items()}
     path.write_text(tomli_w.dumps(job), "utf-8")

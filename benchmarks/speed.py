@@ -206,7 +206,7 @@ def shaped_job(
     from workloads import made_up, write_lines
 
     folder.mkdir(parents=True, exist_ok=True)
-    write_lines(folder / "rows.jsonl", list(made_up(rows + 50)))
+    write_lines(folder / "rows.jsonl", list(made_up(rows + 50, 6, 20)))
     layers, width, heads = size
     config = {
         "model_type": "bert",

@@ -23,7 +23,8 @@ class Workload:
         about: a phrase for the table.
         data: ``demo`` (definitions of the Human Phenotype Ontology, 23 organ systems), ``words`` (made-up texts)
             or ``sst2`` (made-up texts of the lengths of SST-2's).
-        model: ``minilm`` (6 layers of 384, of the demo) or ``small`` (2 layers of 128, random weights).
+        model: ``minilm`` (6 layers of 384, of the demo), or random weights over made-up words: ``small`` (2 layers
+            of 128), ``base`` (12 of 768), ``large`` (24 of 1,024).
         clients, rounds, steps, batch_size, learning_rate, max_tokens: as in a job; ``steps`` 0 is a whole epoch.
         peers: who takes part.
         method: the job's ``[method]``, without its rounds.
@@ -31,6 +32,8 @@ class Workload:
         dropout: whether there is any.
         grouped: whether the Trainer groups texts of similar length.
         rows: training rows of made-up texts.
+        words: the fewest and the most of a made-up text.
+        device: ``cpu`` or ``cuda``.
     """
 
     name: str
@@ -49,6 +52,8 @@ class Workload:
     dropout: bool = True
     grouped: bool = True
     rows: int = 2_400
+    words: tuple[int, int] = (6, 20)
+    device: str = "cpu"
 
 
 ENGINES = ("fedstrata", "careful loop", "pfl-research", "Flower", "NVFlare")
@@ -130,6 +135,48 @@ WORKLOADS = {
             rows=1_600,
         ),
         Workload(
+            "base",
+            "10 clients, 12 layers of 768, 3 rounds of 10 steps of 32 texts of 60 to 120 words, on a GPU",
+            ("fedstrata", "fedstrata fp32", *ENGINES[1:], "Trainer loop", "loop as written"),
+            data="words",
+            model="base",
+            steps=10,
+            batch_size=32,
+            learning_rate=1e-4,
+            max_tokens=128,
+            rows=4_000,
+            words=(60, 120),
+            device="cuda",
+        ),
+        Workload(
+            "large",
+            "10 clients, 24 layers of 1,024, 2 rounds of 10 steps of 32 texts of 60 to 120 words, on a GPU",
+            ("fedstrata", *ENGINES[1:], "Trainer loop"),
+            data="words",
+            model="large",
+            rounds=2,
+            steps=10,
+            batch_size=32,
+            learning_rate=3e-5,
+            max_tokens=128,
+            rows=4_000,
+            words=(60, 120),
+            device="cuda",
+        ),
+        Workload(
+            "quick on a GPU",
+            "3 clients, 2 layers of 128, 1 round of 2 steps on a GPU: does it run",
+            ("fedstrata", *ENGINES[1:], "Trainer loop", "loop as written"),
+            dropout=False,
+            data="words",
+            model="small",
+            clients=3,
+            rounds=1,
+            steps=2,
+            rows=90,
+            device="cuda",
+        ),
+        Workload(
             "quick",
             "3 clients, 2 layers of 128, 1 round of 2 steps: does it run",
             ("fedstrata", "careful loop"),
@@ -167,11 +214,11 @@ def vocabulary() -> list[str]:
     return [SYLLABLES[i // count**2] + SYLLABLES[i // count % count] + SYLLABLES[i % count] for i in drawn]
 
 
-def made_up(count: int) -> Iterator[dict[str, str]]:
-    """Texts of 6 to 20 words, of which half tell the class."""
+def made_up(count: int, least: int, most: int) -> Iterator[dict[str, str]]:
+    """Texts of so many words, of which half tell the class."""
     words, rng = vocabulary(), np.random.default_rng(SEED + 1)
     for _ in range(count):
-        label, length = int(rng.integers(CLASSES)), int(rng.integers(6, 21))
+        label, length = int(rng.integers(CLASSES)), int(rng.integers(least, most + 1))
         chosen = rng.integers(CLASSES * TELLING, WORDS, length)
         chosen[: length // 2] = label * TELLING + rng.integers(TELLING, size=length // 2)
         rng.shuffle(chosen)
@@ -206,17 +253,21 @@ def rows_of(workload: Workload, tokenizer: Any, data: Path | None) -> tuple[list
             found.append([{"text": text, "label": label} for text, label in pairs])
         test = np.random.default_rng(SEED).permutation(len(found[1]))[:TEST_ROWS]
         return found[0], [found[1][i] for i in sorted(test)]
-    test_rows = 100 if workload.name == "quick" else TEST_ROWS
+    test_rows = 100 if workload.name.startswith("quick") else TEST_ROWS
     count = workload.rows + test_rows
-    rows = list(made_up(count) if workload.data == "words" else like_sst2(count, tokenizer))
+    rows = list(made_up(count, *workload.words) if workload.data == "words" else like_sst2(count, tokenizer))
     return rows[test_rows:], rows[:test_rows]
 
 
 # ---- the model
 
 
-def small_model(folder: Path) -> None:
-    """The config and tokenizer of 2 layers of 128 over the made-up words, and random weights."""
+SIZES = {"small": (2, 128, 2), "base": (12, 768, 12), "large": (24, 1024, 16)}
+"""Layers, width, heads."""
+
+
+def random_model(size: str, folder: Path) -> None:
+    """The config and tokenizer of a model over the made-up words, and random weights."""
     import torch
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -231,12 +282,13 @@ def small_model(folder: Path) -> None:
     names = dict(zip(["pad_token", "unk_token", "cls_token", "sep_token", "mask_token"], special, strict=True))
     transformers.PreTrainedTokenizerFast(tokenizer_object=words, **names).save_pretrained(folder)
     torch.manual_seed(SEED)
+    layers, width, heads = SIZES[size]
     config = transformers.BertConfig(
-        vocab_size=len(numbers),
-        num_hidden_layers=2,
-        hidden_size=128,
-        num_attention_heads=2,
-        intermediate_size=512,
+        vocab_size=len(numbers) if size == "small" else 30_522,
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
         max_position_embeddings=130,
     )
     transformers.BertForMaskedLM(config).save_pretrained(folder)
@@ -259,9 +311,9 @@ def prepare(workload: Workload, folder: Path, model: Path | None = None, data: P
     from fedstrata.data import demo
 
     folder.mkdir(parents=True)
-    if model is None and workload.model == "small":
-        small_model(folder / "base")
-    base = model or (folder / "base" if workload.model == "small" else demo.model_folder())
+    if model is None and workload.model in SIZES:
+        random_model(workload.model, folder / "base")
+    base = model or (folder / "base" if workload.model in SIZES else demo.model_folder())
     tokenizer = transformers.AutoTokenizer.from_pretrained(base)
     train, test = rows_of(workload, tokenizer, data)
     clients = [f"client-{i:0{len(str(workload.clients - 1))}}" for i in range(workload.clients)]
@@ -293,7 +345,7 @@ def job_of(workload: Workload, folder: Path) -> dict[str, Any]:
         "batch_size": workload.batch_size,
         "learning_rate": workload.learning_rate,
         "max_tokens": workload.max_tokens,
-        "device": "cpu",
+        "device": workload.device,
         "seed": SEED,
     }
     if workload.steps:
@@ -339,6 +391,7 @@ def finish(workload: Workload, folder: Path, job: dict[str, Any], clients: list[
     tokenizer = ready.loaded.tokenizer
     known = {
         "name": workload.name,
+        "device": workload.device,
         "about": workload.about,
         "kind": workload.kind,
         "headline": settled.task.headline,

@@ -164,7 +164,7 @@ def test_final_weights_are_compared_with_the_careful_loop_where_it_takes_part(
     module = module_of("peers")
     record = {"seconds": 1.0, "peak": 1, "score": 0.5}
     monkeypatch.setattr(module, "run_peer", lambda *arguments: record)
-    chosen = argparse.Namespace(model=None, data=None, repeats=1, quick=True, limit=1)
+    chosen = argparse.Namespace(model=None, data=None, repeats=1, here=True, limit=1)
     found = module.run_workload(module.WORKLOADS["quick"], ["fedstrata"], chosen, tmp_path)
     assert (found["runs"], found["apart"]) == ({"fedstrata": [record]}, {})
 

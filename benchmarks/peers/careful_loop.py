@@ -7,7 +7,18 @@ import time
 from typing import Any
 
 import torch
-from common import WORKLOAD, finish, groups, load_model, mask_tokens, plan, tensors, train_client
+from common import (
+    WORKLOAD,
+    autocast,
+    finish,
+    groups,
+    load_model,
+    mask_tokens,
+    plan,
+    tensors,
+    to_device,
+    train_client,
+)  # fmt: skip
 
 
 def main() -> None:
@@ -57,7 +68,9 @@ def planned(model: Any, round: int, client: int, masks: torch.Generator) -> list
         batch = tensors("train", index)
         if WORKLOAD["kind"] == "mlm":
             batch = mask_tokens(batch, masks)
-        model(**batch).loss.backward()
+        with autocast():
+            loss = model(**to_device(batch)).loss
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     encoder.layer, model.config.num_hidden_layers = everything, depth

@@ -20,15 +20,29 @@ from safetensors.torch import save_file
 
 WORK, OUT = Path(os.environ["WORK"]), Path(os.environ["OUT"])
 WORKLOAD = json.loads((WORK / "workload.json").read_text("utf-8"))
-"""kind, clients, rounds, steps, batch_size, learning_rate, max_tokens, pad_id, mask_id, vocabulary, sizes."""
+"""kind, device, clients, rounds, steps, batch_size, learning_rate, max_tokens, pad_id, mask_id, vocabulary, …"""
+DEVICE = WORKLOAD["device"]
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
 
 def load_model() -> Any:
-    """The start model, with its head."""
+    """The start model, with its head, on the device."""
     auto = {"classify": transformers.AutoModelForSequenceClassification, "mlm": transformers.AutoModelForMaskedLM}
-    return auto[WORKLOAD["kind"]].from_pretrained(WORK / "start")
+    return auto[WORKLOAD["kind"]].from_pretrained(WORK / "start").to(DEVICE)
+
+
+def to_device(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A batch on the device, from pinned memory, so that nothing waits for the copy."""
+    if DEVICE == "cpu":
+        return batch
+    pinned = {name: tensor if tensor.is_cuda else tensor.pin_memory() for name, tensor in batch.items()}
+    return {name: tensor.to(DEVICE, non_blocking=True) for name, tensor in pinned.items()}
+
+
+def autocast() -> torch.autocast:
+    """bf16 on a GPU, as FedStrata has it there by default."""
+    return torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE != "cpu")
 
 
 @cache
@@ -86,12 +100,15 @@ def train_client(model: Any, round: int, client: int) -> None:
     optimizer = torch.optim.AdamW(groups(model.parameters()), lr=WORKLOAD["learning_rate"], fused=True)
     model.train()
     for index in plan()["batches"][round][client]:
-        model(**tensors("train", index)).loss.backward()
+        with autocast():
+            loss = model(**to_device(tensors("train", index))).loss
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
 
 @torch.inference_mode()
+@autocast()
 def score(model: Any) -> float:
     """Accuracy on the test examples, or the loss at masked positions; batches of one length after the other."""
     model.eval()
@@ -105,11 +122,11 @@ def score(model: Any) -> float:
             batch = mask_tokens(batch, rng)
             predicted = int((batch["labels"] != -100).sum())
             if predicted:
-                total += float(model(**batch).loss) * predicted
+                total += float(model(**to_device(batch)).loss) * predicted
             count += predicted
         else:
             labels = batch.pop("labels")
-            total += int((model(**batch).logits.argmax(-1) == labels).sum())
+            total += int((model(**to_device(batch)).logits.argmax(-1).cpu() == labels).sum())
             count += len(labels)
     return total / count
 

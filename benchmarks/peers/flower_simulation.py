@@ -1,4 +1,4 @@
-"""Flower's simulator: its FedAvg over Ray's actors, as many as there are cores, each with one thread.
+"""Flower's simulator: its FedAvg over Ray's actors, as many as there are cores, with one thread; on a GPU four.
 
 ``$ACTOR_CPUS`` gives an actor that many cores and threads instead.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
-from common import WORKLOAD, finish, load_model
+from common import DEVICE, WORKLOAD, finish, load_model
 from flower_client import app
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
@@ -41,7 +41,7 @@ if __name__ == "__main__":
         num_supernodes=len(WORKLOAD["sizes"]),
         backend_config={
             "init_args": {"num_cpus": cores, "logging_level": "error", "log_to_driver": False},
-            "client_resources": {"num_cpus": cpus, "num_gpus": 0.0},
+            "client_resources": {"num_cpus": cpus, "num_gpus": 0.0 if DEVICE == "cpu" else 0.25},
         },
     )
     model = load_model()

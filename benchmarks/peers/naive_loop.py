@@ -8,7 +8,7 @@ import time
 
 import torch
 import transformers
-from common import OUT, WORK, WORKLOAD, load_model
+from common import DEVICE, OUT, WORK, WORKLOAD, load_model
 from torch.utils.data import DataLoader
 
 
@@ -29,7 +29,8 @@ def main() -> None:
         texts = [row["text"] for row in batch]
         options = {"padding": True, "truncation": True, "max_length": WORKLOAD["max_tokens"]}
         tokens = tokenizer(texts, return_tensors="pt", **options)
-        return {**tokens, "labels": torch.tensor([number[row["label"]] for row in batch])}
+        tokens["labels"] = torch.tensor([number[row["label"]] for row in batch])
+        return {name: tensor.to(DEVICE) for name, tensor in tokens.items()}
 
     for _ in range(WORKLOAD["rounds"]):
         begin = copy.deepcopy(model.state_dict())

@@ -22,7 +22,8 @@ def main() -> None:
         net.load_state_dict({name: torch.as_tensor(value) for name, value in message.params.items()})
         train_client(net.model, round, client)
         size = WORKLOAD["sizes"][client]
-        flare.send(flare.FLModel(params=net.state_dict(), meta={"NUM_STEPS_CURRENT_ROUND": size}))
+        weights = {name: tensor.cpu() for name, tensor in net.state_dict().items()}
+        flare.send(flare.FLModel(params=weights, meta={"NUM_STEPS_CURRENT_ROUND": size}))
 
 
 if __name__ == "__main__":

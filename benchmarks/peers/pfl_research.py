@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import torch
-from common import WORKLOAD, finish, groups, load_model, plan, tensors
+from common import WORKLOAD, autocast, finish, groups, load_model, plan, tensors, to_device
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByDatapoints
 from pfl.algorithm.base import NNAlgorithmParams
@@ -61,7 +61,8 @@ def main() -> None:
 
     def loss(**batch: torch.Tensor) -> torch.Tensor:
         model.train()
-        value: torch.Tensor = model(**batch).loss
+        with autocast():
+            value: torch.Tensor = model(**to_device(batch)).loss
         return value
 
     model.loss, model.metrics = loss, lambda **batch: {}

@@ -7,7 +7,7 @@ import time
 
 import torch
 import transformers
-from common import OUT, WORK, WORKLOAD, arrays, finish, load_model, plan
+from common import DEVICE, OUT, WORK, WORKLOAD, arrays, finish, load_model, plan
 
 
 class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
@@ -59,7 +59,8 @@ def main() -> None:
                 logging_strategy="no",
                 report_to=[],
                 disable_tqdm=True,
-                use_cpu=True,
+                use_cpu=DEVICE == "cpu",
+                bf16=DEVICE != "cpu",
                 seed=round,
             )
             trainer = transformers.Trainer(model, arguments, data_collator=collate, train_dataset=shard)

@@ -29,7 +29,8 @@ CONTEXT = 1_000_000_000
 """Bytes that CUDA and its libraries take for each worker: of its GPU, and as many of the machine's memory."""
 TURNS = 4
 """Most workers on a GPU. They take turns there: one fills the pauses in which others make their next batches and
-calls, most of a small model's steps. More than a few would only wait for each other. Not measured yet."""
+calls, most of a small model's steps. More than a few would only wait for each other. Four took 0.72 of the time to
+train ten clients of BERT-base on one H200, measured once."""
 HEAD_WIDTH = 32
 """Width of an attention head, at the least."""
 ONE = "one client trains at a time"

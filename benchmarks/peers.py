@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from environments import ROOT, NotInstalledError, python_of
 from measure import GIVEN, machine, measure, summary
 from rich.console import Console
@@ -220,6 +221,8 @@ def arguments() -> argparse.Namespace:
     for name in chosen.only:
         if name not in WORKLOADS:
             options.error(f"--only: no row {name!r}; expected some of: {', '.join(every)}")
+        if WORKLOADS[name].device == "cuda" and not torch.cuda.is_available():
+            options.error(f"--only: row {name!r} needs a GPU that torch can use, and there is none")
     chosen.peers = chosen.peers.split(",") if chosen.peers else None
     for name in chosen.peers or ():
         if name not in PEERS:

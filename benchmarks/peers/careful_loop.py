@@ -18,7 +18,7 @@ from common import (
     tensors,
     to_device,
     train_client,
-)  # fmt: skip
+)
 
 
 def main() -> None:

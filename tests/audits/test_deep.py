@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import fedstrata
@@ -118,6 +119,23 @@ def test_a_run_of_another_job_is_not_attacked(deep_job: Jobs, public: str) -> No
     job["train"] = {**job["train"], "seed": 5}
     stage = deep(job, public)
     assert any("another job's" in note and "train.seed" in note for note in stage["notes"])
+    assert not any(f["channel"] == "final model" for f in stage["findings"])
+
+
+@pytest.mark.parametrize("place", ["start", "final"])
+def test_a_model_that_has_changed_since_is_not_attacked(
+    place: str, deep_job: Jobs, public: str, tmp_path: Path
+) -> None:
+    job = deep_job("classify", train=STILL)
+    fedstrata.run(job)
+    assert figures(deep(job, public), "final model", "calibrated loss")
+    folder = Path(job["model"]["name"]) if place == "start" else tmp_path / "run" / "model"
+    tensors = load_file(folder / "model.safetensors")
+    name = max(tensors, key=lambda name: tensors[name].numel())
+    save_file({**tensors, name: tensors[name] * 1.5}, folder / "model.safetensors", {"format": "pt"})
+    stage = deep(job, public)
+    reason = "began from other weights" if place == "start" else "not as the run has left it"
+    assert any("no final model is attacked" in note and reason in note for note in stage["notes"])
     assert not any(f["channel"] == "final model" for f in stage["findings"])
 
 

@@ -32,6 +32,9 @@ from fedstrata.job.tables import Job
 from fedstrata.job.toml import read_toml
 from fedstrata.models import checkpoints
 from fedstrata.runs.resume import changes
+from fedstrata.runs.start import start_digest
+from fedstrata.server.ended import changed_model
+from fedstrata.server.state import newest_commit
 from fedstrata.wire.files import read_sealed
 
 Plays = list[dict[str, Any]]
@@ -149,10 +152,23 @@ def _final_model(bench: Bench, folder: Path, notes: list[str]) -> Path | None:
         rows = read_sealed(folder / "state" / "rows.json")
         if rows is not None and (other := difference(rows, fingerprints(bench.data))):
             raise UserError(f"{folder}: {other}")
+        _check_models(bench, folder)
     except UserError as error:
         notes.append(f"no final model is attacked, as it is another job's: {error}")
         return None
     return found
+
+
+def _check_models(bench: Bench, folder: Path) -> None:
+    """The run began from the job's model, and its own is as it was left."""
+    if (commit := newest_commit(folder)) is None:
+        return
+    if bench.begins is None and commit["start"] != start_digest(bench.start, bench.ready.loaded):
+        raise UserError(
+            f"{folder}: its run began from other weights, config or tokenizer than the job's model has now"
+        )
+    if (path := changed_model(folder)) is not None:
+        raise UserError(f"{path}: not as the run has left it")
 
 
 def _on_its_machine(job: Job, folder: Path) -> Job:

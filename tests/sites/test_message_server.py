@@ -329,6 +329,29 @@ def test_a_site_comes_when_it_is_called_and_says_why_it_cannot(
     assert not site.is_alive()
 
 
+def test_a_site_under_another_name_is_told_so_and_not_waited_for(
+    server: MessageServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder was copied, and of its site.toml the key alone was changed: both sides were silent for an hour."""
+    monkeypatch.setattr(transport, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(transport, "CALL_SECONDS", 0.1)
+    stop = threading.Event()
+    desk = Desk("127.0.0.1", "b", None, stop)
+    site = threading.Thread(target=lambda: [client.answer_messages(Doubles()) for client in desk.clients()])
+    site.start()
+    carrier = SiteTransport(Telephone({"a": desk}), server, TOKENS)
+    id = carrier.send(carrier.online()["a"], message(), 60, 2**40)
+    answers, until = dict[str, Any](), time.monotonic() + 20
+    while not answers and time.monotonic() < until:
+        answers |= carrier.receive([id])
+        carrier.wait(0.05)
+    stop.set()
+    site.join(10)
+    why = f"is not let in at 127.0.0.1:{server.port} as 'b': there its key, or its certificate, belongs to another"
+    assert str(answers[id]).startswith(why)
+    assert why in caplog.text
+
+
 def test_a_site_says_its_name_and_takes_no_nonsense_for_a_call() -> None:
     desk = Desk("127.0.0.1", "a", None, threading.Event())
     assert desk.take_call(b"") == b"a"

@@ -80,6 +80,8 @@ class MessageClient:
         self.channel = open_channel(address, tls, options)
         self.metadata = [("site-bin", site.encode()), ("token-bin", token.encode())]
         self.closed = threading.Event()
+        self.refused = False
+        """The server does not take this site for the one that it has called, or not any more."""
 
     def connects(self) -> bool:
         """Whether the server can be reached, with a certificate that this site trusts."""
@@ -148,6 +150,7 @@ class MessageClient:
             except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed
                 code = error.code() if isinstance(error, grpc.RpcError) else grpc.StatusCode.CANCELLED
                 if code == grpc.StatusCode.UNAUTHENTICATED:
+                    self.refused = True
                     raise Over from None
                 if time.monotonic() - began > RETRY_SECONDS / 2:  # it had held
                     until = time.monotonic() + RETRY_SECONDS
@@ -188,20 +191,30 @@ class Desk:
         address = join_address(self.host, header.port)
         with self.called:
             client = self.client
-            if client and not client.closed.is_set() and (client.address, client.token) == (address, header.token):
-                return b""
+            if client and (client.address, client.token) == (address, header.token):
+                if client.refused:
+                    return self._cannot(
+                        f"is not let in at {address} as {self.site!r}: there its key, or its certificate, "
+                        "belongs to another name (name in site.toml)"
+                    )
+                if not client.closed.is_set():
+                    return b""
         client = MessageClient(address, self.site, header.token, self.tls, self.folder)
         if not client.connects():
             client.close()
-            why = f"cannot connect to {address} (message_port in server.toml): a firewall, or another certificate"
-            LOG.error("%s", why)
-            return why.encode()
+            return self._cannot(
+                f"cannot connect to {address} (message_port in server.toml): a firewall, or another certificate"
+            )
         with self.called:
             if self.client:
                 self.client.close()
             self.client = client
             self.called.notify_all()
         return b""
+
+    def _cannot(self, why: str) -> bytes:
+        LOG.error("%s", why)
+        return why.encode()
 
     def clients(self) -> Iterator[MessageClient]:
         """The connection to each run that calls, one after another, until the program ends."""

@@ -120,6 +120,21 @@ def test_words_with_a_column_that_numbers_the_sentences(tmp_path: Path, name: st
     assert prepared.labels == ("B-organ", "O")
 
 
+def test_lists_of_words_and_tags_beside_a_client(tmp_path: Path) -> None:
+    """init ended with a KeyError."""
+    rows = {
+        "tokens": [WORDS] * 20,
+        "ner_tags": [["B-x", *["O"] * (len(WORDS) - 1)]] * 20,
+        "hospital": ["a", "b"] * 10,
+    }
+    pandas.DataFrame(rows).to_json(tmp_path / "rows.jsonl", orient="records", lines=True)
+    out = tmp_path / "job.toml"
+    content, lines = first_job([tmp_path / "rows.jsonl"], out)
+    out.write_text(content, encoding="utf-8")
+    assert "clients column 'hospital': 2 values" in lines
+    assert set(prepare(load(out)[0]).shards) == {"a", "b"}
+
+
 def test_a_file_without_a_header_gets_names(tmp_path: Path) -> None:
     frame = pandas.DataFrame({0: [f"{text(i)}." for i in range(60)], 1: [i % 2 for i in range(60)]})
     rows = sample(written(tmp_path, frame, "rows.tsv", sep="\t", header=False))

@@ -70,6 +70,34 @@ def test_clients_by_column_and_empty_ones(job: Jobs, tmp_path: Path) -> None:
     assert len(prepare(load(made)[0], tmp_path).shards) == 3, "clients without rows are dropped"
 
 
+def test_sentences_of_words_and_tags_have_clients_by_column(job: Jobs, tmp_path: Path) -> None:
+    """Lists with the client beside them were refused; in a file of words each pattern of words was a client."""
+    words = [["The", "kidney"], ["A", "stone", "hurts"], ["The", "eye"]]
+    wards = ["north", "south", "north"]
+    lists = [
+        {"w": row, "t": ["B-x", *["O"] * (len(row) - 1)], "ward": ward}
+        for row, ward in zip(words, wards, strict=True)
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lists)), encoding="utf-8")
+    table = [
+        (str(number), word, wards[number] if number != 1 or not i else "", "O" if i else "B-x")
+        for number, row in enumerate(words)
+        for i, word in enumerate(row)
+    ]
+    (tmp_path / "a.csv").write_text("sent,w,ward,t\n" + "\n".join(map(",".join, table)))
+    for name in ("a.jsonl", "a.csv"):
+        made = job("fedavg", "tag", data={"train": name, "test": name, "text": "w", "label": "t"})
+        made["clients"] = {"partition": "column", "column": "ward"}
+        data = prepare(load(made)[0], tmp_path)
+        assert {name: rows.tolist() for name, rows in data.shards.items()} == {"north": [0, 2], "south": [1]}
+        assert data.train.columns["w"] == ["The\nkidney", "A\nstone\nhurts", "The\neye"]
+    (tmp_path / "a.csv").write_text("sent,w,ward,t\n1,The,north,O\n1,eye,south,O\n")
+    with pytest.raises(
+        UserError, match="'ward' holds 'north' and 'south' in one sentence, expected one value for"
+    ):
+        prepare(load(made)[0], tmp_path)
+
+
 def test_dropped_rows_are_told_with_the_column_that_had_no_value(job: Jobs, tmp_path: Path) -> None:
     lines = "text,label,ward\na,x,north\nb,y,south\nc,x,\nd,y, \n,x,\n"
     (tmp_path / "wards.csv").write_text(lines, encoding="utf-8")

@@ -129,6 +129,23 @@ def test_grouped_bars_are_the_means_of_their_clients() -> None:
     assert sum(heights) * 2 == sum(range(2 * BARS_SHOWN))
 
 
+def test_quintiles_are_in_order_and_a_page_says_what_they_are(run: Make) -> None:
+    """Their medians stood in the order of words, like classes: 1.7, 11.57, 3.455."""
+    made = load_run(run(labels=["1.7", "11.57", "3.455"], task="regress"))
+    shown = {one.title: one for one in plots.run_pictures(made)}
+    rows = shown["Rows of each client"]
+    assert list(rows.records[0]) == ["client", "1.7", "3.455", "11.57"]
+    assert rows.caption.endswith(" Colors: quintiles of the values, by their median.")
+    assert "Colors: sentences by the type of entity" in caption_of(run("tag", labels=["O", "eye"], task="tag"))
+    assert "Colors" not in caption_of(run("classes", labels=["eye", "heart"]))
+
+
+def caption_of(folder: Path) -> str:
+    """Of the rows of each client."""
+    shown = {one.title: one.caption for one in plots.run_pictures(load_run(folder))}
+    return shown["Rows of each client"]
+
+
 def test_downloads_hold_the_figures_of_the_pictures(run: Make) -> None:
     made = load_run(run(labels=["eye", "heart"]))
     shown = {one.title: one for one in plots.run_pictures(made)}

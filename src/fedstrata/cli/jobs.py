@@ -174,15 +174,13 @@ def _show_sweep(console: Console, folder: Path) -> None:
 def _show_partition(console: Console, job: Job, data: Prepared, picture: Path) -> None:
     from fedstrata.data.prepare import dropped_rows
     from fedstrata.reports.partition import partition_picture, partition_table
-    from fedstrata.reports.partition_plot import grouped_words
+    from fedstrata.reports.partition_plot import STAND_FOR, grouped_words
 
     if job.stage:
         console.print(f"stage {job.stage}")
     console.print(partition_table(data.shards, data.by))
-    if job.task.kind == "regress" and len(set(data.by or ())) > 1:
-        console.print("columns: quintiles of the values, by their median")
-    if job.task.kind == "tag":
-        console.print("columns: sentences by the type of entity of most of their words; O: without entities")
+    if job.task.kind == "tag" or (job.task.kind == "regress" and len(set(data.by or ())) > 1):
+        console.print(f"columns: {STAND_FOR[job.task.kind]}")
     own_tests = sum(map(len, data.tests.values())) if data.tests else 0
     unassigned = len(data.train) - sum(map(len, data.shards.values())) - own_tests
     if unassigned:

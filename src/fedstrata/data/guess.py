@@ -78,11 +78,15 @@ def guess(rows: Sample, kind: str | None = None, text: Sequence[str] = (), label
         raise UserError(f"{_no_label(rows, taken)}; name it with --label, one of: {', '.join(rows.columns)}")
     columns = list(text) or (two if chosen in ("pair", "regress") else []) or [_first_text(texts)]
     _check_fit(rows, chosen, columns, target)
-    reasons = {"task.kind": why}
-    if client:
-        reasons["clients.column"] = f"{len(set(_filled(rows, client)))} values"
     named = columns if len(columns) > 1 else columns[0]
+    reasons = _reasons(rows, why, client)
     return Guess(chosen, named, target, client, _tokens(rows, columns), _latin(rows, columns), reasons)
+
+
+def _reasons(rows: Sample, why: str, client: str | None) -> dict[str, str]:
+    """Of a guess: why it is this task, and how many clients a column names."""
+    named = {"clients.column": f"{len(set(_filled(rows, client)))} values"} if client else {}
+    return {"task.kind": why, **named}
 
 
 def _check_fit(rows: Sample, kind: str, texts: Sequence[str], label: str | None) -> None:
@@ -119,7 +123,8 @@ def _tagged(rows: Sample, text: Sequence[str], label: str | None) -> Guess | Non
     length = _up(1.3 * sorted(sizes)[int(0.9 * (len(sizes) - 1))])
     why = "a word and its tag per line" if rows.words else f"a list of tags in {target!r}"
     latin = _share_latin(" ".join(_filled(rows, words[0])[0]))
-    return Guess("tag", words[0], target, _client(rows, {words[0], target}), length, latin, {"task.kind": why})
+    client = _client(rows, {words[0], target})
+    return Guess("tag", words[0], target, client, length, latin, _reasons(rows, why, client))
 
 
 def _refuse_lengths(rows: Sample, words: str, tags: str | None) -> None:

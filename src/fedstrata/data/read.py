@@ -7,7 +7,7 @@ import os
 import re
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -67,7 +67,7 @@ def read(
             the split ``train``); a list of these; or rows in memory. In a folder of txt files each file is one
             row, with the columns ``text``, ``file``, ``folder`` and ``label``, the same.
         how: the wanted columns, and what is said of the files. Where values are lists of words there are equally
-            many in each column of a row, and they become texts with ``WORD_END`` between the words.
+            many in each column of a row but the owner's; they become texts with ``WORD_END`` between the words.
         limit: stop reading after so many rows that have every wanted value.
         base_dir: folder to look in for a path that the working directory does not have.
 
@@ -77,7 +77,7 @@ def read(
     rows = Rows({column: [] for column in how.wanted}, 0)
     for name, found in _opened(source, how, base_dir):
         if limit is None or len(rows) < limit:
-            rows = _append(rows, name, _texts(found, how.wanted, how.words), limit)
+            rows = _append(rows, name, _texts(found, how), limit)
     return replace(rows, classes=how.classes, found=how.found)
 
 
@@ -117,13 +117,31 @@ def _append(rows: Rows, name: str, found: Iterator[list[str]], limit: int | None
     return replace(rows, dropped=lacking.total(), lacking=dict(lacking))
 
 
-def _texts(source: Records, wanted: Sequence[str], words: bool) -> Iterator[list[str]]:
+def _texts(source: Records, how: How) -> Iterator[list[str]]:
     """The wanted values of each record as texts; "" for one that is missing."""
+    lists = [column for column in how.wanted if how.words and column != how.owner]
     for where, row in source:
-        texts = [(_words if words else _text)(row.get(column), where, column) for column in wanted]
-        if words and len({text.count(WORD_END) for text in texts if text}) > 1:
-            raise UserError(f"{where}: columns {', '.join(wanted)} hold different numbers of words")
-        yield texts
+        texts = {column: _words(row.get(column), where, column) for column in lists}
+        if len({text.count(WORD_END) for text in texts.values() if text}) > 1:
+            raise UserError(f"{where}: columns {', '.join(lists)} hold different numbers of words")
+        others = {column: row.get(column) for column in how.wanted if column not in texts}
+        if how.words:  # in a file of words each of them has its owner
+            others = {column: _same(value, where, column) for column, value in others.items()}
+        texts |= {column: _text(value, where, column) for column, value in others.items()}
+        yield [texts[column] for column in how.wanted]
+
+
+def _same(value: Any, where: str, column: str) -> Any:
+    """The one value that all words of a sentence have, if they have it each; a blank repeats it."""
+    if not isinstance(value, list):
+        return value
+    found = list(dict.fromkeys(text for text in (_text(word, where, column) for word in value) if text.strip()))
+    if len(found) > 1:
+        raise UserError(
+            f"{where}: column {column!r} holds {found[0]!r:.40} and {found[1]!r:.40} in one sentence, "
+            "expected one value for all its words"
+        )
+    return found[0] if found else None
 
 
 def _text(value: Any, where: str, column: str) -> str:

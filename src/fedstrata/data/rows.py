@@ -76,6 +76,7 @@ def read_rows(job: Job, source: Source, columns: list[str], base_dir: Path | Non
         wanted=tuple(dict.fromkeys(columns)),
         names=data.columns,
         words=kind.words,
+        owner=None if job.clients.column in wanted_columns(job) else job.clients.column,
         documents=data.documents,
         delimiter=data.delimiter,
         encoding=data.encoding,

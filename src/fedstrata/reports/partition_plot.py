@@ -11,11 +11,17 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from fedstrata.plan.labels import sort_labels
 from fedstrata.reports.picture import COLORS, WIDTH, picture, short_name, small
 
 NAMES_SHOWN = 60
 BARS_SHOWN = 240
 """Of more clients the bars of a partition stand for several each."""
+STAND_FOR = {
+    "regress": "quintiles of the values, by their median",
+    "tag": "sentences by the type of entity of most of their words; O: without entities",
+}
+"""Kind of task -> what the labels of a partition are there, as they are not the rows' own."""
 
 
 def grouped_words(clients: int) -> str:
@@ -98,7 +104,7 @@ def _label_counts(clients: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
     if not total:
         return {"examples": [client["examples"] for client in clients]}
     rare = {label for label, _ in total.most_common()[len(COLORS) - 1 :]} if len(total) > len(COLORS) else set()
-    shown = [label for label in total if label not in rare]
+    shown = sort_labels(label for label in total if label not in rare)
     counts = {label: [(client["labels"] or {}).get(label, 0) for client in clients] for label in shown}
     if rare:
         counts[f"{len(rare)} rarer labels"] = [

@@ -21,7 +21,7 @@ from fedstrata.errors import plural
 from fedstrata.plan.kinds import LOWER_IS_BETTER
 from fedstrata.reports.client_scores import client_scores, clients_plot, worst_words
 from fedstrata.reports.confusion import confusion_plot, confusion_records
-from fedstrata.reports.partition_plot import grouped_words, partition_plot, partition_records
+from fedstrata.reports.partition_plot import STAND_FOR, grouped_words, partition_plot, partition_records
 from fedstrata.reports.parts import STACKED, PartRecord
 from fedstrata.reports.picture import COLORS, HEIGHT, WIDTH, Shown, picture, short_name, small, whole_numbers
 from fedstrata.reports.runs import Run, curve
@@ -87,11 +87,18 @@ def run_pictures(run: Run) -> Iterator[Shown]:
     held = f"What each client had. {plural(test, 'test example')}; {plural(dropped, 'row')} dropped."
     clients = run.partition.get("clients", {})
     what = "Rows" if any(client["labels"] for client in clients.values()) else "Examples"
-    said = held + grouped_words(len(clients))
+    said = held + _stand_for(run) + grouped_words(len(clients))
     yield Shown(f"{what} of each client", partition_plot(run.partition), said, partition_records(run.partition))
     yield Shown(f"{metric} by client", clients_plot(run), worst_words(run), client_scores(run))
     said = "Confusion matrix of the final model on the test rows: a row per true class, shares of the row."
     yield Shown("Confusion matrix", confusion_plot(run.classes), said, confusion_records(run.classes))
+
+
+def _stand_for(run: Run) -> str:
+    """What the colors of the partition are, where its labels are not the rows' own."""
+    labels = {label for client in run.partition.get("clients", {}).values() for label in client["labels"] or {}}
+    words = STAND_FOR.get(run.result["task"]) if len(labels) > 1 else None
+    return f" Colors: {words}." if words else ""
 
 
 def _traffic(run: Run) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ class How:
         wanted: columns every file must have; there may be more in a record.
         names: column names of files that have no header line.
         words: each value is a list of words; text files then have a word per line.
+        owner: the wanted column that says whose a row is: one value, even where the others are lists of words.
         documents: what is a row of a plain txt file: see :func:`fedstrata.data.forms.plain.plain_records`.
         delimiter: what stands between the fields of a line; None to find out.
         encoding: of text files; None to find out.
@@ -33,6 +34,7 @@ class How:
     wanted: tuple[str, ...]
     names: list[str] | None = None
     words: bool = False
+    owner: str | None = None
     documents: str = "lines"
     delimiter: str | None = None
     encoding: str | None = None

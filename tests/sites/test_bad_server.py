@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -418,6 +419,68 @@ def test_a_request_repeated_gets_the_same_bytes_and_another_one_none(town: Town)
     left = [line for line in releases(service) if line["payload"] == "weights"]
     assert len(left) == 4
     assert len({line["sha256"] for line in left}) == 1
+
+
+OVER = "refuses: the server has said that this run is over, and it answers no round of it any more"
+
+
+def test_a_run_that_is_over_does_not_begin_anew_with_another_job(town: Town) -> None:
+    """Its folder is gone, and with it what kept it to one job; of `max_runs` it counted once for both."""
+    service, job = town.site(), town.job(privacy=NOISE)
+    other = town.job(privacy={**NOISE, "noise": 0.5})
+    assert isinstance(answer(service, town.hello, job=job), WelcomeHeader)
+    assert isinstance(answer(service, town.start), WelcomeHeader)
+    assert isinstance(answer(service, town.request(0)), ReplyHeader)
+    for _ in range(2):  # a server that was killed at the end says it twice
+        assert isinstance(answer(service, town.said[FarewellHeader][0]), WelcomeHeader)
+        assert isinstance(answer(service, town.hello, job=other), WelcomeHeader)
+        assert isinstance(answer(service, town.start), WelcomeHeader)
+    for host in (service, town.again()):
+        assert answer(host, town.request(1)).reason == OVER
+    assert [line["noise"] for line in whole_lines(service.settings.folder / ACCOUNT)] == [2.0]
+
+
+def test_work_of_which_nothing_came_counts_when_a_run_is_said_to_be_over(town: Town) -> None:
+    service = town.site()
+    service.callback = lambda step, *_: 1 // (2 - step)  # type: ignore[assignment,return-value]
+    town.begun(service)
+    assert answer(service, town.request(0)).reason.startswith("failed: ZeroDivisionError")
+    assert isinstance(answer(service, town.said[FarewellHeader][0]), WelcomeHeader)
+    assert answer(town.begun(town.again()), town.request(0)).reason == OVER
+
+
+def test_sessions_of_a_round_are_of_one_request_when_the_run_is_said_to_be_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: Jobs
+) -> None:
+    """It got the hidden states of any text from as many models as it liked."""
+
+    class Lost:
+        """Takes the first batch, and no more."""
+
+        def begin(self, span: Any) -> None:
+            """See the class."""
+
+        def forward(self, message: Any) -> Any:
+            raise ConnectionError
+
+    village = Village(tmp_path, monkeypatch)
+    _, there = village.jobs(job("fedbert", "classify", 3, method={"mode": "share"}))
+    for name in village.names:
+        village.site(name, 'payloads = ["weights"]', 'payloads = ["weights", "activations"]')
+    fedstrata.run(there)
+    heard = [m for name, way, m in village.post.messages if (name, way) == ("a", "down")]
+    hello, start, asked = (decode_message(m, "hello", "start", "request") for m in heard[:3])
+    settings, run = village.post.hosts["a"].settings, "e" * 32
+    host = SiteService(settings, reach=lambda *_: nullcontext(Lost()), trial=None)  # type: ignore[arg-type,return-value]
+    said = []
+    for end in (0.5, 0.4):
+        assert isinstance(answer(host, hello, run=run), WelcomeHeader)
+        assert isinstance(answer(host, start, run=run), WelcomeHeader)
+        said.append(answer(host, asked, run=run, span=(0.0, end)).reason)
+        assert isinstance(answer(host, decode_message(heard[-1], "farewell"), run=run), WelcomeHeader)
+    assert said == ["failed: ConnectionError; its own log says more", OVER]
+    left = [line["run"] for line in releases(host) if line["payload"] == "activations"]
+    assert left.count(run) == 1
 
 
 def test_whoever_deletes_a_run_s_folder_does_not_get_a_round_twice(town: Town) -> None:

@@ -128,6 +128,13 @@ def test_a_site_reads_that_it_is_the_servers_certificate_that_has_no_validity_no
     assert "by this machine's clock the server's certificate" in flower_processes.failure_reason(log)
 
 
+def test_a_site_with_a_key_that_is_in_use_reads_that_another_may_have_it() -> None:
+    """A copy of a site's folder on a second machine read, without an end, that it was there a minute ago."""
+    said = flower_processes.failure_reason("PERMISSION_DENIED: Node not activated [code: 2004]")
+    assert "another fedstrata join is connected with it" in said
+    assert "within the last minute" in said
+
+
 def test_the_secret_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
     before = os.umask(0)
     try:

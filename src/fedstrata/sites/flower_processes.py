@@ -97,8 +97,8 @@ REASONS = {
     "certificate has expired": "by this machine's clock the server's certificate has expired",
     "certificate is not yet valid": "by this machine's clock the server's certificate is not valid yet",
     "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not signed by this site's ca, or is another host's",
-    "[code: 2004]": "the server does not accept this site: its key is not registered there, or the site was "
-    "connected within the last minute",
+    "[code: 2004]": "the server does not accept this site: its key is not registered there, or another "
+    "fedstrata join is connected with it, or the site was within the last minute",
     "WRONG_VERSION_NUMBER": "the server speaks plain text, this site TLS",
     "address already in use": "its port is taken",
     "SuperNode terminated gracefully": "the server does not take this site's signature, or has ended",

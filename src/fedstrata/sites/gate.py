@@ -81,6 +81,8 @@ class Gate:
         check_rows(self.limits, rows)
         self._check_seconds(run.answers, 0.0)
         site.take(request)
+        if run.name in self.log.over:
+            raise Refused("the server has said that this run is over, and it answers no round of it any more")
         again = bool(request.plan.server) or site.runtime.sums is not None  # whose answers cannot be sent again
         digest = request_digest(site, request, again)
         key, epsilon = (request.round, payload), site.epsilon if payload == "weights" else None
@@ -120,17 +122,17 @@ class Gate:
         """Let a message leave: its line is on the disk when this returns.
 
         A short answer without rows that has left before, word for word, is not written down again, unless it is
-        the first to tell of the run's examples.
+        the first to tell of the run's examples, or that it is over.
 
         Raises:
             Refused: too many bytes have left.
         """
         release = release_of(message.views(), run, round, payload, parts, rows)
         release = replace(release, epsilon=epsilon, examples=examples)
-        known = examples is None or run in self.log.told
+        known = (examples is None or run in self.log.told) and (payload != "over" or run in self.log.over)
         if payload not in WITH_ROWS and release.sha256 in self.log.short and known:
             return message
-        if payload != "refusal":
+        if payload not in ("refusal", "over"):  # a run beyond its limits ends as well
             self.check_bytes(run, release.bytes)
         self.log.append(release)
         return message

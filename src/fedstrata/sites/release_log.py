@@ -43,7 +43,8 @@ class Release:
         run: the run's name, 32 hexadecimal digits; empty where the message named none.
         round: 0-based round; -1 before the first.
         payload: ``weights``, ``hidden_states``, ``activations``, ``scores``, ``receipt`` (a reply without
-            anything), ``examples`` (how many the site has) or ``refusal``.
+            anything), ``examples`` (how many the site has), ``over`` (the same, once the server has said that
+            a run in which the site has worked is over) or ``refusal``.
         parts: names of the parts of the model in it.
         bytes: of the message as it travels.
         rows: distinct rows of the site's that went into it.
@@ -78,6 +79,7 @@ class ReleaseLog:
         answered: (run, round, payload) of what left that was made of rows.
         told: run that was told what came of making examples of the rows, as how many there are -> by what they
             were made; empty where an earlier version wrote the line.
+        over: runs that are over; what limits them, as their job and their answers, is not kept any more.
         short: SHA-256 of the messages that left and were not made of rows.
         noisy: (run, round) of what left with noise.
 
@@ -91,6 +93,7 @@ class ReleaseLog:
         self.run_bytes: defaultdict[str, int] = defaultdict(int)
         self.answered: set[tuple[str, int, str]] = set()
         self.told: dict[str, str] = {}
+        self.over: set[str] = set()
         self.short: set[str] = set()
         self.noisy: set[tuple[str, int]] = set()
         self._times, self._sizes, self._refusals = array("d"), array("q"), array("d")
@@ -141,6 +144,8 @@ class ReleaseLog:
             self.short.add(release.sha256)
             if release.examples or (release.payload == "examples" and release.rows):
                 self.told.setdefault(release.run, release.examples or "")
+        if release.payload == "over":
+            self.over.add(release.run)
         if release.epsilon is not None:
             self.noisy.add((release.run, release.round))
         time = datetime.fromisoformat(release.time).timestamp()

@@ -175,7 +175,7 @@ class SiteService:
         if isinstance(header, StartHeader):
             return self._say(name, self._take_start(run, weights))
         if isinstance(header, FarewellHeader):
-            return self._say(name, self._end(run, header.save))
+            return self._end(run, header.save)
         site = self._site(run)
         request = decode_request(envelope)
         LOG.info("run %s: round %d: %s", name, request.round + 1, request.phase)
@@ -188,9 +188,9 @@ class SiteService:
         finally:
             self.tell(Answered(answer is None))
 
-    def _say(self, name: str, welcome: WelcomeHeader) -> TensorFile:
+    def _say(self, name: str, welcome: WelcomeHeader, payload: str = "examples") -> TensorFile:
         message, made = encode_message(name, welcome), self.made.get(name)
-        return self.gate.release(message, name, -1, "examples", rows=welcome.examples, examples=made)
+        return self.gate.release(message, name, -1, payload, rows=welcome.examples, examples=made)
 
     def _greet(self, name: str, hello: HelloHeader, weights: Weights) -> WelcomeHeader:
         folder = self._folder(name)
@@ -198,11 +198,10 @@ class SiteService:
         permit(self.settings, job)
         check_job(self.settings, job)
         self.gate.check_run(name)
-        tensors = weights.get("files", {})
-        files = {file: content_of(tensor) for file, tensor in tensors.items()}
+        files = {file: content_of(tensor) for file, tensor in weights.get("files", {}).items()}
         check_files(files)
         self.gate.check_disk(folder, sum(map(len, files.values())))
-        digest = job_digest(hello, tensors)
+        digest = job_digest(hello, files)
         LOG.info("run %s: job %s", name, digest)
         check_same(folder, hello, digest)
         has_leave(self.settings.approve, digest, folder, self.ask)  # a job that cannot get it is not tried
@@ -263,20 +262,21 @@ class SiteService:
         )
         return make_site(self.settings, run, hooks)
 
-    def _end(self, run: SiteRun, save: bool) -> WelcomeHeader:
-        name, welcome = run.name, self._welcome(run)
-        if save and name in self.gate.log.runs() and keeps_own(self.settings, run):  # else no limit would count it
+    def _end(self, run: SiteRun, save: bool) -> TensorFile:
+        name, welcome, left = run.name, self._welcome(run), run.name in self.gate.log.runs()
+        if save and left and keeps_own(self.settings, run):  # else no limit would count it
             site, ready = self._site(run), run.ready
             assert ready is not None
             target = self.settings.folder / "models" / name
             save_own_model(site, ready, run.job.method.rounds, target)
             LOG.info("run %s: this site's own model is in %s", name, target)
+        answer = self._say(name, welcome, "over" if left or run.answers.known else "examples")
         del self.runs[name]
         clear(run.folder / "start", START_FILES)
         clear(run.folder, OWN_FILES)
         LOG.info("run %s: over", name)
         self.tell(RunEnded(name))
-        return welcome
+        return answer
 
     def _run(self, name: str) -> SiteRun:
         """A run, read again from the disk where this program has started since."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 MOST_LISTED = 50
 """Words that a sentence lists: more than there are of any kind but clients, classes and columns."""
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the system says where a disk takes no more: the machine's fault, exit code 1."""
 
 
 class UserError(Exception):

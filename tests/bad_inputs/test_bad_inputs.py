@@ -25,6 +25,7 @@ from material import make_folder
 from fedstrata.cli import main
 from fedstrata.cli.common import sentences
 from fedstrata.errors import UserError
+from full_disk import full_after
 
 RESIDUE = re.compile(
     r"Traceback|instance of|after validation|[Ii]nput should|value_error|pydantic|\b[a-z_]+\.\d+:|Error:|Errno"
@@ -112,6 +113,27 @@ def test_a_full_disk_is_the_machines_fault(
     assert capsys.readouterr().err == "fedstrata: out/.fedstrata: No space left on device\n"
     assert end.value.code == 1
     assert not (folder / "out").exists()
+
+
+@pytest.mark.usefixtures("_signals")
+@pytest.mark.parametrize(
+    "words",
+    [
+        "init rows.csv --out half.toml",
+        "partition job.toml --picture half.png",
+        "federation init half --sites a --host h",
+    ],
+)
+def test_what_a_full_disk_has_no_room_for_is_not_there_and_the_machines_fault(
+    words: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half of a job file stayed, which the next ``init`` refused to write over."""
+    monkeypatch.chdir(folder)
+    with full_after(100), pytest.raises(SystemExit) as end:
+        main(words.split())
+    assert re.search(r"^fedstrata: .*half.* cannot be written \(File too large\)$", capsys.readouterr().err, re.M)
+    assert end.value.code == 1
+    assert not list(folder.glob("half*"))
 
 
 @pytest.mark.parametrize(("cause", "code"), [(OSError(ENOSPC, "No space left on device"), 1), (None, 2)])

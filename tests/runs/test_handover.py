@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from fedstrata.cli import app, main
 from fedstrata.errors import UserError
 from fedstrata.job.toml import read_toml
 from fedstrata.runs.handover import export, export_sentences, model_folder, push
+from full_disk import full_after
 from tiny import SENTENCES, gpt2_tokenizer, tokenizer
 
 Jobs = Callable[..., dict[str, Any]]
@@ -102,7 +104,7 @@ def test_a_form_that_does_not_run_is_told_and_removed(tmp_path: Path) -> None:
     for _ in range(2):  # what is left is taken for no other model
         with pytest.raises(UserError, match=r"cannot be run by onnxruntime, so nothing is written .*Expand"):
             export(tmp_path)
-    assert not list((tmp_path / "onnx").iterdir())
+    assert not (tmp_path / "onnx").exists()
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -151,6 +153,29 @@ def test_another_model_or_a_file_is_not_written_over(
         assert done.stderr == f"fedstrata: {place}: {sentence}; name a new or empty folder with --out\n"
     assert {path.name: path.read_bytes() for path in other.iterdir()} == before
     assert file.read_text() == "stays"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("form", "package"), [("--onnx", "onnxruntime"), ("--sentence-transformers", "sentence_transformers")]
+)
+def test_a_full_disk_leaves_the_export_of_before_or_none(
+    form: str, package: str, model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Half of one was left, which the next call took for another model's; torch's library ended in a traceback."""
+    pytest.importorskip(package)
+    whole, new = tmp_path / "whole", tmp_path / "new"
+    words = ["export", str(model_folder(layers=1)), form, "--out"]
+    assert CliRunner().invoke(app, [*words, str(whole)]).exit_code == 0
+    files = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    for place in (whole, new):
+        with full_after(20_000):
+            done = CliRunner().invoke(app, [*words, str(place)])
+        assert done.exit_code == 1, done.output
+        assert re.fullmatch(rf"fedstrata: {place}(/\S+)?: File too large", done.stderr.splitlines()[-1])
+    assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == files
+    assert not new.exists()
+    assert CliRunner().invoke(app, [*words, str(new)]).exit_code == 0
 
 
 @pytest.mark.filterwarnings("ignore")

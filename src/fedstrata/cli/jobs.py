@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from fedstrata.cli.common import Insecure, JobFile, Overrides, note_sweep, resumable, sentences, stop_on_signals
-from fedstrata.errors import UserError, plural
+from fedstrata.errors import FULL, UserError, plural
 
 if TYPE_CHECKING:
     from fedstrata.data.prepare import Prepared
@@ -191,6 +191,9 @@ def _show_partition(console: Console, job: Job, data: Prepared, picture: Path) -
     try:
         partition_picture(data.shards, data.by).savefig(picture, dpi=150)
     except OSError as error:
-        raise UserError(f"--picture: {picture} cannot be written ({error.strerror})") from None
+        cause = error if error.errno in FULL else None
+        if cause:
+            picture.unlink(missing_ok=True)  # half of it
+        raise UserError(f"--picture: {picture} cannot be written ({error.strerror})") from cause
     words = grouped_words(len(data.shards))
     console.print(f"picture {picture}{words and ':'}{words}", soft_wrap=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedstrata.cli.common import JobFile, Overrides, note_sweep, plain_console, sentences, stop_on_signals
-from fedstrata.errors import UserError
+from fedstrata.errors import FULL, UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,24 +37,32 @@ def init(
         job, lines = first_job(
             data, out, task=task, text=columns, label=label, test=test, model=model, clients=clients
         )
-        try:
-            content = job.encode()
-            with out.open("xb") as file:
-                file.write(content)
-        except UnicodeEncodeError as error:
-            half = job[error.start]
-            raise UserError(
-                f"{out}: cannot name a file or column with {half!a}, which is no Unicode text; rename it"
-            ) from None
-        except FileExistsError:
-            raise UserError(f"{out}: is there already; name another file with --out") from None
-        except OSError as error:
-            raise UserError(f"{out}: cannot be written ({error.strerror})") from None
+        _write(out, job)
         for line in lines:
             console.print(line, soft_wrap=True)
         console.print(f"job     {out}", soft_wrap=True)
         console.print(f"next    fedstrata validate {shlex.quote(str(out))}", soft_wrap=True)
         console.print(f"        fedstrata run {shlex.quote(str(out))}", soft_wrap=True)
+
+
+def _write(out: Path, job: str) -> None:
+    """Write a new job file, whole or not at all."""
+    try:
+        content = job.encode()
+        with out.open("xb") as file:
+            file.write(content)
+    except UnicodeEncodeError as error:
+        half = job[error.start]
+        raise UserError(
+            f"{out}: cannot name a file or column with {half!a}, which is no Unicode text; rename it"
+        ) from None
+    except FileExistsError:
+        raise UserError(f"{out}: is there already; name another file with --out") from None
+    except OSError as error:
+        with suppress(OSError):
+            out.unlink()  # a file that was there before is the error above
+        cause = error if error.errno in FULL else None
+        raise UserError(f"{out}: cannot be written ({error.strerror})") from cause
 
 
 def validate(job: JobFile, overrides: Overrides = None) -> None:

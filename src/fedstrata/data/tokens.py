@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -16,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedstrata.errors import UserError
+from fedstrata.errors import FULL, UserError
 from fedstrata.plan.kinds import Index
 from fedstrata.wire.files import named
 
@@ -252,7 +251,7 @@ def _store(folder: Path, tokens: Tokens) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         made = tempfile.TemporaryDirectory(dir=folder.parent)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in FULL:
             raise
         raise UserError(
             f"{folder.parent}: cannot be written ({error.strerror}), and tokenized text is kept there; the "

@@ -6,7 +6,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,14 +81,50 @@ def write_tokenizer(tokenizer: Any, folder: Path, most: int | None = None) -> No
         tokenizer.model_max_length = min(tokenizer.model_max_length, most)
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
+    with _system_errors(folder):
+        tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def _system_errors(folder: Path) -> Iterator[None]:
+    """Inside, what a library in Rust raises of the system is an OSError, as that of Python, with a name."""
     try:
         with named(folder):
-            tokenizer.save_pretrained(folder)
-    except Exception as error:  # what its library raises of the system is no OSError
+            yield
+    except Exception as error:
         number = re.search(r"\(os error (\d+)\)$", str(error))
         if number is None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(folder)) from error
+
+
+@contextmanager
+def written_whole(folder: Path, first: str) -> Iterator[Path]:
+    """A new folder in ``folder``, whose files take their places there once all are written, or never.
+
+    Args:
+        folder: where to write; its other files stay.
+        first: the file that takes its place before the others, by which ``folder`` is known.
+
+    Raises:
+        OSError: the disk is full, whichever library met it.
+    """
+    new, partial = not folder.exists(), folder / ".export.part"
+    try:
+        with _system_errors(folder):
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            yield partial
+            for path in sorted(partial.rglob("*"), key=lambda path: path != partial / first):
+                target = folder / path.relative_to(partial)
+                target.parent.mkdir(exist_ok=True)
+                if path.is_file():
+                    os.replace(path, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        if new:
+            with suppress(OSError):
+                folder.rmdir()
 
 
 def partial_folder(folder: Path) -> Path:

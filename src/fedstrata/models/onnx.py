@@ -107,7 +107,7 @@ def export_onnx(folder: Path, out: Path, texts: Sequence[Any], int8: bool = Fals
         quantize_dynamic(whole, files[1], weight_type=QuantType.QInt8)
         logging.disable(logging.NOTSET)
     reports = []
-    with _run_by_onnxruntime(folder, files):
+    with _run_by_onnxruntime(folder):
         for file in files:
             session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
             reports.append(_compared(file, session, model, tokenizer, names, texts))
@@ -117,16 +117,14 @@ def export_onnx(folder: Path, out: Path, texts: Sequence[Any], int8: bool = Fals
 
 
 @contextmanager
-def _run_by_onnxruntime(folder: Path, files: Sequence[Path]) -> Iterator[None]:
-    """Inside, files that onnxruntime cannot run are removed, and told in a sentence: they are of no use."""
+def _run_by_onnxruntime(folder: Path) -> Iterator[None]:
+    """Inside, of files that onnxruntime cannot run, and that are of no use, a sentence tells."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     kinds = [kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)]
     try:
         yield
     except tuple(kinds) as error:
-        for file in files:
-            file.unlink()
         why = str(error).strip().partition("\n")[0]
         raise UserError(
             f"{folder}: what torch's exporter makes of this model cannot be run by onnxruntime, so nothing is "

@@ -52,7 +52,8 @@ def export_encoder(folder: Path, out: Path, texts: Sequence[str]) -> EncoderRepo
     except ImportError as error:
         raise UserError(f"export: --sentence-transformers needs {error.name}: {INSTALL}") from None
     encoder, tokenizer = _encoder(folder)
-    with TemporaryDirectory() as plain:
+    out.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=out) as plain:
         encoder.save_pretrained(plain)
         tokenizer.save_pretrained(plain)
         words = Transformer(plain)

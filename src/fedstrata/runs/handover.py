@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from fedstrata.errors import UserError
 from fedstrata.job.file import load
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.job.toml import read_toml
+from fedstrata.models.folders import written_whole
 
 if TYPE_CHECKING:
     from fedstrata.models.onnx import OnnxReport
@@ -80,13 +82,16 @@ def export(folder: Path, out: Path | None = None, int8: bool = False) -> tuple[l
 
     Raises:
         UserError: there is no model, ``out`` holds another one or is a file, or a library is missing.
+        OSError: the disk is full; nothing is written then.
     """
     model = _whole_model(folder)
     place = _place(out or folder / "onnx", "model.onnx")
     texts, where = _test_texts(model)
     from fedstrata.models.onnx import export_onnx
 
-    return export_onnx(model, place, texts, int8), where
+    with written_whole(place, "model.onnx") as partial:
+        reports = export_onnx(model, partial, texts, int8)
+    return [replace(report, path=place / report.path.name) for report in reports], where
 
 
 def export_sentences(folder: Path, out: Path | None = None) -> tuple[EncoderReport, str]:
@@ -102,6 +107,7 @@ def export_sentences(folder: Path, out: Path | None = None) -> tuple[EncoderRepo
     Raises:
         UserError: there is no model, it is no encoder, ``out`` holds another one or is a file, or the library is
             missing.
+        OSError: the disk is full; nothing is written then.
     """
     model = _whole_model(folder)
     place = _place(out or folder / "sentence-transformers", "modules.json")
@@ -109,7 +115,9 @@ def export_sentences(folder: Path, out: Path | None = None) -> tuple[EncoderRepo
     from fedstrata.models.sentence_encoder import export_encoder
 
     single = [" ".join([text] if isinstance(text, str) else text) for text in texts]  # of pairs, of words
-    return export_encoder(model, place, single), where
+    with written_whole(place, "modules.json") as partial:
+        report = export_encoder(model, partial, single)
+    return replace(report, path=place), where
 
 
 def _place(out: Path, form: str) -> Path:

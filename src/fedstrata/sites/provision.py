@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fedstrata.errors import UserError
+from fedstrata.errors import FULL, UserError
 from fedstrata.sites.certificates import (
     Certificates,
     client_certificate,
@@ -158,7 +158,8 @@ def _building(folder: Path) -> Iterator[Path]:
         with TemporaryDirectory(dir=folder, prefix=".making-") as build:
             yield Path(build)
     except OSError as error:
-        raise UserError(f"{error.filename or folder}: cannot be written ({error.strerror})") from None
+        cause = error if error.errno in FULL else None
+        raise UserError(f"{error.filename or folder}: cannot be written ({error.strerror})") from cause
     finally:
         if new:
             with suppress(OSError):

@@ -120,6 +120,17 @@ def test_words_with_a_column_that_numbers_the_sentences(tmp_path: Path, name: st
     assert prepared.labels == ("B-organ", "O")
 
 
+def test_a_named_label_of_lists_is_refused(tmp_path: Path) -> None:
+    """They counted as classes, and the run then refused them."""
+    pandas.DataFrame({"text": map(text, range(40)), "labels": [["a"], ["a", "b"]] * 20}).to_json(
+        tmp_path / "rows.jsonl", orient="records", lines=True
+    )
+    for kind in (None, "classify"):
+        with pytest.raises(UserError, match="--label: 'labels' holds lists; expected a text, a number or a truth"):
+            guess(sample(tmp_path / "rows.jsonl"), kind=kind, label="labels")
+    assert guess(sample(tmp_path / "rows.jsonl"), kind="mlm", label="labels").kind == "mlm"
+
+
 def test_lists_of_words_and_tags_beside_a_client(tmp_path: Path) -> None:
     """init ended with a KeyError."""
     rows = {

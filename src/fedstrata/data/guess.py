@@ -99,6 +99,8 @@ def _check_fit(rows: Sample, kind: str, texts: Sequence[str], label: str | None)
         )
     if label in texts and TASK_KINDS[kind].labeled:
         raise UserError(f"--label: {label!r} is also the text; expected another column")
+    if label and TASK_KINDS[kind].labeled and any(isinstance(value, list) for value in _filled(rows, label)):
+        raise UserError(f"--label: {label!r} holds lists; expected a text, a number or a truth value in each row")
     if TASK_KINDS[kind].target == "number" and label is not None:
         word = next((value for value in _filled(rows, label) if not _number(value)), None)
         if word is not None:

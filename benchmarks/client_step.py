@@ -282,6 +282,8 @@ def main() -> None:
     options.add_argument("--repeat", type=int, default=5)
     options.add_argument("--device", choices=PRODUCT, default="cpu")
     chosen = options.parse_args()
+    if chosen.device == "cuda" and not torch.cuda.is_available():
+        options.error("--device: there is no GPU that torch can use")
     torch.manual_seed(0)
     rows = cases(chosen.size, chosen.batch, chosen.tokens, chosen.device)
     peaks = {bf16: peak(chosen.device, bf16) for bf16 in {case.bf16 for case in rows}}

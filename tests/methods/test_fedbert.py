@@ -185,7 +185,7 @@ def test_a_clients_own_work_runs_beside_the_next_ones_batch(
     expected = weights(fedstrata.run(split(mode)))
     begun, begins = [0], threading.Condition()
     tails, per_round = [0], 3 * 2
-    forward, step = SplitSession.forward, client_module.step
+    forward, step = SplitSession.forward, client_module.step_halves
 
     def counted(self: SplitSession, message: Any) -> Any:
         if self.optimizer is not None:
@@ -194,28 +194,28 @@ def test_a_clients_own_work_runs_beside_the_next_ones_batch(
                 begins.notify_all()
         return forward(self, message)
 
-    def held(optimizer: Any, rate: float) -> None:
+    def held(*arguments: Any) -> None:
         tails[0] += 1
         if tails[0] % per_round:
             with begins:
                 assert begins.wait_for(lambda: begun[0] > tails[0], 30)
-        step(optimizer, rate)
+        step(*arguments)
 
     monkeypatch.setattr(SplitSession, "forward", counted)
-    monkeypatch.setattr(client_module, "step", held)
+    monkeypatch.setattr(client_module, "step_halves", held)
     assert same(weights(fedstrata.run(split(mode))), expected)
     assert tails[0] == begun[0] == 2 * per_round
 
 
 def test_a_run_has_its_own_threads_whatever_ran_before_it(split: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a client's own work runs beside the next one's batch, in a thread that outlives a run."""
-    seen, step = set[int](), client_module.step
+    seen, step = set[int](), client_module.step_halves
 
-    def noted(optimizer: Any, rate: float) -> None:
+    def noted(*arguments: Any) -> None:
         seen.add(torch.get_num_threads())
-        step(optimizer, rate)
+        step(*arguments)
 
-    monkeypatch.setattr(client_module, "step", noted)
+    monkeypatch.setattr(client_module, "step_halves", noted)
     for threads in (1, 2, 1):
         seen.clear()
         fedstrata.run(split("emb-avg", engine={"threads": threads}))

@@ -317,10 +317,10 @@ def test_the_layers_step_while_the_client_goes_on_and_nothing_overtakes_them(
     runtime = made("bert", "mlm")
     seen: list[str] = []
     client_done = threading.Event()
-    real_here, real_there = client.step, layers_module.step
+    real_here, real_there = client.step_halves, layers_module.step
 
-    def here(optimizer: Any, rate: float) -> None:
-        real_here(optimizer, rate)
+    def here(*arguments: Any) -> None:
+        real_here(*arguments)
         seen.append("client")
         client_done.set()
 
@@ -330,7 +330,7 @@ def test_the_layers_step_while_the_client_goes_on_and_nothing_overtakes_them(
         real_there(optimizer, rate)
         seen.append("layers")
 
-    monkeypatch.setattr(client, "step", here)
+    monkeypatch.setattr(client, "step_halves", here)
     monkeypatch.setattr(layers_module, "step", there)
     loss, weights, _ = train_split(runtime, split(runtime), tmp_path)
     assert seen == ["client", "layers"] * 6

@@ -155,6 +155,15 @@ def test_it_is_shown_and_checked(tmp_path: Path) -> None:
         list(verified_lines(site / "state"))
 
 
+def test_a_run_is_over_after_its_training(tmp_path: Path) -> None:
+    log = ReleaseLog(tmp_path)
+    log.append(release(-1, payload="examples"))
+    log.append(release(-1, payload="over"))
+    first, last, _ = log_lines(tmp_path)
+    assert "  before training  examples  " in first
+    assert "  after training  over  " in last
+
+
 def test_a_damaged_end_without_a_log_is_no_empty_log(written: Path) -> None:
     (written / LOG).unlink()
     (written / HEAD).write_text("x")

@@ -19,7 +19,8 @@ def log_lines(folder: Path) -> Iterator[str]:
     for release, _ in read_log(folder):
         count, size = count + 1, size + release.bytes
         parts = f"  {' '.join(release.parts)}" if release.parts else ""
-        round = f"round {release.round + 1}" if release.round >= 0 else "before training"
+        outside = "after training" if release.payload == "over" else "before training"
+        round = f"round {release.round + 1}" if release.round >= 0 else outside
         loss = "" if release.epsilon is None else f"  epsilon {release.epsilon:g}"
         size_and_rows = f"{release.bytes} bytes  {plural(release.rows, 'row')}"
         where = f"{release.time[:19]}Z  {release.run[:8] or '-':8}  {round}  {release.payload}"

@@ -57,6 +57,16 @@ class Workload:
 
 
 ENGINES = ("fedstrata", "careful loop", "pfl-research", "Flower", "NVFlare")
+LONG_TEXTS: dict[str, Any] = {
+    "data": "words",
+    "words": (60, 120),
+    "rows": 4_000,
+    "steps": 10,
+    "batch_size": 32,
+    "max_tokens": 128,
+    "device": "cuda",
+}
+"""What fills a GPU."""
 WORKLOADS = {
     workload.name: workload
     for workload in (
@@ -138,30 +148,18 @@ WORKLOADS = {
             "base",
             "10 clients, 12 layers of 768, 3 rounds of 10 steps of 32 texts of 60 to 120 words, on a GPU",
             ("fedstrata", "fedstrata fp32", *ENGINES[1:], "Trainer loop", "loop as written"),
-            data="words",
             model="base",
-            steps=10,
-            batch_size=32,
             learning_rate=1e-4,
-            max_tokens=128,
-            rows=4_000,
-            words=(60, 120),
-            device="cuda",
+            **LONG_TEXTS,
         ),
         Workload(
             "large",
             "10 clients, 24 layers of 1,024, 2 rounds of 10 steps of 32 texts of 60 to 120 words, on a GPU",
             ("fedstrata", *ENGINES[1:], "Trainer loop"),
-            data="words",
             model="large",
             rounds=2,
-            steps=10,
-            batch_size=32,
             learning_rate=3e-5,
-            max_tokens=128,
-            rows=4_000,
-            words=(60, 120),
-            device="cuda",
+            **LONG_TEXTS,
         ),
         Workload(
             "quick on a GPU",

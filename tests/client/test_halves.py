@@ -66,7 +66,7 @@ def test_the_same_bits_as_with_casts_in_every_pass(
     train = {"precision": "bf16", "weight_decay": 0.1, **tables.get("train", {})}
     made = job(method, task, **{**tables, "model": {"name": str(folder)}, "train": train})
     held = fedstrata.run(made, {"output.dir": str(tmp_path / "held")})
-    monkeypatch.setattr(trainer_module, "trained_in_bf16", lambda *_: nullcontext([]))
+    monkeypatch.setattr(trainer_module, "trained_in_bf16", lambda *_: nullcontext([[]]))
     cast = fedstrata.run(made, {"output.dir": str(tmp_path / "cast")})
     assert held.score == cast.score
     assert_same_tensors(held.folder, cast.folder)
@@ -91,7 +91,7 @@ def test_on_a_gpu_the_weights_come_to_what_casts_in_every_pass_come_to(monkeypat
         parts = made.working.parts
         train_round(made, Plan(tuple(range(parts.depth)), parts.names, parts.names))
         weights.append([p.detach().clone() for p in made.working.model.parameters()])
-        monkeypatch.setattr(trainer_module, "trained_in_bf16", lambda *_: nullcontext([]))
+        monkeypatch.setattr(trainer_module, "trained_in_bf16", lambda *_: nullcontext([[]]))
     start = [p.detach().to("cuda") for p in tiny_model("bert", "classify", num_labels=3).parameters()]
     moved = max(float((p - q).abs().max()) for p, q in zip(weights[1], start, strict=True))
     assert moved > 1e-4
@@ -119,7 +119,7 @@ def test_a_loss_of_ones_own_reads_the_weights_themselves(monkeypatch: pytest.Mon
         parts = made.working.parts
         train_round(made, Plan(tuple(range(parts.depth)), parts.names, parts.names))
         weights.append([p.detach().clone() for p in made.working.model.parameters()])
-        monkeypatch.setattr(trainer_module, "trained_in_bf16", lambda *_: nullcontext([]))
+        monkeypatch.setattr(trainer_module, "trained_in_bf16", lambda *_: nullcontext([[]]))
     assert all(torch.equal(one, two) for one, two in zip(*weights, strict=True))
 
 

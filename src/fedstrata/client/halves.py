@@ -8,7 +8,7 @@ It casts the same numbers, so the weights come to the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -70,14 +70,20 @@ def _goes_with(working: WorkingModel, train: Train) -> bool:
 @torch.no_grad()
 def step_halves(optimizer: torch.optim.Optimizer, rate: float, halves: Halves) -> None:
     """One step at a learning rate, of what has copies too; the gradients are used up."""
-    for some in halves or [[]]:
-        moved = [(whole, half, half.grad) for whole, half in some if half.grad is not None]
-        gradients = [torch.empty_like(whole) for whole, *_ in moved]
+    for some in halves:
+        moved = [(whole, half) for whole, half in some if half.grad is not None]
+        wholes: list[torch.Tensor] = [whole for whole, _ in moved]
+        copies: list[torch.Tensor] = [half for _, half in moved]
+        for whole in wholes:
+            whole.grad = torch.empty_like(whole)
         if moved:
-            torch._foreach_copy_(gradients, [gradient for *_, gradient in moved])
-        for (whole, half, _), gradient in zip(moved, gradients, strict=True):
-            whole.grad, half.grad = gradient, None
-        del gradients
+            torch._foreach_copy_(_gradients(wholes), _gradients(copies))
+        for half in copies:
+            half.grad = None  # before the step, which needs memory too
         step(optimizer, rate)
         if moved:
-            torch._foreach_copy_([half for _, half, _ in moved], [whole for whole, *_ in moved])
+            torch._foreach_copy_(copies, wholes)
+
+
+def _gradients(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor.grad for tensor in tensors if tensor.grad is not None]

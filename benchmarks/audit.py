@@ -218,13 +218,18 @@ def seeds_of(lines: list[dict[str, Any]]) -> str:
 
 
 def gathered(lines: list[dict[str, Any]]) -> dict[tuple[str, str, str], dict[str, list[Figures]]]:
-    """(row, channel, attack) -> setting -> a line's figures each, in the order of the jobs."""
+    """(row, channel, attack) -> setting -> a line's figures each, in the order of the jobs.
+
+    A later round, which an audit plays where more is sent in it than in the first, is a row of its own.
+    """
     found: dict[tuple[str, str, str], dict[str, list[Figures]]] = {}
     for line in sorted(lines, key=lambda line: (ROWS.index(line["row"]), line["seed"])):
         for finding in line["findings"]:
             attack = finding["attack"].removesuffix(", not exact")
-            where = (line["row"], finding["channel"].replace("_", " "), attack)
-            found.setdefault(where, {}).setdefault(finding["setting"], []).append(finding["figures"])
+            setting, _, later = finding["setting"].partition(" of round ")
+            row = f"{line['row']}, round {later}" if later else line["row"]
+            where = (row, finding["channel"].replace("_", " "), attack)
+            found.setdefault(where, {}).setdefault(setting, []).append(finding["figures"])
     return found
 
 

@@ -293,6 +293,19 @@ def test_a_cell_of_the_audit_says_how_many_seeds_hold_chance() -> None:
     assert (audit.cell([{}], noised=False), audit.cell([], noised=False)) == ("nothing", "–")
 
 
+def test_a_later_round_of_an_audit_has_a_row_of_its_own() -> None:
+    settings = ("1 step", "1 step of round 2")
+    findings = [
+        {"channel": "adapters", "attack": "span check", "setting": setting, "figures": figures}
+        for setting, figures in zip(settings, ({}, {"auc": [0.75, 0.5, 1.0, 0.5]}), strict=True)
+    ]
+    line = {"model": "demo:minilm", "task": "classify", "row": "FedAvg, LoRA 8", "seed": 0, "findings": findings}
+    assert module_of("audit").of_rounds([line]).splitlines()[-2:] == [
+        "| FedAvg, LoRA 8 | adapters | span check | – | nothing | – |",
+        "| FedAvg, LoRA 8, round 2 | adapters | span check | – | AUC 0.75 | – |",
+    ]
+
+
 def test_noise_is_tuned_before_it_is_tested() -> None:
     epsilon = module_of("epsilon")
     scores: dict[Any, float] = {}

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ import pytest
 import tomli_w
 
 import fedstrata
-from fedstrata.errors import UserError
+from fedstrata.errors import FULL, UserError
 from fedstrata.events import CellEnded, CellEvent, CellStarted, StageEnded, Stepped
 from fedstrata.job.toml import read_toml
 from fedstrata.reports.sweep import SweepRow
 from fedstrata.reports.sweep_files import read_table
+from full_disk import full_after
 from pages import unnamed_files
 
 Jobs = Callable[..., dict[str, Any]]
@@ -170,6 +172,21 @@ def test_a_failing_cell_is_survived_named_and_tried_again(many: dict[str, Any], 
     other.write_bytes(data.read_bytes())
     entries = fedstrata.sweep(many, resume=True)
     assert all(not entry.failed and len(entry.seeds) == 1 for entry in entries)
+
+
+def test_a_full_disk_is_told_with_the_file_and_leaves_no_half_reason(many: dict[str, Any], tmp_path: Path) -> None:
+    many["sweep"] |= {"seeds": [0], "parallel": 1}
+    many["sweep"]["rows"][0]["pretrain.data.train"] = "none.csv"
+    with ExitStack() as disk:
+
+        def fill(event: Any) -> None:
+            if isinstance(event, CellStarted):
+                disk.enter_context(full_after(0))
+
+        with pytest.raises(OSError, match="failed.txt") as raised:
+            fedstrata.sweep(many, progress=fill)
+    assert raised.value.errno in FULL
+    assert not [path for path in (tmp_path / "run").rglob("*failed.txt*")]
 
 
 def test_a_file_that_is_changed_meanwhile_is_the_next_sweeps(job: Jobs, tmp_path: Path) -> None:

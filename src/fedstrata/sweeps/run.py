@@ -21,7 +21,7 @@ from fedstrata.runs.result import read_status
 from fedstrata.sweeps.begun import check_cells
 from fedstrata.sweeps.cells import Cell, Sweep, cells
 from fedstrata.sweeps.workers import Message, Worker, Workers, sole_user
-from fedstrata.wire.files import clear, link, read_sealed
+from fedstrata.wire.files import clear, link, read_sealed, write_bytes
 
 Progress = Callable[[events.Event], None]
 MODELS = ("start", "model", "shared", "clients", "adapter", "base")
@@ -135,8 +135,7 @@ class _Scheduler:
         worker.cell = None
         self.over += 1
         if message["message"]:
-            cell.folder.mkdir(parents=True, exist_ok=True)
-            (cell.folder / FAILED).write_text(message["message"] + "\n", encoding="utf-8")
+            write_bytes(cell.folder / FAILED, f"{message['message']}\n".encode())
         self._drop_models()
         seconds = time.monotonic() - worker.since
         self.progress(CellEnded(str(cell), message["ended"], message["message"], seconds))

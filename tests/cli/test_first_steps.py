@@ -87,6 +87,19 @@ def test_names_are_printed_as_they_are(rows: Path, capsys: pytest.CaptureFixture
     assert "picture [b]job.partition.png\n" in capsys.readouterr().out
 
 
+def test_a_picture_whose_font_lacks_letters_says_so(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line of matplotlib's own for each letter came before, and boxes where the reader expects names."""
+    rows.write_text(rows.read_text("utf-8").replace("eye", "眼"), "utf-8")
+    assert call("init", "rows.csv") == 0
+    capsys.readouterr()
+    for name, lacking in (("a.png", True), ("a.svg", False)):
+        assert call("partition", "job.toml", "--picture", name) == 0
+        said = capsys.readouterr()
+        assert said.err == ""
+        assert ("its font lacks letters" in said.out) is lacking
+    assert ">眼<" in Path("a.svg").read_text("utf-8")
+
+
 def _tokens(job: str) -> int:
     return int(read_toml(Path(job))["train"]["max_tokens"])
 

@@ -183,10 +183,10 @@ def test_a_full_disk_is_told_with_the_file_and_leaves_no_half_reason(many: dict[
             if isinstance(event, CellStarted):
                 disk.enter_context(full_after(0))
 
-        with pytest.raises(OSError, match="failed.txt") as raised:
+        with pytest.raises(OSError, match=r"failed\.txt") as raised:
             fedstrata.sweep(many, progress=fill)
     assert raised.value.errno in FULL
-    assert not [path for path in (tmp_path / "run").rglob("*failed.txt*")]
+    assert not list((tmp_path / "run").rglob("*failed.txt*"))
 
 
 def test_a_file_that_is_changed_meanwhile_is_the_next_sweeps(job: Jobs, tmp_path: Path) -> None:

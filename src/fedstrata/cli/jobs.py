@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +14,8 @@ from fedstrata.cli.common import Insecure, JobFile, Overrides, note_sweep, resum
 from fedstrata.errors import FULL, UserError, plural
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from fedstrata.data.prepare import Prepared
     from fedstrata.job.tables import Job
 
@@ -188,12 +191,24 @@ def _show_partition(console: Console, job: Job, data: Prepared, picture: Path) -
     test = plural(len(data.test) if data.tests is None else own_tests, "test row")
     source = "" if job.data.test else ", held out of training"
     console.print(f"{test}{source}; {dropped_rows(data)}", soft_wrap=True)
-    try:
-        partition_picture(data.shards, data.by).savefig(picture, dpi=150)
-    except OSError as error:
-        cause = error if error.errno in FULL else None
-        if cause:
-            picture.unlink(missing_ok=True)  # half of it
-        raise UserError(f"--picture: {picture} cannot be written ({error.strerror})") from cause
+    lacking = _write_picture(partition_picture(data.shards, data.by), picture)
     words = grouped_words(len(data.shards))
     console.print(f"picture {picture}{words and ':'}{words}", soft_wrap=True)
+    if lacking:
+        console.print("its font lacks letters of some names, which are boxes there; --picture FILE.svg has them")
+
+
+def _write_picture(figure: Figure, path: Path) -> bool:
+    """Write it, and say whether its font lacked letters; those of an SVG are drawn by who shows it."""
+    from matplotlib import rc_context
+
+    with rc_context({"svg.fonttype": "none"}), warnings.catch_warnings(record=True) as lacking:
+        warnings.filterwarnings("always", r"Glyph \d+")
+        try:
+            figure.savefig(path, dpi=150)
+        except OSError as error:
+            cause = error if error.errno in FULL else None
+            if cause:
+                path.unlink(missing_ok=True)  # half of it
+            raise UserError(f"--picture: {path} cannot be written ({error.strerror})") from cause
+    return bool(lacking) and path.suffix.lower() != ".svg"

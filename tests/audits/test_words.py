@@ -119,7 +119,8 @@ def test_a_reply_tells_how_many_tokens_went_through_the_model(job: Jobs, monkeyp
 def test_of_sums_nobody_is_read_and_under_noise_no_word(level: str, sum_only: bool) -> None:
     found: dict[Channel, str] = {channel: READ[channel] for channel in ("embeddings", "class_head")}
     said = sentence(found, level, sum_only)
-    assert said.startswith("of a round's clients together, not of each" if sum_only else "of each client")
+    assert ("of a round's clients together, not of each" in said) is sum_only
+    assert ("of each client" in said) is not sum_only
     assert (READ["embeddings"] in said) is (level == "none")
     assert ("with noise" in said) is (level != "none")
     assert ("fedstrata audit" in said) is not sum_only
@@ -130,10 +131,10 @@ def test_of_sums_nobody_is_read_and_under_noise_no_word(level: str, sum_only: bo
     ("omit", "words"),
     [
         ([], f"from the embeddings {READ['embeddings']}; from the language model's head {READ['token_head']}"),
-        (["position_rows"], "each of them; from"),
-        (["unlisted_rows"], "from the embeddings which words of the public vocabulary stand in the texts"),
+        (["position_rows"], "every word of the texts; from"),
+        (["unlisted_rows"], "from the embeddings every word of the public vocabulary in the texts"),
         (["decoder_bias"], f"{READ['embeddings']}; from the language model's head {READ['token_head']}"),
-        (["embeddings"], f"can read from the language model's head {READ['token_head']}"),
+        (["embeddings"], f"can read of each client: from the language model's head {READ['token_head']}"),
     ],
 )
 def test_what_is_left_out_is_not_said_to_be_read(job: Jobs, tmp_path: Path, omit: list[str], words: str) -> None:
@@ -161,9 +162,9 @@ def test_a_head_of_numbers_is_said_to_tell_them(
 @pytest.mark.parametrize(
     ("name", "privacy", "words"),
     [
-        ("fedavg", {}, "of each client the server can read from the embeddings"),
-        ("fedavg", {"sum_only": True}, "not of each by itself, the server can read from the embeddings"),
-        ("fedbt", {"level": "example", "noise": 1.0}, "of each client the server sees"),
+        ("fedavg", {}, "the server can read of each client: from the embeddings"),
+        ("fedavg", {"sum_only": True}, "not of each by itself: from the embeddings"),
+        ("fedbt", {"level": "example", "noise": 1.0}, "the server sees of each client, with noise: "),
         ("centralized", {}, POOLED),
     ],
 )

@@ -123,7 +123,7 @@ def test_names_of_bytes_that_are_no_utf_8_are_told(rows: Path, capsys: pytest.Ca
 def test_init_overwrites_nothing(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("job.toml").write_text("mine", encoding="utf-8")
     assert call("init", "rows.csv") == 2
-    assert "job.toml: is there already" in capsys.readouterr().err
+    assert "job.toml: already exists" in capsys.readouterr().err
     assert Path("job.toml").read_text(encoding="utf-8") == "mine"
 
 

@@ -148,8 +148,8 @@ def test_a_log_says_every_minute_what_time_is_left(monkeypatch: pytest.MonkeyPat
     assert not [line for line in printed(Display, *TWO_ROUNDS) if "left" in line]
     monkeypatch.setattr(Display, "SILENCE", -1.0)
     lines = [line for line in printed(Display, *TWO_ROUNDS) if "left" in line]
-    assert lines == ["round 1/2  over, about 67 min left"]
-    assert not [line for line in printed(Display, *TWO_ROUNDS, terminal=True) if "over" in line]
+    assert lines == ["round 1/2  done, about 67 min left"]
+    assert not [line for line in printed(Display, *TWO_ROUNDS, terminal=True) if "done" in line]
 
 
 def test_a_terminal_has_a_bar_per_client_and_a_line_per_reply() -> None:

@@ -426,7 +426,7 @@ def test_a_vocabulary_of_sentencepiece_is_a_tokenizer(model_folder: Folder, file
 def test_a_hub_id_that_cannot_be_had_is_refused_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     monkeypatch.setattr(time, "sleep", waits.append)
-    assert "is no folder, and as a hub id it cannot be had: " in refused(name)
+    assert "is no folder, and loading it from the hub failed: " in refused(name)
     assert waits == [], "it is not asked again and again"
 
 

@@ -287,7 +287,7 @@ def test_a_clients_model_is_compared_on_its_test_rows_and_the_shared_parts_are_n
         export(folder / "shared")
     assert not (folder / "shared" / "onnx").exists()
     [report], where = export(folder / "clients" / "client-1" / "model")
-    assert (report.texts, where) == (1, "1 test rows")
+    assert (report.texts, where) == (1, "1 test row")
 
 
 def test_adapters_alone_are_no_model_to_export(job: Jobs) -> None:

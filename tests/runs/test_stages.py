@@ -251,7 +251,7 @@ def test_a_run_of_another_format_is_not_resumed(job: Jobs, tmp_path: Path, line:
         ("data.text=body", r"body"),
         ("data.train=nowhere.csv", r"nowhere.csv"),
         ("model.name=./nowhere", r"no folder .*nowhere"),
-        ("model.name=no-such-model", r"model no-such-model: is no folder, and as a hub id it cannot be had"),
+        ("model.name=no-such-model", r"model no-such-model: is no folder, and loading it from the hub failed"),
         ("clients.count=50", r"client"),
         ("method.name=fedbfpt method.local_layers=7", r"local_layers: is 7, but the model has 3 layers"),
         ("task.labels=['eye','heart']", r"labels: the train rows also hold 'kidney'"),

@@ -504,7 +504,7 @@ def test_an_answer_that_is_damaged_on_the_disk_does_not_leave(town: Town) -> Non
 
 
 ENDS = [
-    (("# max_rounds = 10_000", "max_rounds = 1"), "refuses: the run has 2 rounds, it takes part in 1 at most"),
+    (("# max_rounds = 10_000", "max_rounds = 1"), "refuses: the run has 2 rounds, its limit is 1 (max_rounds)"),
     (("# bytes_per_run = 10_000_000_000", "bytes_per_run = 100_000"), "refuses: the run sends "),
     (
         ("# disk_per_run = 20_000_000_000", "disk_per_run = 60_000"),
@@ -550,9 +550,7 @@ def test_no_more_runs_than_it_takes_part_in(town: Town) -> None:
     service = town.begun(town.site(("# max_runs = 20", "max_runs = 1")))
     assert isinstance(answer(service, town.request(0)), ReplyHeader)
     service = town.again(("# max_runs = 20", "max_runs = 1"))
-    assert (
-        "the 1 runs that it takes part in at most (max_runs)" in answer(service, town.hello, run="b" * 32).reason
-    )
+    assert "as many runs as its limit allows, 1 (max_runs)" in answer(service, town.hello, run="b" * 32).reason
     assert isinstance(answer(service, town.hello), WelcomeHeader), "the one that it takes part in goes on"
 
 
@@ -562,7 +560,9 @@ def test_work_ends_with_its_seconds(town: Town, monkeypatch: pytest.MonkeyPatch)
     clock = iter(range(0, 10**6, 2))
     monkeypatch.setattr("fedstrata.sites.gate.time.monotonic", lambda: next(clock))
     refusal = answer(service, town.request(0))
-    assert refusal.reason == "refuses: it has worked for the 5 s that it works for a run at most (seconds_per_run)"
+    assert (
+        refusal.reason == "refuses: it has worked for this run as long as its limit allows, 5 s (seconds_per_run)"
+    )
     assert "weights" not in {line["payload"] for line in releases(service)}
 
 
@@ -812,9 +812,9 @@ def test_a_file_nested_too_deep_or_too_large_is_refused(town: Town, monkeypatch:
 
 
 JOBS = [
-    ({"method": {"rounds": 1_000_000}}, "refuses: the run has 1000000 rounds, it takes part in 10000 at most"),
+    ({"method": {"rounds": 1_000_000}}, "refuses: the run has 1000000 rounds, its limit is 10000 (max_rounds)"),
     ({"method": {"rounds": 10**9}}, "failed: its data, model or device cannot be used"),
-    ({"train": {"epochs": 1_000_000}}, "refuses: a round has 1000000 epochs, it takes part in 1000 at most"),
+    ({"train": {"epochs": 1_000_000}}, "refuses: a round has 1000000 epochs, its limit is 1000"),
     ({"train": {"epochs": 10**9}}, "failed: its data, model or device cannot be used"),
 ]
 

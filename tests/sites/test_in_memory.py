@@ -367,7 +367,7 @@ REFUSALS = [
     (
         "# methods = [",
         "methods = ['fedbt'] # [",
-        "refuses: fedavg is none of the methods it takes part in (fedbt)",
+        "refuses: fedavg is not one of the methods it allows (fedbt)",
     ),
     ("min_examples = 1 ", "min_examples = 99 ", "refuses: it has fewer examples than the 99 it wants to train on"),
     (

@@ -433,7 +433,7 @@ def test_an_added_site_writes_over_nothing(tmp_path: Path, place: str) -> None:
     init(tmp_path, ["a"])
     (tmp_path / place).touch()
     before = tree(tmp_path)
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="already exists"):
         add_site(tmp_path, "b")
     assert tree(tmp_path) == before
 

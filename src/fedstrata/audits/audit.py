@@ -205,7 +205,7 @@ def _findings(
     plays: list[dict[str, Any]] = []
     for setting in settings(bench):
         name = f"{setting.name} of round {bench.round + 1}" if bench.round else setting.name
-        options.tell(Noted(f"{bench.job.stage or 'this job'}: playing and attacking {name}"))
+        options.tell(Noted(f"{bench.job.stage or 'this job'}: simulating and attacking {name}"))
         client, shadow = played_pair(bench, setting)
         plays.append(_played(bench, name, client))
         if setting.cut:

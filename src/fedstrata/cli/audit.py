@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 Client = Annotated[
-    str | None, typer.Option(help="Client whose round is played, instead of the first.", show_default=False)
+    str | None, typer.Option(help="Client whose round is simulated, instead of the first.", show_default=False)
 ]
 Attacks = Annotated[str | None, typer.Option(help="Attacks, a,b,c, instead of all that fit.", show_default=False)]
 Public = Annotated[
@@ -40,7 +40,7 @@ def audit(
     deep: Deep = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Measure what the server can read from what one client sends: play its first round, and attack it."""
+    """Measure what the server can read from what one client sends: simulate its first round, and attack that."""
     with sentences() as console:
         from fedstrata.job.file import load
 

@@ -74,7 +74,7 @@ def _model_alone(model: str | None, pairs: Sequence[Any], methods: Sequence[str]
     from fedstrata.job.file import pairs_of
 
     if model is None:
-        raise UserError("forecast: names no job file and no --model; expected one of them")
+        raise UserError("forecast: expected a job file or --model")
     said = {"method.name"} if methods else set[str]()
     said |= {key for key, _ in pairs_of(pairs)}
     for key, option in (("task.kind", "--task mlm"), ("method.name", "--method fedbfpt")):

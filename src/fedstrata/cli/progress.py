@@ -212,7 +212,7 @@ class Display(Live):
         self.expected, self.replies = max(1, self.replies), 0  # where clients are sampled it is not all of them
         self._advance(event.round)
         if event.round + 1 < self.rounds:
-            self.log_time_left(f"{round_words(event.round, self.rounds)}  over, {left_words(event.left)}")
+            self.log_time_left(f"{round_words(event.round, self.rounds)}  done, {left_words(event.left)}")
 
     def _advance(self, round: int) -> None:
         """Move the bar of all rounds, each of which counts as 1."""

@@ -57,7 +57,7 @@ def _write(out: Path, job: str) -> None:
             f"{out}: cannot name a file or column with {half!a}, which is no Unicode text; rename it"
         ) from None
     except FileExistsError:
-        raise UserError(f"{out}: is there already; name another file with --out") from None
+        raise UserError(f"{out}: already exists; name another file with --out") from None
     except OSError as error:
         with suppress(OSError):
             out.unlink()  # a file that was there before is the error above

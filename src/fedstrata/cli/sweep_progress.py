@@ -85,7 +85,7 @@ class SweepDisplay(Live):
                 text = left_words(left)
                 self.bar.update(running.bar, completed=round + 1, left=text)
                 if round + 1 < stage.rounds:
-                    self.log_if_silent(f"{cell}: {round_words(round, stage.rounds)} over, {text}")
+                    self.log_if_silent(f"{cell}: {round_words(round, stage.rounds)} done, {text}")
             case Scored(round, score) if stage:
                 for line in score_lines(round, score, stage.rounds, stage.baseline):
                     self.log(": ".join(filter(None, [cell, stage.stage, line])))

@@ -174,4 +174,4 @@ def unusable(name: str, error: Exception, what: str = "model") -> UserError:
         run = (Path(name) / "model" / "config.json").exists()
         hint = f"; a run's model is its folder model, {Path(name) / 'model'}" if run else ""
         return UserError(f"model {name}: the folder holds no usable {what}: {first}{hint}")
-    return UserError(f"model {name}: is no folder, and as a hub id it cannot be had: {first}")
+    return UserError(f"model {name}: is no folder, and loading it from the hub failed: {first}")

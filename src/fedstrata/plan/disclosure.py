@@ -28,26 +28,26 @@ Channel = Literal[
 
 LENGTH = ", and the length of the longest"
 """Read from a table of positions."""
-LISTED = "which words of the public vocabulary"
+LISTED = "every word of the public vocabulary in the texts"
 """Read where rows of other words are left out."""
 
 READ: Mapping[Channel, str] = {
-    "embeddings": f"which words stand in the texts, each of them{LENGTH}",
+    "embeddings": f"every word of the texts{LENGTH}",
     "token_head": "which words were masked or predicted",
-    "class_head": "which classes there are, and about how many rows of each",
-    "number_head": "about the mean of the numbers, and of a single text its number",
+    "class_head": "the classes, and about how many rows each has",
+    "number_head": "roughly the mean of the numbers, or the number of a single text",
     "layers": (
-        "every token at its place where few texts were trained on without dropout, and whether a given text was "
-        "trained on"
+        "every token with its position, if few texts were trained on without dropout, and whether a given text "
+        "was trained on"
     ),
     "adapters": (
         "some tokens of short texts, and whether a given text was trained on; published attacks read whole texts "
         "from adapters"
     ),
-    "hidden_states": "most words of every text at their places; the labels are sent as they are",
+    "hidden_states": "most words of every text with their positions; the labels are sent as they are",
     "activations": (
-        "nearly every word of every batch at its place; from gradients, the masked places and words, or every "
-        "label; with activations_changed, which texts come again and which of their tokens moved"
+        "nearly every word of every batch with its position; from gradients, the masked positions and words, or "
+        "every label; with activations_changed, which texts come again and which of their tokens moved"
     ),
     "reply": "the number of examples, of steps and of tokens, the loss, scores, and how long training took",
 }
@@ -89,15 +89,15 @@ CHANGED = (
 
 SENT: Mapping[Payload, str] = {
     "weights": (
-        "trained parts of the model, from which can be read: words of the texts (embeddings, head of a language "
-        "model), classes (classifier), and of few texts whole texts (layers)"
+        "trained parts of the model, which reveal words of the texts (embeddings, head of a language model), "
+        "classes (classifier) and, if trained on few texts, whole texts (layers)"
     ),
     "hidden_states": (
         "the encoder's hidden states of every text, from which texts can be reconstructed, and the labels"
     ),
     "activations": (
-        "the hidden states of every batch, from which texts can be reconstructed, and their gradients, from which "
-        "labels can; and trained parts of the model, as with the payload weights"
+        "the hidden states of every batch, from which texts can be reconstructed; their gradients, from which "
+        "labels can be read; and trained parts of the model, as with the payload weights"
     ),
 }
 """Payload -> what leaves a client, and what it tells, in words for whoever has to permit it."""
@@ -130,7 +130,7 @@ def channels(parts: Parts, sent: Iterable[str], target: str) -> dict[Channel, st
     }
     read = {channel: READ[channel] for channel, there in opened.items() if there}
     if parts.sharing.narrowed and "embeddings" in read:
-        read["embeddings"] = read["embeddings"].replace("which words", LISTED)
+        read["embeddings"] = read["embeddings"].replace("every word of the texts", LISTED)
     telling = (POSITIONS, POSITION_FACTORS, DISTANCES)
     if "embeddings" in read and not any(table.search(name) for table in telling for name in whole):
         read["embeddings"] = read["embeddings"].replace(LENGTH, "")
@@ -151,10 +151,10 @@ def sentence(found: Mapping[Channel, str], level: str = "none", sum_only: bool =
     if not found.keys() - {"number_head"}:
         measured = ""  # no attack of the audit reads it
     if sum_only:  # whose a word is the sum does not tell; the audit attacks single messages
-        who, measured = "of a round's clients together, not of each by itself,", ""
+        who, measured = "of a round's clients together, not of each by itself", ""
     if level in HIDDEN:
         seen = ", ".join(NAMES[channel] for channel in found)
-        hidden = f"as far as epsilon says, it hides {HIDDEN[level]}"
-        return f"{who} the server sees {seen} with noise; {hidden}{measured}"
+        hidden = f"within the bound that epsilon states, the noise hides {HIDDEN[level]}"
+        return f"the server sees {who}, with noise: {seen}; {hidden}{measured}"
     said = [f"from {NAMES[channel]} {words}" for channel, words in found.items()]
-    return f"{who} the server can read {'; '.join(said)}{measured}"
+    return f"the server can read {who}: {'; '.join(said)}{measured}"

@@ -13,7 +13,7 @@ import numpy as np
 from fedstrata.data.prepare import prepare
 from fedstrata.data.read import WORD_END
 from fedstrata.data.rows import take, text_columns
-from fedstrata.errors import UserError
+from fedstrata.errors import UserError, plural
 from fedstrata.job.file import load
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.job.toml import read_toml
@@ -192,7 +192,7 @@ def _test_texts(model: Path) -> tuple[Sequence[Any], str]:
     tests = {own: data.tests[own]} if data.tests and own in data.tests else data.tests
     rows = data.test if tests is None else take(data.test, np.concatenate([*tests.values()]))
     columns = [rows.columns[name][:COMPARED] for name in text_columns(job)]
-    where = f"{len(columns[0])} test rows"
+    where = plural(len(columns[0]), "test row")
     if TASK_KINDS[job.task.kind].words:
         return [text.split(WORD_END) for text in columns[0]], where
     return (list(zip(*columns, strict=True)) if len(columns) == 2 else columns[0]), where

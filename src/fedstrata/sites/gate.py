@@ -55,7 +55,7 @@ class Gate:
         """
         most, known = self.limits.max_runs, self.log.runs() | self.log.told.keys()
         if most is not None and run not in known and len(known) >= most:
-            raise Refused(f"it has taken part in the {most} runs that it takes part in at most (max_runs)")
+            raise Refused(f"it has taken part in as many runs as its limit allows, {most} (max_runs)")
 
     def answer(self, run: SiteRun, site: Site, request: Request, write: Callable[[], None]) -> TensorFile:
         """The message with the reply to a request, ready to leave: a new one, or the one that has left before.
@@ -181,7 +181,7 @@ class Gate:
     def _check_seconds(self, answers: Answers, more: float) -> None:
         most = self.limits.seconds_per_run
         if most is not None and answers.seconds + more >= most:
-            raise Refused(f"it has worked for the {most} s that it works for a run at most (seconds_per_run)")
+            raise Refused(f"it has worked for this run as long as its limit allows, {most} s (seconds_per_run)")
 
     def check_bytes(self, run: str, size: int) -> None:
         """Refuse to let so many bytes more leave in a run.

@@ -40,7 +40,7 @@ def permit(settings: SiteSettings, job: Job) -> None:
     allow = settings.allow
     name, payload = method_name(job.method), job.method.exchange
     if allow.methods is not None and name not in allow.methods:
-        raise Refused(f"{name} is none of the methods it takes part in ({', '.join(allow.methods)})")
+        raise Refused(f"{name} is not one of the methods it allows ({', '.join(allow.methods)})")
     if payload not in allow.payloads:
         raise Refused(
             f"{name} sends {payload} ({EXCHANGES[payload].permission}); nothing leaves it but "
@@ -60,9 +60,9 @@ def check_job(settings: SiteSettings, job: Job) -> None:
     """
     limits = settings.limits
     if job.method.rounds > limits.max_rounds:
-        raise Refused(f"the run has {job.method.rounds} rounds, it takes part in {limits.max_rounds} at most")
+        raise Refused(f"the run has {job.method.rounds} rounds, its limit is {limits.max_rounds} (max_rounds)")
     if job.train.epochs > MOST_EPOCHS:
-        raise Refused(f"a round has {job.train.epochs} epochs, it takes part in {MOST_EPOCHS} at most")
+        raise Refused(f"a round has {job.train.epochs} epochs, its limit is {MOST_EPOCHS}")
     if limits.min_examples > 1 and job.task.kind == "mlm" and job.task.mask_probability < LEAST_MASKED:
         raise Refused(
             f"task.mask_probability is {job.task.mask_probability:g}, so that few of its rows would be learned "

@@ -102,7 +102,7 @@ def add_site(folder: Path, name: str) -> list[Path]:
     places = folder / "keys" / f"{name}.pub", folder / "sites" / name, (folder / "server.toml").resolve()
     for place in places[:2]:
         if os.path.lexists(place):
-            raise UserError(f"{place}: is there already; move it away or give the site another name")
+            raise UserError(f"{place}: already exists; move it away or give the site another name")
     content = _with_site(folder / "server.toml", name)
     with _building(folder) as build:
         public, private, changed = build / "public" / places[0].name, build / "private", build / "server.toml"

@@ -392,6 +392,22 @@ def test_work_that_comes_to_nothing_counts_as_seconds(town: Town) -> None:
     assert Answers(run.folder).seconds == run.answers.seconds, "after a restart as well"
 
 
+def test_seconds_count_of_runs_that_fail_in_turns(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each greeting forgot the other run, and with it how long the site had worked for it."""
+    service = town.site(("# seconds_per_run = 86_400", "seconds_per_run = 5"))
+    service.callback = lambda step, *_: 1 // (2 - step)  # type: ignore[assignment,return-value]
+    clock = iter(range(10**6))
+    monkeypatch.setattr("fedstrata.sites.gate.time.monotonic", lambda: next(clock))
+    said: dict[str, list[str]] = {"a" * 32: [], "b" * 32: []}
+    for run in [*said] * 3:
+        assert isinstance(answer(service, town.hello, run=run), WelcomeHeader)
+        assert isinstance(answer(service, town.start, run=run), WelcomeHeader)
+        said[run].append(answer(service, town.request(0), run=run).reason)
+    for first, *_, last in said.values():
+        assert first.startswith("failed: ZeroDivisionError")
+        assert last.endswith("the 5 s that it works for a run at most (seconds_per_run)")
+
+
 def test_a_request_by_which_a_message_is_of_few_rows_is_refused(town: Town) -> None:
     """The job is fine at its beginning; the request's place in the schedule leaves nothing but its first steps."""
     service = town.site()

@@ -499,6 +499,35 @@ def test_sessions_of_a_round_are_of_one_request_when_the_run_is_said_to_be_over(
     assert left.count(run) == 1
 
 
+def test_a_site_waits_for_the_server_s_layers_no_longer_than_it_works_for_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: Jobs
+) -> None:
+    """A server that took a batch and said nothing held a site for as long as it had told it to wait: for years."""
+    village, waits = Village(tmp_path, monkeypatch), list[float]()
+    _, there = village.jobs(job("fedbert", "classify", 3, method={"mode": "share"}))
+    for name in village.names:
+        village.site(name, 'payloads = ["weights"]', 'payloads = ["weights", "activations"]')
+    fedstrata.run(there)
+    heard = [m for name, way, m in village.post.messages if (name, way) == ("a", "down")]
+    hello, start, asked = (decode_message(m, "hello", "start", "request") for m in heard[:3])
+    village.site("a", "# seconds_per_run = 86_400", "seconds_per_run = 60")
+    settings, (port, token, _) = village.post.hosts["a"].settings, hello.header.stream  # type: ignore[attr-defined]
+
+    def reach(request: Request, port: int, token: str, deadline: float) -> Any:
+        waits.append(deadline)
+        raise ConnectionError
+
+    host = SiteService(settings, reach=reach, trial=None)
+    for said in (1e9, 30.0):
+        changed = {"run": "e" * 32, "stream": (port, token, said)}
+        assert isinstance(answer(host, hello, **changed), WelcomeHeader)
+        answer(host, start, run="e" * 32)
+        assert "ConnectionError" in answer(host, asked, run="e" * 32).reason
+    assert waits == [60.0, 30.0]
+    for wrong in (float("inf"), -1.0, 1e300):
+        assert "stream" in answer(host, hello, run="e" * 32, stream=(port, token, wrong)).reason
+
+
 def test_whoever_deletes_a_run_s_folder_does_not_get_a_round_twice(town: Town) -> None:
     service = town.begun(town.site())
     assert isinstance(answer(service, town.request(0)), ReplyHeader)

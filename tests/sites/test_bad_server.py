@@ -312,6 +312,16 @@ def test_with_noise_a_run_has_one_job(town: Town, tables: dict[str, dict[str, An
     assert "this run has begun with another job" in answer(service, town.hello, job=plain).reason
 
 
+def test_a_run_has_one_start_model(town: Town) -> None:
+    """Of another one it was told, it said that it had it, and went on from the first."""
+    service = town.begun(town.site())
+    for host in (service, town.again()):
+        said = "refuses: this run has begun with another start model, and has one alone"
+        assert answer(host, town.hello, start="f" * 32).reason == said
+        assert answer(host, town.hello).holds
+        assert isinstance(answer(host, town.request(0)), ReplyHeader)
+
+
 def test_a_round_that_leaves_with_other_noise_is_spent_again(town: Town) -> None:
     """A damaged log is moved away, and with it what has left: the run may be begun anew, with a new secret."""
     service, job = town.site(), town.job(privacy=NOISE)

@@ -954,12 +954,24 @@ def test_a_look_at_a_run_counts_what_other_runs_have_spent(town: Town, limit: fl
     assert any("would refuse" in line for line in said) == (limit == 6.0)
 
 
-def looked_at(town: Town, service: SiteService, **changes: Any) -> list[str]:
-    """What ``join --dry-run`` says of a new run."""
+def looked_at(town: Town, service: SiteService, run: str = "f" * 32, **changes: Any) -> list[str]:
+    """What ``join --dry-run`` says of a run, by default a new one."""
     said, header = list[str](), town.hello.header.model_copy(update=changes)
     with pytest.raises(Over):
-        Visit(service.settings, said.append).answer(bytes(encode_message("f" * 32, header, town.hello.weights)))
+        Visit(service.settings, said.append).answer(bytes(encode_message(run, header, town.hello.weights)))
     return said
+
+
+def test_a_look_at_a_run_that_has_begun_or_is_over_refuses_what_join_does(town: Town) -> None:
+    """It said that `join` takes part, where no round would have been answered."""
+    service, run = town.begun(town.site()), town.hello.run
+    assert "take" in looked_at(town, service, run)[-1]
+    said = "this site would refuse: this run has begun with another"
+    assert looked_at(town, service, run, start="e" * 32)[-1].startswith(f"{said} start model")
+    assert looked_at(town, service, run, long_text="truncate")[-1].startswith(f"{said} tokenizer")
+    assert isinstance(answer(service, town.request(0)), ReplyHeader)
+    assert isinstance(answer(service, town.said[FarewellHeader][0]), WelcomeHeader)
+    assert looked_at(town, service, run)[-1] == OVER.replace("refuses", "this site would refuse")
 
 
 def test_a_look_at_a_run_counts_the_bytes_that_have_left_today(town: Town) -> None:

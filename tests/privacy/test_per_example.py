@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from fedstrata.client.dropout import DropoutRng
@@ -16,6 +17,7 @@ from fedstrata.client.model_pass import WholePass
 from fedstrata.client.noisy_steps import NoisySteps, apart, joined
 from fedstrata.client.private import ExampleNoise
 from fedstrata.client.working_model import WorkingModel
+from fedstrata.job.privacy_table import Privacy
 from fedstrata.models.adapter_names import AdapterConfig
 from fedstrata.models.adapters import add_adapters
 from fedstrata.models.parts import find_parts
@@ -247,6 +249,25 @@ def test_rows_that_stay_count_in_no_norm(tapping: bool) -> None:
     for name in trained:
         expected = sum(own[name] * min(1.0, clip / norm) for own, norm in zip(each, norms, strict=True))
         torch.testing.assert_close(found[name], expected, rtol=1e-3, atol=2e-6)
+
+
+def test_no_clip_that_a_job_may_have_lets_longer_gradients_pass() -> None:
+    """A server's weights can make gradients so small that the squares of all but one of their numbers are 0: 50
+    times the clip passed, under noise for one. So no job has such a clip."""
+    with pytest.raises(ValidationError, match="clip"):
+        Privacy(level="example", clip=1e-22, noise=1.0)
+    layer = nn.Linear(4, 10_000, bias=False)
+    trained = {"weight": layer.weight}
+    least = Privacy(level="example", clip=1e-6, noise=1.0).clip
+    for size in (1e-22, least, 1.0):
+        gradient = torch.full((10_000,), 0.25 * size)
+        gradient[0] = 0.3 * size
+        with tapped(layer, trained, 2) as calls:
+            loss = (layer(torch.ones(2, 4)) * torch.stack([gradient, 0 * gradient])).sum()
+        backward(loss, calls)
+        total = zeros(trained)
+        add_clipped(total, trained, calls, None, torch.ones(2), least)
+        assert norm_of(total.values()) <= 1.001 * least
 
 
 def test_what_the_taps_overlook_is_found() -> None:

@@ -270,6 +270,21 @@ def test_no_clip_that_a_job_may_have_lets_longer_gradients_pass() -> None:
         assert norm_of(total.values()) <= 1.001 * least
 
 
+def test_inputs_whose_squares_are_nothing_let_no_longer_gradient_pass() -> None:
+    """By a server's weights: 18 times the clip passed, which inputs so small had times gradients so large."""
+    layer, clip = nn.Linear(768, 200, bias=False), 1e-4
+    trained = {"weight": layer.weight}
+    inputs = torch.full((2, 768), 2.5e-23)
+    inputs[:, 0] = 3e-23
+    with tapped(layer, trained, 2) as calls:
+        loss = (layer(inputs) * torch.tensor([[2e17], [0.0]])).sum()
+    backward(loss, calls)
+    total = zeros(trained)
+    norms = add_clipped(total, trained, calls, None, torch.ones(2), clip)
+    assert norms[0] == pytest.approx(2e17 * 200**0.5 * float(inputs[0].double().norm()), rel=1e-4)
+    assert norm_of(total.values()) <= 1.001 * clip
+
+
 def test_what_the_taps_overlook_is_found() -> None:
     """A parameter that is used beside its module: the sum of what was tapped is not autograd's."""
 

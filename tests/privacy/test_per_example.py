@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from fedstrata.client.dropout import DropoutRng
@@ -16,6 +17,7 @@ from fedstrata.client.model_pass import WholePass
 from fedstrata.client.noisy_steps import NoisySteps, apart, joined
 from fedstrata.client.private import ExampleNoise
 from fedstrata.client.working_model import WorkingModel
+from fedstrata.job.privacy_table import Privacy
 from fedstrata.models.adapter_names import AdapterConfig
 from fedstrata.models.adapters import add_adapters
 from fedstrata.models.parts import find_parts
@@ -247,6 +249,40 @@ def test_rows_that_stay_count_in_no_norm(tapping: bool) -> None:
     for name in trained:
         expected = sum(own[name] * min(1.0, clip / norm) for own, norm in zip(each, norms, strict=True))
         torch.testing.assert_close(found[name], expected, rtol=1e-3, atol=2e-6)
+
+
+def test_no_clip_that_a_job_may_have_lets_longer_gradients_pass() -> None:
+    """A server's weights can make gradients so small that the squares of all but one of their numbers are 0: 50
+    times the clip passed, under noise for one. So no job has such a clip."""
+    with pytest.raises(ValidationError, match="clip"):
+        Privacy(level="example", clip=1e-22, noise=1.0)
+    layer = nn.Linear(4, 10_000, bias=False)
+    trained = {"weight": layer.weight}
+    least = Privacy(level="example", clip=1e-6, noise=1.0).clip
+    for size in (1e-22, least, 1.0):
+        gradient = torch.full((10_000,), 0.25 * size)
+        gradient[0] = 0.3 * size
+        with tapped(layer, trained, 2) as calls:
+            loss = (layer(torch.ones(2, 4)) * torch.stack([gradient, 0 * gradient])).sum()
+        backward(loss, calls)
+        total = zeros(trained)
+        add_clipped(total, trained, calls, None, torch.ones(2), least)
+        assert norm_of(total.values()) <= 1.001 * least
+
+
+def test_inputs_whose_squares_are_nothing_let_no_longer_gradient_pass() -> None:
+    """By a server's weights: 18 times the clip passed, which inputs so small had times gradients so large."""
+    layer, clip = nn.Linear(768, 200, bias=False), 1e-4
+    trained = {"weight": layer.weight}
+    inputs = torch.full((2, 768), 2.5e-23)
+    inputs[:, 0] = 3e-23
+    with tapped(layer, trained, 2) as calls:
+        loss = (layer(inputs) * torch.tensor([[2e17], [0.0]])).sum()
+    backward(loss, calls)
+    total = zeros(trained)
+    norms = add_clipped(total, trained, calls, None, torch.ones(2), clip)
+    assert norms[0] == pytest.approx(2e17 * 200**0.5 * float(inputs[0].double().norm()), rel=1e-4)
+    assert norm_of(total.values()) <= 1.001 * clip
 
 
 def test_what_the_taps_overlook_is_found() -> None:

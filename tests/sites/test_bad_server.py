@@ -312,6 +312,16 @@ def test_with_noise_a_run_has_one_job(town: Town, tables: dict[str, dict[str, An
     assert "this run has begun with another job" in answer(service, town.hello, job=plain).reason
 
 
+def test_a_run_has_one_start_model(town: Town) -> None:
+    """Of another one it was told, it said that it had it, and went on from the first."""
+    service = town.begun(town.site())
+    for host in (service, town.again()):
+        said = "refuses: this run has begun with another start model, and has one alone"
+        assert answer(host, town.hello, start="f" * 32).reason == said
+        assert answer(host, town.hello).holds
+        assert isinstance(answer(host, town.request(0)), ReplyHeader)
+
+
 def test_a_round_that_leaves_with_other_noise_is_spent_again(town: Town) -> None:
     """A damaged log is moved away, and with it what has left: the run may be begun anew, with a new secret."""
     service, job = town.site(), town.job(privacy=NOISE)
@@ -390,6 +400,22 @@ def test_work_that_comes_to_nothing_counts_as_seconds(town: Town) -> None:
     [run] = service.runs.values()
     assert run.answers.seconds > 0
     assert Answers(run.folder).seconds == run.answers.seconds, "after a restart as well"
+
+
+def test_seconds_count_of_runs_that_fail_in_turns(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each greeting forgot the other run, and with it how long the site had worked for it."""
+    service = town.site(("# seconds_per_run = 86_400", "seconds_per_run = 5"))
+    service.callback = lambda step, *_: 1 // (2 - step)  # type: ignore[assignment,return-value]
+    clock = iter(range(10**6))
+    monkeypatch.setattr("fedstrata.sites.gate.time.monotonic", lambda: next(clock))
+    said: dict[str, list[str]] = {"a" * 32: [], "b" * 32: []}
+    for run in [*said] * 3:
+        assert isinstance(answer(service, town.hello, run=run), WelcomeHeader)
+        assert isinstance(answer(service, town.start, run=run), WelcomeHeader)
+        said[run].append(answer(service, town.request(0), run=run).reason)
+    for first, *_, last in said.values():
+        assert first.startswith("failed: ZeroDivisionError")
+        assert last.endswith("the 5 s that it works for a run at most (seconds_per_run)")
 
 
 def test_a_request_by_which_a_message_is_of_few_rows_is_refused(town: Town) -> None:
@@ -481,6 +507,35 @@ def test_sessions_of_a_round_are_of_one_request_when_the_run_is_said_to_be_over(
     assert said == ["failed: ConnectionError; its own log says more", OVER]
     left = [line["run"] for line in releases(host) if line["payload"] == "activations"]
     assert left.count(run) == 1
+
+
+def test_a_site_waits_for_the_server_s_layers_no_longer_than_it_works_for_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: Jobs
+) -> None:
+    """A server that took a batch and said nothing held a site for as long as it had told it to wait: for years."""
+    village, waits = Village(tmp_path, monkeypatch), list[float]()
+    _, there = village.jobs(job("fedbert", "classify", 3, method={"mode": "share"}))
+    for name in village.names:
+        village.site(name, 'payloads = ["weights"]', 'payloads = ["weights", "activations"]')
+    fedstrata.run(there)
+    heard = [m for name, way, m in village.post.messages if (name, way) == ("a", "down")]
+    hello, start, asked = (decode_message(m, "hello", "start", "request") for m in heard[:3])
+    village.site("a", "# seconds_per_run = 86_400", "seconds_per_run = 60")
+    settings, (port, token, _) = village.post.hosts["a"].settings, hello.header.stream  # type: ignore[attr-defined]
+
+    def reach(request: Request, port: int, token: str, deadline: float) -> Any:
+        waits.append(deadline)
+        raise ConnectionError
+
+    host = SiteService(settings, reach=reach, trial=None)
+    for said in (1e9, 30.0):
+        changed = {"run": "e" * 32, "stream": (port, token, said)}
+        assert isinstance(answer(host, hello, **changed), WelcomeHeader)
+        answer(host, start, run="e" * 32)
+        assert "ConnectionError" in answer(host, asked, run="e" * 32).reason
+    assert waits == [60.0, 30.0]
+    for wrong in (float("inf"), -1.0, 1e300):
+        assert "stream" in answer(host, hello, run="e" * 32, stream=(port, token, wrong)).reason
 
 
 def test_whoever_deletes_a_run_s_folder_does_not_get_a_round_twice(town: Town) -> None:
@@ -899,12 +954,24 @@ def test_a_look_at_a_run_counts_what_other_runs_have_spent(town: Town, limit: fl
     assert any("would refuse" in line for line in said) == (limit == 6.0)
 
 
-def looked_at(town: Town, service: SiteService, **changes: Any) -> list[str]:
-    """What ``join --dry-run`` says of a new run."""
+def looked_at(town: Town, service: SiteService, run: str = "f" * 32, **changes: Any) -> list[str]:
+    """What ``join --dry-run`` says of a run, by default a new one."""
     said, header = list[str](), town.hello.header.model_copy(update=changes)
     with pytest.raises(Over):
-        Visit(service.settings, said.append).answer(bytes(encode_message("f" * 32, header, town.hello.weights)))
+        Visit(service.settings, said.append).answer(bytes(encode_message(run, header, town.hello.weights)))
     return said
+
+
+def test_a_look_at_a_run_that_has_begun_or_is_over_refuses_what_join_does(town: Town) -> None:
+    """It said that `join` takes part, where no round would have been answered."""
+    service, run = town.begun(town.site()), town.hello.run
+    assert "take" in looked_at(town, service, run)[-1]
+    said = "this site would refuse: this run has begun with another"
+    assert looked_at(town, service, run, start="e" * 32)[-1].startswith(f"{said} start model")
+    assert looked_at(town, service, run, long_text="truncate")[-1].startswith(f"{said} tokenizer")
+    assert isinstance(answer(service, town.request(0)), ReplyHeader)
+    assert isinstance(answer(service, town.said[FarewellHeader][0]), WelcomeHeader)
+    assert looked_at(town, service, run)[-1] == OVER.replace("refuses", "this site would refuse")
 
 
 def test_a_look_at_a_run_counts_the_bytes_that_have_left_today(town: Town) -> None:

@@ -29,6 +29,7 @@ from fedstrata.sites import certificates, connecting, flower_processes, serve
 from fedstrata.sites import federation as between
 from fedstrata.sites.connecting import clock_complaint
 from fedstrata.sites.provision import init
+from fedstrata.sites.settings import read_server
 from fedstrata.sites.site_log import LOG, log_to
 
 
@@ -63,6 +64,14 @@ def test_a_site_says_what_is_wrong_with_its_rows_before_it_joins(home: Path) -> 
     assert f"{site / 'train.csv'}" in said("join", str(site))
     (site / "train.csv").write_text("sentence,label\nA kidney.,kidney\n")
     assert "has no column 'text'; expected one of: sentence, label" in said("join", str(site / "site.toml"))
+
+
+def test_init_names_every_port(tmp_path: Path) -> None:
+    """Of the one for messages it could not: where 9442 was another's, `server.toml` had to be edited."""
+    words = ["federation", "init", str(tmp_path / "f"), "--sites", "a", "--port", "9442", "--message-port", "9444"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    settings = read_server(tmp_path / "f")
+    assert (settings.port, settings.stream_port, settings.message_port) == (9442, 9441, 9444)
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ def init(  # noqa: PLR0913  options of a command
     host: Annotated[str, typer.Option(help="Name or address by which sites reach the server.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port for Flower: sites connect to it.")] = 9440,
     stream_port: Annotated[int, typer.Option(help="Port for activations.")] = 9441,
+    message_port: Annotated[int, typer.Option(help="Port for messages: sites connect to it.")] = 9442,
     ca: Annotated[
         Path | None, typer.Option(help="CA certificate (PEM) that signed --certificate.", show_default=False)
     ] = None,
@@ -45,7 +46,7 @@ def init(  # noqa: PLR0913  options of a command
         names = [name.strip() for name in sites.split(",") if name.strip()]
         from fedstrata.sites.provision import init as create
 
-        ports = {"port": port, "stream_port": stream_port}
+        ports = {"port": port, "stream_port": stream_port, "message_port": message_port}
         create(folder, names, host=host, **ports, tls=tls, client_certificates=client_certificates)
         console.print(f"server  {folder / 'server.toml'}", soft_wrap=True)
         for name in names:

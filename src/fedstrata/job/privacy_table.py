@@ -22,8 +22,9 @@ class Privacy(Table):
 
     level: Literal["none", "example", "client"] = "none"
     """Whose presence the noise hides: nobody's, any one training example's, or any one client's whole data."""
-    clip: Annotated[float, Field(gt=0, le=1e6)] = 1.0
-    """Longest norm (L2) of an example's gradient, or of the change in a client's message; longer ones are cut."""
+    clip: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
+    """Longest norm (L2) of an example's gradient, or of the change in a client's message; longer ones are cut. Far
+    below 1e-6 the squares of which norms are made are 0 in fp32, and longer ones would pass."""
     epsilon: Annotated[float, Field(gt=0, le=1e3)] | None = None
     """What the whole stage may spend, for ``delta``; the noise is calibrated for it."""
     noise: Annotated[float, Field(ge=1e-3, le=1e6)] | None = None

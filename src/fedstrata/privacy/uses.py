@@ -134,6 +134,8 @@ def lengths(use: Uses) -> tuple[torch.Tensor, torch.Tensor]:
     total, reach, far = [], [], []
     if use.matrix:
         inputs, gradient = (torch.cat(tensors, 1) for tensors in zip(*use.matrix, strict=True))
+        size = _power_of_two(inputs)
+        inputs, gradient = inputs.div_(size), gradient.mul_(size)
         wide, tall, long = inputs.shape[2], gradient.shape[2], inputs.shape[1]
         if long * (wide + tall) < wide * tall:
             total.append(((inputs @ inputs.mT) * (gradient @ gradient.mT)).sum((1, 2)))
@@ -154,6 +156,16 @@ def lengths(use: Uses) -> tuple[torch.Tensor, torch.Tensor]:
         total.append(torch.stack([vector.sum(1) for vector in use.vectors]).sum(0).square().sum(1))
         reach.append(total[-1])
     return torch.stack(total).sum(0), torch.stack(reach).sum(0)
+
+
+def _power_of_two(rows: torch.Tensor) -> torch.Tensor:
+    """One about as large as the largest number of each row, ``[..., 1]``, by which nothing is rounded.
+
+    Weights can make inputs whose squares are 0 in fp32, and gradients as large as these are small: between the two
+    a long gradient would seem short, and pass any clip.
+    """
+    _, exponent = torch.frexp(rows.abs().amax(-1, keepdim=True))
+    return torch.ldexp(torch.ones_like(rows[..., :1]), exponent.clamp(-126, 127))
 
 
 def add_weighted(total: torch.Tensor, use: Uses, factors: torch.Tensor) -> None:

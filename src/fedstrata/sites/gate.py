@@ -57,6 +57,15 @@ class Gate:
         if most is not None and run not in known and len(known) >= most:
             raise Refused(f"it has taken part in as many runs as its limit allows, {most} (max_runs)")
 
+    def check_over(self, run: str) -> None:
+        """Refuse a run that is over: what limits it is not kept any more.
+
+        Raises:
+            Refused: the server has said so.
+        """
+        if run in self.log.over:
+            raise Refused("the server has said that this run is over, and it answers no round of it any more")
+
     def answer(self, run: SiteRun, site: Site, request: Request, write: Callable[[], None]) -> TensorFile:
         """The message with the reply to a request, ready to leave: a new one, or the one that has left before.
 
@@ -81,8 +90,7 @@ class Gate:
         check_rows(self.limits, rows)
         self._check_seconds(run.answers, 0.0)
         site.take(request)
-        if run.name in self.log.over:
-            raise Refused("the server has said that this run is over, and it answers no round of it any more")
+        self.check_over(run.name)
         again = bool(request.plan.server) or site.runtime.sums is not None  # whose answers cannot be sent again
         digest = request_digest(site, request, again)
         key, epsilon = (request.round, payload), site.epsilon if payload == "weights" else None

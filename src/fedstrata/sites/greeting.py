@@ -82,22 +82,27 @@ def _check_version(found: str) -> None:
 
 
 def check_same(folder: Path, hello: HelloHeader, digest: str) -> None:
-    """Refuse another job in the place of a known one where noise or sums rest on its being the same.
+    """Refuse another start model in a run, and another job where noise or sums rest on its being the same.
 
-    The difference of two answers to the same rows would hold one noise, or one set of clients, less than was
+    Of a start model that the site has already it is sent no other, and would go on from the one before. The
+    difference of two answers to the same rows would hold one noise, or one set of clients, less than was
     accounted for.
 
     Raises:
         Refused: so it is.
     """
-    known, path = [hello], folder / HELLO
-    if digest_of(folder) in ("", digest):
-        return
-    if path.exists():
-        before = decode_message(path.read_bytes(), "hello").header
-        assert isinstance(before, HelloHeader)
-        known.append(before)
-    if any(_is_private(own) for own in known):
+    known, path, same = [hello], folder / HELLO, digest_of(folder) in ("", digest)
+    try:
+        if path.exists():
+            before = decode_message(path.read_bytes(), "hello").header
+            assert isinstance(before, HelloHeader)
+            known.append(before)
+    except WireError:  # it is damaged, and of the same job is written anew
+        if not same:
+            raise
+    if any(own.start != hello.start for own in known):
+        raise Refused("this run has begun with another start model, and has one alone")
+    if not same and any(_is_private(own) for own in known):
         raise Refused("this run has begun with another job, and with noise or masked sums a run has one alone")
 
 

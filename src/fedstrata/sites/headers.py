@@ -33,6 +33,7 @@ Examples = Annotated[int, Field(ge=0, le=MOST_EXAMPLES)]
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Port = Annotated[int, Field(ge=1, le=65535)]
 
 BOUNDS: Mapping[tuple[type, str], Any] = {
     (Request, "round"): Annotated[int, Field(ge=-1, le=MOST)],

@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import xxhash
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
-from fedstrata.sites.headers import Header, Name, Positive
+from fedstrata.sites.headers import Header, Name, Port, Positive
 from fedstrata.wire.codec import WireError
 from fedstrata.wire.tensor_file import PIECE, Reader, TensorFile
 
@@ -50,7 +50,7 @@ class CallHeader(Header):
         token: by which the server knows the site.
     """
 
-    port: int = Field(ge=1, le=65535)
+    port: Port
     token: Name
 
 

@@ -25,7 +25,7 @@ from fedstrata.job.sentences import sentence
 from fedstrata.plan.kinds import Weights
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.sites.answered import answered
-from fedstrata.sites.headers import Examples, Header, from_header, header_model, to_header
+from fedstrata.sites.headers import Examples, Header, Name, Port, Seconds, from_header, header_model, to_header
 from fedstrata.sites.lost import NOTHING, Span
 from fedstrata.sites.sum_fields import with_sums, without_sums
 from fedstrata.wire.codec import WireError
@@ -60,7 +60,7 @@ class HelloHeader(Header):
     share: Annotated[float, Field(ge=0, lt=1)]
     labels: tuple[str, ...] | None
     start: str
-    stream: tuple[int, str, float] | None = None
+    stream: tuple[Port, Name, Seconds] | None = None
     components: dict[str, tuple[str, str]] = Field(default_factory=dict, max_length=3)
 
 

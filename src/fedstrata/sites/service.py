@@ -71,9 +71,9 @@ from fedstrata.wire.tensor_file import TensorFile
 LOG = logging.getLogger("fedstrata.site")
 OWN_FILES = (
     *(MARK, HELLO, DIGEST, FILE, ROWS, "journal.jsonl", "*.safetensors", ".*.part"),
-    *("features.*", "noise.*", *ANSWER_FILES, *SUM_FILES),
+    *("features.*", "noise.*", *SUM_FILES),
 )
-"""What a site itself writes into a run's folder, beside the files of the start model."""
+"""What a site itself writes into a run's folder, beside its answers and the files of the start model."""
 
 MOST_FILE_BYTES = 1 << 28
 """Of the files that come with the first message: settings and vocabulary of a model, not its weights."""
@@ -223,7 +223,7 @@ class SiteService:
         return self._welcome(run)
 
     def _clear_unanswered(self, name: str) -> None:
-        """Of runs before this one from which nothing of the rows has left nothing stays: no limit counts them."""
+        """Of runs before this one from which nothing of the rows has left no more stays than seconds of work."""
         answered = {name, *self.gate.log.runs()}
         for folder in self._folder(name).parent.glob("*"):
             if folder.name not in answered:
@@ -273,7 +273,7 @@ class SiteService:
         answer = self._say(name, welcome, "over" if left or run.answers.known else "examples")
         del self.runs[name]
         clear(run.folder / "start", START_FILES)
-        clear(run.folder, OWN_FILES)
+        clear(run.folder, (*OWN_FILES, *ANSWER_FILES))
         LOG.info("run %s: over", name)
         self.tell(RunEnded(name))
         return answer

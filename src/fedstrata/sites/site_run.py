@@ -114,7 +114,7 @@ def make_site(settings: SiteSettings, run: SiteRun, hooks: Hooks) -> Site:
         start=start / "model.safetensors",
         limit=settings.limits.bytes_per_round,
         callback=hooks.step,
-        reach=_reach(hooks.reach, hello),
+        reach=_reach(hooks.reach, hello, settings.limits.seconds_per_run),
         leaving=hooks.leaving,
     )
     check_limits(settings, site, scored=bool(hello.share))
@@ -154,10 +154,11 @@ def _data(name: str, ready: Ready, store: Store) -> ClientData:
     return ClientData(ready.train, index, ready.test, tests, store)
 
 
-def _reach(reach: ReachServer | None, hello: HelloHeader) -> Reach | None:
-    stream = hello.stream
-    if stream is None:
+def _reach(reach: ReachServer | None, hello: HelloHeader, most: int | None) -> Reach | None:
+    """The way to the server's layers, for whose answers it waits ``most`` seconds, whatever the server says."""
+    if hello.stream is None:
         return None
     if reach is None:
         raise Refused("it has no way to send hidden states")
-    return lambda request: reach(request, *stream)
+    port, token, deadline = hello.stream
+    return lambda request: reach(request, port, token, min(deadline, most or deadline))

@@ -14,7 +14,7 @@ from fedstrata.errors import UserError
 from fedstrata.privacy.fixed_point import WIDTHS, fixed_point
 from fedstrata.sites.approval import approve, content_of, job_digest
 from fedstrata.sites.gate import Gate
-from fedstrata.sites.greeting import open_message
+from fedstrata.sites.greeting import check_same, check_same_examples, made_by, open_message
 from fedstrata.sites.message_client import Over
 from fedstrata.sites.messages import HelloHeader
 from fedstrata.sites.model_files import check_files
@@ -95,10 +95,13 @@ class Visit:
         check_job(self.settings, job)
         gate = Gate(self.settings.limits, ReleaseLog(self.settings.folder))
         gate.check_run(run)
+        gate.check_over(run)
         contents = {name: content_of(tensor) for name, tensor in files.items()}
         check_files(contents)
         disk, size = self.settings.folder / "runs" / run, sum(map(len, contents.values()))
         gate.check_disk(disk, size)
+        check_same(disk, hello, job_digest(hello, contents))
+        check_same_examples(gate.log.told.get(run, ""), made_by(hello, contents))
         for name, content in contents.items():
             write_bytes(folder / "start" / name, content)
         proposal = try_run(self.settings, hello, folder)

@@ -415,7 +415,7 @@ def test_seconds_count_of_runs_that_fail_in_turns(town: Town, monkeypatch: pytes
         said[run].append(answer(service, town.request(0), run=run).reason)
     for first, *_, last in said.values():
         assert first.startswith("failed: ZeroDivisionError")
-        assert last.endswith("the 5 s that it works for a run at most (seconds_per_run)")
+        assert last.endswith("as long as its limit allows, 5 s (seconds_per_run)")
 
 
 def test_a_request_by_which_a_message_is_of_few_rows_is_refused(town: Town) -> None:

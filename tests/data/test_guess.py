@@ -120,6 +120,52 @@ def test_words_with_a_column_that_numbers_the_sentences(tmp_path: Path, name: st
     assert prepared.labels == ("B-organ", "O")
 
 
+@pytest.mark.parametrize("blank", [False, True])
+@pytest.mark.parametrize("name", ["rows.csv", "rows.xlsx", "rows.tsv", "rows.conll", "rows.txt"])
+@pytest.mark.parametrize("order", [["Word", "Tag", "Hospital"], ["Hospital", "Word", "Tag"]])
+def test_a_column_of_clients_beside_words_and_tags(
+    tmp_path: Path, name: str, order: list[str], blank: bool
+) -> None:
+    """It was not seen; as the last column of a file of words its values were taken for the tags."""
+    table = name in ("rows.csv", "rows.xlsx")
+    if blank and not table:
+        pytest.skip("no field of a line between blanks may be blank")
+    frame = pandas.DataFrame(
+        [
+            (number, word, "B-organ" if word == "heart" else "O", "" if blank and i else "ab"[number % 2])
+            for number in range(20)
+            for i, word in enumerate(WORDS)
+        ],
+        columns=["sentence", "Word", "Tag", "Hospital"],
+    )
+    path = tmp_path / name
+    if name == "rows.xlsx":
+        pytest.importorskip("openpyxl")
+        frame[["sentence", *order]].to_excel(path, index=False)
+    elif table:
+        frame[["sentence", *order]].to_csv(path, index=False)
+    else:
+        lines = ["\n".join(map("\t".join, own[order].values)) for _, own in frame.groupby("sentence")]
+        path.write_text("\n\n".join(["\t".join(order) + "\n" + lines[0], *lines[1:]]), encoding="utf-8")
+    out = tmp_path / "job.toml"
+    content, said = first_job([path], out)
+    out.write_text(content, encoding="utf-8")
+    assert "clients column 'Hospital': 2 values" in said
+    prepared = prepare(load(out)[0])
+    assert set(prepared.shards) == {"a", "b"}
+    assert prepared.labels == ("B-organ", "O")
+    assert len(prepared.train) + len(prepared.test) == 20
+
+
+def test_no_column_of_which_a_sentence_has_two_values_is_the_clients(tmp_path: Path) -> None:
+    rows = [
+        (number, word, "B-x" if i else "O", "ab"[i % 2]) for number in range(20) for i, word in enumerate(WORDS)
+    ]
+    frame = pandas.DataFrame(rows, columns=["sentence", "word", "tag", "source"])
+    found = guess(sample(written(tmp_path, frame)))
+    assert (found.kind, found.client) == ("tag", None)
+
+
 def test_a_named_label_of_lists_is_refused(tmp_path: Path) -> None:
     """They counted as classes, and the run then refused them."""
     pandas.DataFrame({"text": map(text, range(40)), "labels": [["a"], ["a", "b"]] * 20}).to_json(

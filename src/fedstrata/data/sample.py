@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from fedstrata.data.column_names import CLIENTS, plain_name
 from fedstrata.data.forms import extension, records
 from fedstrata.data.forms.data_sets import saved, saved_columns
 from fedstrata.data.forms.how import How, Records, check
@@ -17,7 +18,14 @@ from fedstrata.data.forms.objects import parquet_columns
 from fedstrata.data.forms.plain import document_records, shape_of, txt_records
 from fedstrata.data.forms.tables import first_cells, first_rows, likeliest_delimiter
 from fedstrata.data.forms.text import full_lines
-from fedstrata.data.forms.words import COMMENT, WORD_NAMES, numbers_sentences, plain_letters
+from fedstrata.data.forms.words import (
+    COMMENT,
+    TAG_NAMES,
+    WORD_NAMES,
+    fields_of,
+    numbers_sentences,
+    plain_letters,
+)
 from fedstrata.data.header import is_header
 from fedstrata.data.read import WORD_END, files_in, files_of_a_kind, read
 from fedstrata.errors import UserError
@@ -66,22 +74,29 @@ def sample(path: Path, wanted: Sequence[str] = ()) -> Sample:
         return _folder(path, wanted)
     if extension(path) == ".parquet":
         return _taken(records(path, How(tuple(parquet_columns(path)))), path)
-    if _of_words(path):
-        return _sentences(path, ("text", "label"))
+    if named := _of_words(path):
+        return _sentences(path, named)
     first = next(full_lines(path, How(())), (0, ""))[1] if extension(path) == ".txt" else ""
     if extension(path) in TABLES or ("\t" in first and shape_of(path, How(())) == "plain"):
         found = _table(path, wanted)
     else:
         found = _taken(_plain(path), path)
     words = _words_of_table(found, wanted)
-    return _sentences(path, words) if words else found
+    return _sentences(path, [*words, *(name for name in found.columns if name not in words)]) if words else found
 
 
-def _sentences(path: Path, columns: tuple[str, str]) -> Sample:
-    """Of a file with a word and its tag in each line, in these columns."""
-    rows = read(str(path), How(columns, words=True), ROWS)
-    lists = {name: [value.split(WORD_END) for value in rows.columns[name]] for name in rows.columns}
-    return Sample(lists, words=True, whole=len(rows) < ROWS)
+def _sentences(path: Path, columns: Sequence[str]) -> Sample:
+    """Of a file with a word in each line: words, tags, and of the other columns the one that may say whose."""
+    for owner in (name for name in columns[2:] if plain_name(name) in CLIENTS):
+        with suppress(UserError):  # a sentence has words of two
+            return _words_in(path, columns[:2], owner)
+    return _words_in(path, columns[:2])
+
+
+def _words_in(path: Path, columns: Sequence[str], *owner: str) -> Sample:
+    rows = read(str(path), How((*columns, *owner), words=True, owner=next(iter(owner), None)), ROWS)
+    lists = {name: [value.split(WORD_END) for value in rows.columns[name]] for name in columns}
+    return Sample({**rows.columns, **lists}, words=True, whole=len(rows) < ROWS)
 
 
 def _words_of_table(rows: Sample, wanted: Sequence[str]) -> tuple[str, str] | None:
@@ -165,18 +180,28 @@ def _named(titles: Sequence[str], rows: Sequence[Sequence[str]], wanted: Sequenc
     return is_header([titles[place] for place in places], below, wanted)
 
 
-def _of_words(path: Path) -> bool:
-    """Whether a file has a word and its tag in each line, by its extension or its first lines."""
-    if extension(path) in WORD_FILES:
-        return True
-    if extension(path) not in (".txt", ".tsv", ".tab"):
-        return False
+def _of_words(path: Path) -> list[str]:
+    """Of a file with a word and its tag in each line, by its extension or first lines, both columns and others."""
+    if extension(path) not in (*WORD_FILES, ".txt", ".tsv", ".tab"):
+        return []
     full = (line for _, line in full_lines(path, How(())) if not COMMENT.fullmatch(line.strip()))
     lines = list(islice(full, 200))
-    header = lines[0].split("\t") if lines else []
+    header = fields_of(lines[0], How(())) if lines else []
+    names, usual = _named_words(header), ["text", "label"]
+    if extension(path) in WORD_FILES:
+        return names or usual
     if len(header) > 2 and any(map(numbers_sentences, header)) and not TAG.fullmatch(header[-1]):
-        return False  # a table, unless the first line is a word such as Sentinel
+        return []  # a table, unless the first line is a word such as Sentinel
     fields = [line.split() for line in lines[1:]]
     fields = [line for line in fields if line and line[0] != "-DOCSTART-"]
-    short = bool(fields) and all(2 <= len(line) <= 6 for line in fields)
-    return short and all(TAG.fullmatch(line[-1]) for line in fields)
+    place = header.index(names[1]) if names else -1
+    short = bool(fields) and all(max(2, place + 1) <= len(line) <= 6 for line in fields)
+    return (names or usual) if short and all(TAG.fullmatch(line[place]) for line in fields) else []
+
+
+def _named_words(header: Sequence[str]) -> list[str]:
+    """The columns of words, of tags and the others, where a first line names the former as usual."""
+    words = [name for name in header if plain_letters(name) in WORD_NAMES]
+    tags = [name for name in header if plain_letters(name) in TAG_NAMES]
+    both = [*words[:1], *tags[-1:]]
+    return [*both, *(name for name in header if name not in both)] if words and tags else []

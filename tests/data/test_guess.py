@@ -518,6 +518,31 @@ def test_named_columns_that_do_not_go_with_the_task_are_refused(
         guess(rows, kind, text, label)
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_lists_of_sentences_and_their_labels_are_a_row_each(tmp_path: Path, name: str) -> None:
+    """As the abstracts of CSAbstruct are; no column looked like text."""
+    abstracts = pandas.DataFrame(
+        {
+            "abstract_id": range(40),
+            "sentences": [[text(i), text(100 + i), text(200 + i)][: i % 3 + 1] for i in range(40)],
+            "labels": [["aim", "method", "result"][: i % 3 + 1] for i in range(40)],
+            "confs": [[0.5, 0.25, 0.125][: i % 3 + 1] for i in range(40)],
+        }
+    )
+    path, out = written(tmp_path, abstracts, name), tmp_path / "job.toml"
+    content, said = first_job([path], out)
+    out.write_text(content, encoding="utf-8")
+    assert said[:2] == [
+        f"rows    {path}: 79 rows, columns abstract_id, sentences, labels, confs",
+        "task    classify: 'labels' holds 3 classes",
+    ]
+    data = prepare(load(out)[0])
+    assert len(data.train) + len(data.test) == 79
+    assert data.labels == ("aim", "method", "result")
+    with pytest.raises(UserError, match="column 'sentences' holds lists; 'mlm' reads a text in each row"):
+        guess(sample(path), "mlm")
+
+
 def test_words_and_tags_of_different_numbers_are_refused(tmp_path: Path) -> None:
     lists = pandas.DataFrame({"tokens": [["The", "kidney"], ["The"]], "ner_tags": [["O", "B-x"], ["O", "O"]]})
     rows = sample(written(tmp_path, lists, "rows.jsonl"))

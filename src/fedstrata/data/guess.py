@@ -10,7 +10,7 @@ from statistics import mean
 from typing import Any
 
 from fedstrata.data.column_names import CLIENTS, LABELS, PAIRS, TEXTS, plain_name
-from fedstrata.data.sample import Sample
+from fedstrata.data.sample import Sample, holds_words
 from fedstrata.errors import UserError, did_you_mean, plural
 from fedstrata.job.task_kinds import TASK_KINDS
 
@@ -78,6 +78,8 @@ def guess(rows: Sample, kind: str | None = None, text: Sequence[str] = (), label
         raise UserError(f"{_no_label(rows, taken)}; name it with --label, one of: {', '.join(rows.columns)}")
     columns = list(text) or (two if chosen in ("pair", "regress") else []) or [_first_text(texts)]
     _check_fit(rows, chosen, columns, target)
+    if not TASK_KINDS[chosen].labeled and (lists := [name for name in columns if name in rows.lists]):
+        raise UserError(f"column {lists[0]!r} holds lists; {chosen!r} reads a text in each row")
     named = columns if len(columns) > 1 else columns[0]
     reasons = _reasons(rows, why, client)
     return Guess(chosen, named, target, client, _tokens(rows, columns), _latin(rows, columns), reasons)
@@ -112,7 +114,7 @@ def _tagged(rows: Sample, text: Sequence[str], label: str | None) -> Guess | Non
     lists = [name for name in rows.columns if all(isinstance(value, list) for value in _filled(rows, name))]
     lists = [name for name in lists if _filled(rows, name)]
     words = [*text] or [
-        name for name in lists if _words(_filled(rows, name)[0]) and plain_name(name) not in LABELS
+        name for name in lists if holds_words(_filled(rows, name)[0]) and plain_name(name) not in LABELS
     ]
     if not words or len(lists) < 2 or words[0] not in lists:
         return None
@@ -138,12 +140,6 @@ def _refuse_lengths(rows: Sample, words: str, tags: str | None) -> None:
                 f"row {number}: column {words!r} has {plural(len(one), 'word')} and column {tags!r} "
                 f"{plural(len(two), 'tag')}; expected a tag for each word"
             )
-
-
-def _words(value: Sequence[Any]) -> bool:
-    """Whether a list holds words, and no sentences."""
-    texts = [word for word in value if isinstance(word, str)]
-    return len(texts) == len(value) > 0 and mean(len(word.split()) for word in texts) <= 2
 
 
 def _client(rows: Sample, taken: set[str]) -> str | None:

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from fedstrata.data.column_names import CLIENTS, plain_name
@@ -47,12 +48,14 @@ class Sample:
         names: names given to the columns of a file without a header line; None where it has them.
         words: a file of a word and its tag per line; the values are then lists, one for each sentence.
         whole: whether these are all the rows.
+        lists: columns whose values stood in lists, of which each entry is a row.
     """
 
     columns: Mapping[str, list[Any]]
     names: list[str] | None = None
     words: bool = False
     whole: bool = True
+    lists: Sequence[str] = ()
 
     def __len__(self) -> int:
         return max(map(len, self.columns.values()), default=0)
@@ -150,7 +153,35 @@ def _taken(rows: Records, path: Path) -> Sample:
         raise UserError(f"{path}: is empty, expected rows")
     names = dict.fromkeys(name for row in taken for name in row if name)  # pandas leaves its index without one
     columns = {name: [row.get(name) for row in taken[:ROWS]] for name in names}
-    return Sample(columns, whole=len(taken) <= ROWS)
+    lists = _lists_of_texts(columns)
+    return Sample(_entries(columns, lists) if lists else columns, whole=len(taken) <= ROWS, lists=lists)
+
+
+def _lists_of_texts(columns: Mapping[str, Sequence[Any]]) -> list[str]:
+    """The columns of lists of texts and of as long lists, as of an abstract's sentences and their labels."""
+    filled = {name: [value for value in values if value is not None] for name, values in columns.items()}
+    lists = [name for name, values in filled.items() if values and all(isinstance(one, list) for one in values)]
+    sizes = {name: [len(value or ()) for value in columns[name]] for name in lists}
+    for name in lists:
+        texts: list[Any] = next(filter(None, filled[name]), [])
+        alike = [other for other in lists if sizes[other] == sizes[name]]
+        if texts and all(isinstance(text, str) for text in texts) and not holds_words(texts) and alike[1:]:
+            return alike
+    return []
+
+
+def _entries(columns: Mapping[str, Sequence[Any]], lists: Sequence[str]) -> dict[str, list[Any]]:
+    """Columns in which each entry of these lists is a row, as :func:`fedstrata.data.read.read` has them."""
+    sizes = [len(value or ()) for value in columns[lists[0]]]
+    rows = {name: [[value] * size for value, size in zip(columns[name], sizes, strict=True)] for name in columns}
+    rows |= {name: [value or [] for value in columns[name]] for name in lists}
+    return {name: list(chain.from_iterable(values)) for name, values in rows.items()}
+
+
+def holds_words(value: Sequence[Any]) -> bool:
+    """Whether a list holds words, and no sentences."""
+    texts = [word for word in value if isinstance(word, str)]
+    return len(texts) == len(value) > 0 and mean(len(word.split()) for word in texts) <= 2
 
 
 def _table(path: Path, wanted: Sequence[str]) -> Sample:

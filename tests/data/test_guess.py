@@ -166,6 +166,27 @@ def test_no_column_of_which_a_sentence_has_two_values_is_the_clients(tmp_path: P
     assert (found.kind, found.client) == ("tag", None)
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.conll"])
+def test_tags_that_are_numbers_are_to_be_named(tmp_path: Path, name: str) -> None:
+    """init said nothing of them, and the run refused its job; the file has a place for the names now."""
+    tags = [2 if word == "heart" else 0 for word in WORDS]
+    if name == "rows.jsonl":
+        written(tmp_path, pandas.DataFrame({"tokens": [WORDS] * 20, "ner_tags": [tags] * 20}), name)
+    else:
+        sentence = "\n".join(f"{word} {tag}" for word, tag in zip(WORDS, tags, strict=True))
+        (tmp_path / name).write_text("\n\n".join([sentence] * 20), encoding="utf-8")
+    out = tmp_path / "job.toml"
+    content, said = first_job([tmp_path / name], out)
+    label = "ner_tags" if name == "rows.jsonl" else "label"
+    assert said[-1] == f"labels  {label!r} holds numbers: write the names of these tags into {out} before a run"
+    assert 'labels = ["0", "1", "2"]    # write here the names of the tags in this order, such as' in content
+    out.write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match=r"are numbers \(0, 2\); expected names, or those .* in \[task\] labels"):
+        prepare(load(out)[0])
+    named = load(out, [("task.labels", ["O", "B-eye", "B-heart"])])[0]
+    assert prepare(named).labels == ("O", "B-eye", "B-heart")
+
+
 def test_a_named_label_of_lists_is_refused(tmp_path: Path) -> None:
     """They counted as classes, and the run then refused them."""
     pandas.DataFrame({"text": map(text, range(40)), "labels": [["a"], ["a", "b"]] * 20}).to_json(

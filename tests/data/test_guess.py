@@ -157,6 +157,30 @@ def test_a_column_of_clients_beside_words_and_tags(
     assert len(prepared.train) + len(prepared.test) == 20
 
 
+@pytest.mark.parametrize(
+    ("name", "header", "sentence"),
+    [("rows.txt", "", " "), ("rows.tsv", "", "\t"), ("rows.csv", "sentence_id,word,tag\n", ",")],
+)
+def test_tags_may_look_like_any_word_where_the_task_says_that_they_are(
+    tmp_path: Path, name: str, header: str, sentence: str
+) -> None:
+    """Of parts of speech init --task tag said that no column holds a list of words beside a list of tags."""
+    lines = "\n\n".join("\n".join(f"{word}{sentence}NN" for word in [*WORDS, f"w{i}"]) for i in range(20))
+    if header:
+        lines = "".join(f"{i},{word},NN\n" for i in range(20) for word in WORDS)
+    (tmp_path / name).write_text(header + lines.replace("NN", "VB", 5), encoding="utf-8")
+    out = tmp_path / "job.toml"
+    out.write_text(first_job([tmp_path / name], out, task="tag")[0], encoding="utf-8")
+    data = prepare(load(out)[0])
+    assert (len(data.train) + len(data.test), data.labels) == (20, ("NN", "VB"))
+
+
+def test_a_first_row_without_words_hides_no_tags(tmp_path: Path) -> None:
+    """No column looked like text."""
+    rows = {"tokens": [[], *[WORDS] * 20], "ner_tags": [[], *[["O"] * len(WORDS)] * 20]}
+    assert guess(sample(written(tmp_path, pandas.DataFrame(rows), "rows.jsonl"))).kind == "tag"
+
+
 def test_no_column_of_which_a_sentence_has_two_values_is_the_clients(tmp_path: Path) -> None:
     rows = [
         (number, word, "B-x" if i else "O", "ab"[i % 2]) for number in range(20) for i, word in enumerate(WORDS)

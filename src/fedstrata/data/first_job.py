@@ -69,7 +69,7 @@ def first_job(
     if clients is not None and isinstance(train, Mapping):
         raise UserError("--clients: each file is a client's, so their number is known; expected it left out")
     first = next(iter(train.values())) if isinstance(train, Mapping) else train
-    rows = sample(first, [*text, *([label] if label else [])])
+    rows = sample(first, [*text, *([label] if label else [])], tagged=task == "tag")
     found = guess(rows, task, text, label)
     test = test or next((file for file in beside if _fits(file, found, rows)), None)
     where = {"job": out.name, "train": _from(train, out), "test": test and _from(test, out)}
@@ -127,7 +127,7 @@ def _fits(test: Path, found: Guess, rows: Sample) -> bool:
     wanted = [found.text] if isinstance(found.text, str) else list(found.text)
     wanted += [found.label] if found.label else []
     try:
-        there = sample(test, wanted)
+        there = sample(test, wanted, tagged=found.kind == "tag")
     except UserError:
         return False
     filled = all(any(map(is_filled, there.columns.get(name, []))) for name in wanted)

@@ -15,7 +15,7 @@ from fedstrata.data.column_names import CLIENTS, plain_name
 from fedstrata.data.forms import extension, records
 from fedstrata.data.forms.data_sets import saved, saved_columns
 from fedstrata.data.forms.how import How, Records, check
-from fedstrata.data.forms.objects import parquet_columns
+from fedstrata.data.forms.objects import holds_object, parquet_columns
 from fedstrata.data.forms.plain import document_records, shape_of, txt_records
 from fedstrata.data.forms.tables import first_cells, first_rows, likeliest_delimiter
 from fedstrata.data.forms.text import full_lines
@@ -61,12 +61,13 @@ class Sample:
         return max(map(len, self.columns.values()), default=0)
 
 
-def sample(path: Path, wanted: Sequence[str] = ()) -> Sample:
+def sample(path: Path, wanted: Sequence[str] = (), tagged: bool = False) -> Sample:
     """Look at the first rows of a file, or of a folder that is one source of rows.
 
     Args:
         path: the file or folder.
         wanted: columns that it is known to have.
+        tagged: whether it is known to hold words with tags, whatever these look like.
 
     Raises:
         UserError: it is missing, empty, or of no known kind, or has two columns of one name.
@@ -74,17 +75,17 @@ def sample(path: Path, wanted: Sequence[str] = ()) -> Sample:
     if not path.exists():
         raise UserError(f"{path}: there is no such file or folder")
     if path.is_dir():
-        return _folder(path, wanted)
+        return _folder(path, wanted, tagged)
     if extension(path) == ".parquet":
         return _taken(records(path, How(tuple(parquet_columns(path)))), path)
-    if named := _of_words(path):
+    if named := _of_words(path, tagged):
         return _sentences(path, named)
     first = next(full_lines(path, How(())), (0, ""))[1] if extension(path) == ".txt" else ""
     if extension(path) in TABLES or ("\t" in first and shape_of(path, How(())) == "plain"):
         found = _table(path, wanted)
     else:
         found = _taken(_plain(path), path)
-    words = _words_of_table(found, wanted)
+    words = _words_of_table(found, wanted, tagged)
     return _sentences(path, [*words, *(name for name in found.columns if name not in words)]) if words else found
 
 
@@ -102,10 +103,11 @@ def _words_in(path: Path, columns: Sequence[str], *owner: str) -> Sample:
     return Sample({**rows.columns, **lists}, words=True, whole=len(rows) < ROWS)
 
 
-def _words_of_table(rows: Sample, wanted: Sequence[str]) -> tuple[str, str] | None:
+def _words_of_table(rows: Sample, wanted: Sequence[str], tagged: bool) -> tuple[str, str] | None:
     """The columns of words and tags in a table with a word per row and a column that numbers the sentences."""
     numbers = next((name for name in rows.columns if numbers_sentences(name)), None)
     tags = [name for name in rows.columns if _tags(rows.columns[name])]
+    tags += [name for name in rows.columns if tagged and (name in wanted[1:] or plain_letters(name) in TAG_NAMES)]
     words = [name for name in rows.columns if name not in (numbers, *tags)]
     words = [name for name in words if name in wanted or plain_letters(name) in WORD_NAMES] or words
     if numbers is None or not tags or not words:
@@ -132,17 +134,17 @@ def _plain(path: Path) -> Records:
     raise UserError(f"{path}: is empty, expected rows")
 
 
-def _folder(path: Path, wanted: Sequence[str]) -> Sample:
+def _folder(path: Path, wanted: Sequence[str], tagged: bool) -> Sample:
     if saved(path):
         from fedstrata.data.forms.data_sets import saved_records
 
         return _taken(saved_records(path, How(tuple(saved_columns(path)))), path)
     files = files_in(path)
-    if files and all(extension(file) == ".txt" for file in files):
+    if files and not tagged and all(extension(file) == ".txt" for file in files):
         return _taken(document_records(path, files, How(())), path)
     if not files:
         raise UserError(f"{path}: the folder holds no file of a known kind")
-    first = sample(files[0], wanted)
+    first = sample(files[0], wanted, tagged)
     files = files_of_a_kind(path, first.words)
     return replace(first, whole=first.whole and len(files) == 1)
 
@@ -211,7 +213,7 @@ def _named(titles: Sequence[str], rows: Sequence[Sequence[str]], wanted: Sequenc
     return is_header([titles[place] for place in places], below, wanted)
 
 
-def _of_words(path: Path) -> list[str]:
+def _of_words(path: Path, tagged: bool) -> list[str]:
     """Of a file with a word and its tag in each line, by its extension or first lines, both columns and others."""
     if extension(path) not in (*WORD_FILES, ".txt", ".tsv", ".tab"):
         return []
@@ -223,6 +225,8 @@ def _of_words(path: Path) -> list[str]:
         return names or usual
     if len(header) > 2 and any(map(numbers_sentences, header)) and not TAG.fullmatch(header[-1]):
         return []  # a table, unless the first line is a word such as Sentinel
+    if tagged and not holds_object("".join(lines[:1])):
+        return names or usual
     fields = [line.split() for line in lines[1:]]
     fields = [line for line in fields if line and line[0] != "-DOCSTART-"]
     place = header.index(names[1]) if names else -1

@@ -382,6 +382,19 @@ def test_a_file_for_each_client(tmp_path: Path) -> None:
         assert set(prepare(load(out)[0]).shards) == {"north", "süd"}
 
 
+def test_each_client_may_have_a_class_of_its_own(tmp_path: Path) -> None:
+    """init looked at the first file alone, and had the model trained without labels."""
+    files = [written(tmp_path, table(label=[name] * 60), f"{name}.csv") for name in ("eye", "heart")]
+    out = tmp_path / "job.toml"
+    content, said = first_job(files, out)
+    out.write_text(content, encoding="utf-8")
+    assert said[:2] == [
+        f"rows    {files[0]} and 1 file more: 120 rows, columns text, label",
+        "task    classify: 'label' holds 2 classes",
+    ]
+    assert prepare(load(out)[0]).labels == ("eye", "heart")
+
+
 def test_a_folder_for_each_client_is_called_by_its_whole_name(tmp_path: Path) -> None:
     """What follows a dot is no extension of a folder: two saints were said to have the same name."""
     folders = [placed(tmp_path / name, "a.csv", "b.csv") for name in ("St.Mary", "St.John")]

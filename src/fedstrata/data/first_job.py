@@ -6,12 +6,13 @@ import json
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedstrata.data.first_files import files_to_try
 from fedstrata.data.guess import Guess, guess
-from fedstrata.data.sample import Sample, sample
+from fedstrata.data.sample import ROWS, Sample, sample
 from fedstrata.data.values import is_filled
 from fedstrata.errors import UserError, plural
 
@@ -68,14 +69,16 @@ def first_job(
     train, beside = files_to_try(data)
     if clients is not None and isinstance(train, Mapping):
         raise UserError("--clients: each file is a client's, so their number is known; expected it left out")
-    first = next(iter(train.values())) if isinstance(train, Mapping) else train
-    rows = sample(first, [*text, *([label] if label else [])], tagged=task == "tag")
+    files = list(train.values()) if isinstance(train, Mapping) else [train]
+    wanted = [*text, *([label] if label else [])]
+    rows = _together([sample(file, wanted, tagged=task == "tag") for file in files])
     found = guess(rows, task, text, label)
     test = test or next((file for file in beside if _fits(file, found, rows)), None)
     where = {"job": out.name, "train": _from(train, out), "test": test and _from(test, out)}
     start = model or MODELS["latin" if found.latin else "other", "gpu" if _gpu() else "cpu"]
+    more = f" and {plural(len(files) - 1, 'file')} more" if files[1:] else ""
     lines = [
-        f"rows    {first}: {'' if rows.whole else 'more than '}{plural(len(rows), 'row')}, "
+        f"rows    {files[0]}{more}: {'' if rows.whole else 'more than '}{plural(len(rows), 'row')}, "
         f"columns {', '.join(rows.columns)}{'; the first line is taken as a row' if rows.names else ''}",
         f"task    {found.kind}: {found.reasons['task.kind']}",
         f"text    {found.text if isinstance(found.text, str) else ' and '.join(found.text)}",
@@ -89,6 +92,18 @@ def first_job(
             f"labels  {found.label!r} holds numbers: write the names of these tags into {out} before a run"
         )
     return _written(found, rows, where, start, _count(found, rows, clients, held_out=not test)), lines
+
+
+def _together(samples: Sequence[Sample]) -> Sample:
+    """The first rows of all clients, as many of each: one alone may have a single class."""
+    first, most = samples[0], ROWS // len(samples) + 1
+    if not samples[1:]:
+        return first
+    columns = {
+        name: [value for one in samples for value in one.columns.get(name, [None] * len(one))[:most]]
+        for name in first.columns
+    }
+    return replace(first, columns=columns, whole=all(one.whole and len(one) <= most for one in samples))
 
 
 def _count(found: Guess, rows: Sample, clients: int | None, held_out: bool) -> int | None:

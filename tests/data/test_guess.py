@@ -582,7 +582,7 @@ def test_lists_of_sentences_and_their_labels_are_a_row_each(tmp_path: Path, name
     abstracts = pandas.DataFrame(
         {
             "abstract_id": range(40),
-            "sentences": [[text(i), text(100 + i), text(200 + i)][: i % 3 + 1] for i in range(40)],
+            "sentences": [[text(i) if i else "Aim", text(100 + i), text(200 + i)][: i % 3 + 1] for i in range(40)],
             "labels": [["aim", "method", "result"][: i % 3 + 1] for i in range(40)],
             "confs": [[0.5, 0.25, 0.125][: i % 3 + 1] for i in range(40)],
         }

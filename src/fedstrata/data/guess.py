@@ -118,9 +118,7 @@ def _tagged(rows: Sample, text: Sequence[str], label: str | None) -> Guess | Non
     lists = [name for name in rows.columns if all(isinstance(value, list) for value in _filled(rows, name))]
     lists = [name for name in lists if _filled(rows, name)]
     words = [*text] or [
-        name
-        for name in lists
-        if holds_words(next(filter(None, _filled(rows, name)), [])) and plain_name(name) not in LABELS
+        name for name in lists if holds_words(_filled(rows, name)) and plain_name(name) not in LABELS
     ]
     if not words or len(lists) < 2 or words[0] not in lists:
         return None

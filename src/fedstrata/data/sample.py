@@ -165,9 +165,9 @@ def _lists_of_texts(columns: Mapping[str, Sequence[Any]]) -> list[str]:
     lists = [name for name, values in filled.items() if values and all(isinstance(one, list) for one in values)]
     sizes = {name: [len(value or ()) for value in columns[name]] for name in lists}
     for name in lists:
-        texts: list[Any] = next(filter(None, filled[name]), [])
+        texts = list(chain.from_iterable(filled[name]))
         alike = [other for other in lists if sizes[other] == sizes[name]]
-        if texts and all(isinstance(text, str) for text in texts) and not holds_words(texts) and alike[1:]:
+        if texts and all(isinstance(text, str) for text in texts) and not holds_words(filled[name]) and alike[1:]:
             return alike
     return []
 
@@ -180,10 +180,11 @@ def _entries(columns: Mapping[str, Sequence[Any]], lists: Sequence[str]) -> dict
     return {name: list(chain.from_iterable(values)) for name, values in rows.items()}
 
 
-def holds_words(value: Sequence[Any]) -> bool:
-    """Whether a list holds words, and no sentences."""
-    texts = [word for word in value if isinstance(word, str)]
-    return len(texts) == len(value) > 0 and mean(len(word.split()) for word in texts) <= 2
+def holds_words(lists: Sequence[Sequence[Any]]) -> bool:
+    """Whether lists hold words, and no sentences."""
+    found = [word for word in chain.from_iterable(lists) if word is not None]
+    texts = [word for word in found if isinstance(word, str)]
+    return len(texts) == len(found) > 0 and mean(len(word.split()) for word in texts) <= 2
 
 
 def _table(path: Path, wanted: Sequence[str]) -> Sample:

@@ -120,6 +120,97 @@ def test_words_with_a_column_that_numbers_the_sentences(tmp_path: Path, name: st
     assert prepared.labels == ("B-organ", "O")
 
 
+@pytest.mark.parametrize("blank", [False, True])
+@pytest.mark.parametrize("name", ["rows.csv", "rows.xlsx", "rows.tsv", "rows.conll", "rows.txt"])
+@pytest.mark.parametrize("order", [["Word", "Tag", "Hospital"], ["Hospital", "Word", "Tag"]])
+def test_a_column_of_clients_beside_words_and_tags(
+    tmp_path: Path, name: str, order: list[str], blank: bool
+) -> None:
+    """It was not seen; as the last column of a file of words its values were taken for the tags."""
+    table = name in ("rows.csv", "rows.xlsx")
+    if blank and not table:
+        pytest.skip("no field of a line between blanks may be blank")
+    frame = pandas.DataFrame(
+        [
+            (number, word, "B-organ" if word == "heart" else "O", "" if blank and i else "ab"[number % 2])
+            for number in range(20)
+            for i, word in enumerate(WORDS)
+        ],
+        columns=["sentence", "Word", "Tag", "Hospital"],
+    )
+    path = tmp_path / name
+    if name == "rows.xlsx":
+        pytest.importorskip("openpyxl")
+        frame[["sentence", *order]].to_excel(path, index=False)
+    elif table:
+        frame[["sentence", *order]].to_csv(path, index=False)
+    else:
+        lines = ["\n".join(map("\t".join, own[order].values)) for _, own in frame.groupby("sentence")]
+        path.write_text("\n\n".join(["\t".join(order) + "\n" + lines[0], *lines[1:]]), encoding="utf-8")
+    out = tmp_path / "job.toml"
+    content, said = first_job([path], out)
+    out.write_text(content, encoding="utf-8")
+    assert "clients column 'Hospital': 2 values" in said
+    prepared = prepare(load(out)[0])
+    assert set(prepared.shards) == {"a", "b"}
+    assert prepared.labels == ("B-organ", "O")
+    assert len(prepared.train) + len(prepared.test) == 20
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "sentence"),
+    [("rows.txt", "", " "), ("rows.tsv", "", "\t"), ("rows.csv", "sentence_id,word,tag\n", ",")],
+)
+def test_tags_may_look_like_any_word_where_the_task_says_that_they_are(
+    tmp_path: Path, name: str, header: str, sentence: str
+) -> None:
+    """Of parts of speech init --task tag said that no column holds a list of words beside a list of tags."""
+    lines = "\n\n".join("\n".join(f"{word}{sentence}NN" for word in [*WORDS, f"w{i}"]) for i in range(20))
+    if header:
+        lines = "".join(f"{i},{word},NN\n" for i in range(20) for word in WORDS)
+    (tmp_path / name).write_text(header + lines.replace("NN", "VB", 5), encoding="utf-8")
+    out = tmp_path / "job.toml"
+    out.write_text(first_job([tmp_path / name], out, task="tag")[0], encoding="utf-8")
+    data = prepare(load(out)[0])
+    assert (len(data.train) + len(data.test), data.labels) == (20, ("NN", "VB"))
+
+
+def test_a_first_row_without_words_hides_no_tags(tmp_path: Path) -> None:
+    """No column looked like text."""
+    rows = {"tokens": [[], *[WORDS] * 20], "ner_tags": [[], *[["O"] * len(WORDS)] * 20]}
+    assert guess(sample(written(tmp_path, pandas.DataFrame(rows), "rows.jsonl"))).kind == "tag"
+
+
+def test_no_column_of_which_a_sentence_has_two_values_is_the_clients(tmp_path: Path) -> None:
+    rows = [
+        (number, word, "B-x" if i else "O", "ab"[i % 2]) for number in range(20) for i, word in enumerate(WORDS)
+    ]
+    frame = pandas.DataFrame(rows, columns=["sentence", "word", "tag", "source"])
+    found = guess(sample(written(tmp_path, frame)))
+    assert (found.kind, found.client) == ("tag", None)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.conll"])
+def test_tags_that_are_numbers_are_to_be_named(tmp_path: Path, name: str) -> None:
+    """init said nothing of them, and the run refused its job; the file has a place for the names now."""
+    tags = [2 if word == "heart" else 0 for word in WORDS]
+    if name == "rows.jsonl":
+        written(tmp_path, pandas.DataFrame({"tokens": [WORDS] * 20, "ner_tags": [tags] * 20}), name)
+    else:
+        sentence = "\n".join(f"{word} {tag}" for word, tag in zip(WORDS, tags, strict=True))
+        (tmp_path / name).write_text("\n\n".join([sentence] * 20), encoding="utf-8")
+    out = tmp_path / "job.toml"
+    content, said = first_job([tmp_path / name], out)
+    label = "ner_tags" if name == "rows.jsonl" else "label"
+    assert said[-1] == f"labels  {label!r} holds numbers: write the names of these tags into {out} before a run"
+    assert 'labels = ["0", "1", "2"]    # write here the names of the tags in this order, such as' in content
+    out.write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match=r"are numbers \(0, 2\); expected names, or those .* in \[task\] labels"):
+        prepare(load(out)[0])
+    named = load(out, [("task.labels", ["O", "B-eye", "B-heart"])])[0]
+    assert prepare(named).labels == ("O", "B-eye", "B-heart")
+
+
 def test_a_named_label_of_lists_is_refused(tmp_path: Path) -> None:
     """They counted as classes, and the run then refused them."""
     pandas.DataFrame({"text": map(text, range(40)), "labels": [["a"], ["a", "b"]] * 20}).to_json(
@@ -289,6 +380,19 @@ def test_a_file_for_each_client(tmp_path: Path) -> None:
         out.parent.mkdir(exist_ok=True)
         out.write_text(first_job(data, out)[0], encoding="utf-8")
         assert set(prepare(load(out)[0]).shards) == {"north", "süd"}
+
+
+def test_each_client_may_have_a_class_of_its_own(tmp_path: Path) -> None:
+    """init looked at the first file alone, and had the model trained without labels."""
+    files = [written(tmp_path, table(label=[name] * 60), f"{name}.csv") for name in ("eye", "heart")]
+    out = tmp_path / "job.toml"
+    content, said = first_job(files, out)
+    out.write_text(content, encoding="utf-8")
+    assert said[:2] == [
+        f"rows    {files[0]} and 1 file more: 120 rows, columns text, label",
+        "task    classify: 'label' holds 2 classes",
+    ]
+    assert prepare(load(out)[0]).labels == ("eye", "heart")
 
 
 def test_a_folder_for_each_client_is_called_by_its_whole_name(tmp_path: Path) -> None:
@@ -470,6 +574,31 @@ def test_named_columns_that_do_not_go_with_the_task_are_refused(
     rows = sample(written(tmp_path, table(label=LABELS, hospital=["a", "b", "c"] * 20, id=range(60))))
     with pytest.raises(UserError, match=sentence):
         guess(rows, kind, text, label)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_lists_of_sentences_and_their_labels_are_a_row_each(tmp_path: Path, name: str) -> None:
+    """As the abstracts of CSAbstruct are; no column looked like text."""
+    abstracts = pandas.DataFrame(
+        {
+            "abstract_id": range(40),
+            "sentences": [[text(i) if i else "Aim", text(100 + i), text(200 + i)][: i % 3 + 1] for i in range(40)],
+            "labels": [["aim", "method", "result"][: i % 3 + 1] for i in range(40)],
+            "confs": [[0.5, 0.25, 0.125][: i % 3 + 1] for i in range(40)],
+        }
+    )
+    path, out = written(tmp_path, abstracts, name), tmp_path / "job.toml"
+    content, said = first_job([path], out)
+    out.write_text(content, encoding="utf-8")
+    assert said[:2] == [
+        f"rows    {path}: 79 rows, columns abstract_id, sentences, labels, confs",
+        "task    classify: 'labels' holds 3 classes",
+    ]
+    data = prepare(load(out)[0])
+    assert len(data.train) + len(data.test) == 79
+    assert data.labels == ("aim", "method", "result")
+    with pytest.raises(UserError, match="column 'sentences' holds lists; 'mlm' reads a text in each row"):
+        guess(sample(path), "mlm")
 
 
 def test_words_and_tags_of_different_numbers_are_refused(tmp_path: Path) -> None:

@@ -52,7 +52,15 @@ def test_decimal_commas_become_points() -> None:
 
 
 @pytest.mark.parametrize(
-    "found", [["a", "b", "a|b"], ["a; b", "a", "b"], ["a", "a,e", *SEVERAL], ["['a', 'b']"], ["[]", "['a']"]]
+    "found",
+    [
+        ["a", "b", "a|b"],
+        ["a", "b", "a|b", "c|a"],
+        ["a; b", "a", "b"],
+        ["a", "a,e", *SEVERAL],
+        ["['a', 'b']"],
+        ["[]", "['a']"],
+    ],
 )
 def test_labels_that_are_evidently_several_are_refused(found: list[str]) -> None:
     with pytest.raises(UserError, match=r"column .y. holds several labels in one row \(.* not supported"):

@@ -127,6 +127,10 @@ def test_clients_that_seem_to_be_one_are_a_note(job: Jobs, tmp_path: Path) -> No
     ]
     (tmp_path / "wards.csv").write_text(lines.replace("North", "west").replace("NORTH ", "east"), "utf-8")
     assert data_notes(stage, prepare(stage, tmp_path)) == []
+    (tmp_path / "wards.csv").write_text(lines.replace("North", "nan").replace("NORTH ", "east"), "utf-8")
+    assert data_notes(stage, prepare(stage, tmp_path)) == [
+        "column 'ward': 'nan' stands for a missing value, but is a client of its own"
+    ]
 
 
 def test_tags_that_name_no_entities_are_a_note_where_entities_are_counted(job: Jobs) -> None:

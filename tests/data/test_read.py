@@ -187,6 +187,23 @@ def test_rows_are_numbered_as_they_stand_in_their_source_dropped_ones_included()
     assert list(read(["a.csv", "b.jsonl"], ["text", "label"], limit=3).numbers) == [1, 3, 4]
 
 
+def test_each_entry_of_a_list_of_texts_and_of_a_list_of_their_labels_is_a_row() -> None:
+    whole = {"texts": ["one", "two"], "labels": ["a", 1], "owner": "north"}
+    empty = {"texts": [], "labels": [], "owner": "south"}
+    lines = "\n".join(map(json.dumps, [whole, empty, whole | {"texts": ["three", " "], "owner": "south"}]))
+    found = read(write("a.jsonl", lines), ["texts", "labels", "owner"], owner="owner")
+    columns = {"texts": ["one", "two", "three"], "labels": ["a", "1", "a"], "owner": ["north", "north", "south"]}
+    assert (found.columns, found.dropped, list(found.numbers)) == (columns, 2, [0, 1, 3])
+    assert list(found.found["a.jsonl"]) == ["lists of texts and of their labels, each entry of which is a row"]
+    write("b.jsonl", json.dumps(whole | {"labels": ["a"]}))
+    with refused("b.jsonl, line 1: columns texts, labels hold lists of different lengths; expected one label for"):
+        read("b.jsonl", ["texts", "labels"])
+    for column in ("texts", "labels"):
+        write("c.jsonl", json.dumps(whole | {column: "one"}))
+        with refused("c.jsonl, line 1: column", "holds a list, expected a text"):
+            read("c.jsonl", ["texts", "labels"])
+
+
 def test_a_list_is_read_in_its_order() -> None:
     sources = [write("b.txt", "one"), write("a.csv", "text\ntwo\n"), write("c/d.txt", "three"), "b.txt"]
     assert read(sources, ["text"]).columns == {"text": ["one", "two", "three", "one"]}

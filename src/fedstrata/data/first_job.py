@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedstrata.data.forms import known
-from fedstrata.data.forms.data_sets import saved
-from fedstrata.data.guess import Guess, guess, is_filled
-from fedstrata.data.read import files_in
-from fedstrata.data.sample import Sample, sample
+from fedstrata.data.first_files import files_to_try
+from fedstrata.data.guess import Guess, guess
+from fedstrata.data.sample import ROWS, Sample, sample
+from fedstrata.data.values import is_filled
 from fedstrata.errors import UserError, plural
 
 MODELS = {
@@ -35,10 +34,6 @@ MOST_CLIENTS = 100_000
 """As many as a job may have."""
 HOLDOUT = 0.1
 """Share of the rows that is held out where there are no test rows."""
-TEST_NAMES = ("test", "testing", "dev", "devel", "valid", "validation", "val", "eval")
-TRAIN_NAMES = ("train", "training")
-PART = re.compile(r"-\d{5}-of-\d{5}$")
-"""The end of the name of a file that is a part of a data set, as the hub cuts them: no client's."""
 
 
 def first_job(
@@ -71,17 +66,19 @@ def first_job(
     if clients is not None and not 1 <= clients <= MOST_CLIENTS:
         raise UserError(f"--clients: expected a number from 1 to {MOST_CLIENTS:,}, found {clients}")
     _check_there(*data, *([test] if test else []))
-    train, beside = _files(data)
+    train, beside = files_to_try(data)
     if clients is not None and isinstance(train, Mapping):
         raise UserError("--clients: each file is a client's, so their number is known; expected it left out")
-    first = next(iter(train.values())) if isinstance(train, Mapping) else train
-    rows = sample(first, [*text, *([label] if label else [])])
+    files = list(train.values()) if isinstance(train, Mapping) else [train]
+    wanted = [*text, *([label] if label else [])]
+    rows = _together([sample(file, wanted, tagged=task == "tag") for file in files])
     found = guess(rows, task, text, label)
     test = test or next((file for file in beside if _fits(file, found, rows)), None)
     where = {"job": out.name, "train": _from(train, out), "test": test and _from(test, out)}
     start = model or MODELS["latin" if found.latin else "other", "gpu" if _gpu() else "cpu"]
+    more = f" and {plural(len(files) - 1, 'file')} more" if files[1:] else ""
     lines = [
-        f"rows    {first}: {'' if rows.whole else 'more than '}{plural(len(rows), 'row')}, "
+        f"rows    {files[0]}{more}: {'' if rows.whole else 'more than '}{plural(len(rows), 'row')}, "
         f"columns {', '.join(rows.columns)}{'; the first line is taken as a row' if rows.names else ''}",
         f"task    {found.kind}: {found.reasons['task.kind']}",
         f"text    {found.text if isinstance(found.text, str) else ' and '.join(found.text)}",
@@ -90,7 +87,23 @@ def first_job(
         lines.append(f"clients column {found.client!r}: {found.reasons['clients.column']}")
     if test:
         lines.append(f"test    {test}")
+    if found.numbers:
+        lines.append(
+            f"labels  {found.label!r} holds numbers: write the names of these tags into {out} before a run"
+        )
     return _written(found, rows, where, start, _count(found, rows, clients, held_out=not test)), lines
+
+
+def _together(samples: Sequence[Sample]) -> Sample:
+    """The first rows of all clients, as many of each: one alone may have a single class."""
+    first, most = samples[0], ROWS // len(samples) + 1
+    if not samples[1:]:
+        return first
+    columns = {
+        name: [value for one in samples for value in one.columns.get(name, [None] * len(one))[:most]]
+        for name in first.columns
+    }
+    return replace(first, columns=columns, whole=all(one.whole and len(one) <= most for one in samples))
 
 
 def _count(found: Guess, rows: Sample, clients: int | None, held_out: bool) -> int | None:
@@ -124,81 +137,12 @@ def _check_there(*paths: Path) -> None:
             raise UserError(f"{path}: there is no such file or folder")
 
 
-def _files(data: Sequence[Path]) -> tuple[Path | dict[str, Path], list[Path]]:
-    """What to train on, a file or one for each client; and files that may hold test rows.
-
-    Raises:
-        UserError: test rows lie among others, or two clients would have the same name.
-    """
-    if len(data) > 1:
-        return _by_client(list(data)), []
-    only = data[0]
-    if not only.is_dir():
-        return only, _test_beside(only) if _word(only) in TRAIN_NAMES else []
-    if saved(only):
-        return only, [only / name for name in TEST_NAMES if saved(only / name)]
-    found = files_in(only)
-    files = [file for file in found if file.parent == only] or found
-    train = [file for file in files if _purpose(file, only) in TRAIN_NAMES]
-    test = [file for name in TEST_NAMES for file in files if _purpose(file, only) == name]
-    if len(train) == 1:
-        return train[0], [file for file in test if file.suffix == train[0].suffix]
-    others = [file for file in files if file not in test]
-    tables = [file for file in others if file.suffix != ".txt" and file.parent == only]
-    parts = len(others) > 1 and all(PART.search(file.stem) for file in others)
-    alike = len({file.suffix for file in tables}) == 1 and not parts
-    if len(tables) == len(others) > 0 and alike and (tables[1:] or test):
-        return _by_client(tables) if tables[1:] else tables[0], test
-    if test and (train or tables):
-        raise UserError(
-            f"{only}: holds test rows among others ({test[0].relative_to(only)}); expected files or a folder "
-            "without them, and them by --test"
-        )
-    return only, []
-
-
-def _by_client(files: Sequence[Path]) -> dict[str, Path]:
-    """Each file by its name, as a client's."""
-    words = {_word(file): file for file in files}
-    tests = [words[name] for name in TEST_NAMES if name in words]
-    if tests and words.keys() & {*TRAIN_NAMES}:
-        raise UserError(
-            f"{tests[0]}: has a name of test rows, but each of several files is one client's; expected --test FILE"
-        )
-    plain = [file.name if file.is_dir() else file.stem for file in files]  # a folder's name has no extension
-    names = ["".join(c if c.isalnum() or c in "-_" else "-" for c in name).strip("-") for name in plain]
-    if len(set(names)) < len(names) or not all(names):
-        raise UserError(
-            "several files have the same name; each is a client's, so rename one of them, or name their folders"
-        )
-    return dict(zip(names, files, strict=True))
-
-
-def _purpose(file: Path, folder: Path) -> str:
-    """What a file in a folder is for, by its name or the folders on the way; a text's name may say anything."""
-    own = _word(file) if file.suffix != ".txt" else file.stem.lower()
-    names = (own, *(name.lower() for name in file.relative_to(folder).parts[:-1]))
-    return next((name for name in names if name in (*TRAIN_NAMES, *TEST_NAMES)), "")
-
-
-def _word(file: Path) -> str:
-    """The part of a file's name that may say what it is for."""
-    words = file.name.partition(".")[0].lower().replace("-", "_").split("_")
-    return next((word for word in words if word in (*TRAIN_NAMES, *TEST_NAMES)), "")
-
-
-def _test_beside(train: Path) -> list[Path]:
-    """Files of the same kind beside one of training rows that may hold test rows; ``test`` before ``dev``."""
-    beside = [file for file in sorted(train.parent.iterdir()) if file.suffix == train.suffix and known(file)]
-    return [file for name in TEST_NAMES for file in beside if _word(file) == name]
-
-
 def _fits(test: Path, found: Guess, rows: Sample) -> bool:
     """Whether test rows have the columns of the training rows, with labels where there are some."""
     wanted = [found.text] if isinstance(found.text, str) else list(found.text)
     wanted += [found.label] if found.label else []
     try:
-        there = sample(test, wanted)
+        there = sample(test, wanted, tagged=found.kind == "tag")
     except UserError:
         return False
     filled = all(any(map(is_filled, there.columns.get(name, []))) for name in wanted)
@@ -227,6 +171,7 @@ def _written(found: Guess, rows: Sample, where: Mapping[str, Any], model: str, c
         "",
         "[task]",
         f"kind = {_toml(found.kind)}    # {found.reasons['task.kind']}",
+        *_label_lines(found),
         "",
         *_data_lines(found, rows, where),
         "",
@@ -244,6 +189,11 @@ def _written(found: Guess, rows: Sample, where: Mapping[str, Any], model: str, c
         'dir = "runs/first"',
     ]
     return "\n".join(lines) + "\n"
+
+
+def _label_lines(found: Guess) -> list[str]:
+    names = '    # write here the names of the tags in this order, such as "O", "B-disease": a run needs them'
+    return [f"labels = {_toml(found.numbers)}{names}"] if found.numbers else []
 
 
 def _data_lines(found: Guess, rows: Sample, where: Mapping[str, Any]) -> list[str]:

@@ -10,7 +10,8 @@ from statistics import mean
 from typing import Any
 
 from fedstrata.data.column_names import CLIENTS, LABELS, PAIRS, TEXTS, plain_name
-from fedstrata.data.sample import Sample
+from fedstrata.data.sample import Sample, holds_words
+from fedstrata.data.values import is_filled, is_latin, is_number
 from fedstrata.errors import UserError, did_you_mean, plural
 from fedstrata.job.task_kinds import TASK_KINDS
 
@@ -34,6 +35,7 @@ class Guess:
         tokens: what nine in ten texts have at most, estimated from their words.
         latin: whether most letters are Latin ones.
         reasons: key of the job -> why it is set so, a phrase each.
+        numbers: of tags that are numbers without names all up to the highest; a run needs their names.
     """
 
     kind: str
@@ -43,6 +45,7 @@ class Guess:
     tokens: int
     latin: bool
     reasons: Mapping[str, str] = field(default_factory=dict)
+    numbers: Sequence[str] = ()
 
 
 def guess(rows: Sample, kind: str | None = None, text: Sequence[str] = (), label: str | None = None) -> Guess:
@@ -78,9 +81,12 @@ def guess(rows: Sample, kind: str | None = None, text: Sequence[str] = (), label
         raise UserError(f"{_no_label(rows, taken)}; name it with --label, one of: {', '.join(rows.columns)}")
     columns = list(text) or (two if chosen in ("pair", "regress") else []) or [_first_text(texts)]
     _check_fit(rows, chosen, columns, target)
+    if not TASK_KINDS[chosen].labeled and (lists := [name for name in columns if name in rows.lists]):
+        raise UserError(f"column {lists[0]!r} holds lists; {chosen!r} reads a text in each row")
     named = columns if len(columns) > 1 else columns[0]
     reasons = _reasons(rows, why, client)
-    return Guess(chosen, named, target, client, _tokens(rows, columns), _latin(rows, columns), reasons)
+    latin = is_latin("".join(map(str, rows.columns[columns[0]][:200])))
+    return Guess(chosen, named, target, client, _tokens(rows, columns), latin, reasons)
 
 
 def _reasons(rows: Sample, why: str, client: str | None) -> dict[str, str]:
@@ -102,7 +108,7 @@ def _check_fit(rows: Sample, kind: str, texts: Sequence[str], label: str | None)
     if label and TASK_KINDS[kind].labeled and any(isinstance(value, list) for value in _filled(rows, label)):
         raise UserError(f"--label: {label!r} holds lists; expected a text, a number or a truth value in each row")
     if TASK_KINDS[kind].target == "number" and label is not None:
-        word = next((value for value in _filled(rows, label) if not _number(value)), None)
+        word = next((value for value in _filled(rows, label) if not is_number(value)), None)
         if word is not None:
             raise UserError(f"{kind!r} needs numbers, but {label!r} holds {str(word)!r:.40}")
 
@@ -112,7 +118,7 @@ def _tagged(rows: Sample, text: Sequence[str], label: str | None) -> Guess | Non
     lists = [name for name in rows.columns if all(isinstance(value, list) for value in _filled(rows, name))]
     lists = [name for name in lists if _filled(rows, name)]
     words = [*text] or [
-        name for name in lists if _words(_filled(rows, name)[0]) and plain_name(name) not in LABELS
+        name for name in lists if holds_words(_filled(rows, name)) and plain_name(name) not in LABELS
     ]
     if not words or len(lists) < 2 or words[0] not in lists:
         return None
@@ -124,9 +130,16 @@ def _tagged(rows: Sample, text: Sequence[str], label: str | None) -> Guess | Non
         return None
     length = _up(1.3 * sorted(sizes)[int(0.9 * (len(sizes) - 1))])
     why = "a word and its tag per line" if rows.words else f"a list of tags in {target!r}"
-    latin = _share_latin(" ".join(_filled(rows, words[0])[0]))
+    latin = is_latin(" ".join(_filled(rows, words[0])[0]))
     client = _client(rows, {words[0], target})
-    return Guess("tag", words[0], target, client, length, latin, _reasons(rows, why, client))
+    numbers = _numbers({str(tag) for value in _filled(rows, target) for tag in value})
+    return Guess("tag", words[0], target, client, length, latin, _reasons(rows, why, client), numbers)
+
+
+def _numbers(tags: set[str]) -> list[str]:
+    """All numbers up to the highest, where tags are numbers of classes."""
+    highest = max(map(int, tags)) if tags and all(re.fullmatch(r"\d{1,9}", tag) for tag in tags) else -1
+    return [str(number) for number in range(highest + 1)] if highest < CLASSES else []
 
 
 def _refuse_lengths(rows: Sample, words: str, tags: str | None) -> None:
@@ -138,12 +151,6 @@ def _refuse_lengths(rows: Sample, words: str, tags: str | None) -> None:
                 f"row {number}: column {words!r} has {plural(len(one), 'word')} and column {tags!r} "
                 f"{plural(len(two), 'tag')}; expected a tag for each word"
             )
-
-
-def _words(value: Sequence[Any]) -> bool:
-    """Whether a list holds words, and no sentences."""
-    texts = [word for word in value if isinstance(word, str)]
-    return len(texts) == len(value) > 0 and mean(len(word.split()) for word in texts) <= 2
 
 
 def _client(rows: Sample, taken: set[str]) -> str | None:
@@ -161,7 +168,7 @@ def _texts(rows: Sample, taken: set[str]) -> list[str]:
     sizes = {}
     for name in rows.columns:
         values = [value for value in _filled(rows, name) if isinstance(value, str)]
-        numbers = sum(_number(value) for value in values)
+        numbers = sum(is_number(value) for value in values)
         if name not in taken and values and numbers < len(values) / 2:
             sizes[name] = mean(len(value.split()) for value in values), len(set(values)) / len(values)
     named = [name for name in sizes if plain_name(name) in TEXTS]
@@ -223,7 +230,7 @@ def _classes(rows: Sample, name: str) -> bool:
 def _quantity(rows: Sample, name: str) -> bool:
     """Whether a column's values are numbers of a quantity."""
     values = [str(value) for value in _filled(rows, name)]
-    return len(set(values)) >= NUMBERS and all(_number(value) for value in values) and not _counts_rows(name)
+    return len(set(values)) >= NUMBERS and all(is_number(value) for value in values) and not _counts_rows(name)
 
 
 def _counts_rows(name: str) -> bool:
@@ -264,21 +271,6 @@ def _filled(rows: Sample, name: str) -> list[Any]:
     return [value for value in rows.columns[name] if is_filled(value)]
 
 
-def is_filled(value: Any) -> bool:
-    """Whether a row has a value: none is missing, NaN or blank."""
-    return bool(value is not None and value == value and str(value).strip())
-
-
-def _number(value: Any) -> bool:
-    """Whether a value is a number, also one with a decimal comma."""
-    if isinstance(value, str) and re.fullmatch(r"\s*[-+]?\d+,\d+\s*", value):
-        return True
-    try:
-        return math.isfinite(float(value))
-    except (TypeError, ValueError):
-        return False
-
-
 def _tokens(rows: Sample, columns: Sequence[str]) -> int:
     """Tokens that nine in ten texts have at most: 1.3 for a word and two around it, up to a multiple of 32."""
     texts = zip(*(rows.columns[name] for name in columns), strict=True)
@@ -288,12 +280,3 @@ def _tokens(rows: Sample, columns: Sequence[str]) -> int:
 
 def _up(tokens: float) -> int:
     return min(512, max(32, 32 * math.ceil(tokens / 32)))
-
-
-def _latin(rows: Sample, columns: Sequence[str]) -> bool:
-    return _share_latin("".join(str(value) for value in rows.columns[columns[0]][:200]))
-
-
-def _share_latin(text: str) -> bool:
-    letters = [letter for letter in text if letter.isalpha()]
-    return not letters or sum(letter < "\u0250" for letter in letters) > len(letters) / 2

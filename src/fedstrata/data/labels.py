@@ -68,8 +68,8 @@ def _changed(rows: Rows, column: str, values: list[str], finding: str) -> Rows:
 def refuse_several(column: str, found: Collection[str]) -> None:
     """Refuse labels that are evidently several in one: lists, or names joined by a sign.
 
-    The latter if some name also stands alone, and each stands in several labels or there are few names for many
-    joined labels.
+    The latter if all names of a label also stand alone, or some name does, and each stands in several labels or
+    there are few names for many joined labels.
 
     Raises:
         UserError: they are.
@@ -81,7 +81,8 @@ def refuse_several(column: str, found: Collection[str]) -> None:
         joined = sorted(label for label in found if len(pieces[label]) > 1)
         uses = Counter(piece for parts in pieces.values() for piece in parts)
         names = {piece for label in joined for piece in pieces[label]}
-        if names & set(found) and (all(uses[name] > 1 for name in names) or 2 * len(names) <= len(joined)):
+        often = all(uses[name] > 1 for name in names) or 2 * len(names) <= len(joined)
+        if (often and names & set(found)) or any(pieces[label] <= set(found) for label in joined):
             _several(column, joined[0])
 
 

@@ -13,6 +13,7 @@ from fedstrata.data.labels import NO_ENTITY, entity_types
 from fedstrata.data.partition import PartitionInput, check_partition, partition
 from fedstrata.data.read import WORD_END, Rows
 from fedstrata.data.rows import (
+    MISSING,
     added,
     bands,
     class_names,
@@ -186,10 +187,13 @@ def data_notes(job: Job, data: Prepared) -> list[str]:
             f"{job.clients.partition!r}; 'files' makes each a client"
         )
     if column := job.clients.column:
-        pairs = list(alike(set(data.train.columns.get(column, ()))))
+        values = sorted({*data.train.columns.get(column, ())})
+        pairs = list(alike(values))
         listed = "; ".join(f"{one!r} and {other!r} {how}" for one, other, how in pairs[:3])
         if pairs:
             lines.append(f"column {column!r}: {listed}{'; …' if pairs[3:] else ''}; each is a client of its own")
+        if missing := next((value for value in values if value.strip().lower() in MISSING), None):
+            lines.append(f"column {column!r}: {missing!r} stands for a missing value, but is a client of its own")
     return [*lines, *_tag_notes(job, data.labels or ())]
 
 

@@ -68,6 +68,7 @@ def read(
             row, with the columns ``text``, ``file``, ``folder`` and ``label``, the same.
         how: the wanted columns, and what is said of the files. Where values are lists of words there are equally
             many in each column of a row but the owner's; they become texts with ``WORD_END`` between the words.
+            Other lists, of which each wanted column but the owner's has one, as long, are as many rows.
         limit: stop reading after so many rows that have every wanted value.
         base_dir: folder to look in for a path that the working directory does not have.
 
@@ -77,7 +78,7 @@ def read(
     rows = Rows({column: [] for column in how.wanted}, 0)
     for name, found in _opened(source, how, base_dir):
         if limit is None or len(rows) < limit:
-            rows = _append(rows, name, _texts(found, how), limit)
+            rows = _append(rows, name, _texts(found if how.words else _entries(found, name, how), how), limit)
     return replace(rows, classes=how.classes, found=how.found)
 
 
@@ -115,6 +116,24 @@ def _append(rows: Rows, name: str, found: Iterator[list[str]], limit: int | None
         what = f"found {plural(dropped, 'row')}, none" if dropped else "is empty, expected rows"
         raise UserError(f"{name}: {what} with a value in each column of {', '.join(rows.columns)}")
     return replace(rows, dropped=lacking.total(), lacking=dict(lacking))
+
+
+def _entries(source: Records, name: str, how: How) -> Records:
+    """Each record; where its texts and labels are lists, each entry of these as a record of its own."""
+    columns = [column for column in how.wanted if column != how.owner]
+    for where, row in source:
+        lists = [row[column] for column in columns if isinstance(row.get(column), list)]
+        if len(columns) == 1 or len(lists) < len(columns):
+            yield where, row
+            continue
+        if len(set(map(len, lists))) > 1:
+            raise UserError(
+                f"{where}: columns {', '.join(columns)} hold lists of different lengths; expected one label for "
+                "each text"
+            )
+        how.note(name, "lists of texts and of their labels, each entry of which is a row")
+        for values in zip(*lists, strict=True) if lists[0] else [[None] * len(columns)]:
+            yield where, {**row, **dict(zip(columns, values, strict=True))}
 
 
 def _texts(source: Records, how: How) -> Iterator[list[str]]:

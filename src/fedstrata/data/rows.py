@@ -22,7 +22,7 @@ from fedstrata.plan.kinds import Index
 from fedstrata.plan.labels import alike, sort_labels
 
 MISSING = ("nan", "<na>", "n/a", "#n/a")
-"""Labels that stand for a missing value, in lower case."""
+"""Labels and names of clients that stand for a missing value, in lower case."""
 
 
 def text_columns(job: Job) -> list[str]:

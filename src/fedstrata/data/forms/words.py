@@ -32,7 +32,7 @@ def conll_records(path: Path, how: How) -> Records:
     the second the last. A header line is recognized by the wanted columns, or by usual names of words and tags.
     """
     full = (line for _, line in full_lines(path, how) if not COMMENT.fullmatch(line.strip()))
-    header = _fields(next(full, ""), how)
+    header = fields_of(next(full, ""), how)
     if set(how.wanted) <= set(header) and any(map(numbers_sentences, header)):
         return _sentences(tsv_records(path, how), path, how)
     return _conll(path, how, header if _is_header(header, how) else [])
@@ -48,7 +48,8 @@ def excel_words(path: Path, how: How) -> Records:
     return _sentences(excel_records(path, how), path, how)
 
 
-def _fields(line: str, how: How) -> list[str]:
+def fields_of(line: str, how: How) -> list[str]:
+    """The fields of a line of a word: between tabs, or between blanks."""
     between = how.delimiter or ("\t" if "\t" in line else None)
     return [field.strip() for field in line.split(between)]
 
@@ -77,7 +78,7 @@ def _counts_words(path: Path, how: How) -> bool:
         if not line.strip() or line.startswith("-DOCSTART-") or (not last and COMMENT.fullmatch(line.strip())):
             last = 0
             continue
-        fields = _fields(line, how)
+        fields = fields_of(line, how)
         if len(fields) > 2 and NO_WORD.fullmatch(fields[0]):
             continue
         if len(fields) < 3 or fields[0] != str(last + 1):
@@ -102,7 +103,7 @@ def _conll(path: Path, how: How, header: list[str]) -> Records:
         if skip and line.strip():
             skip = False
             continue
-        fields = _fields(line, how)
+        fields = fields_of(line, how)
         if line.strip() and not line.startswith("-DOCSTART-"):
             started = started if sentence else number
             sentence.append(fields)
@@ -126,7 +127,7 @@ def _conll(path: Path, how: How, header: list[str]) -> Records:
 def _with_words(path: Path, how: How) -> Iterator[tuple[int, str]]:
     """The lines of a file that numbers its words, but for those that have none of their own."""
     for number, line in lines(path, how):
-        if NO_WORD.fullmatch(_fields(line, how)[0] if line.strip() else ""):
+        if NO_WORD.fullmatch(fields_of(line, how)[0] if line.strip() else ""):
             how.note(path, "lines with numbers such as 1-2 or 8.1, which have no word of their own, are left out")
         else:
             yield number, line

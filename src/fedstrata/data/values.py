@@ -1,0 +1,28 @@
+"""What a single value of a column is."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+
+def is_filled(value: Any) -> bool:
+    """Whether a row has a value: none is missing, NaN or blank."""
+    return bool(value is not None and value == value and str(value).strip())
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, also one with a decimal comma."""
+    if isinstance(value, str) and re.fullmatch(r"\s*[-+]?\d+,\d+\s*", value):
+        return True
+    try:
+        return math.isfinite(float(value))
+    except (TypeError, ValueError):
+        return False
+
+
+def is_latin(text: str) -> bool:
+    """Whether most letters are Latin ones."""
+    letters = [letter for letter in text if letter.isalpha()]
+    return not letters or sum(letter < "\u0250" for letter in letters) > len(letters) / 2

@@ -8,7 +8,9 @@ means.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -34,9 +36,10 @@ from fedstrata.models.memory import saved_bytes, step_memory
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.kinds import LANGUAGE, ClientSchedule, Population
 from fedstrata.plan.plan import Plan
+from fedstrata.plan.sharing import Sharing
 from fedstrata.server.records import MemoryRecords
 from fedstrata.wire.codec import CODECS
-from tiny import CONFIGS, tiny_config, tiny_model
+from tiny import CONFIGS, SIZES, tiny_config, tiny_model
 
 Jobs = Callable[..., dict[str, Any]]
 
@@ -340,6 +343,26 @@ def test_saved_bytes_of_tensors_without_content_are_those_of_real_ones(architect
         assert memory(plan, 4, 16, predicted, False) == pytest.approx(expected, rel=tolerance, abs=0)
     assert memory(whole, 8, 16, predicted, False) > memory(whole, 4, 16, predicted, False)
     assert memory(Plan((0, 1, 2), ()), 4, 16, predicted, False) == 4 * parts.elements(parts.names)
+
+
+def test_what_gets_no_gradient_takes_no_memory_for_one(job: Jobs) -> None:
+    """A table of sines, which never changes, and a table of positions that clients do not send."""
+    sines = transformers.RoFormerConfig(**SIZES)
+    with torch.device("meta"):
+        parts = find_parts(auto_class("mlm").from_config(sines))
+    plan, ordinary = Plan((0, 1), parts.names), replace(parts, fixed=frozenset(), sharing=Sharing())
+    table = math.prod(parts.shapes["embeddings"]["roformer.encoder.embed_positions.weight"])
+    assert plan.learning_elements(ordinary) == parts.elements(parts.names)
+    assert plan.learning_elements(parts) == parts.elements(parts.names) - table
+    adamw, sgd = (step_memory(auto_class("mlm"), sines)(plan, 4, 16, 5, False, kind) for kind in ("adamw", "sgd"))
+    assert adamw - sgd == 8 * plan.learning_elements(parts)
+
+    def peak(**tables: Any) -> int:
+        (costs,) = fedstrata.forecast(job("fedavg", "classify", **tables)).values()
+        return int(costs["rounds"][0]["peak_memory_bytes"])
+
+    omitted = tiny_model("bert", "classify").get_parameter("bert.embeddings.position_embeddings.weight")
+    assert peak() - peak(privacy={"omit": ["position_rows"]}) >= 12 * omitted.numel()
 
 
 def test_saved_bytes_by_hand() -> None:

@@ -12,10 +12,10 @@ import transformers
 
 from fedstrata.cost.bytes import payload
 from fedstrata.errors import UserError
-from fedstrata.models.checkpoints import auto_class, parts_of
+from fedstrata.models.checkpoints import auto_class, load, parts_of
 from fedstrata.models.parts import find_parts, part_tensors
 from fedstrata.plan.parts import Parts
-from tiny import CONFIGS, tiny_config, tiny_model
+from tiny import CONFIGS, tiny_config, tiny_model, tokenizer
 
 KINDS = ["mlm", "classify", "tag"]
 STACKS = {
@@ -161,6 +161,18 @@ def test_a_config_alone_gives_the_parts_of_the_real_model(architecture: str, kin
     found = parts_of(str(tmp_path), kind, labels if kind == "classify" else None)
     assert found == find_parts(tiny_model(architecture, kind, **changes))
     assert list(found.shapes) == list(found.names)
+
+
+@pytest.mark.parametrize("sines", [False, True])
+def test_a_table_of_sines_is_never_trained(sines: bool, tmp_path: Path) -> None:
+    """DistilBERT's class lets it take gradients; its own code says that none are meant."""
+    config = tiny_config("distilbert", sinusoidal_pos_embds=sines)
+    transformers.AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    loaded = load(str(tmp_path), "mlm", None, seed=0)
+    fixed = ["distilbert.embeddings.position_embeddings.weight"] if sines else []
+    assert [name for name, own in loaded.model.named_parameters() if not own.requires_grad] == fixed
+    assert parts_of(str(tmp_path), "mlm").fixed == loaded.parts.fixed == loaded.parts.sharing.omitted == set(fixed)
 
 
 def test_tensors_are_the_models_own() -> None:

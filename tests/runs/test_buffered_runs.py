@@ -38,7 +38,8 @@ def made(config: dict[str, Any], folder: Path, **engine: Any) -> dict[str, Any]:
 
 
 def test_a_round_that_waits_for_all_is_a_plain_round(job: Jobs, tmp_path: Path) -> None:
-    config = job("fedavg", "classify", 1, clients={**FIVE, "fraction": 0.6}, method={"rounds": 3})
+    schedule = {"lr_schedule": "polynomial", "warmup_ratio": 0.4}
+    config = job("fedavg", "classify", 1, clients={**FIVE, "fraction": 0.6}, method={"rounds": 3}, train=schedule)
     plain = fedstrata.run(made(config, tmp_path / "plain"))
     buffered = fedstrata.run(made(config, tmp_path / "buffered", buffer=3))
     same(plain, buffered)

@@ -22,6 +22,9 @@ from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Method
 from fedstrata.plan.streams import Streams
 from fedstrata.plan.unused_options import unused_options
+from fedstrata.server.mean import WeightedMean
+from fedstrata.server.optimizer import AdaptiveOptimizer
+from fedstrata.wire.codec import StateCodec
 from tiny import tiny_model
 
 Job = Callable[..., dict[str, Any]]
@@ -49,7 +52,7 @@ VALUES: dict[str, Any] = {
 }
 
 
-def played(job: dict[str, Any], changes: dict[str, Any], folder: Path) -> tuple[str, list[str]]:
+def played(job: dict[str, Any], changes: dict[str, Any], folder: Path, **own: Any) -> tuple[str, list[str]]:
     """What a run sent and saved, as one digest, and which keys it said have no effect."""
     said: list[str] = []
 
@@ -57,7 +60,7 @@ def played(job: dict[str, Any], changes: dict[str, Any], folder: Path) -> tuple[
         if isinstance(event, StageStarted):
             said.extend(note.partition(":")[0] for note in event.notes if "no effect here" in note)
 
-    fedstrata.run(job, {**changes, "output.dir": str(folder)}, progress=hear)
+    fedstrata.run(job, {**changes, "output.dir": str(folder)}, progress=hear, **own)
     found = hashlib.sha256((folder / "ledger.jsonl").read_bytes())
     for path in sorted(folder.rglob("*.safetensors")):
         found.update(path.read_bytes())
@@ -73,6 +76,36 @@ def test_a_key_is_named_if_and_only_if_it_changes_nothing(base: str, job: Job, t
         table, _, name = key.partition(".")
         found, said = played(source, {**over, key: value}, tmp_path / key)
         assert ([f"[{table}] {name}"] == said) == (found == without), f"{key} = {value}: said {said}"
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "replaced", "acts"),
+    [
+        ("codec", StateCodec("bf16"), {"wire.dtype": "fp16"}, {}),
+        ("codec", StateCodec("bf16"), {"wire.codec": "delta", "wire.up_bits": 1}, {}),
+        ("aggregate", WeightedMean, {"server.aggregate": "centered_clip", "server.clip_radius": 1.0}, {}),
+        ("aggregate", WeightedMean, {}, {"server.optimizer": "adam", "server.momentum": 0.5}),
+        ("server_optimizer", AdaptiveOptimizer(), {"server.optimizer": "adagrad", "server.momentum": 0.5}, {}),
+        ("server_optimizer", AdaptiveOptimizer(), {}, {"server.aggregate": "median"}),
+    ],
+)
+def test_keys_in_whose_place_an_object_of_the_callers_stands_are_named(
+    name: str, own: Any, replaced: dict[str, Any], acts: dict[str, Any], job: Job, tmp_path: Path
+) -> None:
+    """Both what they do and what is said of them is as if they were not set."""
+    source = job("fedavg", "classify", clients={"count": 3})
+    without, said = played(source, {}, tmp_path / "base", **{name: own})
+    assert not said
+    found, said = played(source, {**replaced, **acts}, tmp_path / "keys", **{name: own})
+    assert (found == without) == (not acts)
+    keys = ", ".join(key.partition(".")[2] for key in replaced)
+    assert said == ([f"[{next(iter(replaced)).partition('.')[0]}] {keys}"] if replaced else [])
+
+
+def test_of_split_learning_a_codec_for_parts_leaves_the_type_of_hidden_states(job: Job) -> None:
+    (made,) = load(job("fedbert", "mlm", wire={"dtype": "fp16", "codec": "delta"}))
+    plans = [made.method.plan(find_parts(tiny_model()), "mlm", 0, "client-0", Streams(0))]
+    assert [line.partition(":")[0] for line in unused_keys(made, plans, ["codec"])] == ["[wire] codec"]
 
 
 def test_keys_that_are_told_without_a_run(job: Job) -> None:

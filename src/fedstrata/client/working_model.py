@@ -130,12 +130,9 @@ class WorkingModel:
     def trainable(self, plan: Plan) -> dict[str, torch.nn.Parameter]:
         """Freeze all but what the plan trains and the server's layers; what the plan trains, by name.
 
-        Of parts that are sent the tensors that never travel are frozen too, so that nothing that does depends on
-        what they would have become. Below the lowest trained part autograd then builds no graph.
+        Below the lowest trained part autograd then builds no graph.
         """
-        names = {name for part in plan.train for name in self.parts.shapes[part]}
-        names -= self.parts.fixed
-        names -= {name for part in plan.shared for name in self.parts.shapes[part]} & self.parts.sharing.omitted
+        names = plan.learning(self.parts)
         served = {name for part in plan.away(self.parts) for name in self.parts.shapes[part]}
         parameters = {name: self._parameter(name) for name in self._places}
         for name, parameter in parameters.items():

@@ -35,6 +35,7 @@ from fedstrata.plan.kinds import Index
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan, make_plan
 from fedstrata.plan.schedule import round_half_up
+from fedstrata.plan.sharing import Sharing
 from fedstrata.runs.arrivals import arrivals_of
 from fedstrata.runs.privacy import participated, privacy_record, settle_privacy
 from fedstrata.runs.train import round_settings
@@ -56,7 +57,7 @@ class Known:
     """What is computed once per model, task, classes, head and adapters, however many methods are forecast."""
 
     parts: Callable[[str, str, tuple[str, ...] | None, HeadConfig | None, AdapterConfig | None], Parts]
-    step: Callable[[str, str, tuple[str, ...] | None, HeadConfig | None, AdapterConfig | None], Step]
+    step: Callable[[str, str, tuple[str, ...] | None, HeadConfig | None, AdapterConfig | None, Sharing], Step]
     longest: Callable[[str, str], int]
 
 
@@ -79,7 +80,7 @@ def stage_costs(job: Job, model: str, profile: DataProfile, known: Known, option
     task = (options.components.task or build_task)(TaskContext(job, profile.labels))
     lengths = {name: profile.lengths[index] for name, index in shards.items()}
     context = dry_context(job, parts, options.components.codec, lengths, profile.tests, task.head_positions)
-    records, memory = _played(job, context, options), _memory(job, task, known.step(*of_model))
+    records, memory = _played(job, context, options), _memory(job, task, known.step(*of_model, parts.sharing))
     sums, work = _bytes(records.lines("ledger")), records.lines("rounds")
     own = {line["round"]: line for line in work if line["client"] == name}
 
@@ -247,6 +248,7 @@ def _step_of(
     labels: tuple[str, ...] | None,
     head: HeadConfig | None,
     adapter: AdapterConfig | None,
+    sharing: Sharing,
 ) -> Step:
     config = configs.config_of(model, kind, labels, head)
-    return step_memory(checkpoints.class_of(kind, config), config, adapter)
+    return step_memory(checkpoints.class_of(kind, config), config, adapter, sharing)

@@ -5,7 +5,7 @@ A base file of several rows may hold keys that one row has no use for, so they a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from fedstrata.job.tables import Job, method_name
 from fedstrata.job.task_kinds import TASK_KINDS
@@ -23,19 +23,26 @@ MOMENTS = {
     "adagrad": ("momentum", "beta2"),
 }
 """Server optimizer -> keys of ``[server]`` that it does not take."""
+REPLACED = {
+    "codec": ("wire", ("dtype", *DELTA)),
+    "aggregate": ("server", ("aggregate", "malicious", "clip_radius", "clip_steps")),
+    "server_optimizer": ("server", ("optimizer", "learning_rate", "momentum", "beta2", "tau")),
+}
+"""Object of the caller's own -> the table, and its keys, in whose place it stands."""
 
 
-def unused_keys(job: Job, plans: Sequence[Plan]) -> list[str]:
+def unused_keys(job: Job, plans: Sequence[Plan], own: Collection[str] = ()) -> list[str]:
     """A sentence for each reason why keys that are set change nothing.
 
     Args:
         job: the stage's job.
         plans: one for each of its rounds; which parts are trained, sent and kept is the same for all clients.
+        own: which objects of the caller's own the run has.
     """
     if not plans:
         return []
     lines = []
-    for table, keys, why in (*_messages(job, plans), *_training(job, plans), *_rows(job), *_head(job)):
+    for table, keys, why in (*_messages(job, plans, own), *_training(job, plans), *_rows(job), *_head(job)):
         if changed := [key for key in keys if _is_set(job, table, key)]:
             lines.append(f"[{table}] {', '.join(changed)}: no effect here, as {why}")
     return lines
@@ -48,7 +55,7 @@ def _is_set(job: Job, table: str, key: str) -> bool:
     return getattr(tables, key) not in (default, job.method.presets().get(table, {}).get(key, default))
 
 
-def _messages(job: Job, plans: Sequence[Plan]) -> Iterator[Unused]:
+def _messages(job: Job, plans: Sequence[Plan], own: Collection[str]) -> Iterator[Unused]:
     """Of what is sent, and of what the server does with it."""
     name, sends, wire = method_name(job.method), job.method.exchange, job.wire
     if sends != "activations":
@@ -60,8 +67,7 @@ def _messages(job: Job, plans: Sequence[Plan]) -> Iterator[Unused]:
         yield "server", MERGE, nothing
         yield "train", ("proximal_mu",), nothing
     else:
-        unread = MOMENTS.get(job.server.optimizer, ())
-        yield "server", unread, f"[server] optimizer {job.server.optimizer!r} has no use for it"
+        yield from _merging(job, own)
     for key in ("bits", "density"):
         if None not in (getattr(wire, f"up_{key}"), getattr(wire, f"down_{key}")):
             yield "wire", (key,), f"up_{key} and down_{key} say it for both ways"
@@ -73,6 +79,18 @@ def _messages(job: Job, plans: Sequence[Plan]) -> Iterator[Unused]:
         yield "output", ("client_models",), f"with {name!r} clients have no models of their own"
     if not job.between_sites:
         yield "engine", ("deadline", "quorum"), "it is for sites, which may fail to answer"
+
+
+def _merging(job: Job, own: Collection[str]) -> Iterator[Unused]:
+    """Of how parts travel and are merged."""
+    for name in (name for name in REPLACED if name in own):
+        table, keys = REPLACED[name]
+        if job.method.exchange != "weights":  # hidden states and gradients still travel in that type
+            keys = tuple(key for key in keys if key != "dtype")
+        yield table, keys, f"the run has {'an' if name == 'aggregate' else 'a'} {name} of its own"
+    if "server_optimizer" not in own:
+        unread = MOMENTS.get(job.server.optimizer, ())
+        yield "server", unread, f"[server] optimizer {job.server.optimizer!r} has no use for it"
 
 
 def _training(job: Job, plans: Sequence[Plan]) -> Iterator[Unused]:

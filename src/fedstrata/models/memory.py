@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from fedstrata.models.parts import find_parts
 from fedstrata.models.vocabulary_loss import vocabulary_loss
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
+from fedstrata.plan.sharing import Sharing
 
 WEIGHT, GRADIENT = 4, 4
 """Bytes per element: of every weight, and of the gradient of every trained one."""
@@ -33,7 +35,10 @@ MOMENTS = {"adamw": 8, "sgd": 0}
 
 
 def step_memory(
-    auto: Any, config: transformers.PreTrainedConfig, adapter: AdapterConfig | None = None
+    auto: Any,
+    config: transformers.PreTrainedConfig,
+    adapter: AdapterConfig | None = None,
+    sharing: Sharing | None = None,
 ) -> Callable[[Plan, int, int, int, bool, str], int]:
     """A function that gives the peak memory of a client's training step, for a model with this config.
 
@@ -41,6 +46,7 @@ def step_memory(
         auto: the Hugging Face class of the task.
         config: the model's.
         adapter: its adapters.
+        sharing: what of its parts travels; None for all that may change.
 
     Returns:
         (plan, rows, width, predicted, bf16, optimizer) -> bytes: all weights but those of the server's layers,
@@ -61,10 +67,11 @@ def step_memory(
         model.to_empty(device="cpu")
         model.tie_weights()
     parts = find_parts(model, adapter)
+    parts = replace(parts, sharing=sharing or parts.sharing)
     known: dict[object, int] = {}
 
     def memory(plan: Plan, rows: int, width: int, predicted: int, bf16: bool, optimizer: str = "adamw") -> int:
-        trained = parts.elements(plan.train)
+        trained = plan.learning_elements(parts)
         away = plan.away(parts)
         weights = WEIGHT * parts.elements(part for part in parts.names if part not in away)
         if not trained:
@@ -101,7 +108,7 @@ def _untold(config: Any, error: RuntimeError) -> UserError:
 
 def saved_bytes(model: Any, parts: Parts, plan: Plan, shape: Sequence[int], predicted: int, bf16: bool) -> int:
     """Bytes that autograd keeps of one forward pass with a batch of ``shape`` ``[B, S]``, weights not counted."""
-    names = {name for part in plan.train for name in parts.shapes[part]}
+    names = plan.learning(parts)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in names)
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}

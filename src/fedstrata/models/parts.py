@@ -1,7 +1,6 @@
 """Finds the parts of a model in its architecture.
 
-A tied tensor lives in one part only, the one where it is first met, from the base up: the MLM decoder matrix is in
-``embeddings``.
+A tied tensor lives in one part only, where it is first met, from the base up: MLM's decoder is in ``embeddings``.
 Of an adapter the factors that are trained are parts of their own; an A that stays as it is belongs to its layer.
 No weights are read, so a model on the ``meta`` device, made from a config alone, works as well.
 """
@@ -20,7 +19,7 @@ from fedstrata.models.adapter_names import BASE, AdapterConfig, factor_of
 from fedstrata.models.configs import with_adapters
 from fedstrata.plan.kinds import Factors, PartKind, Tensors
 from fedstrata.plan.parts import Lowest, Part, Parts
-from fedstrata.plan.sharing import Sharing
+from fedstrata.plan.sharing import POSITIONS, Sharing
 
 LINEAR = (nn.Linear, Conv1D)
 """Modules that multiply; GPT-2's Conv1D holds its weight as ``[in, out]``."""
@@ -146,9 +145,10 @@ def find_parts(model: Any, adapter: AdapterConfig | None = None) -> Parts:
     )
 
 
-def fixed_tensors(model: nn.Module) -> list[str]:
-    """The parameters that the model's class never trains: RoFormer's sines, by which places are turned."""
-    return [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+def fixed_tensors(model: Any) -> list[str]:
+    """What a model's class never trains: tables of sines. DistilBERT's freezes a copy of its own."""
+    sines = getattr(model.config, "sinusoidal_pos_embds", False)
+    return [n for n, own in model.named_parameters() if not own.requires_grad or (sines and POSITIONS.search(n))]
 
 
 def base_first(model: Any) -> None:

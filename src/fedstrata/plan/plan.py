@@ -6,6 +6,7 @@ To add a method: one file that subclasses :class:`Method`, and one line in ``fed
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
@@ -64,6 +65,22 @@ class Plan:
     def shared(self) -> tuple[str, ...]:
         """Parts that are sent, in this round or in a later one."""
         return (*self.send, *self.later)
+
+    def learning(self, parts: Parts) -> set[str]:
+        """The tensors that get gradients: of what is trained what may change, of what is sent what travels.
+
+        So nothing that travels depends on what the others would have become.
+        """
+        trained, sent = (
+            {name for part in own for name in parts.shapes[part]} for own in (self.train, self.shared)
+        )
+        return trained - parts.fixed - (sent & parts.sharing.omitted)
+
+    def learning_elements(self, parts: Parts) -> int:
+        """Number of elements that get gradients."""
+        learning = self.learning(parts)
+        shapes = (item for part in self.train for item in parts.shapes[part].items())
+        return sum(math.prod(shape) for name, shape in shapes if name in learning)
 
     def local(self, parts: Parts) -> tuple[int, ...]:
         """The layers that the client itself computes with."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 from fedstrata.client.device import idle_gpu
@@ -60,8 +60,16 @@ def check_permission(job: Job) -> None:
         )
 
 
-def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int) -> tuple[str, ...]:
-    """What the user should know before the first round, a sentence each; ``tokens`` of all training examples."""
+def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int, own: Collection[str] = ()) -> tuple[str, ...]:
+    """What the user should know before the first round, a sentence each.
+
+    Args:
+        job: the stage's job.
+        loaded: its model.
+        data: its rows.
+        tokens: of all training examples.
+        own: which objects of the caller's own the run has.
+    """
     lines = data_notes(job, data) + idle_gpu(job.train.device == "cuda" or job.between_sites)
     if data.dropped:
         lines.append(dropped_rows(data))
@@ -72,7 +80,7 @@ def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int) -> tuple[str, .
     if job.adapter.kind == "lora" and job.adapter.merge == "plain":
         lines.append("the adapters' A and B are averaged apart, which is not the average of their products B A")
     lines += EXCHANGES[job.method.exchange].notes(job, loaded.parts, len(data.shards), tokens)
-    if job.server.aggregate in ROBUST:
+    if job.server.aggregate in ROBUST and "aggregate" not in own:
         lines.append(
             f"{job.server.aggregate} counts every client once, not by its examples, and keeps a round's replies "
             "on the disk until they are merged"
@@ -85,7 +93,7 @@ def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int) -> tuple[str, .
     rounds = range(job.method.rounds)
     plans = [make_plan(job.method, loaded.parts, job.task.kind, round, SERVER, streams) for round in rounds]
     kind, sent = TASK_KINDS[job.task.kind], {part for plan in plans for part in plan.send}
-    lines += _left_behind(job, plans)
+    lines += [] if "codec" in own else _left_behind(job, plans)
     if job.method.population == "pooled":
         lines.append(POOLED)
     found = channels(loaded.parts, sent, kind.target)
@@ -93,7 +101,7 @@ def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int) -> tuple[str, .
         lines.append(readable)
     if never := set(loaded.fresh) - {part for plan in plans for part in plan.train}:
         lines.append(f"{', '.join(sorted(never))}: newly initialized, and this method never trains it")
-    lines += without_effect(job, loaded.parts, list(data.shards))
+    lines += without_effect(job, loaded.parts, list(data.shards), own)
     return tuple(lines)
 
 
@@ -121,12 +129,12 @@ def _left_behind(job: Job, plans: Sequence[Plan]) -> list[str]:
     ]
 
 
-def without_effect(job: Job, parts: Parts, clients: Sequence[str]) -> list[str]:
+def without_effect(job: Job, parts: Parts, clients: Sequence[str], own: Collection[str] = ()) -> list[str]:
     """Which keys are set and change nothing, a sentence for each reason."""
     kind, streams, base = job.task.kind, Streams(job.train.seed), parts.without_adapters
     rounds = range(job.method.rounds)
     plans = [make_plan(job.method, parts, kind, round, SERVER, streams) for round in rounds]
-    lines = unused_keys(job, plans) + _idle_adapters(job, parts, plans)
+    lines = unused_keys(job, plans, own) + _idle_adapters(job, parts, plans)
     if unread := unused_options(job.method, base, kind, clients, streams):
         as_set = f"{method_name(job.method)!r} as set here plans the same without it"
         lines.append(f"[method] {', '.join(unread)}: no effect here, as {as_set}")

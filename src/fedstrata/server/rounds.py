@@ -178,9 +178,10 @@ class Rounds:
             parts = [part for part in server.parts.each if part.name not in plan.away(server.parts)]
             self.ledger(Entry(SETUP, client, "setup", "down", part.name, 4 * part.elements) for part in parts)
         request = server.request(round, client, plan, phase)
-        if phase == "train" and client not in self.participated:
+        if phase == "train":
+            first, rounds = client not in self.participated, self.method.rounds
             self.participated.add(client)
-            request = replace(request, first=True)
+            request = replace(request, first=first, span=(round / rounds, (round + 1) / rounds))
         self.ledger(
             Entry(round, client, ledger_phase, "down", part, payload_bytes(tensors))
             for part, tensors in request.parts.items()

@@ -202,7 +202,7 @@ def _round_bytes(context: DryContext, payload: str, plans: list[Plan], request: 
 def _memory(parts: Parts, plans: list[Plan]) -> int:
     """Bytes of the weights that the site holds, and of the gradients and optimizer of those that it trains."""
     held = parts.elements(_held(parts, plans))
-    trained = max(parts.elements(plan.train) for plan in {plan.train: plan for plan in plans}.values())
+    trained = max(plan.learning_elements(parts) for plan in {plan.train: plan for plan in plans}.values())
     return WEIGHT * held + (TRAINED - WEIGHT) * trained
 
 

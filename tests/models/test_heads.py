@@ -180,6 +180,19 @@ def test_what_a_model_cannot_have(architecture: str, head: HeadConfig, words: st
         headed(head, architecture, layers=3)
 
 
+def test_a_projection_after_opts_layers_goes_with_no_head() -> None:
+    """Its states have another width, at which the first batch ended in a traceback."""
+    sizes = {"vocab_size": 50, "num_attention_heads": 2, "num_hidden_layers": 4, "ffn_dim": 32}
+    for width in (16, 8):
+        config = transformers.OPTConfig(hidden_size=16, word_embed_proj_dim=width, **sizes)
+        setattr(config, KEY, vars(HeadConfig("psum")))
+        if width == 16:
+            HeadedModel.from_config(config)
+            continue
+        with pytest.raises(UserError, match=r"'psum' does not go with opt, whose layers .* decoder\.project_out"):
+            HeadedModel.from_config(config)
+
+
 @pytest.mark.parametrize(
     ("tables", "words"),
     [

@@ -270,7 +270,7 @@ transformers.AutoModelForSequenceClassification.register(HeadedConfig, HeadedMod
 
 
 def _after_layers(base: nn.Module, depth: int) -> list[str]:
-    """What an encoder applies after its stack of layers, its pooler apart."""
+    """What an encoder applies after its stack of layers, its pooler apart, or like OPT at its end."""
     children = dict(base.named_children())
     stacks = [
         name
@@ -278,7 +278,8 @@ def _after_layers(base: nn.Module, depth: int) -> list[str]:
         if any(isinstance(module, nn.ModuleList) and len(module) == depth for module in child.modules())
     ]
     names = list(children)
-    return [name for name in names[names.index(stacks[-1]) + 1 :] if name != "pooler"] if stacks else []
+    found = [name for name in names[names.index(stacks[-1]) + 1 :] if name != "pooler"] if stacks else []
+    return [*found, *(name for name, _ in base.named_modules() if name.endswith("project_out"))]
 
 
 def _bert(config: Any) -> Any:

@@ -8,6 +8,7 @@ from scipy import stats
 from sklearn.metrics import f1_score, roc_auc_score
 
 from fedstrata.audits.figures import (
+    along_one_direction,
     area,
     best_threshold,
     common_sequence,
@@ -44,6 +45,24 @@ def test_noise_holds_chance_and_a_signal_does_not() -> None:
     assert noise.holds_chance
     assert not signal.holds_chance
     assert not area(truth.astype(float), truth).holds_chance
+
+
+def test_an_area_along_one_direction_holds_chance_under_noise() -> None:
+    """Rows of the true cases point alike: as independent cases they were told from others by noise alone."""
+    draw = np.random.default_rng(6)
+    truth = np.arange(400) < 40
+    rows = draw.normal(size=(400, 16)) + truth[:, None] * draw.normal(size=16)
+    rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    held = {"alone": 0, "along": 0}
+    for _ in range(100):
+        found = area(rows @ draw.normal(size=16), truth)
+        held["alone"] += found.holds_chance
+        held["along"] += along_one_direction(found, rows, truth).holds_chance
+    assert held["alone"] < 50
+    assert held["along"] >= 90  # of 100 at 95 %: fewer than 90 has a chance of 1 in 100
+    apart = np.where(truth, 1.0, -1.0)
+    told = along_one_direction(area(apart, truth), rows, truth)
+    assert (told.value, told.holds_chance) == (1.0, False)
 
 
 def test_the_threshold_gives_the_largest_f1_of_all() -> None:

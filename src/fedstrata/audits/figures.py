@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ Floats = npt.NDArray[np.float64]
 Truth = npt.NDArray[np.bool_]
 LEVEL = 0.95
 DRAWS = 200
-"""Bootstrap samples of an interval."""
+"""Bootstrap samples, or random directions, of an interval."""
 UNMOVED = 1e-3
 """Share of the smallest true score below which, beside scores of 0, a score counts as 0."""
 
@@ -104,6 +104,33 @@ def area(scores: Floats, truth: Truth) -> Figure:
     logit = float(np.log(value / (1 - value)))
     low, high = (1 / (1 + np.exp(-(logit + way * spread))) for way in (-1, 1))
     return Figure(value, float(low), float(high), 0.5)
+
+
+def along_one_direction(found: Figure, rows: npt.NDArray[np.float32], truth: Truth) -> Figure:
+    """The area of scores that are all projections on one direction, which :func:`area` takes for independent.
+
+    Rows of related words point alike, so they are high or low together. Of a BERT of 12 layers and 30 to 150 words
+    of a text, noise alone has areas with a standard deviation of 0.1, and DeLong's interval holds 0.5 half the
+    time. So the interval becomes at least as wide as areas along random directions spread around 0.5.
+
+    Args:
+        found: the area.
+        rows: of unit length, one for each case, ``[n, H]``.
+        truth: which cases are true, ``[n]``.
+    """
+    if not 0 < truth.sum() < len(truth):
+        return found
+    directions = np.random.default_rng(0).standard_normal((DRAWS, rows.shape[1]), np.float32)
+    away = [_rank_area(rows @ direction, truth) - 0.5 for direction in directions]
+    spread = float(stats.norm.ppf((1 + LEVEL) / 2) * np.sqrt(np.mean(np.square(away))))
+    low, high = min(found.low, found.value - spread), max(found.high, found.value + spread)
+    return replace(found, low=max(0.0, low), high=min(1.0, high))
+
+
+def _rank_area(scores: npt.NDArray[np.float32], truth: Truth) -> float:
+    """An area alone."""
+    n = int(truth.sum())
+    return float((stats.rankdata(scores)[truth].mean() - (n + 1) / 2) / (len(truth) - n))
 
 
 def best_threshold(scores: Floats, truth: Truth) -> float:

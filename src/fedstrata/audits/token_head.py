@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
 from fedstrata.audits.bench import Bench
-from fedstrata.audits.figures import Figure, Floats, Truth, best_threshold, detection
+from fedstrata.audits.figures import Figure, Floats, Truth, along_one_direction, best_threshold, detection
 from fedstrata.audits.finding import Finding, View, read_words
 from fedstrata.audits.play import Played, flat
 from fedstrata.audits.replay import moved_beyond
@@ -47,7 +48,7 @@ def attack(view: View) -> list[Finding]:
     biases = {which: name for part in parts for which, name in read_of(bench, part).items() if name in sent}
     found = []
     if "decoder" in biases:
-        found += _read(view, "decoder", ("raised", "tuned"), _raised, biases["decoder"])
+        found += _read(view, "decoder", ("raised", "tuned"), _moved, biases["decoder"])
     if "norm" in biases:
         found += _read(view, "norm", ("tuned",), _along_rows, biases["norm"])
     return found
@@ -62,6 +63,8 @@ def _read(view: View, which: str, ways: tuple[str, ...], score: Score, name: str
     found = []
     for how in ways:
         figures = detection(scores, true, thresholds[how], guess)
+        if which == "norm":
+            figures["auc"] = along_one_direction(figures["auc"], _rows(view)[kept], true)
         sentence = _sentence(figures, f"{which}'s bias ({how})")
         found.append(Finding("token_head", f"{which} bias, {how}", view.setting, figures, sentence))
     return found
@@ -73,21 +76,22 @@ def _sentence(figures: dict[str, Figure], where: str) -> str:
 
 def _along_rows(view: View, played: Played, name: str) -> Floats:
     """How far the norm's bias has moved along each token's row of the decoder, as a cosine."""
-    rows = _decoder(view.bench)
-    moved = moved_beyond(view.bench, played, [name])[name]
-    along: torch.Tensor = torch.nn.functional.cosine_similarity(rows - rows.mean(0), moved[None])
-    return along.double().numpy()
+    moved = _moved(view, played, name)
+    return np.asarray(_rows(view) @ (moved / (np.linalg.norm(moved) or 1.0)), dtype=np.float64)
 
 
-def _decoder(bench: Bench) -> torch.Tensor:
-    """The decoder's matrix in the start model, ``[V, H]``."""
-    model = bench.ready.loaded.model
+def _rows(view: View) -> npt.NDArray[np.float32]:
+    """The decoder's rows in the start model less their mean, of unit length, ``[V, H]``."""
+    model = view.bench.ready.loaded.model
     weight = model.get_output_embeddings().weight
     name = next(name for name, parameter in model.named_parameters() if parameter is weight)
-    return flat(bench.start)[name]
+    rows = flat(view.bench.start)[name]
+    unit: torch.Tensor = torch.nn.functional.normalize(rows - rows.mean(0))
+    return unit.numpy()
 
 
-def _raised(view: View, played: Played, name: str) -> Floats:
+def _moved(view: View, played: Played, name: str) -> Floats:
+    """How far a bias has moved."""
     return moved_beyond(view.bench, played, [name])[name].double().numpy()
 
 

@@ -271,13 +271,12 @@ transformers.AutoModelForSequenceClassification.register(HeadedConfig, HeadedMod
 
 def _after_layers(base: nn.Module, depth: int) -> list[str]:
     """What an encoder applies after its stack of layers, its pooler apart, or like OPT at its end."""
-    children = dict(base.named_children())
     stacks = [
         name
-        for name, child in children.items()
+        for name, child in base.named_children()
         if any(isinstance(module, nn.ModuleList) and len(module) == depth for module in child.modules())
     ]
-    names = list(children)
+    names = [name for name, _ in base.named_children()]
     found = [name for name in names[names.index(stacks[-1]) + 1 :] if name != "pooler"] if stacks else []
     return [*found, *(name for name, _ in base.named_modules() if name.endswith("project_out"))]
 

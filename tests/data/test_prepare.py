@@ -377,6 +377,8 @@ def test_decimal_commas_are_numbers_and_lists_of_labels_are_refused(job: Jobs, t
     made["task"]["kind"] = "classify"
     with pytest.raises(UserError, match=r"column 'label' holds several labels in one row \('a\|b'\)"):
         prepare(load(made)[0], tmp_path)
+    made["task"]["labels"] = ["a", "a|b", "b"]
+    assert prepare(load(made)[0], tmp_path).labels == ("a", "a|b", "b"), "classes that are meant"
 
 
 def test_plain_text_by_file_is_told_apart_by_the_files(job: Jobs, tmp_path: Path) -> None:

@@ -89,7 +89,8 @@ def refuse_several(column: str, found: Collection[str]) -> None:
 def _several(column: str, label: str) -> None:
     raise UserError(
         f"[data] label: column {column!r} holds several labels in one row ({label[:60]!r}); expected one label "
-        "for each row, as multi-label classification is not supported"
+        "for each row, as multi-label classification is not supported; if all are single classes, name them in "
+        "task.labels"
     )
 
 

@@ -126,7 +126,9 @@ def class_names(job: Job, train: Rows, test: Rows) -> tuple[str, ...]:
     column = job.data.label
     in_train, in_test = (_classes(rows.columns[column], TASK_KINDS[job.task.kind].words) for rows in (train, test))
     found = in_train | in_test
-    refuse_several(column, found)
+    named = train.classes.get(column, [])
+    if not found <= set(job.task.labels or named):  # else they are meant, whatever they look like
+        refuse_several(column, found)
     if job.task.labels is None:
         check_labels(column, found)
         if in_train and in_test and not in_train & in_test:
@@ -135,7 +137,6 @@ def class_names(job: Job, train: Rows, test: Rows) -> tuple[str, ...]:
                 f"{_listed(in_test)} in the test rows, no class in both; write the classes alike, or name all in "
                 "task.labels"
             )
-    named = train.classes.get(column, [])
     labels = tuple(job.task.labels or (named if found <= set(named) else sort_labels(found)))
     if unknown := sorted(found - set(labels)):
         which = "train" if unknown[0] in in_train else "test"

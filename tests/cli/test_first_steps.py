@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,7 +88,9 @@ def test_names_are_printed_as_they_are(rows: Path, capsys: pytest.CaptureFixture
     assert "picture [b]job.partition.png\n" in capsys.readouterr().out
 
 
-def test_a_picture_whose_font_lacks_letters_says_so(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_picture_whose_font_lacks_letters_says_so(
+    rows: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A line of matplotlib's own for each letter came before, and boxes where the reader expects names."""
     rows.write_text(rows.read_text("utf-8").replace("eye", "眼"), "utf-8")
     assert call("init", "rows.csv") == 0
@@ -98,6 +101,10 @@ def test_a_picture_whose_font_lacks_letters_says_so(rows: Path, capsys: pytest.C
         assert said.err == ""
         assert ("its font lacks letters" in said.out) is lacking
     assert ">眼<" in Path("a.svg").read_text("utf-8")
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: warnings.warn("axes", stacklevel=1))
+    rows.write_text(rows.read_text("utf-8").replace("眼", "eye"), "utf-8")
+    assert call("partition", "job.toml", "--picture", "a.png") == 0
+    assert "its font lacks letters" not in capsys.readouterr().out, "another warning says nothing of letters"
 
 
 def _tokens(job: str) -> int:

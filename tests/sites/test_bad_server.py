@@ -475,6 +475,16 @@ def test_work_of_which_nothing_came_counts_when_a_run_is_said_to_be_over(town: T
     assert answer(town.begun(town.again()), town.request(0)).reason == OVER
 
 
+def split_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: Jobs) -> tuple[Village, list[Any]]:
+    """A run of FedBERT between sites, and what its server has said to site a."""
+    village = Village(tmp_path, monkeypatch)
+    _, there = village.jobs(job("fedbert", "classify", 3, method={"mode": "share"}))
+    for name in village.names:
+        village.site(name, 'payloads = ["weights"]', 'payloads = ["weights", "activations"]')
+    fedstrata.run(there)
+    return village, [m for name, way, m in village.post.messages if (name, way) == ("a", "down")]
+
+
 def test_sessions_of_a_round_are_of_one_request_when_the_run_is_said_to_be_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: Jobs
 ) -> None:
@@ -489,12 +499,7 @@ def test_sessions_of_a_round_are_of_one_request_when_the_run_is_said_to_be_over(
         def forward(self, message: Any) -> Any:
             raise ConnectionError
 
-    village = Village(tmp_path, monkeypatch)
-    _, there = village.jobs(job("fedbert", "classify", 3, method={"mode": "share"}))
-    for name in village.names:
-        village.site(name, 'payloads = ["weights"]', 'payloads = ["weights", "activations"]')
-    fedstrata.run(there)
-    heard = [m for name, way, m in village.post.messages if (name, way) == ("a", "down")]
+    village, heard = split_run(tmp_path, monkeypatch, job)
     hello, start, asked = (decode_message(m, "hello", "start", "request") for m in heard[:3])
     settings, run = village.post.hosts["a"].settings, "e" * 32
     host = SiteService(settings, reach=lambda *_: nullcontext(Lost()), trial=None)  # type: ignore[arg-type,return-value]
@@ -513,12 +518,7 @@ def test_a_site_waits_for_the_server_s_layers_no_longer_than_it_works_for_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: Jobs
 ) -> None:
     """A server that took a batch and said nothing held a site for as long as it had told it to wait: for years."""
-    village, waits = Village(tmp_path, monkeypatch), list[float]()
-    _, there = village.jobs(job("fedbert", "classify", 3, method={"mode": "share"}))
-    for name in village.names:
-        village.site(name, 'payloads = ["weights"]', 'payloads = ["weights", "activations"]')
-    fedstrata.run(there)
-    heard = [m for name, way, m in village.post.messages if (name, way) == ("a", "down")]
+    (village, heard), waits = split_run(tmp_path, monkeypatch, job), list[float]()
     hello, start, asked = (decode_message(m, "hello", "start", "request") for m in heard[:3])
     village.site("a", "# seconds_per_run = 86_400", "seconds_per_run = 60")
     settings, (port, token, _) = village.post.hosts["a"].settings, hello.header.stream  # type: ignore[attr-defined]

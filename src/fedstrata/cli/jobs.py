@@ -203,6 +203,7 @@ def _write_picture(figure: Figure, path: Path) -> bool:
     from matplotlib import rc_context
 
     with rc_context({"svg.fonttype": "none"}), warnings.catch_warnings(record=True) as lacking:
+        warnings.simplefilter("ignore")  # what else matplotlib warns of is no lack of letters
         warnings.filterwarnings("always", r"Glyph \d+")
         try:
             figure.savefig(path, dpi=150)

@@ -270,7 +270,7 @@ transformers.AutoModelForSequenceClassification.register(HeadedConfig, HeadedMod
 
 
 def _after_layers(base: nn.Module, depth: int) -> list[str]:
-    """What an encoder applies after its stack of layers, its pooler apart, or like OPT at its end."""
+    """What follows an encoder's stack of layers, besides a pooler; OPT's ``project_out`` is beside its stack."""
     stacks = [
         name
         for name, child in base.named_children()

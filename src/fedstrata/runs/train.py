@@ -163,10 +163,10 @@ def _started(
     """What is said before the first round, after ``done`` rounds of earlier calls."""
     job, tokens = stage.job, int(stage.ready.train.tokens.lengths.sum())
     promise = privacy_lines(privacy_record(job, sizes, scheduled(job, stage.clients), stage.tell))
-    said = notes(job, stage.ready.loaded, stage.data, tokens, stage.components.identities())
+    noted = notes(job, stage.ready.loaded, stage.data, tokens, stage.components.identities())
+    said = (*noted, *promise, *unknown_lines(job, sizes))
     where = stage.choice.line if stage.choice else ""
     name, last = method_name(job.method), job.method.rounds
-    said = (*said, *promise, *unknown_lines(job, sizes))
     return StageStarted(job.stage, name, last, done, sizes, said, tuple(lines), always, where)
 
 

@@ -250,10 +250,12 @@ def test_a_folder_of_save_to_disk_is_a_data_set_with_the_names_of_its_classes() 
     assert (words.columns, words.classes) == (tags, {"tags": ["O", "B-organ"]})
     data.to_parquet("one.parquet")
     assert found("one.parquet", "tokens", "tags", words=True).columns == tags
-    assert found("one.parquet").columns["label"] == ["1", "0"], "of a table as it stands"
+    table = found("one.parquet")
+    assert (table.columns, table.classes) == (rows.columns, rows.classes)
+    assert notes(table.found) == ["one.parquet: class names of label"]
     data.map(lambda row, place: {"label": place - 1}, with_indices=True).to_parquet("half.parquet")
     half = found("half.parquet")
-    assert (half.columns, half.dropped) == ({"text": ["b"], "label": ["0"]}, 1), "-1 marks a label that is missing"
+    assert (half.columns, half.dropped) == ({"text": ["b"], "label": ["O"]}, 1), "-1 marks a label that is missing"
     save("both", splits=["train", "test"])
     assert found("both") == found("both/test")
     assert notes(found("both").found) == ["both: data set of save_to_disk, split train of train, test"]
@@ -265,6 +267,45 @@ def test_a_folder_of_save_to_disk_is_a_data_set_with_the_names_of_its_classes() 
     Path("one/state.json").write_text("{}")
     with refused("one: is no readable folder of save_to_disk"):
         found("one")
+
+
+LABELS = {"names": ["no", "yes"], "_type": "ClassLabel"}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "labels"),
+    [
+        ({"label": LABELS}, ["yes", "no"]),
+        ({"label": {"feature": LABELS, "_type": "List"}}, ["yes", "no"]),
+        ({"label": [LABELS]}, ["yes", "no"]),
+        ({"label": LABELS | {"names": ["no", 1]}}, ["1", "0"]),
+        ({"label": LABELS | {"names": None}}, ["1", "0"]),
+        ({"label": LABELS | {"_type": "Value"}}, ["1", "0"]),
+        ({"label": []}, ["1", "0"]),
+        ({"text": LABELS}, ["1", "0"]),
+        ([], ["1", "0"]),
+    ],
+)
+def test_names_of_classes_in_a_parquet_file(kinds: Any, labels: list[str]) -> None:
+    assert found(with_features(json.dumps({"info": {"features": kinds}}), [1, 0])).columns["label"] == labels
+
+
+def with_features(told: str, labels: list[Any]) -> str:
+    """A Parquet file that tells ``told`` of its columns, as a data set does."""
+    from pyarrow import parquet, table
+
+    rows = table({"text": ["a", "b"], "label": labels})
+    parquet.write_table(rows.replace_schema_metadata({"huggingface": told}), "told.parquet")
+    return "told.parquet"
+
+
+def test_what_a_parquet_file_tells_of_its_columns_may_be_anything() -> None:
+    for told in ("{", "[]", "{}", '{"info": null}', "[" * 100_000):
+        assert found(with_features(told, [1, 0])).columns["label"] == ["1", "0"]
+    told = json.dumps({"info": {"features": {"label": LABELS}}})
+    assert found(with_features(told, ["maybe", "no"])).columns["label"] == ["maybe", "no"]
+    with refused("told.parquet, row 2: has the class 2 in column 'label'; expected 0 to 1"):
+        found(with_features(told, [1, 2]))
 
 
 def test_a_folder_for_each_class() -> None:

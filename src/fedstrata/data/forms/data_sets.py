@@ -94,34 +94,46 @@ def data_set_records(source: str, data: Any, how: How) -> Records:
     """
     check(source, data.column_names, how.wanted)
     data = data.with_format(None).select_columns(list(how.wanted))  # else values may be tensors
-    kinds = class_labels(data.features, how)
+    classes = _classes(data.features, how)
     for number, row in enumerate(data, 1):
-        yield f"{source}, row {number}", named_classes(row, kinds)
+        where = f"{source}, row {number}"
+        yield where, named_classes(where, row, classes)
 
 
-def class_labels(features: Any, how: How) -> dict[str, Any]:
-    """The columns of classes, or of lists of classes, and their kind; ``how`` takes their names.
-
-    Args:
-        features: of a data set, or the Arrow schema of its file.
-        how: how it is read.
-    """
+def _classes(features: Mapping[str, Any], how: How) -> dict[str, list[str]]:
+    """The wanted columns of classes, or of lists of classes, and their names."""
     import datasets
 
-    if not isinstance(features, datasets.Features):
-        features = datasets.Features.from_arrow_schema(features)
     inner = {column: getattr(features[column], "feature", features[column]) for column in how.wanted}
-    kinds = {column: kind for column, kind in inner.items() if isinstance(kind, datasets.ClassLabel)}
-    how.classes.update({column: list(kind.names) for column, kind in kinds.items()})
-    return kinds
+    named = {column: kind.names for column, kind in inner.items() if isinstance(kind, datasets.ClassLabel)}
+    how.classes.update(named)
+    return named
 
 
-def named_classes(row: dict[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """A row in which classes stand by their names; -1 marks one that is missing."""
-    for column, kind in kinds.items():
+def named_classes(where: str, row: dict[str, Any], classes: Mapping[str, list[str]]) -> dict[str, Any]:
+    """A row in which classes stand by their names instead of their numbers; -1 marks one that is missing.
+
+    Args:
+        where: the row stands, for the error message.
+        row: its values by column, which is changed.
+        classes: column -> the names of its classes, in the order of their numbers.
+
+    Raises:
+        UserError: a number has no name.
+    """
+
+    def name(column: str, number: Any) -> Any:
+        if number == -1 or not isinstance(number, int):
+            return None if number == -1 else number
+        names = classes[column]
+        if not 0 <= number < len(names):
+            raise UserError(
+                f"{where}: has the class {number} in column {column!r}; expected 0 to {len(names) - 1}, as its "
+                f"data set names {len(names)} classes"
+            )
+        return names[number]
+
+    for column in classes:
         value = row[column]
-        if isinstance(value, list):
-            row[column] = [None if number in (None, -1) else kind.int2str(number) for number in value]
-        else:
-            row[column] = None if value in (None, -1) else kind.int2str(value)
+        row[column] = [name(column, one) for one in value] if isinstance(value, list) else name(column, value)
     return row

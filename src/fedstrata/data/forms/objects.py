@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fedstrata.data.forms.data_sets import class_labels, named_classes
+from fedstrata.data.forms.data_sets import named_classes
 from fedstrata.data.forms.how import How, Records, check
 from fedstrata.data.forms.text import full_lines, lines, whole
 from fedstrata.errors import UserError
@@ -113,7 +113,7 @@ def parquet_columns(path: Path) -> list[str]:
 
 
 def parquet_records(path: Path, how: How) -> Records:
-    """Of a Parquet file; tags that a data set wrote as numbers have its names; its class -1 is a missing one."""
+    """Of a Parquet file; classes that a data set wrote as numbers have the names that it wrote beside them."""
     from pyarrow import ArrowException, parquet  # here, as it is slow to load and seldom needed
 
     source = whole(path)
@@ -121,26 +121,36 @@ def parquet_records(path: Path, how: How) -> Records:
         with parquet.ParquetFile(source) as file:
             schema = file.schema_arrow
             check(path, schema.names, how.wanted)
-            told = (schema.metadata or {}).get(b"huggingface")
-            kinds = class_labels(schema, how) if how.words and told else {}
-            numbered = _classes(told) if told and not how.words else set()
+            classes = _classes((schema.metadata or {}).get(b"huggingface", b"{}"), how)
+            if classes:
+                how.note(path, f"class names of {' and '.join(classes)}")
             batches = file.iter_batches(columns=list(how.wanted))
             rows = chain.from_iterable(batch.to_pylist() for batch in batches)
             for number, row in enumerate(rows, 1):
-                yield f"{path}, row {number}", _without(named_classes(row, kinds), numbered)
+                where = f"{path}, row {number}"
+                yield where, named_classes(where, row, classes)
     except (ArrowException, OSError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"{path}: is not a readable Parquet file ({reason})") from None
 
 
-def _classes(told: bytes) -> set[str]:
-    """The columns of classes, by what a data set has written beside its table."""
-    with suppress(ValueError, KeyError, AttributeError, TypeError):
-        kinds = json.loads(told)["info"]["features"].items()
-        return {name for name, kind in kinds if isinstance(kind, dict) and kind.get("_type") == "ClassLabel"}
-    return set()
+def _classes(told: bytes, how: How) -> dict[str, list[str]]:
+    """The wanted columns of classes, or of lists of classes, and their names, by what a data set has written."""
+    kinds: Any = {}
+    with suppress(ValueError, KeyError, TypeError, RecursionError):
+        kinds = json.loads(told)["info"]["features"]
+    found = {column: _names(kinds.get(column)) for column in how.wanted} if isinstance(kinds, dict) else {}
+    named = {column: names for column, names in found.items() if names}
+    how.classes.update(named)
+    return named
 
 
-def _without(row: dict[str, Any], numbered: set[str]) -> dict[str, Any]:
-    """A row in which classes stand by their numbers; -1 marks one that is missing."""
-    return row | {name: None for name in numbered & row.keys() if row[name] == -1}
+def _names(kind: Any) -> list[str]:
+    """Those of a column's classes, or of the classes in its lists; none for other columns."""
+    inner = kind[0] if isinstance(kind, list) and kind else kind
+    if not isinstance(inner, dict):
+        return []
+    if "feature" in inner:
+        return _names(inner["feature"])
+    names = inner.get("names") if inner.get("_type") == "ClassLabel" else None
+    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []

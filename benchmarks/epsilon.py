@@ -44,7 +44,7 @@ ROUNDS, SEEDS, TUNING_SEED, DELTA, MOST, EXAMPLE_CLIP = 3, (0, 1, 2), 100, 1e-5,
 """``MOST`` clients take part in a round."""
 STEPS = {6: (8, 32), 60: (8, 4), 600: (2, 4)}
 """Clients -> steps of a round, and examples of a step."""
-GROUPS = (("sst2", 60), ("sst2", 6), ("sst2", 600), ("hpo", 60))
+GROUPS = (("sst2", 60), ("sst2", 6), ("sst2", 600), ("hpo", 60), ("hpo", 6), ("hpo", 600))
 """Data and clients, in the order in which they are measured."""
 METHODS: dict[str, dict[str, Any]] = {
     "head": {"method": {"name": "fedfreezebert"}},

@@ -477,6 +477,32 @@ def test_a_text_is_a_text_whatever_its_name_says(tmp_path: Path) -> None:
     assert f'train = "{tmp_path}"' in first_job([tmp_path], tmp_path / "job.toml")[0]
 
 
+TXT_TABLE = "text\tlabel\nThe heart is enlarged.\teye\nThe skin is dry.\theart\n"
+TXT_WORDS = "The O\nheart B-organ\n\nA O\nlung B-organ\n"
+TXT_JSON = '{"text": "The heart is enlarged.", "label": "eye"}\n'
+TXT_ABSTRACT = "###1\nAIM\tTo see.\nEND\tIt was seen.\n"
+TXT_QUESTIONS = "DESC:def What is a heart ?\nNUM:count How many are there ?\n"
+
+
+@pytest.mark.parametrize("rows", [TXT_TABLE, TXT_WORDS, TXT_JSON, TXT_ABSTRACT, TXT_QUESTIONS])
+def test_txt_files_of_rows_are_told_apart_by_their_names(tmp_path: Path, rows: str) -> None:
+    """They were taken for documents, as MRPC's msr_paraphrase_train.txt."""
+    for name in ("small_train.txt", "small_test.txt", "north/one.txt", "north/two.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(rows, "utf-8")
+    both = tomllib.loads(first_job([tmp_path], tmp_path / "job.toml")[0])["data"]
+    assert (both["train"], both["test"]) == (str(tmp_path / "small_train.txt"), str(tmp_path / "small_test.txt"))
+    data = tomllib.loads(first_job([tmp_path / "north"], tmp_path / "job.toml")[0])["data"]
+    assert list(data["train"]) == ["one", "two"]
+
+
+@pytest.mark.parametrize("document", ["", "\tIndented.\n\tTwice.\n", "One line\twith a tab.\n", "a\tb\nc\n"])
+def test_txt_files_are_documents_if_one_of_them_is(tmp_path: Path, document: str) -> None:
+    (tmp_path / "old_train.txt").write_text(TXT_TABLE, "utf-8")
+    (tmp_path / "old_test.txt").write_text(document, "utf-8")
+    assert tomllib.loads(first_job([tmp_path], tmp_path / "job.toml")[0])["data"]["train"] == str(tmp_path)
+
+
 def test_a_data_set_saved_to_a_folder_is_read_as_a_run_reads_it(tmp_path: Path) -> None:
     """Also one without splits, beside whose rows there are files of JSON."""
     datasets.Dataset.from_pandas(table(label=LABELS)).save_to_disk(tmp_path / "rows")

@@ -6,9 +6,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedstrata.data.forms import known
+from fedstrata.data.forms import extension, known
 from fedstrata.data.forms.data_sets import saved
 from fedstrata.data.read import files_in
+from fedstrata.data.sample import holds_text
 from fedstrata.errors import UserError
 
 TEST_NAMES = ("test", "testing", "dev", "devel", "valid", "validation", "val", "eval")
@@ -32,12 +33,15 @@ def files_to_try(data: Sequence[Path]) -> tuple[Path | dict[str, Path], list[Pat
         return only, [only / name for name in TEST_NAMES if saved(only / name)]
     found = files_in(only)
     files = [file for file in found if file.parent == only] or found
-    train = [file for file in files if _purpose(file, only) in TRAIN_NAMES]
-    test = [file for name in TEST_NAMES for file in files if _purpose(file, only) == name]
+    texts = {file for file in files if extension(file) == ".txt"}
+    texts = texts if any(map(holds_text, sorted(texts))) else set()
+    purposes = {file: _purpose(file, only, file in texts) for file in files}
+    train = [file for file in files if purposes[file] in TRAIN_NAMES]
+    test = [file for name in TEST_NAMES for file in files if purposes[file] == name]
     if len(train) == 1:
         return train[0], [file for file in test if file.suffix == train[0].suffix]
     others = [file for file in files if file not in test]
-    tables = [file for file in others if file.suffix != ".txt" and file.parent == only]
+    tables = [file for file in others if file not in texts and file.parent == only]
     parts = len(others) > 1 and all(PART.search(file.stem) for file in others)
     alike = len({file.suffix for file in tables}) == 1 and not parts
     if len(tables) == len(others) > 0 and alike and (tables[1:] or test):
@@ -67,9 +71,9 @@ def _by_client(files: Sequence[Path]) -> dict[str, Path]:
     return dict(zip(names, files, strict=True))
 
 
-def _purpose(file: Path, folder: Path) -> str:
+def _purpose(file: Path, folder: Path, text: bool) -> str:
     """What a file in a folder is for, by its name or the folders on the way; a text's name may say anything."""
-    own = _word(file) if file.suffix != ".txt" else file.stem.lower()
+    own = file.stem.lower() if text else _word(file)
     names = (own, *(name.lower() for name in file.relative_to(folder).parts[:-1]))
     return next((name for name in names if name in (*TRAIN_NAMES, *TEST_NAMES)), "")
 

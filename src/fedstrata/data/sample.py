@@ -16,7 +16,7 @@ from fedstrata.data.forms import extension, records
 from fedstrata.data.forms.data_sets import saved, saved_columns
 from fedstrata.data.forms.how import How, Records, check
 from fedstrata.data.forms.objects import holds_object, parquet_columns
-from fedstrata.data.forms.plain import document_records, shape_of, txt_records
+from fedstrata.data.forms.plain import document_records, has_columns, shape_of, txt_records
 from fedstrata.data.forms.tables import first_cells, first_rows, likeliest_delimiter
 from fedstrata.data.forms.text import full_lines
 from fedstrata.data.forms.words import (
@@ -87,6 +87,15 @@ def sample(path: Path, wanted: Sequence[str] = (), tagged: bool = False) -> Samp
         found = _taken(_plain(path), path)
     words = _words_of_table(found, wanted, tagged)
     return _sentences(path, [*words, *(name for name in found.columns if name not in words)]) if words else found
+
+
+def holds_text(path: Path) -> bool:
+    """Whether a txt file holds text and no rows of columns, nor words with tags.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    return not has_columns(path) and not _of_words(path, False)
 
 
 def _sentences(path: Path, columns: Sequence[str]) -> Sample:

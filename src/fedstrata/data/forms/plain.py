@@ -54,6 +54,16 @@ def shape_of(path: Path, how: How) -> str:
     return "pubmed" if re.fullmatch(r"###\S+\s*", first) and "\t" in second else "plain"
 
 
+def has_columns(path: Path) -> bool:
+    """Whether a txt file holds rows of several columns, and no text: JSON lines, or a form with labels or tabs."""
+    how = How(())
+    if shape_of(path, how) != "plain" or _labeled(path, how):
+        return True
+    sample = [line.rstrip("\r\n").split("\t") for _, line in islice(full_lines(path, how), SAMPLE)]
+    alike = len({len(fields) for fields in sample}) == 1
+    return alike and len(sample) > 1 and len(sample[0]) > 1 and all(map(str.strip, sample[0]))
+
+
 def plain_records(path: Path, how: How) -> Records:
     """Rows of plain text, with the one column ``text``.
 

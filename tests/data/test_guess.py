@@ -477,6 +477,28 @@ def test_a_text_is_a_text_whatever_its_name_says(tmp_path: Path) -> None:
     assert f'train = "{tmp_path}"' in first_job([tmp_path], tmp_path / "job.toml")[0]
 
 
+@pytest.mark.parametrize("name", ["rows.csv", "rows.tsv", "rows.xlsx"])
+@pytest.mark.parametrize("title", ["Reports of 2024", "Reports"])
+def test_a_title_above_the_names_of_columns_is_refused(tmp_path: Path, name: str, title: str) -> None:
+    """The table was taken for one without a header, or of one column, and a job trained on the text itself."""
+    rows = [[text(i), "eye", i] for i in range(9)]
+    frame = pandas.DataFrame([[title, None, None], ["Report", "label", "id"], *rows])
+    if name == "rows.xlsx":
+        pytest.importorskip("openpyxl")
+        frame.to_excel(tmp_path / name, index=False, header=False)
+    else:
+        frame.to_csv(tmp_path / name, index=False, header=False, sep="," if name == "rows.csv" else "\t")
+    with pytest.raises(UserError, match=f"{name}: the first line, '{title}', is a title; expected the names"):
+        sample(tmp_path / name)
+
+
+def test_a_first_line_with_one_usual_name_is_no_title(tmp_path: Path) -> None:
+    """The other columns of these tables have no names."""
+    for first, second in ((",text", "0,label"), ("text,", "label,text"), ("a title,", "of a,table")):
+        (tmp_path / "rows.csv").write_text(f"{first}\n{second}\n1,one\n2,two\n", "utf-8")
+        assert sample(tmp_path / "rows.csv").columns
+
+
 TXT_TABLE = "text\tlabel\nThe heart is enlarged.\teye\nThe skin is dry.\theart\n"
 TXT_WORDS = "The O\nheart B-organ\n\nA O\nlung B-organ\n"
 TXT_JSON = '{"text": "The heart is enlarged.", "label": "eye"}\n'

@@ -39,6 +39,12 @@ def is_header(first: Sequence[str], rows: Sequence[Sequence[str]], wanted: Seque
     return all(map(_long_title, filled)) and any(map(_unlike, first, values))
 
 
+def heads_a_table(first: Sequence[str], second: Sequence[str]) -> bool:
+    """Whether a first line is the title of a table, whose columns only the second line names."""
+    both = [[plain_name(field) for field in line if field] for line in (first, second)]
+    return len(both[0]) == 1 < len(both[1]) and both[0][0] not in USUAL and not USUAL.isdisjoint(both[1])
+
+
 def _title(field: str) -> bool:
     """Whether a field may be a column's title: a few words that are no number and no sentence."""
     return bool(re.fullmatch(r"(#\d )?[^\W\d]([^.!?]|\.(?=\w)){0,39}", field)) and len(field.split()) <= 4

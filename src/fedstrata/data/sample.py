@@ -27,7 +27,7 @@ from fedstrata.data.forms.words import (
     numbers_sentences,
     plain_letters,
 )
-from fedstrata.data.header import is_header
+from fedstrata.data.header import heads_a_table, is_header
 from fedstrata.data.read import WORD_END, files_in, files_of_a_kind, read
 from fedstrata.errors import UserError
 
@@ -207,6 +207,9 @@ def _table(path: Path, wanted: Sequence[str]) -> Sample:
     else:
         rows = [line.split(between) for _, line in islice(full_lines(path, How(())), ROWS)] or [[]]
     titles = [field.strip().strip('"') for field in rows[0]]
+    if len(rows) > 2 and heads_a_table(titles, [field.strip().strip('"') for field in rows[1]]):
+        title = next(filter(None, titles))
+        raise UserError(f"{path}: the first line, {title[:40]!r}, is a title; expected the names of the columns")
     named = not titles or _named(titles, rows, wanted) or (kind == ".xlsx" and len(titles) < max(map(len, rows)))
     if named:
         check(path, titles, [title for title in titles if title])

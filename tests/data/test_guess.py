@@ -518,6 +518,18 @@ def test_txt_files_of_rows_are_told_apart_by_their_names(tmp_path: Path, rows: s
     assert list(data["train"]) == ["one", "two"]
 
 
+@pytest.mark.parametrize("name", ["rows", "rows.md"])
+def test_a_file_with_an_extension_that_says_nothing_is_looked_at_as_a_txt_file(tmp_path: Path, name: str) -> None:
+    """Lines with commas were taken for CSV: line 2 was said to have 11 fields instead of 5."""
+    for rows in (TXT_TABLE, TXT_WORDS, TXT_JSON, TXT_ABSTRACT, TXT_QUESTIONS, "A, b, c.\nA text, too.\n"):
+        for file in (tmp_path / name, tmp_path / "rows.txt"):
+            file.write_text(rows, "utf-8")
+        assert sample(tmp_path / name) == sample(tmp_path / "rows.txt")
+    (tmp_path / name).write_bytes(b"PK\0\1")
+    with pytest.raises(UserError, match=rf"{name}: the extension '.*' is not known and the content is no text"):
+        sample(tmp_path / name)
+
+
 @pytest.mark.parametrize("document", ["", "\tIndented.\n\tTwice.\n", "One line\twith a tab.\n", "a\tb\nc\n"])
 def test_txt_files_are_documents_if_one_of_them_is(tmp_path: Path, document: str) -> None:
     (tmp_path / "old_train.txt").write_text(TXT_TABLE, "utf-8")

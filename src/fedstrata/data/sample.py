@@ -12,7 +12,7 @@ from statistics import mean
 from typing import Any
 
 from fedstrata.data.column_names import CLIENTS, plain_name
-from fedstrata.data.forms import extension, records
+from fedstrata.data.forms import FORMS, by_content, extension, known, records
 from fedstrata.data.forms.data_sets import saved, saved_columns
 from fedstrata.data.forms.how import How, Records, check
 from fedstrata.data.forms.objects import holds_object, parquet_columns
@@ -76,17 +76,25 @@ def sample(path: Path, wanted: Sequence[str] = (), tagged: bool = False) -> Samp
         raise UserError(f"{path}: there is no such file or folder")
     if path.is_dir():
         return _folder(path, wanted, tagged)
-    if extension(path) == ".parquet":
+    if not known(path):
+        by_content(path, How(()), FORMS)
+    kind = _kind(path)
+    if kind == ".parquet":
         return _taken(records(path, How(tuple(parquet_columns(path)))), path)
     if named := _of_words(path, tagged):
         return _sentences(path, named)
-    first = next(full_lines(path, How(())), (0, ""))[1] if extension(path) == ".txt" else ""
-    if extension(path) in TABLES or ("\t" in first and shape_of(path, How(())) == "plain"):
+    first = next(full_lines(path, How(())), (0, ""))[1] if kind == ".txt" else ""
+    if kind in TABLES or ("\t" in first and shape_of(path, How(())) == "plain"):
         found = _table(path, wanted)
     else:
         found = _taken(_plain(path), path)
     words = _words_of_table(found, wanted, tagged)
     return _sentences(path, [*words, *(name for name in found.columns if name not in words)]) if words else found
+
+
+def _kind(path: Path) -> str:
+    """A file's extension; one that says nothing counts as ``.txt``, as in a run."""
+    return extension(path) if known(path) else ".txt"
 
 
 def holds_text(path: Path) -> bool:
@@ -132,7 +140,7 @@ def _tags(values: Sequence[Any]) -> bool:
 
 def _plain(path: Path) -> Records:
     """The records of a file that is no table by its extension, with all columns it shows."""
-    if extension(path) != ".txt":
+    if _kind(path) != ".txt":
         return records(path, How(()))
     if shape_of(path, How(())) in ("json", "pubmed"):
         return txt_records(path, How(()))
@@ -198,7 +206,7 @@ def holds_words(lists: Sequence[Sequence[Any]]) -> bool:
 
 def _table(path: Path, wanted: Sequence[str]) -> Sample:
     """Of a file with fields between delimiters, or a sheet; a first line unlike the others is a header."""
-    kind = extension(path)
+    kind = _kind(path)
     between = likeliest_delimiter(path, How(())) if kind == ".csv" else "\t"
     if kind == ".csv":
         rows = first_rows(path, How(()), between, ROWS)
@@ -228,7 +236,7 @@ def _named(titles: Sequence[str], rows: Sequence[Sequence[str]], wanted: Sequenc
 
 def _of_words(path: Path, tagged: bool) -> list[str]:
     """Of a file with a word and its tag in each line, by its extension or first lines, both columns and others."""
-    if extension(path) not in (*WORD_FILES, ".txt", ".tsv", ".tab"):
+    if _kind(path) not in (*WORD_FILES, ".txt", ".tsv", ".tab"):
         return []
     full = (line for _, line in full_lines(path, How(())) if not COMMENT.fullmatch(line.strip()))
     lines = list(islice(full, 200))

@@ -56,7 +56,7 @@ def records(path: Path, how: How) -> Records:
             or, in reading, the file is malformed or lacks a column.
     """
     forms = WORD_FORMS if how.words else FORMS
-    form = forms.get(extension(path)) or _by_content(path, how, forms)
+    form = forms.get(extension(path)) or by_content(path, how, forms)
     if how.documents == "lines":
         return form(path, how)
     if form is not txt_records or how.names or how.delimiter or shape_of(path, how) != "plain":
@@ -66,8 +66,12 @@ def records(path: Path, how: How) -> Records:
     return plain_records(path, how)
 
 
-def _by_content(path: Path, how: How, forms: Mapping[str, Form]) -> Form:
-    """The form of a file whose extension says nothing."""
+def by_content(path: Path, how: How, forms: Mapping[str, Form]) -> Form:
+    """The form of a file whose extension says nothing.
+
+    Raises:
+        UserError: its content is no text, or cannot be read.
+    """
     try:
         with binary(path) as file:
             sample = file.read(SAMPLE)

@@ -269,6 +269,21 @@ def test_a_folder_of_save_to_disk_is_a_data_set_with_the_names_of_its_classes() 
         found("one")
 
 
+def test_lines_of_fasttext() -> None:
+    write("ft.txt", "__label__pos A fine film .\n\n__label__neg  It is __label__ , not more .\n")
+    rows = found("ft.txt")
+    assert rows.columns == {"text": ["A fine film .", "It is __label__ , not more ."], "label": ["pos", "neg"]}
+    assert notes(rows.found) == ["ft.txt: lines in fastText's form"]
+    assert found("ft.txt", "text").columns["text"] == rows.columns["text"], "without the labels"
+    write("several.txt", "__label__a __label__b Two of them .\n")
+    assert found("several.txt", "text").columns["text"] == ["Two of them ."]
+    with refused("several.txt, line 1: column 'label' holds a list"):
+        found("several.txt")
+    write("late.txt", "__label__pos A fine film .\nno label\n")
+    with refused("late.txt, line 2: found 'no label', expected __label__LABEL and a text"):
+        found("late.txt")
+
+
 LABELS = {"names": ["no", "yes"], "_type": "ClassLabel"}
 
 

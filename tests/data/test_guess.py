@@ -503,10 +503,14 @@ TXT_TABLE = "text\tlabel\nThe heart is enlarged.\teye\nThe skin is dry.\theart\n
 TXT_WORDS = "The O\nheart B-organ\n\nA O\nlung B-organ\n"
 TXT_JSON = '{"text": "The heart is enlarged.", "label": "eye"}\n'
 TXT_ABSTRACT = "###1\nAIM\tTo see.\nEND\tIt was seen.\n"
+TXT_FASTTEXT = "__label__eye The heart is enlarged.\n__label__heart The skin is dry.\n"
 TXT_QUESTIONS = "DESC:def What is a heart ?\nNUM:count How many are there ?\n"
 
 
-@pytest.mark.parametrize("rows", [TXT_TABLE, TXT_WORDS, TXT_JSON, TXT_ABSTRACT, TXT_QUESTIONS])
+TXT_ROWS = (TXT_TABLE, TXT_WORDS, TXT_JSON, TXT_ABSTRACT, TXT_FASTTEXT, TXT_QUESTIONS)
+
+
+@pytest.mark.parametrize("rows", TXT_ROWS)
 def test_txt_files_of_rows_are_told_apart_by_their_names(tmp_path: Path, rows: str) -> None:
     """They were taken for documents, as MRPC's msr_paraphrase_train.txt."""
     for name in ("small_train.txt", "small_test.txt", "north/one.txt", "north/two.txt"):
@@ -521,7 +525,7 @@ def test_txt_files_of_rows_are_told_apart_by_their_names(tmp_path: Path, rows: s
 @pytest.mark.parametrize("name", ["rows", "rows.md"])
 def test_a_file_with_an_extension_that_says_nothing_is_looked_at_as_a_txt_file(tmp_path: Path, name: str) -> None:
     """Lines with commas were taken for CSV: line 2 was said to have 11 fields instead of 5."""
-    for rows in (TXT_TABLE, TXT_WORDS, TXT_JSON, TXT_ABSTRACT, TXT_QUESTIONS, "A, b, c.\nA text, too.\n"):
+    for rows in (*TXT_ROWS, "A, b, c.\nA text, too.\n"):
         for file in (tmp_path / name, tmp_path / "rows.txt"):
             file.write_text(rows, "utf-8")
         assert sample(tmp_path / name) == sample(tmp_path / "rows.txt")

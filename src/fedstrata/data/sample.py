@@ -142,7 +142,7 @@ def _plain(path: Path) -> Records:
     """The records of a file that is no table by its extension, with all columns it shows."""
     if _kind(path) != ".txt":
         return records(path, How(()))
-    if shape_of(path, How(())) in ("json", "pubmed"):
+    if shape_of(path, How(())) != "plain":
         return txt_records(path, How(()))
     for wanted in (("text", "label"), ("text",)):
         with suppress(UserError):

@@ -17,12 +17,14 @@ HEADING = re.compile(r"= (?!=).*(?<!=) =")
 """The title of an article in WikiText's form; a section's is ``= = Section = =``."""
 LABELED = re.compile(r"([A-Za-z]\w*):(\w+)[ \t]+(\S.*)")
 """A line ``LABEL:fine text``, as in TREC's questions."""
+FASTTEXT = re.compile(r"((?:__label__\S+[ \t]+)+)(\S.*)")
+"""A line of fastText's: a label or several, and a text."""
 SAMPLE = 20
 """Lines that must all have that form."""
 
 
 def txt_records(path: Path, how: How) -> Records:
-    """Of a txt file by what it holds: JSON lines, PubMed-RCT's or TREC's form, a table, or plain lines."""
+    """Of a txt file by what it holds: JSON lines, fastText's, PubMed-RCT's or TREC's form, a table, or lines."""
     shape = shape_of(path, how)
     if shape == "json":
         how.note(path, "JSON lines")
@@ -30,6 +32,9 @@ def txt_records(path: Path, how: How) -> Records:
     if shape == "pubmed":
         how.note(path, "sentences in PubMed-RCT's form")
         return _pubmed_rct(path, how)
+    if shape == "fasttext":
+        how.note(path, "lines in fastText's form")
+        return _fasttext(path, how)
     if how.delimiter not in (None, "\t"):
         return csv_records(path, how)
     first = next(full_lines(path, how), (0, ""))[1]
@@ -47,10 +52,12 @@ def txt_records(path: Path, how: How) -> Records:
 
 
 def shape_of(path: Path, how: How) -> str:
-    """What a txt file holds, by its first two lines: ``json``, ``pubmed`` or ``plain``."""
+    """What a txt file holds, by its first two lines: ``json``, ``fasttext``, ``pubmed`` or ``plain``."""
     first, second = [*(line for _, line in islice(full_lines(path, how), 2)), "", ""][:2]
     if holds_object(first):
         return "json"
+    if FASTTEXT.fullmatch(first.strip()):
+        return "fasttext"
     return "pubmed" if re.fullmatch(r"###\S+\s*", first) and "\t" in second else "plain"
 
 
@@ -85,6 +92,16 @@ def plain_records(path: Path, how: How) -> Records:
             row.append(line.rstrip("\r\n"))
     if row:
         yield f"{path}, line {started}", {"text": "\n".join(row)}
+
+
+def _fasttext(path: Path, how: How) -> Records:
+    """Of lines ``__label__LABEL text``; several labels are a list."""
+    check(path, ["text", "label"], how.wanted)
+    for number, line in full_lines(path, how):
+        if not (found := FASTTEXT.fullmatch(line.strip())):
+            raise UserError(f"{path}, line {number}: found {line[:40]!r}, expected __label__LABEL and a text")
+        labels = [word.removeprefix("__label__") for word in found[1].split()]
+        yield f"{path}, line {number}", {"text": found[2], "label": labels if labels[1:] else labels[0]}
 
 
 def _pubmed_rct(path: Path, how: How) -> Records:

@@ -20,12 +20,12 @@ FACTS = "rows.json"
 INTRODUCTION = """\
 # The board
 
-Score against megabytes sent, for methods, adapters and codecs. `make board` writes this page from
+This page compares methods, adapters and codecs by score and megabytes sent. `make board` writes it from
 [`configs/board`](../configs/board/board.toml), where each row was written down before its own runs, and from the
-figures in `docs/board`. Rows were added after others had been seen: LoRA all r8 1 bit, by pilots with one seed
-on development rows of sst2 and jnlpba, to chemprot as well because it had come nearest to FedAvg elsewhere; and
-FedAvg top 1 % to jnlpba, where LoRA r8 1 bit had stayed far below FedAvg in tuning and one test. What has not run
-is said not to have run; nothing is filled in.
+figures in `docs/board`. Two kinds of rows were added after others had been seen. LoRA all r8 1 bit was added after
+pilots with one seed on development rows of sst2 and jnlpba, and to chemprot because it had come nearest to FedAvg
+elsewhere; FedAvg top 1 % to jnlpba, where LoRA r8 1 bit had stayed far below FedAvg in tuning and one test. A row
+that has not run says so; nothing is filled in. A table's title names its start model with a digest of its weights.
 
 ```
 make board DATA=FOLDER MODEL=FOLDER          # run what is missing; kill it at any time, and call it again
@@ -72,9 +72,10 @@ def _protocol(protocol: Protocol, facts: Mapping[str, Any]) -> Iterator[str]:
     yield "".join(f"{fill(point, 115, subsequent_indent='  ')}\n" for point in _points(protocol))
     yield "### Are the test sets large enough?\n"
     text = (
-        "Power of the test of equality for two methods that are equal, planned with the standard deviations in "
-        "`board.toml`: of the difference of one row, and between seeds beyond that. Where the runs spread more, "
-        "the power is less; then a table says how many seeds would have been needed."
+        "The power of the test of equality for two methods that are equal, planned with two standard deviations "
+        "in `board.toml`: that of the difference at a single test row, and that between seeds beyond it. Where "
+        "runs vary more, the power is lower; then the text below a table says how many seeds would have been "
+        "needed."
     )
     yield fill(text, 115) + "\n"
     yield _lines(
@@ -92,34 +93,34 @@ def _points(protocol: Protocol) -> Iterator[str]:
     margins = ", ".join(f"{value:g} {metric}" for metric, value in protocol.margins.items())
     first, second = protocol.tuning["seeds"]
     yield (
-        f"* **{protocol.clients} clients**; rows are dealt to them iid or by Dirichlet(0.5) over the labels. "
+        f"* **{protocol.clients} clients**: rows are partitioned iid or by Dirichlet(0.5) over the labels. "
         "All take part in every round."
     )
     yield (
-        f"* **Tuning**, for each row by itself, on development rows: every learning rate for "
-        f"{protocol.tuning['first_share']:g} of the rounds (seed {first}); the best {protocol.tuning['keep']}, "
-        f"and the best one with the other server rates, for all rounds (seed {second}). The rates and the round "
+        f"* **Tuning**: each row by itself, on development rows. First every learning rate runs for "
+        f"{protocol.tuning['first_share']:g} of the rounds (seed {first}); then the best {protocol.tuning['keep']}"
+        f", and the best one with the other server rates, for all rounds (seed {second}). The rates and the round "
         "with the best score are taken. Dirichlet uses what was found for iid."
     )
     yield (
-        f"* **Test**: seeds {', '.join(map(str, protocol.seeds))}, each scored on its own fold of the test rows, "
-        "of as many folds; no tuning has seen them. So the spread over the seeds holds the choice of test rows "
-        "too, and a comparison is one of pairs."
+        f"* **Test**: seeds {', '.join(map(str, protocol.seeds))}. The test rows, which no tuning has seen, are "
+        "cut into as many folds, and each seed is scored on its own. So the spread over the seeds includes the "
+        "choice of test rows, and two rows are compared seed by seed."
     )
     yield (
-        f"* **Equal** means: the two one-sided t-tests of the paired differences, at {protocol.alpha:g} each, "
+        f"* **Equal** means: two one-sided t-tests of the paired differences, at {protocol.alpha:g} each, "
         f"show that the true difference is within the margin: {margins}. A large p of an ordinary test proves "
-        'nothing. "No worse" is shown against one side of the margin alone. p, of equality, is corrected for the '
-        "rows of a table by Holm's method. Better, worse and no worse are what the interval of a row by itself "
-        "says, without such a correction. A difference above 0 is in the row's favor, of a loss too."
+        'nothing. "No worse" is shown against one side of the margin alone. The p of equality is corrected for '
+        "the rows of a table by Holm's method. Better, worse and no worse are what the interval of a row by "
+        "itself says, without such a correction. A difference above 0 is in the row's favor, of a loss too."
     )
     yield (
-        f"* **Denominator**: bytes up and down of {DENOMINATOR} in fp32 with its own best rates and rounds. "
-        "No row counts the initial download."
+        f"* **Share of {DENOMINATOR}'s bytes**: bytes up and down, divided by those of {DENOMINATOR} in fp32 with "
+        "its own best rates and rounds. No row counts the initial download."
     )
     yield (
-        "* **Gain**: from always predicting the most frequent class (mlm: from the start model) to "
-        f"`{BOUND}`, tuned in the same way."
+        "* **Gain**: 0 % is the score of always predicting the most frequent class (mlm: of the start model), "
+        f"100 % that of `{BOUND}`, tuned in the same way."
     )
     yield f"* **Budget**: {protocol.hours:g} hours, {protocol.parallel} cells at a time."
 
@@ -167,13 +168,13 @@ def _table(protocol: Protocol, table: Table, picture: str | None) -> Iterator[st
     header = ["row", table.metric, "of the gain", *costs, "difference (90 %)", "p (Holm)", "verdict"]
     yield _lines(header, [_entry(protocol, table, entry) for entry in table.entries])
     if table.start is not None and table.metric == "loss":
-        yield f"The start model has a loss of {score(table.start)}, from which the gains count.\n"
+        yield f"The gain counts from the loss of the start model, {score(table.start)}.\n"
     seeds = [entry.seeds for entry in table.entries if entry.test and entry.test.verdict == "not shown"]
     if seeds:
         most = "over 100" if None in seeds else str(max(seed for seed in seeds if seed))
         text = (
-            f"Where nothing is shown, a test with power {protocol.test_power:g} would have needed up to {most} "
-            "seeds, had the two been equal with the spread that was seen."
+            f'For the rows with "not shown", a test with power {protocol.test_power:g} would have needed up to '
+            f"{most} seeds, if they were equal to {DENOMINATOR} and varied as much as they did here."
         )
         yield fill(text, 115) + "\n"
 
@@ -230,8 +231,8 @@ def _tuning(protocol: Protocol, found: Sequence[Table]) -> Iterator[str]:
         yield "Nothing yet.\n"
         return
     text = (
-        "Scores are the best on development rows. A rate at the edge of its grid, or a best round that was the "
-        "last one tried, says that a wider grid may find more."
+        "Scores are the best on development rows. Where the chosen rate is at the edge of its grid, or the best "
+        "round was the last one tried, a wider grid may find a better one."
     )
     yield fill(text, 115) + "\n"
     yield _lines(["table", "row", "chosen", "remark", "pruned"], rows)

@@ -58,7 +58,7 @@ def fedbfpt(protocol: Protocol, table: Table) -> str | None:
     if not surely:
         open_rows = [other.row.name for other in table.entries if not other.whole]
         rest = f" ({', '.join(open_rows)}: not run)" if open_rows else ""
-        return f"{said}; of the rows that have run none is shown to do better with as few{rest}."
+        return f"{said}; no other row that has run is shown to do better with as few{rest}."
     best = max(surely, key=lambda other: other.gain or 0)
     assert best.mean is not None
     assert entry.mean is not None
@@ -76,7 +76,7 @@ def fedbt(protocol: Protocol, table: Table) -> str | None:
     front = table.front()
     won = [entry.row.name for entry in mine if entry in front]
     if won:
-        return f"{' and '.join(won)}: of the rows that have run none has a better mean score with as few bytes."
+        return f"{' and '.join(won)}: no other row that has run has a better mean score with as few bytes."
     beaten = [
         f"{entry.row.name} is beaten by {max(_cheaper(table, entry), key=lambda o: o.gain or 0).row.name}"
         for entry in mine

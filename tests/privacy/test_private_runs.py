@@ -210,6 +210,33 @@ def test_stages_that_deal_the_same_rows_otherwise_have_no_epsilon_together(job: 
     assert fedstrata.run(made).privacy == before["privacy"]
 
 
+@pytest.mark.parametrize("source", ["list", "copy", "part"])
+def test_so_have_stages_that_deal_the_same_texts_from_other_sources(
+    job: Jobs, sentences_csv: Path, tmp_path: Path, source: str
+) -> None:
+    """The same file under another name, and a file with some of its texts and other labels."""
+    lines = sentences_csv.read_text("utf-8").splitlines(keepends=True)
+    copy = tmp_path / "copy.csv"
+    copy.write_text("".join(lines if source == "copy" else [lines[0], *lines[:4:-1]]), "utf-8")
+    train = [str(sentences_csv)] if source == "list" else str(copy)
+    made = {**private(job, "fedavg", EXAMPLE), "stages": [{"name": "a"}, {"name": "b"}]}
+    made["stages"][0] |= {"data": {"train": train}, "clients": {"count": 2}}
+    [before] = fedstrata.forecast(made).values()
+    assert before["privacy"]["epsilon"] is None
+    assert "deal the same rows" in before["privacy"]["why"]
+    assert fedstrata.run(made).privacy == before["privacy"]
+
+
+@pytest.mark.parametrize(("count", "none"), [(2, True), (3, False)])
+def test_so_have_stages_of_a_source_that_is_not_there(job: Jobs, count: int, none: bool) -> None:
+    """A forecast knows no text then: clients of other numbers would have others."""
+    made = private(job, "fedavg", EXAMPLE, data={"train": "nowhere.csv", "test": None})
+    made["data"].pop("test")
+    made["stages"] = [{"name": "a", "clients": {"count": count}}, {"name": "b"}]
+    [before] = fedstrata.forecast(made).values()
+    assert (before["privacy"]["epsilon"] is None) is none
+
+
 @pytest.mark.parametrize(
     "first",
     [
@@ -221,7 +248,7 @@ def test_stages_that_deal_the_same_rows_otherwise_have_no_epsilon_together(job: 
 def test_stages_whose_clients_keep_their_rows_add_up(job: Jobs, sentences_csv: Path, first: Any) -> None:
     """Also where a stage has rows of its own, which are in no other."""
     others = sentences_csv.with_name("others.csv")
-    others.write_bytes(sentences_csv.read_bytes())
+    others.write_text(sentences_csv.read_text("utf-8").replace(".", " there."), "utf-8")
     first = {**first, "data": {"train": str(others)}} if "data" in first else first
     made = private(job, "fedavg", EXAMPLE)
     [alone] = fedstrata.forecast(made).values()

@@ -1,4 +1,4 @@
-"""Fingerprints of rows: whether a run that goes on has the rows that it began with."""
+"""Fingerprints: whether a run goes on with the rows it began with, and whether stages have the same texts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import numpy as np
 
 from fedstrata.data.prepare import Prepared
 from fedstrata.data.read import Rows
+from fedstrata.data.rows import text_columns
+from fedstrata.job.tables import Job
 from fedstrata.plan.kinds import Index
 
 Fingerprints = dict[str, dict[str, list[Any]]]
@@ -38,6 +40,20 @@ def difference(before: Mapping[str, Any], now: Fingerprints) -> str | None:
     same, whose, old, new = min(found, key=lambda each: each[0])
     counts = f"{old} of them, as before" if same else f"there were {old}, now {new}"
     return f"{whose} are not those it began with ({counts})"
+
+
+def text_digests(job: Job, data: Prepared) -> dict[str, Index]:
+    """Client -> a digest of every text in its rows, ``[n]``; each text of a pair is one."""
+    columns = [data.train.columns[name] for name in text_columns(job)]
+
+    def digest(text: str) -> int:
+        found = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
+        return int.from_bytes(found, "big", signed=True)
+
+    return {
+        client: np.asarray([digest(values[i]) for values in columns for i in rows.tolist()], np.int64)
+        for client, rows in data.shards.items()
+    }
 
 
 def _each(rows: Rows, shards: Mapping[str, Index]) -> dict[str, list[Any]]:

@@ -63,7 +63,7 @@ def forecast(source: JobSource, overrides: Overrides, options: ForecastOptions) 
             name = " → ".join(dict.fromkeys(method_name(job.method) for job in jobs))
             costs[name] = _together(stages, options.bandwidth, options.gflops)
             told = [(job.stage, stage["privacy"]) for job, stage in zip(jobs, stages, strict=True)]
-            otherwise = dealt_otherwise(jobs, [profile.rows for profile in profiles])
+            otherwise = dealt_otherwise(jobs, [profile.texts for profile in profiles])
             costs[name]["privacy"] = combined_privacy(told, otherwise)
             if options.units is not None:
                 costs[name]["units"] = [

@@ -6,10 +6,12 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import torch
 
+from fedstrata.data.fingerprint import text_digests
 from fedstrata.data.partition import check_partition, client_names
 from fedstrata.data.prepare import NO_DATA, Prepared, prepare, source_names
 from fedstrata.errors import UserError
@@ -31,7 +33,7 @@ class DataProfile:
     Attributes:
         lengths: tokens of every example, ``[n]``.
         shards: client -> its examples.
-        rows: client -> its rows.
+        texts: makes, for each client, a digest of every text that it holds.
         labels: class names, where they are known.
         source: where this comes from, a sentence.
         tests: makes, for each client, the tokens of every example that it is scored on.
@@ -39,7 +41,7 @@ class DataProfile:
 
     lengths: Index
     shards: dict[str, Index]
-    rows: dict[str, Index]
+    texts: Callable[[], dict[str, Index]]
     labels: tuple[str, ...] | None
     source: str
     tests: Callable[[], dict[str, Index]]
@@ -90,6 +92,7 @@ def longest_text(model: str, kind: str) -> int:
 
 def _of_data(job: Job, data: Prepared, model: str, longest: int, tokens: int | None) -> DataProfile:
     """Of the job's own rows; without a tokenizer, or where the caller names a length, all have the same length."""
+    texts = functools.cache(lambda: text_digests(job, data))
     try:
         if tokens is not None:
             raise UserError(f"--tokens says {tokens}")
@@ -101,7 +104,7 @@ def _of_data(job: Job, data: Prepared, model: str, longest: int, tokens: int | N
         return DataProfile(
             lengths=np.full(len(data.train), longest, dtype=np.int64),
             shards=data.shards,
-            rows=data.shards,
+            texts=texts,
             labels=data.labels,
             source=f"{len(data.train)} training rows of the job's data at {longest} tokens each ({error})",
             tests=lambda: tests,
@@ -109,7 +112,7 @@ def _of_data(job: Job, data: Prepared, model: str, longest: int, tokens: int | N
     return DataProfile(
         lengths=train.lengths,
         shards={name: train.of_rows(rows) for name, rows in data.shards.items()},
-        rows=data.shards,
+        texts=texts,
         labels=data.labels,
         source=f"{len(train)} training examples of the job's data",
         tests=functools.cache(lambda: _test_lengths(job, data, model)),
@@ -126,12 +129,13 @@ def _without_data(job: Job, each: int, longest: int, reason: str) -> DataProfile
             f"--examples: {each:,} at each of {number:,} clients; expected at most {MOST_EXAMPLES:,} in all"
         )
     shards = {name: np.arange(i * each, (i + 1) * each) for i, name in enumerate(names)}
+    source = np.asarray([crc32(repr(job.data.train).encode())])  # in place of texts: all clients share one source
     share = job.clients.test or job.data.holdout * number
     tests = dict.fromkeys(names, np.full(max(1, round(share * each)), longest, dtype=np.int64))
     return DataProfile(
         lengths=np.full(number * each, longest, dtype=np.int64),
         shards=shards,
-        rows=shards,
+        texts=lambda: dict.fromkeys(names, source),
         labels=tuple(job.task.labels) if job.task.labels else None,
         source=f"{each} examples of {longest} tokens at each of {number} clients{reason}",
         tests=lambda: tests,

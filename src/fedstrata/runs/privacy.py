@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from fedstrata.client.private import noise_of, share_of_noise, spending
 from fedstrata.data.prepare import population
 from fedstrata.errors import UserError
@@ -151,28 +149,36 @@ def _spent(job: Job, examples: int, rounds: int) -> Record:
     }
 
 
-def dealt_otherwise(jobs: Sequence[Job], shards: Sequence[Mapping[str, Index]]) -> bool:
-    """Whether some stages deal the same rows to their clients in different ways.
+def dealt_otherwise(jobs: Sequence[Job], texts: Sequence[Callable[[], Mapping[str, Index]]]) -> bool:
+    """Whether some stages deal the same texts to their clients in different ways, from whichever files.
 
-    What a row has spent is then not what the client of one name has: it is at another one in each of them. Between
-    sites nobody deals rows.
+    What a text has spent is then not what the client of one name has: it is at another one in each of them.
+    Between sites nobody deals rows.
 
     Args:
         jobs: the stages' jobs.
-        shards: of each stage, client -> its rows.
+        texts: of each stage, makes client -> digests of its texts, see
+            :func:`fedstrata.data.fingerprint.text_digests`.
     """
+    if len(jobs) == 1 or all(job.privacy.level == "none" for job in jobs):
+        return False
     held = [
-        (job.data.train, population(job.method.population, own))
-        for job, own in zip(jobs, shards, strict=True)
+        _held(population(job.method.population, own()))
+        for job, own in zip(jobs, texts, strict=True)
         if not job.between_sites
     ]
-    pairs = itertools.combinations(held, 2)
-    return any(source == other and not _same(own, others) for (source, own), (other, others) in pairs)
+    return any(
+        one[text] != other[text] for one, other in itertools.combinations(held, 2) for text in one.keys() & other
+    )
 
 
-def _same(one: Mapping[str, Index], other: Mapping[str, Index]) -> bool:
-    """Whether clients of the same names hold the same rows."""
-    return one.keys() == other.keys() and all(np.array_equal(rows, other[name]) for name, rows in one.items())
+def _held(texts: Mapping[str, Index]) -> dict[int, set[str]]:
+    """Text -> whose it is."""
+    held: dict[int, set[str]] = {}
+    for client, own in texts.items():
+        for text in own.tolist():
+            held.setdefault(text, set()).add(client)
+    return held
 
 
 def combined_privacy(stages: Sequence[tuple[str, Record | None]], otherwise: bool = False) -> Record | None:

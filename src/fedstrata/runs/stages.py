@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from fedstrata.client.model_options import adapter_of, check_head, head_of
 from fedstrata.client.setup import check_plans, init_seed, make_ready, resolve_jobs
 from fedstrata.client.sharing import parts_with_sharing
 from fedstrata.client.start_model import model_path, write_outline
-from fedstrata.data.fingerprint import fingerprints
+from fedstrata.data.fingerprint import fingerprints, text_digests
 from fedstrata.data.prepare import Prepared, population
 from fedstrata.engines.choice import Choice
 from fedstrata.engines.processes import Nursery
@@ -111,7 +112,7 @@ def run_stages(
                 results[job.stage] = run_stage(stage, begin, lambda: keep_choices(jobs, folder))
     if len(jobs) == 1:
         return results[jobs[0].stage]
-    otherwise = dealt_otherwise(jobs, [rows.shards for rows in data])
+    otherwise = dealt_otherwise(jobs, [partial(text_digests, *each) for each in zip(jobs, data, strict=True)])
     whole = combine_stages(list(results.values()), folder, otherwise)
     write_cards(folder, starts[0])
     return whole

@@ -13,6 +13,7 @@ from fedstrata.audits.figures import (
     best_threshold,
     common_sequence,
     detection,
+    distance,
     mean,
     rouge_l,
     share,
@@ -45,6 +46,21 @@ def test_noise_holds_chance_and_a_signal_does_not() -> None:
     assert noise.holds_chance
     assert not signal.holds_chance
     assert not area(truth.astype(float), truth).holds_chance
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5, 23])
+def test_a_distance_of_shares_holds_chance_under_noise(classes: int) -> None:
+    """With two classes, which are equally far off, the bootstrap has no width, and with few hardly any."""
+    draw = np.random.default_rng(7)
+    kept = 0
+    for _ in range(100):
+        true = np.bincount(draw.integers(0, classes, 8), minlength=classes) / 8
+        guessed = np.maximum(draw.normal(1 / classes, 1, classes), 1e-9)
+        kept += distance(guessed / guessed.sum(), true).holds_chance
+    assert kept >= 90
+    found = distance(np.eye(23)[0] * 0.9 + 0.1 / 23, np.eye(23)[0])
+    assert found.value == pytest.approx(0.1 * 22 / 23)
+    assert not found.holds_chance
 
 
 def test_an_area_along_one_direction_holds_chance_under_noise() -> None:

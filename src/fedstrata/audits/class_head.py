@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fedstrata.audits.bench import Bench
-from fedstrata.audits.figures import Figure, Floats, best_threshold, detection, mean
+from fedstrata.audits.figures import Floats, best_threshold, detection, distance
 from fedstrata.audits.finding import Finding, View, read_words
 from fedstrata.audits.play import Played
 from fedstrata.audits.replay import moved_beyond
@@ -59,7 +59,7 @@ def _read(view: View, what: str, along: Mapping[str, torch.Tensor | None]) -> Fi
         sentence = f"from the classifier's {what} nothing is read: nothing that has a class took part"
         return Finding("class_head", f"classifier {what}", view.setting, {}, sentence)
     figures = detection(scores, true > 0, best_threshold(shadow, shadow_true > 0))
-    figures["total variation"] = _distance(_estimate(scores, shadow, shadow_true), true)
+    figures["total variation"] = distance(_estimate(scores, shadow, shadow_true), true)
     off = figures["total variation"]
     sentence = (
         f"from the classifier's {what} the server {read_words(figures, 'classes that the client has')}; its "
@@ -118,10 +118,3 @@ def _estimate(scores: Floats, shadow: Floats, shares: Floats) -> Floats:
     slope, offset = np.polyfit(shadow, shares, 1) if np.ptp(shadow) > 0 else (0.0, 1 / len(scores))
     guessed = np.maximum(slope * scores + offset, 0.0)
     return guessed / guessed.sum() if guessed.sum() > 0 else np.full(len(scores), 1 / len(scores))
-
-
-def _distance(estimate: Floats, true: Floats) -> Figure:
-    """Total variation; its interval is over the classes."""
-    half, chance = len(true) / 2, float(np.abs(1 / len(true) - true).sum() / 2)
-    found = mean(list(np.abs(estimate - true)))
-    return Figure(half * found.value, half * found.low, min(1.0, half * found.high), chance)

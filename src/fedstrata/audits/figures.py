@@ -69,6 +69,27 @@ def mean(values: Sequence[float], chance: float | None = None) -> Figure:
     return Figure(float(found.mean()), float(low), float(high), chance)
 
 
+def distance(estimate: Floats, true: Floats) -> Figure:
+    """Total variation between shares, of which chance takes all to be equal; lower is better.
+
+    Its interval is the bootstrap's over the classes, and at least as wide as the distances of the estimate spread
+    around chance where it is dealt to the classes at random. The bootstrap alone has no width for two classes,
+    which are equally far off: noise would have told them every time.
+
+    Args:
+        estimate: of the share of each class, ``[C]``.
+        true: the shares, ``[C]``.
+    """
+    half, chance = len(true) / 2, float(np.abs(1 / len(true) - true).sum() / 2)
+    over_classes = mean(list(np.abs(estimate - true)))
+    value = half * over_classes.value
+    dealt = np.random.default_rng(0).permuted(np.tile(estimate, (DRAWS, 1)), axis=1)
+    away = np.abs(dealt - true).sum(1) / 2 - chance
+    spread = float(stats.norm.ppf((1 + LEVEL) / 2) * np.sqrt(np.mean(np.square(away))))
+    low, high = min(half * over_classes.low, value - spread), max(half * over_classes.high, value + spread)
+    return Figure(value, max(0.0, low), min(1.0, high), chance)
+
+
 def exponential_mean(values: Sequence[float], chance: float, most: float) -> Figure:
     """The mean of few values of 0 to ``most`` that by chance are exponentially distributed, as exposures are.
 

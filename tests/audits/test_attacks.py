@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import fedstrata
-from fedstrata.audits import activations, embeddings
+from fedstrata.audits import activations, embeddings, hidden_states
 from fedstrata.audits.replay import moved_beyond
 from fedstrata.client.feature_cache import FeatureCache
 from fedstrata.client.optimizer import step
@@ -231,6 +231,25 @@ def test_one_vector_for_a_text_gives_less(audited: Audited) -> None:
     found = figures(stage, "hidden_states", "all texts", "ridge probe")
     assert found["auc"]["low"] > 0.5
     assert found["precision"]["value"] < 1.0
+
+
+def test_which_words_are_common_is_not_read_from_a_vector(
+    audited: Audited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vectors that tell nothing leave a reader what it has learned from public text, and chance knows as much."""
+    decode = hidden_states.decode_hidden_states
+
+    def noise(*given: Any) -> dict[str, Any]:
+        message = decode(*given)
+        return {**message, "features": torch.randn(message["features"].shape, generator=draw)}
+
+    draw = torch.Generator().manual_seed(0)
+    monkeypatch.setattr(hidden_states, "decode_hidden_states", noise)
+    method = {"variant": "centralized", "head": "mean"}
+    stage = audited("fedfreezebert", "classify", method=method, client={"may_send": ["hidden_states"]})
+    area = figures(stage, "hidden_states", "all texts", "ridge probe")["auc"]
+    assert area["low"] > 0.5
+    assert area["low"] <= area["chance"]
 
 
 @pytest.mark.parametrize("wire", [{}, {"activations_changed": 0.1, "dtype": "fp16"}])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
-from fedstrata.audits.figures import best_threshold, detection
+from fedstrata.audits.figures import area, best_threshold, detection
 from fedstrata.audits.finding import Finding, View, read_words
 from fedstrata.audits.play import Played, flat
 from fedstrata.audits.probes import network_reader, ridge_reader, words_reader
@@ -58,6 +60,9 @@ def _by_text(view: View, client: Tensors, shadow: Tensors) -> list[Finding]:
     guess = np.broadcast_to(view.common(count)[kept.numpy()], scores.shape)
     truth = true[:, kept].numpy()
     figures = detection(scores.ravel(), truth.ravel(), threshold, guess.ravel())
+    usual = np.broadcast_to(view.bench.frequencies[kept.numpy()].astype(np.float64), scores.shape)
+    chance = area(usual.ravel(), truth.ravel()).value  # which words are common is learned from public text alone
+    figures["auc"] = replace(figures["auc"], chance=chance)
     read = read_words(figures, "words of the texts")
     sentence = f"from one vector of each text the server {read}; labels are sent as well"
     return [Finding("hidden_states", "ridge probe", view.setting, figures, sentence)]

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -993,6 +994,32 @@ def test_a_look_at_a_run_of_masked_sums_refuses_what_join_does(town: Town, limit
     reason = told.reason if isinstance(told, RefusalHeader) else ""
     refused = [line for line in looked_at(town, service, job=job) if "would refuse" in line]
     assert ("its limit is" in reason) == bool(refused) == (limit < 91_000)
+
+
+@pytest.mark.parametrize(
+    ("privacy", "said"),
+    [
+        ({}, "the server sees each message of this site by itself, without noise"),
+        ({"sum_only": True}, "the server sees sums of the sites' changes alone, without noise"),
+        (
+            {"level": "client", "epsilon": 4.0, "single_message": True, "delta": 1e-3},
+            r"the server sees each .* by itself, with noise at level 'client': epsilon [56]\.\d+ of this site at "
+            r"most \(delta 1e-05\)",
+        ),
+        (
+            {"level": "client", "noise": 2.0, "clip": 0.125, "sum_only": True, "honest": 2},
+            r"the server sees sums .*, with noise .*: epsilon 3\.\d+ of this site at most \(delta 1e-05\), if "
+            "that of 2 sites is in every sum",
+        ),
+    ],
+)
+def test_who_says_yes_to_a_run_knows_its_noise_and_whether_messages_are_summed(
+    town: Town, privacy: dict[str, Any], said: str
+) -> None:
+    """By the site's own delta, whatever the job's is."""
+    service = town.site(("# honest = 3", "honest = 3"))
+    lines = looked_at(town, service, job=town.job(privacy=privacy))
+    assert any(re.fullmatch(said, line) for line in lines), lines
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.client.poisson import sampling
-from fedstrata.client.private import Private, noise_of
+from fedstrata.client.private import Private, noise_of, private_of
 from fedstrata.errors import UserError
 from fedstrata.job.privacy_rules import check_privacy
 from fedstrata.job.privacy_table import Privacy
@@ -66,14 +66,33 @@ def refusal_of_epsilon(require: Require, private: Private | None, examples: int,
     """Why a run would spend more than a site takes; None where it would not."""
     if require.epsilon is None or private is None:
         return None
-    one = release_of(private, examples)
-    whole = Spending(one.noise, one.rate, one.count * rounds)
-    epsilon = epsilon_of([whole], require.delta, private.table.counted_by)
+    epsilon = _epsilon_of_run(require, private, examples, rounds)
     if epsilon <= require.epsilon:
         return None
     return (
         f"the run's noise promises it epsilon {epsilon:.3g} (delta {require.delta:g}), it takes part up to "
         f"{require.epsilon:g}"
+    )
+
+
+def _epsilon_of_run(require: Require, private: Private, examples: int, rounds: int) -> float:
+    """What a run spends on a site that is asked in every round."""
+    one = release_of(private, examples)
+    whole = Spending(one.noise, one.rate, one.count * rounds)
+    return epsilon_of([whole], require.delta, private.table.counted_by)
+
+
+def protection_of(require: Require, job: Job, examples: int) -> str:
+    """What a run hides of a site with so many examples, for its owner; by the site's own count."""
+    table, private = job.privacy, private_of(job)
+    sees = "sums of the sites' changes alone" if table.sum_only else "each message of this site by itself"
+    if private is None:
+        return f"the server sees {sees}, without noise"
+    epsilon = _epsilon_of_run(require, private, examples, job.method.rounds)
+    share = f", if that of {table.honest} sites is in every sum" if (table.honest or 1) > 1 else ""
+    return (
+        f"the server sees {sees}, with noise at level {table.level!r}: epsilon {epsilon:.3g} of this site at most "
+        f"(delta {require.delta:g}){share}"
     )
 
 

@@ -29,6 +29,7 @@ from fedstrata.plan.plan import Plan, make_plan
 from fedstrata.plan.streams import Streams
 from fedstrata.privacy.fixed_point import WIDTHS
 from fedstrata.sites.messages import HelloHeader
+from fedstrata.sites.noise_account import protection_of
 from fedstrata.sites.permission import Refused, own_component
 from fedstrata.sites.rows_behind import distinct_rows, rows_sampled, rows_trained_on
 from fedstrata.sites.settings import SiteSettings
@@ -59,6 +60,7 @@ class Proposal:
         round_bytes: most bytes that leave in a round.
         bytes: that leave in all rounds; of activations as many in every round as in the first.
         sent: names of the parts that leave in some round.
+        protection: whether the server sees messages or sums, and what noise is over them, a sentence.
         start: bytes of the start model.
         memory: bytes that weights, buffers, gradients and the optimizer take, without what a batch does.
     """
@@ -75,6 +77,7 @@ class Proposal:
     round_bytes: int
     bytes: int
     sent: tuple[str, ...]
+    protection: str
     start: int
     memory: int
 
@@ -85,6 +88,7 @@ class Proposal:
         return [
             f"{self.method}, {plural(self.rounds, 'round')}, a model of {self.parameters:,} parameters",
             f"leaves this site: {words}{sent}",
+            self.protection,
             f"at most {self.round_bytes / 1e6:,.3f} MB in a round, {self.bytes / 1e6:,.3f} MB in all",
             f"of {plural(self.rows, 'row')} of its own, {plural(self.steps, 'step')} in a round; at least "
             f"{plural(self.least, 'row')} behind each message",
@@ -126,11 +130,11 @@ def propose(settings: SiteSettings, hello: HelloHeader, folder: Path, memory: in
     train = examples(job, data.train, data.labels, tokenizer, data.shards.values())
     own = None if data.tests is None else data.tests.values()
     test = examples(job, data.test, data.labels, tokenizer, own)
-    return _added_up(settings.name, job, hello, parts, plans, (data, train, test, tokenizer), needed)
+    return _added_up(settings, job, hello, parts, plans, (data, train, test, tokenizer), needed)
 
 
 def _added_up(
-    name: str,
+    settings: SiteSettings,
     job: Job,
     hello: HelloHeader,
     parts: Parts,
@@ -138,19 +142,18 @@ def _added_up(
     rows: tuple[Prepared, Examples, Examples, Any],
     memory: int,
 ) -> Proposal:
-    data, train, test, tokenizer = rows
+    name, (data, train, test, tokenizer) = settings.name, rows
     index = train.tokens.of_rows(data.shards[name])
     tests = test.tokens.of_rows((data.tests or {}).get(name, data.shards[name][:0]))
     context = _context(name, job, hello, parts, train.tokens.lengths[index], tokenizer)
     request = Request(0, name, plans[0], "train", {}, {})
-    streams = Streams(job.train.seed)
     payload = job.method.exchange
     least, steps = distinct_rows(train, index), 0
     if plans[0].train and payload != "hidden_states":
         if job.privacy.level == "example":
             least = rows_sampled(job.train, least, len(index), request)
         else:
-            least = rows_trained_on(job.train, streams, train, index, request)
+            least = rows_trained_on(job.train, Streams(job.train.seed), train, index, request)
         steps = round_work(context, request)[0]
     sizes = list(_round_bytes(context, payload, plans, request))
     return Proposal(
@@ -166,6 +169,7 @@ def _added_up(
         round_bytes=max(sizes),
         bytes=sum(sizes),
         sent=tuple(part for part in parts.names if any(part in plan.send for plan in plans)),
+        protection=protection_of(settings.require, job, len(index)),
         start=WEIGHT * parts.elements(_held(parts, plans)),
         memory=memory,
     )

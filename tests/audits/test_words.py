@@ -159,6 +159,16 @@ def test_a_head_of_numbers_is_said_to_tell_them(
     assert ("fedstrata audit" in said) == (name == "fedavg")
 
 
+@pytest.mark.parametrize(("head", "told"), [("psum", True), ("hsum", True), ("mean", False)])
+def test_layers_of_a_head_are_said_to_tell_what_layers_tell(job: Jobs, public: str, head: str, told: bool) -> None:
+    """FedFreezeBERT's default head has four: classes alone were named, and nothing said that none reads them."""
+    made = job("fedfreezebert", "classify", 4, method={"head": head})
+    [forecast] = fedstrata.forecast(made).values()
+    assert (f"from the layers {READ['layers']}" in forecast["readable"][0]) is told
+    notes = fedstrata.audit(made, public=public)["stages"][0]["notes"]
+    assert ("layers of the head: no attack here reads layers above the lowest; others may" in notes) is told
+
+
 @pytest.mark.parametrize(
     ("name", "privacy", "words"),
     [

@@ -81,6 +81,7 @@ def _unread(bench: Bench) -> list[str]:
     parts = _sent(bench)
     layers = [part for part in parts if part.kind in ("layer", "adapter") and part.depth is not None]
     upper = [part.name for part in layers if part.depth != bench.lowest]
+    upper += [f"layers of the {part.name}" for part in parts if part.kind == "head" and bench.parts.head_layers]
     read = _first(bench)
     others = [part.name for part in layers if part.depth == bench.lowest and part.name not in read]
     others += [part.name for part in parts if part.kind in ("pooler", "base")]

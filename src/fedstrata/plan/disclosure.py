@@ -125,7 +125,7 @@ def channels(parts: Parts, sent: Iterable[str], target: str) -> dict[Channel, st
         "token_head": "head" in kinds and target == "token",
         "class_head": "head" in kinds and target in ("class", "tag"),
         "number_head": "head" in kinds and target == "number",
-        "layers": "layer" in kinds,
+        "layers": "layer" in kinds or ("head" in kinds and bool(parts.head_layers)),
         "adapters": "adapter" in kinds,
     }
     read = {channel: READ[channel] for channel, there in opened.items() if there}

@@ -123,3 +123,5 @@ def test_rouge_of_texts() -> None:
     assert rouge_l([1, 2], [3, 4]) == 0.0
     assert rouge_l([1, 2, 3, 4], [2, 9, 4]) == pytest.approx(4 / 7)
     assert mean([1.0, 0.0, 1.0, 0.0]).low < 0.5 < mean([1.0, 0.0, 1.0, 0.0]).high
+    one = mean([0.3])  # a step of one text: its interval had no width
+    assert (one.value, one.low, one.high) == (0.3, 0.0, 1.0)

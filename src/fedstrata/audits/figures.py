@@ -59,9 +59,9 @@ def share(hits: int, cases: int, chance: float | None = None) -> Figure:
 
 
 def mean(values: Sequence[float], chance: float | None = None) -> Figure:
-    """A mean, with the interval of the percentile bootstrap over the values."""
-    if not len(values):
-        return Figure(float("nan"), 0.0, 1.0, chance)
+    """A mean of values of 0 to 1, with the interval of the percentile bootstrap over them; of one it is all."""
+    if len(values) < 2:
+        return Figure(float(values[0]) if len(values) else float("nan"), 0.0, 1.0, chance)
     found = np.asarray(values, dtype=np.float64)
     rng = np.random.default_rng(0)
     means = found[rng.integers(0, len(found), (DRAWS, len(found)))].mean(1)

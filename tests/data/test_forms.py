@@ -279,6 +279,8 @@ def test_lines_of_fasttext() -> None:
     assert found("several.txt", "text").columns["text"] == ["Two of them ."]
     with refused("several.txt, line 1: column 'label' holds a list"):
         found("several.txt")
+    write("tabs.txt", "__label__pos\tA fine film .\n")
+    assert found("tabs.txt", "kind", "words", names=["kind", "words"]).columns["kind"] == ["__label__pos"]
     write("late.txt", "__label__pos A fine film .\nno label\n")
     with refused("late.txt, line 2: found 'no label', expected __label__LABEL and a text"):
         found("late.txt")

@@ -32,7 +32,7 @@ def txt_records(path: Path, how: How) -> Records:
     if shape == "pubmed":
         how.note(path, "sentences in PubMed-RCT's form")
         return _pubmed_rct(path, how)
-    if shape == "fasttext":
+    if shape == "fasttext" and not (how.names or how.delimiter):  # else they are what the user says
         how.note(path, "lines in fastText's form")
         return _fasttext(path, how)
     if how.delimiter not in (None, "\t"):

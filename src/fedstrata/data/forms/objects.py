@@ -135,7 +135,10 @@ def parquet_records(path: Path, how: How) -> Records:
 
 
 def _classes(told: bytes, how: How) -> dict[str, list[str]]:
-    """The wanted columns of classes, or of lists of classes, and their names, by what a data set has written."""
+    """The wanted columns of classes, or of lists of classes, and their names, by what a data set has written.
+
+    Not read by ``datasets``, which gives up on all columns where it does not know the kind of one.
+    """
     kinds: Any = {}
     with suppress(ValueError, KeyError, TypeError, RecursionError):
         kinds = json.loads(told)["info"]["features"]

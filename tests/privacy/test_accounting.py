@@ -13,7 +13,10 @@ from scipy import stats
 
 from fedstrata.errors import UserError
 from fedstrata.privacy.accounting import LEAST_NOISE, MOST_RELEASES, Spending, _least, calibrate, epsilon_of
+from fedstrata.privacy.keystream import Keystream
 from fedstrata.privacy.noise import add_gaussian, norm_of, privatized
+
+KEY = bytes(32)
 
 
 @pytest.mark.parametrize(
@@ -118,29 +121,29 @@ def test_a_message_is_clipped_as_a_whole_and_noised_everywhere() -> None:
     shape = (200, 100)
     start = {"a": {"w": torch.full(shape, 2.0)}, "b": {"v": torch.full((100,), -1.0)}}
     sent = {"a": {"w": start["a"]["w"] + 3.0}, "b": {"v": start["b"]["v"] + 4.0}}
-    rng = np.random.default_rng(0)
-    still = privatized(sent, start, 1.0, 0.0, rng)
+    stream = Keystream(KEY)
+    still = privatized(sent, start, 1.0, 0.0, stream)
     changes = [still[part][name] - start[part][name] for part, name in (("a", "w"), ("b", "v"))]
     assert norm_of(changes) == pytest.approx(1.0, abs=1e-4)
     assert float(changes[1][0] / changes[0][0, 0]) == pytest.approx(4 / 3, rel=1e-3)
-    short = privatized(sent, start, 1e6, 0.0, rng)
+    short = privatized(sent, start, 1e6, 0.0, stream)
     torch.testing.assert_close(short, sent)
-    noised = privatized(sent, start, 2.0, 5.0, rng)
+    noised = privatized(sent, start, 2.0, 5.0, stream)
     rest = torch.cat([(noised[p][n] - start[p][n]).flatten() for p, n in (("a", "w"), ("b", "v"))])
     assert float(rest.std()) == pytest.approx(10.0, rel=0.02)
-    none = privatized({**sent, "a": {"w": sent["a"]["w"] * math.inf}}, start, 1.0, 0.0, rng)
+    none = privatized({**sent, "a": {"w": sent["a"]["w"] * math.inf}}, start, 1.0, 0.0, stream)
     torch.testing.assert_close(none, start)
 
 
-def noised(shape: tuple[int, ...], value: float, deviation: float, rng: np.random.Generator) -> torch.Tensor:
+def noised(shape: tuple[int, ...], value: float, deviation: float, stream: Keystream) -> torch.Tensor:
     """A tensor of one value with noise over it."""
     numbers = torch.full(shape, value)
-    add_gaussian(numbers, deviation, rng)
+    add_gaussian(numbers, deviation, stream)
     return numbers
 
 
 def test_gaussian_numbers_are_gaussian() -> None:
-    drawn = noised((50_000,), 0.0, 2.0, np.random.default_rng(0)).numpy()
+    drawn = noised((50_000,), 0.0, 2.0, Keystream(KEY)).numpy()
     assert stats.kstest(drawn / 2.0, "norm").pvalue > 0.01
     assert len(np.unique(drawn)) > 49_000
 
@@ -152,14 +155,14 @@ def test_a_long_tensor_has_the_same_noise_for_any_number_of_threads_and_no_two_p
     shape, found = (50, 170), []
     for threads in (1, 3):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        rng = np.random.default_rng(0)
-        found.append([noised(shape, 0.0, 2.0, rng), noised(shape, 0.0, 2.0, rng)])
+        stream = Keystream(KEY)
+        found.append([noised(shape, 0.0, 2.0, stream), noised(shape, 0.0, 2.0, stream)])
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
     drawn = torch.cat([each.flatten() for each in found[0]]).numpy()
     assert len(np.unique(drawn)) > 16_900
     assert stats.kstest(drawn / 2.0, "norm").pvalue > 0.01
     start = {"a": {"w": torch.zeros(shape)}}
-    whole = privatized(start, start, 1.0, 3.0, np.random.default_rng(0))["a"]["w"]
+    whole = privatized(start, start, 1.0, 3.0, Keystream(KEY))["a"]["w"]
     assert len(whole.unique()) > 8_400
     assert float(whole.std()) == pytest.approx(3.0, rel=0.05)
 
@@ -169,7 +172,7 @@ def test_the_last_bits_do_not_tell_what_the_noise_was_added_to(deviation: float)
     """Of fp32 noise over 0 they are all there; where it all but cancels a number they are those of the number."""
     shares = []
     for value in (0.0, 0.3, -0.07):
-        found = noised((400_000,), value * deviation, deviation, np.random.default_rng(3)).double().numpy()
+        found = noised((400_000,), value * deviation, deviation, Keystream(KEY)).double().numpy()
         small = found[np.abs(found) < deviation / 128]
         steps = small / np.exp2(math.frexp(deviation)[1] - np.arange(8.0, 40.0))[:, None]
         shares.append((steps == np.rint(steps)).mean(axis=1))
@@ -183,13 +186,13 @@ def test_of_a_message_no_bit_is_finer_than_the_steps_of_its_noise() -> None:
     start = {"a": {"w": torch.zeros(1000)}}
     for change in (0.0, 1e-5):
         sent = {"a": {"w": start["a"]["w"] + change}}
-        steps = privatized(sent, start, 1.0, 1.0, np.random.default_rng(0))["a"]["w"].double() * 2**20
+        steps = privatized(sent, start, 1.0, 1.0, Keystream(KEY))["a"]["w"].double() * 2**20
         assert torch.equal(steps, steps.round())
 
 
 @pytest.mark.parametrize("deviation", [0.0, 1e-300, 5e-324])
 def test_noise_of_next_to_no_deviation_changes_nothing(deviation: float) -> None:
-    assert torch.equal(noised((10,), 0.3, deviation, np.random.default_rng(0)), torch.full((10,), 0.3))
+    assert torch.equal(noised((10,), 0.3, deviation, Keystream(KEY)), torch.full((10,), 0.3))
 
 
 def lower_bound(outputs: dict[bool, np.ndarray], delta: float) -> float:
@@ -216,7 +219,7 @@ def lower_bound(outputs: dict[bool, np.ndarray], delta: float) -> float:
 
 def messages(noise: float, rounds: int, tries: int) -> dict[bool, np.ndarray]:
     """What the server sees of a client that moves one weight by the clip, or not: the sum of rounds."""
-    rng = np.random.default_rng(7)
+    stream = Keystream(KEY)
     start = {"a": {"w": torch.zeros(tries)}}
     seen = {}
     for there in (True, False):
@@ -224,7 +227,7 @@ def messages(noise: float, rounds: int, tries: int) -> dict[bool, np.ndarray]:
         for _ in range(rounds):
             # one weight in each of many independent tries: the noise over them is drawn at once
             change = 1.0 if there else 0.0
-            noised = privatized(start, start, 1.0, noise, rng)["a"]["w"].numpy() + change
+            noised = privatized(start, start, 1.0, noise, stream)["a"]["w"].numpy() + change
             total += noised
         seen[there] = total
     return seen

@@ -22,6 +22,7 @@ from fedstrata.models.adapter_names import AdapterConfig
 from fedstrata.models.adapters import add_adapters
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.plan import Plan
+from fedstrata.privacy.keystream import Keystream
 from fedstrata.privacy.noise import norm_of
 from fedstrata.privacy.per_example import add_clipped, backward, tappable, tapped, whole_sum, zeros
 from fedstrata.tasks import Batch, Task
@@ -124,7 +125,8 @@ def steps_of(
     working = WorkingModel(model, find_parts(model))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trained)
-    draws = ExampleNoise(clip, noise, 1.0, *map(np.random.default_rng, (1, 2, 3)), dropout=4)
+    sample, masks = map(np.random.default_rng, (1, 2))
+    draws = ExampleNoise(clip, noise, 1.0, sample, Keystream(bytes(32)), masks, dropout=4)
     return NoisySteps(working, task, train_config(dropout=False, batch_size=SEEN), nullcontext, draws)
 
 

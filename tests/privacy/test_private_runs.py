@@ -171,6 +171,14 @@ def test_more_rounds_than_the_noise_was_calibrated_for_are_refused(job: Jobs) ->
         fedstrata.run({**made, "method": {"name": "fedavg", "rounds": 3}}, resume=True)
 
 
+def test_examples_of_stages_take_part_as_they_were_forecast(job: Jobs) -> None:
+    """Each stage throws coins of its own."""
+    stages = [{"name": "a"}, {"name": "b"}]
+    made = {**private(job, "fedavg", EXAMPLE), "stages": stages}
+    (before,) = fedstrata.forecast(made).values()
+    assert fedstrata.run(made).flops == before["clients"]["train_flops"]
+
+
 def test_stages_add_up_or_say_why_not(job: Jobs, tmp_path: Path) -> None:
     made = private(job, "fedavg", EXAMPLE)
     stages = [{"name": "a", "method": {"rounds": 1}}, {"name": "b", "method": {"rounds": 2}}]

@@ -17,6 +17,7 @@ from fedstrata.errors import UserError
 from fedstrata.job.privacy_table import Privacy
 from fedstrata.privacy.accounting import Spending, epsilon_of
 from fedstrata.privacy.fixed_point import STEP
+from fedstrata.privacy.keystream import Keystream
 from tiny import train_config
 
 Jobs = Callable[..., dict[str, Any]]
@@ -24,8 +25,8 @@ TABLE = {"level": "client", "sum_only": True, "honest": 3, "clip": 0.125, "noise
 
 
 def summands(changes: dict[str, np.ndarray], rng: np.random.Generator, **keys: Any) -> dict[str, np.ndarray]:
-    private = Private(Privacy(**{**TABLE, **keys}), train_config(), lambda request, shared: lambda use: rng)
-    return private.summands(changes, STEP, lambda use: rng)
+    private = Private(Privacy(**{**TABLE, **keys}), train_config(), lambda request, shared: lambda use: b"")
+    return private.summands(changes, STEP, lambda use: rng.bytes(32))
 
 
 def test_changes_are_clipped_together_in_whole_steps() -> None:
@@ -45,7 +46,7 @@ def test_changes_are_clipped_together_in_whole_steps() -> None:
 
 def test_what_is_clipped_and_rounded_is_never_longer_than_the_clip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "fedstrata.client.private.discrete_gaussian", lambda count, deviation, rng: np.zeros(count)
+        "fedstrata.client.private.discrete_gaussian", lambda count, deviation, stream: np.zeros(count)
     )
     rng = np.random.default_rng(0)
     for count in (3, 1000, 100_000):
@@ -56,7 +57,7 @@ def test_what_is_clipped_and_rounded_is_never_longer_than_the_clip(monkeypatch: 
 def test_the_noise_is_rounded_up_to_whole_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = list[int]()
 
-    def draw(count: int, deviation: int, rng: np.random.Generator) -> np.ndarray:
+    def draw(count: int, deviation: int, stream: Keystream) -> np.ndarray:
         drawn.append(deviation)
         return np.zeros(count)
 

@@ -94,7 +94,7 @@ class NoisySteps:
         ]
         deviation = self.noise.noise * self.noise.clip
         for name, parameter in trained.items():
-            add_gaussian(total[name], deviation, self.noise.rng)
+            add_gaussian(total[name], deviation, self.noise.stream)
             parameter.grad = total[name].div_(self.noise.expected).to(parameter.dtype)
         if not losses:
             return torch.zeros((), dtype=torch.float64, device=self.working.device)  # where the other steps' are

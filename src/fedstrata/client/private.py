@@ -19,10 +19,11 @@ from fedstrata.plan.streams import DROPOUT, Streams
 from fedstrata.privacy.accounting import Spending, calibrate
 from fedstrata.privacy.discrete import discrete_gaussian
 from fedstrata.privacy.fixed_point import RANGE
+from fedstrata.privacy.keystream import Keystream
 from fedstrata.privacy.noise import DIVERGED, LOG, privatized
 
-Draw = Callable[[str], np.random.Generator]
-"""Use -> the generator for it, of one request."""
+Draw = Callable[[str], bytes]
+"""Use -> the key of its stream, 32 bytes, of one request."""
 Vector = npt.NDArray[np.float64]
 LEAST_SHARE, MOST_SHARE = 2.0**-20, 0.25
 """Deviations of one client's numbers in a sum: a sixteenth of the largest that a sum takes, and sixteen steps."""
@@ -48,7 +49,7 @@ class ExampleNoise:
         noise: standard deviation of the noise, in units of ``clip``.
         expected: expected number of examples of a step, which the noised sum is divided by.
         sample: decides which examples take part.
-        rng: draws the noise.
+        stream: draws the noise.
         masks: draws what a task masks.
         dropout: seed of the stream of dropout.
     """
@@ -57,7 +58,7 @@ class ExampleNoise:
     noise: float
     expected: float
     sample: np.random.Generator
-    rng: np.random.Generator
+    stream: Keystream
     masks: np.random.Generator
     dropout: int
 
@@ -69,8 +70,8 @@ class Private:
     Attributes:
         table: the job's ``[privacy]``.
         train: the job's ``[train]``.
-        draw: a request, and all tensors that its training starts from -> the streams of its noise. Of this
-            process they are the job's; a site puts its own in their place, which no one else knows.
+        draw: a request, and all tensors that its training starts from -> the keys of its noise. Of this
+            process they follow from the job's seed; a site puts its own in their place, which no one else knows.
     """
 
     table: Privacy
@@ -87,10 +88,10 @@ class Private:
             clip=self.table.clip,
             noise=noise,
             expected=rate * examples,
-            sample=draw(SAMPLE),
-            rng=draw(NOISE),
-            masks=draw(MASKS),
-            dropout=int(draw(DROPOUT).integers(1 << 63)),
+            sample=_generator(draw(SAMPLE)),
+            stream=Keystream(draw(NOISE)),
+            masks=_generator(draw(MASKS)),
+            dropout=int.from_bytes(draw(DROPOUT)[:8], "little") >> 1,
         )
 
     def message(self, sent: Weights, start: Mapping[str, Tensors], draw: Draw) -> Weights:
@@ -98,7 +99,7 @@ class Private:
         if self.table.level != "client" or self.table.shared_noise or not sent:
             return sent
         noise = noise_of(self.table, self.train, 1)
-        return privatized(sent, start, self.table.clip, noise, draw(NOISE))
+        return privatized(sent, start, self.table.clip, noise, Keystream(draw(NOISE)))
 
     def summands(self, changes: Mapping[str, Vector], step: float, draw: Draw) -> dict[str, Vector]:
         """A client's changes as a sum takes them: clipped together, in whole steps, with its share of the noise.
@@ -106,7 +107,7 @@ class Private:
         Args:
             changes: part -> its change, in the order of the plan.
             step: what the integer 1 stands for.
-            draw: the streams of the request.
+            draw: the keys of the request's streams.
 
         Raises:
             UserError: the noise is too small or too large to be drawn in these steps.
@@ -123,11 +124,11 @@ class Private:
             LOG.warning("the change is not finite and counts as none; %s", DIVERGED)
             changes = {part: np.zeros_like(change) for part, change in changes.items()}
         scale = longest / norm if longest < norm < math.inf else 1.0
-        rng = draw(NOISE)
+        stream = Keystream(draw(NOISE))
         made: dict[str, Vector] = {}
         for part, change in changes.items():
             whole = np.rint(change * (scale / step))
-            noised = whole + discrete_gaussian(len(change), math.ceil(deviation), rng)
+            noised = whole + discrete_gaussian(len(change), math.ceil(deviation), stream)
             made[part] = (noised * step).astype(np.float64)
         return made
 
@@ -148,9 +149,22 @@ def private_of(job: Job) -> Private | None:
     streams, stage = Streams(job.train.seed), f" of {job.stage}" if job.stage else ""
 
     def draw(request: Request, start: Weights) -> Draw:
-        return lambda use: streams.numpy(request.round, request.client, f"{use}{stage}")
+        return lambda use: streams.key(request.round, request.client, f"{use}{stage}")
 
     return Private(job.privacy, job.train, draw)
+
+
+def _generator(key: bytes) -> np.random.Generator:
+    """The generator of a key, for draws of which a message shows none as it is."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(int.from_bytes(key, "little"))))
+
+
+def samples_of(job: Job) -> Callable[[Request], np.random.Generator] | None:
+    """Of a job at level ``example``: a request -> what decides which examples take part in its steps."""
+    private = private_of(job)
+    if private is None or private.table.level != "example":
+        return None
+    return lambda request: _generator(private.draw(request, {})(SAMPLE))
 
 
 def spending(table: Privacy, train: Train, examples: int, rounds: int) -> Spending:

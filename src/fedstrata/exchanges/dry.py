@@ -13,7 +13,6 @@ import numpy as np
 from fedstrata.client.feature_cache import fitting, layout
 from fedstrata.client.frozen_layers import over_kept_states
 from fedstrata.client.poisson import poisson_steps
-from fedstrata.client.private import SAMPLE
 from fedstrata.client.steps import Step, steps
 from fedstrata.cost.flops import encoder_flops, train_flops
 from fedstrata.exchanges.exchange import DryContext
@@ -69,8 +68,7 @@ def batches_of(context: DryContext, request: Request) -> list[Index]:
 
 def _steps(context: DryContext, request: Request) -> Iterator[Step]:
     if context.poisson:
-        draw = context.streams.numpy(request.round, request.client, SAMPLE)
-        return poisson_steps(context.lengths[request.client], context.train, draw)
+        return poisson_steps(context.lengths[request.client], context.train, context.poisson(request))
     order = context.streams.numpy(request.round, request.client, ORDER)
     return steps(context.lengths[request.client], context.train, order)
 

@@ -7,7 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from fedstrata.client.answer import ClientRuntime, Handlers
+from fedstrata.client.private import samples_of
 from fedstrata.job.tables import Job, Train
 from fedstrata.models.cut import SplitLink
 from fedstrata.plan.kinds import SUM_PHASES, Index, Payload, Phase, Weights
@@ -95,7 +98,7 @@ class DryContext:
         sums: parts travel in masked sums.
         equal_weights: in these all clients weigh the same.
         task: the task's kind.
-        poisson: every example takes part in every step by a coin of its own.
+        poisson: where every example takes part in every step by a coin of its own, what throws those of a request.
         buffer: answers that end an asynchronous round; None where all are waited for.
         bound: of asynchronous rounds whose order of arrival is not known, the most that they can cost.
     """
@@ -114,7 +117,7 @@ class DryContext:
     sums: bool = False
     equal_weights: bool = False
     task: str = ""
-    poisson: bool = False
+    poisson: Callable[[Request], np.random.Generator] | None = None
     buffer: int | None = None
     bound: bool = False
 
@@ -151,7 +154,7 @@ def dry_context(
         sums=job.privacy.sum_only,
         equal_weights=job.privacy.level == "client",
         task=job.task.kind,
-        poisson=job.privacy.level == "example",
+        poisson=samples_of(job),
         buffer=None if job.between_sites else job.engine.buffer,
         bound=job.between_sites and job.engine.buffer is not None,
     )

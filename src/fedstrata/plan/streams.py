@@ -38,10 +38,13 @@ class Streams:
 
     seed: int
 
+    def key(self, round: int, client: str, use: str) -> bytes:
+        """32 bytes for the stream of these coordinates."""
+        return hashlib.sha256(f"{self.seed}\0{round}\0{client}\0{use}".encode()).digest()
+
     def integer(self, round: int, client: str, use: str) -> int:
         """A 63-bit seed for the stream of these coordinates."""
-        name = f"{self.seed}\0{round}\0{client}\0{use}".encode()
-        return int.from_bytes(hashlib.sha256(name).digest()[:8], "little") >> 1
+        return int.from_bytes(self.key(round, client, use)[:8], "little") >> 1
 
     def numpy(self, round: int, client: str, use: str) -> np.random.Generator:
         """A fresh numpy generator at the start of the stream of these coordinates."""

@@ -7,15 +7,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import torch
 
 from fedstrata.plan.kinds import Tensors, Weights
+from fedstrata.privacy.keystream import PIECE, Keystream
 
 LOG = logging.getLogger("fedstrata.site")
 DIVERGED = "a smaller train.learning_rate may help, and nobody else is told, since no noise would cover that"
-PIECE = 1 << 15
-"""Numbers drawn at a time: so few that they stay in a core's cache."""
 CHUNK = 1 << 18
 """Numbers of one stream: a longer tensor's come from several, drawn at the same time by the threads of the job."""
 STEP = 2.0**-21
@@ -27,7 +25,7 @@ def norm_of(tensors: Iterable[torch.Tensor]) -> float:
     return math.sqrt(sum(float(tensor.detach().double().square().sum()) for tensor in tensors))
 
 
-def add_gaussian(numbers: torch.Tensor, deviation: float, rng: np.random.Generator) -> None:
+def add_gaussian(numbers: torch.Tensor, deviation: float, stream: Keystream) -> None:
     """Add independent normal numbers to a tensor, in place; it must be contiguous.
 
     Sums are formed in fp64 and rounded to whole steps (:data:`STEP`), the same for whatever the noise is added to.
@@ -42,11 +40,11 @@ def add_gaussian(numbers: torch.Tensor, deviation: float, rng: np.random.Generat
         noise = normal.to(piece.device).mul_(deviation / step)
         piece.copy_(noise.add_(piece, alpha=1 / step).round_().mul_(step))
 
-    _with_normal(numbers.view(-1), rng, add)
+    _with_normal(numbers.view(-1), stream, add)
 
 
 def privatized(
-    sent: Weights, start: Mapping[str, Tensors], clip: float, noise: float, rng: np.random.Generator
+    sent: Weights, start: Mapping[str, Tensors], clip: float, noise: float, stream: Keystream
 ) -> Weights:
     """A message whose change, all tensors together, is at most ``clip`` long, with noise over it.
 
@@ -58,7 +56,7 @@ def privatized(
         start: part -> the tensors that training began with.
         clip: longest L2 norm of the change of the whole message; a longer one is scaled.
         noise: standard deviation of the noise at every element, in units of ``clip``.
-        rng: draws the noise; nobody who sees the message may know it.
+        stream: draws the noise; nobody who sees the message may know its key.
     """
     changes = {
         part: {name: tensor.detach().cpu().double() - start[part][name].double() for name, tensor in own.items()}
@@ -72,32 +70,32 @@ def privatized(
     deviation = noise * clip
     return {
         part: {
-            name: (start[part][name].double() + _noised(change * scale, deviation, rng)).float()
+            name: (start[part][name].double() + _noised(change * scale, deviation, stream)).float()
             for name, change in own.items()
         }
         for part, own in changes.items()
     }
 
 
-def _noised(change: torch.Tensor, deviation: float, rng: np.random.Generator) -> torch.Tensor:
+def _noised(change: torch.Tensor, deviation: float, stream: Keystream) -> torch.Tensor:
     """A change in fp64 with noise over it."""
     noised = change.clone(memory_format=torch.contiguous_format)
-    add_gaussian(noised, deviation, rng)
+    add_gaussian(noised, deviation, stream)
     return noised
 
 
 def _with_normal(
-    flat: torch.Tensor, rng: np.random.Generator, use: Callable[[torch.Tensor, torch.Tensor], object]
+    flat: torch.Tensor, stream: Keystream, use: Callable[[torch.Tensor, torch.Tensor], object]
 ) -> None:
     """Call ``use`` on each piece of a vector with as many normal numbers, the same for any number of threads."""
 
-    def draw(chunk: torch.Tensor, own: np.random.Generator) -> None:
+    def draw(chunk: torch.Tensor, own: Keystream) -> None:
         for piece in torch.split(chunk, PIECE):
-            use(piece, torch.from_numpy(own.standard_normal(len(piece))))
+            use(piece, own.normal(len(piece)))
 
     chunks = torch.split(flat, CHUNK)
     if len(chunks) == 1:
-        draw(flat, rng)
+        draw(flat, stream)
         return
     with ThreadPoolExecutor(min(torch.get_num_threads(), len(chunks))) as threads:
-        list(threads.map(draw, chunks, rng.spawn(len(chunks))))
+        list(threads.map(draw, chunks, stream.apart(len(chunks))))

@@ -1,4 +1,4 @@
-"""A site's own noise: its streams follow from a secret of the site's and from what it is asked.
+"""A site's own noise: the keys of its streams follow from a secret of the site's and from what it is asked.
 
 The server knows the job's seed, and with it every stream of the job; of these it knows none. The same request gets
 the same noise again, after any restart. Another request for the same round is refused: the difference of two
@@ -28,6 +28,8 @@ from fedstrata.wire.codec import WireError
 from fedstrata.wire.files import append_lines, decode_lines, flush, write_bytes
 
 KEY, ASKED = "noise.key", "noise.jsonl"
+DRAWN_BY = "ChaCha20, Box and Muller"
+"""How noise follows from its key. Another version, which draws otherwise, refuses what this one has answered."""
 FILES = (KEY, ASKED)
 """What is written into a run's folder, and cleared when the run is over."""
 
@@ -44,7 +46,7 @@ class SecretNoise:
         self.folder, self.rows = folder, rows
 
     def __call__(self, request: Request, start: Weights) -> Draw:
-        """The streams of a request.
+        """The keys of a request's streams.
 
         Args:
             request: what is asked.
@@ -57,12 +59,7 @@ class SecretNoise:
         self._only(request.round, digest)
         key = self._key()
 
-        def draw(use: str) -> np.random.Generator:
-            seed = hmac.new(key, f"{digest}\0{use}".encode(), hashlib.sha256).digest()
-            # Philox is a keyed counter: without the key its next numbers are not found from earlier ones
-            return np.random.Generator(np.random.Philox(np.random.SeedSequence(int.from_bytes(seed, "little"))))
-
-        return draw
+        return lambda use: hmac.new(key, f"{digest}\0{use}".encode(), hashlib.sha256).digest()
 
     @property
     def name(self) -> str:
@@ -104,6 +101,7 @@ def training_digest(request: Request, start: Weights, rows: bytes) -> str:
         rows: a digest of the rows that are trained on.
     """
     asked = {"round": request.round, "client": request.client, "phase": request.phase, "span": request.span}
+    asked["drawn by"] = DRAWN_BY
     digest = hashlib.sha256(json.dumps({**asked, "plan": asdict(request.plan)}, sort_keys=True).encode())
     digest.update(rows)
     for whence, tensors in sorted(start.items()):

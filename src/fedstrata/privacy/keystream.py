@@ -76,4 +76,6 @@ class Keystream:
 
     def _words(self, size: int) -> Words:
         """The next integers of 64 bits, ``[size]``."""
-        return np.frombuffer(bytearray(self._cipher.update(bytes(8 * size))), "<u8")
+        words = np.empty(size, "<u8")
+        self._cipher.update_into(bytes(8 * size), words.view(np.uint8).data)
+        return words

@@ -13,7 +13,7 @@ from scipy import stats
 
 from fedstrata.errors import UserError
 from fedstrata.privacy.accounting import LEAST_NOISE, MOST_RELEASES, Spending, _least, calibrate, epsilon_of
-from fedstrata.privacy.keystream import Keystream
+from fedstrata.privacy.keystream import PIECE, Keystream
 from fedstrata.privacy.noise import add_gaussian, norm_of, privatized
 
 KEY = bytes(32)
@@ -133,6 +133,14 @@ def test_a_message_is_clipped_as_a_whole_and_noised_everywhere() -> None:
     assert float(rest.std()) == pytest.approx(10.0, rel=0.02)
     none = privatized({**sent, "a": {"w": sent["a"]["w"] * math.inf}}, start, 1.0, 0.0, stream)
     torch.testing.assert_close(none, start)
+
+
+def test_the_norm_is_that_of_all_tensors_together_in_fp64() -> None:
+    long, short = torch.full((3, PIECE), 3e30), torch.full((7,), 4e30)  # whose squares fp32 does not hold
+    expected = math.sqrt(3 * PIECE * 9 + 7 * 16) * 1e30
+    assert norm_of([long, short.view(7, 1), torch.zeros(0)]) == pytest.approx(expected, rel=1e-6)
+    long[2, -1] = math.inf
+    assert norm_of([short, long]) == math.inf
 
 
 def noised(shape: tuple[int, ...], value: float, deviation: float, stream: Keystream) -> torch.Tensor:

@@ -161,6 +161,27 @@ def test_the_clipped_sum_is_that_of_a_loop_over_single_examples(case: str) -> No
         assert trained[name].grad is None
 
 
+def test_a_step_has_the_gradients_of_its_own_batch_alone() -> None:
+    model, task, single = made("bert", "classify")
+    model.config.attention_probs_dropout_prob = model.config.hidden_dropout_prob = 0.0
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    trained, index = trained_of(model, "bert"), np.arange(SEEN)
+    steps = steps_of(model, task, trained, clip=1.0)
+
+    def gradients(of: NoisySteps, batch: Batch) -> list[torch.Tensor]:
+        of.gradients([(index, batch)], model_pass(of), DropoutRng(0, torch.device("cpu")), trained)
+        return [parameter.grad.clone() for parameter in trained.values() if parameter.grad is not None]
+
+    gradients(steps, joined(single))
+    second = joined(single[::2])
+    found = gradients(steps, second)
+    expected = gradients(steps_of(model, task, trained, clip=1.0), second)
+    assert len(found) == len(trained)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-6)
+
+
 @pytest.mark.parametrize("what", ["classify", "tag", "regress"])
 @pytest.mark.parametrize("tapping", [None, True, False])
 def test_an_example_that_overflows_adds_nothing(tapping: bool | None, what: str) -> None:

@@ -54,6 +54,8 @@ class NoisySteps:
         still: trained tensor -> its rows that stay as they are, ``[n]`` int64; they do not count in a norm.
         tapping: gradients come from one backward pass; else from one for each example, which always holds.
             None until the first batch of several examples has shown whether the two agree.
+        told: that gradients were not finite has been said.
+        total: the sum of a step's gradients, and then its noised mean; empty before the first step.
     """
 
     working: WorkingModel
@@ -64,6 +66,7 @@ class NoisySteps:
     still: Mapping[str, torch.Tensor] = field(default_factory=dict)
     tapping: bool | None = field(default=None)
     told: bool = field(default=False, init=False)
+    total: Sums = field(default_factory=dict, init=False)
 
     def steps(self, examples: Examples, index: Index) -> Iterator[tuple[Step, list[tuple[Index, Batch]]]]:
         """The steps of one round, each with its batches and their examples."""
@@ -87,7 +90,9 @@ class NoisySteps:
         """Put the noised mean of the clipped gradients at the parameters; the mean loss."""
         model_pass.wait()
         self.working.model.train()
-        total = zeros(trained)
+        total = self.total = self.total or zeros(trained)  # kept: fresh memory takes longer than zeros
+        for gradient in total.values():
+            gradient.zero_()
         losses = [
             self._add_clipped(total, model_pass.inputs(chosen, batch), model_pass, dropout, trained)
             for chosen, batch in batches
@@ -174,10 +179,13 @@ class NoisySteps:
         return by_example(calls, owners, len(counts), alone, int(counts[fewest]))
 
     def _agree(self, own: Sums, found: Sums) -> bool:
-        """Whether what was tapped adds up to autograd's own gradient: no use of a parameter was overlooked."""
+        """Whether what was tapped adds up to autograd's own gradient: no use of a parameter was overlooked.
+
+        What was found is overwritten.
+        """
         allowed = AGREES[self.train.precision == "bf16"]
         return all(
-            norm_of([found[name] - gradient]) <= allowed * norm_of([gradient]) + 1e-6
+            norm_of([found[name].sub_(gradient)]) <= allowed * norm_of([gradient]) + 1e-6
             for name, gradient in own.items()
         )
 

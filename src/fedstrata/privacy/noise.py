@@ -21,8 +21,13 @@ STEP = 2.0**-21
 
 
 def norm_of(tensors: Iterable[torch.Tensor]) -> float:
-    """The L2 norm of tensors together, summed in fp64."""
-    return math.sqrt(sum(float(tensor.detach().double().square().sum()) for tensor in tensors))
+    """The L2 norm of tensors together, summed in fp64; on a CPU in pieces, for which its cache has room."""
+    squares = 0.0
+    for flat in (tensor.detach().reshape(-1) for tensor in tensors):
+        for piece in torch.split(flat, PIECE) if flat.device.type == "cpu" else [flat]:
+            numbers = piece.double()
+            squares += float(numbers @ numbers)
+    return math.sqrt(squares)
 
 
 def add_gaussian(numbers: torch.Tensor, deviation: float, stream: Keystream) -> None:

@@ -220,9 +220,9 @@ def audit(
 ) -> dict[str, Any]:
     """Measure what the server can read from what one client sends in the first round of each stage.
 
-    The client's own code plays the round; attacks read what it sends, and are compared with its texts. Where a
-    later round sends what they read and the first does not, that one is played too. What an attack has to learn or
-    set comes from public text. ``audit.json`` in the job's output folder has the result.
+    The client's own code runs the round; attacks read what it sends, and are compared with its texts. Where a
+    later round sends what they read and the first does not, that one is simulated too. What an attack has to learn
+    or set comes from public text. ``audit.json`` in the job's output folder has the result.
 
     Args:
         job: path of a job file, or its content as a mapping.
@@ -234,7 +234,7 @@ def audit(
         progress: called with every :mod:`fedstrata.events` event.
 
     Returns:
-        ``stages``, each with what was played (``plays``), ``findings`` (channel, attack, setting, figures with
+        ``stages``, each with what was simulated (``plays``), ``findings`` (channel, attack, setting, figures with
         their intervals and what chance gives, and a sentence) and ``notes``; and ``seconds``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Which engine plays a job's clients, with how many workers and threads: fixed rules, never a measurement.
+"""Which engine runs a job's clients, with how many workers and threads: fixed rules, never a measurement.
 
 The threads of a client decide about the last bits of a run, so they follow from the machine and the job alone, and
 stay what they were when the run is resumed. Engine and workers change no bit.

@@ -250,7 +250,7 @@ class RayWorkers:
                 raise UserError(
                     f"[engine] address: {about['machine']} has {what} ({_shown(about[key])}) than "
                     f"{self.fit['machine'] if key == 'processor' else 'this program'} ({_shown(self.fit[key])}), "
-                    "so the result would depend on who plays which client; expected machines of one kind"
+                    "so the result would depend on where a client trains; expected machines of one kind"
                 )
         return bool(about["folder"])
 

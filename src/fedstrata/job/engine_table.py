@@ -34,7 +34,7 @@ class Engine(Table):
     name: Literal["auto", "inprocess", "pool", "flower"] = "auto"
     """``auto`` is ``pool`` where clients can train side by side and it pays, else ``inprocess``."""
     workers: Number = "auto"
-    """Of pool: processes that play clients side by side."""
+    """Of pool: processes that run clients side by side."""
     threads: Number = "auto"
     """CPU threads with which one client trains; a run's last bits depend on it."""
     address: str | None = None

@@ -175,6 +175,22 @@ def test_a_long_tensor_has_the_same_noise_for_any_number_of_threads_and_no_two_p
     assert float(whole.std()) == pytest.approx(3.0, rel=0.05)
 
 
+def test_a_message_is_that_of_whole_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedstrata.privacy.noise.CHUNK", 1000)
+    monkeypatch.setattr("fedstrata.privacy.noise.PIECE", 300)
+    start = {"a": {"w": torch.randn(60, 55).T, "b": torch.zeros(0)}, "b": {"v": torch.randn(7)}}
+    sent = {part: {name: tensor + torch.randn(()) for name, tensor in own.items()} for part, own in start.items()}
+    found, stream = privatized(sent, start, 2.0, 0.5, Keystream(KEY)), Keystream(KEY)
+    norm = norm_of(sent[part][name] - old for part, own in start.items() for name, old in own.items())
+    assert norm > 2.0
+    for part, own in start.items():
+        for name, old in own.items():
+            change = (sent[part][name].double() - old.double()).contiguous() * (2.0 / norm)
+            add_gaussian(change, 1.0, stream)
+            torch.testing.assert_close(found[part][name], (old + change).float(), rtol=1e-6, atol=2e-6)
+            assert found[part][name].is_contiguous()
+
+
 @pytest.mark.parametrize("deviation", [0.7, 1.0, 3e-4, 1e12])
 def test_the_last_bits_do_not_tell_what_the_noise_was_added_to(deviation: float) -> None:
     """Of fp32 noise over 0 they are all there; where it all but cancels a number they are those of the number."""

@@ -37,15 +37,12 @@ def add_gaussian(numbers: torch.Tensor, deviation: float, stream: Keystream) -> 
     Else the last bits of a sum would tell of that, past any epsilon: where fp32 noise all but cancels a number,
     the sum is as coarse as the number, and where there is nothing to cancel it is fine (Mironov 2012).
     """
-    if deviation < 2.0**-900:  # what is clipped to such lengths is 0 in fp32, as the noise is
-        return
-    step = math.ldexp(STEP, math.frexp(deviation)[1])
+    flat = numbers.view(-1)
 
-    def add(piece: torch.Tensor, normal: torch.Tensor) -> None:
-        noise = normal.to(piece.device).mul_(deviation / step)
-        piece.copy_(noise.add_(piece, alpha=1 / step).round_().mul_(step))
+    def add(place: slice, normal: torch.Tensor) -> None:
+        flat[place] = _in_steps(flat[place], normal.to(flat.device), deviation)
 
-    _with_normal(numbers.view(-1), stream, add)
+    _with_normal(len(flat), stream, add)
 
 
 def privatized(
@@ -63,44 +60,63 @@ def privatized(
         noise: standard deviation of the noise at every element, in units of ``clip``.
         stream: draws the noise; nobody who sees the message may know its key.
     """
-    changes = {
-        part: {name: tensor.detach().cpu().double() - start[part][name].double() for name, tensor in own.items()}
-        for part, own in sent.items()
-    }
-    norm = norm_of(tensor for own in changes.values() for tensor in own.values())
+    before = {part: {name: start[part][name] for name in own} for part, own in sent.items()}
+    after = {part: {name: tensor.detach().cpu() for name, tensor in own.items()} for part, own in sent.items()}
+    norm = _norm_of_change(after, before)
     if not math.isfinite(norm):
         LOG.warning("the change is not finite and counts as none; %s", DIVERGED)
-        changes = {part: {name: torch.zeros_like(own[name]) for name in own} for part, own in changes.items()}
-    scale = clip / norm if clip < norm < math.inf else 1.0
-    deviation = noise * clip
+        after, norm = before, 0.0
+    scale = clip / norm if norm > clip else 1.0
     return {
-        part: {
-            name: (start[part][name].double() + _noised(change * scale, deviation, stream)).float()
-            for name, change in own.items()
-        }
-        for part, own in changes.items()
+        part: {name: _noised(old, after[part][name], scale, noise * clip, stream) for name, old in own.items()}
+        for part, own in before.items()
     }
 
 
-def _noised(change: torch.Tensor, deviation: float, stream: Keystream) -> torch.Tensor:
-    """A change in fp64 with noise over it."""
-    noised = change.clone(memory_format=torch.contiguous_format)
-    add_gaussian(noised, deviation, stream)
-    return noised
+def _norm_of_change(after: Mapping[str, Tensors], before: Mapping[str, Tensors]) -> float:
+    """The L2 norm of a message's change."""
+    pairs = ((tensor, before[part][name]) for part, own in after.items() for name, tensor in own.items())
+    return norm_of(
+        new.double() - old.double()
+        for both in pairs
+        for new, old in zip(*(torch.split(each.reshape(-1), PIECE) for each in both), strict=True)
+    )
 
 
-def _with_normal(
-    flat: torch.Tensor, stream: Keystream, use: Callable[[torch.Tensor, torch.Tensor], object]
-) -> None:
+def _noised(
+    old: torch.Tensor, new: torch.Tensor, scale: float, deviation: float, stream: Keystream
+) -> torch.Tensor:
+    """``old`` and its change to ``new``, scaled and with noise over it, fp32; piece by piece, within the cache."""
+    made = torch.empty(old.shape, dtype=torch.float32)
+    flat, first, last = made.view(-1), old.reshape(-1), new.reshape(-1)
+
+    def make(place: slice, normal: torch.Tensor) -> None:
+        change = (last[place].double() - first[place].double()).mul_(scale)
+        flat[place] = _in_steps(change, normal, deviation).add_(first[place])
+
+    _with_normal(len(flat), stream, make)
+    return made
+
+
+def _in_steps(numbers: torch.Tensor, normal: torch.Tensor, deviation: float) -> torch.Tensor:
+    """Numbers with noise over them, in whole steps, fp64; ``normal`` is overwritten."""
+    if deviation < 2.0**-900:  # what is clipped to such lengths is 0 in fp32, as the noise is
+        return numbers
+    step = math.ldexp(STEP, math.frexp(deviation)[1])
+    return normal.mul_(deviation / step).add_(numbers, alpha=1 / step).round_().mul_(step)
+
+
+def _with_normal(count: int, stream: Keystream, use: Callable[[slice, torch.Tensor], object]) -> None:
     """Call ``use`` on each piece of a vector with as many normal numbers, the same for any number of threads."""
 
-    def draw(chunk: torch.Tensor, own: Keystream) -> None:
-        for piece in torch.split(chunk, PIECE):
-            use(piece, own.normal(len(piece)))
+    def draw(begin: int, own: Keystream) -> None:
+        for place in range(begin, min(count, begin + CHUNK), PIECE):
+            size = min(PIECE, count - place, begin + CHUNK - place)
+            use(slice(place, place + size), own.normal(size))
 
-    chunks = torch.split(flat, CHUNK)
-    if len(chunks) == 1:
-        draw(flat, stream)
+    starts = range(0, count, CHUNK)
+    if len(starts) == 1:
+        draw(0, stream)
         return
-    with ThreadPoolExecutor(min(torch.get_num_threads(), len(chunks))) as threads:
-        list(threads.map(draw, chunks, stream.apart(len(chunks))))
+    with ThreadPoolExecutor(min(torch.get_num_threads(), max(1, len(starts)))) as threads:
+        list(threads.map(draw, starts, stream.apart(len(starts))))

@@ -27,7 +27,7 @@ from fedstrata.cli import app
 from fedstrata.job.engine_table import Engine
 from fedstrata.sites import certificates, connecting, flower_processes, serve
 from fedstrata.sites import federation as between
-from fedstrata.sites.connecting import clock_complaint
+from fedstrata.sites.connecting import Watch, clock_complaint
 from fedstrata.sites.provision import init
 from fedstrata.sites.settings import read_server
 from fedstrata.sites.site_log import LOG, log_to
@@ -310,6 +310,49 @@ def test_a_process_that_is_up_is_watched_until_it_ends(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
     serve._supervise(command, tmp_path / "x.log", tmp_path, stop, print, lambda process: None, lambda: look)
     assert len(looks) == 3
+
+
+def test_a_process_whose_log_is_moved_away_goes_on_and_one_without_a_folder_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "RESTART_SECONDS", 0.5)
+    stop, looks, said_lines, logs = threading.Event(), [], list[str](), tmp_path / "logs"
+    log = logs / "x.log"
+    watch = Watch("a", log, said_lines.append)
+
+    def look() -> None:
+        watch()
+        looks.append(1)
+        if len(looks) == 1:
+            log.rename(logs / "x.log.1")
+        if len(looks) == 3:
+            logs.rename(tmp_path / "away")
+            raise PermissionError(13, "Permission denied", str(log))
+        if len(looks) == 5:
+            stop.set()
+
+    def say(line: str) -> None:
+        said_lines.append(line)
+        if len(said_lines) == 2:
+            (tmp_path / "away").rename(logs)
+
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    threading.Timer(20, stop.set).start()
+    serve._supervise(command, log, tmp_path, stop, say, lambda process: None, lambda: look)
+    again = "; trying again in 0 s"
+    assert said_lines == [f"{log}: Permission denied{again}", f"{log}: No such file or directory{again}"]
+    assert len(looks) == 5
+    assert log.exists()
+
+
+def test_a_program_ends_where_nothing_keeps_its_process(tmp_path: Path) -> None:
+    def look() -> None:
+        raise RuntimeError
+
+    stop, command = threading.Event(), [sys.executable, "-c", "import time; time.sleep(60)"]
+    with pytest.raises(RuntimeError):
+        serve._supervise(command, tmp_path / "x.log", tmp_path, stop, print, lambda process: None, lambda: look)
+    assert stop.is_set()
 
 
 LONG = "x" * 300

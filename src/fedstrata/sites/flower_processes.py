@@ -87,10 +87,13 @@ def failure_reason(log: str) -> str:
 
 
 def tail(log: Path) -> str:
-    """The end of a log."""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - 4000))
-        return file.read().decode(errors="replace")
+    """The end of a log; nothing where it was moved away, as programs do that keep logs short."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 4000))
+            return file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
 
 
 REASONS = {

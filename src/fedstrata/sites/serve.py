@@ -220,29 +220,42 @@ def _supervise(
 ) -> None:
     """Keep one of Flower's processes running until ``stop`` is set; its output goes to ``log``.
 
-    Each one that is up is looked after by what ``watching`` returns, again and again.
+    Each one that is up is looked after by what ``watching`` returns, again and again. When this ends, for whatever
+    reason, ``stop`` is set: a program that goes on without the process would only seem to be there.
     """
     from fedstrata.sites import flower_processes
 
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "FLWR_HOME": str(home / "flower")}
-    while not stop.is_set():
-        with suppress(FileNotFoundError):
-            log.replace(log.with_suffix(".old.log"))
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
-            )
-        try:
-            wait_until_up(process)
-            look = watching()
-            while process.poll() is None and not stop.wait(0.2):
-                look()
-        finally:
-            _end(process)
-        if not stop.is_set():
-            say(f"{flower_processes.failure_reason(tail(log))}; trying again in {RESTART_SECONDS:.0f} s")
-            stop.wait(RESTART_SECONDS)
+    try:
+        while not stop.is_set():
+            try:
+                process = _started(command, log, environment)
+                try:
+                    wait_until_up(process)
+                    look = watching()
+                    while process.poll() is None and not stop.wait(0.2):
+                        look()
+                finally:
+                    _end(process)
+                reason = flower_processes.failure_reason(tail(log))
+            except OSError as error:  # such as a folder that was moved away
+                reason = f"{error.filename or log}: {error.strerror or error}"
+            if not stop.is_set():
+                say(f"{reason}; trying again in {RESTART_SECONDS:.0f} s")
+                stop.wait(RESTART_SECONDS)
+    finally:
+        stop.set()
+
+
+def _started(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Process:
+    """A process whose output goes to ``log``; what was there goes to a file beside it."""
+    with suppress(FileNotFoundError):
+        log.replace(log.with_suffix(".old.log"))
+    with log.open("wb") as out:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
+        )
 
 
 def _end(process: Process) -> None:

@@ -66,6 +66,14 @@ TRIED: dict[str, dict[str, tuple[float, ...]]] = {
     **{f"FedAvg, omit {part}": {"none": FEDAVG} for part in OMISSIONS},
 }
 """Learning rates, and clips around the length of the change that a client without noise sends."""
+FURTHER: dict[tuple[str, int, str, str], tuple[float, ...]] = {
+    ("hpo", 6, "FedBT", "example"): (5e-3, 1.5e-2, 5e-2),
+    ("hpo", 60, "FedBT", "example"): (5e-3, 1.5e-2, 5e-2),
+    ("hpo", 6, "adapters", "example"): (3e-2,),
+    ("hpo", 60, "adapters", "example"): (3e-2,),
+    ("hpo", 6, "FedAvg", "example"): (3e-3,),
+}
+"""Also tried, since the highest of the others was the best."""
 COLUMNS: tuple[tuple[str, float | None], ...] = (
     ("none", None), ("example", 8.0), ("client", 8.0), ("example", 2.0), ("client", 2.0),
 )  # fmt: skip
@@ -101,7 +109,7 @@ Scores = dict[Cell, float]
 
 def candidates(data: str, clients: int, method: str, level: str, scores: Scores) -> list[Cell]:
     """What is tried for ``level`` on development rows; nothing while the rate without noise is not known."""
-    tried = TRIED[method].get(level, ())
+    tried = (*TRIED[method].get(level, ()), *FURTHER.get((data, clients, method, level), ()))
     if level == "client":
         plain = best(data, clients, method, "none", scores)
         pairs = [(plain.rate, clip) for clip in tried] if plain else []

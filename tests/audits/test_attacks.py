@@ -189,10 +189,16 @@ def test_what_adapters_send_in_the_second_round_is_attacked(audited: Audited) ->
         "adapter": {"kind": "lora", "rank": 8},
         "task": {"labels": ["eye", "heart", "kidney"]},
     }
-    for noise in ({}, {"level": "example", "epsilon": 1.0}):
-        stage = audited("fedavg", "classify", train={**RAW, "learning_rate": 1.0}, privacy=noise, **layer)
+
+    def holds_chance(privacy: dict[str, Any], seed: int = 0) -> bool:
+        train = {**RAW, "learning_rate": 1.0, "seed": seed}
+        stage = audited("fedavg", "classify", train=train, privacy=privacy, **layer)
         found = figures(stage, "adapters", "1 step of round 2", "span check, not exact")
-        assert found["auc"]["holds_chance"] == bool(noise)
+        return bool(found["auc"]["holds_chance"])
+
+    assert not holds_chance({})
+    noisy = [holds_chance({"level": "example", "epsilon": 1.0}, seed) for seed in range(6)]
+    assert sum(noisy) >= 5  # an interval of 95 % misses chance once in 20 draws
 
 
 def test_hidden_states_of_tokens_give_the_texts(audited: Audited, model_folder: Callable[..., Path]) -> None:

@@ -187,7 +187,7 @@ def test_a_message_is_that_of_whole_tensors(monkeypatch: pytest.MonkeyPatch) -> 
         for name, old in own.items():
             change = (sent[part][name].double() - old.double()).contiguous() * (2.0 / norm)
             add_gaussian(change, 1.0, stream)
-            torch.testing.assert_close(found[part][name], (old + change).float(), rtol=1e-6, atol=2e-6)
+            torch.testing.assert_close(found[part][name], (old + change).float(), rtol=0, atol=0)
             assert found[part][name].is_contiguous()
 
 

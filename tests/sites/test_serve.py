@@ -337,8 +337,10 @@ def test_a_process_whose_log_is_moved_away_goes_on_and_one_without_a_folder_is_s
             (tmp_path / "away").rename(logs)
 
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
-    threading.Timer(20, stop.set).start()
+    timer = threading.Timer(20, stop.set)
+    timer.start()
     serve._supervise(command, log, tmp_path, stop, say, lambda process: None, lambda: look)
+    timer.cancel()
     again = "; trying again in 0 s"
     assert said_lines == [f"{log}: Permission denied{again}", f"{log}: No such file or directory{again}"]
     assert len(looks) == 5

@@ -308,6 +308,21 @@ def test_inputs_whose_squares_are_nothing_let_no_longer_gradient_pass() -> None:
     assert norm_of(total.values()) <= 1.001 * clip
 
 
+@pytest.mark.parametrize("units", [0.6, 1.6])
+def test_inputs_so_large_that_clipped_gradients_have_no_digits_let_no_longer_one_pass(units: float) -> None:
+    """By a server's weights: 1.67 and 1.25 times the clip passed, by how fp32 rounds its least numbers."""
+    layer, positions = nn.Linear(64, 48, bias=False), 8
+    nn.init.zeros_(layer.weight)
+    trained, inputs = {"weight": layer.weight}, torch.full((2, positions, 64), 3e38)
+    clip = units * 2.0**-149 * 3e38 * positions * (64 * 48) ** 0.5
+    with tapped(layer, trained, 2) as calls:
+        loss = (layer(inputs) * torch.tensor([1e-38, 0.0])[:, None, None]).sum()
+    backward(loss, calls)
+    total = zeros(trained)
+    add_clipped(total, trained, calls, None, torch.ones(2), clip)
+    assert norm_of(total.values()) == pytest.approx(clip, rel=1e-3)
+
+
 def test_what_the_taps_overlook_is_found() -> None:
     """A parameter that is used beside its module: the sum of what was tapped is not autograd's."""
 

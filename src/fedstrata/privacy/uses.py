@@ -171,7 +171,8 @@ def _power_of_two(rows: torch.Tensor) -> torch.Tensor:
 def add_weighted(total: torch.Tensor, use: Uses, factors: torch.Tensor) -> None:
     """Add the examples' gradients by one parameter, each times its factor, to a sum."""
     for inputs, gradient in use.matrix:
-        scaled, given = (gradient * factors[:, None, None]).flatten(0, 1), inputs.flatten(0, 1)
+        size = _power_of_two(inputs)  # of huge ones gradients are tiny, and scaled they had no digits in fp32
+        scaled, given = (gradient * size * factors[:, None, None]).flatten(0, 1), (inputs / size).flatten(0, 1)
         total.addmm_(given.T, scaled) if use.turned else total.addmm_(scaled.T, given)
     for tokens, by_row in use.rows:
         total.index_add_(0, tokens.flatten(), (by_row * factors[:, None, None]).flatten(0, 1))

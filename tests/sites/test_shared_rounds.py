@@ -1,4 +1,4 @@
-"""Noise that sites share, in a round that is asked of other sites again: what each brings stands in one sum."""
+"""A round of masked sums that is asked of other sites again: what each site brings stands in one sum."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def village(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Village:
     return made
 
 
-def opened(village: Village, job: Jobs, monkeypatch: pytest.MonkeyPatch, *rosters: str) -> list[str]:
+def opened(village: Village, made: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *rosters: str) -> list[str]:
     """Whose sums a server opens that plays one round with several lists of sites; in capitals not to the end."""
     found, play, ask_late = list[str](), SummedHalf._train, sums._Steps.ask_late
 
@@ -52,10 +52,14 @@ def opened(village: Village, job: Jobs, monkeypatch: pytest.MonkeyPatch, *roster
 
     monkeypatch.setattr(SummedHalf, "open", seen)
     monkeypatch.setattr(SummedHalf, "_train", playing)
-    made = job("fedavg", "classify", 1, task={"labels": LABELS}, privacy=SHARED, method={"rounds": 1})
     with pytest.raises(RuntimeError, match="seen enough"):
         fedstrata.run(village.jobs(made, quorum=0.1, deadline=3.0)[1])
     return found
+
+
+def shared(job: Jobs) -> dict[str, Any]:
+    """A job whose sites share noise."""
+    return job("fedavg", "classify", 1, task={"labels": LABELS}, privacy=SHARED, method={"rounds": 1})
 
 
 def close(found: list[str]) -> None:
@@ -66,14 +70,25 @@ def test_what_a_site_brings_to_a_round_stands_in_one_sum(
     job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two sums with its noise and three others' each hold more of its change than one sum with that of four."""
-    assert opened(village, job, monkeypatch, "abcd", "aefg") == ["abcd"]
+    assert opened(village, shared(job), monkeypatch, "abcd", "aefg") == ["abcd"]
 
 
 def test_a_round_is_asked_again_of_nearly_the_same_sites(
     job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the six of a round whose sum was not opened five are there again."""
-    assert opened(village, job, monkeypatch, "ABCDEF", "bcdef") == ["bcdef"]
+    assert opened(village, shared(job), monkeypatch, "ABCDEF", "bcdef") == ["bcdef"]
+
+
+def test_no_other_sites_open_a_second_sum_of_a_part_that_few_send(
+    job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven of ten did, who do not send the layer; the difference of its two sums was the change of one site."""
+    layers = {"default": 1, **dict.fromkeys("abcd", 2)}
+    method = {"rounds": 1, "variant": "all", "local_layers": layers}
+    made = job("fedbfpt", "mlm", 2, privacy={"sum_only": True}, method=method)
+    village = Village(tmp_path, monkeypatch, tuple("abcdefghijk"))
+    assert opened(village, made, monkeypatch, "abcd", "bcdefghijk") == ["abcd", "efghijk"]
 
 
 @pytest.mark.parametrize(

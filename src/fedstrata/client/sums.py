@@ -4,14 +4,15 @@ On the client's own disk are the secrets of the attempt under way, and for every
 open, whose sum that was: of a round it opens one set of clients and no other, however often it is asked, because
 the difference of two would be the message of whoever is in one of them alone. With noise, which is a round's and
 not an attempt's, nor do other numbers of the same round leave: the difference of two sums would have no noise. And
-with noise that clients share they leave for one list of clients, or for several of which only one can be opened.
+with noise that clients share, or a part that not all send, they leave for one list of clients, or for several of
+which only one can be opened.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,7 +42,7 @@ MASKED = "masked"
 
 ATTEMPT, OPENED, NUMBERS, ROSTERS = SUM_FILES = ("attempt.json", "opened.json", "numbers.json", "rosters.json")
 """What a client keeps: the attempt under way, whose sum it has opened in which round, which numbers with noise
-it has brought to which, and with whom it has shared noise in it."""
+it has brought to which, and with whom they were summed in it."""
 
 
 def sum_step(work: Work) -> Generator[None, None, Reply]:
@@ -81,7 +82,7 @@ def before_training(work: Work) -> None:
     member = _under_way(work, question)
     if member.asked("train", question) is not None:
         raise WireError("masked sum: its numbers have been sent")
-    _note_roster(work, member.roster().names)
+    _note_roster(work, member)
     _save(work, member)
 
 
@@ -255,26 +256,28 @@ def _note_numbers(work: Work, numbers: Mapping[int, Integers]) -> None:
     write_sealed(path, known)
 
 
-def _note_roster(work: Work, names: Sequence[str]) -> None:
-    """Write down with whom the client shares the noise of a round. In one process no noise is a secret.
+def _note_roster(work: Work, member: Member) -> None:
+    """Write down with whom the client's numbers of a round are summed. In one process no number is a secret.
 
     Raises:
-        WireError: with others before: its change would be in two sums, each with the noise of its own others.
+        WireError: with others before, where two sums tell more of it than one: they lack each other's noise, or
+            those who open a sum may not be in it.
     """
+    if not _rules(work).run:
+        return
     private = work.runtime.private
     honest = (private.table.honest or 1) if private else 1
-    if honest == 1 or not _rules(work).run:
-        return
-    path, round = _folder(work) / ROSTERS, str(work.request.round)
+    path, round, names = _folder(work) / ROSTERS, str(work.request.round), list(member.roster().names)
     known = _noted(path)
     before = known.setdefault(round, [])
-    if not all(only_one_opens(names, others, honest) for others in before):
+    own = honest == 1 and all(map(member.sends_with_all, [names, *before]))
+    if not own and not all(only_one_opens(names, others, honest) for others in before):
         raise WireError(
             f"masked sum: round {work.request.round + 1} was asked of other clients before, and both sums could "
-            "be opened, while the noise that they share is for one; expected nearly the same clients"
+            "be opened, which together could tell of a single client; expected nearly the same clients"
         )
-    if list(names) not in before:
-        before.append(list(names))
+    if names not in before:
+        before.append(names)
         write_sealed(path, known)
 
 

@@ -115,6 +115,15 @@ class Member:
             raise WireError("masked sum: the members' keys have not been sent")
         return Roster(self.session, entries, self.groups_of(tuple(entries)))
 
+    def sends_with_all(self, names: Sequence[str]) -> bool:
+        """Whether each part that it sends is sent by all of these members, so that who opens its sum is in it.
+
+        A member opens one sum of a round. So where this holds, no difference of such sums is a single member's:
+        more than two thirds of each would have to be in others that they do not open.
+        """
+        groups = [group.senders for group in self.groups_of(tuple(names))]
+        return all(len(senders) == len(names) for senders in groups if self.name in senders)
+
     def _entry(self) -> Entry:
         box, mask = bytes.fromhex(self.secrets.box), bytes.fromhex(self.secrets.mask)
         return Entry(public_key(box), public_key(mask), self.secrets.weight)

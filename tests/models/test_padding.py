@@ -47,6 +47,7 @@ HIDDEN = {
     ),
     "yoso": lambda: transformers.YosoConfig(**SIZES),
 }
+ROTARY = {"rope_theta": 1e4, "factor": 4.0, "short_factor": [1.0] * 8, "long_factor": [9.0] * 8}
 NOISE: dict[str, Any] = {
     "privacy": {"level": "example", "noise": 1.0},
     "task": {"labels": ["eye", "heart", "kidney"]},
@@ -74,6 +75,17 @@ def test_no_weights_hide_that_layers_mix_the_padding_in(kind: str) -> None:
     model = transformers.AutoModel.from_config(HIDDEN[kind]())
     for parameter in model.parameters():
         torch.nn.init.zeros_(parameter)
+    assert padding.padding_matters(model, 32)
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+@pytest.mark.parametrize("model_type", ["modernbert", "llama"])
+def test_positions_that_turn_with_the_width_are_found(model_type: str, kind: str) -> None:
+    """At two widths beyond the config's, or below it, nothing shows, whatever the weights."""
+    one = {**ROTARY, "rope_type": kind, "original_max_position_embeddings": 12}
+    every = {"full_attention": one, "sliding_attention": dict(one)} if model_type == "modernbert" else one
+    config = transformers.AutoConfig.for_model(model_type, **SIZES, rope_parameters=every)
+    model = transformers.AutoModel.from_config(config)
     assert padding.padding_matters(model, 32)
 
 

@@ -2,8 +2,8 @@
 
 Models with attention take a mask, behind which padding weighs nothing. Others mix all places of a batch's width:
 by a Fourier transform (FNet), a convolution (ConvBERT, CANINE), means over segments of it (Nyströmformer), or an
-attention that is sorted, sparse or placed by it (Reformer, YOSO, BigBird, CPM-Ant). There the longest text of a
-batch changes what is computed of all others.
+attention that is sorted, sparse or placed by it (Reformer, YOSO, BigBird, CPM-Ant), or positions that turn by it
+(RoPE, if the config says so). There the longest text of a batch changes what is computed of all others.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import torch
 
 MIXES = ("big_bird", "canine", "convbert", "cpmant", "fnet", "nystromformer", "reformer", "yoso")
 """Model types that do, whatever their weights: a server may send a start model with which nothing shows."""
+TURNS = ("dynamic", "longrope")
+"""Kinds of rotary positions that do: beyond a width of the config's those of shorter texts turn otherwise."""
 WIDEST = 64
 """Places of the wider of two inputs that are compared; the text takes the first half."""
 ROUNDING = 1e-4
@@ -27,7 +29,7 @@ def padding_matters(model: Any, width: int) -> bool:
         model: on any device; it is computed with as in evaluation.
         width: most tokens that it is given, 2 or more.
     """
-    if model.config.model_type in MIXES:
+    if model.config.model_type in MIXES or not _rotary(model).isdisjoint(TURNS):
         return True
     widest, pad = min(width, WIDEST), model.config.pad_token_id or 0
     words = [token for token in range(min(model.config.vocab_size, WIDEST)) if token != pad]
@@ -42,3 +44,9 @@ def padding_matters(model: Any, width: int) -> bool:
         )
     model.train(training)
     return float((wide[:, : widest // 2] - narrow).norm()) > ROUNDING * float(narrow.norm())
+
+
+def _rotary(model: Any) -> set[str]:
+    """The kinds of rotary positions of a model's modules; a module may have several, by kind of layer."""
+    each = [getattr(module, "rope_type", ()) for module in model.modules()]
+    return {kind for kinds in each for kind in ([kinds] if isinstance(kinds, str) else dict(kinds).values())}

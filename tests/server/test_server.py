@@ -181,6 +181,21 @@ def test_the_change_is_taken_against_what_was_received_and_added_to_the_exact_we
         assert steps < {"fp16": 1e-3, "bf16": 8e-3, "int8": 1e-4}[dtype]
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "int8"])
+def test_copies_of_layers_at_the_server_are_merged_as_replies_are_and_never_rounded(dtype: str) -> None:
+    """They weigh as their clients do and move by the same optimizer, but have crossed no wire."""
+    made, plan = server(dtype), Plan((0, 1, 2), ("head",), ("head",), server=("layer.1",))
+    made.optimizer = AdaptiveOptimizer("sgd", learning_rate=0.5)
+    before = made.weights["layer.1"]
+    for client, learned, examples in (("a", 1.0, 3), ("b", 2.0, 1)):
+        made.request(0, client, plan)
+        copy = {name: tensor + learned for name, tensor in before.items()}
+        made.accumulate(plan, answer(made, plan, client, learned, examples), {"layer.1": copy})
+    made.merge()
+    for name, tensor in made.weights["layer.1"].items():
+        assert torch.allclose(tensor, before[name] + 0.5 * 1.25, rtol=0, atol=1e-6), name
+
+
 @pytest.mark.parametrize("fault", ["missing", "shape", "nan", "dtype"])
 def test_a_bad_answer_is_refused_before_it_counts(fault: str) -> None:
     made = server()

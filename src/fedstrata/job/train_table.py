@@ -44,7 +44,7 @@ class Train(Table):
     )
     epsilon: Annotated[float, Field(gt=0)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0, le=1e6)] = 0.01
-    """AdamW's, on everything but biases and norms."""
+    """Of either optimizer, on everything but biases and norms."""
     max_tokens: Annotated[int, Field(ge=8, le=1_000_000)] = 128
     dropout: bool = True
     """False sets every dropout of the model to 0."""

@@ -134,8 +134,7 @@ class RemoteEngine:
 
     def gather(self) -> list[NoReply]:
         """Greet all sites and send them the start model; returns those that do not take part."""
-        conversations = {name: self._greet(name) for name in self.run.names}
-        replies = self._converse(conversations, -1, self.deadline)
+        replies = self._converse({name: self._greet(name) for name in self.run.names}, -1, self.deadline)
         return [reply for reply in replies if isinstance(reply, NoReply)]
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[Reply | NoReply]:
@@ -156,6 +155,7 @@ class RemoteEngine:
             The sites that have not heard it, so that none of them has saved its own model.
         """
         self.absent |= set(self.run.names)
+        self.refusals.clear()  # who has reached a limit on the way ends the run as well
         conversations = {name: self._farewell(save) for name in self.agreed}
         replies = self._converse(conversations, -1, FAREWELL_SECONDS)
         return [reply for reply in replies if isinstance(reply, NoReply)]

@@ -70,8 +70,8 @@ class BufferedRemoteEngine(RemoteEngine):
         for request in requests:
             name = request.client
             self.asked[name] = request.round
-            if name in self.refusals:
-                self.arrived.append(NoReply(name, self.refusals[name]))
+            if refusal := self.refusals.of(name, self.transport.online):
+                self.arrived.append(NoReply(name, refusal))
             else:
                 conversation = self._request(request)
                 until = time.monotonic() + self.deadline

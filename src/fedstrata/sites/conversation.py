@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass
 
 from fedstrata.events import Awaited, Event
@@ -55,6 +55,29 @@ class PendingReply:
     message_id: str = ""
     presence: Presence | None = None
     sent_at: float = 0.0
+
+
+class Refusals:
+    """Why sites take no part. One that was started again may have other settings, and is asked again."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, tuple[Presence | None, str]] = {}
+
+    def note(self, name: str, presence: Presence | None, reason: str) -> None:
+        """A site has refused for good while it was connected so."""
+        self.known[name] = presence, reason
+
+    def of(self, name: str, online: Callable[[], Mapping[str, Presence]]) -> str:
+        """Why a site takes no part; empty where it may. ``online`` is asked only for one that has refused."""
+        presence, reason = self.known.get(name, (None, ""))
+        if presence and online().get(name, presence) != presence:
+            del self.known[name]
+            return ""
+        return reason
+
+    def clear(self) -> None:
+        """Forget them all."""
+        self.known.clear()
 
 
 class Awaiting:

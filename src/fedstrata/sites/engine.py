@@ -13,7 +13,7 @@ from fedstrata.events import Event, Waiting
 from fedstrata.plan.messages import NoReply, Reply, Request
 from fedstrata.server.records import Records
 from fedstrata.sites.answered import check_answered
-from fedstrata.sites.conversation import Awaiting, Conversation, Outgoing, PendingReply
+from fedstrata.sites.conversation import Awaiting, Conversation, Outgoing, PendingReply, Refusals
 from fedstrata.sites.conversation import Presence as Presence  # its users know it from here
 from fedstrata.sites.lost import Losses
 from fedstrata.sites.messages import (
@@ -106,7 +106,7 @@ class RemoteEngine:
         activation_server: where batches pass through the server's layers; None where the method has none.
         welcomes: site that takes part -> its welcome.
         agreed: site -> its examples as it first said, which hold for the rest of the run.
-        refusals: site that will not take part -> the reason.
+        refusals: why sites take no part.
         absent: sites that missed a deadline: they get requests, but are waited for only once they answer again.
         own_start: sites that have the start model without having been sent it.
         losses: tells which sites have lost what they kept.
@@ -120,7 +120,7 @@ class RemoteEngine:
     activation_server: ActivationServer | None = None
     welcomes: dict[str, WelcomeHeader] = field(default_factory=dict, init=False)
     agreed: dict[str, int] = field(default_factory=dict, init=False)
-    refusals: dict[str, str] = field(default_factory=dict, init=False)
+    refusals: Refusals = field(default_factory=Refusals, init=False)
     absent: set[str] = field(default_factory=set, init=False)
     own_start: frozenset[str] = frozenset()
     losses: Losses = field(init=False)
@@ -208,8 +208,8 @@ class RemoteEngine:
         start = time.monotonic()
         pending: dict[str, PendingReply] = {}
         for name, conversation in conversations.items():
-            if name in self.refusals:
-                yield NoReply(name, self.refusals[name])
+            if refusal := self.refusals.of(name, self.transport.online):
+                yield NoReply(name, refusal)
             else:
                 pending[name] = PendingReply(conversation, next(conversation), start + deadline)
         reported, awaiting = set[str](), Awaiting(round, self.on_event)
@@ -272,15 +272,15 @@ class RemoteEngine:
             raise answer
         self.absent.discard(name)
         self._record(round, name, "up", len(answer), time.monotonic() - to.sent_at)
-        to.outgoing, to.send_after = to.conversation.send(self._open(name, answer)), 0.0
+        to.outgoing, to.send_after = to.conversation.send(self._open(name, to.presence, answer)), 0.0
 
-    def _open(self, name: str, answer: bytes | TensorFile) -> Envelope:
+    def _open(self, name: str, presence: Presence | None, answer: bytes | TensorFile) -> Envelope:
         envelope = decode_message(answer, "welcome", "reply", "refusal")
         if envelope.run != self.run.id and (envelope.run or not isinstance(envelope.header, RefusalHeader)):
             raise WireError("answers for another run")
         if isinstance(header := envelope.header, RefusalHeader):
             if header.final:
-                self.refusals[name] = plain_text(header.reason)
+                self.refusals.note(name, presence, plain_text(header.reason))
             raise WireError(header.reason)
         return envelope
 

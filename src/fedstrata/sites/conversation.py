@@ -67,13 +67,11 @@ class Refusals:
         """A site has refused for good while it was connected so."""
         self.known[name] = presence, reason
 
-    def of(self, name: str, online: Callable[[], Mapping[str, Presence]]) -> str:
-        """Why a site takes no part; empty where it may. ``online`` is asked only for one that has refused."""
-        presence, reason = self.known.get(name, (None, ""))
-        if presence and online().get(name, presence) != presence:
-            del self.known[name]
-            return ""
-        return reason
+    def now(self, online: Callable[[], Mapping[str, Presence]]) -> dict[str, str]:
+        """Site -> why it takes no part; who is connected is asked once, and only where some site has refused."""
+        there = online() if self.known else {}
+        self.known = {name: said for name, said in self.known.items() if there.get(name, said[0]) == said[0]}
+        return {name: reason for name, (_, reason) in self.known.items()}
 
     def clear(self) -> None:
         """Forget them all."""

@@ -205,11 +205,11 @@ class RemoteEngine:
         self, conversations: Mapping[str, Conversation], round: int, deadline: float
     ) -> Iterator[Reply | NoReply]:
         """Hold several sites' conversations at once: the replies, and who gave none. A welcome yields nothing."""
-        start = time.monotonic()
+        start, refusals = time.monotonic(), self.refusals.now(self.transport.online)
         pending: dict[str, PendingReply] = {}
         for name, conversation in conversations.items():
-            if refusal := self.refusals.of(name, self.transport.online):
-                yield NoReply(name, refusal)
+            if name in refusals:
+                yield NoReply(name, refusals[name])
             else:
                 pending[name] = PendingReply(conversation, next(conversation), start + deadline)
         reported, awaiting = set[str](), Awaiting(round, self.on_event)

@@ -230,11 +230,19 @@ class Answered:
 
 
 @dataclass(frozen=True)
+class Declined:
+    """A site has not done what it was asked, in the words that it told the server; ``run`` is empty for none."""
+
+    run: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class RunEnded:
     """A site was told that a run is over."""
 
     run: str
 
 
-SiteEvent = Asked | Worked | Answered | RunEnded
+SiteEvent = Asked | Worked | Answered | Declined | RunEnded
 """What a site reports of its own work."""

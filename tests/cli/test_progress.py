@@ -21,6 +21,7 @@ from fedstrata.events import (
     CellEvent,
     CellStarted,
     Counted,
+    Declined,
     Encoded,
     Event,
     Missed,
@@ -211,6 +212,8 @@ SITE = [
     Answered(failed=False),
     Asked("r", "fedavg", "train", 4, 20),
     Answered(failed=True),
+    Declined("r", "refuses: so"),
+    Declined("r", "refuses: so"),
     RunEnded("another"),
     RunEnded("r"),
 ]
@@ -221,21 +224,23 @@ def site_lines(terminal: bool) -> str:
     with SiteDisplay(console, "clinic") as shown:
         for event in SITE:
             shown(event)
-            assert shown.bar.live.is_started == (terminal and not isinstance(event, Answered | RunEnded))
+            works = not isinstance(event, Answered | Declined | RunEnded)
+            assert shown.bar.live.is_started == (terminal and works)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
 def test_a_site_shows_what_it_works_at() -> None:
     start, end = "clinic: takes part in a run: fedavg, 20 rounds", "clinic: the run is over"
+    refused = "clinic: run r: refuses: so"
     line = "clinic: round 4/20  trained in 0.0 s  loss 0.9000  about 0.0 s left"
     shown = site_lines(terminal=True)
     assert "loss 0.900  step 1 of 4" in shown
-    assert [shown.count(text) for text in (start, line, end, "trained in")] == [1, 1, 1, 1]
-    assert [text for text in site_lines(terminal=False).splitlines() if text] == [start, end]
+    assert [shown.count(text) for text in (start, line, refused, end, "trained in")] == [1, 1, 1, 1, 1]
+    assert [text for text in site_lines(terminal=False).splitlines() if text] == [start, refused, end]
 
 
 def test_the_log_of_a_site_has_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SiteDisplay, "SILENCE", -1.0)
     lines = [text.partition("  ")[0] for text in site_lines(terminal=False).splitlines() if text]
-    assert lines[1:-1] == ["clinic: round 4/20", "clinic: round 4/20"]
+    assert lines[1:-2] == ["clinic: round 4/20", "clinic: round 4/20"]

@@ -280,6 +280,19 @@ def test_a_site_whose_last_answer_cannot_be_used_saves_its_own_model_all_the_sam
     assert not list((state / "runs").iterdir()), "nothing of the run stays"
 
 
+def test_a_site_that_reached_a_limit_on_the_way_hears_that_the_run_is_over(job: Jobs, village: Village) -> None:
+    tables = {"clients": {"test": 0.3}, "server": {"evaluate": "end"}, "method": {"rounds": 2}}
+    _, there = village.jobs(job("fedsplitbert", "classify", 3, **tables))
+    village.site("b", "# bytes_per_day = 10_000_000_000", "bytes_per_day = 100_000")  # more than a round sends
+    run = fedstrata.run(there)
+    missing = lines(run.folder / "missing.jsonl")
+    assert {(line["round"], line["client"]) for line in missing} == {(1, "b")}
+    assert {line["reason"].partition(" (")[0] for line in missing} == {"refuses: its limit is 100000 bytes a day"}
+    state = village.folder / "federation" / "sites" / "b" / "state"
+    assert list((state / "models").glob("*/model.safetensors")), "what it has trained until then"
+    assert not list((state / "runs").iterdir()), "nothing of the run stays"
+
+
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [

@@ -239,3 +239,15 @@ def test_a_final_refusal_is_not_asked_again(events: list[Any], tmp_path: Path) -
         again = losses(remote.exchange(ask(*NAMES)))["b"]
         assert again == ("refuses: so" if final else 0.25)
         assert len(transport.requests("b")) == requests
+
+
+def test_a_site_that_was_started_again_is_asked_again(events: list[Any], tmp_path: Path) -> None:
+    refusal = encode_message(RUN, RefusalHeader(reason="refuses: so", final=True))
+    transport = Script(lambda script, number, name: [(number, refusal)])
+    remote = engine(transport, tmp_path, events)
+    remote.gather()
+    assert losses(remote.exchange(ask(*NAMES)))["b"] == "refuses: so"
+    there = transport.there.pop("b")
+    assert losses(remote.exchange(ask(*NAMES)))["b"] == "refuses: so", "it is away, and has said why"
+    transport.there["b"] = there[0], "again"
+    assert losses(remote.exchange(ask(*NAMES)))["b"] == 0.25

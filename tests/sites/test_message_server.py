@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fedstrata import UserError
+from fedstrata.events import Declined, SiteEvent
 from fedstrata.sites import message_client, transport
 from fedstrata.sites.certificates import make_certificates
 from fedstrata.sites.engine import Presence
@@ -335,8 +336,8 @@ def test_a_site_under_another_name_is_told_so_and_not_waited_for(
     """A folder was copied, and of its site.toml the key alone was changed: both sides were silent for an hour."""
     monkeypatch.setattr(transport, "GRACE_SECONDS", 0.0)
     monkeypatch.setattr(transport, "CALL_SECONDS", 0.1)
-    stop = threading.Event()
-    desk = Desk("127.0.0.1", "b", None, stop)
+    stop, told = threading.Event(), list[SiteEvent]()
+    desk = Desk("127.0.0.1", "b", None, stop, tell=told.append)
     site = threading.Thread(target=lambda: [client.answer_messages(Doubles()) for client in desk.clients()])
     site.start()
     carrier = SiteTransport(Telephone({"a": desk}), server, TOKENS)
@@ -350,6 +351,7 @@ def test_a_site_under_another_name_is_told_so_and_not_waited_for(
     why = f"is not let in at 127.0.0.1:{server.port} as 'b': there its key, or its certificate, belongs to another"
     assert str(answers[id]).startswith(why)
     assert why in caplog.text
+    assert told[0] == Declined("", str(answers[id]))
 
 
 def test_a_site_says_its_name_and_takes_no_nonsense_for_a_call() -> None:

@@ -164,6 +164,14 @@ def test_a_run_is_over_after_its_training(tmp_path: Path) -> None:
     assert "  after training  over  " in last
 
 
+def test_a_refusal_is_of_no_round(tmp_path: Path) -> None:
+    """One in the middle of a run was said to have left before its training."""
+    log = ReleaseLog(tmp_path)
+    log.append(release(-1, payload="refusal"))
+    line, _ = log_lines(tmp_path)
+    assert "  -  refusal  " in line
+
+
 def test_a_damaged_end_without_a_log_is_no_empty_log(written: Path) -> None:
     (written / LOG).unlink()
     (written / HEAD).write_text("x")

@@ -41,3 +41,5 @@ def test_of_rows_at_sites_nothing_is_said_that_is_not_known(
     page = fedstrata.report(run.folder, tmp_path / "page.html").read_text("utf-8")
     assert "Examples of each client" in page
     assert "Rows of each client" not in page
+    assert "What each client had. 24 test examples." in page
+    assert "dropped" not in page, "how many rows the sites have dropped they alone know"

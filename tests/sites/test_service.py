@@ -13,6 +13,7 @@ from test_in_memory import Village
 
 import fedstrata
 from attacks.bad_site import header, metadata, metadata_of
+from fedstrata.events import Declined, SiteEvent
 from fedstrata.sites.messages import (
     Envelope,
     HelloHeader,
@@ -68,10 +69,13 @@ def test_it_knows_no_run_that_did_not_begin(heard: tuple[SiteService, dict[type,
 
 def test_it_takes_part_with_its_own_version_alone(heard: tuple[SiteService, dict[type, Envelope]]) -> None:
     host, said = heard
+    told: list[SiteEvent] = []
+    host.tell = told.append
     refusal = answer(host, said[HelloHeader], version="99.1")
     assert refusal.reason.startswith("refuses: its FedStrata is ")
     assert "the server's 99.1" in refusal.reason
     assert refusal.final
+    assert told == [Declined(said[HelloHeader].run, refusal.reason)], "whoever runs the site reads it too"
 
 
 def test_another_version_is_named_whatever_else_it_says(heard: tuple[SiteService, dict[type, Envelope]]) -> None:

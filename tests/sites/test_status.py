@@ -7,7 +7,9 @@ import hashlib
 import json
 import re
 import socket
+import ssl
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -39,7 +41,8 @@ from fedstrata.events import (
 )
 from fedstrata.job.file import load
 from fedstrata.reports import live
-from fedstrata.sites import page_server
+from fedstrata.sites import flower, page_server
+from fedstrata.sites.certificates import make_certificates
 from fedstrata.sites.control_secret import read_secret
 from fedstrata.sites.page_server import PageServer
 from fedstrata.sites.provision import init
@@ -175,6 +178,37 @@ def test_the_status_says_which_certificate_is_none(home: Path) -> None:
     (home / "tls" / "ca.pem").write_text("hello")
     found = json.loads(CliRunner().invoke(app, ["federation", "status", str(home), "--json"]).stdout)
     assert found["server"]["message"] == f"tls: ca: {home / 'tls' / 'ca.pem'} holds no certificate in PEM form"
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # of what Flower builds its app with
+def test_a_server_that_shows_the_certificate_of_before_is_to_be_restarted(home: Path) -> None:
+    """It was said not to answer, and a run told to start it, which had been running all the time."""
+    read_secret(home)
+    before = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    before.load_cert_chain(home / "tls" / "server.pem", home / "tls" / "server.key")
+    new = make_certificates("127.0.0.1")
+    contents = {"ca.pem": new.ca, "server.pem": new.certificate, "server.key": new.key}
+    for name, content in contents.items():
+        (home / "tls" / name).write_bytes(content)
+    with socket.create_server(("127.0.0.1", 0)) as running:
+        port = running.getsockname()[1]
+
+        def shows() -> None:
+            for _ in range(2):
+                with suppress(OSError):
+                    before.wrap_socket(running.accept()[0], server_side=True)
+
+        thread = threading.Thread(target=shows)
+        thread.start()
+        path = home / "server.toml"
+        path.write_text(path.read_text("utf-8").replace("port = 9440", f"port = {port}"), "utf-8")
+        said = federation_status(read_server(home), False)["server"]["message"]
+        connected = flower.connect(f"127.0.0.1:{port}", new.ca, {}, read_secret(home))
+        with pytest.raises(UserError, match="does not hold") as error, connected:
+            pass
+        thread.join(60)
+    for sentence in (said, str(error.value)):
+        assert "restart fedstrata serve, which reads them when it starts" in sentence
 
 
 def test_the_status_on_the_screen_and_as_json(home: Path) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from fedstrata.cli.progress import Live
 from fedstrata.cli.words import round_words
 from fedstrata.errors import plural
-from fedstrata.events import Answered, Asked, RunEnded, SiteEvent, Worked
+from fedstrata.events import Answered, Asked, Declined, RunEnded, SiteEvent, Worked
 from fedstrata.reports.times import duration, time_left
 
 DOES = {"train": "trained", "hidden_states": "encoded its texts"}
@@ -31,6 +31,7 @@ class SiteDisplay(Live):
         self.worked: Worked | None = None
         self.first = 0  # round of the run that this program answered first
         self.began = self.since = time.monotonic()
+        self.declined: set[Declined] = set()  # no more in a day than new refusals leave the site
 
     def __enter__(self) -> Self:
         return self
@@ -44,6 +45,9 @@ class SiteDisplay(Live):
                 self._worked(event)
             case Answered(failed):
                 self._answered(failed)
+            case Declined(run, reason) if event not in self.declined:
+                self.declined.add(event)
+                self.log(f"{self.name}: {f'run {run[:8]}: ' if run else ''}{reason}")
             case RunEnded(run) if self.asked and self.asked.run == run:
                 self.log(f"{self.name}: the run is over")
                 self.asked = None

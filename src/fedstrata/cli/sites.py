@@ -59,7 +59,7 @@ def add(
     ],
     name: Annotated[str, typer.Argument(help="Name of the new site.", show_default=False)],
 ) -> None:
-    """Add a site to a federation; the server accepts it after a restart."""
+    """Add a site to a federation; its server accepts it within seconds."""
     with sentences() as console:
         from fedstrata.sites.provision import add_site
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from fedstrata.errors import plural
 from fedstrata.plan.labels import sort_labels
 from fedstrata.reports.picture import COLORS, WIDTH, picture, short_name, small
 
@@ -22,6 +23,14 @@ STAND_FOR = {
     "tag": "sentences by the type of entity of most of their words; O: without entities",
 }
 """Kind of task -> what the labels of a partition are there, as they are not the rows' own."""
+
+
+def counted(partition: Mapping[str, Any]) -> str:
+    """How many test examples there are and, unless only the sites know, how many rows were dropped."""
+    test = plural(partition.get("test", 0), "test example")
+    if any(client["rows"] is None for client in partition.get("clients", {}).values()):
+        return test
+    return f"{test}; {plural(partition.get('left_out', 0), 'row')} dropped"
 
 
 def grouped_words(clients: int) -> str:

@@ -17,11 +17,10 @@ from matplotlib.colors import ListedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from fedstrata.errors import plural
 from fedstrata.plan.kinds import LOWER_IS_BETTER
 from fedstrata.reports.client_scores import client_scores, clients_plot, worst_words
 from fedstrata.reports.confusion import confusion_plot, confusion_records
-from fedstrata.reports.partition_plot import STAND_FOR, grouped_words, partition_plot, partition_records
+from fedstrata.reports.partition_plot import STAND_FOR, counted, grouped_words, partition_plot, partition_records
 from fedstrata.reports.parts import STACKED, PartRecord
 from fedstrata.reports.picture import COLORS, HEIGHT, WIDTH, Shown, picture, short_name, small, whole_numbers
 from fedstrata.reports.runs import Run, curve
@@ -83,11 +82,9 @@ def run_pictures(run: Run) -> Iterator[Shown]:
         caption = f"MB {words} by part, all clients, without the initial download, {setup} MB per client."
         sent = [line for line in _traffic(run) if line["direction"] == direction]
         yield Shown(f"Traffic {direction} by part", bytes_plot(run, direction), caption, sent)
-    test, dropped = run.partition.get("test", 0), run.partition.get("left_out", 0)
-    held = f"What each client had. {plural(test, 'test example')}; {plural(dropped, 'row')} dropped."
     clients = run.partition.get("clients", {})
     what = "Rows" if any(client["labels"] for client in clients.values()) else "Examples"
-    said = held + _stand_for(run) + grouped_words(len(clients))
+    said = f"What each client had. {counted(run.partition)}.{_stand_for(run)}{grouped_words(len(clients))}"
     yield Shown(f"{what} of each client", partition_plot(run.partition), said, partition_records(run.partition))
     yield Shown(f"{metric} by client", clients_plot(run), worst_words(run), client_scores(run))
     said = "Confusion matrix of the final model on the test rows: a row per true class, shares of the row."

@@ -67,11 +67,12 @@ class BufferedRemoteEngine(RemoteEngine):
 
     def ask_again(self, requests: Iterable[Request]) -> None:
         """See :class:`fedstrata.plan.messages.BufferedEngine`: a site keeps its answers, and sends them again."""
+        refusals = self.refusals.now(self.transport.online)
         for request in requests:
             name = request.client
             self.asked[name] = request.round
-            if name in self.refusals:
-                self.arrived.append(NoReply(name, self.refusals[name]))
+            if name in refusals:
+                self.arrived.append(NoReply(name, refusals[name]))
             else:
                 conversation = self._request(request)
                 until = time.monotonic() + self.deadline

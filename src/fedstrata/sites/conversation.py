@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass
 
 from fedstrata.events import Awaited, Event
@@ -55,6 +55,27 @@ class PendingReply:
     message_id: str = ""
     presence: Presence | None = None
     sent_at: float = 0.0
+
+
+class Refusals:
+    """Why sites take no part. One that was started again may have other settings, and is asked again."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, tuple[Presence | None, str]] = {}
+
+    def note(self, name: str, presence: Presence | None, reason: str) -> None:
+        """A site has refused for good while it was connected so."""
+        self.known[name] = presence, reason
+
+    def now(self, online: Callable[[], Mapping[str, Presence]]) -> dict[str, str]:
+        """Site -> why it takes no part; who is connected is asked once, and only where some site has refused."""
+        there = online() if self.known else {}
+        self.known = {name: said for name, said in self.known.items() if there.get(name, said[0]) == said[0]}
+        return {name: reason for name, (_, reason) in self.known.items()}
+
+    def clear(self) -> None:
+        """Forget them all."""
+        self.known.clear()
 
 
 class Awaiting:

@@ -13,7 +13,7 @@ from fedstrata.events import Event, Waiting
 from fedstrata.plan.messages import NoReply, Reply, Request
 from fedstrata.server.records import Records
 from fedstrata.sites.answered import check_answered
-from fedstrata.sites.conversation import Awaiting, Conversation, Outgoing, PendingReply
+from fedstrata.sites.conversation import Awaiting, Conversation, Outgoing, PendingReply, Refusals
 from fedstrata.sites.conversation import Presence as Presence  # its users know it from here
 from fedstrata.sites.lost import Losses
 from fedstrata.sites.messages import (
@@ -106,7 +106,7 @@ class RemoteEngine:
         activation_server: where batches pass through the server's layers; None where the method has none.
         welcomes: site that takes part -> its welcome.
         agreed: site -> its examples as it first said, which hold for the rest of the run.
-        refusals: site that will not take part -> the reason.
+        refusals: why sites take no part.
         absent: sites that missed a deadline: they get requests, but are waited for only once they answer again.
         own_start: sites that have the start model without having been sent it.
         losses: tells which sites have lost what they kept.
@@ -120,7 +120,7 @@ class RemoteEngine:
     activation_server: ActivationServer | None = None
     welcomes: dict[str, WelcomeHeader] = field(default_factory=dict, init=False)
     agreed: dict[str, int] = field(default_factory=dict, init=False)
-    refusals: dict[str, str] = field(default_factory=dict, init=False)
+    refusals: Refusals = field(default_factory=Refusals, init=False)
     absent: set[str] = field(default_factory=set, init=False)
     own_start: frozenset[str] = frozenset()
     losses: Losses = field(init=False)
@@ -134,8 +134,7 @@ class RemoteEngine:
 
     def gather(self) -> list[NoReply]:
         """Greet all sites and send them the start model; returns those that do not take part."""
-        conversations = {name: self._greet(name) for name in self.run.names}
-        replies = self._converse(conversations, -1, self.deadline)
+        replies = self._converse({name: self._greet(name) for name in self.run.names}, -1, self.deadline)
         return [reply for reply in replies if isinstance(reply, NoReply)]
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[Reply | NoReply]:
@@ -156,6 +155,7 @@ class RemoteEngine:
             The sites that have not heard it, so that none of them has saved its own model.
         """
         self.absent |= set(self.run.names)
+        self.refusals.clear()  # who has reached a limit on the way ends the run as well
         conversations = {name: self._farewell(save) for name in self.agreed}
         replies = self._converse(conversations, -1, FAREWELL_SECONDS)
         return [reply for reply in replies if isinstance(reply, NoReply)]
@@ -205,11 +205,11 @@ class RemoteEngine:
         self, conversations: Mapping[str, Conversation], round: int, deadline: float
     ) -> Iterator[Reply | NoReply]:
         """Hold several sites' conversations at once: the replies, and who gave none. A welcome yields nothing."""
-        start = time.monotonic()
+        start, refusals = time.monotonic(), self.refusals.now(self.transport.online)
         pending: dict[str, PendingReply] = {}
         for name, conversation in conversations.items():
-            if name in self.refusals:
-                yield NoReply(name, self.refusals[name])
+            if name in refusals:
+                yield NoReply(name, refusals[name])
             else:
                 pending[name] = PendingReply(conversation, next(conversation), start + deadline)
         reported, awaiting = set[str](), Awaiting(round, self.on_event)
@@ -272,15 +272,15 @@ class RemoteEngine:
             raise answer
         self.absent.discard(name)
         self._record(round, name, "up", len(answer), time.monotonic() - to.sent_at)
-        to.outgoing, to.send_after = to.conversation.send(self._open(name, answer)), 0.0
+        to.outgoing, to.send_after = to.conversation.send(self._open(name, to.presence, answer)), 0.0
 
-    def _open(self, name: str, answer: bytes | TensorFile) -> Envelope:
+    def _open(self, name: str, presence: Presence | None, answer: bytes | TensorFile) -> Envelope:
         envelope = decode_message(answer, "welcome", "reply", "refusal")
         if envelope.run != self.run.id and (envelope.run or not isinstance(envelope.header, RefusalHeader)):
             raise WireError("answers for another run")
         if isinstance(header := envelope.header, RefusalHeader):
             if header.final:
-                self.refusals[name] = plain_text(header.reason)
+                self.refusals.note(name, presence, plain_text(header.reason))
             raise WireError(header.reason)
         return envelope
 

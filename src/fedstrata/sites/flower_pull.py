@@ -26,6 +26,10 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
 
 LOG = logging.getLogger("fedstrata.server")
+DISTRUSTED = "CERTIFICATE_VERIFY_FAILED"
+"""In the text of an error of a connection to a server that was there, and could not prove who it is."""
+RENEW = "once the files in tls/ are renewed restart fedstrata serve, which reads them when it starts"
+"""What to do about that."""
 MOST_BYTES = 4096
 """Of one of Flower's replies that hold something of a site's; the longest of an honest one's has about 1,000."""
 MOST_OBJECTS = 16
@@ -99,6 +103,11 @@ def _check_length(response: httpx.Response) -> None:
             raise TooLong
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, or its kind where it has none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 @contextmanager
 def answering(address: str) -> Iterator[None]:
     """Where a SuperLink is asked: that it does not answer is told in a sentence.
@@ -114,7 +123,11 @@ def answering(address: str) -> Iterator[None]:
                 f"federation: the server at {address} refuses to start a run; start it on the machine, as the "
                 "user and with the folder of fedstrata serve"
             ) from None
-        why = (str(error).splitlines() or [type(error).__name__])[0]
+        if DISTRUSTED in (why := first_line(error)):
+            raise UserError(
+                f"federation: the certificate of the server at {address} does not hold ({why}); {RENEW}; "
+                "--resume goes on from the last finished round"
+            ) from None
         raise UserError(
             f"federation: the server at {address} does not answer ({why}); "
             "fedstrata serve starts it, and --resume goes on from the last finished round"

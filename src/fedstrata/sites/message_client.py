@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 from pydantic import ValidationError
 
+from fedstrata.events import Declined, SiteEvent
 from fedstrata.sites.checks import join_address
 from fedstrata.sites.free_memory import give_back
 from fedstrata.sites.listening import ClientTLS, open_channel
@@ -171,12 +172,19 @@ class Desk:
         tls: see :class:`MessageClient`.
         stop: set when the program ends.
         folder: see :class:`MessageClient`.
+        tell: receives why a call could not be followed.
     """
 
     def __init__(
-        self, host: str, site: str, tls: ClientTLS | None, stop: threading.Event, folder: Path | None = None
+        self,
+        host: str,
+        site: str,
+        tls: ClientTLS | None,
+        stop: threading.Event,
+        folder: Path | None = None,
+        tell: Callable[[SiteEvent], None] = lambda event: None,
     ) -> None:
-        self.host, self.site, self.tls, self.stop, self.folder = host, site, tls, stop, folder
+        self.host, self.site, self.tls, self.stop, self.folder, self.tell = host, site, tls, stop, folder, tell
         self.called = threading.Condition()
         self.client: MessageClient | None = None
 
@@ -214,6 +222,7 @@ class Desk:
 
     def _cannot(self, why: str) -> bytes:
         LOG.error("%s", why)
+        self.tell(Declined("", why))
         return why.encode()
 
     def clients(self) -> Iterator[MessageClient]:

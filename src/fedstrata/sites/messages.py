@@ -97,7 +97,7 @@ class RefusalHeader(Header):
 
     Attributes:
         reason: a sentence without its subject.
-        final: the answer will be the same for the rest of the run.
+        final: the answer will be the same until the site is started again.
     """
 
     reason: Annotated[str, Field(max_length=1000)]

@@ -8,6 +8,9 @@ from pathlib import Path
 from fedstrata.errors import plural
 from fedstrata.sites.release_log import LOG, START, read_log
 
+OUTSIDE = {"over": "after training", "refusal": "-"}
+"""Payload -> when it left, where its line has no round; refusals have none, so the same words have one line."""
+
 
 def log_lines(folder: Path) -> Iterator[str]:
     """A line for every message, then the sum.
@@ -19,7 +22,7 @@ def log_lines(folder: Path) -> Iterator[str]:
     for release, _ in read_log(folder):
         count, size = count + 1, size + release.bytes
         parts = f"  {' '.join(release.parts)}" if release.parts else ""
-        outside = "after training" if release.payload == "over" else "before training"
+        outside = OUTSIDE.get(release.payload, "before training")
         round = f"round {release.round + 1}" if release.round >= 0 else outside
         loss = "" if release.epsilon is None else f"  epsilon {release.epsilon:g}"
         size_and_rows = f"{release.bytes} bytes  {plural(release.rows, 'row')}"

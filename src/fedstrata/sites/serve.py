@@ -150,7 +150,7 @@ def _take_part(settings: SiteSettings, say: Say, insecure: bool, dry_run: bool, 
     service = SiteService(settings, step, _reach(settings, own), terminal.asking(say), tell=tell)
     visit = Visit(settings, say) if dry_run else None
     stop, log = threading.Event(), logs / "supernode.log"
-    desk = Desk(settings.host, settings.name, own, stop, settings.folder)
+    desk = Desk(settings.host, settings.name, own, stop, settings.folder, tell)
     calls = (f"127.0.0.1:{port}", desk.take_call, stop, secret.read_bytes())
     listener = threading.Thread(target=flower.answer_messages, args=calls, daemon=True)
     clock = partial(clock_complaint, settings.server, None if insecure else settings.ca)

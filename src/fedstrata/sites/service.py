@@ -14,7 +14,7 @@ from pathlib import Path
 from fedstrata.client.sums import SUM_FILES
 from fedstrata.client.trainer import StepCallback
 from fedstrata.errors import UserError
-from fedstrata.events import Answered, Asked, RunEnded, SiteEvent
+from fedstrata.events import Answered, Asked, Declined, RunEnded, SiteEvent
 from fedstrata.job.tables import method_name
 from fedstrata.models.quiet import quiet
 from fedstrata.plan.kinds import Weights
@@ -161,11 +161,12 @@ class SiteService:
             if isinstance(error, OSError) and error.errno:
                 what += f" ({os.strerror(error.errno)})"  # a library's own words may name paths
             refusal = _failed(f"{what}; its own log says more")
-        message = encode_message(run, refusal)
+        named = run
         if self.gate.log.refusals_today(now()) >= MOST_REFUSALS:
             many = f"it has refused {MOST_REFUSALS} messages within 24 hours; its own log says why"
-            message = encode_message("", _failed(many))
-        return self.gate.release(message, run, -1, "refusal", examples=self.made.get(run))
+            named, refusal = "", _failed(many)
+        self.tell(Declined(named, refusal.reason))
+        return self.gate.release(encode_message(named, refusal), run, -1, "refusal", examples=self.made.get(run))
 
     def _answer(self, envelope: Envelope) -> TensorFile:
         name, header, weights = envelope.run, envelope.header, envelope.weights
@@ -179,8 +180,7 @@ class SiteService:
         site = self._site(run)
         request = decode_request(envelope)
         LOG.info("run %s: round %d: %s", name, request.round + 1, request.phase)
-        method = run.job.method
-        self.tell(Asked(name, method_name(method), request.phase, request.round, method.rounds))
+        self.tell(Asked(name, method_name(run.job.method), request.phase, request.round, run.job.method.rounds))
         answer = None
         try:
             answer = self.gate.answer(run, site, request, lambda: write_journal(run.folder, run.journal))

@@ -92,6 +92,7 @@ def _ask(settings: ServerSettings, insecure: bool) -> Found:
         return Found(False, str(error))
     prepare_flower()
     from fedstrata.sites.control_client import control_client
+    from fedstrata.sites.flower_pull import DISTRUSTED, RENEW, first_line
 
     import httpx  # isort: skip  (control_client says first what is needed for it)
     from flwr.proto import control_pb2  # isort: skip
@@ -105,7 +106,8 @@ def _ask(settings: ServerSettings, insecure: bool) -> Found:
             False, f"another program answers there, or the server of another folder ({error.response.status_code})"
         )
     except httpx.HTTPError as error:
-        return Found(False, (str(error).splitlines() or [type(error).__name__])[0][:200])
+        why = first_line(error)[:200]
+        return Found(False, f"{why}; {RENEW}" if DISTRUSTED in why else why)
     online = [node for node in nodes if node.status == "online"]
     if insecure:
         return Found(True, nameless=len(online))

@@ -402,13 +402,28 @@ def test_a_folder_for_each_client_is_called_by_its_whole_name(tmp_path: Path) ->
     assert list(tomllib.loads(job)["data"]["train"]) == ["St-Mary", "St-John"]
 
 
-def test_parts_of_a_data_set_are_no_clients(tmp_path: Path) -> None:
-    parts = [f"{kind}-0000{i}-of-00002.parquet" for kind in ("train", "test") for i in range(2)]
-    rows = placed(tmp_path / "rows", *parts[:2])
-    assert tomllib.loads(first_job([rows], tmp_path / "job.toml")[0])["data"]["train"] == str(rows)
-    placed(rows, *parts[2:])
-    with pytest.raises(UserError, match=r"holds test rows among others \(test-00000"):
-        first_job([rows], tmp_path / "job.toml")
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        ("train-{i:05}-of-00002.parquet", "test-{i:05}-of-00002.parquet"),
+        ("data/train-{i:05}-of-00002.parquet", "data/validation-{i:05}-of-00002.parquet"),
+        ("train-{i:05}-of-00002-b42a775f407cee4{i}.parquet", "test-{i:05}-of-00002-b42a775f407cee4{i}.parquet"),
+        ("c4-train.{i:05}-of-00002.csv.gz", "c4-validation.{i:05}-of-00002.csv.gz"),
+    ],
+)
+def test_parts_of_a_data_set_are_no_clients(tmp_path: Path, train: str, test: str) -> None:
+    """Those with more in their names were a client each; of two parts of test rows one was read, or none."""
+    rows, out = tmp_path / "rows", tmp_path / "job.toml"
+    parts = [[name.format(i=i) for i in range(2)] for name in (train, test)]
+    placed(rows, *parts[0])
+    assert tomllib.loads(first_job([rows], out)[0])["data"]["train"] == str(rows)
+    placed(rows, *parts[1])
+    job = tomllib.loads(first_job([rows], out)[0])
+    assert [job["data"][key] for key in ("train", "test")] == [[str(rows / part) for part in one] for one in parts]
+    data = prepare(load(job)[0])
+    assert (len(data.train), len(data.test), len(data.shards)) == (120, 120, 6)
+    (rows / parts[0][0]).unlink()
+    assert tomllib.loads(first_job([rows], out)[0])["data"]["test"] == job["data"]["test"]
 
 
 def test_a_folder_of_several_kinds_is_refused_as_a_run_would(tmp_path: Path) -> None:
@@ -451,6 +466,12 @@ def test_test_rows_of_a_folder_are_not_trained_on(tmp_path: Path, names: list[st
     data = load(out)[0].data
     assert data.test == str(tmp_path / "rows" / names[-1])
     assert list(data.train) == clients if clients else data.train == str(tmp_path / "rows" / names[0])
+
+
+def test_a_compressed_file_of_a_client_gives_it_the_name_that_it_has_without(tmp_path: Path) -> None:
+    placed(tmp_path, "north.csv.gz", "st.mary.CSV")
+    job = first_job([tmp_path / "north.csv.gz", tmp_path / "st.mary.CSV"], tmp_path / "job.toml")[0]
+    assert list(tomllib.loads(job)["data"]["train"]) == ["north", "st-mary"]
 
 
 def test_test_rows_that_cannot_be_told_apart_are_refused(tmp_path: Path) -> None:

@@ -468,6 +468,19 @@ def test_test_rows_of_a_folder_are_not_trained_on(tmp_path: Path, names: list[st
     assert list(data.train) == clients if clients else data.train == str(tmp_path / "rows" / names[0])
 
 
+def test_folders_of_clients_may_hold_their_test_rows(tmp_path: Path) -> None:
+    """All files of such a folder were trained on."""
+    placed(
+        tmp_path, "north/train.csv", "north/test.csv", "south/a.csv", "south/b.csv", "south/dev.csv", "east/a.csv"
+    )
+    folders = [tmp_path / name for name in ("north", "south", "east")]
+    job = tomllib.loads(first_job(folders, tmp_path / "job.toml")[0])
+    data = prepare(load(job)[0])
+    assert job["data"]["test"] == {"north": f"{folders[0]}/test.csv", "south": f"{folders[1]}/dev.csv"}
+    assert {name: len(rows) for name, rows in data.shards.items()} == {"east": 60, "north": 60, "south": 120}
+    assert data.test.pools == ["north"] * 60 + ["south"] * 60
+
+
 def test_a_compressed_file_of_a_client_gives_it_the_name_that_it_has_without(tmp_path: Path) -> None:
     placed(tmp_path, "north.csv.gz", "st.mary.CSV")
     job = first_job([tmp_path / "north.csv.gz", tmp_path / "st.mary.CSV"], tmp_path / "job.toml")[0]

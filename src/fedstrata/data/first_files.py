@@ -29,7 +29,7 @@ def files_to_try(data: Sequence[Path]) -> tuple[Sources, list[Sources]]:
         UserError: test rows lie among others, or two clients would have the same name.
     """
     if len(data) > 1:
-        return {**_by_client(data)}, []
+        return _of_clients(data)
     only = data[0]
     if not only.is_dir():
         return only, _test_beside(only) if _word(only) in TRAIN_NAMES else []
@@ -59,7 +59,7 @@ def _in_folder(only: Path) -> tuple[Sources, list[Sources]]:
     if test and (train or tables):
         raise UserError(
             f"{only}: holds test rows among others ({files_of(test[0])[0].relative_to(only)}); expected files or "
-            "a folder without them, and them by --test"
+            "a folder without them, and them by --test, or the folder of each client"
         )
     return only, []
 
@@ -77,6 +77,22 @@ def _whole(files: Sequence[Path]) -> list[Source]:
     for file in files:
         parts.setdefault(file.with_name(PART.sub("-of", file.name)), []).append(file)
     return [found if found[1:] else found[0] for found in parts.values()]
+
+
+def _of_clients(data: Sequence[Path]) -> tuple[Sources, list[Sources]]:
+    """Each of several files or folders as a client's, and the test rows that lie in these folders."""
+    clients, test = _by_client(data), dict[str, Source]()
+    for name, folder in zip(clients, data, strict=True):
+        train, beside = files_to_try([folder]) if folder.is_dir() else (folder, [])
+        if beside:
+            clients[name], test[name] = _one(train), _one(beside[0])
+    return clients, [test] if test else []
+
+
+def _one(source: Sources) -> Source:
+    """A source without clients."""
+    files = files_of(source)
+    return files if files[1:] else files[0]
 
 
 def _by_client(sources: Sequence[Source]) -> dict[str, Source]:

@@ -437,9 +437,16 @@ def test_a_folder_of_several_kinds_is_refused_as_a_run_would(tmp_path: Path) -> 
 def test_test_rows_beside_training_rows_are_found_unless_they_lack_labels(tmp_path: Path) -> None:
     written(tmp_path, table(label=LABELS), "train.csv")
     written(tmp_path, table(), "test.csv")
-    assert 'test = "' not in first_job([tmp_path / "train.csv"], tmp_path / "job.toml")[0]
+    job, said = first_job([tmp_path / "train.csv"], tmp_path / "job.toml")
+    assert 'test = "' not in job
+    lacking = "not read, as it has not the columns of the training rows, or no label"
+    unused = f"unused  {tmp_path / 'test.csv'}: {lacking}"
+    assert unused in said
     written(tmp_path, table(label=LABELS), "dev.csv")
-    assert f'test = "{tmp_path / "dev.csv"}"' in first_job([tmp_path], tmp_path / "job.toml")[0]
+    job, said = first_job([tmp_path], tmp_path / "job.toml")
+    assert f'test = "{tmp_path / "dev.csv"}"' in job
+    assert unused in said
+    assert unused not in first_job([tmp_path], tmp_path / "job.toml", test=tmp_path / "dev.csv")[1]
 
 
 def placed(folder: Path, *names: str) -> Path:
@@ -456,6 +463,7 @@ def placed(folder: Path, *names: str) -> Path:
         (["all.csv", "test.csv"], []),
         (["data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet"], []),
         (["train/a.csv", "test/a.csv"], []),
+        (["train.csv", "test.jsonl"], []),
         (["north.csv", "south.csv", "test.csv"], ["north", "south"]),
     ],
 )

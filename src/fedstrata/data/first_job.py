@@ -72,7 +72,8 @@ def first_job(
     wanted = [*text, *([label] if label else [])]
     rows = _together([sample(file, wanted, tagged=task == "tag") for file in files_of(train)])
     found = guess(rows, task, text, label)
-    tested: Sources | None = test or next((one for one in beside if _fits(one, found, rows)), None)
+    fitting = [one for one in beside if _fits(one, found, rows)]
+    tested: Sources | None = test or next(iter(fitting), None)
     where = {"job": out.name, "train": _from(train, out), "test": tested and _from(tested, out)}
     start = model or MODELS["latin" if found.latin else "other", "gpu" if _gpu() else "cpu"]
     lines = [
@@ -83,8 +84,7 @@ def first_job(
     ]
     if found.client and not isinstance(train, Mapping):
         lines.append(f"clients column {found.client!r}: {found.reasons['clients.column']}")
-    if tested:
-        lines.append(f"test    {_shown(tested)}")
+    lines += _test_lines(tested, [one for one in beside if one not in fitting and not test])
     if found.numbers:
         lines.append(
             f"labels  {found.label!r} holds numbers: write the names of these tags into {out} before a run"
@@ -95,6 +95,13 @@ def first_job(
 def _shown(source: Sources) -> str:
     first, *more = files_of(source)
     return f"{first} and {plural(len(more), 'file')} more" if more else str(first)
+
+
+def _test_lines(tested: Sources | None, unfit: Sequence[Sources]) -> list[str]:
+    """What is tested on, and what is named as test rows are and cannot be."""
+    lacking = "not read, as it has not the columns of the training rows, or no label"
+    used = [f"test    {_shown(tested)}"] if tested else []
+    return [*used, *(f"unused  {_shown(one)}: {lacking}" for one in unfit)]
 
 
 def _together(samples: Sequence[Sample]) -> Sample:

@@ -623,6 +623,8 @@ def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'label' holds a single value; name it with --label, one of: text, label"):
         guess(single, "classify")
     assert guess(single).reasons["task.kind"].startswith("'label' holds a single value, ")
+    many = sample(written(tmp_path, table(label=[f"code {i}" for i in range(60)])))
+    assert guess(many).reasons["task.kind"].startswith("'label' holds too many different or too long values, ")
     lists = sample(written(tmp_path, table(label=[["eye", "heart"]] * 60), "rows.jsonl"))
     assert guess(lists).reasons["task.kind"].startswith("'label' holds lists, ")
     with pytest.raises(UserError, match="column 'lable' is not there"):

@@ -40,6 +40,22 @@ def refused(*parts: str) -> Any:
     return pytest.raises(UserError, match="^(?s:.*)" + "(?s:.*)".join(map(re.escape, parts)))
 
 
+@pytest.mark.parametrize("indent", [None, 2])
+def test_rows_under_a_key_of_one_json_object(indent: int | None) -> None:
+    """The object was taken for a row; where it stood on several lines, it was said to be no JSON."""
+    rows = [dict(zip(ROWS, values, strict=True)) for values in zip(*ROWS.values(), strict=True)]
+    read = found(write("a.json", json.dumps({"version": "1", "data": rows, "tags": ["a"]}, indent=indent)))
+    assert (read.columns, list(read.numbers)) == (ROWS, [0, 1])
+    assert notes(read.found) == ["a.json: the rows are those under 'data'"]
+    assert found(write("b.json", json.dumps({**rows[0], "entities": rows}, indent=indent))).columns == {
+        column: values[:1] for column, values in ROWS.items()
+    }
+    with refused("c.json: has no column 'label'"):
+        found(write("c.json", json.dumps({"data": [{"text": "one"}]}, indent=indent)))
+    with refused("d.json: has no column 'text'"):
+        found(write("d.json", json.dumps({"train": rows, "test": rows}, indent=indent)))
+
+
 @pytest.mark.parametrize(
     ("delimiter", "encoding", "note"),
     [

@@ -402,13 +402,28 @@ def test_a_folder_for_each_client_is_called_by_its_whole_name(tmp_path: Path) ->
     assert list(tomllib.loads(job)["data"]["train"]) == ["St-Mary", "St-John"]
 
 
-def test_parts_of_a_data_set_are_no_clients(tmp_path: Path) -> None:
-    parts = [f"{kind}-0000{i}-of-00002.parquet" for kind in ("train", "test") for i in range(2)]
-    rows = placed(tmp_path / "rows", *parts[:2])
-    assert tomllib.loads(first_job([rows], tmp_path / "job.toml")[0])["data"]["train"] == str(rows)
-    placed(rows, *parts[2:])
-    with pytest.raises(UserError, match=r"holds test rows among others \(test-00000"):
-        first_job([rows], tmp_path / "job.toml")
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        ("train-{i:05}-of-00002.parquet", "test-{i:05}-of-00002.parquet"),
+        ("data/train-{i:05}-of-00002.parquet", "data/validation-{i:05}-of-00002.parquet"),
+        ("train-{i:05}-of-00002-b42a775f407cee4{i}.parquet", "test-{i:05}-of-00002-b42a775f407cee4{i}.parquet"),
+        ("c4-train.{i:05}-of-00002.csv.gz", "c4-validation.{i:05}-of-00002.csv.gz"),
+    ],
+)
+def test_parts_of_a_data_set_are_no_clients(tmp_path: Path, train: str, test: str) -> None:
+    """Those with more in their names were a client each; of two parts of test rows one was read, or none."""
+    rows, out = tmp_path / "rows", tmp_path / "job.toml"
+    parts = [[name.format(i=i) for i in range(2)] for name in (train, test)]
+    placed(rows, *parts[0])
+    assert tomllib.loads(first_job([rows], out)[0])["data"]["train"] == str(rows)
+    placed(rows, *parts[1])
+    job = tomllib.loads(first_job([rows], out)[0])
+    assert [job["data"][key] for key in ("train", "test")] == [[str(rows / part) for part in one] for one in parts]
+    data = prepare(load(job)[0])
+    assert (len(data.train), len(data.test), len(data.shards)) == (120, 120, 6)
+    (rows / parts[0][0]).unlink()
+    assert tomllib.loads(first_job([rows], out)[0])["data"]["test"] == job["data"]["test"]
 
 
 def test_a_folder_of_several_kinds_is_refused_as_a_run_would(tmp_path: Path) -> None:
@@ -422,9 +437,16 @@ def test_a_folder_of_several_kinds_is_refused_as_a_run_would(tmp_path: Path) -> 
 def test_test_rows_beside_training_rows_are_found_unless_they_lack_labels(tmp_path: Path) -> None:
     written(tmp_path, table(label=LABELS), "train.csv")
     written(tmp_path, table(), "test.csv")
-    assert 'test = "' not in first_job([tmp_path / "train.csv"], tmp_path / "job.toml")[0]
+    job, said = first_job([tmp_path / "train.csv"], tmp_path / "job.toml")
+    assert 'test = "' not in job
+    lacking = "not read, as it has not the columns of the training rows, or no label"
+    unused = f"unused  {tmp_path / 'test.csv'}: {lacking}"
+    assert unused in said
     written(tmp_path, table(label=LABELS), "dev.csv")
-    assert f'test = "{tmp_path / "dev.csv"}"' in first_job([tmp_path], tmp_path / "job.toml")[0]
+    job, said = first_job([tmp_path], tmp_path / "job.toml")
+    assert f'test = "{tmp_path / "dev.csv"}"' in job
+    assert unused in said
+    assert unused not in first_job([tmp_path], tmp_path / "job.toml", test=tmp_path / "dev.csv")[1]
 
 
 def placed(folder: Path, *names: str) -> Path:
@@ -441,6 +463,7 @@ def placed(folder: Path, *names: str) -> Path:
         (["all.csv", "test.csv"], []),
         (["data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet"], []),
         (["train/a.csv", "test/a.csv"], []),
+        (["train.csv", "test.jsonl"], []),
         (["north.csv", "south.csv", "test.csv"], ["north", "south"]),
     ],
 )
@@ -451,6 +474,25 @@ def test_test_rows_of_a_folder_are_not_trained_on(tmp_path: Path, names: list[st
     data = load(out)[0].data
     assert data.test == str(tmp_path / "rows" / names[-1])
     assert list(data.train) == clients if clients else data.train == str(tmp_path / "rows" / names[0])
+
+
+def test_folders_of_clients_may_hold_their_test_rows(tmp_path: Path) -> None:
+    """All files of such a folder were trained on."""
+    placed(
+        tmp_path, "north/train.csv", "north/test.csv", "south/a.csv", "south/b.csv", "south/dev.csv", "east/a.csv"
+    )
+    folders = [tmp_path / name for name in ("north", "south", "east")]
+    job = tomllib.loads(first_job(folders, tmp_path / "job.toml")[0])
+    data = prepare(load(job)[0])
+    assert job["data"]["test"] == {"north": f"{folders[0]}/test.csv", "south": f"{folders[1]}/dev.csv"}
+    assert {name: len(rows) for name, rows in data.shards.items()} == {"east": 60, "north": 60, "south": 120}
+    assert data.test.pools == ["north"] * 60 + ["south"] * 60
+
+
+def test_a_compressed_file_of_a_client_gives_it_the_name_that_it_has_without(tmp_path: Path) -> None:
+    placed(tmp_path, "north.csv.gz", "st.mary.CSV")
+    job = first_job([tmp_path / "north.csv.gz", tmp_path / "st.mary.CSV"], tmp_path / "job.toml")[0]
+    assert list(tomllib.loads(job)["data"]["train"]) == ["north", "st-mary"]
 
 
 def test_test_rows_that_cannot_be_told_apart_are_refused(tmp_path: Path) -> None:
@@ -581,6 +623,8 @@ def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'label' holds a single value; name it with --label, one of: text, label"):
         guess(single, "classify")
     assert guess(single).reasons["task.kind"].startswith("'label' holds a single value, ")
+    many = sample(written(tmp_path, table(label=[f"code {i}" for i in range(60)])))
+    assert guess(many).reasons["task.kind"].startswith("'label' holds too many different or too long values, ")
     lists = sample(written(tmp_path, table(label=[["eye", "heart"]] * 60), "rows.jsonl"))
     assert guess(lists).reasons["task.kind"].startswith("'label' holds lists, ")
     with pytest.raises(UserError, match="column 'lable' is not there"):

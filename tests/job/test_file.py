@@ -156,6 +156,8 @@ def test_named_sources_replace_those_below_and_a_word_of_one_adds_it() -> None:
     assert one.data.train == {"north": "other.csv", "south": "s.csv", "west": "w.csv"}
     ranked = {**JOB, "adapter": {"kind": "lora", "rank": {"default": 4, "north": 16}}}
     assert load(ranked, ["adapter.rank={default = 8}"])[0].adapter.rank == {"default": 8}
+    named = load(ranked, ["adapter.rank.St._Mary_s=2"])[0].adapter.rank
+    assert named == {"default": 4, "north": 16, "St._Mary_s": 2}, "a client's name has dots"
     scratch = {**JOB, "model": {"config": {"model_type": "bert", "num_hidden_layers": 2}}}
     [made] = load(scratch, ["model.config={vocab_size = 99}"])
     assert made.model is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import re
 import sys
 from collections.abc import Callable
@@ -58,15 +59,22 @@ def test_the_exported_model_gives_the_models_logits(job: Jobs, kind: str) -> Non
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_of_numbers_no_share_of_equal_predictions_is_told(job: Jobs, tmp_path: Path) -> None:
+def test_of_numbers_no_share_of_equal_predictions_is_told(
+    job: Jobs, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """It was 100 %, however far 8-bit weights were off: of one logit the largest is always the first."""
     pytest.importorskip("onnxruntime")
     rows = tmp_path / "numbers.csv"
     rows.write_text("text,label\n" + "".join(f'"{text}",{len(text)}\n' for text, _ in SENTENCES), "utf-8")
     made = job("fedavg", "regress", data={"train": str(rows), "test": str(rows)}, method={"rounds": 1})
     result = fedstrata.run(made)
+    caplog.clear()
+    logging.getLogger("torch").addHandler(caplog.handler)
     done = CliRunner().invoke(app, ["export", str(result.folder), "--onnx", "--int8"])
+    logging.getLogger("torch").removeHandler(caplog.handler)
     assert done.exit_code == 0, done.output
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not warnings, "torch's exporter wrote lines of its log between the command's"
     assert done.output.count("MB  predicted numbers within ") == 2
     assert "of the predictions" not in done.output
 

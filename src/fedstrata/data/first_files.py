@@ -14,61 +14,109 @@ from fedstrata.errors import UserError
 
 TEST_NAMES = ("test", "testing", "dev", "devel", "valid", "validation", "val", "eval")
 TRAIN_NAMES = ("train", "training")
-PART = re.compile(r"-\d{5}-of-\d{5}$")
-"""The end of the name of a file that is a part of a data set, as the hub cuts them: no client's."""
+PART = re.compile(r"[-.]\d{5}-of-\d{5}(-[0-9a-f]{16})?(?=\.|$)")
+"""In a file's name, which part of a data set it is, as the hub cuts them: no client's."""
+Source = Path | list[Path]
+"""A file or folder of rows, or the parts of a data set."""
+Sources = Source | dict[str, Source]
+"""One source, or that of each client by its name."""
 
 
-def files_to_try(data: Sequence[Path]) -> tuple[Path | dict[str, Path], list[Path]]:
-    """What to train on, a file or one for each client; and files that may hold test rows.
+def files_to_try(data: Sequence[Path]) -> tuple[Sources, list[Sources]]:
+    """What to train on, and what may hold test rows, the likeliest first.
 
     Raises:
         UserError: test rows lie among others, or two clients would have the same name.
     """
     if len(data) > 1:
-        return _by_client(list(data)), []
+        return _of_clients(data)
     only = data[0]
     if not only.is_dir():
         return only, _test_beside(only) if _word(only) in TRAIN_NAMES else []
     if saved(only):
         return only, [only / name for name in TEST_NAMES if saved(only / name)]
+    return _in_folder(only)
+
+
+def _in_folder(only: Path) -> tuple[Sources, list[Sources]]:
     found = files_in(only)
     files = [file for file in found if file.parent == only] or found
     texts = {file for file in files if extension(file) == ".txt"}
     texts = texts if any(map(holds_text, sorted(texts))) else set()
-    purposes = {file: _purpose(file, only, file in texts) for file in files}
-    train = [file for file in files if purposes[file] in TRAIN_NAMES]
-    test = [file for name in TEST_NAMES for file in files if purposes[file] == name]
-    if len(train) == 1:
-        return train[0], [file for file in test if file.suffix == train[0].suffix]
-    others = [file for file in files if file not in test]
-    tables = [file for file in others if file not in texts and file.parent == only]
-    parts = len(others) > 1 and all(PART.search(file.stem) for file in others)
-    alike = len({file.suffix for file in tables}) == 1 and not parts
+    sources: dict[str, list[Source]] = {}
+    for source in _whole(files):
+        first = files_of(source)[0]
+        sources.setdefault(_purpose(first, only, first in texts), []).append(source)
+    train = [source for name in TRAIN_NAMES for source in sources.get(name, ())]
+    test = [source for name in TEST_NAMES for source in sources.get(name, ())]
+    if len(train) == 1 and train != [found]:  # else the folder names them all
+        return train[0], [*test]
+    others = [*sources.get("", ()), *train]
+    tables = [one for one in others if not texts & {*files_of(one)} and files_of(one)[0].parent == only]
+    alike = len({extension(files_of(source)[0]) for source in tables}) == 1
     if len(tables) == len(others) > 0 and alike and (tables[1:] or test):
-        return _by_client(tables) if tables[1:] else tables[0], test
+        return _by_client(tables) if tables[1:] else tables[0], [*test]
     if test and (train or tables):
         raise UserError(
-            f"{only}: holds test rows among others ({test[0].relative_to(only)}); expected files or a folder "
-            "without them, and them by --test"
+            f"{only}: holds test rows among others ({files_of(test[0])[0].relative_to(only)}); expected files or "
+            "a folder without them, and them by --test, or the folder of each client"
         )
     return only, []
 
 
-def _by_client(files: Sequence[Path]) -> dict[str, Path]:
-    """Each file by its name, as a client's."""
-    words = {_word(file): file for file in files}
+def files_of(source: Sources) -> list[Path]:
+    """All files and folders of a source, or of those of all clients."""
+    if isinstance(source, dict):
+        return [path for one in source.values() for path in files_of(one)]
+    return source if isinstance(source, list) else [source]
+
+
+def _whole(files: Sequence[Path]) -> list[Source]:
+    """Files, of which the parts of one data set are a single source."""
+    parts: dict[Path, list[Path]] = {}
+    for file in files:
+        parts.setdefault(file.with_name(PART.sub("-of", file.name)), []).append(file)
+    return [found if found[1:] else found[0] for found in parts.values()]
+
+
+def _of_clients(data: Sequence[Path]) -> tuple[Sources, list[Sources]]:
+    """Each of several files or folders as a client's, and the test rows that lie in these folders."""
+    clients, test = _by_client(data), dict[str, Source]()
+    for name, folder in zip(clients, data, strict=True):
+        train, beside = files_to_try([folder]) if folder.is_dir() else (folder, [])
+        if beside:
+            clients[name], test[name] = _one(train), _one(beside[0])
+    return clients, [test] if test else []
+
+
+def _one(source: Sources) -> Source:
+    """A source without clients."""
+    files = files_of(source)
+    return files if files[1:] else files[0]
+
+
+def _by_client(sources: Sequence[Source]) -> dict[str, Source]:
+    """Each file or folder, or the parts of a data set, by its name, as a client's."""
+    first = [files_of(source)[0] for source in sources]
+    words = {_word(file): file for file in first}
     tests = [words[name] for name in TEST_NAMES if name in words]
     if tests and words.keys() & {*TRAIN_NAMES}:
         raise UserError(
             f"{tests[0]}: has a name of test rows, but each of several files is one client's; expected --test FILE"
         )
-    plain = [file.name if file.is_dir() else file.stem for file in files]  # a folder's name has no extension
+    plain = [file.name if file.is_dir() else _bare(file) for file in first]  # a folder's name has no extension
     names = ["".join(c if c.isalnum() or c in "-_" else "-" for c in name).strip("-") for name in plain]
     if len(set(names)) < len(names) or not all(names):
         raise UserError(
             "several files have the same name; each is a client's, so rename one of them, or name their folders"
         )
-    return dict(zip(names, files, strict=True))
+    return dict(zip(names, sources, strict=True))
+
+
+def _bare(file: Path) -> str:
+    """A file's name without the number of a part, and without what says how it is read."""
+    name = PART.sub("", file.name)
+    return name[: name.lower().rindex(extension(file))] if known(file) else Path(name).stem
 
 
 def _purpose(file: Path, folder: Path, text: bool) -> str:
@@ -84,7 +132,7 @@ def _word(file: Path) -> str:
     return next((word for word in words if word in (*TRAIN_NAMES, *TEST_NAMES)), "")
 
 
-def _test_beside(train: Path) -> list[Path]:
-    """Files of the same kind beside one of training rows that may hold test rows; ``test`` before ``dev``."""
-    beside = [file for file in sorted(train.parent.iterdir()) if file.suffix == train.suffix and known(file)]
-    return [file for name in TEST_NAMES for file in beside if _word(file) == name]
+def _test_beside(train: Path) -> list[Sources]:
+    """What lies beside a file of training rows and may hold test rows; ``test`` before ``dev``."""
+    beside = [file for file in sorted(train.parent.iterdir()) if known(file)]
+    return [one for name in TEST_NAMES for one in _whole([file for file in beside if _word(file) == name])]

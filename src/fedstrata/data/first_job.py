@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedstrata.data.first_files import files_to_try
+from fedstrata.data.first_files import Sources, files_of, files_to_try
 from fedstrata.data.guess import Guess, guess
 from fedstrata.data.sample import ROWS, Sample, sample
 from fedstrata.data.values import is_filled
@@ -69,29 +69,39 @@ def first_job(
     train, beside = files_to_try(data)
     if clients is not None and isinstance(train, Mapping):
         raise UserError("--clients: each file is a client's, so their number is known; expected it left out")
-    files = list(train.values()) if isinstance(train, Mapping) else [train]
     wanted = [*text, *([label] if label else [])]
-    rows = _together([sample(file, wanted, tagged=task == "tag") for file in files])
+    rows = _together([sample(file, wanted, tagged=task == "tag") for file in files_of(train)])
     found = guess(rows, task, text, label)
-    test = test or next((file for file in beside if _fits(file, found, rows)), None)
-    where = {"job": out.name, "train": _from(train, out), "test": test and _from(test, out)}
+    fitting = [one for one in beside if _fits(one, found, rows)]
+    tested: Sources | None = test or next(iter(fitting), None)
+    where = {"job": out.name, "train": _from(train, out), "test": tested and _from(tested, out)}
     start = model or MODELS["latin" if found.latin else "other", "gpu" if _gpu() else "cpu"]
-    more = f" and {plural(len(files) - 1, 'file')} more" if files[1:] else ""
     lines = [
-        f"rows    {files[0]}{more}: {'' if rows.whole else 'more than '}{plural(len(rows), 'row')}, "
+        f"rows    {_shown(train)}: {'' if rows.whole else 'more than '}{plural(len(rows), 'row')}, "
         f"columns {', '.join(rows.columns)}{'; the first line is taken as a row' if rows.names else ''}",
         f"task    {found.kind}: {found.reasons['task.kind']}",
         f"text    {found.text if isinstance(found.text, str) else ' and '.join(found.text)}",
     ]
     if found.client and not isinstance(train, Mapping):
         lines.append(f"clients column {found.client!r}: {found.reasons['clients.column']}")
-    if test:
-        lines.append(f"test    {test}")
+    lines += _test_lines(tested, [one for one in beside if one not in fitting and not test])
     if found.numbers:
         lines.append(
             f"labels  {found.label!r} holds numbers: write the names of these tags into {out} before a run"
         )
-    return _written(found, rows, where, start, _count(found, rows, clients, held_out=not test)), lines
+    return _written(found, rows, where, start, _count(found, rows, clients, held_out=not tested)), lines
+
+
+def _shown(source: Sources) -> str:
+    first, *more = files_of(source)
+    return f"{first} and {plural(len(more), 'file')} more" if more else str(first)
+
+
+def _test_lines(tested: Sources | None, unfit: Sequence[Sources]) -> list[str]:
+    """What is tested on, and what is named as test rows are and cannot be."""
+    lacking = "not read, as it has not the columns of the training rows, or no label"
+    used = [f"test    {_shown(tested)}"] if tested else []
+    return [*used, *(f"unused  {_shown(one)}: {lacking}" for one in unfit)]
 
 
 def _together(samples: Sequence[Sample]) -> Sample:
@@ -137,22 +147,24 @@ def _check_there(*paths: Path) -> None:
             raise UserError(f"{path}: there is no such file or folder")
 
 
-def _fits(test: Path, found: Guess, rows: Sample) -> bool:
+def _fits(test: Sources, found: Guess, rows: Sample) -> bool:
     """Whether test rows have the columns of the training rows, with labels where there are some."""
     wanted = [found.text] if isinstance(found.text, str) else list(found.text)
     wanted += [found.label] if found.label else []
     try:
-        there = sample(test, wanted, tagged=found.kind == "tag")
+        there = _together([sample(file, wanted, tagged=found.kind == "tag") for file in files_of(test)])
     except UserError:
         return False
     filled = all(any(map(is_filled, there.columns.get(name, []))) for name in wanted)
     return filled and (there.names is None) == (rows.names is None)
 
 
-def _from(path: Path | Mapping[str, Path], out: Path) -> Any:
+def _from(path: Sources, out: Path) -> Any:
     """A path as the job file names it: as it was given where the file stands in the working directory."""
     if isinstance(path, Mapping):
         return {name: _from(one, out) for name, one in path.items()}
+    if isinstance(path, list):
+        return [_from(one, out) for one in path]
     return str(path) if out.parent.resolve() == Path.cwd() else str(path.resolve())
 
 
@@ -202,16 +214,18 @@ def _data_lines(found: Guess, rows: Sample, where: Mapping[str, Any]) -> list[st
     if not isinstance(train, Mapping):
         lines.append(f"train = {_toml(train)}")
     held_out = f"holdout = {HOLDOUT}    # share of the rows that is held out to test on"
-    lines.append(f"test = {_toml(test)}" if test else held_out)
+    if not isinstance(test, Mapping):
+        lines.append(f"test = {_toml(test)}" if test else held_out)
     if rows.names:
         lines.append(f"columns = {_toml(rows.names)}    # the file has no header line")
     if not rows.words or (found.text, found.label) != ("text", "label"):
         lines.append(f"text = {_toml(found.text)}")
         if found.label:
             lines.append(f"label = {_toml(found.label)}")
-    if isinstance(train, Mapping):
-        each = (f"{_key(name)} = {_toml(path)}" for name, path in train.items())
-        lines += ["", "[data.train]    # a file for each client", *each]
+    for key, source in (("train", train), ("test", test)):
+        if isinstance(source, Mapping):
+            each = (f"{_key(name)} = {_toml(path)}" for name, path in source.items())
+            lines += ["", f"[data.{key}]    # each client's", *each]
     return lines
 
 

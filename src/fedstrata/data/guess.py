@@ -213,6 +213,7 @@ def _no_label(rows: Sample, taken: set[str]) -> str:
         "is empty in all rows": [name for name, found in values.items() if not found],
         "holds lists": [name for name, found in values.items() if any(isinstance(one, list) for one in found)],
         "holds a single value": [name for name, found in values.items() if len(set(map(str, found))) == 1],
+        "holds too many different or too long values": [name for name in values if name not in taken],
     }
     if called := [f"{name!r} {why}" for why, names in unfit.items() if (name := _named(names, LABELS))]:
         return called[0]

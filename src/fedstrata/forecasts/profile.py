@@ -126,7 +126,8 @@ def _without_data(job: Job, each: int, longest: int, reason: str) -> DataProfile
     number = len(names)
     if number * each > MOST_EXAMPLES:
         raise UserError(
-            f"--examples: {each:,} at each of {number:,} clients; expected at most {MOST_EXAMPLES:,} in all"
+            f"{each:,} examples at each of {number:,} clients are too many to forecast; expected at most "
+            f"{MOST_EXAMPLES:,} in all, as with fewer --examples"
         )
     shards = {name: np.arange(i * each, (i + 1) * each) for i, name in enumerate(names)}
     source = np.asarray([crc32(repr(job.data.train).encode())])  # in place of texts: all clients share one source

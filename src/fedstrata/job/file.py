@@ -240,8 +240,8 @@ def _another_name(below: Mapping[str, Any], over: Mapping[str, Any]) -> bool:
 
 
 def _tree(key: str, value: Any) -> dict[str, Any]:
-    """``a.b = value`` as nested tables."""
-    table, *words = key.split(".")
+    """``a.b = value`` as nested tables; a name within a value, such as a client's, may have dots."""
+    table, *words = key.split(".", -1 if key.startswith("model.config.") else 2)
     for word in reversed(words[1:]):
         value = _Entries({word: value})
     return {table: {words[0]: value} if words else value}

@@ -87,8 +87,7 @@ def export_onnx(folder: Path, out: Path, texts: Sequence[Any], int8: bool = Fals
     out.mkdir(parents=True, exist_ok=True)
     whole = out / "model.onnx"
     shapes = tuple({0: "batch", 1: "tokens"} for _ in names)
-    with torch.inference_mode(), _plain_attention(model), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter's own parts
+    with torch.inference_mode(), _plain_attention(model), _without_warnings():
         torch.onnx.export(
             Logits(model, names).eval(),
             tuple(example[name] for name in names),
@@ -103,9 +102,8 @@ def export_onnx(folder: Path, out: Path, texts: Sequence[Any], int8: bool = Fals
     files = [whole]
     if int8:
         files.append(out / "model.int8.onnx")
-        logging.disable(logging.WARNING)  # advice about a step that these models do not need
-        quantize_dynamic(whole, files[1], weight_type=QuantType.QInt8)
-        logging.disable(logging.NOTSET)
+        with _without_warnings():
+            quantize_dynamic(whole, files[1], weight_type=QuantType.QInt8)
     reports = []
     with _run_by_onnxruntime(folder):
         for file in files:
@@ -114,6 +112,19 @@ def export_onnx(folder: Path, out: Path, texts: Sequence[Any], int8: bool = Fals
     write_tokenizer(tokenizer, out)
     model.config.save_pretrained(out)
     return reports
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Without those of the exporter's own parts, and advice about what these models do not need."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ BLANK = re.compile(r"[ \t\n\r]*")
 
 
 def json_records(path: Path, how: How) -> Records:
-    """Of a file with an object per line, or with one array of objects."""
+    """Of a file with an object per line, or with one array of objects, which may stand in an object."""
     seen: dict[str, None] = {}
     for where, row in _values(path, how):
         if not isinstance(row, dict):
@@ -31,16 +31,35 @@ def json_records(path: Path, how: How) -> Records:
 
 
 def _values(path: Path, how: How) -> Iterator[tuple[str, Any]]:
-    """One value per line, or the entries of one array."""
+    """One value per line, the entries of one array, or those of the array in one object."""
     full = full_lines(path, how)
     first = next(full, (0, ""))
-    if first[1].lstrip().startswith("["):
-        text = "".join(line for _, line in lines(path, how))
-        for number, value in enumerate(parse(path, 1, text), 1):
-            yield f"{path}, entry {number}", value
+    start = first[1].lstrip()[:1]
+    if start == "[" or (start == "{" and _is_one_object(path, how, first[1])):
+        value = parse(path, 1, "".join(line for _, line in lines(path, how)))
+        key, rows = ("", value) if start == "[" else _rows_within(value, how)
+        if key:
+            how.note(path, f"the rows are those under {key!r}")
+        for number, row in enumerate(rows, 1):
+            yield f"{path}, entry {number}", row
     elif first[1]:
         for number, line in chain([first], full):
             yield f"{path}, line {number}", parse(path, number, line)
+
+
+def _is_one_object(path: Path, how: How, first: str) -> bool:
+    """Whether a JSON file, by its extension, is no file of an object per line, or of one line alone."""
+    if not path.name.lower().removesuffix(".gz").endswith(".json"):
+        return False
+    return not holds_object(first) or len(list(islice(full_lines(path, how), 2))) == 1
+
+
+def _rows_within(value: dict[str, Any], how: How) -> tuple[str, list[Any]]:
+    """The only array of objects in an object that lacks wanted columns, and its key; else the object as a row."""
+    arrays = [key for key, rows in value.items() if isinstance(rows, list) and rows and isinstance(rows[0], dict)]
+    if len(arrays) != 1 or (how.wanted and set(how.wanted) <= set(value)):
+        return "", [value]
+    return arrays[0], value[arrays[0]]
 
 
 def parse(path: Path, number: int, text: str) -> Any:

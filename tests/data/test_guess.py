@@ -423,7 +423,17 @@ def test_parts_of_a_data_set_are_no_clients(tmp_path: Path, train: str, test: st
     data = prepare(load(job)[0])
     assert (len(data.train), len(data.test), len(data.shards)) == (120, 120, 6)
     (rows / parts[0][0]).unlink()
-    assert tomllib.loads(first_job([rows], out)[0])["data"]["test"] == job["data"]["test"]
+    job_again, said = first_job([rows], out)
+    assert tomllib.loads(job_again)["data"]["test"] == job["data"]["test"]
+    assert said[-1] == f"parts   {rows / parts[0][1]}: 1 of 2 parts, the others are not there"
+
+
+def test_a_folder_that_lacks_parts_of_its_data_set_is_told(tmp_path: Path) -> None:
+    rows = placed(tmp_path / "rows", "train-00000-of-00003.parquet", "train-00002-of-00003.parquet")
+    _, said = first_job([rows], tmp_path / "job.toml")
+    assert said[-1] == f"parts   {rows}/train-00000-of-00003.parquet: 2 of 3 parts, the others are not there"
+    placed(rows, "train-00001-of-00003.parquet")
+    assert not [line for line in first_job([rows], tmp_path / "job.toml")[1] if line.startswith("parts")]
 
 
 def test_a_folder_of_several_kinds_is_refused_as_a_run_would(tmp_path: Path) -> None:
@@ -439,8 +449,7 @@ def test_test_rows_beside_training_rows_are_found_unless_they_lack_labels(tmp_pa
     written(tmp_path, table(), "test.csv")
     job, said = first_job([tmp_path / "train.csv"], tmp_path / "job.toml")
     assert 'test = "' not in job
-    lacking = "not read, as it has not the columns of the training rows, or no label"
-    unused = f"unused  {tmp_path / 'test.csv'}: {lacking}"
+    unused = f"unused  {tmp_path / 'test.csv'}: its rows lack columns or labels of the training rows"
     assert unused in said
     written(tmp_path, table(label=LABELS), "dev.csv")
     job, said = first_job([tmp_path], tmp_path / "job.toml")

@@ -14,7 +14,7 @@ from fedstrata.errors import UserError
 
 TEST_NAMES = ("test", "testing", "dev", "devel", "valid", "validation", "val", "eval")
 TRAIN_NAMES = ("train", "training")
-PART = re.compile(r"[-.]\d{5}-of-\d{5}(-[0-9a-f]{16})?(?=\.|$)")
+PART = re.compile(r"[-.]\d{5}-of-(\d{5})(-[0-9a-f]{16})?(?=\.|$)")
 """In a file's name, which part of a data set it is, as the hub cuts them: no client's."""
 Source = Path | list[Path]
 """A file or folder of rows, or the parts of a data set."""
@@ -71,12 +71,31 @@ def files_of(source: Sources) -> list[Path]:
     return source if isinstance(source, list) else [source]
 
 
+def incomplete(source: Sources) -> list[str]:
+    """Of data sets in parts of which some are not there: a sentence on each."""
+    folders = [path for path in files_of(source) if path.is_dir() and not saved(path)]
+    files = [path for path in files_of(source) if path.is_file()] + [
+        file for one in folders for file in files_in(one)
+    ]
+    each = [(found, PART.search(found[0].name)) for found in _parts(files)]
+    return [
+        f"{found[0]}: {len(found)} of {int(part[1])} parts, the others are not there"
+        for found, part in each
+        if part and len(found) < int(part[1])
+    ]
+
+
 def _whole(files: Sequence[Path]) -> list[Source]:
     """Files, of which the parts of one data set are a single source."""
+    return [found if found[1:] else found[0] for found in _parts(files)]
+
+
+def _parts(files: Sequence[Path]) -> list[list[Path]]:
+    """Files by the data set of which they are parts; most are one alone."""
     parts: dict[Path, list[Path]] = {}
     for file in files:
-        parts.setdefault(file.with_name(PART.sub("-of", file.name)), []).append(file)
-    return [found if found[1:] else found[0] for found in parts.values()]
+        parts.setdefault(file.with_name(PART.sub(r"-of-\1", file.name)), []).append(file)
+    return [*parts.values()]
 
 
 def _of_clients(data: Sequence[Path]) -> tuple[Sources, list[Sources]]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedstrata.data.first_files import Sources, files_of, files_to_try
+from fedstrata.data.first_files import Sources, files_of, files_to_try, incomplete
 from fedstrata.data.guess import Guess, guess
 from fedstrata.data.sample import ROWS, Sample, sample
 from fedstrata.data.values import is_filled
@@ -85,6 +85,7 @@ def first_job(
     if found.client and not isinstance(train, Mapping):
         lines.append(f"clients column {found.client!r}: {found.reasons['clients.column']}")
     lines += _test_lines(tested, [one for one in beside if one not in fitting and not test])
+    lines += [f"parts   {said}" for one in (train, tested) if one for said in incomplete(one)]
     if found.numbers:
         lines.append(
             f"labels  {found.label!r} holds numbers: write the names of these tags into {out} before a run"
@@ -99,9 +100,11 @@ def _shown(source: Sources) -> str:
 
 def _test_lines(tested: Sources | None, unfit: Sequence[Sources]) -> list[str]:
     """What is tested on, and what is named as test rows are and cannot be."""
-    lacking = "not read, as it has not the columns of the training rows, or no label"
     used = [f"test    {_shown(tested)}"] if tested else []
-    return [*used, *(f"unused  {_shown(one)}: {lacking}" for one in unfit)]
+    return [
+        *used,
+        *(f"unused  {_shown(one)}: its rows lack columns or labels of the training rows" for one in unfit),
+    ]
 
 
 def _together(samples: Sequence[Sample]) -> Sample:

@@ -66,14 +66,26 @@ TRIED: dict[str, dict[str, tuple[float, ...]]] = {
     **{f"FedAvg, omit {part}": {"none": FEDAVG} for part in OMISSIONS},
 }
 """Learning rates, and clips around the length of the change that a client without noise sends."""
-FURTHER: dict[tuple[str, int, str, str], tuple[float, ...]] = {
-    ("hpo", 6, "FedBT", "example"): (5e-3, 1.5e-2, 5e-2),
-    ("hpo", 60, "FedBT", "example"): (5e-3, 1.5e-2, 5e-2),
-    ("hpo", 6, "adapters", "example"): (3e-2,),
-    ("hpo", 60, "adapters", "example"): (3e-2,),
-    ("hpo", 6, "FedAvg", "example"): (3e-3,),
+TRIED_THERE: dict[tuple[str, int, str, str], tuple[float, ...]] = {
+    ("hpo", 6, "FedBT", "example"): (1.5e-4, 5e-4, 1.5e-3, 5e-3, 1.5e-2, 5e-2),
+    ("hpo", 60, "FedBT", "example"): (1.5e-4, 5e-4, 1.5e-3, 5e-3, 1.5e-2, 5e-2),
+    ("sst2", 600, "head", "example"): (0.1, 0.3, 1.0, 3.0, 10.0),
+    ("sst2", 600, "head", "client"): (1.0, 3.0, 9.0, 27.0),
+    ("sst2", 60, "head", "client"): (1.0, 3.0, 9.0, 27.0),
+    ("hpo", 600, "head", "none"): (0.03, 0.1, 0.3, 1.0),
+    ("hpo", 600, "head", "example"): (0.1, 0.3, 1.0, 3.0, 10.0),
+    ("hpo", 600, "head", "client"): (1.0, 3.0, 9.0, 27.0, 81.0),
+    ("hpo", 6, "adapters", "example"): (1e-3, 3e-3, 1e-2, 3e-2),
+    ("hpo", 60, "adapters", "example"): (1e-3, 3e-3, 1e-2, 3e-2),
+    ("hpo", 6, "FedAvg", "example"): (*FEDAVG, 3e-3),
+    ("hpo", 600, "adapters", "none"): (1e-3, 3e-3, 1e-2, 3e-2),
+    ("hpo", 600, "adapters", "example"): (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1),
+    ("hpo", 600, "FedBT", "none"): (5e-4, 1.5e-3, 5e-3, 1.5e-2),
+    ("hpo", 600, "FedBT", "example"): (1.5e-3, 5e-3, 1.5e-2, 5e-2, 1.5e-1, 5e-1),
+    ("hpo", 600, "FedAvg", "none"): (*FEDAVG, 3e-3, 1e-2),
+    ("hpo", 600, "FedAvg", "example"): (1e-3, 3e-3, 1e-2, 3e-2),
 }
-"""Also tried, since the highest of the others was the best."""
+"""In place of those, where the highest or the lowest of them was the best."""
 COLUMNS: tuple[tuple[str, float | None], ...] = (
     ("none", None), ("example", 8.0), ("client", 8.0), ("example", 2.0), ("client", 2.0),
 )  # fmt: skip
@@ -109,7 +121,7 @@ Scores = dict[Cell, float]
 
 def candidates(data: str, clients: int, method: str, level: str, scores: Scores) -> list[Cell]:
     """What is tried for ``level`` on development rows; nothing while the rate without noise is not known."""
-    tried = (*TRIED[method].get(level, ()), *FURTHER.get((data, clients, method, level), ()))
+    tried = TRIED_THERE.get((data, clients, method, level), TRIED[method].get(level, ()))
     if level == "client":
         plain = best(data, clients, method, "none", scores)
         pairs = [(plain.rate, clip) for clip in tried] if plain else []

@@ -306,8 +306,9 @@ def test_a_later_round_of_an_audit_has_a_row_of_its_own() -> None:
     ]
 
 
-def test_noise_is_tuned_before_it_is_tested() -> None:
+def test_noise_is_tuned_before_it_is_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     epsilon = module_of("epsilon")
+    monkeypatch.setattr(epsilon, "TRIED_THERE", {("sst2", 6, "head", "client"): (5.0, 27.0)})
     scores: dict[Any, float] = {}
     for cell in epsilon.cells(["sst2"], scores):
         better = {("none", 0.1): 0.9, ("example", 0.3): 0.8}.get((cell.level, cell.rate), 0.7)
@@ -316,6 +317,9 @@ def test_noise_is_tuned_before_it_is_tested() -> None:
     assert {cell.rate for cell in head if not cell.tuning and cell.level == "none"} == {0.1}
     assert {cell.rate for cell in head if not cell.tuning and cell.level == "example"} == {0.3}
     assert {(cell.rate, cell.clip) for cell in head if not cell.tuning and cell.level == "client"} == {(0.1, 9.0)}
+    own = [cell for cell in scores if (cell.method, cell.clients, cell.level) == ("head", 6, "client")]
+    assert [cell.clip for cell in own if cell.tuning] == [5.0, 27.0], "what is tried there, in place of the others"
+    assert {cell.clip for cell in own if not cell.tuning} == {27.0}
     assert {cell.seed for cell in scores if not cell.tuning} == {0, 1, 2}
     tests = [cell for cell in scores if not cell.tuning and cell.method in epsilon.METHODS]
     assert len(tests) == 3 * 4 * 3 * len(epsilon.COLUMNS)

@@ -425,14 +425,16 @@ def test_parts_of_a_data_set_are_no_clients(tmp_path: Path, train: str, test: st
     (rows / parts[0][0]).unlink()
     job_again, said = first_job([rows], out)
     assert tomllib.loads(job_again)["data"]["test"] == job["data"]["test"]
-    assert said[-1] == f"parts   {rows / parts[0][1]}: 1 of 2 parts, the others are not there"
+    assert said[-1] == f"parts   {rows / parts[0][1]}: of 2 parts 1 is read"
 
 
 def test_a_folder_that_lacks_parts_of_its_data_set_is_told(tmp_path: Path) -> None:
     rows = placed(tmp_path / "rows", "train-00000-of-00003.parquet", "train-00002-of-00003.parquet")
     _, said = first_job([rows], tmp_path / "job.toml")
-    assert said[-1] == f"parts   {rows}/train-00000-of-00003.parquet: 2 of 3 parts, the others are not there"
+    assert said[-1] == f"parts   {rows}/train-00000-of-00003.parquet: of 3 parts 2 are read"
     placed(rows, "train-00001-of-00003.parquet")
+    named = rows / "train-00001-of-00003.parquet"
+    assert first_job([named], tmp_path / "job.toml")[1][-1] == f"parts   {named}: of 3 parts 1 is read"
     assert not [line for line in first_job([rows], tmp_path / "job.toml")[1] if line.startswith("parts")]
 
 

@@ -72,14 +72,14 @@ def files_of(source: Sources) -> list[Path]:
 
 
 def incomplete(source: Sources) -> list[str]:
-    """Of data sets in parts of which some are not there: a sentence on each."""
+    """A sentence on each data set of which some parts are not read: they are missing, or were not named."""
     folders = [path for path in files_of(source) if path.is_dir() and not saved(path)]
     files = [path for path in files_of(source) if path.is_file()] + [
         file for one in folders for file in files_in(one)
     ]
     each = [(found, PART.search(found[0].name)) for found in _parts(files)]
     return [
-        f"{found[0]}: {len(found)} of {int(part[1])} parts, the others are not there"
+        f"{found[0]}: of {int(part[1])} parts {len(found)} {'is' if len(found) == 1 else 'are'} read"
         for found, part in each
         if part and len(found) < int(part[1])
     ]
@@ -87,7 +87,7 @@ def incomplete(source: Sources) -> list[str]:
 
 def _whole(files: Sequence[Path]) -> list[Source]:
     """Files, of which the parts of one data set are a single source."""
-    return [found if found[1:] else found[0] for found in _parts(files)]
+    return [_one(found) for found in _parts(files)]
 
 
 def _parts(files: Sequence[Path]) -> list[list[Path]]:

@@ -85,7 +85,7 @@ TRIED_THERE: dict[tuple[str, int, str, str], tuple[float, ...]] = {
     ("hpo", 600, "FedAvg", "none"): (*FEDAVG, 3e-3, 1e-2),
     ("hpo", 600, "FedAvg", "example"): (1e-3, 3e-3, 1e-2, 3e-2),
 }
-"""In place of those, where the highest or the lowest of them was the best."""
+"""In place of those, where their best lay, or by the other methods' runs would lie, at an end."""
 COLUMNS: tuple[tuple[str, float | None], ...] = (
     ("none", None), ("example", 8.0), ("client", 8.0), ("example", 2.0), ("client", 2.0),
 )  # fmt: skip

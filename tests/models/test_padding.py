@@ -35,6 +35,7 @@ HIDDEN = {
         dim_ff=64,
         num_hidden_layers=2,
     ),
+    "mobilebert": lambda: transformers.MobileBertConfig(**SIZES, embedding_size=32, intra_bottleneck_size=32),
     "reformer": lambda: transformers.ReformerConfig(
         **{
             key: SIZES[key]
@@ -71,7 +72,7 @@ def test_layers_that_mix_the_padding_in_are_found(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("kind", HIDDEN)
 def test_no_weights_hide_that_layers_mix_the_padding_in(kind: str) -> None:
-    """With zeros nothing shows, and later rounds bring others."""
+    """With zeros nothing shows, and later rounds bring others; of MobileBERT padding is 0 at the start."""
     model = transformers.AutoModel.from_config(HIDDEN[kind]())
     for parameter in model.parameters():
         torch.nn.init.zeros_(parameter)

@@ -2,8 +2,9 @@
 
 Models with attention take a mask, behind which padding weighs nothing. Others mix all places of a batch's width:
 by a Fourier transform (FNet), a convolution (ConvBERT, CANINE), means over segments of it (Nyströmformer), or an
-attention that is sorted, sparse or placed by it (Reformer, YOSO, BigBird, CPM-Ant), or positions that turn by it
-(RoPE, if the config says so). There the longest text of a batch changes what is computed of all others.
+attention that is sorted, sparse or placed by it (Reformer, YOSO, BigBird, CPM-Ant), positions that turn by it
+(RoPE, if the config says so), or embeddings of a token and its neighbors (MobileBERT). There the longest text of
+a batch changes what is computed of all others.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-MIXES = ("big_bird", "canine", "convbert", "cpmant", "fnet", "nystromformer", "reformer", "yoso")
+MIXES = ("big_bird", "canine", "convbert", "cpmant", "fnet", "mobilebert", "nystromformer", "reformer", "yoso")
 """Model types that do, whatever their weights: a server may send a start model with which nothing shows."""
 TURNS = ("dynamic", "longrope")
 """Kinds of rotary positions that do: beyond a width of the config's those of shorter texts turn otherwise."""

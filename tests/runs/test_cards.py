@@ -63,6 +63,21 @@ def test_a_card_tells_nothing_of_single_clients_rows_where_there_is_noise(job: J
     assert result.data["classes"]
 
 
+@pytest.mark.parametrize("level", ["none", "example", "client"])
+def test_a_clients_card_promises_nothing_of_parts_without_noise(job: Jobs, level: str) -> None:
+    """At level client what is sent has noise: the card told its epsilon of layers that were trained without."""
+    privacy: dict[str, Any] = {"level": level}
+    if level != "none":
+        pytest.importorskip("dp_accounting")
+        privacy |= {"noise": 1.0, **({"single_message": True} if level == "client" else {})}
+    labels = {"labels": ["eye", "heart", "kidney"]}
+    result = fedstrata.run(job("fedsplitbert", "classify", method={"rounds": 1}, privacy=privacy, task=labels))
+    text = (result.folder / "clients" / "client-1" / "model" / CARD).read_text("utf-8")
+    assert ("* differential privacy of what the client sent: {" in text) is (level == "client")
+    assert ("* differential privacy: {" in text) is (level == "example")
+    assert ("The parts that the client keeps were trained without noise" in text) is (level == "client")
+
+
 def test_the_name_of_a_class_is_a_text_in_a_card(job: Jobs, tmp_path: Path) -> None:
     names = [f"{END}<img src=x>", "[a](b)\n## Own"]
     rows = [{"text": text, "label": names[i % 2]} for i, (text, _) in enumerate(SENTENCES)]

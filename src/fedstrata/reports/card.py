@@ -174,7 +174,8 @@ def _training(
         lines[-1] += f", seed {train.get('seed')}"
     if privacy:
         promise = {key: value for key, value in privacy.items() if key != "clients"}  # their rates tell their rows
-        lines.append(f"* differential privacy: {json.dumps(promise)}")
+        whose = " of what the client sent" if _keeps_without_noise(result) else ""
+        lines.append(f"* differential privacy{whose}: {json.dumps(promise)}")
     else:
         lines.append("* differential privacy: none")
     return lines
@@ -245,4 +246,14 @@ def _limits(result: Mapping[str, Any]) -> list[str]:
             "* It was trained without differential privacy: whoever has the weights may learn something of the "
             "training texts from them."
         )
+    elif _keeps_without_noise(result):
+        lines.append(
+            "* The parts that the client keeps were trained without noise: whoever has their weights may learn "
+            "something of its training texts from them."
+        )
     return lines
+
+
+def _keeps_without_noise(result: Mapping[str, Any]) -> bool:
+    """Whether this is a client's own model, at the level at which only its messages have noise."""
+    return "mean" in result and (result.get("privacy") or {}).get("level") == "client"

@@ -24,7 +24,7 @@ from fedstrata.models.parts import find_parts
 from fedstrata.plan.plan import Plan
 from fedstrata.privacy.keystream import Keystream
 from fedstrata.privacy.noise import norm_of
-from fedstrata.privacy.per_example import add_clipped, backward, tappable, tapped, whole_sum, zeros
+from fedstrata.privacy.per_example import add_clipped, add_whole, backward, tappable, tapped, whole_sum, zeros
 from fedstrata.tasks import Batch, Task
 from fedstrata.tasks.batches import IGNORE_INDEX, Examples
 from fedstrata.tasks.classify import Classify
@@ -321,6 +321,16 @@ def test_inputs_so_large_that_clipped_gradients_have_no_digits_let_no_longer_one
     total = zeros(trained)
     add_clipped(total, trained, calls, None, torch.ones(2), clip)
     assert norm_of(total.values()) == pytest.approx(clip, rel=1e-3)
+
+
+@pytest.mark.parametrize("clip", [1e-6, 1e-3, 1.0])
+def test_a_gradient_so_long_that_its_factor_has_no_digits_is_clipped(clip: float) -> None:
+    """By a server's weights: 1.97 times the clip passed where a gradient is formed by itself."""
+    for size in (1e20, 1.76e38, 2.4e38, 3e38):
+        own = {"weight": torch.full((64,), size)}
+        total = {"weight": torch.zeros(64)}
+        add_whole(total, own, norm_of(own.values()), clip)
+        assert norm_of(total.values()) == pytest.approx(clip, rel=1e-5)
 
 
 def test_what_the_taps_overlook_is_found() -> None:

@@ -36,6 +36,8 @@ TAPPED = (*MATRICES, nn.Embedding, nn.LayerNorm)
 """Modules whose per-example gradients follow from their inputs and the gradients of their outputs."""
 CANCELED = 0.02
 """What is left of the sum of its positions' lengths where an example's gradient is formed by itself."""
+TINY = 2.0**-64
+"""Factor below which a gradient is scaled in two steps."""
 MIXING = (nn.modules.batchnorm._BatchNorm,)
 """Modules that let one example's output depend on the others'."""
 
@@ -178,8 +180,10 @@ def _add_alone(total: Rows, uses: dict[str, Uses], weight: torch.Tensor, clip: f
 def add_whole(total: Rows, own: Rows, norm: float, clip: float) -> None:
     """Add one example's gradient of this norm, at most ``clip`` long, to a sum; nothing where it is not finite."""
     if math.isfinite(norm):
+        factor = min(1.0, clip / max(norm, 1e-30))
+        size = 1.0 if factor > TINY else TINY  # a power of two; a factor far below it has no digits in fp32
         for name, gradient in own.items():
-            total[name].add_(gradient, alpha=min(1.0, clip / max(norm, 1e-30)))
+            total[name].add_(gradient if size == 1 else gradient * size, alpha=factor / size)
 
 
 def whole_sum(

@@ -460,6 +460,25 @@ def test_test_rows_beside_training_rows_are_found_unless_they_lack_labels(tmp_pa
     assert unused not in first_job([tmp_path], tmp_path / "job.toml", test=tmp_path / "dev.csv")[1]
 
 
+@pytest.mark.parametrize(
+    ("test", "why"),
+    [
+        (table(), "has no column 'label' as the training rows have; expected one of: text"),
+        (table(label=[""] * 60), "no row has a value in column 'label', which test rows need"),
+        (table(label=["?"] * 60), "column 'label' holds '\\?', and no class of the training rows"),
+        (table(label=LABELS).rename(columns={"text": "sentence"}), "has no column 'text'"),
+    ],
+)
+def test_test_rows_that_do_not_go_with_the_training_rows_are_refused(
+    tmp_path: Path, test: pandas.DataFrame, why: str
+) -> None:
+    """The job that named them was refused by the next command."""
+    rows, unfit = written(tmp_path, table(label=LABELS), "train.csv"), written(tmp_path, test, "test.csv")
+    with pytest.raises(UserError, match=rf"^--test: .*test.csv: {why}"):
+        first_job([rows], tmp_path / "job.toml", test=unfit)
+    assert 'test = "' not in first_job([rows], tmp_path / "job.toml")[0], "found beside them, they are unused"
+
+
 def placed(folder: Path, *names: str) -> Path:
     """Files of rows in a folder and below."""
     for name in names:

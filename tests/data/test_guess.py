@@ -12,6 +12,7 @@ import pandas
 import pytest
 
 from fedstrata.data.first_job import first_job
+from fedstrata.data.forms.how import notes
 from fedstrata.data.guess import guess
 from fedstrata.data.prepare import prepare
 from fedstrata.data.sample import sample
@@ -458,6 +459,41 @@ def test_test_rows_beside_training_rows_are_found_unless_they_lack_labels(tmp_pa
     assert f'test = "{tmp_path / "dev.csv"}"' in job
     assert unused in said
     assert unused not in first_job([tmp_path], tmp_path / "job.toml", test=tmp_path / "dev.csv")[1]
+
+
+@pytest.mark.parametrize("name", ["rows.txt", "rows.tsv", "rows"])
+def test_tags_without_b_and_i_are_tags_where_blank_lines_part_sentences(tmp_path: Path, name: str) -> None:
+    """Words were trained on, each as a text of its own; or a word was taken for a column's name."""
+    path, between = tmp_path / name, "\t" if name == "rows.tsv" else " "
+    words = [f"{word}{between}{'organ' if word in ('heart', 'kidney') else 'O'}" for word in text(1, 60).split()]
+    path.write_text("\n\n".join("\n".join(words[at : at + 6]) for at in range(0, 60, 6)) + "\n", "utf-8")
+    assert guess(sample(path)).kind == "tag"
+    path.write_text("\n".join(words) + "\n", "utf-8")
+    assert not sample(path).words, "no blank line parts sentences"
+
+
+def test_of_folders_in_a_folder_it_is_told_that_they_are_no_clients(tmp_path: Path) -> None:
+    """Only a comment in the job file said so."""
+    rows = placed(tmp_path / "rows", "north/a.csv", "south/b.csv")
+    said = first_job([rows], tmp_path / "job.toml")[1]
+    assert (
+        f"clients the rows of north, south in {rows} are dealt together, at random; to make each folder a client, "
+        f"name it: fedstrata init {rows}/*"
+    ) in said
+    each = first_job([rows / "north", rows / "south"], tmp_path / "job.toml")[1]
+    assert not any(line.startswith("clients") for line in each)
+
+
+def test_of_texts_in_folders_of_folders_it_is_told_which_folder_is_the_label(tmp_path: Path) -> None:
+    for at, place in enumerate(["north/good", "north/bad", "south/good", "south/bad"] * 6):
+        (tmp_path / "rows" / place).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "rows" / place / f"{at}.txt").write_text(text(at), "utf-8")
+    job, said = first_job([tmp_path / "rows"], tmp_path / "job.toml")
+    assert f"labels  the folders north, south in {tmp_path / 'rows'}, not those further down" in said
+    (tmp_path / "job.toml").write_text(job, "utf-8")
+    [stage] = load(tmp_path / "job.toml")
+    [note] = notes(prepare(stage).train.found)
+    assert note.endswith("labels are the names of the folders in it, not of those further down")
 
 
 @pytest.mark.parametrize(

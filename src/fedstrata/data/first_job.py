@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedstrata.data.first_files import Sources, files_of, files_to_try, incomplete
+from fedstrata.data.first_files import Sources, files_of, files_to_try, folder_lines, incomplete
 from fedstrata.data.first_tests import shown, test_lines, test_rows, together
 from fedstrata.data.guess import Guess, guess
 from fedstrata.data.sample import Sample, sample
@@ -83,6 +83,8 @@ def first_job(
     ]
     if found.client and not isinstance(train, Mapping):
         lines.append(f"clients column {found.client!r}: {found.reasons['clients.column']}")
+    if not found.client:
+        lines += folder_lines(train, {"file", "folder"} <= rows.columns.keys(), found.label)
     lines += test_lines(tested, unfit)
     lines += [f"parts   {said}" for one in (train, tested) if one for said in incomplete(one)]
     if found.numbers:

@@ -461,6 +461,18 @@ def test_test_rows_beside_training_rows_are_found_unless_they_lack_labels(tmp_pa
     assert unused not in first_job([tmp_path], tmp_path / "job.toml", test=tmp_path / "dev.csv")[1]
 
 
+def test_of_columns_that_differ_in_capital_letters_alone_none_is_guessed(tmp_path: Path) -> None:
+    """The first one was taken without a word."""
+    path = written(tmp_path, table(label=LABELS, Label=["a", "b"] * 30))
+    with pytest.raises(UserError, match=r"columns 'label' and 'Label' have nearly the same name; .* with --label"):
+        first_job([path], tmp_path / "job.toml")
+    assert 'label = "Label"' in first_job([path], tmp_path / "job.toml", label="Label")[0]
+    path = written(tmp_path, table(label=LABELS, TEXT=[text(i + 1) for i in range(60)]))
+    with pytest.raises(UserError, match=r"columns 'text' and 'TEXT' have nearly the same name; .* with --text"):
+        first_job([path], tmp_path / "job.toml")
+    assert 'text = "TEXT"' in first_job([path], tmp_path / "job.toml", text=["TEXT"])[0]
+
+
 @pytest.mark.parametrize("name", ["rows.txt", "rows.tsv", "rows"])
 def test_tags_without_b_and_i_are_tags_where_blank_lines_part_sentences(tmp_path: Path, name: str) -> None:
     """Words were trained on, each as a text of its own; or a word was taken for a column's name."""

@@ -527,6 +527,20 @@ def test_test_rows_that_do_not_go_with_the_training_rows_are_refused(
     assert 'test = "' not in first_job([rows], tmp_path / "job.toml")[0], "found beside them, they are unused"
 
 
+def test_test_rows_of_one_number_are_unused(tmp_path: Path) -> None:
+    """Every row of a test part that keeps its labels back has -1; a run correlated with that, and scored 0."""
+    rows = written(tmp_path, table(score=[i / 7 for i in range(60)]), "train.csv")
+    test = written(tmp_path, table(score=[-1.0] * 60), "test.csv")
+    job, said = first_job([rows], tmp_path / "job.toml")
+    assert f"unused  {test}: its rows lack columns or labels of the training rows" in said
+    with pytest.raises(UserError, match=r"column 'score' is -1.0 in every row"):
+        first_job([rows], tmp_path / "job.toml", test=test)
+    (tmp_path / "job.toml").write_text(job, "utf-8")
+    [stage] = load(tmp_path / "job.toml", [f"data.test='{test}'"])
+    what = "column 'score': is -1.0 in every row of a source, and a correlation with it means nothing"
+    assert what in notes(prepare(stage).test.found)
+
+
 def placed(folder: Path, *names: str) -> Path:
     """Files of rows in a folder and below."""
     for name in names:

@@ -53,10 +53,13 @@ def _lack(test: Sources, found: Guess, rows: Sample) -> str:
         return f"has no column {missing!r} as the training rows have; {did_you_mean(missing, there.columns)}"
     if blank := next((name for name in wanted if not any(map(is_filled, there.columns[name]))), None):
         return f"no row has a value in column {blank!r}, which test rows need"
-    if TASK_KINDS[found.kind].target == "class" and found.label and rows.whole and there.whole:
-        known, tested = ({*map(str, filter(is_filled, one.columns[found.label]))} for one in (rows, there))
-        if not known & tested:
-            return f"column {found.label!r} holds {min(tested)!r:.40}, and no class of the training rows"
+    if found.label is None or not (rows.whole and there.whole):
+        return ""
+    known, tested = ({*map(str, filter(is_filled, one.columns[found.label]))} for one in (rows, there))
+    if TASK_KINDS[found.kind].target == "class" and not known & tested:
+        return f"column {found.label!r} holds {min(tested)!r:.40}, and no class of the training rows"
+    if TASK_KINDS[found.kind].target == "number" and len(there) > 1 and len(tested) == 1:
+        return f"column {found.label!r} is {min(tested)} in every row, and a correlation with it means nothing"
     return ""
 
 

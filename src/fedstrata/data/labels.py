@@ -74,6 +74,15 @@ def doubtful(rows: Rows, column: str) -> Rows:
     return replace(rows, found=together(rows.found, added))
 
 
+def one_number(rows: Rows, column: str) -> Rows:
+    """Rows with a finding if all have one number, as test rows whose labels are kept back have -1."""
+    found = set(rows.columns[column])
+    if len(rows) < 2 or len(found) > 1:
+        return rows
+    what = f"is {min(found)} in every row of a source, and a correlation with it means nothing"
+    return replace(rows, found=together(rows.found, {f"column {column!r}": {what: None}}))
+
+
 def _numbered(labels: Collection[str]) -> bool:
     """Whether labels are numbers of classes from 0."""
     return all(re.fullmatch(r"\d+(\.0)?", label) for label in labels) and not {"0", "0.0"}.isdisjoint(labels)

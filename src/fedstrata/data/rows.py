@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fedstrata.data import demo
 from fedstrata.data.forms.how import How, together
-from fedstrata.data.labels import MISSING, decimal_points, doubtful, named_tags, refuse_several
+from fedstrata.data.labels import MISSING, decimal_points, doubtful, named_tags, one_number, refuse_several
 from fedstrata.data.read import WORD_END, Rows, read
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job.data_tables import Source
@@ -83,7 +83,8 @@ def read_rows(job: Job, source: Source, columns: list[str], base_dir: Path | Non
         return named_tags(rows, data.label, job.task.labels)
     if kind.target == "class" and not (job.task.labels or rows.classes):  # else they are meant
         return doubtful(rows, data.label)
-    return decimal_points(rows, data.label) if data.label in rows.columns and kind.target == "number" else rows
+    numbers = data.label in rows.columns and kind.target == "number"
+    return one_number(decimal_points(rows, data.label), data.label) if numbers else rows
 
 
 def _demo_rows(job: Job, source: str, columns: list[str]) -> Rows:

@@ -541,6 +541,17 @@ def test_test_rows_of_one_number_are_unused(tmp_path: Path) -> None:
     assert what in notes(prepare(stage).test.found)
 
 
+def test_a_column_that_says_which_rows_are_test_rows_is_told_to_be_unused(tmp_path: Path) -> None:
+    """Its test rows were trained on without a word."""
+    path = written(tmp_path, table(label=LABELS, split=["train"] * 50 + ["Test"] * 10, site=["a"] * 60))
+    assert (
+        "unused  column 'split' (test, train): rows are trained on whatever it says; put its test rows into a "
+        "file of their own"
+    ) in first_job([path], tmp_path / "job.toml")[1]
+    path = written(tmp_path, table(label=["train", "test"] * 30))
+    assert not any(line.startswith("unused") for line in first_job([path], tmp_path / "job.toml")[1])
+
+
 def placed(folder: Path, *names: str) -> Path:
     """Files of rows in a folder and below."""
     for name in names:

@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedstrata.data.first_files import Sources, files_of
+from fedstrata.data.column_names import plain_name
+from fedstrata.data.first_files import TEST_NAMES, TRAIN_NAMES, Sources, files_of
 from fedstrata.data.guess import Guess
 from fedstrata.data.sample import ROWS, Sample, sample
 from fedstrata.data.values import is_filled
 from fedstrata.errors import UserError, did_you_mean, plural
 from fedstrata.job.task_kinds import TASK_KINDS
+
+SPLITS = ("split", "set", "subset")
+"""How a column is called that says which rows are test rows."""
 
 
 def test_rows(
@@ -61,6 +65,21 @@ def _lack(test: Sources, found: Guess, rows: Sample) -> str:
     if TASK_KINDS[found.kind].target == "number" and len(there) > 1 and len(tested) == 1:
         return f"column {found.label!r} is {min(tested)} in every row, and a correlation with it means nothing"
     return ""
+
+
+def split_lines(rows: Sample, used: Sequence[str | None]) -> list[str]:
+    """Of a column that says which rows are test rows: that nothing follows from it."""
+    lines = []
+    for name in (name for name in rows.columns if name not in used):
+        values = {str(value).strip().lower() for value in rows.columns[name] if is_filled(value)}
+        if not values or not values <= {*TRAIN_NAMES, *TEST_NAMES}:
+            continue
+        if values - {*TRAIN_NAMES} or plain_name(name) in SPLITS:
+            lines.append(
+                f"unused  column {name!r} ({', '.join(sorted(values))}): rows are trained on whatever it says; "
+                "put its test rows into a file of their own"
+            )
+    return lines
 
 
 def together(samples: Sequence[Sample]) -> Sample:

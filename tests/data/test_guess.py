@@ -552,6 +552,22 @@ def test_a_column_that_says_which_rows_are_test_rows_is_told_to_be_unused(tmp_pa
     assert not any(line.startswith("unused") for line in first_job([path], tmp_path / "job.toml")[1])
 
 
+def test_a_client_s_file_without_a_column_of_the_first_is_refused(tmp_path: Path) -> None:
+    """The job that named it was refused by the next command."""
+    north = written(tmp_path, table(label=LABELS), "north.csv")
+    south = written(tmp_path, table(target=LABELS), "south.csv")
+    with pytest.raises(UserError, match=r"south.csv: has no column 'label' as .*north.csv has; expected one of"):
+        first_job([north, south], tmp_path / "job.toml")
+
+
+def test_lists_where_texts_are_expected_are_refused(tmp_path: Path) -> None:
+    """Python's spelling of lists was trained on as text."""
+    lists = [text(i).split() for i in range(60)]
+    path = written(tmp_path, pandas.DataFrame({"tokens": lists, "tags": [["O"] * 12] * 60}))
+    with pytest.raises(UserError, match=r"^column 'tokens' holds lists written as text; expected JSON lines"):
+        guess(sample(path))
+
+
 def placed(folder: Path, *names: str) -> Path:
     """Files of rows in a folder and below."""
     for name in names:

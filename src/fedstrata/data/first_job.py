@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.data.first_files import Sources, files_of, files_to_try, folder_lines, incomplete
-from fedstrata.data.first_tests import shown, split_lines, test_lines, test_rows, together
+from fedstrata.data.first_tests import check_columns, shown, split_lines, test_lines, test_rows, together
 from fedstrata.data.guess import Guess, guess
 from fedstrata.data.sample import Sample, sample
 from fedstrata.data.values import is_filled
@@ -70,8 +70,9 @@ def first_job(
     if clients is not None and isinstance(train, Mapping):
         raise UserError("--clients: each file is a client's, so their number is known; expected it left out")
     wanted = [*text, *([label] if label else [])]
-    rows = together([sample(file, wanted, tagged=task == "tag") for file in files_of(train)])
-    found = guess(rows, task, text, label)
+    samples = {file: sample(file, wanted, tagged=task == "tag") for file in files_of(train)}
+    found = guess(rows := together([*samples.values()]), task, text, label)
+    check_columns(samples, found)
     tested, unfit = test_rows(test, beside, found, rows)
     where = {"job": out.name, "train": _from(train, out), "test": tested and _from(tested, out)}
     start = model or MODELS["latin" if found.latin else "other", "gpu" if _gpu() else "cpu"]
@@ -83,8 +84,7 @@ def first_job(
     ]
     if found.client and not isinstance(train, Mapping):
         lines.append(f"clients column {found.client!r}: {found.reasons['clients.column']}")
-    if not found.client:
-        lines += folder_lines(train, {"file", "folder"} <= rows.columns.keys(), found.label)
+    lines += [] if found.client else folder_lines(train, {"file", "folder"} <= rows.columns.keys(), found.label)
     lines += [*test_lines(tested, unfit), *split_lines(rows, (found.label, found.client))]
     lines += [f"parts   {said}" for one in (train, tested) if one for said in incomplete(one)]
     if found.numbers:

@@ -1,8 +1,8 @@
-"""The test rows of a first job: those that the user names, or the first beside the training rows that fit."""
+"""Which rows of a first job go together: files of training rows, and test rows with them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,6 +65,22 @@ def _lack(test: Sources, found: Guess, rows: Sample) -> str:
     if TASK_KINDS[found.kind].target == "number" and len(there) > 1 and len(tested) == 1:
         return f"column {found.label!r} is {min(tested)} in every row, and a correlation with it means nothing"
     return ""
+
+
+def check_columns(samples: Mapping[Path, Sample], found: Guess) -> None:
+    """Refuse training rows of several files of which one lacks a column that the first has.
+
+    Raises:
+        UserError: one does.
+    """
+    wanted = [found.text] if isinstance(found.text, str) else list(found.text)
+    wanted += [found.label] if found.label else []
+    for path, rows in samples.items():
+        if missing := next((name for name in wanted if name not in rows.columns), None):
+            raise UserError(
+                f"{path}: has no column {missing!r} as {next(iter(samples))} has; "
+                f"{did_you_mean(missing, rows.columns)}"
+            )
 
 
 def split_lines(rows: Sample, used: Sequence[str | None]) -> list[str]:

@@ -108,6 +108,11 @@ def _check_fit(rows: Sample, kind: str, texts: Sequence[str], label: str | None)
         raise UserError(f"--label: {label!r} is also the text; expected another column")
     if label and TASK_KINDS[kind].labeled and any(isinstance(value, list) for value in _filled(rows, label)):
         raise UserError(f"--label: {label!r} holds lists; expected a text, a number or a truth value in each row")
+    for name in texts:
+        if all(re.fullmatch(r"\[\s*['\"].*\]", str(value), re.DOTALL) for value in _filled(rows, name)):
+            raise UserError(
+                f"column {name!r} holds lists written as text; expected JSON lines or Parquet for lists"
+            )
     if TASK_KINDS[kind].target == "number" and label is not None:
         word = next((value for value in _filled(rows, label) if not is_number(value)), None)
         if word is not None:
@@ -116,14 +121,13 @@ def _check_fit(rows: Sample, kind: str, texts: Sequence[str], label: str | None)
 
 def _check_alone(rows: Sample, texts: Collection[str], label: str | None) -> None:
     """Refuse a guess of one of two columns whose names differ in nothing that the guess looks at."""
-    for option, names in (("--text", texts), ("--label", [label] if label else [])):
-        for name in names:
-            alike = [other for other in rows.columns if plain_name(other) == plain_name(name)]
-            if alike[1:]:
-                raise UserError(
-                    f"columns {alike[0]!r} and {alike[1]!r} have nearly the same name; name the one that is meant "
-                    f"with {option}"
-                )
+    for name, option in [*((text, "--text") for text in texts), *([(label, "--label")] if label else [])]:
+        alike = [other for other in rows.columns if plain_name(other) == plain_name(name)]
+        if alike[1:]:
+            raise UserError(
+                f"columns {alike[0]!r} and {alike[1]!r} have nearly the same name; name the one that is meant "
+                f"with {option}"
+            )
 
 
 def _tagged(rows: Sample, text: Sequence[str], label: str | None) -> Guess | None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
 from fedstrata.data.forms.how import How, notes
@@ -162,6 +163,18 @@ def test_a_damaged_or_foreign_file_is_not_taken_for_western_text() -> None:
     with refused("wide.txt: is not utf-16-be (byte 1 of the file)"):
         write("wide.txt", b"\xd8\x00")
         found("wide.txt", "text", encoding="utf-16-be")
+
+
+@pytest.mark.parametrize("orient", ["columns", "index", "split"])
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_a_table_in_one_json_object_is_refused_by_its_name(name: str, orient: Any) -> None:
+    """It was taken as a row of columns that hold objects."""
+    frame = pandas.DataFrame({"text": ["one", "two"], "label": ["x", "y"]})
+    with refused(f"{name}, ", "is a whole table in one object, as pandas", "to_json(orient='records')"):
+        found(write(name, frame.to_json(orient=orient)))
+    assert len(found(write("b.json", frame.to_json(orient="records")))) == 2
+    with refused("c.jsonl: has no column 'text'"):
+        found(write("c.jsonl", '{"translation": {"en": "one", "de": "eins"}}\n'))
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.txt", "a.dat"])

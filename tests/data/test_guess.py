@@ -12,6 +12,7 @@ import pandas
 import pytest
 
 from fedstrata.data.first_job import first_job
+from fedstrata.data.forms.how import notes
 from fedstrata.data.guess import guess
 from fedstrata.data.prepare import prepare
 from fedstrata.data.sample import sample
@@ -458,6 +459,113 @@ def test_test_rows_beside_training_rows_are_found_unless_they_lack_labels(tmp_pa
     assert f'test = "{tmp_path / "dev.csv"}"' in job
     assert unused in said
     assert unused not in first_job([tmp_path], tmp_path / "job.toml", test=tmp_path / "dev.csv")[1]
+
+
+def test_of_columns_that_differ_in_capital_letters_alone_none_is_guessed(tmp_path: Path) -> None:
+    """The first one was taken without a word."""
+    path = written(tmp_path, table(label=LABELS, Label=["a", "b"] * 30))
+    with pytest.raises(UserError, match=r"columns 'label' and 'Label' have nearly the same name; .* with --label"):
+        first_job([path], tmp_path / "job.toml")
+    assert 'label = "Label"' in first_job([path], tmp_path / "job.toml", label="Label")[0]
+    path = written(tmp_path, table(label=LABELS, TEXT=[text(i + 1) for i in range(60)]))
+    with pytest.raises(UserError, match=r"columns 'text' and 'TEXT' have nearly the same name; .* with --text"):
+        first_job([path], tmp_path / "job.toml")
+    assert 'text = "TEXT"' in first_job([path], tmp_path / "job.toml", text=["TEXT"])[0]
+
+
+@pytest.mark.parametrize("name", ["rows.txt", "rows.tsv", "rows"])
+def test_tags_without_b_and_i_are_tags_where_blank_lines_part_sentences(tmp_path: Path, name: str) -> None:
+    """Words were trained on, each as a text of its own; or a word was taken for a column's name."""
+    path, between = tmp_path / name, "\t" if name == "rows.tsv" else " "
+    words = [f"{word}{between}{'organ' if word in ('heart', 'kidney') else 'O'}" for word in text(1, 60).split()]
+    path.write_text("\n\n".join("\n".join(words[at : at + 6]) for at in range(0, 60, 6)) + "\n", "utf-8")
+    assert guess(sample(path)).kind == "tag"
+    path.write_text("\n".join(words) + "\n", "utf-8")
+    assert not sample(path).words, "no blank line parts sentences"
+
+
+def test_of_folders_in_a_folder_it_is_told_that_they_are_no_clients(tmp_path: Path) -> None:
+    """Only a comment in the job file said so."""
+    rows = placed(tmp_path / "rows", "north/a.csv", "south/b.csv")
+    said = first_job([rows], tmp_path / "job.toml")[1]
+    assert (
+        f"clients the rows of north, south in {rows} are dealt together, at random; to make each folder a client, "
+        f"name it: fedstrata init {rows}/*"
+    ) in said
+    each = first_job([rows / "north", rows / "south"], tmp_path / "job.toml")[1]
+    assert not any(line.startswith("clients") for line in each)
+
+
+def test_of_texts_in_folders_of_folders_it_is_told_which_folder_is_the_label(tmp_path: Path) -> None:
+    for at, place in enumerate(["north/good", "north/bad", "south/good", "south/bad"] * 6):
+        (tmp_path / "rows" / place).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "rows" / place / f"{at}.txt").write_text(text(at), "utf-8")
+    job, said = first_job([tmp_path / "rows"], tmp_path / "job.toml")
+    assert f"labels  the folders north, south in {tmp_path / 'rows'}, not those further down" in said
+    (tmp_path / "job.toml").write_text(job, "utf-8")
+    [stage] = load(tmp_path / "job.toml")
+    [note] = notes(prepare(stage).train.found)
+    assert note.endswith("labels are the names of the folders in it, not of those further down")
+
+
+@pytest.mark.parametrize(
+    ("test", "why"),
+    [
+        (table(), "has no column 'label' as the training rows have; expected one of: text"),
+        (table(label=[""] * 60), "no row has a value in column 'label', which test rows need"),
+        (table(label=["?"] * 60), "column 'label' holds '\\?', and no class of the training rows"),
+        (table(label=LABELS).rename(columns={"text": "sentence"}), "has no column 'text'"),
+    ],
+)
+def test_test_rows_that_do_not_go_with_the_training_rows_are_refused(
+    tmp_path: Path, test: pandas.DataFrame, why: str
+) -> None:
+    """The job that named them was refused by the next command."""
+    rows, unfit = written(tmp_path, table(label=LABELS), "train.csv"), written(tmp_path, test, "test.csv")
+    with pytest.raises(UserError, match=rf"^--test: .*test.csv: {why}"):
+        first_job([rows], tmp_path / "job.toml", test=unfit)
+    assert 'test = "' not in first_job([rows], tmp_path / "job.toml")[0], "found beside them, they are unused"
+
+
+def test_test_rows_of_one_number_are_unused(tmp_path: Path) -> None:
+    """Every row of a test part that keeps its labels back has -1; a run correlated with that, and scored 0."""
+    rows = written(tmp_path, table(score=[i / 7 for i in range(60)]), "train.csv")
+    test = written(tmp_path, table(score=[-1.0] * 60), "test.csv")
+    job, said = first_job([rows], tmp_path / "job.toml")
+    assert f"unused  {test}: its rows lack columns or labels of the training rows" in said
+    with pytest.raises(UserError, match=r"column 'score' is -1.0 in every row"):
+        first_job([rows], tmp_path / "job.toml", test=test)
+    (tmp_path / "job.toml").write_text(job, "utf-8")
+    [stage] = load(tmp_path / "job.toml", [f"data.test='{test}'"])
+    what = "column 'score': is -1.0 in every row of a source, and a correlation with it means nothing"
+    assert what in notes(prepare(stage).test.found)
+
+
+def test_a_column_that_says_which_rows_are_test_rows_is_told_to_be_unused(tmp_path: Path) -> None:
+    """Its test rows were trained on without a word."""
+    path = written(tmp_path, table(label=LABELS, split=["train"] * 50 + ["Test"] * 10, site=["a"] * 60))
+    assert (
+        "unused  column 'split' (test, train): rows are trained on whatever it says; put its test rows into a "
+        "file of their own"
+    ) in first_job([path], tmp_path / "job.toml")[1]
+    path = written(tmp_path, table(label=["train", "test"] * 30))
+    assert not any(line.startswith("unused") for line in first_job([path], tmp_path / "job.toml")[1])
+
+
+def test_a_client_s_file_without_a_column_of_the_first_is_refused(tmp_path: Path) -> None:
+    """The job that named it was refused by the next command."""
+    north = written(tmp_path, table(label=LABELS), "north.csv")
+    south = written(tmp_path, table(target=LABELS), "south.csv")
+    with pytest.raises(UserError, match=r"south.csv: has no column 'label' as .*north.csv has; expected one of"):
+        first_job([north, south], tmp_path / "job.toml")
+
+
+def test_lists_where_texts_are_expected_are_refused(tmp_path: Path) -> None:
+    """Python's spelling of lists was trained on as text."""
+    lists = [text(i).split() for i in range(60)]
+    path = written(tmp_path, pandas.DataFrame({"tokens": lists, "tags": [["O"] * 12] * 60}))
+    with pytest.raises(UserError, match=r"^column 'tokens' holds lists written as text; expected JSON lines"):
+        guess(sample(path))
 
 
 def placed(folder: Path, *names: str) -> Path:

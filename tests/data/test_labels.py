@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 
 from fedstrata.data.forms.how import notes
-from fedstrata.data.labels import decimal_points, entity_types, named_tags, refuse_several
+from fedstrata.data.labels import decimal_points, doubtful, entity_types, named_tags, refuse_several
 from fedstrata.data.read import WORD_END, Rows
 from fedstrata.errors import UserError
 
@@ -49,6 +49,25 @@ def test_decimal_commas_become_points() -> None:
     assert decimal_points(rows("1.5", "2"), "y").found == {}
     with pytest.raises(UserError, match=r"column 'y' holds '1,250', which may be 1.250 or 1250; expected one"):
         decimal_points(rows("1,250", "3"), "y")
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ("1 0 -1 1", ["-1"]),
+        ("1.0 0.0 -1.0", ["-1.0"]),
+        ("yes no None ? NULL", ["?", "NULL", "None"]),
+        ("-1 1", []),
+        ("-2 -1 0 1", []),
+        ("yes no -1", []),
+        ("yes no nonesuch", []),
+    ],
+)
+def test_labels_that_may_mark_rows_without_one_are_a_note(values: str, named: list[str]) -> None:
+    found = doubtful(Rows({"y": values.split()}, 0), "y")
+    what = "may mark rows without a label, but is a class here; if it is none, leave these rows out"
+    said = ", ".join(f"{label!r} {what}" for label in named)
+    assert notes(found.found) == ([f"column 'y': {said}"] if named else [])
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,19 @@ def test_clients_that_seem_to_be_one_are_a_note(job: Jobs, tmp_path: Path) -> No
     ]
 
 
+def test_a_label_that_may_be_none_is_a_note_unless_all_are_named(job: Jobs) -> None:
+    rows = [{"text": text, "label": i % 3 - 1} for i, (text, _) in enumerate(SENTENCES)]
+
+    def said(**task: object) -> list[str]:
+        made = job("fedavg", "classify", data={"train": rows, "test": rows}, clients={"count": 2}, task=task)
+        [stage] = load(made)
+        return data_notes(stage, prepare(stage))
+
+    what = "may mark rows without a label, but is a class here; if it is none, leave these rows out"
+    assert said() == [f"column 'label': '-1' {what}"]
+    assert said(labels=["-1", "0", "1"]) == []
+
+
 def test_tags_that_name_no_entities_are_a_note_where_entities_are_counted(job: Jobs) -> None:
     def said(tag: str, metric: str) -> list[str]:
         rows = [{"words": ["a", "cat"], "tags": ["O", tag]}, {"words": ["cats"], "tags": [tag]}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -82,6 +83,30 @@ def incomplete(source: Sources) -> list[str]:
         f"{found[0]}: of {int(part[1])} parts {len(found)} {'is' if len(found) == 1 else 'are'} read"
         for found, part in each
         if part and len(found) < int(part[1])
+    ]
+
+
+def folder_lines(source: Sources, texts: bool, label: str | None) -> list[str]:
+    """What becomes of the folders in a folder that is one source, where somebody may mean something else by them.
+
+    Args:
+        source: the training rows.
+        texts: each file in it is one text, whose label is a folder.
+        label: the column of the label.
+    """
+    if not isinstance(source, Path) or not source.is_dir() or saved(source):
+        return []
+    below = [file.relative_to(source).parts[:-1] for file in files_in(source)]
+    folders = sorted({parts[0] for parts in below if parts})
+    named = f"{', '.join(folders[:3])}{', …' if folders[3:] else ''}"
+    if texts:
+        deep = any(parts[1:] for parts in below)
+        return [f"labels  the folders {named} in {source}, not those further down"] if deep and label else []
+    if not folders[1:]:
+        return []
+    return [
+        f"clients the rows of {named} in {source} are dealt together, at random; to make each folder a client, "
+        f"name it: fedstrata init {shlex.quote(str(source))}/*"
     ]
 
 

@@ -6,13 +6,13 @@ import json
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedstrata.data.first_files import Sources, files_of, files_to_try, incomplete
+from fedstrata.data.first_files import Sources, files_of, files_to_try, folder_lines, incomplete
+from fedstrata.data.first_tests import check_columns, shown, split_lines, test_lines, test_rows, together
 from fedstrata.data.guess import Guess, guess
-from fedstrata.data.sample import ROWS, Sample, sample
+from fedstrata.data.sample import Sample, sample
 from fedstrata.data.values import is_filled
 from fedstrata.errors import UserError, plural
 
@@ -70,53 +70,28 @@ def first_job(
     if clients is not None and isinstance(train, Mapping):
         raise UserError("--clients: each file is a client's, so their number is known; expected it left out")
     wanted = [*text, *([label] if label else [])]
-    rows = _together([sample(file, wanted, tagged=task == "tag") for file in files_of(train)])
-    found = guess(rows, task, text, label)
-    fitting = [one for one in beside if _fits(one, found, rows)]
-    tested: Sources | None = test or next(iter(fitting), None)
+    samples = {file: sample(file, wanted, tagged=task == "tag") for file in files_of(train)}
+    found = guess(rows := together([*samples.values()]), task, text, label)
+    check_columns(samples, found)
+    tested, unfit = test_rows(test, beside, found, rows)
     where = {"job": out.name, "train": _from(train, out), "test": tested and _from(tested, out)}
     start = model or MODELS["latin" if found.latin else "other", "gpu" if _gpu() else "cpu"]
     lines = [
-        f"rows    {_shown(train)}: {'' if rows.whole else 'more than '}{plural(len(rows), 'row')}, "
+        f"rows    {shown(train)}: {'' if rows.whole else 'more than '}{plural(len(rows), 'row')}, "
         f"columns {', '.join(rows.columns)}{'; the first line is taken as a row' if rows.names else ''}",
         f"task    {found.kind}: {found.reasons['task.kind']}",
         f"text    {found.text if isinstance(found.text, str) else ' and '.join(found.text)}",
     ]
     if found.client and not isinstance(train, Mapping):
         lines.append(f"clients column {found.client!r}: {found.reasons['clients.column']}")
-    lines += _test_lines(tested, [one for one in beside if one not in fitting and not test])
+    lines += [] if found.client else folder_lines(train, {"file", "folder"} <= rows.columns.keys(), found.label)
+    lines += [*test_lines(tested, unfit), *split_lines(rows, (found.label, found.client))]
     lines += [f"parts   {said}" for one in (train, tested) if one for said in incomplete(one)]
     if found.numbers:
         lines.append(
             f"labels  {found.label!r} holds numbers: write the names of these tags into {out} before a run"
         )
     return _written(found, rows, where, start, _count(found, rows, clients, held_out=not tested)), lines
-
-
-def _shown(source: Sources) -> str:
-    first, *more = files_of(source)
-    return f"{first} and {plural(len(more), 'file')} more" if more else str(first)
-
-
-def _test_lines(tested: Sources | None, unfit: Sequence[Sources]) -> list[str]:
-    """What is tested on, and what is named as test rows are and cannot be."""
-    used = [f"test    {_shown(tested)}"] if tested else []
-    return [
-        *used,
-        *(f"unused  {_shown(one)}: its rows lack columns or labels of the training rows" for one in unfit),
-    ]
-
-
-def _together(samples: Sequence[Sample]) -> Sample:
-    """The first rows of all clients, as many of each: one alone may have a single class."""
-    first, most = samples[0], ROWS // len(samples) + 1
-    if not samples[1:]:
-        return first
-    columns = {
-        name: [value for one in samples for value in one.columns.get(name, [None] * len(one))[:most]]
-        for name in first.columns
-    }
-    return replace(first, columns=columns, whole=all(one.whole and len(one) <= most for one in samples))
 
 
 def _count(found: Guess, rows: Sample, clients: int | None, held_out: bool) -> int | None:
@@ -148,18 +123,6 @@ def _check_there(*paths: Path) -> None:
     for path in paths:
         if not path.exists():
             raise UserError(f"{path}: there is no such file or folder")
-
-
-def _fits(test: Sources, found: Guess, rows: Sample) -> bool:
-    """Whether test rows have the columns of the training rows, with labels where there are some."""
-    wanted = [found.text] if isinstance(found.text, str) else list(found.text)
-    wanted += [found.label] if found.label else []
-    try:
-        there = _together([sample(file, wanted, tagged=found.kind == "tag") for file in files_of(test)])
-    except UserError:
-        return False
-    filled = all(any(map(is_filled, there.columns.get(name, []))) for name in wanted)
-    return filled and (there.names is None) == (rows.names is None)
 
 
 def _from(path: Sources, out: Path) -> Any:

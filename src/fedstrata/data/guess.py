@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any
@@ -81,6 +81,7 @@ def guess(rows: Sample, kind: str | None = None, text: Sequence[str] = (), label
         raise UserError(f"{_no_label(rows, taken)}; name it with --label, one of: {', '.join(rows.columns)}")
     columns = list(text) or (two if chosen in ("pair", "regress") else []) or [_first_text(texts)]
     _check_fit(rows, chosen, columns, target)
+    _check_alone(rows, [] if text else columns, None if label else target)
     if not TASK_KINDS[chosen].labeled and (lists := [name for name in columns if name in rows.lists]):
         raise UserError(f"column {lists[0]!r} holds lists; {chosen!r} reads a text in each row")
     named = columns if len(columns) > 1 else columns[0]
@@ -107,10 +108,26 @@ def _check_fit(rows: Sample, kind: str, texts: Sequence[str], label: str | None)
         raise UserError(f"--label: {label!r} is also the text; expected another column")
     if label and TASK_KINDS[kind].labeled and any(isinstance(value, list) for value in _filled(rows, label)):
         raise UserError(f"--label: {label!r} holds lists; expected a text, a number or a truth value in each row")
+    for name in texts:
+        if all(re.fullmatch(r"\[\s*['\"].*\]", str(value), re.DOTALL) for value in _filled(rows, name)):
+            raise UserError(
+                f"column {name!r} holds lists written as text; expected JSON lines or Parquet for lists"
+            )
     if TASK_KINDS[kind].target == "number" and label is not None:
         word = next((value for value in _filled(rows, label) if not is_number(value)), None)
         if word is not None:
             raise UserError(f"{kind!r} needs numbers, but {label!r} holds {str(word)!r:.40}")
+
+
+def _check_alone(rows: Sample, texts: Collection[str], label: str | None) -> None:
+    """Refuse a guess of one of two columns whose names differ in nothing that the guess looks at."""
+    for name, option in [*((text, "--text") for text in texts), *([(label, "--label")] if label else [])]:
+        alike = [other for other in rows.columns if plain_name(other) == plain_name(name)]
+        if alike[1:]:
+            raise UserError(
+                f"columns {alike[0]!r} and {alike[1]!r} have nearly the same name; name the one that is meant "
+                f"with {option}"
+            )
 
 
 def _tagged(rows: Sample, text: Sequence[str], label: str | None) -> Guess | None:

@@ -13,6 +13,10 @@ from fedstrata.errors import UserError
 
 NO_ENTITY = "O"
 """The tag of a word that belongs to no entity, and the group of sentences without one."""
+MISSING = ("nan", "<na>", "n/a", "#n/a")
+"""Labels and names of clients that stand for a missing value, in lower case."""
+MAY_BE_MISSING = (*MISSING, "none", "null", "na", "nil", "?", "-", "missing", "unlabeled", "unlabelled")
+"""Those that may stand for one, or be what they say."""
 
 
 def named_tags(rows: Rows, column: str, labels: Sequence[str] | None) -> Rows:
@@ -58,6 +62,30 @@ def decimal_points(rows: Rows, column: str) -> Rows:
         )
     pointed = [re.sub(r"^(\s*[-+]?\d+),(\d+\s*)$", r"\1.\2", value) for value in values]
     return _changed(rows, column, pointed, "the numbers have decimal commas")
+
+
+def doubtful(rows: Rows, column: str) -> Rows:
+    """Rows with a finding on each label that may mark rows without one, as -1 does beside 0, 1, … in data sets."""
+    found = set(rows.columns[column])
+    missing = [label for label in sorted(found) if label.strip().lower() in MAY_BE_MISSING]
+    missing += [label for label in found if re.fullmatch(r"-1(\.0)?", label) and _numbered(found - {label})]
+    what = "may mark rows without a label, but is a class here; if it is none, leave these rows out"
+    added = {f"column {column!r}": {f"{label!r} {what}": None for label in missing}} if missing else {}
+    return replace(rows, found=together(rows.found, added))
+
+
+def one_number(rows: Rows, column: str) -> Rows:
+    """Rows with a finding if all have one number, as test rows whose labels are kept back have -1."""
+    found = set(rows.columns[column])
+    if len(rows) < 2 or len(found) > 1:
+        return rows
+    what = f"is {min(found)} in every row of a source, and a correlation with it means nothing"
+    return replace(rows, found=together(rows.found, {f"column {column!r}": {what: None}}))
+
+
+def _numbered(labels: Collection[str]) -> bool:
+    """Whether labels are numbers of classes from 0."""
+    return all(re.fullmatch(r"\d+(\.0)?", label) for label in labels) and not {"0", "0.0"}.isdisjoint(labels)
 
 
 def _changed(rows: Rows, column: str, values: list[str], finding: str) -> Rows:

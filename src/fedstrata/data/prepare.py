@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from fedstrata.data.forms.how import notes, together
-from fedstrata.data.labels import NO_ENTITY, entity_types
+from fedstrata.data.labels import MAY_BE_MISSING, NO_ENTITY, entity_types
 from fedstrata.data.partition import PartitionInput, check_partition, partition
 from fedstrata.data.read import WORD_END, Rows
 from fedstrata.data.rows import (
-    MISSING,
     added,
     bands,
     class_names,
@@ -192,7 +191,7 @@ def data_notes(job: Job, data: Prepared) -> list[str]:
         listed = "; ".join(f"{one!r} and {other!r} {how}" for one, other, how in pairs[:3])
         if pairs:
             lines.append(f"column {column!r}: {listed}{'; …' if pairs[3:] else ''}; each is a client of its own")
-        if missing := next((value for value in values if value.strip().lower() in MISSING), None):
+        if missing := next((value for value in values if value.strip().lower() in MAY_BE_MISSING), None):
             lines.append(f"column {column!r}: {missing!r} stands for a missing value, but is a client of its own")
     return [*lines, *_tag_notes(job, data.labels or ())]
 

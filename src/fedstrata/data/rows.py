@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fedstrata.data import demo
 from fedstrata.data.forms.how import How, together
-from fedstrata.data.labels import decimal_points, named_tags, refuse_several
+from fedstrata.data.labels import MISSING, decimal_points, doubtful, named_tags, one_number, refuse_several
 from fedstrata.data.read import WORD_END, Rows, read
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.job.data_tables import Source
@@ -20,9 +20,6 @@ from fedstrata.job.tables import Job
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.labels import alike, sort_labels
-
-MISSING = ("nan", "<na>", "n/a", "#n/a")
-"""Labels and names of clients that stand for a missing value, in lower case."""
 
 
 def text_columns(job: Job) -> list[str]:
@@ -84,7 +81,10 @@ def read_rows(job: Job, source: Source, columns: list[str], base_dir: Path | Non
     rows = read(source, how, data.limit, base_dir)
     if data.label in rows.columns and kind.words:
         return named_tags(rows, data.label, job.task.labels)
-    return decimal_points(rows, data.label) if data.label in rows.columns and kind.target == "number" else rows
+    if kind.target == "class" and not (job.task.labels or rows.classes):  # else they are meant
+        return doubtful(rows, data.label)
+    numbers = data.label in rows.columns and kind.target == "number"
+    return one_number(decimal_points(rows, data.label), data.label) if numbers else rows
 
 
 def _demo_rows(job: Job, source: str, columns: list[str]) -> Rows:

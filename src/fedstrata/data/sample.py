@@ -18,7 +18,7 @@ from fedstrata.data.forms.how import How, Records, check
 from fedstrata.data.forms.objects import holds_object, parquet_columns
 from fedstrata.data.forms.plain import document_records, has_columns, shape_of, txt_records
 from fedstrata.data.forms.tables import first_cells, first_rows, likeliest_delimiter
-from fedstrata.data.forms.text import full_lines
+from fedstrata.data.forms.text import full_lines, lines
 from fedstrata.data.forms.words import (
     COMMENT,
     TAG_NAMES,
@@ -239,20 +239,28 @@ def _of_words(path: Path, tagged: bool) -> list[str]:
     if _kind(path) not in (*WORD_FILES, ".txt", ".tsv", ".tab"):
         return []
     full = (line for _, line in full_lines(path, How(())) if not COMMENT.fullmatch(line.strip()))
-    lines = list(islice(full, 200))
-    header = fields_of(lines[0], How(())) if lines else []
+    first = list(islice(full, 200))
+    header = fields_of(first[0], How(())) if first else []
     names, usual = _named_words(header), ["text", "label"]
     if extension(path) in WORD_FILES:
         return names or usual
     if len(header) > 2 and any(map(numbers_sentences, header)) and not TAG.fullmatch(header[-1]):
         return []  # a table, unless the first line is a word such as Sentinel
-    if tagged and not holds_object("".join(lines[:1])):
+    if tagged and not holds_object("".join(first[:1])):
         return names or usual
-    fields = [line.split() for line in lines[1:]]
+    fields = [line.split() for line in first[1:]]
     fields = [line for line in fields if line and line[0] != "-DOCSTART-"]
     place = header.index(names[1]) if names else -1
     short = bool(fields) and all(max(2, place + 1) <= len(line) <= 6 for line in fields)
-    return (names or usual) if short and all(TAG.fullmatch(line[place]) for line in fields) else []
+    return (names or usual) if short and _tags_of_words(path, [line[place] for line in fields]) else []
+
+
+def _tags_of_words(path: Path, last: Sequence[str]) -> bool:
+    """Whether last fields are tags: of an IOB scheme; or a few and O, with blank lines between the lines."""
+    if all(map(TAG.fullmatch, last)):
+        return True
+    few = "O" in last and 5 * len(set(last)) <= len(last)
+    return few and any(not line.strip() for _, line in islice(lines(path, How(())), len(last)))
 
 
 def _named_words(header: Sequence[str]) -> list[str]:

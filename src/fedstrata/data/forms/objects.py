@@ -24,10 +24,24 @@ def json_records(path: Path, how: How) -> Records:
     for where, row in _values(path, how):
         if not isinstance(row, dict):
             raise UserError(f"{where}: found {json.dumps(row)[:40]}, expected a JSON object")
+        if _is_table(row):
+            raise UserError(
+                f"{where}: is a whole table in one object, as pandas' to_json writes it; expected an object for "
+                "each row, as to_json(orient='records') writes"
+            )
         seen.update(dict.fromkeys(row))
         yield where, row
     if seen:
         check(path, list(seen), how.wanted)
+
+
+def _is_table(row: dict[str, Any]) -> bool:
+    """Whether an object holds columns by the numbers of rows, rows by their numbers, or both apart."""
+    if row.keys() == {"columns", "index", "data"}:
+        return all(isinstance(value, list) for value in row.values())
+    if not row or not all(isinstance(value, dict) for value in row.values()):
+        return False
+    return all(map(str.isdecimal, row)) or all(value and all(map(str.isdecimal, value)) for value in row.values())
 
 
 def _values(path: Path, how: How) -> Iterator[tuple[str, Any]]:

@@ -137,7 +137,8 @@ def document_records(path: Path, files: list[Path], how: How) -> Records:
     """Of a folder of txt files, each of them a row; the label of a file is the folder that it lies in."""
     check(path, ["text", "file", "folder", "label"], how.wanted, "; a txt file in a folder is one row")
     if "label" in how.wanted:
-        how.note(path, "labels are the names of the folders in it")
+        deep = any(len(file.relative_to(path).parts) > 2 for file in files)
+        how.note(path, f"labels are the names of the folders in it{', not of those further down' if deep else ''}")
     for file in files:
         yield str(file), dict(_document(path, file, how))
 

@@ -60,6 +60,11 @@ class Federation:
     tokens: Mapping[str, str]
     secure: bool
 
+    @property
+    def names(self) -> list[str]:
+        """The sites' names, in canonical order: those of the beginning, whatever ``server.toml`` says since."""
+        return sort_labels(self.settings.sites)
+
 
 def names_of(job: Job) -> list[str]:
     """The sites that the job's federation names, in canonical order."""
@@ -162,7 +167,7 @@ def remote_engine(
     Raises:
         UserError: too few of them take part.
     """
-    job, names = stage.job, names_of(stage.job)
+    job, names = stage.job, federation.names
     plan = make_plan(job.method, stage.server.parts, job.task.kind, 0, names[0], Streams(job.train.seed))
     away = plan.away(stage.server.parts)
     most_weight = _most_weight(job, federation.settings, names)

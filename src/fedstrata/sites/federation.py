@@ -25,7 +25,7 @@ from fedstrata.plan.streams import Streams
 from fedstrata.server.layers import ServerLayers
 from fedstrata.sites.admission import Admission
 from fedstrata.sites.buffered_engine import BufferedRemoteEngine
-from fedstrata.sites.certificates import check_server
+from fedstrata.sites.certificates import SERVER_THEN, check_server, ends_soon
 from fedstrata.sites.checks import join_address, loopback
 from fedstrata.sites.control_secret import read_secret
 from fedstrata.sites.engine import RemoteEngine, Transport
@@ -184,6 +184,9 @@ def remote_engine(
             on_event=on_event,
             activation_server=server,
         )
+        own = federation.settings.tls.certificate
+        if federation.secure and (words := ends_soon(own, own.read_bytes(), SERVER_THEN)):
+            on_event(Noted(words))
         on_event(Noted(f"job {engine.run.agreement}; a site that lists its jobs has this in [approve] jobs"))
         absent = engine.gather()
         engine.own_start = frozenset(name for name, welcome in engine.welcomes.items() if welcome.own)

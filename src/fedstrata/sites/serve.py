@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from fedstrata.errors import UserError
 from fedstrata.events import SiteEvent, Worked
 from fedstrata.sites.admission import Admission, watch
-from fedstrata.sites.certificates import check_server, check_site
+from fedstrata.sites.certificates import SERVER_THEN, SITE_THEN, Ending, check_server, check_site
 from fedstrata.sites.checks import join_address, loopback
 from fedstrata.sites.control_secret import read_secret, secret_file
 from fedstrata.sites.flower_processes import tail
@@ -84,12 +84,13 @@ def serve(settings: ServerSettings, say: Say, insecure: bool = False, page: bool
     def apply(keys: Mapping[str, Path]) -> None:
         register(join_address(settings.host, settings.port), settings.tls.ca.read_bytes(), keys, secret)
 
+    ending = Ending(None if insecure else settings.tls.certificate, SERVER_THEN, say)
     shown = show_page(settings, insecure, secret, say) if page else nullcontext()
     with interruptible(stop), shown:
         try:
             if not insecure:
                 threading.Thread(target=watch, args=(admission, apply, stop, say), daemon=True).start()
-            _supervise(command, log, settings.home, stop, say, wait_until_up)
+            _supervise(command, log, settings.home, stop, say, wait_until_up, lambda: ending)
         finally:
             stop.set()
 
@@ -155,7 +156,8 @@ def _take_part(settings: SiteSettings, say: Say, insecure: bool, dry_run: bool, 
     listener = threading.Thread(target=flower.answer_messages, args=calls, daemon=True)
     clock = partial(clock_complaint, settings.server, None if insecure else settings.ca)
     wait = partial(await_connection, settings.name, log, stop, say, clock)
-    supervision = (command, log, settings.folder, stop, say, wait, partial(Watch, settings.name, log, say))
+    ending = Ending(None if insecure else settings.certificate, SITE_THEN, say)
+    supervision = (command, log, settings.folder, stop, say, wait, partial(Watch, settings.name, log, say, ending))
     supervisor = threading.Thread(target=_supervise, args=supervision, daemon=True)
     say(f"{settings.name}: joins {settings.server}; logs {logs}")
     with interruptible(stop):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +19,7 @@ from attacks.bad_site import GREETINGS, REPLIES, SCORES, Attack, Replay, header,
 from fedstrata import UserError
 from fedstrata.events import Asked
 from fedstrata.plan.messages import NoReply, Reply, Request
+from fedstrata.server.records import FileRecords
 from fedstrata.sites import engine as between
 from fedstrata.sites.engine import RemoteEngine
 from fedstrata.sites.release_log import now
@@ -124,6 +126,26 @@ def test_an_error_of_the_reader_s_own_ends_no_run(
     monkeypatch.setattr(between, "check_answered", fails)
     with pytest.raises(UserError, match=r"round 1: . sends what cannot be read \(MemoryError\); fewer"):
         fedstrata.run(there)
+
+
+def test_a_full_disk_at_the_server_is_no_fault_of_a_site(
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first site that replied was told to send what cannot be read; then the others."""
+    _, there = village.jobs(job("fedavg", "classify"), quorum=0.3)
+    append = FileRecords.append
+
+    def full(records: FileRecords, name: str, added: Iterable[Any]) -> None:
+        added = list(added)
+        if name == "transport" and added[0]["direction"] == "up" and added[0]["round"] == 1:
+            raise OSError(errno.ENOSPC, "No space left on device", str(records.path(name)))
+        append(records, name, added)
+
+    monkeypatch.setattr(FileRecords, "append", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        fedstrata.run(there)
+    monkeypatch.undo()
+    assert not (village.folder / "there" / "missing.jsonl").exists()
 
 
 def test_no_score_ends_a_run_and_a_site_scores_itself_alone(job: Jobs, village: Village) -> None:

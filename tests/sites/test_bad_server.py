@@ -770,6 +770,21 @@ def test_a_run_that_leaves_the_site_nothing_of_its_own_saves_no_model(town: Town
         assert not (service.settings.folder / "models").exists()
 
 
+def test_whose_rows_were_too_few_for_a_run_takes_part_in_it_with_more(town: Town) -> None:
+    """Nothing had left, and it refused for good: its rows were not those that it had begun the run with."""
+    town.rows(ROWS[:5])
+    service = town.site()
+    assert isinstance(answer(service, town.hello), WelcomeHeader)
+    assert answer(service, town.start).reason == "refuses: it has fewer examples than the 8 it wants to train on"
+    town.rows(ROWS)
+    for start in (lambda: service, town.again):  # in the same program, and after it was started again
+        host = start()
+        assert isinstance(answer(host, town.hello), WelcomeHeader)
+        assert isinstance(answer(host, town.request(0)), ReplyHeader)
+    town.rows(ROWS[1:])
+    assert answer(town.again(), town.request(1)).reason.startswith("refuses: its rows are not those that it began")
+
+
 def test_a_start_model_that_was_being_written_is_sent_again(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
     """A site that was killed between the file and its note refused the run, as if its disk were damaged."""
     service = town.site()

@@ -382,6 +382,23 @@ def test_a_process_whose_log_is_moved_away_goes_on_and_one_without_a_folder_is_s
     assert log.exists()
 
 
+def test_why_a_process_does_not_come_up_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site whose key had been removed said so every few seconds, as long as its program ran."""
+    monkeypatch.setattr(serve, "RESTART_SECONDS", 0.01)
+    stop, starts, told = threading.Event(), [], list[str]()
+
+    def up(process: subprocess.Popen[bytes]) -> None:
+        starts.append(process)
+        if len(starts) == 5:
+            stop.set()
+        if len(starts) != 3:  # the third one is up, and ends later
+            process.wait()
+
+    command = [sys.executable, "-c", "import time; time.sleep(0.5)"]
+    serve._supervise(command, tmp_path / "x.log", tmp_path, stop, told.append, up)
+    assert told == ["the connection was lost; trying again in 0 s"] * 2
+
+
 def test_a_program_ends_where_nothing_keeps_its_process(tmp_path: Path) -> None:
     def look() -> None:
         raise RuntimeError

@@ -223,18 +223,21 @@ def _supervise(
     """Keep one of Flower's processes running until ``stop`` is set; its output goes to ``log``.
 
     Each one that is up is looked after by what ``watching`` returns, again and again. When this ends, for whatever
-    reason, ``stop`` is set: a program that goes on without the process would only seem to be there.
+    reason, ``stop`` is set: a program that goes on without the process would only seem to be there. Why none comes
+    up is said once, and not at every try.
     """
     from fedstrata.sites import flower_processes
 
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "FLWR_HOME": str(home / "flower")}
+    said = ""
     try:
         while not stop.is_set():
             try:
                 process = _started(command, log, environment)
                 try:
                     wait_until_up(process)
+                    said = said if process.poll() is not None else ""
                     look = watching()
                     while process.poll() is None and not stop.wait(0.2):
                         look()
@@ -243,9 +246,10 @@ def _supervise(
                 reason = flower_processes.failure_reason(tail(log))
             except OSError as error:  # such as a folder that was moved away
                 reason = f"{error.filename or log}: {error.strerror or error}"
-            if not stop.is_set():
+            if not stop.is_set() and reason != said:
                 say(f"{reason}; trying again in {RESTART_SECONDS:.0f} s")
-                stop.wait(RESTART_SECONDS)
+            said = reason
+            stop.wait(RESTART_SECONDS)
     finally:
         stop.set()
 

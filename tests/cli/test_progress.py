@@ -240,6 +240,25 @@ def test_a_site_shows_what_it_works_at() -> None:
     assert [text for text in site_lines(terminal=False).splitlines() if text] == [start, refused, end]
 
 
+def test_what_is_left_at_a_site_does_not_grow_by_the_hours_of_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They counted as if every round took as long."""
+    console = Console(width=200, file=io.StringIO(), force_terminal=True, highlight=False)
+    with SiteDisplay(console, "clinic") as shown:
+        monkeypatch.setattr(progress.time, "monotonic", lambda: -10.0)
+        shown(Asked("r", "fedavg", "evaluate", -1, 20))
+        shown(Answered(failed=False))
+        for round, at in enumerate((0, 60, 120, 180, 40_000)):
+            monkeypatch.setattr(progress.time, "monotonic", lambda at=at: at)
+            shown(Asked("r", "fedavg", "train", round, 20))
+            monkeypatch.setattr(progress.time, "monotonic", lambda at=at: at + 50.0)
+            shown(Answered(failed=False))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "round 1/20  trained in 50 s  about 19 min left" in text
+    assert "round 4/20  trained in 50 s  about 16 min left" in text
+    assert "round 5/20  trained in 50 s  about 15 min left" in text
+
+
 def test_the_log_of_a_site_has_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SiteDisplay, "SILENCE", -1.0)
     lines = [text.partition("  ")[0] for text in site_lines(terminal=False).splitlines() if text]

@@ -602,6 +602,27 @@ def test_the_bytes_of_a_day_are_those_of_all_runs(town: Town) -> None:
     assert sum(line["payload"] == "weights" for line in releases(service)) == 1
 
 
+def test_a_site_whose_bytes_of_the_day_have_left_does_not_train_in_vain_and_is_back_the_next_day(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It trained, refused what came of it, and refused every later round until it was started again."""
+    service = town.begun(town.site())
+    answer(service, town.request(0))
+    size = sum(line["bytes"] for line in releases(service))
+    service = town.again(("# bytes_per_day = 10_000_000_000", f"bytes_per_day = {size * 3 // 2}"))
+    trained: list[int] = []
+    service.callback = lambda step, *_: trained.append(step)
+    before = {path: path.stat().st_mtime_ns for path in service.settings.folder.rglob("runs/**/*")}
+    refusal = answer(service, town.request(1))
+    assert "bytes a day (bytes_per_day)" in refusal.reason
+    assert not refusal.final, "the server asks again in later rounds"
+    assert not trained
+    assert {path: path.stat().st_mtime_ns for path in before} == before, "nothing of the round is kept"
+    monkeypatch.setattr("fedstrata.sites.gate.now", lambda: now() + timedelta(days=1))
+    assert isinstance(answer(service, town.request(1)), ReplyHeader)
+    assert trained
+
+
 def test_no_more_runs_than_it_takes_part_in(town: Town) -> None:
     service = town.begun(town.site(("# max_runs = 20", "max_runs = 1")))
     assert isinstance(answer(service, town.request(0)), ReplyHeader)
@@ -747,6 +768,21 @@ def test_a_run_that_leaves_the_site_nothing_of_its_own_saves_no_model(town: Town
             assert isinstance(answer(town.begun(service), town.request(0)), ReplyHeader)
         assert isinstance(answer(service, town.said[FarewellHeader][0], save=True), WelcomeHeader)
         assert not (service.settings.folder / "models").exists()
+
+
+def test_whose_rows_were_too_few_for_a_run_takes_part_in_it_with_more(town: Town) -> None:
+    """Nothing had left, and it refused for good: its rows were not those that it had begun the run with."""
+    town.rows(ROWS[:5])
+    service = town.site()
+    assert isinstance(answer(service, town.hello), WelcomeHeader)
+    assert answer(service, town.start).reason == "refuses: it has fewer examples than the 8 it wants to train on"
+    town.rows(ROWS)
+    for start in (lambda: service, town.again):  # in the same program, and after it was started again
+        host = start()
+        assert isinstance(answer(host, town.hello), WelcomeHeader)
+        assert isinstance(answer(host, town.request(0)), ReplyHeader)
+    town.rows(ROWS[1:])
+    assert answer(town.again(), town.request(1)).reason.startswith("refuses: its rows are not those that it began")
 
 
 def test_a_start_model_that_was_being_written_is_sent_again(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:

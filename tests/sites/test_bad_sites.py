@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,12 @@ from test_in_memory import NAMES, Village, lines
 import fedstrata
 from attacks.bad_site import GREETINGS, REPLIES, SCORES, Attack, Replay, header, metadata_of, weights
 from fedstrata import UserError
+from fedstrata.events import Asked
 from fedstrata.plan.messages import NoReply, Reply, Request
+from fedstrata.server.records import FileRecords
 from fedstrata.sites import engine as between
 from fedstrata.sites.engine import RemoteEngine
+from fedstrata.sites.release_log import now
 from fedstrata.sites.reply_checks import weight_notes
 
 Jobs = Callable[..., dict[str, Any]]
@@ -121,6 +126,26 @@ def test_an_error_of_the_reader_s_own_ends_no_run(
     monkeypatch.setattr(between, "check_answered", fails)
     with pytest.raises(UserError, match=r"round 1: . sends what cannot be read \(MemoryError\); fewer"):
         fedstrata.run(there)
+
+
+def test_a_full_disk_at_the_server_is_no_fault_of_a_site(
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first site that replied was told to send what cannot be read; then the others."""
+    _, there = village.jobs(job("fedavg", "classify"), quorum=0.3)
+    append = FileRecords.append
+
+    def full(records: FileRecords, name: str, added: Iterable[Any]) -> None:
+        added = list(added)
+        if name == "transport" and added[0]["direction"] == "up" and added[0]["round"] == 1:
+            raise OSError(errno.ENOSPC, "No space left on device", str(records.path(name)))
+        append(records, name, added)
+
+    monkeypatch.setattr(FileRecords, "append", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        fedstrata.run(there)
+    monkeypatch.undo()
+    assert not (village.folder / "there" / "missing.jsonl").exists()
 
 
 def test_no_score_ends_a_run_and_a_site_scores_itself_alone(job: Jobs, village: Village) -> None:
@@ -291,6 +316,24 @@ def test_a_site_that_reached_a_limit_on_the_way_hears_that_the_run_is_over(job: 
     state = village.folder / "federation" / "sites" / "b" / "state"
     assert list((state / "models").glob("*/model.safetensors")), "what it has trained until then"
     assert not list((state / "runs").iterdir()), "nothing of the run stays"
+
+
+@pytest.mark.parametrize("tables", [{}, {"privacy": {"sum_only": True}}])
+def test_a_site_is_back_in_the_run_when_less_has_left_within_a_day(
+    job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tables: dict[str, Any]
+) -> None:
+    """It refused for the rest of the run. Between two rounds 13 hours pass, and a day has room for one."""
+    village = Village(tmp_path, monkeypatch, ("a", "b", "c", "d"))
+    tables = {"method": {"rounds": 4}, "server": {"evaluate": "end"}, **tables}
+    _, there = village.jobs(job("fedavg", "classify", 2, **tables))
+    village.site("b", "# bytes_per_day = 10_000_000_000", "bytes_per_day = 150_000")
+    rounds: set[int] = set()
+    village.post.hosts["b"].tell = lambda event: rounds.add(event.round) if isinstance(event, Asked) else None
+    monkeypatch.setattr("fedstrata.sites.gate.now", lambda: now() + timedelta(hours=13) * len(rounds))
+    run = fedstrata.run(there)
+    missing = lines(run.folder / "missing.jsonl")
+    assert [(line["round"], line["client"]) for line in missing] == [(1, "b"), (3, "b")]
+    assert all("bytes_per_day" in line["reason"] for line in missing)
 
 
 @pytest.mark.parametrize(

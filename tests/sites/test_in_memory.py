@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ import fedstrata
 from deployment import free_port
 from fedstrata import UserError
 from fedstrata.client import device
+from fedstrata.events import Noted, StageEnded
 from fedstrata.job.tables import Engine
 from fedstrata.plan.messages import Request
 from fedstrata.runs import stages, train
@@ -28,7 +30,7 @@ from fedstrata.sites.activation_client import ActivationClient
 from fedstrata.sites.engine import Presence
 from fedstrata.sites.federation import Federation
 from fedstrata.sites.messages import RefusalHeader, decode_message, encode_message
-from fedstrata.sites.provision import init
+from fedstrata.sites.provision import add_site, init
 from fedstrata.sites.remote_run import _files
 from fedstrata.sites.service import SiteService
 from fedstrata.sites.settings import read_server, read_site
@@ -716,3 +718,35 @@ def test_a_site_goes_on_with_the_rows_and_files_it_had_or_refuses(
         file.write(b'{"key": "cut off')
     village.start("b")
     assert fedstrata.run(there, resume=True).status == "finished"
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_run_keeps_the_sites_that_it_began_with(job: Jobs, village: Village, broken: bool) -> None:
+    """Its next stage waited until the deadline for a site that was added meanwhile and could not take part."""
+    _, there = village.jobs(job("fedavg", "classify", 2), deadline=3.0)
+    method, there["stages"] = there.pop("method"), [{"name": name} for name in ("one", "two")]
+    for stage in there["stages"]:
+        stage["method"] = {**method, "rounds": 1}
+
+    def edited(event: Any) -> None:
+        if isinstance(event, StageEnded) and event.stage == "one":
+            add_site(village.folder / "federation", "d")
+            if broken:  # as while somebody edits it
+                (village.folder / "federation" / "server.toml").write_text("[sites", "utf-8")
+
+    run = fedstrata.run(there, progress=edited)
+    assert not list(run.folder.rglob("missing.jsonl"))
+
+
+def test_a_run_says_that_the_server_s_certificate_ends_soon(
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedstrata.sites.certificates.SOON", timedelta(days=400))
+    settings = read_server(village.folder / "federation")
+    secure = Federation(settings, village.post, dict.fromkeys(NAMES, "token"), True)
+    monkeypatch.setattr(stages, "federation", lambda engine: nullcontext(secure))
+    _, there = village.jobs(job("fedavg", "classify", 2, method={"rounds": 1}))
+    events: list[Any] = []
+    fedstrata.run(there, progress=events.append)
+    noted = [event.sentence for event in events if isinstance(event, Noted)]
+    assert any(line.startswith(f"{settings.tls.certificate}: expires on ") for line in noted)

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -22,6 +22,7 @@ from threading import Thread
 import pytest
 from typer.testing import CliRunner
 
+from deployment import free_port
 from fedstrata import UserError
 from fedstrata.cli import app
 from fedstrata.job.engine_table import Engine
@@ -128,6 +129,40 @@ def test_a_site_whose_certificate_has_expired(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(certificates, "YEAR", -timedelta(hours=1))
     init(home := tmp_path / "federation", ["a"], client_certificates=True)
     assert "a.pem has expired (on 20" in said("join", str(home / "sites" / "a"))
+
+
+def test_of_a_certificate_that_ends_soon_is_said_once_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All sites were shut out one day, and nobody had been told."""
+    told: list[str] = []
+    clock = [0.0]
+    monkeypatch.setattr(certificates.time, "monotonic", lambda: clock[0])
+    for days in (31, 20):
+        monkeypatch.setattr(certificates, "YEAR", timedelta(days=days))
+        init(home := tmp_path / str(days), ["a"], client_certificates=True)
+        path = home / "sites" / "a" / "a.pem"
+        ending = certificates.Ending(path, "then so", told.append)
+        for clock[0] in (0.0, 10.0, 86_000.0, 86_500.0):
+            ending()
+    assert len(told) == 2
+    assert set(told) == {f"{path}: expires on {datetime.now(UTC) + timedelta(days=20):%Y-%m-%d}; then so"}
+    certificates.Ending(None, "", told.append)()
+    trusted = path.read_bytes().replace(b" CERT", b" TRUSTED CERT")  # which OpenSSL reads
+    assert certificates.ends_soon(path, trusted, "") == ""
+
+
+def test_a_server_and_a_site_look_at_when_their_certificates_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificates, "YEAR", timedelta(days=20))
+    init(home := tmp_path / "federation", ["a"], port=free_port(), client_certificates=True)
+    told: list[str] = []
+    monkeypatch.setattr(serve, "_supervise", lambda *arguments: arguments[6]()())  # what looks while it is up
+    serve.serve(read_server(home), told.append)
+    assert [line.partition(": expires on ")[0] for line in told] == [str(home / "tls" / "server.pem")]
+    Watch("a", tmp_path / "supernode.log", print, lambda: told.append("looked"))()
+    assert told[1:] == ["looked"]
 
 
 @pytest.mark.parametrize("days", [-1, 1])
@@ -345,6 +380,23 @@ def test_a_process_whose_log_is_moved_away_goes_on_and_one_without_a_folder_is_s
     assert said_lines == [f"{log}: Permission denied{again}", f"{log}: No such file or directory{again}"]
     assert len(looks) == 5
     assert log.exists()
+
+
+def test_why_a_process_does_not_come_up_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site whose key had been removed said so every few seconds, as long as its program ran."""
+    monkeypatch.setattr(serve, "RESTART_SECONDS", 0.01)
+    stop, starts, told = threading.Event(), [], list[str]()
+
+    def up(process: subprocess.Popen[bytes]) -> None:
+        starts.append(process)
+        if len(starts) == 5:
+            stop.set()
+        if len(starts) != 3:  # the third one is up, and ends later
+            process.wait()
+
+    command = [sys.executable, "-c", "import time; time.sleep(0.5)"]
+    serve._supervise(command, tmp_path / "x.log", tmp_path, stop, told.append, up)
+    assert told == ["the connection was lost; trying again in 0 s"] * 2
 
 
 def test_a_program_ends_where_nothing_keeps_its_process(tmp_path: Path) -> None:

@@ -352,6 +352,7 @@ def test_what_is_asked_often_is_found_out_once() -> None:
         ({"round": -1, "stage": ""}, "fedavg, before round 1 of 3, begun "),
         ({"status": "finished", "round": 3, "stage": "warm"}, "stage warm, fedavg, finished, begun "),
         ({"status": "failed", "stage": ""}, "fedavg, failed in round 1 of 3, begun "),
+        ({"status": "failed", "round": -1, "stage": ""}, "fedavg, failed before round 1 of 3, begun "),
         ({"status": "stopped", "stage": ""}, "fedavg, stopped in round 1 of 3; --resume goes on, begun "),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from statistics import median
 from typing import Self
 
 from rich.console import Console
@@ -11,7 +12,7 @@ from fedstrata.cli.progress import Live
 from fedstrata.cli.words import round_words
 from fedstrata.errors import plural
 from fedstrata.events import Answered, Asked, Declined, RunEnded, SiteEvent, Worked
-from fedstrata.reports.times import duration, time_left
+from fedstrata.reports.times import duration, left_words, time_left
 
 DOES = {"train": "trained", "hidden_states": "encoded its texts"}
 """Phase -> what is said of it; of the others, which take little time, nothing is said."""
@@ -29,8 +30,9 @@ class SiteDisplay(Live):
         self.steps = self.add("", None)
         self.asked: Asked | None = None
         self.worked: Worked | None = None
-        self.first = 0  # round of the run that this program answered first
-        self.began = self.since = time.monotonic()
+        self.since = time.monotonic()
+        self.reached = 0, self.since  # rounds of the run when one was answered last, and when that was
+        self.paces: list[float] = []  # seconds of each round that was answered
         self.declined: set[Declined] = set()  # no more in a day than new refusals leave the site
 
     def __enter__(self) -> Self:
@@ -55,7 +57,7 @@ class SiteDisplay(Live):
     def _asked(self, event: Asked) -> None:
         self.since, self.worked = time.monotonic(), None
         if self.asked is None or self.asked.run != event.run:
-            self.began, self.first = self.since, event.round
+            self.reached, self.paces = (max(0, event.round), self.since), []  # -1: the start model
             self.log(f"{self.name}: takes part in a run: {event.method}, {plural(event.rounds, 'round')}")
         self.asked = event
         self.bar.update(self.line, description=self._place(), completed=event.round, total=event.rounds)
@@ -78,7 +80,7 @@ class SiteDisplay(Live):
         if failed or (did := DOES.get(self.asked.phase)) is None:
             return
         done = self.asked.round + 1
-        left = time_left(self.began, done - self.first, self.asked.rounds - self.first)
+        left = self._left(done, self.asked.rounds)
         self.bar.update(self.line, completed=done, left=left)
         loss = f"loss {self.worked.loss:.4f}" if self.worked else ""
         took = duration(time.monotonic() - self.since)
@@ -87,6 +89,14 @@ class SiteDisplay(Live):
             self.log(line)
         else:
             self.log_time_left(line)
+
+    def _left(self, done: int, rounds: int) -> str:
+        """How long the rest of the run takes at the pace of most rounds; a server that was away has none."""
+        (before, then), now = self.reached, time.monotonic()
+        if done > before:
+            self.paces.append((now - then) / (done - before))
+        self.reached = done, now
+        return left_words(median(self.paces) * (rounds - done)) if self.paces and done < rounds else ""
 
     def _place(self) -> str:
         assert self.asked is not None

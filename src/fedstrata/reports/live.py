@@ -48,14 +48,14 @@ def facts(status: Status) -> dict[str, str]:
 def _progress(run: Mapping[str, Any]) -> str:
     """Where a run stands."""
     began, now = _ago(run["began"]), min(run["round"] + 1, run["rounds"])
-    place = f"round {now} of {run['rounds']}" if run["round"] >= 0 else f"before round 1 of {run['rounds']}"
+    place = f"{'in' if run['round'] >= 0 else 'before'} round {max(now, 1)} of {run['rounds']}"
     if run["status"] == "running":
-        return f"{place}, begun {began}"
+        return f"{place.removeprefix('in ')}, begun {began}"
     words = {
         "finished": "finished",
-        "stopped": f"stopped in {place}; --resume goes on",
-        "failed": f"failed in {place}",
-        "killed": f"ended without a word in {place}, so it was killed; --resume goes on",
+        "stopped": f"stopped {place}; --resume goes on",
+        "failed": f"failed {place}",
+        "killed": f"ended without a word {place}, so it was killed; --resume goes on",
     }
     return f"{words[run['status']]}, begun {began}"
 

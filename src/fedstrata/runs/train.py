@@ -51,7 +51,7 @@ from fedstrata.server.products import ExactMean
 from fedstrata.server.rounds import Half, Rounds
 from fedstrata.server.server import Server
 from fedstrata.server.state import ASKED, RunState
-from fedstrata.sites.federation import Federation, names_of, remote_engine
+from fedstrata.sites.federation import Federation, remote_engine
 from fedstrata.sites.remote_run import RemoteStage
 from fedstrata.sites.signing import remote_signing
 from fedstrata.tasks.task import SpreadTask
@@ -104,7 +104,7 @@ class ReadyStage(Stage):
     @property
     def clients(self) -> list[str]:
         """The clients' names, in canonical order."""
-        return list(self.ready.shards) if self.federation is None else names_of(self.job)
+        return list(self.ready.shards) if self.federation is None else self.federation.names
 
 
 def train_stage(stage: ReadyStage) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ssl
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,6 +18,10 @@ MOST_NAME = 64
 """Characters of a name in a certificate."""
 CLOCK_SKEW = timedelta(days=1)
 """How far a site's clock may be behind the server's."""
+SOON, DAY = timedelta(days=30), 86400.0
+"""Before its end a certificate is named, once in so many seconds."""
+SERVER_THEN = "then no site can connect any more; replace it, with its key, and restart fedstrata serve"
+SITE_THEN = "then the server lets this site in no more; get a new one from whoever set up the federation"
 
 
 @dataclass(frozen=True)
@@ -155,6 +161,45 @@ def check_site(settings: SiteSettings) -> None:
                 f"certificate: {settings.certificate} has expired (on {end:%Y-%m-%d}); expected a new one, from "
                 "whoever set up the federation"
             )
+
+
+def ends_soon(path: Path, content: bytes, then: str) -> str:
+    """A sentence on a certificate that ends soon or has ended; empty for another, and one that only OpenSSL reads.
+
+    Args:
+        path: its PEM file.
+        content: what is in it, checked by :func:`check_server` or :func:`check_site`.
+        then: what follows, and what to do.
+    """
+    from cryptography.x509 import InvalidVersion, load_pem_x509_certificate
+
+    try:
+        end = load_pem_x509_certificate(content).not_valid_after_utc
+    except (ValueError, InvalidVersion):
+        return ""
+    return f"{path}: expires on {end:%Y-%m-%d}; {then}" if end - datetime.now(UTC) < SOON else ""
+
+
+class Ending:
+    """Says once a day that a certificate ends soon; called again and again.
+
+    Args:
+        certificate: its PEM file, as it is when the program starts and takes it; None for none.
+        then: see :func:`ends_soon`.
+        say: prints a line.
+    """
+
+    def __init__(self, certificate: Path | None, then: str, say: Callable[[str], None]) -> None:
+        self.content = certificate and (certificate, certificate.read_bytes())
+        self.then, self.say = then, say
+        self.looked = -DAY
+
+    def __call__(self) -> None:
+        """Look at it, unless that was done today."""
+        if self.content and time.monotonic() >= self.looked + DAY:
+            self.looked = time.monotonic()
+            if words := ends_soon(*self.content, self.then):
+                self.say(words)
 
 
 def _check_form(where: str, path: Path) -> None:

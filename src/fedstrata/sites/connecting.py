@@ -61,15 +61,19 @@ class Watch:
         name: the site's.
         log: the SuperNode's, which tells of calls that are repeated.
         say: prints a line.
+        look: what else is looked at while the site is connected.
     """
 
-    def __init__(self, name: str, log: Path, say: Callable[[str], None]) -> None:
-        self.name, self.log, self.say = name, log, say
+    def __init__(
+        self, name: str, log: Path, say: Callable[[str], None], look: Callable[[], None] = lambda: None
+    ) -> None:
+        self.name, self.log, self.say, self.look = name, log, say, look
         self.since: float | None = None
         self.told = False
 
     def __call__(self) -> None:
         """Look at the log; say what has changed."""
+        self.look()
         end = tail(self.log)
         if end.rfind(LOST) <= end.rfind(BACK):
             if self.told:

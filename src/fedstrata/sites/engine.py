@@ -157,8 +157,7 @@ class RemoteEngine:
         self.absent |= set(self.run.names)
         self.refusals.clear()  # who has reached a limit on the way ends the run as well
         conversations = {name: self._farewell(save) for name in self.agreed}
-        replies = self._converse(conversations, -1, FAREWELL_SECONDS)
-        return [reply for reply in replies if isinstance(reply, NoReply)]
+        return [no for no in self._converse(conversations, -1, FAREWELL_SECONDS) if isinstance(no, NoReply)]
 
     def _greet(self, name: str) -> Conversation:
         welcome = (yield Outgoing(partial(self.run.hello, name))).header
@@ -257,15 +256,16 @@ class RemoteEngine:
                 del pending[name]
                 if isinstance(end.value, Reply):
                     yield end.value
-            except WireError as error:
+            except Exception as error:
+                if isinstance(error, OSError):  # such as a full disk here, for which no site is to blame
+                    raise
                 del pending[name]
                 self.welcomes.pop(name, None)  # the site may have lost the run's state: redo the handshake
-                yield NoReply(name, plain_text(str(error)))
-            except Exception as error:  # nothing that a site sends may end the run
-                LOG.info("%s: its answer cannot be read", name, exc_info=error)
-                del pending[name]
-                self.welcomes.pop(name, None)
-                yield NoReply(name, f"sends what cannot be read ({type(error).__name__})")
+                why = plain_text(str(error))
+                if not isinstance(error, WireError):  # nothing that a site sends may end the run
+                    LOG.info("%s: its answer cannot be read", name, exc_info=error)
+                    why = f"sends what cannot be read ({type(error).__name__})"
+                yield NoReply(name, why)
 
     def _continue(self, round: int, name: str, to: PendingReply, answer: bytes | TensorFile | WireError) -> None:
         if isinstance(answer, WireError):

@@ -25,7 +25,7 @@ from fedstrata.plan.streams import Streams
 from fedstrata.server.layers import ServerLayers
 from fedstrata.sites.admission import Admission
 from fedstrata.sites.buffered_engine import BufferedRemoteEngine
-from fedstrata.sites.certificates import check_server
+from fedstrata.sites.certificates import SERVER_THEN, check_server, ends_soon
 from fedstrata.sites.checks import join_address, loopback
 from fedstrata.sites.control_secret import read_secret
 from fedstrata.sites.engine import RemoteEngine, Transport
@@ -59,6 +59,11 @@ class Federation:
     transport: Transport
     tokens: Mapping[str, str]
     secure: bool
+
+    @property
+    def names(self) -> list[str]:
+        """The sites' names, in canonical order: those of the beginning, whatever ``server.toml`` says since."""
+        return sort_labels(self.settings.sites)
 
 
 def names_of(job: Job) -> list[str]:
@@ -162,7 +167,7 @@ def remote_engine(
     Raises:
         UserError: too few of them take part.
     """
-    job, names = stage.job, names_of(stage.job)
+    job, names = stage.job, federation.names
     plan = make_plan(job.method, stage.server.parts, job.task.kind, 0, names[0], Streams(job.train.seed))
     away = plan.away(stage.server.parts)
     most_weight = _most_weight(job, federation.settings, names)
@@ -179,6 +184,9 @@ def remote_engine(
             on_event=on_event,
             activation_server=server,
         )
+        own = federation.settings.tls.certificate
+        if federation.secure and (words := ends_soon(own, own.read_bytes(), SERVER_THEN)):
+            on_event(Noted(words))
         on_event(Noted(f"job {engine.run.agreement}; a site that lists its jobs has this in [approve] jobs"))
         absent = engine.gather()
         engine.own_start = frozenset(name for name, welcome in engine.welcomes.items() if welcome.own)

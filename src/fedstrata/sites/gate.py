@@ -16,8 +16,9 @@ from fedstrata.plan.messages import Request
 from fedstrata.sites.answers import Answer, Answers, request_digest
 from fedstrata.sites.limit_tables import Limits
 from fedstrata.sites.messages import encode_reply
-from fedstrata.sites.permission import Refused, check_rows
+from fedstrata.sites.permission import NotNow, Refused, check_rows
 from fedstrata.sites.release_log import WITH_ROWS, Release, ReleaseLog, now, release_of
+from fedstrata.sites.reply_size import least_bytes
 from fedstrata.sites.rows_behind import rows_behind
 from fedstrata.sites.site import Site
 from fedstrata.sites.site_run import SiteRun
@@ -81,6 +82,8 @@ class Gate:
         """
         payload, parts = PAYLOADS[request.phase], tuple(request.plan.send)
         known = run.answers.before(request)
+        if self.limits.bytes_per_run or self.limits.bytes_per_day:  # before it works in vain
+            self.check_bytes(run.name, least_bytes(site, request))
         if payload not in WITH_ROWS:
             message = encode_reply(run.name, site.answer(request), request, run.hello.start, known)
             write()
@@ -195,13 +198,14 @@ class Gate:
         """Refuse to let so many bytes more leave in a run.
 
         Raises:
-            Refused: they would be more than a limit, with what has left before.
+            Refused: they would be more than a limit, with what has left before; of a day's as :class:`NotNow`.
         """
         left = {"run": self.log.run_bytes[run], "day": self.log.bytes_today(now())}
         limits = {"run": self.limits.bytes_per_run, "day": self.limits.bytes_per_day}
         for span, limit in limits.items():
             if limit is not None and left[span] + size > limit:
-                raise Refused(f"its limit is {limit} bytes a {span} (bytes_per_{span}), and this would be more")
+                error = Refused if span == "run" or size > limit else NotNow
+                raise error(f"its limit is {limit} bytes a {span} (bytes_per_{span}), and this would be more")
 
 
 def _contents(message: Tensors) -> Iterator[bytes]:

@@ -69,9 +69,8 @@ def check_own(folder: Path, journal: Journal, rows: Fingerprints) -> None:
         Refused: so it is. What differs stands in the site's own log alone.
     """
     path = folder / ROWS
-    if not path.exists() and journal.files.keys() == {START}:
-        write_sealed(path, rows)
-    before = read_sealed(path)
+    new = not path.exists() and journal.files.keys() == {START}
+    before = rows if new else read_sealed(path)
     if before is None or START not in journal.files:
         raise _damaged(path if before is None else _path(folder))
     if other := difference(before, rows):
@@ -79,6 +78,12 @@ def check_own(folder: Path, journal: Journal, rows: Fingerprints) -> None:
         raise Refused("its rows are not those that it began this run with; its own log says more")
     if (wrong := journal.damaged() or _damaged_before(folder, journal)) is not None:
         raise _damaged(wrong)
+
+
+def keep_rows(folder: Path, rows: Fingerprints) -> None:
+    """Note the rows that a run begins with; not before the site takes part, or its owner could add none to it."""
+    if not (folder / ROWS).exists():
+        write_sealed(folder / ROWS, rows)
 
 
 def _damaged_before(folder: Path, journal: Journal) -> Path | None:

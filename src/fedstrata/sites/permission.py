@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from fedstrata.client.sums import weight_in_sum
 from fedstrata.errors import UserError
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.job.tables import Job, method_name
 from fedstrata.plan.components import identity, load_installed
 from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import make_plan
-from fedstrata.privacy.fixed_point import fixed_point
 from fedstrata.sites.limit_tables import Limits
 from fedstrata.sites.messages import HelloHeader
 from fedstrata.sites.noise_account import NoiseAccount, refusal_of_epsilon, refusal_of_level
+from fedstrata.sites.reply_size import sizes_of
 from fedstrata.sites.rows_behind import distinct_rows, rows_behind
 from fedstrata.sites.settings import SiteSettings
 from fedstrata.sites.site import Site
@@ -29,6 +28,10 @@ MOST_PULL = 0.1
 
 class Refused(Exception):
     """A sentence without its subject; it holds nothing of the site's own but what its settings say."""
+
+
+class NotNow(Refused):
+    """The same where time alone may change the answer: the site is asked again in later rounds."""
 
 
 def permit(settings: SiteSettings, job: Job) -> None:
@@ -95,7 +98,7 @@ def check_limits(settings: SiteSettings, site: Site, scored: bool = False) -> No
         raise Refused(reason)
     site.account = NoiseAccount(settings.folder, limits.epsilon, limits.delta)
     least = distinct_rows(data.train, data.index)
-    total, plan, sizes = 0, None, _sizes(site)
+    total, plan, sizes = 0, None, sizes_of(site)
     for round in range(site.method.rounds):
         plan = make_plan(site.method, parts, site.task, round, site.name, streams)
         if round == 0 and plan.train and site.method.exchange != "hidden_states" and least >= limits.min_examples:
@@ -112,15 +115,6 @@ def check_limits(settings: SiteSettings, site: Site, scored: bool = False) -> No
     tests = data.tests.get(site.name, data.index[:0])
     if scored:
         check_tests(limits, distinct_rows(data.test, tests))
-
-
-def _sizes(site: Site) -> dict[str, int]:
-    """Bytes of each part as the site sends it; in a masked sum the least, since others' rows are not known yet."""
-    runtime, parts = site.runtime, site.runtime.working.parts
-    if runtime.sums is None:
-        return {part: runtime.wire.size(parts.shapes[part], runtime.wire.changes) for part in parts.names}
-    width = fixed_point(weight_in_sum(runtime.private, len(site.data.index))).width
-    return {part: width * parts.travelling(part) for part in parts.names}
 
 
 def check_tests(limits: Limits, rows: int) -> None:

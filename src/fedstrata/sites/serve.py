@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from fedstrata.errors import UserError
 from fedstrata.events import SiteEvent, Worked
 from fedstrata.sites.admission import Admission, watch
-from fedstrata.sites.certificates import check_server, check_site
+from fedstrata.sites.certificates import SERVER_THEN, SITE_THEN, Ending, check_server, check_site
 from fedstrata.sites.checks import join_address, loopback
 from fedstrata.sites.control_secret import read_secret, secret_file
 from fedstrata.sites.flower_processes import tail
@@ -84,12 +84,13 @@ def serve(settings: ServerSettings, say: Say, insecure: bool = False, page: bool
     def apply(keys: Mapping[str, Path]) -> None:
         register(join_address(settings.host, settings.port), settings.tls.ca.read_bytes(), keys, secret)
 
+    ending = Ending(None if insecure else settings.tls.certificate, SERVER_THEN, say)
     shown = show_page(settings, insecure, secret, say) if page else nullcontext()
     with interruptible(stop), shown:
         try:
             if not insecure:
                 threading.Thread(target=watch, args=(admission, apply, stop, say), daemon=True).start()
-            _supervise(command, log, settings.home, stop, say, wait_until_up)
+            _supervise(command, log, settings.home, stop, say, wait_until_up, lambda: ending)
         finally:
             stop.set()
 
@@ -155,7 +156,8 @@ def _take_part(settings: SiteSettings, say: Say, insecure: bool, dry_run: bool, 
     listener = threading.Thread(target=flower.answer_messages, args=calls, daemon=True)
     clock = partial(clock_complaint, settings.server, None if insecure else settings.ca)
     wait = partial(await_connection, settings.name, log, stop, say, clock)
-    supervision = (command, log, settings.folder, stop, say, wait, partial(Watch, settings.name, log, say))
+    ending = Ending(None if insecure else settings.certificate, SITE_THEN, say)
+    supervision = (command, log, settings.folder, stop, say, wait, partial(Watch, settings.name, log, say, ending))
     supervisor = threading.Thread(target=_supervise, args=supervision, daemon=True)
     say(f"{settings.name}: joins {settings.server}; logs {logs}")
     with interruptible(stop):
@@ -221,18 +223,21 @@ def _supervise(
     """Keep one of Flower's processes running until ``stop`` is set; its output goes to ``log``.
 
     Each one that is up is looked after by what ``watching`` returns, again and again. When this ends, for whatever
-    reason, ``stop`` is set: a program that goes on without the process would only seem to be there.
+    reason, ``stop`` is set: a program that goes on without the process would only seem to be there. Why none comes
+    up is said once, and not at every try.
     """
     from fedstrata.sites import flower_processes
 
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "FLWR_HOME": str(home / "flower")}
+    said = ""
     try:
         while not stop.is_set():
             try:
                 process = _started(command, log, environment)
                 try:
                     wait_until_up(process)
+                    said = said if process.poll() is not None else ""
                     look = watching()
                     while process.poll() is None and not stop.wait(0.2):
                         look()
@@ -241,9 +246,10 @@ def _supervise(
                 reason = flower_processes.failure_reason(tail(log))
             except OSError as error:  # such as a folder that was moved away
                 reason = f"{error.filename or log}: {error.strerror or error}"
-            if not stop.is_set():
+            if not stop.is_set() and reason != said:
                 say(f"{reason}; trying again in {RESTART_SECONDS:.0f} s")
-                stop.wait(RESTART_SECONDS)
+            said = reason
+            stop.wait(RESTART_SECONDS)
     finally:
         stop.set()
 

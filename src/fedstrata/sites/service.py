@@ -55,7 +55,7 @@ from fedstrata.sites.noise_account import check_account
 from fedstrata.sites.own_model import save_own_model
 from fedstrata.sites.own_start import MARK, is_own, take_own_start
 from fedstrata.sites.own_state import ROWS, START, holds_start, open_journal, write_journal
-from fedstrata.sites.permission import Refused, check_job, permit
+from fedstrata.sites.permission import NotNow, Refused, check_job, permit
 from fedstrata.sites.release_log import ReleaseLog, now
 from fedstrata.sites.settings import SiteSettings
 from fedstrata.sites.site import Site
@@ -148,7 +148,7 @@ class SiteService:
         run, said = run if re.fullmatch(RUN_NAME, run) else "", plain_text(str(error))
         if isinstance(error, Refused):
             LOG.warning("run %s: refused: %s", run, said)
-            refusal = RefusalHeader(reason=plain_text(f"refuses: {said}"), final=True)
+            refusal = RefusalHeader(reason=plain_text(f"refuses: {said}"), final=not isinstance(error, NotNow))
         elif isinstance(error, WireError):
             LOG.warning("run %s: cannot do what it is asked: %s", run, said)
             refusal = RefusalHeader(reason=plain_text(f"cannot do what it is asked: {said}"), final=False)

@@ -27,7 +27,7 @@ from fedstrata.plan.streams import Streams
 from fedstrata.server.journal import Journal
 from fedstrata.sites.answers import Answers
 from fedstrata.sites.messages import HelloHeader
-from fedstrata.sites.own_state import check_own
+from fedstrata.sites.own_state import check_own, keep_rows
 from fedstrata.sites.permission import Refused, check_limits, own_component
 from fedstrata.sites.settings import SiteSettings
 from fedstrata.sites.signing import with_signer
@@ -92,13 +92,13 @@ def make_site(settings: SiteSettings, run: SiteRun, hooks: Hooks) -> Site:
     """
     if run.site is not None:
         return run.site
-    folder, hello = run.folder, run.hello
-    start = folder / "start"
+    folder, hello, start = run.folder, run.hello, run.folder / "start"
     data = prepare_own(run.job, settings.name, settings.home)
     for note in (*data_notes(run.job, data), *idle_gpu(settings.device.name != "auto")):
         LOG.info("%s", note)
     LOG.info("run %s: computes on %s", run.name, device_words(run.job.train.device))
-    check_own(folder, run.journal, fingerprints(data))
+    rows = fingerprints(data)
+    check_own(folder, run.journal, rows)
     server = server_parts(settings, run, parts_of(run))
     task = own_component(hello, "task", None) if "task" in hello.components else None
     codec = own_component(hello, "codec", {}) if "codec" in hello.components else None
@@ -118,6 +118,7 @@ def make_site(settings: SiteSettings, run: SiteRun, hooks: Hooks) -> Site:
         leaving=hooks.leaving,
     )
     check_limits(settings, site, scored=bool(hello.share))
+    keep_rows(folder, rows)
     run.site = site
     for line in facts_and_lines(run.job, data, run.ready)[1]:
         LOG.info("run %s: data: %s", run.name, line)

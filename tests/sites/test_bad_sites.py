@@ -116,15 +116,17 @@ def test_no_reply_ends_a_run(job: Jobs, village: Village) -> None:
     check_clean(run.folder)
 
 
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.EINVAL, "Invalid argument")])
 def test_an_error_of_the_reader_s_own_ends_no_run(
-    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def fails(*_: Any) -> None:
-        raise MemoryError
+        raise error
 
     _, there = village.jobs(job("fedavg", "classify", method={"rounds": 1}), quorum=0.3)
     monkeypatch.setattr(between, "check_answered", fails)
-    with pytest.raises(UserError, match=r"round 1: . sends what cannot be read \(MemoryError\); fewer"):
+    unread = rf"round 1: . sends what cannot be read \({type(error).__name__}\); fewer"
+    with pytest.raises(UserError, match=unread):
         fedstrata.run(there)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from fedstrata.errors import FULL
 from fedstrata.events import Event, Waiting
 from fedstrata.plan.messages import NoReply, Reply, Request
 from fedstrata.server.records import Records
@@ -38,10 +39,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("fedstrata.server")
 POLL_SECONDS = 0.1
 """Between two polls for answers, at first; later a fiftieth of the time that has passed, up to a second."""
-RETRY_SECONDS = 5.0
-"""Before a lost message is sent again."""
-FAREWELL_SECONDS = 60.0
-"""Deadline of the last message of a stage."""
+RETRY_SECONDS, FAREWELL_SECONDS = 5.0, 60.0
+"""Before a lost message is sent again; deadline of the last message of a stage."""
 REPORT_SECONDS = 5.0
 """After which the sites that are not connected are reported."""
 
@@ -257,7 +256,7 @@ class RemoteEngine:
                 if isinstance(end.value, Reply):
                     yield end.value
             except Exception as error:
-                if isinstance(error, OSError):  # such as a full disk here, for which no site is to blame
+                if isinstance(error, OSError) and error.errno in FULL:  # here, so that no site is to blame
                     raise
                 del pending[name]
                 self.welcomes.pop(name, None)  # the site may have lost the run's state: redo the handshake

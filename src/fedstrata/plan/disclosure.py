@@ -34,8 +34,10 @@ LISTED = "every word of the public vocabulary in the texts"
 READ: Mapping[Channel, str] = {
     "embeddings": f"every word of the texts{LENGTH}",
     "token_head": "which words were masked or predicted",
-    "class_head": "the classes, and about how many rows each has",
-    "number_head": "roughly the mean of the numbers, or the number of a single text",
+    "class_head": "the classes, about how many rows each has, and whether a given text was trained on",
+    "number_head": (
+        "roughly the mean of the numbers, or the number of a single text, and whether a given text was trained on"
+    ),
     "layers": (
         "every token with its position, if few texts were trained on without dropout, and whether a given text "
         "was trained on"
@@ -89,8 +91,9 @@ CHANGED = (
 
 SENT: Mapping[Payload, str] = {
     "weights": (
-        "trained parts of the model, which reveal words of the texts (embeddings, head of a language model), "
-        "classes (classifier) and, if trained on few texts, whole texts (layers)"
+        "trained parts of the model, which reveal whether a given text was trained on, words of the texts "
+        "(embeddings, head of a language model), classes (classifier) and, if trained on few texts, whole texts "
+        "(layers)"
     ),
     "hidden_states": (
         "the encoder's hidden states of every text, from which texts can be reconstructed, and the labels"

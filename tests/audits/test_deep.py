@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import fedstrata
-from fedstrata.audits import canaries, short_training
+from fedstrata.audits import canaries, short_training, text_gradients
 from fedstrata.audits.canaries import exposures
 from fedstrata.audits.membership import LEAST, SHADOWS, confidence, halves, likelihood_ratio, membership
 from fedstrata.audits.some_texts import masked_in_turn, taken, together
-from fedstrata.audits.text_gradients import ATTACK, Gradients
+from fedstrata.audits.text_gradients import ATTACK
 from fedstrata.cli import app
 from fedstrata.client.private import Private
 from fedstrata.data.tokens import Tokens
@@ -376,7 +376,7 @@ def test_the_texts_of_a_step_are_told_from_its_message(
 def test_they_are_not_told_from_the_message_of_other_texts(
     deep_job: Jobs, public: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train, scores, others = short_training.ShortTrainings.train, Gradients.scores, []
+    train, scores, others = short_training.ShortTrainings.train, text_gradients.scores, []
 
     def both(self: Any, name: str, examples: Examples, index: Any, steps: int | None = None) -> Any:
         if steps == 1:
@@ -385,6 +385,6 @@ def test_they_are_not_told_from_the_message_of_other_texts(
         return train(self, name, examples, index, steps)
 
     monkeypatch.setattr(short_training.ShortTrainings, "train", both)
-    monkeypatch.setattr(Gradients, "scores", lambda self, played: scores(self, others[0]))
+    monkeypatch.setattr(text_gradients, "scores", lambda *args: scores(*args[:-1], [others[0]] * 2))
     found = [f for f in deep(deep_job("classify", train=STEP), public)["findings"] if f["attack"] == ATTACK]
     assert [each["figures"]["AUC"]["low"] <= 0.5 for each in found] == [True, True]

@@ -8,7 +8,7 @@ where the product of the change with a single gradient tells little but the clas
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -23,35 +23,11 @@ from fedstrata.audits.short_training import SHORT, ShortTrainings
 from fedstrata.errors import plural
 
 NUMBERS = 1 << 17
-"""Most numbers of a gradient that are looked at, drawn from all; rows of embeddings are read otherwise."""
+"""Of so many numbers of the gradients, drawn from all, it is read how alike texts are."""
 RIDGE = 0.1
 """Of the square of a gradient, whose length is 1."""
 ATTACK = "gradients of the texts"
 """What the findings call it."""
-
-
-@dataclass(frozen=True)
-class Gradients:
-    """The gradients of some texts in the client's start model, by what is sent.
-
-    Attributes:
-        names: of the tensors.
-        picked: which numbers of these, put one after the other, are looked at.
-        rows: the gradients, each of length 1, ``[n, k]``.
-    """
-
-    names: tuple[str, ...]
-    picked: torch.Tensor
-    rows: torch.Tensor
-
-    def scores(self, played: Played) -> Floats:
-        """How much of each text is in a message, ``[n]``."""
-        before, after = flat(played.before), flat(played.after)
-        change = _joined([before[name] - after[name] for name in self.names], self.picked)
-        square = (self.rows @ self.rows.T).double()
-        square += RIDGE * torch.eye(len(square), dtype=torch.float64)
-        found: Floats = torch.linalg.solve(square, (self.rows @ change).double()).numpy()
-        return found
 
 
 def attack(trainings: ShortTrainings, pool: Pool, target: Played, inside: Truth) -> list[Finding]:
@@ -64,45 +40,66 @@ def attack(trainings: ShortTrainings, pool: Pool, target: Played, inside: Truth)
         inside: which texts it and the step draw from, ``[n]``.
     """
     bench, found = trainings.bench, []
-    gradients = gradients_of(bench, pool, target)
-    if not gradients.names:
+    names = _names(bench, target)
+    if not names:
         return []
     step = trainings.train("membership, 1 step", pool.examples, np.flatnonzero(inside), 1)
-    for played in (step, target):
+    for played, scored in zip((step, target), scores(bench, pool, names, (step, target)), strict=True):
         used = np.zeros(len(inside), dtype=bool)
         for seen in played.seen:
             used[seen.index] = True
         if used.any():  # at level "example" perhaps nobody was drawn
-            scores = {ATTACK: gradients.scores(played)}
-            found += found_in(bench, SHORT, plural(played.reply.steps, "step"), scores, used)
+            found += found_in(bench, SHORT, plural(played.reply.steps, "step"), {ATTACK: scored}, used)
     return found
 
 
-def gradients_of(bench: Bench, pool: Pool, played: Played) -> Gradients:
-    """The gradients of a pool's texts by what a message holds; without names where it holds embeddings alone."""
-    tables = {name for part in bench.parts.each if part.kind == "embeddings" for name in part.shapes}
+def scores(bench: Bench, pool: Pool, names: Sequence[str], messages: Sequence[Played]) -> list[Floats]:
+    """How much of each text is in each message, ``[n]`` each.
+
+    The product of a text's gradient with a change is taken over all numbers: noise lies on all of them, and a
+    draw of them would tell less than an attacker sees. Products of two gradients have no noise: there one will do.
+
+    Args:
+        bench: the stage, with the model that the messages began with.
+        pool: the texts in question.
+        names: the tensors that are looked at.
+        messages: of one round, with these tensors.
+    """
+    changes, rows, products = [_change(message, names) for message in messages], [], []
     with bench.model() as model, torch.enable_grad():
         every = dict(model.named_parameters())
-        names = tuple(name for name in flat(played.after) if name in every and name not in tables)
-        chosen = [every[name] for name in names]
-        total, task = sum(p.numel() for p in chosen), bench.ready.runtime.trainer.task
-        draw = torch.Generator().manual_seed(0)
+        chosen, task = [every[name] for name in names], bench.ready.runtime.trainer.task
+        total, draw = sum(p.numel() for p in chosen), torch.Generator().manual_seed(0)
         picked = torch.randint(total, (NUMBERS,), generator=draw) if total > NUMBERS else torch.arange(total)
         was = [p.requires_grad for p in every.values()]
         for p in every.values():
             p.requires_grad_(False)
         for p in chosen:
             p.requires_grad_(True)
-        found = []
         with bench.local_layers():
-            for batch in pool.batches if chosen else []:
+            for batch in pool.batches:
                 own = torch.autograd.grad(task.loss(model, batch), chosen, materialize_grads=True)
-                found.append(_joined(list(own), picked))
+                flat_own = torch.cat([gradient.float().flatten() for gradient in own])
+                rows.append(flat_own[picked])
+                unit = functional.normalize(flat_own, dim=0)
+                products.append([float(torch.dot(unit, change)) for change in changes])
         for p, flag in zip(every.values(), was, strict=True):
             p.requires_grad_(flag)
-    rows = torch.stack(found) if found else torch.empty(0, 0)
-    return Gradients(names, picked, functional.normalize(rows, dim=1))
+    alike = functional.normalize(torch.stack(rows), dim=1).double()
+    square = alike @ alike.T + RIDGE * torch.eye(len(rows), dtype=torch.float64)
+    solved = torch.linalg.solve(square, torch.tensor(products, dtype=torch.float64))
+    return [column.numpy() for column in solved.T]
 
 
-def _joined(tensors: list[torch.Tensor], picked: torch.Tensor) -> torch.Tensor:
-    return torch.cat([tensor.float().flatten() for tensor in tensors])[picked]
+def _names(bench: Bench, played: Played) -> list[str]:
+    """The tensors of a message whose gradients are looked at; rows of embeddings are read otherwise."""
+    tables = {name for part in bench.parts.each if part.kind == "embeddings" for name in part.shapes}
+    with bench.model() as model:
+        own = {name for name, _ in model.named_parameters()} - tables
+    return [name for name in flat(played.after) if name in own]
+
+
+def _change(played: Played, names: Sequence[str]) -> torch.Tensor:
+    """What a training subtracted from the tensors, as one row."""
+    before, after = flat(played.before), flat(played.after)
+    return torch.cat([(before[name] - after[name]).float().flatten() for name in names])

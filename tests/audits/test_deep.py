@@ -388,3 +388,18 @@ def test_they_are_not_told_from_the_message_of_other_texts(
     monkeypatch.setattr(text_gradients, "scores", lambda *args: scores(*args[:-1], [others[0]] * 2))
     found = [f for f in deep(deep_job("classify", train=STEP), public)["findings"] if f["attack"] == ATTACK]
     assert [each["figures"]["AUC"]["low"] <= 0.5 for each in found] == [True, True]
+
+
+def test_all_numbers_of_a_change_are_read(deep_job: Jobs, public: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With noise on each of them a draw tells too little: the texts are found by the others alone, too."""
+    change = text_gradients._change
+
+    def others(*args: Any) -> torch.Tensor:
+        numbers = change(*args)
+        drawn = torch.randint(len(numbers), (text_gradients.NUMBERS,), generator=torch.Generator().manual_seed(0))
+        return numbers.index_fill(0, drawn, 0.0)
+
+    monkeypatch.setattr(text_gradients, "_change", others)
+    monkeypatch.setattr(text_gradients, "NUMBERS", 4000)
+    [step, _] = [f for f in deep(deep_job("classify", train=STEP), public)["findings"] if f["attack"] == ATTACK]
+    assert step["figures"]["AUC"]["value"] > 0.65  # 0.5 from those drawn

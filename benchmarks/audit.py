@@ -35,6 +35,8 @@ RAW = {"optimizer": "sgd", "learning_rate": 10.0, "dropout": False, "steps": 1}
 EXAMPLE = {"level": "example", "clip": 0.5, "epsilon": 8.0}
 SHARE = {"level": "client", "clip": 1.0, "noise": 0.14, "single_message": True}
 """One of 60 clients' share of the noise by which their sum has epsilon 8 over three rounds."""
+LINEAR = {"method": {"name": "fedfreezebert"}, "head": {"kind": "mean"}}
+"""A linear classifier over the mean of the frozen encoder's hidden states."""
 HIDDEN = {"client": {"may_send": ["hidden_states"]}}
 CLASSIFY: dict[str, dict[str, Any]] = {
     "FedAvg": {"method": {"name": "fedavg"}},
@@ -45,6 +47,7 @@ CLASSIFY: dict[str, dict[str, Any]] = {
     "FedSplitBERT": {"method": {"name": "fedsplitbert"}},
     "FedBT": {"method": {"name": "fedbt"}},
     "D-FedFreezeBERT": {"method": {"name": "fedfreezebert"}},
+    "D-FedFreezeBERT, mean": LINEAR,
     "FedBERT": {"method": {"name": "fedbert"}},
     "C-FedFreezeBERT, P-SUM": {"method": {"name": "fedfreezebert", "variant": "centralized"}, **HIDDEN},
     "C-FedFreezeBERT, mean": {
@@ -58,6 +61,7 @@ CLASSIFY: dict[str, dict[str, Any]] = {
     "FedAvg, omit unlisted rows": {"method": {"name": "fedavg"}, "privacy": {"omit": ["unlisted_rows"]}},
     "FedAvg, example noise, epsilon 8": {"method": {"name": "fedavg"}, "privacy": EXAMPLE},
     "FedBT, example noise, epsilon 8": {"method": {"name": "fedbt"}, "privacy": EXAMPLE},
+    "D-FedFreezeBERT, mean, example noise, epsilon 8": {**LINEAR, "privacy": EXAMPLE},
     "FedAvg, a share of client noise": {"method": {"name": "fedavg"}, "privacy": SHARE},
 }
 MLM: dict[str, dict[str, Any]] = {
@@ -70,8 +74,10 @@ MLM: dict[str, dict[str, Any]] = {
     "FedBFPT, omit decoder bias": {"method": {"name": "fedbfpt"}, "privacy": {"omit": ["decoder_bias"]}},
     "FedBFPT, example noise, epsilon 8": {"method": {"name": "fedbfpt"}, "privacy": EXAMPLE},
 }
+HEADS = ("D-FedFreezeBERT", "D-FedFreezeBERT, mean", "D-FedFreezeBERT, mean, example noise, epsilon 8")
 DEEP: dict[str, dict[str, Any]] = {
-    name: CLASSIFY[name] for name in ("FedAvg", "FedBT", "FedAvg, LoRA 8", "FedAvg, example noise, epsilon 8")
+    name: CLASSIFY[name]
+    for name in ("FedAvg", "FedBT", "FedAvg, LoRA 8", "FedAvg, example noise, epsilon 8", *HEADS)
 }
 """Jobs of which short trainings are attacked as well (``--deep``)."""
 ROWS = (*CLASSIFY, *MLM, *(f"{name}, deep" for name in DEEP))

@@ -71,6 +71,7 @@ TRIED_THERE: dict[tuple[str, int, str, str], tuple[float, ...]] = {
     ("hpo", 60, "FedBT", "example"): (1.5e-4, 5e-4, 1.5e-3, 5e-3, 1.5e-2, 5e-2),
     ("sst2", 600, "head", "example"): (0.1, 0.3, 1.0, 3.0, 10.0),
     ("sst2", 600, "head", "client"): (1.0, 3.0, 9.0, 27.0),
+    ("sst2", 600, "FedBT", "example"): (1.5e-4, 5e-4, 1.5e-3, 1.5e-2, 5e-2, 1.5e-1, 5e-1),
     ("sst2", 60, "head", "client"): (1.0, 3.0, 9.0, 27.0),
     ("hpo", 600, "head", "none"): (0.03, 0.1, 0.3, 1.0),
     ("hpo", 600, "head", "example"): (0.1, 0.3, 1.0, 3.0, 10.0),
@@ -83,7 +84,7 @@ TRIED_THERE: dict[tuple[str, int, str, str], tuple[float, ...]] = {
     ("hpo", 600, "FedBT", "none"): (5e-4, 1.5e-3, 5e-3, 1.5e-2),
     ("hpo", 600, "FedBT", "example"): (1.5e-3, 5e-3, 1.5e-2, 5e-2, 1.5e-1, 5e-1),
     ("hpo", 600, "FedAvg", "none"): (*FEDAVG, 3e-3, 1e-2),
-    ("hpo", 600, "FedAvg", "example"): (1e-3, 3e-3, 1e-2, 3e-2),
+    ("hpo", 600, "FedAvg", "example"): (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0),
 }
 """In place of those, where their best lay, or by the other methods' runs would lie, at an end."""
 COLUMNS: tuple[tuple[str, float | None], ...] = (

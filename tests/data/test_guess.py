@@ -564,7 +564,7 @@ def test_lists_where_texts_are_expected_are_refused(tmp_path: Path) -> None:
     """Python's spelling of lists was trained on as text."""
     lists = [text(i).split() for i in range(60)]
     path = written(tmp_path, pandas.DataFrame({"tokens": lists, "tags": [["O"] * 12] * 60}))
-    with pytest.raises(UserError, match=r"^column 'tokens' holds lists written as text; expected JSON lines"):
+    with pytest.raises(UserError, match=r"^column 'tokens' holds lists written as text; expected them in JSON"):
         guess(sample(path))
 
 
@@ -847,3 +847,10 @@ def test_letters_choose_the_model(tmp_path: Path) -> None:
     text = first_job([written(tmp_path, table(label=LABELS))], tmp_path / "job.toml")[0]
     assert "multilingual" not in text
     assert 'bert-base-uncased"    # folder or hub id; English\n' in text
+
+
+def test_a_text_column_without_a_value_is_refused(tmp_path: Path) -> None:
+    """It was written into a job that the next command refused."""
+    path = written(tmp_path, table(label=LABELS, note=[""] * len(LABELS)))
+    with pytest.raises(UserError, match=r"^--text: no row has a value in column 'note'$"):
+        first_job([path], tmp_path / "job.toml", text=["note"])

@@ -109,10 +109,10 @@ def _check_fit(rows: Sample, kind: str, texts: Sequence[str], label: str | None)
     if label and TASK_KINDS[kind].labeled and any(isinstance(value, list) for value in _filled(rows, label)):
         raise UserError(f"--label: {label!r} holds lists; expected a text, a number or a truth value in each row")
     for name in texts:
-        if all(re.fullmatch(r"\[\s*['\"].*\]", str(value), re.DOTALL) for value in _filled(rows, name)):
-            raise UserError(
-                f"column {name!r} holds lists written as text; expected JSON lines or Parquet for lists"
-            )
+        if not (filled := _filled(rows, name)):
+            raise UserError(f"--text: no row has a value in column {name!r}")
+        if all(re.fullmatch(r"\[\s*['\"].*\]", str(value), re.DOTALL) for value in filled):
+            raise UserError(f"column {name!r} holds lists written as text; expected them in JSON or Parquet")
     if TASK_KINDS[kind].target == "number" and label is not None:
         word = next((value for value in _filled(rows, label) if not is_number(value)), None)
         if word is not None:

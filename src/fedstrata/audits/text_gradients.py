@@ -23,7 +23,7 @@ from fedstrata.audits.short_training import SHORT, ShortTrainings
 from fedstrata.errors import plural
 
 NUMBERS = 1 << 17
-"""Of so many numbers of the gradients, drawn from all, it is read how alike texts are."""
+"""How alike the gradients of two texts are is computed from so many of their numbers, drawn at random."""
 RIDGE = 0.1
 """Of the square of a gradient, whose length is 1."""
 ATTACK = "gradients of the texts"

@@ -1,4 +1,4 @@
-"""Commands for runs between sites: ``federation init | add | status``, ``serve``, ``join``, ``site log``."""
+"""Commands for runs between sites: ``federation init|add|renew|status``, ``serve``, ``join``, ``site log``."""
 
 from __future__ import annotations
 
@@ -67,6 +67,24 @@ def add(
             folder = folder.parent
         add_site(folder, name)
         console.print(f"site    {folder / 'sites' / name / 'site.toml'}", soft_wrap=True)
+
+
+def renew(
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of the federation, or its server.toml.", show_default=False)
+    ],
+    certificate: Annotated[
+        Path | None,
+        typer.Argument(help="A site's certificate (PEM); by default the server's.", show_default=False),
+    ] = None,
+) -> None:
+    """Renew a certificate for a year, in place; the federation's own CA signs it, and its key stays as it is."""
+    with sentences() as console:
+        from fedstrata.sites.renewal import renew as renew_certificate
+
+        path, end = renew_certificate(folder, certificate)
+        then = "restart fedstrata serve" if certificate is None else "hand it back, for the site to restart join"
+        console.print(f"{path}: valid until {end:%Y-%m-%d}; {then}", soft_wrap=True)
 
 
 def serve(

@@ -20,8 +20,14 @@ CLOCK_SKEW = timedelta(days=1)
 """How far a site's clock may be behind the server's."""
 SOON, DAY = timedelta(days=30), 86400.0
 """Before its end a certificate is named, once in so many seconds."""
-SERVER_THEN = "then no site can connect any more; replace it, with its key, and restart fedstrata serve"
-SITE_THEN = "then the server lets this site in no more; get a new one from whoever set up the federation"
+SERVER_THEN = (
+    "then no site can connect any more; replace it (fedstrata federation renew, if federation init made it) and "
+    "restart fedstrata serve"
+)
+SITE_THEN = (
+    "then the server lets this site in no more; send it to whoever set up the federation, who renews it "
+    "(fedstrata federation renew)"
+)
 
 
 @dataclass(frozen=True)
@@ -158,8 +164,8 @@ def check_site(settings: SiteSettings) -> None:
         end = load_pem_x509_certificate(settings.certificate.read_bytes()).not_valid_after_utc
         if end < datetime.now(UTC):
             raise UserError(
-                f"certificate: {settings.certificate} has expired (on {end:%Y-%m-%d}); expected a new one, from "
-                "whoever set up the federation"
+                f"certificate: {settings.certificate} has expired (on {end:%Y-%m-%d}); expected a valid one; "
+                "whoever set up the federation renews it (fedstrata federation renew)"
             )
 
 

@@ -57,7 +57,7 @@ def init(
     Raises:
         UserError: a name, host, port or certificate is invalid, or the folder holds a federation.
     """
-    _need_extra()
+    need_extra()
     ports = {"port": port, "stream_port": stream_port, "message_port": message_port}
     listen = validated(Listen, {"host": host, **ports}, "federation")
     _check_names(sites)
@@ -93,7 +93,7 @@ def add_site(folder: Path, name: str) -> list[Path]:
     Raises:
         UserError: the name is invalid or taken, or the folder holds no valid federation.
     """
-    _need_extra()
+    need_extra()
     if os.path.isfile(folder) and folder.name != "server.toml":
         raise UserError(f"{folder}: is a file; expected the folder of a federation, or its server.toml")
     settings = read_server(folder)
@@ -120,7 +120,12 @@ def add_site(folder: Path, name: str) -> list[Path]:
     return sorted([places[0], folder / "server.toml", *written])
 
 
-def _need_extra() -> None:
+def need_extra() -> None:
+    """Check that the libraries for keys and certificates are installed.
+
+    Raises:
+        UserError: one is not.
+    """
     try:
         import cryptography  # noqa: F401
         import tomlkit  # noqa: F401

@@ -81,7 +81,7 @@ def test_a_method_that_is_not_registered_has_the_name_of_its_class() -> None:
     assert method_name(Own()) == "Own"
 
 
-@pytest.mark.parametrize("table", ["model", "task", "data", "method"])
+@pytest.mark.parametrize("table", ["model", "task", "method"])
 def test_a_missing_table_is_named(table: str) -> None:
     with pytest.raises(UserError, match=rf"\[{table}\] is missing"):
         load({key: value for key, value in JOB.items() if key != table})
@@ -96,6 +96,15 @@ def test_a_byte_order_mark_before_a_job_is_no_part_of_it(tmp_path: Path) -> None
 def test_a_missing_key_is_named() -> None:
     with pytest.raises(UserError, match=r"\[data\] train: is missing"):
         load({**JOB, "data": {"text": "body"}})
+    with pytest.raises(UserError, match=r"\[data\] train: is missing"):
+        load({key: value for key, value in JOB.items() if key != "data"})
+
+
+def test_between_sites_a_job_needs_no_rows_of_its_own() -> None:
+    sites = {**JOB, "engine": {"name": "flower", "federation": "federation"}}
+    [job] = load({key: value for key, value in sites.items() if key != "data"})
+    assert job.data == load({**sites, "data": {}})[0].data
+    assert load(job.dump()) == [job]
 
 
 def test_values_have_toml_form_and_a_bare_word_is_a_string() -> None:

@@ -249,6 +249,7 @@ def _tree(key: str, value: Any) -> dict[str, Any]:
 
 def _job(where: str, stage: str, data: dict[str, Any], method: Method | None = None) -> Job:
     place = f"{where}: stage {stage!r}" if stage else where
+    data = {"data": {}, **data}  # between sites it may be absent
     for table in ("task", "data", *(("method",) if method is None else ())):
         if table not in data:
             raise UserError(f"{place}: the table [{table}] is missing")

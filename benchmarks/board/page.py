@@ -23,9 +23,10 @@ INTRODUCTION = """\
 This page compares methods, adapters and codecs by score and megabytes sent. `make board` writes it from
 [`configs/board`](../configs/board/board.toml), where each row was written down before its own runs, and from the
 figures in `docs/board`. Two kinds of rows were added after others had been seen. LoRA all r8 1 bit was added after
-pilots with one seed on development rows of sst2 and jnlpba, and to chemprot and mrpc because it had come nearest to
-FedAvg elsewhere; FedAvg top 1 % to jnlpba, where LoRA r8 1 bit had stayed far below FedAvg in tuning and one test. A
-row that has not run says so; nothing is filled in. A table's title names its start model with a digest of its weights.
+pilots with one seed on development rows of sst2 and jnlpba, and to chemprot and mrpc because it had come nearest
+to FedAvg elsewhere; FedAvg top 1 % to jnlpba, where LoRA r8 1 bit had stayed far below FedAvg in tuning and one
+test. A row that has not run says so; nothing is filled in. A table's title names its start model with a digest of
+its weights.
 
 ```
 make board DATA=FOLDER MODEL=FOLDER          # run what is missing; kill it at any time, and call it again

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import random
 import tomllib
 from pathlib import Path
@@ -550,6 +551,24 @@ def test_a_column_that_says_which_rows_are_test_rows_is_told_to_be_unused(tmp_pa
     ) in first_job([path], tmp_path / "job.toml")[1]
     path = written(tmp_path, table(label=["train", "test"] * 30))
     assert not any(line.startswith("unused") for line in first_job([path], tmp_path / "job.toml")[1])
+
+
+def test_words_in_nested_columns_are_told_to_be_unused(tmp_path: Path) -> None:
+    """Of question sets, where texts stand below titles, the titles alone were trained on without a word."""
+    path, job = tmp_path / "rows.json", tmp_path / "job.toml"
+    asked = [{"question": text(7, 5)}, {"question": text(8, 5)}]
+    nested = [
+        {"title": text(i, 3), "paragraphs": [{"context": text(i), "qas": asked}], "spans": [[0, 1, "A"]]}
+        for i in range(60)
+    ]
+    path.write_text(json.dumps({"version": "1", "data": nested}), "utf-8")
+    unused = [line for line in first_job([path], job)[1] if line.startswith("unused")]
+    assert unused == [
+        "unused  column 'paragraphs': most words stand there, in lists or tables, which are not read; expected a "
+        "row for each text"
+    ]
+    path.write_text(json.dumps([{**row, "body": text(i, 40)} for i, row in enumerate(nested)]), "utf-8")
+    assert not any(line.startswith("unused") for line in first_job([path], job)[1])
 
 
 def test_a_client_s_file_without_a_column_of_the_first_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fedstrata.data.column_names import plain_name
 from fedstrata.data.first_files import TEST_NAMES, TRAIN_NAMES, Sources, files_of
@@ -96,6 +97,26 @@ def split_lines(rows: Sample, used: Sequence[str | None]) -> list[str]:
                 "put its test rows into a file of their own"
             )
     return lines
+
+
+def nested_lines(rows: Sample, texts: Sequence[str]) -> list[str]:
+    """Of columns with lists or tables in each row: that their words are not read, where most words stand there."""
+    read = sum(_words(value) for name in texts for value in rows.columns[name])
+    return [
+        f"unused  column {name!r}: most words stand there, in lists or tables, which are not read; expected a "
+        "row for each text"
+        for name, values in rows.columns.items()
+        if name not in texts and sum(_words(value) for value in values if isinstance(value, list | dict)) > read
+    ]
+
+
+def _words(value: Any) -> int:
+    """The words of a value, and of all that a list or table holds."""
+    if isinstance(value, dict):
+        return sum(map(_words, value.values()))
+    if isinstance(value, list):
+        return sum(map(_words, value))
+    return len(value.split()) if isinstance(value, str) else 0
 
 
 def together(samples: Sequence[Sample]) -> Sample:

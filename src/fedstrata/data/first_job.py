@@ -10,15 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.data.first_files import Sources, files_of, files_to_try, folder_lines, incomplete
-from fedstrata.data.first_tests import (
-    check_columns,
-    nested_lines,
-    shown,
-    split_lines,
-    test_lines,
-    test_rows,
-    together,
-)
+from fedstrata.data.first_tests import check_columns, shown, test_lines, test_rows, together, unused_lines
 from fedstrata.data.guess import Guess, guess
 from fedstrata.data.sample import Sample, sample
 from fedstrata.data.values import is_filled
@@ -93,12 +85,7 @@ def first_job(
     if found.client and not isinstance(train, Mapping):
         lines.append(f"clients column {found.client!r}: {found.reasons['clients.column']}")
     lines += [] if found.client else folder_lines(train, {"file", "folder"} <= rows.columns.keys(), found.label)
-    texts = [found.text] if isinstance(found.text, str) else list(found.text)
-    lines += [
-        *test_lines(tested, unfit),
-        *split_lines(rows, (found.label, found.client)),
-        *nested_lines(rows, texts),
-    ]
+    lines += [*test_lines(tested, unfit), *unused_lines(rows, found)]
     lines += [f"parts   {said}" for one in (train, tested) if one for said in incomplete(one)]
     if found.numbers:
         lines.append(

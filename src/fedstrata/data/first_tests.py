@@ -84,7 +84,13 @@ def check_columns(samples: Mapping[Path, Sample], found: Guess) -> None:
             )
 
 
-def split_lines(rows: Sample, used: Sequence[str | None]) -> list[str]:
+def unused_lines(rows: Sample, found: Guess) -> list[str]:
+    """Of columns from which a user may think that something follows: that nothing does."""
+    texts = [found.text] if isinstance(found.text, str) else list(found.text)
+    return [*_split_lines(rows, (found.label, found.client)), *_nested_lines(rows, texts)]
+
+
+def _split_lines(rows: Sample, used: Sequence[str | None]) -> list[str]:
     """Of a column that says which rows are test rows: that nothing follows from it."""
     lines = []
     for name in (name for name in rows.columns if name not in used):
@@ -99,7 +105,7 @@ def split_lines(rows: Sample, used: Sequence[str | None]) -> list[str]:
     return lines
 
 
-def nested_lines(rows: Sample, texts: Sequence[str]) -> list[str]:
+def _nested_lines(rows: Sample, texts: Sequence[str]) -> list[str]:
     """Of columns with lists or tables in each row: that their words are not read, where most words stand there."""
     read = sum(_words(value) for name in texts for value in rows.columns[name])
     return [

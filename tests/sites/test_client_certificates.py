@@ -16,6 +16,7 @@ from fedstrata.sites.listening import ClientTLS
 from fedstrata.sites.message_client import MessageClient
 from fedstrata.sites.message_server import MessageServer
 from fedstrata.sites.provision import add_site, init
+from fedstrata.sites.renewal import renew
 from fedstrata.sites.serve import _client_tls
 from fedstrata.sites.settings import read_server, read_site
 
@@ -60,6 +61,14 @@ def known(server: MessageServer, site: str, token: str, tls: ClientTLS) -> bool:
 
 def test_a_site_with_its_own_certificate_is_let_in(home: Path, server: MessageServer) -> None:
     assert known(server, "a", "x", own(home, "a"))
+
+
+def test_a_site_with_a_renewed_certificate_is_let_in(home: Path, server: MessageServer) -> None:
+    path = home / "sites" / "b" / "b.pem"
+    before = path.read_bytes()
+    renew(home, path)
+    assert path.read_bytes() != before
+    assert known(server, "b", "y", own(home, "b"))
 
 
 def test_a_token_with_another_site_s_certificate_is_refused(home: Path, server: MessageServer) -> None:

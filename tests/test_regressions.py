@@ -21,10 +21,10 @@ from fedstrata.job.metrics import CLASSIFICATION, Predictions, scores
 from fedstrata.models import checkpoints
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.plan import Plan
+from fedstrata.sites.stream import decode_stream_message
 from fedstrata.tasks import Examples
 from fedstrata.tasks.mlm import masked_lm
-from fedstrata.wire.codec import WireError, wire_spec
-from fedstrata.wire.encoded import decode_tensors
+from fedstrata.wire.codec import WireError
 from tiny import tiny_model, tokenizer
 
 
@@ -89,7 +89,7 @@ def test_types_that_torch_lacks_are_a_wire_error(dtype: str) -> None:
     size = {"F8_E8M0": 16, "F4": 32}[dtype]
     header = json.dumps({"b": {"dtype": dtype, "shape": [size], "data_offsets": [0, 16]}}).encode()
     with pytest.raises(WireError):
-        decode_tensors(struct.pack("<Q", len(header)) + header + bytes(16), wire_spec({"b": (4,)}, "fp32"))
+        decode_stream_message(struct.pack("<Q", len(header)) + header + bytes(16))
 
 
 # -- plan

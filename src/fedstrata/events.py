@@ -169,7 +169,7 @@ class CellEvent:
     """An event of the run of a cell."""
 
     cell: str
-    event: StageStarted | Stepped | Replied | Scored | RoundEnded | Noted | StageEnded
+    event: Event
 
 
 @dataclass(frozen=True)

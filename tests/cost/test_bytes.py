@@ -9,7 +9,7 @@ import transformers
 from fedstrata.cost.bytes import payload
 from fedstrata.models.parts import find_parts, part_tensors
 from fedstrata.wire.codec import DTYPES, payload_bytes, quantize
-from fedstrata.wire.encoded import encode_tensors
+from fedstrata.wire.tensor_file import pack
 from tiny import tiny_model
 
 
@@ -41,7 +41,7 @@ def test_int8_of_a_bert_layer_by_hand() -> None:
 def test_payload_is_the_message_without_its_header() -> None:
     model = tiny_model()
     parts = find_parts(model)
-    message = encode_tensors(part_tensors(model, parts, ["layer.0"]))
+    message = bytes(pack(part_tensors(model, parts, ["layer.0"]), {}))
     header = 8 + int.from_bytes(message[:8], "little")
     assert len(message) - header == payload(parts, ["layer.0"])
 

@@ -50,7 +50,7 @@ from fedstrata.sites.messages import (
     decode_message,
     encode_message,
 )
-from fedstrata.sites.noise import add_line, whole_lines
+from fedstrata.sites.noise import add_line
 from fedstrata.sites.noise_account import ACCOUNT, NoiseAccount
 from fedstrata.sites.permission import Refused
 from fedstrata.sites.release_log import Release, ReleaseLog, now
@@ -61,6 +61,7 @@ from fedstrata.sites.trial import try_run
 from fedstrata.sites.visit import Visit
 from fedstrata.tasks import Examples
 from fedstrata.tasks.mlm import MaskedLM
+from fedstrata.wire.files import read_lines
 from fedstrata.wire.foreign import plain_text
 
 Jobs = Callable[..., dict[str, Any]]
@@ -331,7 +332,7 @@ def test_a_round_that_leaves_with_other_noise_is_spent_again(town: Town) -> None
         assert isinstance(answer(service, town.hello, job=job), WelcomeHeader)
         assert isinstance(answer(service, town.start), WelcomeHeader)
         assert isinstance(answer(service, town.request(0)), ReplyHeader)
-        return whole_lines(service.settings.folder / ACCOUNT)
+        return read_lines(service.settings.folder / ACCOUNT)
 
     [first] = answered(service)
     assert isinstance(answer(service, town.said[FarewellHeader][0]), WelcomeHeader)
@@ -464,7 +465,7 @@ def test_a_run_that_is_over_does_not_begin_anew_with_another_job(town: Town) -> 
         assert isinstance(answer(service, town.start), WelcomeHeader)
     for host in (service, town.again()):
         assert answer(host, town.request(1)).reason == OVER
-    assert [line["noise"] for line in whole_lines(service.settings.folder / ACCOUNT)] == [2.0]
+    assert [line["noise"] for line in read_lines(service.settings.folder / ACCOUNT)] == [2.0]
 
 
 def test_work_of_which_nothing_came_counts_when_a_run_is_said_to_be_over(town: Town) -> None:
@@ -1126,7 +1127,7 @@ def test_a_look_at_a_run_says_that_nothing_is_left_to_spend(town: Town) -> None:
     answer(service, town.start)
     assert answer(service, town.request(0)).reason.partition(": ")[2] == said[-1].partition(": ")[2]
     assert said[-1].startswith("this site would refuse: round 1: over all runs it would have spent epsilon ")
-    assert whole_lines(service.settings.folder / ACCOUNT) == [spent], "a look spends nothing"
+    assert read_lines(service.settings.folder / ACCOUNT) == [spent], "a look spends nothing"
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,9 @@ from fedstrata.wire.codec import (
     quantize,
     wire_spec,
 )
-from fedstrata.wire.encoded import decode_tensors, encode_tensors
 from fedstrata.wire.finite import all_finite
+from fedstrata.wire.states import Spec
+from fedstrata.wire.tensor_file import pack, read_file
 
 SHAPES = {"a.weight": (3, 4), "a.bias": (4,)}
 
@@ -41,9 +42,21 @@ def sample(dtype: torch.dtype = torch.float32) -> Tensors:
     return {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in SHAPES.items()}
 
 
+def file_of(tensors: Tensors) -> bytes:
+    """A message as it travels."""
+    return bytes(pack(tensors, {}))
+
+
+def received(content: bytes, spec: Spec) -> Tensors:
+    """The tensors of a message, checked."""
+    tensors = read_file(content).tensors
+    check(tensors, spec)
+    return tensors
+
+
 def message(header: dict[str, Any], body: bytes) -> bytes:
     """A safetensors file written by hand."""
-    text = json.dumps(header).encode()
+    text = json.dumps({"__metadata__": {}, **header}).encode()
     return struct.pack("<Q", len(text)) + text + body
 
 
@@ -54,7 +67,7 @@ def entry(dtype: str, shape: list[int], start: int, stop: int) -> dict[str, Any]
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_round_trip(dtype: str) -> None:
     sent = quantize(sample(), dtype)
-    back = decode_tensors(encode_tensors(sent), wire_spec(SHAPES, dtype))
+    back = received(file_of(sent), wire_spec(SHAPES, dtype))
     assert back.keys() == sent.keys()
     for name, tensor in back.items():
         assert (tensor.dtype, tuple(tensor.shape)) == wire_spec(SHAPES, dtype)[name]
@@ -79,17 +92,15 @@ def test_nothing_is_copied_that_has_its_type_already() -> None:
 
 def test_views_and_scalars_travel() -> None:
     sent = {"turned": torch.arange(6.0).reshape(2, 3).T, "scalar": torch.tensor(2.5), "empty": torch.empty(0, 3)}
-    back = decode_tensors(
-        encode_tensors(sent), wire_spec({"turned": (3, 2), "scalar": (), "empty": (0, 3)}, "fp32")
-    )
+    back = received(file_of(sent), wire_spec({"turned": (3, 2), "scalar": (), "empty": (0, 3)}, "fp32"))
     assert back["turned"].tolist() == [[0, 3], [1, 4], [2, 5]]
     assert back["scalar"].item() == 2.5
 
 
 def test_a_message_is_a_safetensors_file() -> None:
-    made = encode_tensors({"x": torch.tensor([1.0, 2.0])})
+    made = file_of({"x": torch.tensor([1.0, 2.0])})
     length = struct.unpack("<Q", made[:8])[0]
-    assert json.loads(made[8 : 8 + length]) == {"x": entry("F32", [2], 0, 8)}
+    assert json.loads(made[8 : 8 + length]) == {"__metadata__": {}, "x": entry("F32", [2], 0, 8)}
     assert np.frombuffer(made[8 + length :], "<f4").tolist() == [1.0, 2.0]
 
 
@@ -115,7 +126,7 @@ def test_what_the_plan_does_not_say_is_refused(sent: Tensors, words: str) -> Non
     with pytest.raises(WireError, match=words):
         check(sent, wire_spec(SHAPES, "fp32"))
     with pytest.raises(WireError, match=words):
-        decode_tensors(encode_tensors(sent), wire_spec(SHAPES, "fp32"))
+        received(file_of(sent), wire_spec(SHAPES, "fp32"))
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
@@ -124,7 +135,7 @@ def test_values_that_are_not_finite_are_refused(value: float, dtype: str) -> Non
     sent = sample(DTYPES[dtype])
     sent["a.weight"][2, 3] = value
     with pytest.raises(WireError, match=r"a\.weight: holds a value that is not finite"):
-        decode_tensors(encode_tensors(sent), wire_spec(SHAPES, dtype))
+        received(file_of(sent), wire_spec(SHAPES, dtype))
 
 
 def test_a_value_too_large_for_fp16_is_refused() -> None:
@@ -228,7 +239,7 @@ def test_a_matrix_without_its_scales_is_refused() -> None:
 
 
 def garbage() -> list[bytes]:
-    good = encode_tensors(sample())
+    good = file_of(sample())
     zipped = io.BytesIO()
     torch.save(sample(), zipped)
     length = struct.unpack("<Q", good[:8])[0]
@@ -256,8 +267,8 @@ def garbage() -> list[bytes]:
 
 @pytest.mark.parametrize("number", range(18))
 def test_bytes_that_are_no_message_are_refused(number: int) -> None:
-    with pytest.raises(WireError, match="not a safetensors message: "):
-        decode_tensors(garbage()[number], wire_spec(SHAPES, "fp32"))
+    with pytest.raises(WireError, match=r"^(its head|its tensors|is shorter|is longer) "):
+        received(garbage()[number], wire_spec(SHAPES, "fp32"))
 
 
 def test_pickles_are_never_run() -> None:
@@ -268,7 +279,7 @@ def test_pickles_are_never_run() -> None:
             return ran.append, (1,)
 
     with pytest.raises(WireError):
-        decode_tensors(pickle.dumps(Bomb()), wire_spec(SHAPES, "fp32"))
+        received(pickle.dumps(Bomb()), wire_spec(SHAPES, "fp32"))
     assert not ran
 
 
@@ -287,7 +298,7 @@ def test_one_value_that_is_not_finite_is_found_wherever_it_stands(dtype: torch.d
 
 def test_a_damaged_message_is_refused_or_is_finite_and_of_the_shapes() -> None:
     """Random bytes of a good message replaced, mostly in its header: no other exception, nothing unchecked."""
-    good = encode_tensors(sample())
+    good = file_of(sample())
     draw = random.Random(0)
     refusals = 0
     for _ in range(2000):
@@ -295,7 +306,7 @@ def test_a_damaged_message_is_refused_or_is_finite_and_of_the_shapes() -> None:
         for _ in range(draw.randint(1, 3)):
             bad[draw.randrange(len(bad))] = draw.randrange(256)
         try:
-            made = decode_tensors(bytes(bad), wire_spec(SHAPES, "fp32"))
+            made = received(bytes(bad), wire_spec(SHAPES, "fp32"))
         except WireError:
             refusals += 1
         else:

@@ -121,9 +121,9 @@ class LinkRecorder:
     link: SplitLink
     stream: list[tuple[str, Tensors]]
 
-    def begin(self, pace: ScheduleSpan) -> None:
+    def begin(self, span: ScheduleSpan) -> None:
         """See :class:`fedstrata.models.cut.SplitLink`."""
-        self.link.begin(pace)
+        self.link.begin(span)
 
     def forward(self, message: Tensors) -> Tensors:
         """See :class:`fedstrata.models.cut.SplitLink`."""

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from fedstrata.client.working_model import Parameters
 from fedstrata.job.tables import Train
 from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.schedule import ScheduleSpan
 
-Parameters = Mapping[str, torch.nn.Parameter]
-"""Trained parameters by the names they have in the model."""
 Anchor = list[tuple[torch.nn.Parameter, torch.Tensor]]
 """Parameters with the values that they had when the round began: FedProx's reference."""
 

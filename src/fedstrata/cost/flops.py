@@ -104,14 +104,12 @@ def _backward_flops(parts: Parts, plan: Plan, work: Positions) -> int:
     total = sum(
         _part_backward(parts, part, part.name in plan.train, work) for unit in stack[place:] for part in unit
     )
-    head = "head" in trained_kinds
+    head, embeddings = "head" in trained_kinds, "embeddings" in trained_kinds
     encoder = lowest.kind not in ABOVE  # something in the encoder learns
     if encoder or head:
         total += (1 + head) * _head_layers(parts, work) + 2 * len(parts.head_layers) * _attention(parts, work)
-    if (
-        "embeddings" in trained_kinds
-    ) != head:  # a tied decoder multiplies in the head, learns with the embeddings
-        total += (1 if "embeddings" in trained_kinds else -1) * 2 * work.predicted * parts.tied
+    # a tied decoder multiplies in the head and learns with the embeddings
+    total += (embeddings - head) * 2 * work.predicted * parts.tied
     if encoder and lowest.name not in plan.train:  # frozen, but its adapters learn
         return total - _below_adapters(parts, stack[place], plan, work)
     return total - _input_gradient(parts, lowest, head and not encoder, work)

@@ -84,7 +84,6 @@ class DryOptimizer:
 
 def dry_run(
     context: DryContext,
-    task: str,
     settings: RoundSettings,
     tell: Callable[[Event], None] = lambda event: None,
     least: int = 1,
@@ -94,7 +93,6 @@ def dry_run(
 
     Args:
         context: method, model and clients.
-        task: the task's kind.
         settings: how many clients, how often scored.
         tell: receives an event after every round.
         least: clients that must have sent a part for it to be merged.
@@ -104,7 +102,7 @@ def dry_run(
     arriving = ArrivingEngine(DryEngine(context), order, MemoryAnswers())
     rounds = Rounds(
         method=context.method,
-        task=task,
+        task=context.task,
         server=_server(context, least),
         engine=DryEngine(context) if context.buffer is None else arriving,
         half=EXCHANGES[context.method.exchange].dry_server(context),

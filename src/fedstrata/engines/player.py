@@ -6,6 +6,7 @@ import pickle
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -151,14 +152,11 @@ class Player:
         seed, request = self.seed, task.request
         data = ClientData(seed.train, task.index, seed.test, task.tests, Store(task.folder, note))
         shared = {part: self.published["client", part] for _, part in task.needs}
-        work = Work(self.runtime, request, shared, data, self._stepped(request), copied=False)
+        work = Work(self.runtime, request, shared, data, partial(self._stepped, request), copied=False)
         return Played(drain(answer_request(work, EXCHANGES[seed.exchange].handlers)), tuple(notes))
 
-    def _stepped(self, request: Request) -> Callable[[int, int, float, int], None]:
-        def stepped(step: int, steps: int, loss: float, seen: int) -> None:
-            self.tell(Stepped(request.round, request.client, step, steps, loss, seen))
-
-        return stepped
+    def _stepped(self, request: Request, step: int, steps: int, loss: float, seen: int) -> None:
+        self.tell(Stepped(request.round, request.client, step, steps, loss, seen))
 
     def _predict(self, task: ScoreTask) -> list[Predicted]:
         working = self.runtime.working

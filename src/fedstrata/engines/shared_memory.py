@@ -16,11 +16,9 @@ from typing import Any
 
 import torch
 
-from fedstrata.wire.on_disk import content
+from fedstrata.wire.on_disk import ALIGNED, content
 
-ALIGN = 64
-"""Bytes at whose multiples a tensor begins."""
-GAP = memoryview(bytes(ALIGN))
+GAP = memoryview(bytes(ALIGNED))
 MOST_PIECES = 1000
 """Pieces that are written at once; systems take 1024."""
 
@@ -47,7 +45,7 @@ def write_shared(tensors: Mapping[Key, torch.Tensor]) -> SharedFile:
     places, pieces, end = list[Place](), list[memoryview](), 0
     for key, tensor in tensors.items():
         places.append((key, tensor.dtype, tuple(tensor.shape), end))
-        padding = -tensor.nbytes % ALIGN
+        padding = -tensor.nbytes % ALIGNED
         pieces += content(tensor.detach().cpu().contiguous()), GAP[:padding]
         end += tensor.nbytes + padding
     return SharedFile(_new_file([*pieces, GAP[: 0 if end else 1]]), places)

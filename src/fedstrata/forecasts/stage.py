@@ -87,7 +87,7 @@ def stage_costs(job: Job, model: str, profile: DataProfile, known: Known, option
     def costs(round: int) -> dict[str, Any]:
         line = own.get(round, {})
         asked = line.get("asked", round)  # of asynchronous rounds
-        plan = _plan(context, job.task.kind, asked, name) if line.get("trained") else Plan((), ())
+        plan = _plan(context, asked, name) if line.get("trained") else Plan((), ())
         return {
             "round": round,
             "stage": job.stage,
@@ -116,7 +116,7 @@ def stage_costs(job: Job, model: str, profile: DataProfile, known: Known, option
 def _played(job: Job, context: DryContext, options: ForecastOptions) -> MemoryRecords:
     """The records of the stage's rounds."""
     order = arrivals_of(job, {name: len(own) for name, own in context.lengths.items()}) if context.buffer else []
-    return dry_run(context, job.task.kind, round_settings(job), options.tell, _least(job, options), order)
+    return dry_run(context, round_settings(job), options.tell, _least(job, options), order)
 
 
 def _about(job: Job, context: DryContext, ledger: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -180,8 +180,8 @@ def _of_plan(parts: Parts, plan: Plan) -> dict[str, list[Any]]:
     return {"layers": list(parts.depths(plan.train)), "trained": list(plan.train), "sent": list(plan.send)}
 
 
-def _plan(context: DryContext, task: str, round: int, client: str) -> Plan:
-    return make_plan(context.method, context.parts, task, round, client, context.streams)
+def _plan(context: DryContext, round: int, client: str) -> Plan:
+    return make_plan(context.method, context.parts, context.task, round, client, context.streams)
 
 
 def _whose(client: str | None, shards: Mapping[str, Index], named: Mapping[str, Index]) -> str:

@@ -13,8 +13,7 @@ from fedstrata.job.adapter_table import Adapter
 from fedstrata.job.base import Names, Table
 from fedstrata.job.data_tables import Clients, Data
 from fedstrata.job.engine_table import Engine
-from fedstrata.job.head_table import Head as Head
-from fedstrata.job.head_table import misfit
+from fedstrata.job.head_table import Head, misfit
 from fedstrata.job.paths import Place
 from fedstrata.job.privacy_table import Privacy
 from fedstrata.job.sentences import sentence

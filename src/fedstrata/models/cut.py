@@ -27,7 +27,7 @@ class SplitLink(Protocol):
     Messages are those of :mod:`fedstrata.wire.activations`.
     """
 
-    def begin(self, pace: ScheduleSpan) -> None:
+    def begin(self, span: ScheduleSpan) -> None:
         """Open the session with the client's place in the learning-rate schedule; before the first step."""
 
     def forward(self, message: Tensors) -> Tensors:

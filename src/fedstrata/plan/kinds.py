@@ -42,12 +42,12 @@ SUM_PHASES: dict[Phase, str] = {
 
 AUDIT = "audit.json"
 """What an audit writes into a run's folder."""
+AUDIT_FORMAT = 1
+"""Version of that file."""
 TRACK = "track"
-"""The folder in it in which trackers write their files, from before anything is trained."""
+"""The folder in a run's folder in which trackers write their files, from before anything is trained."""
 LOCK = ".fedstrata.lock"
 """The file that the process that writes a run's folder holds locked; the lock goes with the process."""
-AUDIT_FORMAT = 1
-"""Of that file."""
 FORMAT = 3
 """Version of the files in a run's folder; a folder of another version is refused."""
 

@@ -41,8 +41,7 @@ class Request:
         round: 0-based round.
         client: the client's name.
         plan: what to build, train, send and keep.
-        phase: ``train``; ``evaluate``; ``hidden_states``: to send what the encoder makes of the client's texts; or
-            ``receive``: to take the parts that come with it, and no more.
+        phase: what is asked, see :data:`fedstrata.plan.kinds.Phase`.
         first: the client has not trained before, so what it computes once is counted now.
         span: the shares of the run's training that are done before and after the client's round.
         versions: the version of every shared part that the plan needs.

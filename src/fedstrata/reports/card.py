@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from fedstrata.errors import four_decimals, plural
+from fedstrata.job.task_kinds import CLASSIFIER, TASK_KINDS
 from fedstrata.job.toml import read_toml
 from fedstrata.models.folders import CARD, CODE
 from fedstrata.wire.files import write_bytes
@@ -20,13 +21,15 @@ from fedstrata.wire.foreign import plain_text
 
 END = "<!-- end of what fedstrata writes; what follows stays -->"
 ADAPTERS = "Adapters: `peft.PeftModel.from_pretrained(base, folder)`, with the base model that the config names."
-PIPELINES = {"mlm": "fill-mask", "clm": "text-generation", "tag": "token-classification"}
-"""Kind of task -> the hub's name for it, where it is not text-classification."""
-CLASSES = {
-    "mlm": "AutoModelForMaskedLM",
-    "clm": "AutoModelForCausalLM",
-    "tag": "AutoModelForTokenClassification",
+PIPELINES = {
+    "mlm": "fill-mask",
+    "clm": "text-generation",
+    "classify": "text-classification",
+    "pair": "text-classification",
+    "regress": "text-classification",
+    "tag": "token-classification",
 }
+"""Kind of task -> the hub's name for it, and that of the transformers pipeline that its models serve."""
 LEFT_OUT = (
     "The numbers of the clients' rows and FLOPs, and the score of always predicting the most frequent class or "
     "the mean, are left out: no noise covers them."
@@ -144,7 +147,7 @@ def _section(title: str, lines: Sequence[str]) -> list[str]:
 
 def _loading(task: str, code: str) -> str:
     """The lines of Python that load a whole model; ``code`` is what a head of FedStrata's own needs besides."""
-    kind = CLASSES.get(task, "AutoModelForSequenceClassification")
+    kind = TASK_KINDS[task].model if task in TASK_KINDS else CLASSIFIER
     return (
         "```python\n"
         f"from transformers import AutoTokenizer, {kind}\n\n"

@@ -11,22 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedstrata.errors import UserError
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.plan.streams import SERVER
+from fedstrata.reports.card import PIPELINES
 from fedstrata.wire.files import read_lines
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
     from transformers import Pipeline, PreTrainedModel, PreTrainedTokenizerBase
-
-PIPELINES = {
-    "mlm": "fill-mask",
-    "clm": "text-generation",
-    "classify": "text-classification",
-    "pair": "text-classification",
-    "regress": "text-classification",
-    "tag": "token-classification",
-}
-"""Kind of task -> the transformers pipeline that its models serve."""
 
 
 class TrainedModel(NamedTuple):

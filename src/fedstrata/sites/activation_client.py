@@ -71,9 +71,9 @@ class ActivationClient:
         else:
             self.cancel()
 
-    def begin(self, pace: ScheduleSpan) -> None:
+    def begin(self, span: ScheduleSpan) -> None:
         """Announce the schedule of the client's steps, before the first one."""
-        self._exchange(StreamHeader("begin", pace), {})
+        self._exchange(StreamHeader("begin", span), {})
 
     def forward(self, message: Tensors) -> Tensors:
         """The layers' output for a batch's hidden states."""

@@ -25,13 +25,11 @@ from fedstrata.plan.kinds import Index, Weights
 from fedstrata.plan.messages import Request
 from fedstrata.tasks import Examples
 from fedstrata.wire.codec import WireError
-from fedstrata.wire.files import append_lines, decode_lines, flush, write_bytes
+from fedstrata.wire.files import append_lines, flush, read_lines, write_bytes
 
 KEY, ASKED = "noise.key", "noise.jsonl"
 DRAWN_BY = "ChaCha20, Box and Muller"
 """How noise follows from its key. Another version, which draws otherwise, refuses what this one has answered."""
-FILES = (KEY, ASKED)
-"""What is written into a run's folder, and cleared when the run is over."""
 
 
 class SecretNoise:
@@ -68,7 +66,7 @@ class SecretNoise:
 
     def _only(self, round: int, digest: str) -> None:
         path = self.folder / ASKED
-        asked = {line["round"]: line["request"] for line in whole_lines(path)}
+        asked = {line["round"]: line["request"] for line in read_lines(path)}
         if round not in asked:
             add_line(path, {"round": round, "request": digest})
         elif asked[round] != digest:
@@ -120,12 +118,6 @@ def own_rows(examples: Examples, index: Index) -> bytes:
         digest.update(f"{array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).view(np.uint8).data)
     return digest.digest()
-
-
-def whole_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSON-lines file without one that was being written when the machine stopped."""
-    content = path.read_bytes() if path.exists() else b""
-    return decode_lines(content[: content.rfind(b"\n") + 1])
 
 
 def add_line(path: Path, line: dict[str, Any]) -> None:

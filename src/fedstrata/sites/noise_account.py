@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedstrata.client.poisson import sampling
-from fedstrata.client.private import Private, noise_of, private_of
+from fedstrata.client.private import Private, private_of, spending
 from fedstrata.errors import UserError
 from fedstrata.job.privacy_rules import check_privacy
 from fedstrata.job.privacy_table import Privacy
 from fedstrata.job.tables import Job
 from fedstrata.privacy.accounting import Spending, epsilon_of
-from fedstrata.sites.noise import add_line, whole_lines
+from fedstrata.sites.noise import add_line
 from fedstrata.sites.noise_tables import Require
 from fedstrata.sites.release_log import LOG
 from fedstrata.wire.codec import WireError
+from fedstrata.wire.files import read_lines
 
 ACCOUNT = "noise.jsonl"
 """In a site's folder: a line for every round whose message has left with noise; it is never cleared."""
@@ -54,14 +54,6 @@ def refusal_of_level(require: Require, limit: float | None, job: Job) -> str | N
     return None
 
 
-def release_of(private: Private, examples: int) -> Spending:
-    """What one round's message of a site with so many examples spends."""
-    rate, steps = 1.0, 1
-    if private.table.level == "example":
-        rate, steps, _ = sampling(examples, private.train)
-    return Spending(noise_of(private.table, private.train, examples), rate, steps)
-
-
 def refusal_of_epsilon(require: Require, private: Private | None, examples: int, rounds: int) -> str | None:
     """Why a run would spend more than a site takes; None where it would not."""
     if require.epsilon is None or private is None:
@@ -77,8 +69,7 @@ def refusal_of_epsilon(require: Require, private: Private | None, examples: int,
 
 def _epsilon_of_run(require: Require, private: Private, examples: int, rounds: int) -> float:
     """What a run spends on a site that is asked in every round."""
-    one = release_of(private, examples)
-    whole = Spending(one.noise, one.rate, one.count * rounds)
+    whole = spending(private.table, private.train, examples, rounds)
     return epsilon_of([whole], require.delta, private.table.counted_by)
 
 
@@ -198,7 +189,7 @@ def account_lines(path: Path) -> list[dict[str, Any]]:
         UserError: one is damaged.
     """
     try:
-        lines = whole_lines(path)
+        lines = read_lines(path)
         if all(_is_line(line) for line in lines):
             return lines
     except (ValueError, RecursionError):

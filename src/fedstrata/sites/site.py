@@ -12,6 +12,7 @@ from pathlib import Path
 from safetensors import safe_open
 
 from fedstrata.client.answer import ClientData, ClientRuntime, Work, answer_request
+from fedstrata.client.private import spending
 from fedstrata.client.trainer import StepCallback, drain
 from fedstrata.exchanges import EXCHANGES
 from fedstrata.models.cut import SplitLink
@@ -21,7 +22,7 @@ from fedstrata.plan.plan import Method, make_plan
 from fedstrata.plan.schedule import ScheduleSpan
 from fedstrata.privacy.accounting import epsilon_of
 from fedstrata.sites.noise import SecretNoise, own_rows
-from fedstrata.sites.noise_account import NoiseAccount, release_of
+from fedstrata.sites.noise_account import NoiseAccount
 from fedstrata.wire.chain import check_received, receive, steps_of
 from fedstrata.wire.codec import WireError, check, payload_bytes, wire_spec
 from fedstrata.wire.on_disk import on_disk
@@ -112,7 +113,7 @@ class Site:
         """
         private, count = self.runtime.private, len(self.data.index)
         if private and self.account and request.phase == "train":
-            release = release_of(private, count)
+            release = spending(private.table, private.train, count, 1)
             self.account.spend(self.folder.name, request.round, private.table, release, self._noise.name)
         with self._holding(request.parts):
             reply, passed = self._carry_out(request, copied)
@@ -126,14 +127,14 @@ class Site:
         private = self.runtime.private
         if private is None or self.account is None:
             return None
-        one = release_of(private, len(self.data.index))
+        one = spending(private.table, private.train, len(self.data.index), 1)
         return epsilon_of([one], self.account.delta, private.table.counted_by)
 
     def _carry_out(self, request: Request, copied: bool) -> tuple[Reply, int]:
         """The reply, and the bytes that have left for the server's layers on the way to it."""
         reach = self.reach(request) if self.reach and request.phase != "receive" else nullcontext()
         with reach as opened:
-            link = opened and _Metered(opened, self.limit, partial(self.leaving, request))
+            link = _Metered(opened, self.limit, partial(self.leaving, request)) if opened else None
             work = Work(
                 runtime=self.runtime,
                 request=request,

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedstrata.client.private import private_of
+from fedstrata.client.private import private_of, spending
 from fedstrata.client.sums import weight_in_sum
 from fedstrata.errors import UserError
 from fedstrata.privacy.fixed_point import WIDTHS, fixed_point
@@ -18,7 +18,7 @@ from fedstrata.sites.greeting import check_same, check_same_examples, made_by, o
 from fedstrata.sites.message_client import Over
 from fedstrata.sites.messages import HelloHeader
 from fedstrata.sites.model_files import check_files
-from fedstrata.sites.noise_account import NoiseAccount, refusal_of_epsilon, release_of
+from fedstrata.sites.noise_account import NoiseAccount, refusal_of_epsilon
 from fedstrata.sites.permission import Refused, check_job, check_rows, check_tests, permit
 from fedstrata.sites.release_log import ReleaseLog
 from fedstrata.sites.service import MOST_FILE_BYTES
@@ -112,7 +112,7 @@ class Visit:
             raise Refused(reason)
         if private:
             account = NoiseAccount(self.settings.folder, limits.epsilon, limits.delta)
-            release = release_of(private, proposal.examples)
+            release = spending(private.table, private.train, proposal.examples, 1)
             lines.append(account.foreseen(run, proposal.rounds, job.privacy, release))
         check_rows(limits, proposal.least)
         share = 1.0  # of what leaves at most; in a masked sum what leaves at least, as join counts it

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from fedstrata.job.tables import Job
-from fedstrata.job.task_kinds import TASK_KINDS, TaskKind
 from fedstrata.plan.kinds import Index
 from fedstrata.tasks.batches import Batch, Examples
 
@@ -106,11 +105,6 @@ class TaskContext:
     labels: tuple[str, ...] | None = None
     tokenizer: Any = None
     vocabulary: int = 0
-
-    @property
-    def kind(self) -> TaskKind:
-        """What is known of the job's kind of task."""
-        return TASK_KINDS[self.job.task.kind]
 
     @property
     def padding(self) -> int:

@@ -19,7 +19,6 @@ from fedstrata.plan.sharing import EVERYTHING, Sharing
 from fedstrata.wire.int8 import quantize_rows
 from fedstrata.wire.partial import filled, travelling
 from fedstrata.wire.states import DTYPES as DTYPES  # its users know them from here
-from fedstrata.wire.states import LEVELS as LEVELS
 from fedstrata.wire.states import SCALE as SCALE
 from fedstrata.wire.states import Shapes as Shapes
 from fedstrata.wire.states import Spec as Spec

@@ -20,8 +20,6 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, 
 """Wire type -> the dtype of tensors under way; with ``int8`` that of matrices, see :func:`wire_spec`."""
 SCALE = ":scale"
 """Ends the name of a matrix's scales."""
-LEVELS = 127
-"""The largest int8; a row runs from minus it to it."""
 
 
 class WireError(ValueError):

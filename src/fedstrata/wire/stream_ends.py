@@ -125,16 +125,14 @@ class PlainServer:
         """Nothing is kept."""
 
 
-def client_end(form: StreamForm, width: int, folder: Path, room: int) -> PlainClient | ChangedClient:
+def client_end(form: StreamForm, width: int, folder: Path, room: int) -> ClientEnd:
     """The client's end of a session; with ``form.changed`` it keeps up to ``room`` bytes under ``folder``."""
     if form.changed is None:
         return PlainClient(form)
     return ChangedClient(form, form.changed, RowCache(folder, width, room))
 
 
-def server_end(
-    form: StreamForm, width: int, longest: int, texts: int, folder: Path, room: int
-) -> PlainServer | ChangedServer:
+def server_end(form: StreamForm, width: int, longest: int, texts: int, folder: Path, room: int) -> ServerEnd:
     """The server's end of a session; with ``form.changed`` it keeps up to ``room`` bytes under ``folder``.
 
     Args:

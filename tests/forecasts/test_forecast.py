@@ -37,6 +37,7 @@ from fedstrata.models.parts import find_parts
 from fedstrata.plan.kinds import LANGUAGE, ClientSchedule, Population
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.sharing import Sharing
+from fedstrata.reports.privacy import privacy_lines
 from fedstrata.server.records import MemoryRecords
 from fedstrata.wire.codec import CODECS
 from tiny import CONFIGS, SIZES, tiny_config, tiny_model
@@ -294,6 +295,29 @@ def test_a_job_whose_data_is_elsewhere_is_forecast_on_assumptions(job: Jobs) -> 
     )
     with pytest.raises(UserError, match="local_layers: is 9"):
         fedstrata.forecast(made, ["method.name=fedbfpt", "method.local_layers=9"])
+
+
+def test_epsilon_of_examples_that_are_assumed_says_so(job: Jobs) -> None:
+    """With the noise as given, a client of 4 examples spends a multiple of what one of 1000 does."""
+    table = {"level": "example", "noise": 0.8}
+    made = job("fedavg", "classify", task={"labels": ["eye", "heart", "kidney"]}, privacy=table)
+    elsewhere = {**made, "data": {"train": "elsewhere.csv"}}
+    counted, assumed, said, two = (
+        fedstrata.forecast(each, count=count)["fedavg"]["privacy"]
+        for each, count in (
+            (made, None),
+            (elsewhere, None),
+            (made, 64),
+            ({**elsewhere, "stages": [{"name": "a"}, {"name": "b", "data": made["data"]}]}, None),
+        )
+    )
+    assert "assumed" not in counted
+    assert assumed["epsilon"] < counted["epsilon"]
+    assert "for 1,000 examples at each client, which is assumed" in privacy_lines(assumed)[1]
+    assert (said["assumed"], two["assumed"]) == ("64 examples", "1,000 examples")
+    whole = job("fedavg", privacy={"level": "client", "noise": 1.0, "single_message": True})
+    whole["data"] = {"train": "elsewhere.csv"}
+    assert "assumed" not in fedstrata.forecast(whole)["fedavg"]["privacy"]
 
 
 def test_tokens_and_classes_that_are_assumed_are_told(job: Jobs, bare: Path) -> None:

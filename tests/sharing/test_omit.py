@@ -10,10 +10,12 @@ import pytest
 import torch
 import transformers
 from plain import plain_loop
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
 from transformers import AutoModelForMaskedLM
 
 import fedstrata
-from fedstrata.client.sharing import tensors_of
+from fedstrata.client.sharing import listed_tokens, tensors_of
 from fedstrata.errors import UserError
 from fedstrata.models import checkpoints
 from fedstrata.plan.disclosure import LENGTH, channels
@@ -80,6 +82,16 @@ def test_what_is_left_out_stays_and_the_rest_learns_as_in_a_plain_loop(
             )
         elif name != "bert.embeddings.token_type_embeddings.weight":
             assert not torch.equal(model[name], start[name]), name
+
+
+def test_a_mark_before_the_first_line_is_no_part_of_its_word(tmp_path: Path) -> None:
+    """Some editors begin a file with it, and where the tokenizer keeps it, the first word was not listed."""
+    path, vocabulary = tmp_path / "public.txt", {"[UNK]": 0, "kidney": 1, "the": 2, "\ufeff": 3}
+    path.write_text("kidney\nthe\n", "utf-8-sig")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordPiece(vocabulary, unk_token="[UNK]")), unk_token="[UNK]"
+    )
+    assert listed_tokens(path, tokenizer, 4) == (0, 1, 2)
 
 
 SIZES: dict[str, Any] = {

@@ -17,8 +17,9 @@ from test_in_memory import NAMES, Village
 
 import fedstrata
 from fedstrata.client import sums
-from fedstrata.client.private import Private
+from fedstrata.client.private import Private, private_of
 from fedstrata.errors import UserError
+from fedstrata.job.file import load
 from fedstrata.job.privacy_table import Privacy
 from fedstrata.job.tables import Train
 from fedstrata.plan.messages import Request
@@ -27,11 +28,18 @@ from fedstrata.privacy.accounting import Spending, epsilon_of
 from fedstrata.runs import stages
 from fedstrata.sites.messages import ReplyHeader, WelcomeHeader, decode_message
 from fedstrata.sites.noise import ASKED, KEY, SecretNoise
-from fedstrata.sites.noise_account import ACCOUNT, NoiseAccount, check_account, refusal_of_epsilon
+from fedstrata.sites.noise_account import (
+    ACCOUNT,
+    NoiseAccount,
+    check_account,
+    refusal_of_epsilon,
+    refusal_of_level,
+)
 from fedstrata.sites.noise_tables import Require
 from fedstrata.sites.release_log import ReleaseLog, read_log
 from fedstrata.sites.service import SiteService
 from fedstrata.sites.settings import read_site
+from fedstrata.sites.templates import SITE
 from fedstrata.wire.codec import WireError
 
 Jobs = Callable[..., dict[str, Any]]
@@ -246,6 +254,19 @@ def test_a_site_weighs_one_at_level_client_whatever_it_says(village: Village, jo
     assert "b says that it has 1,000,000,000 examples and counts for 1 ([privacy] level = 'client')" in notes
     rounds = [json.loads(line) for line in (run.folder / "rounds.jsonl").read_text().splitlines()]
     assert {line["examples"] for line in rounds if line["client"] != "server"} == {1}
+
+
+def test_of_how_much_noise_a_level_is_epsilon_alone_says_and_the_settings_say_so(job: Jobs) -> None:
+    """A job that names the level and adds next to nothing passed for one that hides something."""
+    least = {"level": "client", "noise": 1e-3, "single_message": True}
+    made = load(job("fedavg", "classify", task={"labels": LABELS}, privacy=least))[0]
+    require = Require(level="client")
+    assert refusal_of_level(require, None, made) is None
+    private = private_of(made)
+    assert refusal_of_epsilon(require, private, 4, 2) is None
+    assert "promises it epsilon" in (refusal_of_epsilon(Require(epsilon=1e5), private, 4, 2) or "")
+    [told] = [line for line in SITE.splitlines() if line.startswith("# epsilon = 8.0")]
+    assert told.endswith("default: the least noise will do")
 
 
 def test_sums_of_whole_numbers_are_counted_by_renyi(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def listed_tokens(path: Path, tokenizer: Any, rows: int) -> tuple[int, ...]:
     try:
         if path.stat().st_size > MOST_VOCABULARY_BYTES:
             raise UserError(f"{path}: has more than {MOST_VOCABULARY_BYTES >> 20} MB; expected a list of tokens")
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8-sig").splitlines()  # some editors begin a file with a mark
     except (OSError, UnicodeDecodeError) as error:
         why = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else f"cannot be read ({error.strerror})"
         raise UserError(

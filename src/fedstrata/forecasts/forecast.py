@@ -28,7 +28,7 @@ from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import Streams
 from fedstrata.runs.models import check_start
 from fedstrata.runs.notes import check_names
-from fedstrata.runs.privacy import combined_privacy, dealt_otherwise
+from fedstrata.runs.privacy import Record, combined_privacy, dealt_otherwise
 
 
 @quiet()
@@ -64,13 +64,19 @@ def forecast(source: JobSource, overrides: Overrides, options: ForecastOptions) 
             costs[name] = _together(stages, options.bandwidth, options.gflops)
             told = [(job.stage, stage["privacy"]) for job, stage in zip(jobs, stages, strict=True)]
             otherwise = dealt_otherwise(jobs, [profile.texts for profile in profiles])
-            costs[name]["privacy"] = combined_privacy(told, otherwise)
+            costs[name]["privacy"] = _on_assumptions(combined_privacy(told, otherwise), profiles)
             if options.units is not None:
                 costs[name]["units"] = [
                     _in_units(options.units, job, start[job.stage], stage, known)
                     for job, stage in zip(jobs, stages, strict=True)
                 ]
     return costs
+
+
+def _on_assumptions(privacy: Record | None, profiles: Sequence[DataProfile]) -> Record | None:
+    """What will be spent, and for how many examples, where these were not counted: epsilon follows from them."""
+    assumed = next((profile.assumed for profile in profiles if profile.assumed), "")
+    return {**privacy, "assumed": assumed} if privacy and privacy["level"] == "example" and assumed else privacy
 
 
 def _check_starts(

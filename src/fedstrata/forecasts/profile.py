@@ -14,7 +14,7 @@ import torch
 from fedstrata.data.fingerprint import text_digests
 from fedstrata.data.partition import check_partition, client_names
 from fedstrata.data.prepare import NO_DATA, Prepared, prepare, source_names
-from fedstrata.errors import UserError
+from fedstrata.errors import UserError, plural
 from fedstrata.forecasts.options import MOST_EXAMPLES
 from fedstrata.job.tables import Job
 from fedstrata.job.task_kinds import TASK_KINDS
@@ -37,6 +37,7 @@ class DataProfile:
         labels: class names, where they are known.
         source: where this comes from, a sentence.
         tests: makes, for each client, the tokens of every example that it is scored on.
+        assumed: how many examples each client is taken to have, where they were not counted.
     """
 
     lengths: Index
@@ -45,6 +46,7 @@ class DataProfile:
     labels: tuple[str, ...] | None
     source: str
     tests: Callable[[], dict[str, Index]]
+    assumed: str = ""
 
 
 def data_profile(
@@ -108,6 +110,7 @@ def _of_data(job: Job, data: Prepared, model: str, longest: int, tokens: int | N
             labels=data.labels,
             source=f"{len(data.train)} training rows of the job's data at {longest} tokens each ({error})",
             tests=lambda: tests,
+            assumed="as many examples as rows",
         )
     return DataProfile(
         lengths=train.lengths,
@@ -140,6 +143,7 @@ def _without_data(job: Job, each: int, longest: int, reason: str) -> DataProfile
         labels=tuple(job.task.labels) if job.task.labels else None,
         source=f"{each} examples of {longest} tokens at each of {number} clients{reason}",
         tests=lambda: tests,
+        assumed=plural(each, "example"),
     )
 
 

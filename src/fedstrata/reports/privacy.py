@@ -19,6 +19,9 @@ HOLDS = {
 }
 """What noise is drawn from -> against whom epsilon holds."""
 
+ASSUMED = "privacy: that is for {} at each client, which is assumed; a run's epsilon is by their real number"
+"""Said of a forecast without the clients' examples."""
+
 
 def privacy_lines(record: Mapping[str, Any] | None) -> list[str]:
     """A record of :func:`fedstrata.runs.privacy.privacy_record` in sentences; none without noise."""
@@ -38,5 +41,6 @@ def privacy_lines(record: Mapping[str, Any] | None) -> list[str]:
         f"privacy: epsilon {span}, delta {record['delta']:g} ({record['accountant']}), level {level}, clip "
         f"{record['clip']:g}: for {UNITS[level]}; {HOLDS[record.get('noise_from', 'train.seed')]}, "
         f"for {whole}, over all rounds",
+        *([ASSUMED.format(record["assumed"])] if "assumed" in record else []),
         f"privacy: no noise covers {UNCOVERED[level]}; losses are not told",
     ]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedstrata.cli.common import resumable
-from fedstrata.errors import UserError, did_you_mean, first_words, plural
+from fedstrata.errors import UserError, did_you_mean, first_words, megabytes, plural
 
 ALLOCATOR = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
 
@@ -89,3 +89,19 @@ def test_memory_that_runs_out_is_told_in_a_sentence(error: Exception, sentence: 
 def test_other_errors_of_torch_are_raised_as_they_are(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"^shapes differ$"), resumable(tmp_path):
         raise RuntimeError("shapes differ")
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (0, "0.0 MB"),
+        (45, "<0.001 MB"),
+        (46_123, "0.046 MB"),
+        (146_000, "0.1 MB"),
+        (3_141_593, "3.1 MB"),
+        (1_234_567_890, "1,234.6 MB"),
+    ],
+)
+def test_few_bytes_are_not_none(count: int, words: str) -> None:
+    """What adapters send in a bit per entry was 0.0 MB on the model's card."""
+    assert megabytes(count) == words

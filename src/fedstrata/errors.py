@@ -51,6 +51,13 @@ def four_decimals(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.4g}"
 
 
+def megabytes(count: int) -> str:
+    """Bytes as ``3.1 MB``; few of them, as adapters and changes in few bits are, as ``0.046 MB``."""
+    if 0 < count < 1000:
+        return "<0.001 MB"
+    return f"{count / 1e6:.3f} MB" if 0 < count < 1e5 else f"{count / 1e6:,.1f} MB"
+
+
 def first_words(error: Exception) -> str:
     """What a library says first, without the name of Python's exception."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]

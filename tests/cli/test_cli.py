@@ -61,6 +61,15 @@ def test_run_trains_and_ends_in_a_table(path: Path, tmp_path: Path) -> None:
     assert (tmp_path / "page.html").stat().st_size > 1000
 
 
+def test_a_run_that_leaves_adapters_alone_names_no_shared_folder(path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="adapters need the extra 'lora'")
+    keys = ("adapter.kind=lora", "adapter.rank=2", "adapter.merged_model=false")
+    done = fedstrata("run", path, "method.rounds=1", *keys, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "scored  adapter\n" in done.stdout
+    assert "shared" not in done.stdout
+
+
 def test_partition_shows_which_client_gets_which_rows(path: Path, tmp_path: Path) -> None:
     done = fedstrata("partition", path, "clients.partition=dirichlet", folder=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -137,7 +137,9 @@ def _run(console: Console, job: Path, pairs: Sequence[str | tuple[str, object]],
         console.print(f"model   {result.model_folder}: was removed after the run had ended", soft_wrap=True)
     elif result.model_folder is None:
         console.print(f"scored  {result.scored}", soft_wrap=True)
-        console.print(f"shared  {result.shared}: what the clients have in common, no whole model", soft_wrap=True)
+        if result.shared is not None:
+            words = "what the clients have in common, no whole model"
+            console.print(f"shared  {result.shared}: {words}", soft_wrap=True)
     else:
         console.print(f"model   {result.model_folder}", soft_wrap=True)
     console.print(f"report  {page}", soft_wrap=True)

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from fedstrata.cli.common import check_stopped
-from fedstrata.cli.words import megabytes, round_words, score_lines
-from fedstrata.errors import plural
+from fedstrata.cli.words import round_words, score_lines
+from fedstrata.errors import megabytes, plural
 from fedstrata.events import (
     Awaited,
     Baseline,

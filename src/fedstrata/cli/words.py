@@ -12,11 +12,6 @@ def round_words(round: int, rounds: int) -> str:
     return f"round {round + 1}/{rounds}" if round >= 0 else "before training"
 
 
-def megabytes(count: int) -> str:
-    """Bytes as ``3.1 MB``."""
-    return f"{count / 1e6:.1f} MB"
-
-
 def score_lines(round: int, score: dict[str, float], rounds: int, baseline: Baseline) -> list[str]:
     """Every metric, with the baseline's after the headline; after the last round, whether it was beaten."""
     words = []

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fedstrata.errors import four_decimals, plural
+from fedstrata.errors import four_decimals, megabytes, plural
 from fedstrata.job.task_kinds import CLASSIFIER, TASK_KINDS
 from fedstrata.job.toml import read_toml
 from fedstrata.models.folders import CARD, CODE
@@ -234,8 +234,8 @@ def _costs(result: Mapping[str, Any]) -> str:
     sent, flops = result["bytes"], result["flops"]
     counted = "" if result.get("privacy") else f"; training took {flops / 1e12:,.2f} TFLOP"
     return (
-        f"All clients together sent {sent['up'] / 1e6:,.1f} MB and received {sent['down'] / 1e6:,.1f} MB in the "
-        f"rounds, and {sent.get('setup', 0) / 1e6:,.1f} MB at the start{counted}."
+        f"All clients together sent {megabytes(sent['up'])} and received {megabytes(sent['down'])} in the rounds, "
+        f"and {megabytes(sent.get('setup', 0))} at the start{counted}."
     )
 
 

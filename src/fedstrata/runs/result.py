@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.errors import UserError, four_decimals
+from fedstrata.errors import UserError, four_decimals, megabytes
 from fedstrata.models.folders import FILES
 from fedstrata.wire.files import clear, link, read_lines, replace_folder, write_bytes
 
@@ -113,7 +113,7 @@ class Result:
         from fedstrata.runs import views
 
         score = ", ".join(f"{name} {four_decimals(value)}" for name, value in self.score.items())
-        sent = ", ".join(f"{self.bytes[way] / 1e6:,.1f} MB {way}" for way in ("up", "down"))
+        sent = ", ".join(f"{megabytes(self.bytes[way])} {way}" for way in ("up", "down"))
         return views.as_html(
             [
                 ("run", str(self.folder)),

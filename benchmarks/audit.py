@@ -204,16 +204,21 @@ def of_rounds(lines: list[dict[str, Any]]) -> str:
 
 
 def of_trainings(lines: list[dict[str, Any]]) -> str:
-    """A line for each job and attack on a model."""
-    made = [seeds_of(lines), "", "| method | attack | steps | figures |", "|---|---|---|---|"]
-    for (row, channel, attack), settings in gathered(lines).items():
-        one = {name for name in settings if name == "1 step"}
-        for names in (one, settings.keys() - one) if channel == "short training" else ():
-            figures = [each for name, found in settings.items() if name in names for each in found]
-            steps = ", ".join(name.partition(" ")[0] for name in settings if name in names)
-            if figures:
-                made.append(f"| {row.removesuffix(', deep')} | {attack} | {steps} | {cell(figures, True)} |")
-    return "\n".join(made)
+    """For each model a table with a line for each job and attack."""
+    made = []
+    for model in sorted({line["model"] for line in lines}, key=lambda model: (model != "demo:minilm", model)):
+        own = [line for line in lines if line["model"] == model]
+        made += [f"### {NAMES.get(model, model)}: short trainings", "", seeds_of(own), ""]
+        made += ["| method | attack | steps | figures |", "|---|---|---|---|"]
+        for (row, channel, attack), settings in gathered(own).items():
+            one = {name for name in settings if name == "1 step"}
+            for names in (one, settings.keys() - one) if channel == "short training" else ():
+                figures = [each for name, found in settings.items() if name in names for each in found]
+                steps = ", ".join(name.partition(" ")[0] for name in settings if name in names)
+                if figures:
+                    made.append(f"| {row.removesuffix(', deep')} | {attack} | {steps} | {cell(figures, True)} |")
+        made.append("")
+    return "\n".join(made).strip()
 
 
 def seeds_of(lines: list[dict[str, Any]]) -> str:

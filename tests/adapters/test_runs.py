@@ -205,6 +205,30 @@ def test_a_plain_average_says_that_it_is_not_that_of_the_products(job: Jobs) -> 
     assert said not in notes["freeze_a"]
 
 
+@pytest.mark.parametrize(
+    ("name", "tables", "averaged"),
+    [
+        ("fedfreezebert", {"head": {"kind": "mean"}}, False),
+        ("centralized", {}, False),
+        ("fedbert", {"method": {"mode": "share", "lower": 1}}, False),
+        ("fedbert", {"method": {"mode": "parallel"}}, True),
+    ],
+)
+def test_nothing_is_said_of_an_average_of_adapters_that_nobody_makes(
+    job: Jobs, name: str, tables: dict[str, Any], averaged: bool
+) -> None:
+    said: list[str] = []
+
+    def listen(event: Any) -> None:
+        if type(event).__name__ == "StageStarted":
+            said.extend(event.notes)
+
+    method = {"rounds": 1, **tables.get("method", {})}
+    made = job(name, "classify", **{**lora("plain"), **SPLIT, **tables, "method": method})
+    fedstrata.run(made, progress=listen)
+    assert any("averaged apart" in note for note in said) == averaged
+
+
 def test_adapters_of_a_model_from_scratch_name_the_start_model_that_is_kept(job: Jobs, tmp_path: Path) -> None:
     shape = {"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     made = job("fedavg", "classify", adapter={"kind": "lora", "rank": 2})

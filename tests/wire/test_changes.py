@@ -68,6 +68,27 @@ def test_bytes_of_a_matrix_by_hand(bits: int, share: float) -> None:
     assert sparse == -(-kept * bits // 8) + groups + -(-kept * width // 8) + upper
 
 
+@pytest.mark.parametrize(
+    ("rank", "form", "b", "a"),
+    [
+        (8, ChangeForm(1), 3.0, 1.02),
+        (8, ChangeForm(8), 12.0, 8.04),
+        (1, ChangeForm(1), 17.0, 1.02),
+        (1, ChangeForm(8), 40.0, 8.04),
+        (8, ChangeForm(1, rotation=True), 1.125, 1.125),
+        (8, ChangeForm(8, rotation=True), 8.25, 8.25),
+    ],
+    ids=str,
+)
+def test_bits_of_an_entry_of_an_adapter_are_those_on_the_page(
+    rank: int, form: ChangeForm, b: float, a: float
+) -> None:
+    """docs/decisions/wire.md: the short rows of B have scales of their own."""
+    shapes: dict[str, tuple[int, ...]] = {"b": (768, rank), "a": (rank, 768)}
+    bits = {name: 8 * spec_bytes(change_spec({name: shape}, form)) / 768 / rank for name, shape in shapes.items()}
+    assert bits == {"b": b, "a": pytest.approx(a, abs=0.005)}
+
+
 def test_rows_by_hand() -> None:
     rows = {"w": torch.tensor([[4.0, -2.0, 0.0], [0.0, 0.0, 0.0], [-1.0, 1.0, -1.0]])}
     assert decode_change(encode_change(rows, ChangeForm(1)), {"w": (3, 3)}, ChangeForm(1))["w"].tolist() == [

@@ -77,8 +77,6 @@ def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int, own: Collection
         lines.append("the tokenizer was trained on all clients' training rows")
     if loaded.fresh:
         lines.append(f"newly initialized: {', '.join(loaded.fresh)}")
-    if job.adapter.kind == "lora" and job.adapter.merge == "plain":
-        lines.append("the adapters' A and B are averaged apart, which is not the average of their products B A")
     lines += EXCHANGES[job.method.exchange].notes(job, loaded.parts, len(data.shards), tokens)
     if job.server.aggregate in ROBUST and "aggregate" not in own:
         lines.append(
@@ -93,6 +91,7 @@ def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int, own: Collection
     rounds = range(job.method.rounds)
     plans = [make_plan(job.method, loaded.parts, job.task.kind, round, SERVER, streams) for round in rounds]
     kind, sent = TASK_KINDS[job.task.kind], {part for plan in plans for part in plan.send}
+    lines += _averaged_apart(job, loaded.parts, plans)
     lines += [] if "codec" in own else _left_behind(job, plans)
     if job.method.population == "pooled":
         lines.append(POOLED)
@@ -103,6 +102,18 @@ def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int, own: Collection
         lines.append(f"{', '.join(sorted(never))}: newly initialized, and this method never trains it")
     lines += without_effect(job, loaded.parts, list(data.shards), own)
     return tuple(lines)
+
+
+def _averaged_apart(job: Job, parts: Parts, plans: Sequence[Plan]) -> list[str]:
+    """That adapters are, where clients send some, or the server averages copies of its own layers."""
+    schedule = job.method.client_schedule
+    if job.adapter.merge != "plain" or schedule == "sequential":
+        return []
+    copies = schedule == "parallel"
+    averaged = {name for plan in plans for name in (*plan.send, *(plan.away(parts) if copies else ()))}
+    if not any(parts[name].kind == "adapter" for name in averaged):
+        return []
+    return ["the adapters' A and B are averaged apart, which is not the average of their products B A"]
 
 
 def _left_behind(job: Job, plans: Sequence[Plan]) -> list[str]:

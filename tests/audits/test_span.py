@@ -60,9 +60,8 @@ def test_signs_are_not_taken_for_an_exact_span() -> None:
 
 
 def test_noise_hides_the_inputs() -> None:
-    inputs = vectors(9)
-    change = gradient(inputs) + 300 * vectors(96, seed=3)
-    span = span_of(change, 0.0)
-    if span is not None:
-        others = span.scores(vectors(500, seed=2)).mean()
-        assert abs(float(span.scores(inputs).mean() - others)) < 0.1
+    """No direction stands out of noise that is far larger; out of less noise some do."""
+    change = gradient(vectors(9))
+    for seed in range(3, 9):
+        assert span_of(change + 300 * vectors(96, seed=seed), 0.0) is None
+    assert span_of(change + vectors(96, seed=3), 0.0) is not None

@@ -14,7 +14,9 @@ import tomli_w
 import torch
 
 import fedstrata
+from fedstrata.job.task_kinds import TASK_KINDS, TaskKind
 from fedstrata.models.folders import CARD
+from fedstrata.reports import card
 from fedstrata.reports.card import END
 from tiny import SENTENCES
 
@@ -172,3 +174,9 @@ def test_a_folder_beside_the_job_is_no_model_of_the_hub(
     card = huggingface_hub.ModelCard.load(result.model_folder / CARD)
     assert card.data.base_model is None
     assert "start model: bert-tiny" in card.text
+
+
+def test_the_card_of_a_kind_of_task_of_ones_own_loads_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASK_KINDS, "own", TaskKind("tag", "AutoModelForTokenClassification", {}))
+    assert "AutoModelForTokenClassification.from_pretrained(folder)" in card._loading("own", "")
+    assert "AutoModelForSequenceClassification.from_pretrained(folder)" in card._loading("another", "")

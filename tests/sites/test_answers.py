@@ -12,7 +12,7 @@ import torch
 
 from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import Plan
-from fedstrata.sites.answers import KEPT_ROUNDS, SESSIONS, Answer, Answers, request_digest
+from fedstrata.sites.answers import KEPT_ROUNDS, SESSIONS, Answer, Answers, work_digest
 from fedstrata.sites.permission import Refused
 from fedstrata.sites.release_log import release_of
 from fedstrata.wire.tensor_file import pack
@@ -64,7 +64,7 @@ def test_what_is_carried_out_anew_for_the_same_request_is_not_for_another_model(
 
     def digests(before: int, again: bool) -> set[str]:
         sites = [SimpleNamespace(shared={"head": (1, {"w": own})}) for own in alike(before)]
-        return {request_digest(site, asked, again) for site in sites}  # type: ignore[arg-type]
+        return {work_digest(site, asked, again) for site in sites}  # type: ignore[arg-type]
 
     met = next(before for before in range(1000) if len(digests(before, again=False)) == 1)
     assert torch.isfinite(torch.stack(alike(met))).all()

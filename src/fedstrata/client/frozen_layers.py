@@ -102,13 +102,10 @@ class KeptStates:
     def put(self, position: int, states: torch.Tensor) -> None:
         """Keep a text's states ``[S, H]``, without what pads them beyond its rows."""
         if self.texts.fits[position]:
-            self._place(position).copy_(states[: int(self.texts.rows[position])])
+            self.get(position).copy_(states[: int(self.texts.rows[position])])
 
     def get(self, position: int) -> torch.Tensor:
-        """A text's states, ``[T, H]``."""
-        return self._place(position)
-
-    def _place(self, position: int) -> torch.Tensor:
+        """A text's states, ``[T, H]``: a view of what is kept."""
         start, size = int(self.starts[position]), int(self.texts.elements[position])
         return self.disk[start : start + size].view(-1, self.width)
 

@@ -36,7 +36,7 @@ def check_branches(job: Job, parts: Parts, plan: Plan) -> None:
     """Refuse a head over four layers where a client builds fewer.
 
     Raises:
-        UserError: so it is.
+        UserError: a client builds fewer layers than the head takes.
     """
     wanted = len(parts.head_layers)
     if len(plan.layers) < wanted and not plan.server:
@@ -63,7 +63,7 @@ def check_head(job: Job, config: Any) -> None:
         config: of its model, with the head that the checkpoint or the stage before had, if that goes on.
 
     Raises:
-        UserError: so it is.
+        UserError: it does not go with the rest.
     """
     if not (found := getattr(config, KEY, None)):
         return

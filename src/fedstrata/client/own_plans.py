@@ -19,7 +19,7 @@ def check_own_plans(job: Job, parts: Parts, round: int, sampled: Sequence[str], 
     """Refuse a plan of a method of the caller's own that is none, or that the model cannot carry out.
 
     Raises:
-        UserError: so it is; or the plan trains nothing, or does not go with what the method sends.
+        UserError: it is no plan, cannot be carried out, trains nothing, or does not go with what the method sends.
     """
     method, name, base = job.method, method_name(job.method), parts.without_adapters
     for client in sampled if name not in METHODS else ():
@@ -40,7 +40,7 @@ def check_frozen_throughout(job: Job, parts: Parts, plans: Collection[Plan]) -> 
     """Refuse an encoder that is frozen in one plan and trained in another: cached states would be old ones.
 
     Raises:
-        UserError: so it is.
+        UserError: there is such an encoder.
     """
     trained = {name for plan in plans for name in plan.train if parts[name].kind not in ("pooler", "head")}
     if trained and any(plan.freeze_encoder for plan in plans):

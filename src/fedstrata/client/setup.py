@@ -124,7 +124,11 @@ def make_ready(
 
 
 def make_runtime(job: Job, loaded: checkpoints.Loaded, task: Task, codec: Codec) -> ClientRuntime:
-    """The roles over a loaded model."""
+    """The roles over a loaded model.
+
+    Raises:
+        UserError: at level ``example`` the model has a module that mixes the examples of a batch.
+    """
     train, streams = job.train, Streams(job.train.seed)
     if job.privacy.level == "example" and (mixing := mixing_module(loaded.model)):
         raise UserError(
@@ -269,7 +273,11 @@ def _width(job: Job, base_dir: Path | None) -> int | None:
 
 
 def fit_positions(job: Job, longest: int) -> Job:
-    """The default ``max_tokens`` made to fit a model that reads less; the user's own must fit by itself."""
+    """The default ``max_tokens`` made to fit a model that reads less; the user's own must fit by itself.
+
+    Raises:
+        UserError: it does not.
+    """
     if job.train.max_tokens <= longest:
         return job
     if "max_tokens" in job.train.model_fields_set:

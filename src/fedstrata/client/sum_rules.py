@@ -126,7 +126,7 @@ def check_senders(job: Job, round: int, plans: Mapping[str, Plan]) -> None:
         plans: client of the round -> its plan.
 
     Raises:
-        UserError: so it is, or there are too many clients.
+        UserError: there is such a part, nothing is sent, or there are too many clients.
     """
     if not job.privacy.sum_only:
         return

@@ -76,7 +76,7 @@ def before_training(work: Work) -> None:
     """Refuse to train for a sum to which the client has brought its numbers already.
 
     Raises:
-        WireError: so it is, or the request is for no attempt under way; see also :func:`_note_roster`.
+        WireError: it has brought them, or the request is for no attempt under way; see also :func:`_note_roster`.
     """
     question = dict(work.request.sums)
     member = _under_way(work, question)

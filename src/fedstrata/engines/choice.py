@@ -92,6 +92,9 @@ def choose(job: Job, work: Work, threads: int | None = None) -> Choice:
         job: the stage's job.
         work: what is known of its training.
         threads: with which the run began; None for one that begins now.
+
+    Raises:
+        UserError: the job's engine or its number of workers is not to be had here.
     """
     table, sampled = job.engine, side_by_side(job, len(work.examples))
     fitting = on_gpus(job, work) if work.gpus else min(cores(), _fitting(job, work))

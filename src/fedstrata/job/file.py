@@ -154,7 +154,11 @@ def content_of(source: JobSource) -> dict[str, Any]:
 
 
 def sweep_table(source: JobSource) -> tuple[str, dict[str, Any]]:
-    """How error messages name a job, and its table ``[sweep]``; empty where it has none."""
+    """How error messages name a job, and its table ``[sweep]``; empty where it has none.
+
+    Raises:
+        UserError: the job cannot be read, or ``sweep`` in it is no table.
+    """
     where, data = _read(source)
     table = data.get("sweep", {})
     if not isinstance(table, dict):

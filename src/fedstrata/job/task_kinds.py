@@ -1,7 +1,7 @@
 """The kinds of tasks: all that the job, the data and the model have to know of each, without torch.
 
 A new kind is its entry in :data:`TASK_KINDS`, a file in ``fedstrata.tasks`` with its batches and its loss, and
-that file's line in ``fedstrata.tasks.TASKS``. Nothing else asks which kind a task is.
+that file's line in ``fedstrata.tasks.TASKS``. Nothing else has to know of it.
 """
 
 from __future__ import annotations

@@ -109,7 +109,11 @@ class Member:
         return None if before[1] is None else {k: bytes.fromhex(v) for k, v in before[1].items()}
 
     def roster(self) -> Roster:
-        """The members, as this one was told."""
+        """The members, as this one was told.
+
+        Raises:
+            WireError: it has not been told.
+        """
         entries = {name: decode_entry(bytes.fromhex(said)) for name, said in self.secrets.roster.items()}
         if not entries:
             raise WireError("masked sum: the members' keys have not been sent")

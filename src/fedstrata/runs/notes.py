@@ -33,8 +33,7 @@ def check_names(job: Job) -> None:
     """Look up what a job names in the registries of codecs, aggregates and server optimizers.
 
     Raises:
-        UserError: one of them has no such name, or the adapters or the privacy
-            do not go with what is named.
+        UserError: one of them has no such name, or a table of the job does not go with the others.
     """
     job_codec(job.wire.dtype, job.wire.forms)
     make_aggregate(job.server.aggregate)

@@ -93,7 +93,11 @@ def as_recorded(job: Job, folder: Path) -> Job:
 
 
 def changes(job: Job, folder: Path, components: Mapping[str, str] = NONE) -> list[Change]:
-    """See :func:`same_job`; nothing is written, and a folder without a ``job.toml`` differs in nothing."""
+    """See :func:`same_job`; nothing is written, and a folder without a ``job.toml`` differs in nothing.
+
+    Raises:
+        UserError: the run cannot go on with a key that differs, or as :func:`differences`.
+    """
     found = differences(job, folder, components)
     for change in found:
         if why := _refusal(change, job):

@@ -62,7 +62,11 @@ def load_model(folder: Path, task: str) -> TrainedModel:
 
 
 def pipeline(folder: Path, task: str, **options: Any) -> Pipeline:
-    """A ``transformers`` pipeline over the model in a folder; entities of ``tag`` are joined."""
+    """A ``transformers`` pipeline over the model in a folder; entities of ``tag`` are joined.
+
+    Raises:
+        UserError: there is none for the task.
+    """
     import transformers
 
     import fedstrata.models.heads  # noqa: F401  as in :func:`load_model`

@@ -99,7 +99,7 @@ class ActivationServer:
         """Refuse the answer of a client that has not ended its session: what it answers has not been through here.
 
         Raises:
-            WireError: so it is.
+            WireError: the client has not ended it.
         """
         if request.passes_layers and request.client not in self.layers.results:
             raise WireError("answers without having held its session on the server's layers")

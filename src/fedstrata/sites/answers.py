@@ -42,7 +42,7 @@ class Answer:
     Attributes:
         round: 0-based.
         payload: see :class:`fedstrata.sites.release_log.Release`.
-        request: digest of what was asked, see :func:`request_digest`.
+        request: digest of what was asked, see :func:`work_digest`.
         rows: distinct rows behind it.
         seconds: of the work.
         sha256: of the message; empty where there is none yet.
@@ -169,7 +169,7 @@ class Answers:
         return self.folder / f"{answer.round}-{answer.payload}.answer"
 
 
-def request_digest(site: Site, request: Request, again: bool) -> str:
+def work_digest(site: Site, request: Request, again: bool) -> str:
     """A digest of all that an answer depends on: the request without the form in which its parts came.
 
     After a server was resumed it sends whole what it had sent as a change before; the tensors that the site then

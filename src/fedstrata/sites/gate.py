@@ -13,7 +13,7 @@ import torch
 from fedstrata.client.trainer import StepCallback
 from fedstrata.plan.kinds import SUM_PHASES, Phase, Tensors
 from fedstrata.plan.messages import Request
-from fedstrata.sites.answers import Answer, Answers, request_digest
+from fedstrata.sites.answers import Answer, Answers, work_digest
 from fedstrata.sites.limit_tables import Limits
 from fedstrata.sites.messages import encode_reply
 from fedstrata.sites.permission import NotNow, Refused, check_rows
@@ -95,7 +95,7 @@ class Gate:
         site.take(request)
         self.check_over(run.name)
         again = bool(request.plan.server) or site.runtime.sums is not None  # whose answers cannot be sent again
-        digest = request_digest(site, request, again)
+        digest = work_digest(site, request, again)
         key, epsilon = (request.round, payload), site.epsilon if payload == "weights" else None
         left = (run.name, *key) in self.log.answered
         if found := run.answers.find(request, payload, digest, again):

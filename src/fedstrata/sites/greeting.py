@@ -62,7 +62,7 @@ def check_name(run: str) -> None:
     """Refuse a run whose name cannot be a folder's.
 
     Raises:
-        WireError: so it is.
+        WireError: it cannot be.
     """
     if not re.fullmatch(RUN_NAME, run):
         raise WireError("run: must be 32 hexadecimal digits")
@@ -89,7 +89,7 @@ def check_same(folder: Path, hello: HelloHeader, digest: str) -> None:
     accounted for.
 
     Raises:
-        Refused: so it is.
+        Refused: the start model or the job is another one.
     """
     known, path, same = [hello], folder / HELLO, digest_of(folder) in ("", digest)
     try:

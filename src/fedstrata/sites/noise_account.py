@@ -214,7 +214,7 @@ def check_account(folder: Path, noisy: Collection[tuple[str, int]]) -> None:
         noisy: (run, round) of every message that has left with noise, by the release log.
 
     Raises:
-        UserError: so it is.
+        UserError: the account is such a one.
     """
     booked = {(line["run"], line["round"]) for line in account_lines(folder / ACCOUNT)}
     if missing := sorted(set(noisy) - booked):

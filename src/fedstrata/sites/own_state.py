@@ -66,7 +66,7 @@ def check_own(folder: Path, journal: Journal, rows: Fingerprints) -> None:
     """Refuse to go on with other rows than the run began with, or with files that are damaged.
 
     Raises:
-        Refused: so it is. What differs stands in the site's own log alone.
+        Refused: the rows are others, or a file is damaged. What differs stands in the site's own log alone.
     """
     path = folder / ROWS
     new = not path.exists() and journal.files.keys() == {START}

@@ -187,7 +187,7 @@ class Site:
         """Every part that the work begins with must be named, in a version that is here or comes along.
 
         Raises:
-            WireError: so it is not.
+            WireError: a part is not named, or its version is not here.
         """
         if strange := (request.versions.keys() | request.parts.keys()) - self.shared.keys():
             raise WireError(f"versions: names no part of this client's model: {', '.join(sorted(strange))}")

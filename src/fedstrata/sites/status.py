@@ -21,7 +21,7 @@ from fedstrata.sites.settings import ServerSettings
 from fedstrata.wire.files import locked
 
 FRESH_SECONDS = 2.0
-"""For which what was found out is told again."""
+"""For which a state that was found is shown again."""
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,11 @@ from fedstrata.reports.sweep import FAILED, SweepRow
 from fedstrata.reports.sweep_files import write_table
 from fedstrata.runs.folder import check_output_dir, mark
 from fedstrata.runs.result import read_status
+from fedstrata.server.state import newest_commit
 from fedstrata.sweeps.begun import check_cells
 from fedstrata.sweeps.cells import Cell, Sweep, cells
 from fedstrata.sweeps.workers import Message, Worker, Workers, sole_user
-from fedstrata.wire.files import clear, link, read_sealed, write_bytes
+from fedstrata.wire.files import clear, link, write_bytes
 
 Progress = Callable[[events.Event], None]
 MODELS = ("start", "model", "shared", "clients", "adapter", "base")
@@ -169,5 +170,4 @@ def _taken_over(source: str, target: str) -> None:
 
 def _kept_state(folder: Path) -> bool:
     """Whether a finished stage has kept its state, as ``output.keep_state`` asks, and can get more rounds."""
-    newest = max((folder / "state").glob("manifest-[0-9]*.json"), default=None)
-    return newest is not None and bool((read_sealed(newest) or {}).get("kept"))
+    return bool((newest_commit(folder) or {}).get("kept"))

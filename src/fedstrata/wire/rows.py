@@ -104,7 +104,11 @@ def decode_rows(name: str, message: Tensors, hidden: int, form: RowForm) -> torc
 
 
 def finite_product(name: str, values: torch.Tensor) -> torch.Tensor:
-    """Values that were multiplied by a scale of the message; refused where they have outgrown fp32."""
+    """Values that were multiplied by a scale of the message.
+
+    Raises:
+        WireError: they have outgrown fp32.
+    """
     if not all_finite(values):
         raise WireError(f"{name}: are not finite once multiplied by their scale")
     return values

@@ -22,6 +22,7 @@ from fedstrata.errors import UserError
 from fedstrata.sites import certificates
 from fedstrata.sites import provision as module
 from fedstrata.sites.provision import add_site, init
+from fedstrata.sites.renewal import renew
 from fedstrata.sites.settings import read_server, read_site
 
 pytest.importorskip("cryptography")
@@ -518,7 +519,8 @@ def test_without_its_libraries_the_extra_is_named(
 ) -> None:
     init(tmp_path / "there", ["a"])
     monkeypatch.setitem(sys.modules, library, None)
-    for call in (lambda: init(tmp_path / "fed", ["a"]), lambda: add_site(tmp_path / "there", "b")):
+    there = tmp_path / "there"
+    for call in (lambda: init(tmp_path / "fed", ["a"]), lambda: add_site(there, "b"), lambda: renew(there)):
         with pytest.raises(UserError, match=r"needs the extra 'flower': pip install 'fedstrata\[flower\]'"):
             call()
     assert not (tmp_path / "fed").exists()

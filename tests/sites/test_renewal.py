@@ -93,3 +93,32 @@ def test_the_key_of_the_ca_signs_or_it_is_named(ended: Path) -> None:
         renew(ended)
     assert certificate.read_bytes() == before
     assert not list(certificate.parent.glob(".*"))
+
+
+def test_a_key_that_stands_with_its_certificate_is_not_lost(ended: Path) -> None:
+    path = ended / "sites/a/a.pem"
+    both = path.read_bytes() + (ended / "sites/a/a.tls.key").read_bytes()
+    path.write_bytes(both)
+    with pytest.raises(UserError, match="holds more than a certificate, such as its key"):
+        renew(ended, path)
+    assert path.read_bytes() == both
+
+
+def test_no_certificate_outlives_its_ca(ended: Path) -> None:
+    from cryptography.hazmat.primitives import hashes, serialization
+
+    path = ended / "tls/ca.pem"
+    key = serialization.load_pem_private_key((ended / "tls/ca.key").read_bytes(), None)
+    old = x509.load_pem_x509_certificate(path.read_bytes())
+    for days in (9, -1):
+        builder = x509.CertificateBuilder(old.issuer, old.subject, old.public_key(), x509.random_serial_number())
+        builder = builder.not_valid_before(datetime.now(UTC) - timedelta(days=2))
+        builder = builder.not_valid_after(datetime.now(UTC) + timedelta(days=days))
+        for each in old.extensions:
+            builder = builder.add_extension(each.value, each.critical)
+        path.write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+        if days > 0:
+            assert abs(renew(ended)[1] - datetime.now(UTC) - timedelta(days=days)) < timedelta(minutes=5)
+        else:
+            with pytest.raises(UserError, match=f"{path}: has expired"):
+                renew(ended)

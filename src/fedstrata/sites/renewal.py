@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # an extra
 
 
 def renew(folder: Path, certificate: Path | None = None) -> tuple[Path, datetime]:
-    """Replace a certificate by one for the same key and the same names, valid for a year from now.
+    """Replace a certificate by one for the same key and names, for a year from now but no longer than its CA.
 
     Its key stays where it is: a site sends its certificate alone, and gets it back renewed.
 
@@ -31,23 +31,23 @@ def renew(folder: Path, certificate: Path | None = None) -> tuple[Path, datetime
         The file, and when the new certificate ends.
 
     Raises:
-        UserError: the federation's CA has not signed it, the CA's key is missing, its site is no longer in
-            ``server.toml``, or a file cannot be read or written.
+        UserError: the federation's CA has not signed it or has expired, the CA's key is missing, the site is no
+            longer in ``server.toml``, the file holds more than the certificate, or cannot be read or written.
     """
     need_extra()
     settings = read_server(folder)
     tls = settings.tls
-    if certificate is not None and tls.clients is None:
+    ca_path, path = (tls.ca, tls.certificate) if certificate is None else (tls.clients, certificate)
+    if ca_path is None:
         raise UserError(f"{folder}: its sites have no certificates; [tls] clients is not set in server.toml")
-    ca_path = tls.ca if certificate is None else tls.clients
-    path = tls.certificate if certificate is None else certificate
-    assert ca_path is not None
-    ca, old = _certificate(ca_path), _certificate(path)
+    ca, old = _certificate(ca_path), _certificate(path, alone=True)
     if not _issued(old, ca):
         raise UserError(f"{path}: was not signed by {ca_path}; whoever has signed it can renew it")
     if certificate is not None:
         _check_site(path, old, settings)
-    end = datetime.now(UTC) + YEAR
+    end = min(datetime.now(UTC) + YEAR, ca.not_valid_after_utc)
+    if end < datetime.now(UTC):
+        raise UserError(f"{ca_path}: has expired (on {end:%Y-%m-%d}), so that nothing it signs is valid")
     new = _signed(old, ca, _ca_key(ca_path, ca), end)
     try:
         write_bytes(Path(os.path.realpath(path)), new)
@@ -66,15 +66,20 @@ def _issued(certificate: Certificate, ca: Certificate) -> bool:
     return True
 
 
-def _certificate(path: Path) -> Certificate:
+def _certificate(path: Path, alone: bool = False) -> Certificate:
+    """The first certificate of a PEM file; ``alone``: in which nothing else may stand, as it will be replaced."""
     from cryptography.x509 import InvalidVersion, load_pem_x509_certificate
 
     try:
-        return load_pem_x509_certificate(path.read_bytes())
+        content = path.read_bytes()
+        certificate = load_pem_x509_certificate(content)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, InvalidVersion):
         raise UserError(f"{path}: holds no certificate in PEM form") from None
+    if alone and content.count(b"-----BEGIN ") > 1:
+        raise UserError(f"{path}: holds more than a certificate, such as its key; expected a file of it alone")
+    return certificate
 
 
 def _check_site(path: Path, certificate: Certificate, settings: ServerSettings) -> None:

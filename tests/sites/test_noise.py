@@ -266,7 +266,7 @@ def test_of_how_much_noise_a_level_is_epsilon_alone_says_and_the_settings_say_so
     assert refusal_of_epsilon(require, private, 4, 2) is None
     assert "promises it epsilon" in (refusal_of_epsilon(Require(epsilon=1e5), private, 4, 2) or "")
     [told] = [line for line in SITE.splitlines() if line.startswith("# epsilon = 8.0")]
-    assert told.endswith("default: the least noise will do")
+    assert told.endswith("default: no limit, for level the least noise will do")
 
 
 def test_sums_of_whole_numbers_are_counted_by_renyi(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which rows of a first job go together: files of training rows, and test rows with them."""
+"""Which rows of a first job go together, training rows and test rows; and which columns it does not use."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ HOLDS = {
 }
 """What noise is drawn from -> against whom epsilon holds."""
 
-ASSUMED = "privacy: that is for {} at each client, which is assumed; a run's epsilon is by their real number"
+ASSUMED = "privacy: that is for {} at each client, which is assumed; a run's epsilon follows from the real number"
 """Said of a forecast without the clients' examples."""
 
 

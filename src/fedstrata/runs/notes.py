@@ -104,7 +104,7 @@ def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int, own: Collection
 
 
 def _averaged_apart(job: Job, parts: Parts, plans: Sequence[Plan]) -> list[str]:
-    """That adapters are, where clients send some, or the server averages copies of its own layers."""
+    """A note on A and B averaged apart, where clients send some or the server averages copies of its layers."""
     schedule = job.method.client_schedule
     if job.adapter.merge != "plain" or schedule == "sequential":
         return []

@@ -112,7 +112,7 @@ min_examples = 8  # fewest distinct rows of its own that go into a message; defa
 # What a run must offer. Without noise, parts of the model tell words and classes of the rows they were trained on.
 [require]
 # level = "example"  # noise that hides any one example, or "client": any change of this site's; default: none
-# epsilon = 8.0  # most that a run may let through of this site, by its own count; default: the least noise will do
+# epsilon = 8.0  # most that a run may let through of it; default: no limit, for level the least noise will do
 # delta = 1e-5  # of epsilon, whatever the job's is
 # sum_only = true  # the server sees nothing but sums over the sites; default false
 # honest = 3  # with sums: most sites on whose noise this one relies, itself included; default 1

@@ -100,6 +100,19 @@ def test_the_tables_say_the_same() -> None:
     assert table.row_count == 2
 
 
+def test_epsilon_has_a_column_where_a_row_has_noise() -> None:
+    """Behind those of targets, of which a row may have none; the table without noise is as it was."""
+    noisy = replace(ROW, row="noise", epsilon=7.984, target=0.5)
+    lost = replace(ROW, row="lost", seeds=(), scores=(), mean=None, sd=None, p=None, p_holm=None)
+    heads, *lines = markdown([ROW, noisy, lost], None).splitlines()[2:7]
+    assert heads.endswith("| seconds | rounds to target | MB to target | epsilon |")
+    assert [line.split(" | ")[-1] for line in lines[1:]] == ["none |", "7.98 |", " |"]
+    assert "Epsilon: of the stage alone" in note([noisy], None)
+    assert "psilon" not in markdown([ROW, lost], None)
+    [table] = terminal([ROW, noisy])
+    assert [str(column.header) for column in table.columns][-1] == "epsilon"
+
+
 def test_the_name_of_a_row_stays_in_its_cell_and_in_the_note() -> None:
     """It may hold line breaks, tags and a terminal's commands; a note of LaTeX is a comment of one line."""
     bad = replace(ROW, row="a\n# b <img src=x>\x1b[2J | c", baseline=1.0)

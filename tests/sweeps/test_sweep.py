@@ -128,6 +128,22 @@ def test_scores_of_different_metrics_are_not_tested_against_each_other(job: Jobs
     assert (loss.base, same.base) == (None, "loss")
 
 
+def test_a_rows_epsilon_is_the_largest_of_its_runs(job: Jobs, tmp_path: Path) -> None:
+    """Each seed deals the rows otherwise, so that another client is protected least."""
+    made = job("fedavg", "classify", method={"rounds": 1}, clients={"partition": "dirichlet", "alpha": 0.5})
+    made["task"]["labels"] = ["eye", "heart", "kidney"]
+    made["sweep"] = {
+        "seeds": [0, 1],
+        "rows": [{"name": "plain"}, {"name": "noise", "privacy.level": "example", "privacy.noise": 1.0}],
+    }
+    plain, noise = fedstrata.sweep(made)
+    results = [json.loads(path.read_text()) for path in (tmp_path / "run" / "cells").rglob("result.json")]
+    spent = [result["privacy"]["epsilon"] for result in results if result["privacy"]]
+    assert len(set(spent)) == 2
+    assert (plain.epsilon, noise.epsilon) == (None, max(spent))
+    assert read_table(tmp_path / "run").rows == [plain, noise]
+
+
 def test_a_sweep_killed_half_way_ends_in_the_same_table(many: dict[str, Any], tmp_path: Path) -> None:
     del many["sweep"]["rows"][2]
     many["sweep"]["seeds"] = [0]

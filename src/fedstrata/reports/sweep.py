@@ -73,6 +73,8 @@ class SweepRow:
         baseline: the headline score of always predicting the most frequent class, or the mean, over the seeds;
             None for a task without labels.
         base: the row that it is compared with; None where there is none.
+        epsilon: what the stage by itself lets through of the client that it protects least, the largest over the
+            seeds; None without noise.
     """
 
     row: str
@@ -98,6 +100,7 @@ class SweepRow:
     p_holm: float | None = None
     baseline: float | None = None
     base: str | None = None
+    epsilon: float | None = None
 
 
 def sweep_rows(cells: Sequence[SweepCell]) -> list[SweepRow]:
@@ -194,7 +197,14 @@ def _row(
         },
         failed=dict(failed),
         baseline=_mean(line["baseline"] for line in costs),
+        epsilon=max((spent for run in runs.values() if (spent := _epsilon(run)) is not None), default=None),
     )
+
+
+def _epsilon(run: Run) -> float | None:
+    """What the last stage of a run has let through; None without noise."""
+    privacy: Mapping[str, float] = run.stage_runs[-1].result.get("privacy") or {}
+    return privacy.get("epsilon")
 
 
 def _to_target(target: float, runs: Mapping[int, Run]) -> dict[str, Any]:

@@ -29,6 +29,10 @@ TARGETS = (
     " To target: rounds, and MB per client both ways, until the score of output.target was first reached, of the "
     "stage alone; means over the seeds that reached it."
 )
+EPSILON = (
+    " Epsilon: of the stage alone, for the client that is protected least, the largest over the seeds; against "
+    "whom it holds is on each run's page."
+)
 COSTS = {"up_mb": "MB up", "down_mb": "MB down", "tflops": "TFLOP", "seconds": "seconds"}
 """Field of a row -> the head of its column."""
 
@@ -36,7 +40,9 @@ COSTS = {"up_mb": "MB up", "down_mb": "MB down", "tflops": "TFLOP", "seconds": "
 def note(rows: Sequence[SweepRow], against: str | None) -> str:
     """What the table's columns say."""
     targets = TARGETS if any(row.target is not None for row in rows) else ""
-    return NOTE.format(against=f" with {against!r}" if against else "") + targets + "".join(_baselines(rows))
+    noise = EPSILON if any(row.epsilon is not None for row in rows) else ""
+    compared = f" with {against!r}" if against else ""
+    return NOTE.format(against=compared) + targets + noise + "".join(_baselines(rows))
 
 
 def _baselines(rows: Sequence[SweepRow]) -> Iterable[str]:
@@ -54,15 +60,15 @@ def _baselines(rows: Sequence[SweepRow]) -> Iterable[str]:
 
 
 def terminal(rows: Sequence[SweepRow]) -> Iterable[Table]:
-    """A table per stage for a terminal of 80 columns: beside targets there is no room for work and time."""
+    """A table per stage for a terminal of 80 columns; targets and epsilon stand in place of work and time."""
     for stage, lines in by_stage(rows):
         metric = _metric(lines)
         title = f"{stage}: {metric}" if stage else metric
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
         table.add_column("row", overflow="fold")
         heads = ["row", "score", *column_heads(lines)[2:]]
-        targets = heads[len(COSTS) + 3 :]
-        hidden = (COSTS["tflops"], COSTS["seconds"]) if targets else ()
+        more = heads[len(COSTS) + 3 :]
+        hidden = (COSTS["tflops"], COSTS["seconds"]) if more else ()
         shown = [i for i, head in enumerate(heads) if head not in hidden]
         for i in shown[1:]:
             table.add_column(heads[i].replace(" to ", "\nto ").replace(" (", "\n("), justify="right", no_wrap=True)
@@ -134,12 +140,13 @@ def by_stage(rows: Sequence[SweepRow]) -> Iterable[tuple[str, list[SweepRow]]]:
 def column_heads(rows: Sequence[SweepRow]) -> list[str]:
     """The heads of one stage's table."""
     targets = ["rounds to target", "MB to target"] if any(row.target is not None for row in rows) else []
-    return ["row", _metric(rows), "p (Holm)", *COSTS.values(), *targets]
+    noise = ["epsilon"] if any(row.epsilon is not None for row in rows) else []
+    return ["row", _metric(rows), "p (Holm)", *COSTS.values(), *targets, *noise]
 
 
 def table_cells(rows: Sequence[SweepRow]) -> list[list[str]]:
     """The cells of each row, as many as :func:`column_heads`."""
-    columns = len(column_heads(rows))
+    heads = column_heads(rows)
     mixed = _metric(rows) == "score"
     lines = []
     for row in rows:
@@ -148,7 +155,10 @@ def table_cells(rows: Sequence[SweepRow]) -> list[list[str]]:
         if row.target is not None:
             some = f" ({row.reached} of {len(row.seeds)})" if 0 < row.reached < len(row.seeds) else ""
             cells += [f"{figure(row.rounds_to_target)}{some}", figure(row.mb_to_target)]
-        lines.append(cells + [""] * (columns - len(cells)))
+        cells += [""] * (len(heads) - len(cells))
+        if heads[-1] == "epsilon" and row.scores:
+            cells[-1] = "none" if row.epsilon is None else f"{row.epsilon:.3g}"
+        lines.append(cells)
     return lines
 
 

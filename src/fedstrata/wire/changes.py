@@ -5,8 +5,10 @@
     places     uint8   which entries are sent: those of the largest absolute values; with ``density`` below 1
     window     int16   of a rotated change instead: which of the rotated entries, in every block the same
 
-A part is one vector, its tensors in the order of their names. With ``density`` 1 a group is a row of a matrix, or
-a vector; else 128 entries in the order of their places, or fewer at the end. What a message omits the next sends.
+A part is one vector, its tensors in the order of their names. With ``density`` 1 a group is a vector, a row of a
+matrix, or a column where rows have fewer than 64 entries and columns have more than they: B of an adapter has rows
+as short as its rank. Below 1 it is 128 entries in the order of their places, or fewer at the end. What a message
+omits the next sends.
 ``rotation`` multiplies blocks of 1,024 entries by random signs and a Hadamard matrix, after which all entries are
 alike, normally distributed (DRIVE, Vargaftik et al. 2021; EDEN, Vargaftik et al. 2022), so that it does not matter
 which are sent.
@@ -16,7 +18,6 @@ Only additions and multiplications of single entries decode a message, so every 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass
 
@@ -33,11 +34,12 @@ from fedstrata.wire.packing import (
     unpack_codes,
     unpack_places,
 )
+from fedstrata.wire.rotation import block_size, in_blocks, rotate
 
 GROUP = 128
-"""Entries with scales of their own, where they are no row."""
-BLOCK = 1024
-"""Entries that are rotated together."""
+"""Entries with scales of their own, where they are neither row nor column."""
+ROW = 64
+"""A row with fewer entries has no scales of its own beside longer columns."""
 ITERATIONS = 3
 """Of Lloyd's algorithm, for the two levels of 2 bits."""
 
@@ -59,15 +61,15 @@ class ChangeForm:
     def kept(self, total: int) -> int:
         """Entries that a message holds of a part of so many."""
         if self.rotation:
-            return -(-total // _block(total)) * self.width(total)
+            return -(-total // block_size(total)) * self.width(total)
         return max(1, round(self.density * total)) if total else 0
 
     def width(self, total: int) -> int:
         """Entries that are sent of a rotated block."""
-        return max(1, round(self.density * _block(total)))
+        return max(1, round(self.density * block_size(total)))
 
     @property
-    def by_rows(self) -> bool:
+    def in_lines(self) -> bool:
         """Every entry is sent as it stands."""
         return self.density == 1 and not self.rotation
 
@@ -76,7 +78,7 @@ def change_spec(shapes: Shapes, form: ChangeForm) -> Spec:
     """What a message holds of a part with tensors of these shapes."""
     total = sum(map(math.prod, shapes.values()))
     kept = form.kept(total)
-    groups = sum(_rows(shape) for shape in shapes.values()) if form.by_rows else -(-kept // GROUP)
+    groups = sum(_lines(shape)[0] for shape in shapes.values()) if form.in_lines else -(-kept // GROUP)
     spec: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
         "codes": (torch.uint8, (code_bytes(kept, form.bits),)),
         "scales": (torch.bfloat16, (groups,) if form.bits == 1 else (groups, 2)),
@@ -89,15 +91,14 @@ def change_spec(shapes: Shapes, form: ChangeForm) -> Spec:
 
 def encode_change(change: Tensors, form: ChangeForm) -> Tensors:
     """A change of a part, fp32, as it travels."""
-    if form.by_rows:
-        rows = [_as_rows(change[name]) for name in sorted(change)]
-        made = [_quantize(each, form.bits) for each in rows]
+    if form.in_lines:
+        made = [_quantize(_as_lines(change[name]), form.bits) for name in sorted(change)]
         codes = torch.cat([codes.flatten() for codes, _ in made])
         return {"codes": pack_codes(codes, form.bits), "scales": torch.cat([scales for _, scales in made])}
     flat = torch.cat([change[name].flatten() for name in sorted(change)])
     message: Tensors = {}
     if form.rotation:
-        blocks, width = _rotate(_blocks(flat)), form.width(len(flat))
+        blocks, width = rotate(in_blocks(flat)), form.width(len(flat))
         start = _window(blocks, width)
         kept = blocks[:, start : start + width].flatten()
         if form.density < 1:
@@ -119,15 +120,15 @@ def decode_change(message: Tensors, shapes: Shapes, form: ChangeForm) -> Tensors
     total = sum(map(math.prod, shapes.values()))
     kept = form.kept(total)
     codes = unpack_codes(message["codes"], kept, form.bits)
-    if form.by_rows:
-        return _decode_rows(codes, message["scales"], shapes, form.bits)
+    if form.in_lines:
+        return _decode_lines(codes, message["scales"], shapes, form.bits)
     values = _dequantize(_filled(codes), message["scales"], form.bits).flatten()[:kept]
     if form.rotation:
         width = form.width(total)
         start = _checked_window(message, total, form)
-        blocks = torch.zeros(kept // width, _block(total))
+        blocks = torch.zeros(kept // width, block_size(total))
         blocks[:, start : start + width] = values.view(-1, width)
-        flat = _rotate(blocks, back=True).flatten()[:total]
+        flat = rotate(blocks, back=True).flatten()[:total]
     else:
         flat = torch.zeros(total)
         flat[_checked_places(message, total, kept)] = values
@@ -157,7 +158,7 @@ def _checked_places(message: Tensors, total: int, kept: int) -> torch.Tensor:
 
 
 def _checked_window(message: Tensors, total: int, form: ChangeForm) -> int:
-    start, last = int(message["window"]) if "window" in message else 0, _block(total) - form.width(total)
+    start, last = int(message["window"]) if "window" in message else 0, block_size(total) - form.width(total)
     if not 0 <= start <= last:
         raise WireError(f"window: must begin from 0 to {last}")
     return start
@@ -235,25 +236,31 @@ def _two_means(size: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return low.flatten(), high.flatten()
 
 
-# Vectors, rows and blocks
+# Rows and columns
 
 
-def _rows(shape: tuple[int, ...]) -> int:
-    """Rows of a tensor; a vector is one."""
-    return shape[0] if len(shape) > 1 else 1
+def _lines(shape: tuple[int, ...]) -> tuple[int, int, bool]:
+    """How many groups a tensor has, entries of each, and whether they are columns; a vector is one."""
+    rows = shape[0] if len(shape) > 1 else 1
+    length = math.prod(shape) // max(1, rows)
+    turned = length < min(rows, ROW)
+    return (length, rows, True) if turned else (rows, length, False)
 
 
-def _as_rows(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(_rows(tuple(tensor.shape)), -1)
+def _as_lines(tensor: torch.Tensor) -> torch.Tensor:
+    count, length, turned = _lines(tuple(tensor.shape))
+    return tensor.reshape(length, count).T.contiguous() if turned else tensor.reshape(count, length)
 
 
-def _decode_rows(codes: torch.Tensor, scales: torch.Tensor, shapes: Shapes, bits: int) -> Tensors:
+def _decode_lines(codes: torch.Tensor, scales: torch.Tensor, shapes: Shapes, bits: int) -> Tensors:
     decoded: Tensors = {}
     names = sorted(shapes)
     each = torch.split(codes, [math.prod(shapes[name]) for name in names])
-    own = torch.split(scales, [_rows(shapes[name]) for name in names])
+    own = torch.split(scales, [_lines(shapes[name])[0] for name in names])
     for name, part, scale in zip(names, each, own, strict=True):
-        decoded[name] = _dequantize(part.view(_rows(shapes[name]), -1), scale, bits).view(shapes[name])
+        count, length, turned = _lines(shapes[name])
+        lines = _dequantize(part.view(count, length), scale, bits)
+        decoded[name] = (lines.T if turned else lines).reshape(shapes[name])
     return decoded
 
 
@@ -266,34 +273,3 @@ def _split(flat: torch.Tensor, shapes: Shapes) -> Tensors:
 def _filled(codes: torch.Tensor) -> torch.Tensor:
     """Codes ``[n]`` in groups ``[g, 128]``; what fills the last one stands for no entry."""
     return torch.nn.functional.pad(codes, (0, -len(codes) % GROUP)).view(-1, GROUP)
-
-
-def _block(total: int) -> int:
-    """Entries of a block: a power of two, not more than the next one above all."""
-    return min(BLOCK, 1 << max(0, total - 1).bit_length())
-
-
-def _blocks(flat: torch.Tensor) -> torch.Tensor:
-    size = _block(len(flat))
-    return torch.nn.functional.pad(flat, (0, -len(flat) % size)).view(-1, size)
-
-
-def _rotate(blocks: torch.Tensor, back: bool = False) -> torch.Tensor:
-    """Blocks ``[n, B]`` times random signs and the Hadamard matrix over its root; or from there back."""
-    size = blocks.shape[1]
-    signs = _signs(size)
-    blocks = blocks if back else blocks * signs
-    half = 1
-    while half < size:
-        pairs = blocks.view(-1, size // (2 * half), 2, half)
-        one, other = pairs[:, :, 0], pairs[:, :, 1]
-        blocks = torch.stack([one + other, one - other], 2).view(-1, size)
-        half *= 2
-    blocks = blocks * (1 / math.sqrt(size))
-    return blocks * signs if back else blocks
-
-
-def _signs(size: int) -> torch.Tensor:
-    """The same at both ends, for ever."""
-    drawn = np.frombuffer(hashlib.shake_128(b"fedstrata rotation").digest(BLOCK // 8), np.uint8)
-    return 1 - 2 * torch.from_numpy(np.unpackbits(drawn)[:size].astype(np.float32))

@@ -34,7 +34,7 @@ from fedstrata.privacy.masked_sums import Member
 from fedstrata.privacy.sum_secrets import load_secrets, new_secrets
 from fedstrata.privacy.sum_terms import ATTEMPT_BYTES, Message, digest, named, only_one_opens
 from fedstrata.wire.codec import WireError
-from fedstrata.wire.files import read_sealed, write_sealed
+from fedstrata.wire.files import PRIVATE, read_sealed, write_sealed
 from fedstrata.wire.partial import travelling
 
 MASKED = "masked"
@@ -213,9 +213,8 @@ def _save(work: Work, member: Member) -> None:
     attempt = work.request.sums["attempt"].hex()
     kept = {"round": work.request.round, "attempt": attempt, "secrets": member.secrets.dump()}
     path = _folder(work) / ATTEMPT
-    path.parent.mkdir(0o700, parents=True, exist_ok=True)  # a file is everybody's to read until its mode is set
-    write_sealed(path, kept)
-    path.chmod(0o600)
+    path.parent.mkdir(0o700, parents=True, exist_ok=True)
+    write_sealed(path, kept, PRIVATE)
 
 
 def _note_opened(work: Work, member: Member) -> None:

@@ -11,6 +11,7 @@ from fedstrata.errors import plural
 from fedstrata.reports.parts import part_words
 from fedstrata.reports.runs import SETUP, Run, curve
 from fedstrata.reports.tables import MB, client_rows, figure, result_rows, score_figure
+from fedstrata.reports.times import duration
 
 SENTENCES = 60
 """Most clients of which each has a sentence."""
@@ -109,7 +110,7 @@ def _cost(run: Run, row: dict[str, Any]) -> str:
     served = any(line.get("server") for stage in run.stage_runs for line in stage.work)
     workers = "Clients and server" if served else "All clients"
     work = f"{workers} together computed {figure(row['tflops'])} TFLOP"
-    return f"{communication} {work}; wall time {_duration(row['seconds'])}."
+    return f"{communication} {work}; wall time {duration(row['seconds'])}."
 
 
 def _late(run: Run) -> str:
@@ -162,14 +163,6 @@ def _outside(run: Run) -> str:
         f"{', '.join(map(str, sorted(at)))}: up to {most[client]:.3g} times the median client's distance."
         for client, at in rounds.items()
     )
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, left = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {left} s"
 
 
 def client_sentences(run: Run) -> list[str]:

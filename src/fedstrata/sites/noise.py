@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import os
 import secrets
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +24,7 @@ from fedstrata.plan.kinds import Index, Weights
 from fedstrata.plan.messages import Request
 from fedstrata.tasks import Examples
 from fedstrata.wire.codec import WireError
-from fedstrata.wire.files import append_lines, flush, read_lines, write_bytes
+from fedstrata.wire.files import PRIVATE, append_lines, flush, read_lines, write_bytes
 
 KEY, ASKED = "noise.key", "noise.jsonl"
 DRAWN_BY = "ChaCha20, Box and Muller"
@@ -76,13 +75,7 @@ class SecretNoise:
         """The secret, made when it is first needed; readable by the site's owner alone."""
         path = self.folder / KEY
         if not path.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            part = path.with_suffix(".part")
-            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(secrets.token_bytes(32))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, path)
+            write_bytes(path, secrets.token_bytes(32), PRIVATE)
         key = path.read_bytes()
         if len(key) != 32:
             raise WireError("its noise cannot be drawn; its own log says why")

@@ -16,14 +16,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from fedstrata.errors import UserError
 from fedstrata.events import Awaited, Event, Missed, Replied, RoundEnded, Scored, StageEnded, StageStarted
 from fedstrata.job.tables import Job, method_name
+from fedstrata.wire.files import PRIVATE
 
 FILE = "run.json"
 RUN_LOCK = "run.lock"
 """The file that a run holds locked, in the same folder."""
 Tell = Callable[[Event], None]
 """Receives the events of a run."""
-PRIVATE = 0o600
-"""Mode of the file: it is for the user of ``fedstrata serve`` alone."""
 
 
 class SiteRecord(BaseModel):

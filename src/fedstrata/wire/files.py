@@ -16,6 +16,8 @@ import xxhash
 
 BLOCK = 1 << 24
 """Bytes that are read at once to be hashed."""
+PRIVATE = 0o600
+"""Mode of a file that is its owner's alone to read."""
 SEAL = "checksum"
 """The key under which a sealed file carries its own checksum."""
 
@@ -38,12 +40,12 @@ def checksum_of(path: Path, size: int | None = None) -> str | None:
     return None if left else hashed.hexdigest()
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Write a file atomically: whole and on the disk before it has its name."""
-    write_views(path, (content,), flushed=True)
+    write_views(path, (content,), flushed=True, mode=mode)
 
 
-def write_views(path: Path, views: Iterable[bytes | memoryview], flushed: bool) -> str:
+def write_views(path: Path, views: Iterable[bytes | memoryview], flushed: bool, mode: int = 0o666) -> str:
     """:func:`write_bytes` of one view after the other, none of which is copied; returns their checksum.
 
     Where it is not ``flushed``, see :func:`flush` for when it is on the disk.
@@ -51,7 +53,7 @@ def write_views(path: Path, views: Iterable[bytes | memoryview], flushed: bool) 
     path.parent.mkdir(parents=True, exist_ok=True)
     part, hashed = path.with_name(f".{path.name}.part"), xxhash.xxh3_128()
     try:
-        with named(path), part.open("wb") as file:
+        with named(path), open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
             for view in views:
                 file.write(view)
                 hashed.update(view)
@@ -65,9 +67,9 @@ def write_views(path: Path, views: Iterable[bytes | memoryview], flushed: bool) 
     return hashed.hexdigest()
 
 
-def write_sealed(path: Path, table: Mapping[str, Any]) -> None:
+def write_sealed(path: Path, table: Mapping[str, Any], mode: int = 0o666) -> None:
     """Write a table as JSON with its own checksum, atomically."""
-    write_bytes(path, json.dumps({**table, SEAL: _seal(table)}, indent=1, ensure_ascii=False).encode())
+    write_bytes(path, json.dumps({**table, SEAL: _seal(table)}, indent=1, ensure_ascii=False).encode(), mode)
 
 
 def read_sealed(path: Path) -> dict[str, Any] | None:

@@ -170,6 +170,8 @@ def test_a_killed_run_is_known_by_its_lock(home: Path) -> None:
     killed = federation_status(settings, False)
     assert killed["run"]["status"] == "killed"
     assert "killed; --resume goes on" in live.facts(killed)["run"]
+    assert (killed["run"]["waiting"], killed["run"]["until"], killed["run"]["ends"]) == ([], None, None)
+    assert not any("waited for" in word for _, _, word in live.rows(killed))
 
 
 def test_the_status_says_which_certificate_is_none(home: Path) -> None:

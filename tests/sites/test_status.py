@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import re
@@ -128,6 +129,7 @@ def test_the_record_says_who_is_waited_for(home: Path) -> None:
         (None, "finished", ""),
         (KeyboardInterrupt(), "stopped", ""),
         (UserError("too few sites"), "failed", "too few sites"),
+        (OSError(errno.ENOSPC, "No space left on device", "x.json"), "failed", "x.json: No space left on device"),
         (ZeroDivisionError("of ours"), "failed", "ZeroDivisionError"),
     ],
 )

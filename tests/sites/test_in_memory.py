@@ -177,6 +177,15 @@ def same(one: Any, other: Any) -> None:
     assert ledgers[0] == ledgers[1]
 
 
+def test_the_seconds_of_a_run_are_without_the_wait_for_its_sites(village: Village, job: Jobs) -> None:
+    """A table of runs compared a minute of training with the hour for which another run waited for a site."""
+    _, there = village.jobs(job("fedavg", "classify"), deadline=4)
+    village.post.out, told = {"c"}, dict[str, float]()
+    run = fedstrata.run(there, progress=lambda event: told.update({type(event).__name__: time.monotonic()}))
+    assert {line["client"] for line in lines(run.folder / "missing.jsonl")} == {"c"}
+    assert run.seconds < told["RoundEnded"] - told["StageStarted"] + 2
+
+
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {}),
     ("fedavg", {"train": {"optimizer_state": "persist", "lr_schedule": "polynomial", "warmup_ratio": 0.2}}),

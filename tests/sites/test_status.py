@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import re
@@ -128,6 +129,7 @@ def test_the_record_says_who_is_waited_for(home: Path) -> None:
         (None, "finished", ""),
         (KeyboardInterrupt(), "stopped", ""),
         (UserError("too few sites"), "failed", "too few sites"),
+        (OSError(errno.ENOSPC, "No space left on device", "x.json"), "failed", "x.json: No space left on device"),
         (ZeroDivisionError("of ours"), "failed", "ZeroDivisionError"),
     ],
 )
@@ -170,6 +172,8 @@ def test_a_killed_run_is_known_by_its_lock(home: Path) -> None:
     killed = federation_status(settings, False)
     assert killed["run"]["status"] == "killed"
     assert "killed; --resume goes on" in live.facts(killed)["run"]
+    assert (killed["run"]["waiting"], killed["run"]["until"], killed["run"]["ends"]) == ([], None, None)
+    assert not any("waited for" in word for _, _, word in live.rows(killed))
 
 
 def test_the_status_says_which_certificate_is_none(home: Path) -> None:

@@ -115,12 +115,12 @@ def train_stage(stage: ReadyStage) -> None:
     runtime.caches.on_encoded = lambda done, total: stage.tell(Encoded(done, total))
     server = _make_server(stage)
     done, seconds = stage.state.restore(server, stage.federation is not None)
-    began = time.monotonic() - seconds
     streams = runtime.trainer.streams
     plan = make_plan(job.method, server.parts, job.task.kind, 0, stage.clients[0], streams)
     half = _server_half(stage, server, plan)
     predicted = LastPredictions(len(stage.ready.test))
     with _engine(stage, server, half) as (engine, sizes):
+        began = time.monotonic() - seconds  # the wait for sites to connect is no time of the rounds
         lines, always, write = facts_of(folder, job, stage.ready, stage.data, sizes, bool(plan.keep))
         write_bytes(folder / "parts.json", json.dumps(server.parts.records(), indent=1).encode())
         disks = stage.state.store.below("clients")

@@ -175,6 +175,9 @@ def recorded(home: Path | None, output: Path, jobs: Sequence[Job], tell: Tell) -
     except UserError as error:
         teller.end("failed", str(error))
         raise
+    except OSError as error:
+        teller.end("failed", f"{error.filename or 'system error'}: {error.strerror or error}")
+        raise
     except BaseException as error:
         teller.end("failed", type(error).__name__)
         raise

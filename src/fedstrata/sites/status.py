@@ -76,8 +76,10 @@ def _run(home: Path) -> dict[str, Any] | None:
     record = read_record(home)
     if record is None:
         return None
-    killed = record.status == "running" and not locked(home / RUN_LOCK)
-    return record.model_dump() | ({"status": "killed"} if killed else {})
+    if record.status == "running" and not locked(home / RUN_LOCK):
+        # who waited is not there any more
+        return record.model_dump() | {"status": "killed", "waiting": [], "until": None, "ends": None}
+    return record.model_dump()
 
 
 def _ask(settings: ServerSettings, insecure: bool) -> Found:

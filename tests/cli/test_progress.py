@@ -76,6 +76,12 @@ def test_rounds_count_from_1_and_nouns_are_in_number() -> None:
     ]
 
 
+def test_of_a_site_that_adds_noise_no_time_is_told() -> None:
+    assert printed(Display, STARTED, Replied(0, "a", None, 1, 0.0, 3_100_000))[2:] == [
+        "round 1/1  a  trained  3.1 MB in total, all clients"
+    ]
+
+
 def test_many_are_plural_and_a_resumed_run_says_so() -> None:
     lines = printed(Display, StageStarted("tune", "fedbt", 12, 2, {"a": 600, "b": 634}, ()))
     assert lines == ["tune: fedbt, 12 rounds, 2 clients, 1,234 examples", "continuing after 2 finished rounds"]

@@ -25,6 +25,10 @@ from fedstrata.job.tables import Train
 from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import Plan
 from fedstrata.privacy.accounting import Spending, epsilon_of
+from fedstrata.reports.live import _word
+from fedstrata.reports.report import write_report
+from fedstrata.reports.runs import load_run
+from fedstrata.reports.tables import client_rows, result_rows, shown_rows
 from fedstrata.runs import stages
 from fedstrata.sites.messages import ReplyHeader, WelcomeHeader, decode_message
 from fedstrata.sites.noise import ASKED, KEY, SecretNoise
@@ -37,6 +41,7 @@ from fedstrata.sites.noise_account import (
 )
 from fedstrata.sites.noise_tables import Require
 from fedstrata.sites.release_log import ReleaseLog, read_log
+from fedstrata.sites.run_record import read_record
 from fedstrata.sites.service import SiteService
 from fedstrata.sites.settings import read_site
 from fedstrata.sites.templates import SITE
@@ -93,6 +98,23 @@ def test_a_site_tells_nothing_that_no_noise_covers(village: Village, job: Jobs, 
     assert told == ({1} if level == "client" else {4})
     lines = (village.folder / "federation" / "sites" / "a" / "state" / ACCOUNT).read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [0, 1]
+
+
+def test_of_sites_that_add_noise_the_reports_name_no_work(village: Village, job: Jobs) -> None:
+    """They do not say how much they computed, and "0 TFLOP" would be false."""
+    made = played(village, job, "example")
+    folder = fedstrata.run(made).folder
+    run = load_run(folder)
+    assert result_rows([run])[0]["tflops"] is None
+    rows = client_rows(run)
+    assert {(row["tflops"], row["seconds"]) for row in rows} == {(None, None)}
+    assert "TFLOP" not in shown_rows(run, rows * 100)[1]
+    page = write_report([folder]).read_text(encoding="utf-8")
+    assert "Sites that add noise do not say how much they computed" in page
+    assert "0 TFLOP" not in page
+    record = read_record(village.folder / "federation")
+    assert record is not None
+    assert {_word(site.model_dump(), awaited=False) for site in record.sites.values()} == {"round 2: replied"}
 
 
 @pytest.mark.parametrize(

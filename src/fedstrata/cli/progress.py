@@ -198,12 +198,13 @@ class Display(Live):
         self.bytes = event.bytes
         self.replies += 1
         client = self._drop(event.client)
-        # A site reports no single steps, so of its examples per second nothing is known.
+        # A site reports no single steps, so of its examples per second nothing is known, and with noise no time.
         speed = f"{client.newest.examples / max(event.seconds, 1e-9):.0f} examples/s" if client else ""
         loss = "trained" if event.loss is None else f"loss {event.loss:.4f}"
+        took = speed or (f"{event.seconds:.1f} s" if event.seconds else "")
         self.log(
-            f"{round_words(event.round, self.rounds)}  {event.client}  {loss}  "
-            f"{speed or f'{event.seconds:.1f} s'}  {megabytes(event.bytes)} in total, all clients"
+            f"{round_words(event.round, self.rounds)}  {event.client}  {loss}  {took}{'  ' if took else ''}"
+            f"{megabytes(event.bytes)} in total, all clients"
         )
         self._advance(event.round)
 

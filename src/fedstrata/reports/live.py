@@ -95,7 +95,8 @@ def _word(said: Mapping[str, Any] | None, awaited: bool) -> str:
     if said is not None:
         place = f"round {said['round'] + 1}" if said["round"] >= 0 else "before round 1"
         loss = "replied" if said["loss"] is None else f"loss {said['loss']:.4f}"
-        words.append(f"{place}: {said['missing'] or loss + ', ' + duration(said['seconds'])}")
+        took = f", {duration(said['seconds'])}" if said["seconds"] else ""  # of sites that add noise none is known
+        words.append(f"{place}: {said['missing'] or loss + took}")
     return "; ".join(words)
 
 

@@ -217,7 +217,7 @@ def _clients_table(stage: Run, rows: Sequence[dict[str, Any]]) -> HtmlTable:
             f"{row['examples']:,}",
             str(row["rounds"]),
             *(figure(row[key]) for key in ("up_mb", "down_mb", "tflops")),
-            f"{row['seconds']:,.1f}",
+            "–" if row["seconds"] is None else f"{row['seconds']:,.1f}",
             score_figure(row["loss"]),
             *([score_figure(row["score"])] if scored else []),
         ]

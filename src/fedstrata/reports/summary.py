@@ -110,6 +110,8 @@ def _cost(run: Run, row: dict[str, Any]) -> str:
     served = any(line.get("server") for stage in run.stage_runs for line in stage.work)
     workers = "Clients and server" if served else "All clients"
     work = f"{workers} together computed {figure(row['tflops'])} TFLOP"
+    if row["tflops"] is None:
+        work = "Sites that add noise do not say how much they computed"
     return f"{communication} {work}; wall time {duration(row['seconds'])}."
 
 

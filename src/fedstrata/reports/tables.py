@@ -43,9 +43,10 @@ def client_rows(run: Run) -> list[dict[str, Any]]:
     """One row per client of a run or stage, from its own lines.
 
     ``rounds`` counts those in which the client answered; ``up_mb`` and ``down_mb`` are MB after setup, ``tflops``
-    10^12 FLOPs, ``seconds`` wall time, ``loss`` the last one; ``score`` is the headline's, None if not measured.
+    10^12 FLOPs, ``seconds`` wall time, ``loss`` the last one; ``score`` is the headline's. What is not known is
+    None.
     """
-    rows = []
+    rows, told = [], tell_work(run)
     work_of, moved_of = by_client(run.work), by_client(run.transfers)
     for client in run.clients:
         work, moved = work_of[client], moved_of[client]
@@ -57,13 +58,18 @@ def client_rows(run: Run) -> list[dict[str, Any]]:
                 "rounds": len(work),
                 "up_mb": sum(line["bytes"] for line in moved if line["direction"] == "up") / MB,
                 "down_mb": sum(line["bytes"] for line in moved if line["direction"] == "down") / MB,
-                "tflops": sum(line["flops"] for line in work) / TERA,
-                "seconds": sum(line["seconds"] for line in work),
+                "tflops": sum(line["flops"] for line in work) / TERA if told else None,
+                "seconds": sum(line["seconds"] for line in work) if told else None,
                 "loss": work[-1]["loss"] if work else None,
                 "score": headline(run, record.get("score")),
             }
         )
     return rows
+
+
+def tell_work(run: Run) -> bool:
+    """Whether the clients say what they computed, and for how long; sites that add noise do not."""
+    return all((stage.result.get("privacy") or {}).get("noise_from") != "sites" for stage in run.stage_runs)
 
 
 def shown_rows(run: Run, rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
@@ -81,10 +87,11 @@ def shown_rows(run: Run, rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str,
         chosen, which = sorted(range(len(rows)), key=lambda i: (-rows[i]["examples"], i)), "with the most examples"
     places = sorted(chosen[:ROWS_SHOWN])
     left = set(range(len(rows))).difference(places)
-    examples, work = (sum(rows[i][key] for i in left) for key in ("examples", "tflops"))
+    examples, work = (sum(rows[i][key] or 0 for i in left) for key in ("examples", "tflops"))
+    computed = f" and computed {figure(work)} TFLOP" if tell_work(run) else ""
     return [rows[i] for i in places], (
-        f"The {len(places)} clients {which}. The other {len(left):,} have {plural(examples, 'example')} together "
-        f"and computed {figure(work)} TFLOP; all are in result.json, rounds.jsonl and ledger.jsonl."
+        f"The {len(places)} clients {which}. The other {len(left):,} have {plural(examples, 'example')} together"
+        f"{computed}; all are in result.json, rounds.jsonl and ledger.jsonl."
     )
 
 
@@ -149,7 +156,7 @@ def _row(run: Run) -> dict[str, Any]:
         "down_mb": _per_client(run, "down"),
         "setup_mb": _per_client(run, "setup"),
         "total_mb": (result["bytes"]["up"] + result["bytes"]["down"]) / MB,
-        "tflops": result["flops"] / TERA,
+        "tflops": result["flops"] / TERA if tell_work(run) else None,
         "seconds": result["seconds"],
     }
 

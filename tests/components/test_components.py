@@ -206,6 +206,23 @@ def test_own_codec_sends_a_fifth_of_the_bytes_and_comes_close(job: Jobs, tmp_pat
         torch.testing.assert_close(tensor, weights(dense.folder)[name], atol=1e-6, rtol=1e-5)
 
 
+def test_a_codec_of_changes_has_a_reference_from_the_first_message_up(job: Jobs) -> None:
+    """As the guide on codecs says."""
+    known = []
+
+    @dataclass(frozen=True)
+    class Watched(Largest):
+        def encode(
+            self, tensors: Tensors, reference: Tensors | None, residual: Tensors
+        ) -> tuple[Tensors, Tensors]:
+            known.append(reference is not None)
+            return super().encode(tensors, reference, residual)
+
+    fedstrata.run(job("fedavg", "classify", method={"rounds": 1}), codec=Watched())
+    parts = 5  # embeddings, three layers, head; what goes down after the round is scored as it was received
+    assert known[: 3 * parts] == [True] * 3 * parts
+
+
 def test_own_aggregate_is_the_median(job: Jobs, tmp_path: Path) -> None:
     """Of three clients in one round; their own models are those of three runs of one client each."""
     one_round = {"rounds": 1}

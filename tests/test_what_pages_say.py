@@ -12,10 +12,13 @@ from typer.testing import CliRunner
 
 from fedstrata.cli import app
 from fedstrata.client.precision import LEAST_STATES, LEAST_WIDTH, TYPICAL_TOKENS
+from fedstrata.cost.target import Reached, reached
 from fedstrata.data.dealing import named_after
 from fedstrata.data.forms.how import How
 from fedstrata.data.forms.plain import document_records
 from fedstrata.job.metrics import Predictions, macro_f1
+from fedstrata.plan.kinds import LOWER_IS_BETTER
+from fedstrata.plan.streams import SERVER
 from fedstrata.privacy.accounting import calibrate
 from fedstrata.runs.privacy import combined_privacy
 from fedstrata.runs.resume import FREE
@@ -104,6 +107,16 @@ def test_the_job_page_says_what_a_class_that_is_not_there_counts_in_macro_f1() -
     assert macro_f1(Predictions(right, right, labels=("a", "b", "c"))) == pytest.approx(2 / 3)
     said = " ".join(section("job.md", "GLUE, and clients that test on their own rows").split())
     assert "one that no scored row has and that is never predicted counts 0" in said
+
+
+def test_the_guide_on_tasks_says_which_metrics_are_better_when_smaller() -> None:
+    names = " and ".join(f"`{name}`" for name in LOWER_IS_BETTER)
+    said = " ".join(page("guides/add-a-task.md").split())
+    assert f"Larger is better for every metric but {names}: `output.target`" in said
+    start, better = (
+        {"round": at - 1, "client": SERVER, "score": {"error": -error}} for at, error in enumerate((2, 1))
+    )
+    assert reached(-1, "error", [start, better], []) == Reached(1, {"up": 0, "down": 0})
 
 
 def test_the_privacy_page_has_the_noise_of_the_whole_model_by_its_formula() -> None:

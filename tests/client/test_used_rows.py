@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedstrata.client import trainer as trainer_module
 from fedstrata.client import used_rows as module
 from fedstrata.client.answer import ClientRuntime
 from fedstrata.plan.plan import Plan
-from fedstrata.tasks import Task
+from fedstrata.tasks import Batch, Task
 from fedstrata.tasks.classify import Classify
 from fedstrata.tasks.mlm import masked_lm
 from fedstrata.tasks.tag import Tag
@@ -121,6 +122,38 @@ def test_the_whole_table_where_most_of_it_is_used_or_it_is_frozen(monkeypatch: p
 
 def test_tags_too() -> None:
     assert used(runtime(head="tag", task=Tag(0, ("O", "B-x", "I-x"))))
+
+
+class OwnLoss:
+    """As the guide on tasks has it: the wrapped task's attributes, another loss."""
+
+    plain = CLASSIFY
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plain, name)
+
+
+class Shrinking(OwnLoss):
+    """All rows of the table are drawn to 0, those of no text too."""
+
+    def loss(self, model: Any, batch: Batch) -> torch.Tensor:
+        return CLASSIFY.loss(model, batch) + model.get_input_embeddings().weight.pow(2).mean()
+
+
+class Masking(OwnLoss):
+    """Hides a word of every text by a token that no text has."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        batch.inputs["input_ids"][:, 1] = tokenizer().mask_token_id
+        return CLASSIFY.loss(model, batch)
+
+
+@pytest.mark.parametrize("task", [Shrinking(), Masking()], ids=["reads all weights", "other tokens"])
+def test_the_whole_table_under_a_loss_of_one_s_own(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = trained_weights(runtime(task=task))
+    monkeypatch.setattr(trainer_module, "used_rows", lambda *_: None)
+    expected = trained_weights(runtime(task=task))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_of_a_small_table_all_rows_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:

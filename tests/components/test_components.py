@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
@@ -25,6 +25,7 @@ from fedstrata.plan.parts import Parts
 from fedstrata.plan.streams import Streams
 from fedstrata.tasks import Task, TaskContext, build_task
 from fedstrata.tasks.batches import Batch
+from fedstrata.tasks.task import Predicted
 from fedstrata.wire.codec import Shapes, Spec
 
 Jobs = Callable[..., dict[str, Any]]
@@ -112,10 +113,28 @@ class Smooth:
         self.plain: Task = build_task(context)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "plain":  # of a copy for a worker, which has nothing yet
+            raise AttributeError(name)
         return getattr(self.plain, name)
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         return functional.cross_entropy(model(**batch.inputs).logits, batch.targets, label_smoothing=0.3)
+
+
+class OwnScore(Smooth):
+    """A fixed accuracy, and the number of texts in place of a loss."""
+
+    def score(self, model: torch.nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
+        return {"accuracy": 0.125, "loss": float(sum(len(batch.targets) for batch in batches))}
+
+
+class OwnMetrics(Smooth):
+    """The same by way of predictions."""
+
+    def metrics(self, predicted: Iterable[Predicted]) -> dict[str, float]:
+        found = list(predicted)
+        texts = sum(len(batch.guess) for batch in found)
+        return {**self.plain.metrics(found), "accuracy": 0.125, "loss": float(texts)}  # type: ignore[attr-defined]
 
 
 OWN: dict[str, dict[str, Any]] = {
@@ -159,6 +178,22 @@ def test_own_method_trains_what_its_plan_says(job: Jobs) -> None:
     assert sent == {(0, "layer.2"), (0, "head"), (1, "layer.1"), (1, "layer.2"), (1, "head")}
 
 
+@pytest.mark.parametrize("task", [OwnScore, OwnMetrics])
+@pytest.mark.parametrize("where", ["the server's rows", "the clients' rows"])
+def test_a_task_s_own_scores_stand(job: Jobs, tmp_path: Path, task: type[Smooth], where: str) -> None:
+    """Of a wrapped task whose own predictions would say otherwise."""
+    small = job("fedavg", "classify", output={"predictions": True})
+    if where == "the clients' rows":
+        small["data"].pop("test")
+        small["clients"] = {"count": 2, "test": 0.5}
+    for engine in ("inprocess", "pool"):
+        result = fedstrata.run(small, {"engine.name": engine, "output.dir": str(tmp_path / engine)}, task=task)
+        texts = 12 if where == "the server's rows" else 3
+        assert {name: result.score[name] for name in ("accuracy", "loss")} == {"accuracy": 0.125, "loss": texts}
+        told = task is OwnMetrics and where == "the server's rows"
+        assert (result.folder / "predictions.jsonl").exists() == told
+
+
 def test_own_codec_sends_a_fifth_of_the_bytes_and_comes_close(job: Jobs, tmp_path: Path) -> None:
     """A tenth of the values and as many places; of what is left out nothing is lost, so all of them sum up."""
     dense = fedstrata.run(job("fedavg", "classify", output={"dir": str(tmp_path / "dense")}))
@@ -169,6 +204,23 @@ def test_own_codec_sends_a_fifth_of_the_bytes_and_comes_close(job: Jobs, tmp_pat
     )
     for name, tensor in weights(whole.folder).items():
         torch.testing.assert_close(tensor, weights(dense.folder)[name], atol=1e-6, rtol=1e-5)
+
+
+def test_a_codec_of_changes_has_a_reference_from_the_first_message_up(job: Jobs) -> None:
+    """As the guide on codecs says."""
+    known = []
+
+    @dataclass(frozen=True)
+    class Watched(Largest):
+        def encode(
+            self, tensors: Tensors, reference: Tensors | None, residual: Tensors
+        ) -> tuple[Tensors, Tensors]:
+            known.append(reference is not None)
+            return super().encode(tensors, reference, residual)
+
+    fedstrata.run(job("fedavg", "classify", method={"rounds": 1}), codec=Watched())
+    parts = 5  # embeddings, three layers, head; what goes down after the round is scored as it was received
+    assert known[: 3 * parts] == [True] * 3 * parts
 
 
 def test_own_aggregate_is_the_median(job: Jobs, tmp_path: Path) -> None:

@@ -115,6 +115,16 @@ def test_an_encoder_is_frozen_throughout_or_not_at_all(job: Job, monkeypatch: py
     assert said.startswith("Given.plan: some plans freeze the encoder and others train 'layer.2'; expected")
 
 
+@pytest.mark.parametrize("sent", [("layer.2", "head"), ("layer.2",)], ids=["sent", "not sent"])
+def test_a_part_is_kept_throughout_or_not_at_all(
+    job: Job, monkeypatch: pytest.MonkeyPatch, sent: tuple[str, ...]
+) -> None:
+    """A client that was not sampled since was scored with another head than its saved model had."""
+    kept = {"layers": WHOLE, "train": ("layer.2", "head"), "send": ("layer.2",), "keep": HEAD}
+    said = refused(job(), monkeypatch, {"layers": WHOLE, "train": sent, "send": sent}, kept)
+    assert said.startswith("Given.plan: some plans keep 'head' and others take it from the server; expected it in")
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from fedstrata.data.partition import PartitionInput
 from fedstrata.data.tokens import Tokens
 from fedstrata.errors import UserError
 from fedstrata.job.file import load
-from fedstrata.job.metrics import Predictions, scores
+from fedstrata.job.metrics import Predictions, loss, scores
 from fedstrata.job.task_kinds import TASK_KINDS, TaskKind
 from fedstrata.plan.kinds import Index
 from fedstrata.tasks import TASKS, Batch, Examples, Task, TaskContext, build_task
@@ -87,6 +88,37 @@ def test_a_task_a_metric_and_a_partition_from_outside(job: Jobs, tmp_path: Path)
     }
     with pytest.raises(UserError, match=r"\[task\] metric: 'accuracy' is not a metric of 'soft'; .*surprise"):
         load(job("fedavg", "soft", task={"metric": "accuracy"}))
+
+
+def bits(predictions: Predictions) -> float:
+    return predictions.loss / math.log(2)
+
+
+@pytest.mark.parametrize("base", ["mlm", "clm"])
+def test_a_kind_over_a_language_model_s_batches_has_its_own_metrics(
+    job: Jobs, model_folder: Callable[..., Path], base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were those of the kind whose batches it has, and the headline was none of the scores."""
+    monkeypatch.setitem(TASK_KINDS, "bits", replace(TASK_KINDS[base], metrics={"bits": bits, "loss": loss}))
+    monkeypatch.setitem(TASKS, "bits", TASKS[base])
+    model = {"name": str(model_folder("gpt2" if base == "clm" else "bert", head=base))}
+    result = fedstrata.run(job("fedavg", "bits", model=model, method={"rounds": 1}))
+    assert result.score == {
+        "bits": pytest.approx(result.score["loss"] / math.log(2)),
+        "loss": result.score["loss"],
+    }
+
+
+def test_a_kind_that_masks_tokens_has_the_keys_of_one(job: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASK_KINDS, "bits", TASK_KINDS["mlm"])
+    monkeypatch.setitem(TASKS, "bits", TASKS["mlm"])
+    notes: list[str] = []
+    made = job("fedavg", "bits", task={"mask_probability": 0.3}, train={"mlm_head": "full"})
+    fedstrata.run(made, progress=lambda event: notes.extend(getattr(event, "notes", ())))
+    assert notes
+    assert not any("no effect" in note for note in notes)
+    with pytest.raises(UserError, match=r"cache_frozen_layers: goes with inputs .*; 'bits' draws new masks each"):
+        load(job("fedbt", "bits", train={"cache_frozen_layers": True, "epochs": 2}))
 
 
 def test_what_is_not_registered_is_refused(job: Jobs) -> None:

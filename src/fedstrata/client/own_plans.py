@@ -50,6 +50,20 @@ def check_frozen_throughout(job: Job, parts: Parts, plans: Collection[Plan]) -> 
         )
 
 
+def check_kept_throughout(job: Job, parts: Parts, plans: Collection[Plan]) -> None:
+    """Refuse a part that some plans keep and others take from the server: whose it is would depend on the round.
+
+    Raises:
+        UserError: there is such a part.
+    """
+    kept = {name for plan in plans for name in plan.keep}
+    if taken := kept and {name for plan in plans for name in plan.received(parts) if name in kept}:
+        raise UserError(
+            f"{method_name(job.method)}.plan: some plans keep {min(taken)!r} and others take it from the server; "
+            "expected it in keep in all plans that build it, or in none"
+        )
+
+
 def _mistyped(plan: Plan) -> str | None:
     """What is wrong with the type of a field; None where nothing is."""
     for field, kind in FIELDS.items():

@@ -20,7 +20,7 @@ from fedstrata.job.tables import Train
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.streams import EVALUATE, SERVER, Streams
 from fedstrata.tasks import Batch, Examples, Task
-from fedstrata.tasks.task import Predicted, SpreadTask
+from fedstrata.tasks.task import Predicted, is_spread
 
 Keep = Callable[[Index, list[Predicted]], None]
 """Takes the test examples that were scored and what was predicted, batch by batch."""
@@ -65,7 +65,7 @@ class Scorer:
         Of ``share`` ``(i, n)`` every n-th batch from the i-th on. The task must be a
         :class:`fedstrata.tasks.task.SpreadTask`.
         """
-        assert isinstance(self.task, SpreadTask)
+        assert is_spread(self.task)
         chosen = np.arange(len(examples)) if chosen is None else chosen
         with self._scoring(model_pass):
             own = self._batches(examples, chosen, model_pass, share)
@@ -74,9 +74,10 @@ class Scorer:
     def _score(
         self, examples: Examples, chosen: Index, model_pass: ModelPass, keep: Keep | None
     ) -> dict[str, float]:
-        if keep and isinstance(self.task, SpreadTask):
+        if is_spread(self.task):
             found = self.predictions(examples, chosen, model_pass, (0, 1))
-            keep(chosen, found)
+            if keep:
+                keep(chosen, found)
             return self.task.metrics(found)
         with self._scoring(model_pass):
             return self.task.score(self.working.model, self._batches(examples, chosen, model_pass))

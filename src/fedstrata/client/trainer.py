@@ -133,8 +133,8 @@ class Trainer:
 
         ``whole``: the steps are plain ones, over the whole model or a head.
         """
-        rows = self._used_rows(request, examples, index, trained) if whole else None
         whole &= type(self.task).__module__.startswith("fedstrata.")  # a loss of one's own may read weights
+        rows = self._used_rows(request, examples, index, trained) if whole else None
         with (
             only_rows(self.working, trained, rows, self.train.weight_decay) as (moving, rates),
             trained_in_bf16(self.working, moving if whole else {}, self.train) as halves,

@@ -202,10 +202,10 @@ class Job(Table):
     def _frozen_layers_fit(self) -> Self:
         if not self.train.cache_frozen_layers:
             return self
-        if self.task.kind == "mlm":
+        if TASK_KINDS[self.task.kind].masks:
             raise ValueError(
-                "[train] cache_frozen_layers: goes with inputs that are the same in every epoch; 'mlm' draws new "
-                "masks each time"
+                "[train] cache_frozen_layers: goes with inputs that are the same in every epoch; "
+                f"{self.task.kind!r} draws new masks each time"
             )
         if self.method.exchange != "weights":
             raise ValueError(

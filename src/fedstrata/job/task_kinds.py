@@ -23,7 +23,8 @@ class TaskKind:
         target: what is predicted: a ``token`` of the text itself, which needs no labels; a ``class`` or a
             ``number`` of each example; or a ``tag`` of each word.
         model: name of the Hugging Face class of its models.
-        metrics: metric -> function; the first is the default of ``task.metric``.
+        metrics: metric -> function; the first is the default of ``task.metric``. Larger is better but for those of
+            :data:`fedstrata.plan.kinds.LOWER_IS_BETTER`.
         texts: how many text columns it may read; empty for any number, joined with blanks.
         long_text: default of ``data.long_text``.
         heads: a head of the job's ``[head]`` can stand over its encoder.
@@ -43,6 +44,11 @@ class TaskKind:
     def labeled(self) -> bool:
         """Whether its rows need labels."""
         return self.target != "token"
+
+    @property
+    def masks(self) -> bool:
+        """Whether tokens of a text are masked and predicted from those on both sides."""
+        return self.target == "token" and self.attention == "bidirectional"
 
     @property
     def classes(self) -> bool:

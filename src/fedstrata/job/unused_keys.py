@@ -104,7 +104,7 @@ def _training(job: Job, plans: Sequence[Plan]) -> Iterator[Unused]:
         yield "train", ("lr_decay",), "it acts from a round's second epoch on, and [train] epochs is 1"
     if not train.dropout:
         yield "adapter", ("dropout",), "[train] dropout is false, which sets every dropout to 0"
-    if kind != "mlm":
+    if not TASK_KINDS[kind].masks:
         yield "train", ("mlm_head",), f"it goes with 'mlm', not with {kind!r}"
         yield "task", ("mask_probability",), f"it goes with 'mlm', not with {kind!r}"
     changed = job.method.exchange == "activations" and job.wire.activations_changed is not None

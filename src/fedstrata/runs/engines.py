@@ -32,7 +32,7 @@ from fedstrata.plan.kinds import Index, Tensors
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
 from fedstrata.runs.components import Components
-from fedstrata.tasks.task import SpreadTask
+from fedstrata.tasks.task import is_spread
 
 SEEN = 1000
 """Rows whose length is looked at before they are tokenized."""
@@ -196,7 +196,7 @@ def spread_score(
 ) -> dict[str, float]:
     """As :meth:`fedstrata.client.scorer.Scorer.run`, over all test examples, by the workers of a pool."""
     task = ready.runtime.scorer.task
-    assert isinstance(task, SpreadTask)
+    assert is_spread(task)
 
     def score(chosen: Index) -> dict[str, float]:
         found = engine.predictions(plan, weights, chosen)

@@ -54,7 +54,7 @@ from fedstrata.server.state import ASKED, RunState
 from fedstrata.sites.federation import Federation, remote_engine
 from fedstrata.sites.remote_run import RemoteStage
 from fedstrata.sites.signing import remote_signing
-from fedstrata.tasks.task import SpreadTask
+from fedstrata.tasks.task import is_spread
 from fedstrata.wire.files import write_bytes
 
 Tell = Callable[[Event], None]
@@ -230,7 +230,7 @@ def _score(stage: ReadyStage, plan: Plan, engine: Engine, keep: Keep) -> Callabl
 
     def score(server: Server) -> dict[str, float]:
         weights = {part: (_tag(server, part), server.weights[part]) for part in working.parts.names}
-        spread = isinstance(runtime.scorer.task, SpreadTask) and not plan.freeze_encoder  # whose states are cached
+        spread = is_spread(runtime.scorer.task) and not plan.freeze_encoder  # whose states are cached
         if spread and isinstance(engine, PoolEngine) and len(test):
             return spread_score(engine, stage.ready, whole, weights, keep)
         working.load(weights)

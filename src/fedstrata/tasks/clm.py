@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -21,10 +20,11 @@ class CausalLM(TokenTask):
 
     Attributes:
         padding: id of the padding token; it may be a word's as well, since the mask says what is padding.
+        kind: the task's name in a job file.
     """
 
     padding: int
-    kind: ClassVar[str] = "clm"
+    kind: str = field(default="clm", kw_only=True)
 
     def batch(self, examples: Examples, index: Index, rng: np.random.Generator, width: int | None = None) -> Batch:
         """Pad the examples; each token but an example's first is predicted; ``rng`` is not used."""
@@ -48,4 +48,4 @@ class CausalLM(TokenTask):
 
 def build(context: TaskContext) -> CausalLM:
     """The task of a job."""
-    return CausalLM(context.padding)
+    return CausalLM(context.padding, kind=context.job.task.kind)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ class MaskedLM(TokenTask):
         special: ids that are never masked.
         vocabulary: number of ids; random replacements are drawn from all of them.
         probability: share of the positions that are masked.
+        kind: the task's name in a job file.
     """
 
     mask: int
@@ -36,7 +37,7 @@ class MaskedLM(TokenTask):
     special: Index
     vocabulary: int
     probability: float = 0.15
-    kind: ClassVar[str] = "mlm"
+    kind: str = field(default="mlm", kw_only=True)
 
     def batch(self, examples: Examples, index: Index, rng: np.random.Generator, width: int | None = None) -> Batch:
         """Mask positions anew at every call; at least one in a batch that has a token to mask."""
@@ -96,4 +97,5 @@ def build(context: TaskContext) -> MaskedLM:
     """The task of a job: see :func:`masked_lm`."""
     job = context.job
     full_head = job.train.mlm_head == "full"
-    return masked_lm(context.tokenizer, context.vocabulary, job.task.mask_probability, full_head)
+    task = masked_lm(context.tokenizer, context.vocabulary, job.task.mask_probability, full_head)
+    return replace(task, kind=job.task.kind)

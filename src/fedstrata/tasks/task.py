@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import torch
@@ -80,7 +80,8 @@ class FixedTokens(Protocol):
 class SpreadTask(Protocol):
     """A task whose batches may be predicted by several workers; others are scored in one process.
 
-    ``score(model, batches)`` is then ``metrics`` of what ``predict`` gives for each of the batches.
+    ``score(model, batches)`` is then ``metrics`` of what ``predict`` gives for each of the batches; see
+    :func:`is_spread`.
     """
 
     def predict(self, model: nn.Module, batch: Batch) -> Predicted:
@@ -88,6 +89,21 @@ class SpreadTask(Protocol):
 
     def metrics(self, predicted: Iterable[Predicted]) -> dict[str, float]:
         """Every metric of the task over all batches, in their order."""
+
+
+def is_spread(task: Task) -> TypeGuard[SpreadTask]:
+    """Whether a task's score is ``metrics`` of what it predicts.
+
+    Not where a class of one's own has a ``score`` and leaves the rest to the task that it wraps or extends.
+    """
+    if not isinstance(task, SpreadTask):
+        return False
+    order = [vars(base) for base in type(task).__mro__]
+    score, *rest = (
+        next((place for place, own in enumerate(order) if name in own), len(order))
+        for name in ("score", "predict", "metrics")
+    )
+    return score >= min(rest)
 
 
 @dataclass(frozen=True)

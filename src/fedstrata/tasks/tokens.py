@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -23,10 +22,11 @@ class TokenTask:
     """A task whose batches say at which positions a token is predicted.
 
     Attributes:
+        kind: the task's name in a job file.
         full_head: compute the head at every position, as the papers do, and not at the predicted ones alone.
     """
 
-    kind: ClassVar[str]
+    kind: str
     full_head: bool = False
 
     @property

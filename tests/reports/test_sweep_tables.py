@@ -109,8 +109,12 @@ def test_epsilon_has_a_column_where_a_row_has_noise() -> None:
     assert [line.split(" | ")[-1] for line in lines[1:]] == ["none |", "7.98 |", " |"]
     assert "Epsilon: of the stage alone" in note([noisy], None)
     assert "psilon" not in markdown([ROW, lost], None)
-    [table] = terminal([ROW, noisy])
-    assert [str(column.header) for column in table.columns][-1] == "epsilon"
+    for rows, heads in (
+        ([ROW, replace(ROW, row="noise", epsilon=7.984)], ["MB up", "MB down", "seconds", "epsilon"]),
+        ([ROW, noisy], ["MB up", "rounds\nto target", "MB\nto target", "epsilon"]),
+    ):
+        [table] = terminal(rows)
+        assert [str(column.header) for column in table.columns][3:] == heads
 
 
 def test_the_name_of_a_row_stays_in_its_cell_and_in_the_note() -> None:

@@ -60,7 +60,7 @@ def _baselines(rows: Sequence[SweepRow]) -> Iterable[str]:
 
 
 def terminal(rows: Sequence[SweepRow]) -> Iterable[Table]:
-    """A table per stage for a terminal of 80 columns; targets and epsilon stand in place of work and time."""
+    """A table per stage for 80 columns; for each column of targets and epsilon one of costs gives way."""
     for stage, lines in by_stage(rows):
         metric = _metric(lines)
         title = f"{stage}: {metric}" if stage else metric
@@ -68,7 +68,7 @@ def terminal(rows: Sequence[SweepRow]) -> Iterable[Table]:
         table.add_column("row", overflow="fold")
         heads = ["row", "score", *column_heads(lines)[2:]]
         more = heads[len(COSTS) + 3 :]
-        hidden = (COSTS["tflops"], COSTS["seconds"]) if more else ()
+        hidden = [COSTS[key] for key in ("tflops", "seconds", "down_mb")[: len(more)]]
         shown = [i for i, head in enumerate(heads) if head not in hidden]
         for i in shown[1:]:
             table.add_column(heads[i].replace(" to ", "\nto ").replace(" (", "\n("), justify="right", no_wrap=True)

@@ -479,6 +479,17 @@ def test_the_readmes_figures_are_the_boards() -> None:
             assert row == "FedAvg" or cells[4] in said
 
 
+def test_the_scores_of_what_was_tested_again_are_those_of_the_tables() -> None:
+    page = (ROOT / "docs" / "board.md").read_text("utf-8")
+    said = " ".join(page.partition("```")[0].split())
+    found = {}
+    for task, row in (("sst2", "r8"), ("sst2", "all r8"), ("csabstruct", "all r8"), ("qbio", "r8")):
+        table = page.partition(f"\n## {task}, iid")[2]
+        found[task, row] = table.partition(f"\n| LoRA {row} 1 bit | ")[2].partition(" ±")[0]
+    assert f"come to {found['sst2', 'r8']}, {found['sst2', 'all r8']} and {found['csabstruct', 'all r8']}," in said
+    assert f"with a loss of {found['qbio', 'r8']} where" in said
+
+
 def test_a_slice_of_an_unknown_row_is_refused(tmp_path: Path) -> None:
     for path in FOLDER.glob("*.toml"):
         (tmp_path / path.name).write_text(path.read_text("utf-8").replace('"head only", ', '"head", '), "utf-8")

@@ -35,7 +35,8 @@ and LoRA all r8 1 bit on sst2, and the latter on csabstruct, send half of what t
 0.8415 and 0.5942, where they had come to 0.8396, 0.8426 and 0.5953. The 90 % intervals of these differences lie
 within 0.006. On qbio LoRA r8 1 bit sends 0.86 of it, with a loss of 5.6740 where it had been 5.6454 (a
 difference of -0.036 to 0.094). The earlier tests had shown LoRA all r8 1 bit equal to FedAvg on csabstruct, with
-0.088 % of its bytes. LoRA r8 1 bit on csabstruct and jnlpba is of the earlier tests.
+0.088 % of its bytes; their figures are in the history of `docs/board`. LoRA r8 1 bit on csabstruct and jnlpba
+is of the earlier tests.
 
 ```
 make board DATA=FOLDER MODEL=FOLDER          # run what is missing; kill it at any time, and call it again

@@ -126,7 +126,7 @@ def verdict(protocol: Protocol, entry: Entry) -> str:
     words = {
         "better": "better than FedAvg by more than the margin",
         "worse": "worse than FedAvg by more than the margin",
-        "no worse": "no worse than FedAvg by the margin",
+        "no worse": "no worse than FedAvg by the margin, not corrected for the number of rows",
         "not shown": f"differs from FedAvg by {low:+.4f} to {high:+.4f} (90 %): equality is not shown",
     }
     return words[entry.test.verdict]

@@ -106,7 +106,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_that_python_discards_stops_the_run_all_the_same(
     job: Callable[..., dict[str, Any]], tmp_path: Path, number: int
 ) -> None:

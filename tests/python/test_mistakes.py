@@ -196,6 +196,18 @@ def test_a_runs_own_job_file_plays_it_again(job: Job, tmp_path: Path) -> None:
         fedstrata.run(tmp_path / "newer.toml")
 
 
+def test_a_runs_own_job_file_plays_it_again_where_the_model_reads_less_than_the_default(
+    job: Job, tmp_path: Path
+) -> None:
+    made = job()
+    del made["train"]["max_tokens"]
+    first = fedstrata.run(made)
+    again = fedstrata.run(first.folder / "job.toml", {"output.dir": str(tmp_path / "again")})
+    assert again.score == first.score
+    with pytest.raises(UserError, match="max_tokens: is 128, but the model reads at most 66"):
+        fedstrata.run(first.folder / "job.toml", {"output.dir": str(tmp_path / "new"), "train.max_tokens": 128})
+
+
 @pytest.mark.parametrize("folders", [None, 3, Optimizer(), [Optimizer()]])
 def test_a_report_of_what_is_no_folder_is_a_sentence(folders: Any) -> None:
     with pytest.raises(UserError, match=r"report: found an object of \w+; expected .* such as result.folder"):

@@ -1206,6 +1206,14 @@ def test_before_a_yes_nobody_is_told_what_came_of_a_trial(town: Town) -> None:
     assert asked[-1][0].startswith("fedavg, 2 rounds")
 
 
+def test_what_is_wrong_with_its_rows_a_site_says_to_its_owner_alone(town: Town) -> None:
+    town.rows([("the kidney", "kidney")] * 12 + [("the spleen", "spleen")] * 12)
+    service, asked = town.site(('runs = "any"', 'runs = "ask"'), tried=True), list[Sequence[str]]()
+    service.ask = lambda lines: not asked.append(lines)  # type: ignore[func-returns-value]
+    assert "spleen" not in answer(service, town.hello).reason
+    assert "is told so, but not why: [task] labels: the train rows also hold 'spleen'" in asked[0][0]
+
+
 def panicking(town: Town) -> dict[str, Any]:
     """Files of a model with a tokenizer that ends the process on a text with many of one letter."""
     split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}

@@ -37,8 +37,16 @@ assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 """
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_a_signal_that_python_discards_is_raised_again(name: str) -> None:
     found = subprocess.run([sys.executable, "-c", LOST.format(name=name)], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     assert found.stdout.split("\n")[:-1] == ["goes on", "ends"]
+
+
+def test_a_site_under_nohup_outlives_its_terminal() -> None:
+    code = LOST.format(name="SIGHUP").replace("sleep(20)", "sleep(0.5)").replace("never ends", "is still there")
+    command = ["nohup", sys.executable, "-c", code]
+    found = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.split("\n")[:-1] == ["goes on", "is still there", "ends"]

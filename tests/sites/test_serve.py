@@ -459,7 +459,7 @@ def test_a_signal_before_anything_is_up_stops_with_a_word(
     def signaled(path: Path) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # where the command does not answer it, the tests go on
     for read in ("read_server", "read_site"):
         monkeypatch.setattr(f"fedstrata.sites.settings.{read}", signaled)

@@ -161,14 +161,18 @@ def test_a_site_s_files_are_read_as_it_says_and_what_is_found_out_is_logged(
 ) -> None:
     host, said = heard
     folder = tmp_path / "federation" / "sites" / "a"
-    (folder / "train.csv").write_bytes("label;text\r\nkidney;Größe\r\neye;the eye\r\n".encode("cp1250"))
+    (folder / "train.csv").write_bytes("label;text\r\nkidney;Größe\r\neye;the eye\r\n;lost\r\n".encode("cp1250"))
+    (folder / "own.csv").write_text("text,label\nthe eye,eye\nthe heart,\n,kidney\n", "utf-8")
     settings = (folder / "site.toml").read_text("utf-8").replace('# encoding = "cp1252"', 'encoding = "cp1250"')
+    settings = settings.replace('# test = "test.csv"', 'test = "own.csv"')
     (folder / "site.toml").write_text(settings, "utf-8")
     host = SiteService(read_site(folder))
     assert isinstance(answer(host, said[HelloHeader]), WelcomeHeader)
     with caplog.at_level("INFO"):
         assert answer(host, said[StartHeader]).examples == 2
     assert f"{folder / 'train.csv'}: delimiter ';'" in caplog.messages
+    lacking = "2 rows without a value in 'label' and 1 row without a value in 'text' dropped"
+    assert lacking in caplog.messages, "of the training rows and of its own test rows"
     said_of_rows = [message.partition(": data: ")[2] for message in caplog.messages]
     assert {"2 training rows: a 2", "no text is cut"} <= set(said_of_rows), said_of_rows
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -103,3 +104,20 @@ def _children(parent: int) -> list[str]:
         if int(fields[1]) == parent:
             found.append(stat.parent.name)
     return found
+
+
+def test_a_cell_whose_sweep_was_killed_has_not_failed_but_was_stopped(
+    job: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    made = job("fedavg", "classify", method={"rounds": 1000}, output={"dir": str(tmp_path / "cell")})
+    with work(tmp_path / ".lock-0", os.getpid()) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write(json.dumps({"source": made, "base_dir": None, "pairs": []}) + "\n")
+        process.stdin.flush()
+        while "Scored" not in process.stdout.readline():
+            assert process.poll() is None
+        process.stdout.close()
+        assert process.wait(120) == 130
+    result = json.loads((tmp_path / "cell" / "result.json").read_text("utf-8"))
+    assert (result["status"], result["message"]) == ("stopped", "stopped by the user; --resume continues it")

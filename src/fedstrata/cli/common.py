@@ -113,10 +113,14 @@ def resumable(folder: Path) -> Iterator[None]:
 
 
 def stop_on_signals() -> None:
-    """Let a termination signal end a command as Ctrl-C does, and remember both for :func:`check_stopped`."""
+    """Let a termination signal or a terminal that is closed end a command as Ctrl-C does.
+
+    They are remembered for :func:`check_stopped`.
+    """
     _signals.clear()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:  # as a shell does with "&"
+    hangup = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
+    for number in (signal.SIGTERM, signal.SIGINT, *hangup):  # ignored: by a shell with "&", or by nohup
+        if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _interrupt)
 
 

@@ -228,13 +228,14 @@ def prepare_own(job: Job, site: str, base_dir: Path) -> Prepared:
     """
     train = read_rows(job, job.data.train, wanted_columns(job), base_dir)
     test = train if job.data.test is None else read_rows(job, job.data.test, wanted_columns(job), base_dir)
+    lacking = train.lacking if test is train else added(train.lacking, test.lacking)
     labels = class_names(job, train, test) if TASK_KINDS[job.task.kind].classes else None
     shards, tests = {site: np.arange(len(train))}, {site: np.arange(len(test))}
     if job.data.test is None:
         share = job.clients.test
         tests = own_tests(share, shards, Streams(job.train.seed)) if share else {}
         shards = {site: np.setdiff1d(shards[site], tests.get(site, []))}
-    return Prepared(train, test, shards, tests, labels, None, train.lacking)
+    return Prepared(train, test, shards, tests, labels, None, lacking)
 
 
 def prepare_test(job: Job, base_dir: Path | None) -> Prepared:

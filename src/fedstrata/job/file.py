@@ -25,6 +25,7 @@ from fedstrata.job.renamed import renamed
 from fedstrata.job.sentences import sentence, shown
 from fedstrata.job.tables import Job, JobError
 from fedstrata.job.toml import read_toml
+from fedstrata.job.train_table import Train
 from fedstrata.methods import METHODS
 from fedstrata.plan.kinds import FORMAT
 from fedstrata.plan.plan import Method, wrong_word
@@ -136,6 +137,8 @@ def _as_given(where: str, data: dict[str, Any]) -> dict[str, Any]:
         return data
     stage, start, found = data.pop("stage", ""), data.pop("start", ""), data.pop("format")
     changed, own = data.pop("changes", []), data.pop("components", {})
+    if isinstance(train := data.get("train"), dict) and train.get("max_tokens") == Train().max_tokens:
+        del train["max_tokens"]  # recorded for a model that reads fewer, too, which it is made to fit again
     if found != FORMAT:
         raise UserError(f"{where}: format: is {shown(found)}; this version reads jobs of runs of format {FORMAT}")
     if stage or start:

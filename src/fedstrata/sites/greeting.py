@@ -162,9 +162,9 @@ def agree(
                 proposal = trial(settings, hello, beside).lines()
             except (Refused, UserError) as error:
                 failed = error
-                proposal = [
-                    f"it cannot be done here, and after a yes the server is told why: {plain_text(str(error))}"
-                ]
+                why = "why" if isinstance(error, Refused) else "so, but not why"  # names of files and classes
+                said = plain_text(str(error))
+                proposal = [f"it cannot be done here, and after a yes the server is told {why}: {said}"]
             for line in proposal:
                 LOG.info("proposed: %s", line)
         approve(settings.approve, digest, folder, ask, proposal)

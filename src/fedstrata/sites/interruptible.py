@@ -1,4 +1,4 @@
-"""The end of a program that would go on for ever: by Ctrl-C, or a signal to terminate."""
+"""The end of a program that would go on for ever: by Ctrl-C, a signal to terminate, or a closed terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ AGAIN_SECONDS = 3.0
 
 @contextmanager
 def interruptible(stop: threading.Event) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the block without a traceback.
+    """Ctrl-C, SIGTERM and SIGHUP end the block without a traceback; not SIGHUP under ``nohup``.
 
     Args:
         stop: set by the block when it is ending. Until then what the signal's handler raises is raised again, as
@@ -26,7 +26,9 @@ def interruptible(stop: threading.Event) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
         raise KeyboardInterrupt
 
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)
+    numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGALRM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield

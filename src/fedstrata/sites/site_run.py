@@ -15,7 +15,7 @@ from fedstrata.client.model_options import adapter_of, head_of
 from fedstrata.client.setup import Ready, make_ready
 from fedstrata.client.trainer import StepCallback
 from fedstrata.data.fingerprint import fingerprints
-from fedstrata.data.prepare import data_notes, prepare_own
+from fedstrata.data.prepare import data_notes, dropped_rows, prepare_own
 from fedstrata.job.tables import Job
 from fedstrata.models import checkpoints
 from fedstrata.models.cut import SplitLink
@@ -94,7 +94,8 @@ def make_site(settings: SiteSettings, run: SiteRun, hooks: Hooks) -> Site:
         return run.site
     folder, hello, start = run.folder, run.hello, run.folder / "start"
     data = prepare_own(run.job, settings.name, settings.home)
-    for note in (*data_notes(run.job, data), *idle_gpu(settings.device.name != "auto")):
+    dropped = [dropped_rows(data)] if data.dropped else []
+    for note in (*data_notes(run.job, data), *dropped, *idle_gpu(settings.device.name != "auto")):
         LOG.info("%s", note)
     LOG.info("run %s: computes on %s", run.name, device_words(run.job.train.device))
     rows = fingerprints(data)

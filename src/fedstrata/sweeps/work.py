@@ -72,7 +72,10 @@ class _Reporter:
             if time.monotonic() - self.last < 0.5:
                 return
             self.last = time.monotonic()
-        _send(self.out, {"event": type(event).__name__, **dataclasses.asdict(event)})
+        try:
+            _send(self.out, {"event": type(event).__name__, **dataclasses.asdict(event)})
+        except BrokenPipeError:  # the sweep was killed, so this cell has not failed: it was stopped
+            raise KeyboardInterrupt from None
 
 
 def _send(out: TextIO, record: dict[str, Any]) -> None:

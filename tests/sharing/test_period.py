@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ from plain import plain_loop
 from transformers import AutoModelForMaskedLM
 
 import fedstrata
+from fedstrata.client import answer
+from fedstrata.client.between import own_values
 from fedstrata.client.setup import check_plans
 from fedstrata.job.file import load
 from fedstrata.methods import METHODS
@@ -88,6 +91,32 @@ def test_between_two_rounds_in_which_a_part_is_sent_every_client_goes_on_with_it
     run = fedstrata.run(config)
     model = dict(AutoModelForMaskedLM.from_pretrained(run.folder / "model").named_parameters())
     assert all(torch.equal(model[name], tensor) for name, tensor in server.items())
+
+
+def test_what_no_client_of_a_round_could_send_stays_the_clients_own(
+    job: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Components of a large rank are of few clients, none of which may be sampled in the round of their turn."""
+    went_on: dict[tuple[int, str], set[str]] = {}
+
+    def spied(store: Any, request: Any, working: Any) -> Any:
+        own = own_values(store, request, working)
+        if request.phase == "train":
+            went_on[request.round, request.client] = set(own)
+        return own
+
+    monkeypatch.setattr(answer, "own_values", spied)
+    lora = {"kind": "lora", "rank": {"default": 2, "client-0": 4}, "merge": "freeze_a"}
+    tables = {"adapter": lora, "wire": {"part_period": 2}, "clients": {"fraction": 0.34}, "method": {"rounds": 9}}
+    run = fedstrata.run(job("fedavg", "classify", **tables))
+    lines = [json.loads(line) for line in (run.folder / "rounds.jsonl").read_text("utf-8").splitlines()]
+    waiting: dict[str, set[str]] = {}  # what a client has trained and nobody has sent since
+    for line in (line for line in lines if line["client"] != "server"):
+        client, sent = line["client"], set(line["sent"])
+        assert went_on[line["round"], client] == waiting.get(client, set()), line["round"]
+        waiting = {name: parts - sent for name, parts in waiting.items()}
+        waiting[client] = set(line["trained"]) - sent
+    assert any("above2" in part for part in went_on[8, "client-0"]), "kept in round 5; in 6 client-1 was sampled"
 
 
 def test_every_part_is_sent_once_in_a_period_and_all_in_the_last_round() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedstrata.client.between import own_values
+from fedstrata.client.between import keep_own, own_values
 from fedstrata.client.feature_cache import FEATURES, FeatureCache
 from fedstrata.client.model_pass import ModelPass
 from fedstrata.client.private import Draw, Private
@@ -239,7 +239,7 @@ def train_with(pass_of: PassOf, encode: Encode = encoded_parts) -> Handler:
         if kept:
             store.save(request.round, kept)
         if later:
-            store.between.save(request.round, later)
+            keep_own(store, request, later)
         reply = replace(reply, weights=encode(work, draw))
         return private.told(reply) if private else reply
 

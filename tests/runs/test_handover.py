@@ -312,6 +312,19 @@ def test_adapters_alone_are_no_model_to_export(job: Jobs) -> None:
     assert model_folder(folder / "adapter") == folder / "adapter"
 
 
+def test_push_uploads_nothing_that_lies_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder from somebody else held a link to a file of whoever pushed it."""
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: pytest.fail("the hub is asked"))
+    (tmp_path / "own").write_text("secret")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "model" / "notes.txt").symlink_to(tmp_path / "own")
+    with pytest.raises(UserError, match=r"push: .*notes.txt is a link to .*own, which would be uploaded"):
+        push(tmp_path, "a/b")
+
+
 def test_push_uploads_the_models_folder_and_is_private(job: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import pickle
 import re
 import sys
 from collections.abc import Callable
@@ -266,6 +268,30 @@ def test_one_form_at_a_time(options: list[str], sentence: str, tmp_path: Path) -
     done = CliRunner().invoke(app, ["export", str(tmp_path), *options])
     assert done.exit_code == 2
     assert sentence in done.output
+
+
+@pytest.mark.parametrize("damage", ["pickle", "half", "logging", "pipeline", {}, None])
+def test_a_folder_whose_model_cannot_be_loaded_is_refused_in_a_sentence(
+    model_folder: Callable[..., Path], damage: Any
+) -> None:
+    """It ended with a traceback: of weights that are a pickle, or that were cut, and of a class that is none."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("sentence_transformers")
+    folder = model_folder(head="classify")
+    weights, config = folder / "model.safetensors", folder / "config.json"
+    if damage == "pickle":
+        weights.unlink()
+        (folder / "pytorch_model.bin").write_bytes(pickle.dumps(os.getcwd, 2))
+    elif damage == "half":
+        weights.write_bytes(weights.read_bytes()[:1000])
+    else:
+        config.write_text(json.dumps({**json.loads(config.read_text()), "architectures": [damage]}))
+        with pytest.raises(UserError, match=r"its config names the model .*, which transformers does not"):
+            export(folder)
+        return
+    for use in (export, export_sentences):
+        with pytest.raises(UserError, match="holds no usable model: "):
+            use(folder)
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

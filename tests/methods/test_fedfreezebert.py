@@ -291,9 +291,9 @@ def test_no_token_leaves_a_client(central: Jobs, monkeypatch: pytest.MonkeyPatch
     seen: list[dict[str, Any]] = []
     original = ServerTraining.take
 
-    def watched(self: ServerTraining, client: str, message: Any) -> None:
+    def watched(self: ServerTraining, client: str, message: Any, most: int) -> None:
         seen.append(message)
-        original(self, client, message)
+        original(self, client, message, most)
 
     monkeypatch.setattr(ServerTraining, "take", watched)
     fedstrata.run(central("cls"))
@@ -328,9 +328,9 @@ def test_hidden_states_that_cannot_be_are_refused(
 ) -> None:
     original = ServerTraining.take
 
-    def spoilt(self: ServerTraining, client: str, message: Any) -> None:
+    def spoilt(self: ServerTraining, client: str, message: Any, most: int) -> None:
         change(message)
-        original(self, client, message)
+        original(self, client, message, most)
 
     monkeypatch.setattr(ServerTraining, "take", spoilt)
     with pytest.raises(UserError, match=f"client client-0: its hidden states cannot be used: .*{words}"):

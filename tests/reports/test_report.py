@@ -91,6 +91,37 @@ def test_another_versions_table_is_refused(run: Make, tmp_path: Path, found: int
         fedstrata.report(tmp_path / "many")
 
 
+@pytest.mark.parametrize("name", ["..", "../../other", "/etc", ""])
+def test_a_stage_that_lies_elsewhere_is_not_read(run: Make, name: str) -> None:
+    """A folder that somebody else has made named itself as its stage, or runs of the reader's own."""
+    folder, _ = run("handed/over"), run("other")
+    (folder / "stages").mkdir()
+    result = folder / "result.json"
+    result.write_text(json.dumps({**json.loads(result.read_text()), "stages": [name]}))
+    with pytest.raises(UserError, match=rf"over/result.json: is no record of a run: '{name}' is no name of a"):
+        fedstrata.report(folder)
+
+
+@pytest.mark.parametrize("place", ["../own", "cells/../../own", "{}/own"])
+def test_no_page_is_written_into_a_cell_that_lies_elsewhere(run: Make, tmp_path: Path, place: str) -> None:
+    own = run("own")
+    write_table(tmp_path / "many", [Cell("a", None, 0, run("many/cells/a/seed-0"))], None)
+    path = tmp_path / "many" / "table.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "cells": {"a": place.format(tmp_path)}}))
+    with pytest.raises(UserError, match=r"table.json: is no sweep's table"):
+        fedstrata.report(tmp_path / "many")
+    assert not (own / "report.html").exists()
+
+
+@pytest.mark.parametrize("content", ["[" * 10**5, '{"rounds": ' + "1" * 5000 + "}"], ids=["deep", "long"])
+@pytest.mark.parametrize("name", ["result.json", "rounds.jsonl", "parts.json"])
+def test_json_that_cannot_be_parsed_is_a_sentence(run: Make, name: str, content: str) -> None:
+    folder = run()
+    (folder / name).write_text(f"{content}\n{{}}\n" if name.endswith("l") else content)
+    with pytest.raises(UserError, match=rf"{name}.*: is not JSON: "):
+        fedstrata.report(folder)
+
+
 def test_what_a_run_writes_of_its_parts_is_read_back() -> None:
     parts = Parts(
         (

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import pickle
 import re
 import sys
 from collections.abc import Callable
@@ -268,6 +270,30 @@ def test_one_form_at_a_time(options: list[str], sentence: str, tmp_path: Path) -
     assert sentence in done.output
 
 
+@pytest.mark.parametrize("damage", ["pickle", "half", "logging", "pipeline", {}, None])
+def test_a_folder_whose_model_cannot_be_loaded_is_refused_in_a_sentence(
+    model_folder: Callable[..., Path], damage: Any
+) -> None:
+    """It ended with a traceback: of weights that are a pickle, or that were cut, and of a class that is none."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("sentence_transformers")
+    folder = model_folder(head="classify")
+    weights, config = folder / "model.safetensors", folder / "config.json"
+    if damage == "pickle":
+        weights.unlink()
+        (folder / "pytorch_model.bin").write_bytes(pickle.dumps(os.getcwd, 2))
+    elif damage == "half":
+        weights.write_bytes(weights.read_bytes()[:1000])
+    else:
+        config.write_text(json.dumps({**json.loads(config.read_text()), "architectures": [damage]}))
+        with pytest.raises(UserError, match=r"its config names the model .*, which transformers does not"):
+            export(folder)
+        return
+    for use in (export, export_sentences):
+        with pytest.raises(UserError, match="holds no usable model: "):
+            use(folder)
+
+
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     for use in (model_folder, export, export_sentences, lambda folder: push(folder, "a/b")):
         with pytest.raises(UserError, match="holds no model"):
@@ -310,6 +336,19 @@ def test_adapters_alone_are_no_model_to_export(job: Jobs) -> None:
         assert done.exit_code == 2
         assert "holds adapters, which are exported with the model" in done.output
     assert model_folder(folder / "adapter") == folder / "adapter"
+
+
+def test_push_uploads_nothing_that_lies_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder from somebody else held a link to a file of whoever pushed it."""
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: pytest.fail("the hub is asked"))
+    (tmp_path / "own").write_text("secret")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "model" / "notes.txt").symlink_to(tmp_path / "own")
+    with pytest.raises(UserError, match=r"push: .*notes.txt is a link to .*own, which would be uploaded"):
+        push(tmp_path, "a/b")
 
 
 def test_push_uploads_the_models_folder_and_is_private(job: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,6 +151,32 @@ def test_a_replaced_folder_keeps_links_of_others(tmp_path: Path) -> None:
     assert os.readlink(tmp_path / "old" / "dangling") == "nowhere"
 
 
+@pytest.mark.parametrize("name", ["rounds.jsonl", "ledger.jsonl", "state/journal.jsonl"])
+def test_a_record_that_is_a_link_is_not_added_to(job: Jobs, tmp_path: Path, name: str) -> None:
+    """In a folder from somebody else it led to a file of whoever goes on with the run, which was cut."""
+    made = job("fedavg")
+    kill(made)
+    record, own = Path(made["output"]["dir"]) / name, tmp_path / "own"
+    own.write_bytes(record.read_bytes() + b"more")
+    record.unlink()
+    record.symlink_to(own)
+    before = own.read_bytes()
+    with pytest.raises(UserError, match=rf"{name}: is a link, and a run that goes on adds to it; expected a file"):
+        fedstrata.run(made, resume=True)
+    assert own.read_bytes() == before
+
+
+def test_a_feature_cache_that_is_a_link_is_not_written_through(job: Jobs, tmp_path: Path) -> None:
+    made = job("fedfreezebert", "classify", method={"head": "mean"})
+    kill(made)
+    cache, own = next(Path(made["output"]["dir"]).glob("state/clients/*/features/features.f32")), tmp_path / "own"
+    own.write_text("kept")
+    cache.unlink()
+    cache.symlink_to(own)
+    fedstrata.run(made, resume=True)
+    assert own.read_text() == "kept"
+
+
 # -- the rows
 def test_other_rows_are_refused_and_named(job: Jobs, sentences_csv: Path, tmp_path: Path) -> None:
     made = job("fedavg", "classify", data={"test": str(tmp_path / "test.csv")})

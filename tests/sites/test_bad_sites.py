@@ -20,6 +20,7 @@ from fedstrata import UserError
 from fedstrata.events import Asked
 from fedstrata.plan.messages import NoReply, Reply, Request
 from fedstrata.server.records import FileRecords
+from fedstrata.server.trainer import ServerTrainer
 from fedstrata.sites import engine as between
 from fedstrata.sites.engine import RemoteEngine
 from fedstrata.sites.release_log import now
@@ -348,14 +349,7 @@ def test_a_site_is_back_in_the_run_when_less_has_left_within_a_day(
 def test_hidden_states_that_cannot_be_used_leave_a_site_out(
     job: Jobs, village: Village, name: str, value: float, reason: str
 ) -> None:
-    tables = {
-        "head": {"kind": "cls"},
-        "method": {"variant": "centralized"},
-        "client": {"may_send": ["hidden_states"]},
-    }
-    _, there = village.jobs(job("fedfreezebert", "classify", 3, **tables))
-    for site in NAMES:
-        village.site(site, 'payloads = ["weights"]', 'payloads = ["weights", "hidden_states"]')
+    there = centralized(job, village, {"kind": "cls"})
 
     def spoil(own: dict[str, dict[str, torch.Tensor]]) -> None:
         own["hidden_states"][name][0] = value
@@ -364,3 +358,64 @@ def test_hidden_states_that_cannot_be_used_leave_a_site_out(
     run = fedstrata.run(there)
     [line] = lines(run.folder / "missing.jsonl")
     assert (line["client"], line["reason"]) == ("b", f"sends what cannot be used: {reason}")
+
+
+def more_texts(own: dict[str, dict[str, torch.Tensor]]) -> None:
+    message = own["hidden_states"]
+    own["hidden_states"] = {name: tensor.repeat(10, *[1] * (tensor.ndim - 1)) for name, tensor in message.items()}
+
+
+def one_long_text(own: dict[str, dict[str, torch.Tensor]]) -> None:
+    message = own["hidden_states"]
+    message["features"] = message["features"][:1].repeat(44, 1, 1)
+    message["tokens"] = torch.tensor([1, 41, 1, 1], dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("head", "attack", "reason"),
+    [
+        ("cls", more_texts, "hidden states of 40 texts, and has 4 examples"),
+        ("psum", one_long_text, "tokens: must be at most 32 (max_tokens)"),
+    ],
+)
+def test_hidden_states_of_more_or_longer_texts_than_the_job_has_leave_a_site_out(
+    job: Jobs, village: Village, head: str, attack: Any, reason: str
+) -> None:
+    """Ten times its examples counted ten times, and others' texts were filled up to one of a million tokens."""
+    there = centralized(job, village, {"kind": head})
+    attacked(village, "b", "reply", [weights(attack)], "hidden_states")
+    run = fedstrata.run(there)
+    [line] = lines(run.folder / "missing.jsonl")
+    assert (line["client"], line["reason"]) == ("b", f"sends what cannot be used: {reason}")
+
+
+def test_hidden_states_count_for_no_more_than_the_server_allows(
+    job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run said that a site counts for 2 examples, and the head learned from all 4."""
+    taken = list[dict[str, torch.Tensor]]()
+    take = ServerTrainer.take
+
+    def watched(self: ServerTrainer, client: str, tensors: dict[str, torch.Tensor]) -> None:
+        taken.append(tensors)
+        take(self, client, tensors)
+
+    monkeypatch.setattr(ServerTrainer, "take", watched)
+    there = centralized(job, village, {"kind": "psum"})
+    server_settings(village, "max_weight = {b = 2}")
+    fedstrata.run(there)
+    assert [len(message["labels"]) for message in taken] == [4, 2, 4]
+    assert all(len(message["features"]) == int(message["tokens"].sum()) for message in taken)
+
+
+def centralized(job: Jobs, village: Village, head: dict[str, Any]) -> dict[str, Any]:
+    """The job of a run in which the server trains on hidden states."""
+    tables = {
+        "head": head,
+        "method": {"variant": "centralized"},
+        "client": {"may_send": ["hidden_states"]},
+    }
+    _, there = village.jobs(job("fedfreezebert", "classify", 4, **tables))
+    for site in NAMES:
+        village.site(site, 'payloads = ["weights"]', 'payloads = ["weights", "hidden_states"]')
+    return there

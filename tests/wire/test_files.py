@@ -40,6 +40,16 @@ def test_a_file_that_does_not_fit_is_not_there(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_link_in_the_place_of_what_is_half_written_is_not_followed(tmp_path: Path) -> None:
+    """A folder that somebody else has made held one to a file of the reader's, over which a report was written."""
+    (tmp_path / "own").write_text("kept")
+    (tmp_path / ".page.part").symlink_to(tmp_path / "own")
+    write_bytes(tmp_path / "page", b"written")
+    assert (tmp_path / "own").read_text() == "kept"
+    assert (tmp_path / "page").read_text() == "written"
+    assert not (tmp_path / "page").is_symlink()
+
+
 def test_a_last_line_that_a_kill_cut_short_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_bytes(b'{"round": 0}\n{"round"')

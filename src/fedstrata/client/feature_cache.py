@@ -162,7 +162,8 @@ class FeatureCache:
         wanted = {"key": self._key(index), "elements": total}
         if not (note.exists() and _read(note) == {**wanted, "checksum": checksum_of(path)}):
             folder.mkdir(parents=True, exist_ok=True)
-            note.unlink(missing_ok=True)
+            for old in (note, path):  # also a link, in a folder from somebody else
+                old.unlink(missing_ok=True)
             with path.open("w+b") as file:
                 reserve(file, path, 4 * total)
                 disk = np.memmap(file, np.float32, "r+", shape=(total,))

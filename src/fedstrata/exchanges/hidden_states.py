@@ -27,7 +27,12 @@ from fedstrata.exchanges.exchange import (
     fits_plan,
     nothing_more,
 )
-from fedstrata.exchanges.hidden_states_form import decode_hidden_states, encode_hidden_states, hidden_states_spec
+from fedstrata.exchanges.hidden_states_form import (
+    decode_hidden_states,
+    encode_hidden_states,
+    hidden_states_spec,
+    some_texts,
+)
 from fedstrata.exchanges.weights import pass_of
 from fedstrata.plan.disclosure import SENT
 from fedstrata.plan.kinds import Tensors, Weights
@@ -83,8 +88,8 @@ class Training(Protocol):
     def begin(self) -> None:
         """Clients are about to send."""
 
-    def take(self, client: str, message: Tensors) -> None:
-        """Check what a client sent and keep it."""
+    def take(self, client: str, message: Tensors, most: int) -> None:
+        """Check what a client sent and keep it, of ``most`` texts at most: for so many it counts."""
 
     def train(self, loop: Rounds, plan: Plan, round: int) -> tuple[Reply, Weights]:
         """One round; its record, and the new tensors of the parts that the plan trains."""
@@ -119,7 +124,7 @@ class HiddenStatesHalf(PlainHalf):
             message = reply.weights.get(PART, {})
             loop.ledger([Entry(0, reply.client, "hidden_states", "up", PART, payload_bytes(message))])
             try:
-                self.training.take(reply.client, message)
+                self.training.take(reply.client, message, reply.examples)
             except WireError as error:
                 reason = f"its hidden states cannot be used: {error}"
                 if not loop.settings.sites:
@@ -148,7 +153,7 @@ class ServerTraining:
         """See :class:`Training`."""
         self.trainer.begin()
 
-    def take(self, client: str, message: Tensors) -> None:
+    def take(self, client: str, message: Tensors, most: int) -> None:
         """See :class:`Training`.
 
         Raises:
@@ -156,7 +161,11 @@ class ServerTraining:
         """
         model, context = self.trainer.trainer.working.model, self.context
         width, dtype = model.config.hidden_size, context.runtime.dtype
-        self.trainer.take(client, decode_hidden_states(message, model.branches, width, context.classes, dtype))
+        states = decode_hidden_states(message, model.branches, width, context.classes, dtype)
+        longest = self.trainer.trainer.train.max_tokens
+        if int(states["tokens"].max()) > longest:  # all others of its batch would be filled up to it
+            raise WireError(f"tokens: must be at most {longest} (max_tokens)")
+        self.trainer.take(client, some_texts(states, most))
 
     def train(self, loop: Rounds, plan: Plan, round: int) -> tuple[Reply, Weights]:
         """See :class:`Training`."""
@@ -184,7 +193,7 @@ class DryTraining:
     def begin(self) -> None:
         """Nothing is there."""
 
-    def take(self, client: str, message: Tensors) -> None:
+    def take(self, client: str, message: Tensors, most: int) -> None:
         """Nothing to keep."""
 
     def train(self, loop: Rounds, plan: Plan, round: int) -> tuple[Reply, Weights]:

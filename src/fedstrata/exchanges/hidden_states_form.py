@@ -65,5 +65,16 @@ def decode_hidden_states(message: Tensors, branches: int, width: int, classes: i
     return {**dequantize(states), "tokens": tokens, "labels": labels}
 
 
+def some_texts(message: Tensors, most: int) -> Tensors:
+    """A decoded message of ``most`` texts at most, from all of it: texts often stand in the order of classes."""
+    tokens = message["tokens"]
+    if len(tokens) <= most:
+        return message
+    taken = torch.zeros(len(tokens), dtype=torch.bool)
+    taken[torch.arange(most) * len(tokens) // most] = True
+    rows = taken.repeat_interleave(tokens)
+    return {name: tensor[rows if name == "features" else taken] for name, tensor in message.items()}
+
+
 def _label_dtype(numbers: bool) -> torch.dtype:
     return torch.float32 if numbers else torch.int32

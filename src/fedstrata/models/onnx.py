@@ -17,6 +17,7 @@ from torch import nn
 
 from fedstrata.errors import UserError
 from fedstrata.models.checkpoints import fast_tokenizer, max_positions
+from fedstrata.models.configs import HF_LOAD_ERRORS, unusable
 from fedstrata.models.folders import write_tokenizer
 from fedstrata.models.headed import HeadedConfig
 from fedstrata.models.heads import HeadedModel
@@ -144,17 +145,30 @@ def _run_by_onnxruntime(folder: Path) -> Iterator[None]:
 
 
 def _loaded(folder: Path) -> tuple[Any, Any]:
-    """The model as the class that its config names, and its tokenizer."""
-    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    name = (config.architectures or [""])[0]
-    kind = HeadedModel if isinstance(config, HeadedConfig) else getattr(transformers, name, None)
-    if kind is None:
-        raise UserError(f"{folder}: its config names the model {name!r}, which transformers does not have")
-    tokenizer = fast_tokenizer(str(folder), "classify")  # words of a list stand alone already where they have to
-    model = kind.from_pretrained(folder).eval()
+    """The model as the class that its config names, and its tokenizer.
+
+    Raises:
+        UserError: it names none of transformers, or its files cannot be used.
+    """
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        name = (config.architectures or [""])[0]
+        kind: Any = HeadedModel if isinstance(config, HeadedConfig) else getattr(transformers, str(name), None)
+        if not _is_model(kind):
+            raise UserError(f"{folder}: its config names the model {name!r}, which transformers does not have")
+        tokenizer = fast_tokenizer(
+            str(folder), "classify"
+        )  # words of a list stand alone already where they have to
+        model = kind.from_pretrained(folder).eval()
+    except HF_LOAD_ERRORS as error:
+        raise unusable(str(folder), error) from None
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id
     return model, tokenizer
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
 
 
 def _has_types(model: Any) -> bool:

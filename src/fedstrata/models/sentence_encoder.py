@@ -13,6 +13,7 @@ import transformers
 
 from fedstrata.errors import UserError
 from fedstrata.models.checkpoints import fast_tokenizer, max_positions
+from fedstrata.models.configs import HF_LOAD_ERRORS, unusable
 from fedstrata.models.quiet import quiet
 
 INSTALL = "pip install 'fedstrata[sentence-transformers]'"
@@ -67,14 +68,22 @@ def export_encoder(folder: Path, out: Path, texts: Sequence[str]) -> EncoderRepo
 
 
 def _encoder(folder: Path) -> tuple[Any, Any]:
-    """The model without its head, and its tokenizer."""
-    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    names = config.architectures or [""]
-    if "gpt2" in config.model_type or any("CausalLM" in name or "LMHead" in name for name in names):
-        raise UserError(
-            f"{folder}: {names[0]} reads from left to right; --sentence-transformers is for encoders, such as BERT"
-        )
-    encoder = transformers.AutoModel.from_pretrained(folder, trust_remote_code=False)
+    """The model without its head, and its tokenizer.
+
+    Raises:
+        UserError: it is no encoder, or its files cannot be used.
+    """
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        names = config.architectures or [""]
+        if "gpt2" in config.model_type or any("CausalLM" in name or "LMHead" in name for name in names):
+            raise UserError(
+                f"{folder}: {names[0]} reads from left to right; --sentence-transformers is for encoders, such as "
+                "BERT"
+            )
+        encoder = transformers.AutoModel.from_pretrained(folder, trust_remote_code=False)
+    except HF_LOAD_ERRORS as error:
+        raise unusable(str(folder), error) from None
     tokenizer = fast_tokenizer(str(folder), "classify")
     tokenizer.model_max_length = min(tokenizer.model_max_length, max_positions(encoder))  # cuts longer texts
     return encoder.eval(), tokenizer

@@ -14,6 +14,9 @@ from fedstrata.errors import UserError
 from fedstrata.reports.parts import PartRecord, read_parts
 from fedstrata.reports.record_types import PARTS, check_record
 
+DAMAGED = (ValueError, RecursionError)
+"""Raised for what is no JSON, for a number of thousands of digits, and for as many brackets inside one another."""
+
 
 def _text(path: Path) -> str:
     try:
@@ -25,7 +28,7 @@ def _text(path: Path) -> str:
 def _json(path: Path, empty: str) -> Any:
     try:
         return json.loads(_text(path) or empty)
-    except json.JSONDecodeError as error:
+    except DAMAGED as error:
         raise UserError(f"{path}: is not JSON: {error}") from None
 
 
@@ -64,7 +67,7 @@ def record_lines(path: Path, kind: TypeAdapter[Any]) -> tuple[dict[str, Any], ..
     """
     texts = path.read_bytes().splitlines() if path.exists() else []
     lines: list[Any] = []
-    with suppress(ValueError):  # all at once, which is faster, unless one of them is damaged
+    with suppress(*DAMAGED):  # all at once, which is faster, unless one of them is damaged
         lines = json.loads(b"[%s]" % b",".join(texts))
     if len(lines) != len(texts):
         lines = _one_by_one(path, texts)
@@ -77,7 +80,7 @@ def _one_by_one(path: Path, texts: Sequence[bytes]) -> list[Any]:
     for number, text in enumerate(texts, 1):
         try:
             lines.append(json.loads(text))
-        except ValueError as error:
+        except DAMAGED as error:
             if number < len(texts):
                 raise UserError(f"{path}, line {number}: is not JSON: {error}") from None
     return lines

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from fedstrata.errors import UserError
 from fedstrata.job.sentences import TYPES, shown
@@ -88,6 +89,15 @@ class ResultRecord(BaseModel):
     missing: list[Missing] = []
     lost: list[Lost] = []
     outliers: list[Outlier] = []
+
+    @field_validator("stages")
+    @classmethod
+    def _inside(cls, stages: list[str]) -> list[str]:
+        """Their folders are read: a name with a path would lead out of the run's."""
+        for name in stages:
+            if not re.fullmatch(r"[\w-]+", name):
+                raise ValueError(f"{shown(name)} is no name of a stage; expected letters, digits, - and _")
+        return stages
 
 
 class PartitionRecord(BaseModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -66,14 +67,21 @@ def read_table(folder: Path) -> SweepTable:
         data = json.loads((folder / TABLE).read_text(encoding="utf-8"))
         rows = data["entries"]
         check_format(folder, data)
-        cells = {cell: folder / path for cell, path in data["cells"].items()}
+        cells = {cell: folder / _inside(path) for cell, path in data["cells"].items()}
         return SweepTable(data["against"], list(map(_row, rows)), cells)
     except OSError as error:
         raise UserError(f"{folder / TABLE}: cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(
             f"{folder / TABLE}: is no sweep's table; running the sweep with --resume writes it"
         ) from None
+
+
+def _inside(path: str) -> Path:
+    """A cell's folder below the sweep's; pages are written into it."""
+    if Path(path).is_absolute() or os.pardir in Path(path).parts:
+        raise ValueError
+    return Path(path)
 
 
 def _row(record: Mapping[str, Any]) -> SweepRow:

@@ -151,9 +151,15 @@ def push(folder: Path, repository: str, public: bool = False) -> str:
         The address of the repository.
 
     Raises:
-        UserError: there is no model, nobody is logged in, or the hub refuses.
+        UserError: there is no model, a file of it is a link that leads out of its folder, nobody is logged in, or
+            the hub refuses.
     """
     model = model_folder(folder)
+    for path in sorted(model.rglob("*")):
+        if path.is_symlink() and model.resolve() not in path.resolve().parents:
+            raise UserError(
+                f"push: {path} is a link to {path.resolve()}, which would be uploaded; expected a file"
+            )
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import xxhash
 
+from fedstrata.errors import UserError
 from fedstrata.wire.files import append_bytes, checksum_of, decode_lines, encode_lines, read_lines
 
 Line = Mapping[str, Any]
@@ -85,9 +86,15 @@ class FileRecords:
         return [line for line in found if isinstance(line, dict)]
 
     def cut(self, marks: Mapping[str, Mark], names: Sequence[str]) -> None:
-        """Cut the files of these names back to where they were marked, and go on from there."""
+        """Cut the files of these names back to where they were marked, and go on from there.
+
+        Raises:
+            UserError: one is a link: what it leads to, in a folder from somebody else, is no record.
+        """
         for name in names:
             path = self.path(name)
+            if path.is_symlink():
+                raise UserError(f"{path}: is a link, and a run that goes on adds to it; expected a file")
             if name in marks:
                 path.touch()  # whoever copied the folder may have left out a file without lines
                 os.truncate(path, marks[name][0])

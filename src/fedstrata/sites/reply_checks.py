@@ -60,7 +60,7 @@ def check_reply(
     else:
         asked = {"hidden_states": {PART}, "train": set(request.plan.send)}.get(request.phase, set())
         _check_parts(reply.weights.keys(), asked)
-        _check_states(reply.weights.get(PART, {}))
+        _check_states(reply.weights.get(PART, {}), reply.examples)
     _check_scores(reply.scores, request, metrics, needed)
 
 
@@ -86,8 +86,11 @@ def _check_parts(found: Collection[str], asked: Collection[str]) -> None:
         raise WireError(f"sends what cannot be used: {lacking[0]}: is missing")
 
 
-def _check_states(message: Tensors) -> None:
-    """Refuse hidden states and numbers to learn by which a training at the server overflows."""
+def _check_states(message: Tensors, examples: int) -> None:
+    """Refuse hidden states of other than the site's examples, and numbers by which a training overflows."""
+    if "labels" in message and message["labels"].shape[:1] != (examples,):
+        found = message["labels"].numel()
+        raise WireError(f"sends what cannot be used: hidden states of {found} texts, and has {examples} examples")
     for name, tensor in message.items():
         most = MOST_LOSS if name == "labels" else MOST_STATE
         if tensor.is_floating_point() and (largest := _largest(tensor)) > most:

@@ -52,6 +52,8 @@ def write_views(path: Path, views: Iterable[bytes | memoryview], flushed: bool, 
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part, hashed = path.with_name(f".{path.name}.part"), xxhash.xxh3_128()
+    if part.is_symlink():  # in a folder that somebody else has made; what it leads to is not ours to write
+        part.unlink()
     try:
         with named(path), open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
             for view in views:

@@ -156,9 +156,8 @@ def _loaded(folder: Path) -> tuple[Any, Any]:
         kind: Any = HeadedModel if isinstance(config, HeadedConfig) else getattr(transformers, str(name), None)
         if not _is_model(kind):
             raise UserError(f"{folder}: its config names the model {name!r}, which transformers does not have")
-        tokenizer = fast_tokenizer(
-            str(folder), "classify"
-        )  # words of a list stand alone already where they have to
+        # words of a list stand alone already where they have to
+        tokenizer = fast_tokenizer(str(folder), "classify")
         model = kind.from_pretrained(folder).eval()
     except HF_LOAD_ERRORS as error:
         raise unusable(str(folder), error) from None

@@ -341,11 +341,14 @@ def test_who_comes_first_changes_nothing(
 # ---- single sessions: clients that send whatever they like
 
 
-def layers_in(folder: Path, copies: bool, batch_size: int = 4, kept: bool = True) -> ServerLayers:
+def layers_in(
+    folder: Path, copies: bool, batch_size: int = 4, kept: bool = True, steps: int | None = None
+) -> ServerLayers:
     runtime = make_runtime(
         tiny_model("bert", "classify", num_labels=3),
         Classify(0, ("x", "y", "z")),
         batch_size=batch_size,
+        steps=steps,
         optimizer_state="persist" if kept else "reset",
     )
     working, trainer = runtime.working, runtime.trainer
@@ -816,6 +819,19 @@ def test_what_is_no_message_ends_its_own_stream_alone(
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert complaint in caught.value.details()
     here.train("b")
+    assert here.layers.results.keys() == {"b"}
+    here.channel.close()
+
+
+def test_no_client_takes_more_steps_on_shared_layers_than_the_job_has(house: Callable[..., House]) -> None:
+    """One announced a million and moved the others' layers alone, once these had taken theirs."""
+    here = house(copies=False, steps=2)
+    here.expect(asked("a"), asked("b"))
+    stream = here.raw(asked("a"), [begin(steps=3)])
+    with pytest.raises(grpc.RpcError) as caught:
+        list(stream)
+    assert caught.value.details() == "begin: 3 steps, and a round has at most 2 (train.steps)"
+    here.train("b", 2)
     assert here.layers.results.keys() == {"b"}
     here.channel.close()
 

@@ -209,6 +209,9 @@ class ActivationServer:
         if header.span:
             if (header.span.begin, header.span.end) != session.request.span:
                 raise WireError("begin: another share of the run than the client was asked for")
+            most = self.layers.train.steps
+            if most is not None and header.span.steps > most:  # each of them moves layers that all share
+                raise WireError(f"begin: {header.span.steps} steps, and a round has at most {most} (train.steps)")
             split.begin(header.span)
             session.steps = header.span.steps
         elif header.kind == "forward":

@@ -26,9 +26,9 @@ figures in `docs/board`. Three kinds of rows were added after others had been se
 after pilots with one seed on development rows of sst2 and jnlpba, and to chemprot and mrpc because it had come
 nearest to FedAvg elsewhere; FedAvg top 1 % to jnlpba, where LoRA r8 1 bit had stayed far below FedAvg in tuning
 and one test. LoRA all r8 plain 1 bit trains and sends both factors of an adapter in every round, where the other
-rows take turns; it was added when all others of sst2 had been tested, after pilots with one seed on rows kept
-from sst2's training and on development rows of jnlpba. A row that has not run says so; nothing is filled in. A
-table's title names its start model with a digest of its weights.
+rows take turns; it was added when the other rows with scores had been tested, after pilots with one seed on rows
+kept from sst2's training and on development rows of jnlpba. A row that has not run says so; nothing is filled in.
+A table's title names its start model with a digest of its weights.
 
 The adapters' rows in 1 bit were tuned when each row of their matrices had a scale of its own. Since then [short
 rows share those of their columns](decisions/wire.md#changes-with-few-bits-and-few-entries), and an entry of B
@@ -182,12 +182,14 @@ def _table(protocol: Protocol, table: Table, picture: str | None) -> Iterator[st
     yield _lines(header, [_entry(protocol, table, entry) for entry in table.entries])
     if table.start is not None and table.metric == "loss":
         yield f"The gain counts from the loss of the start model, {score(table.start)}.\n"
-    seeds = [entry.seeds for entry in table.entries if entry.test and entry.test.verdict == "not shown"]
-    if seeds:
+    open_ = [entry for entry in table.entries if entry.test and entry.test.verdict in ("not shown", "no worse")]
+    if open_:
+        seeds = [entry.seeds for entry in open_]
         most = "over 100" if None in seeds else str(max(seed for seed in seeds if seed))
+        verdicts = " or ".join(sorted({f'"{entry.test.verdict}"' for entry in open_ if entry.test}, reverse=True))
         text = (
-            f'For the rows with "not shown", a test with power {protocol.test_power:g} would have needed up to '
-            f"{most} seeds, if they were equal to {DENOMINATOR} and varied as much as they did here."
+            f"For the rows with {verdicts}, a test of equality with power {protocol.test_power:g} would have "
+            f"needed up to {most} seeds, if they were equal to {DENOMINATOR} and varied as much as they did here."
         )
         yield fill(text, 115) + "\n"
 

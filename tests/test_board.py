@@ -501,6 +501,30 @@ def test_the_scores_of_what_was_tested_again_are_those_of_the_tables() -> None:
     assert f"with a loss of {found['qbio', 'r8']} where" in said
 
 
+def test_what_is_said_of_both_factors_is_what_the_tables_say() -> None:
+    page, readme, why = (
+        " ".join((ROOT / name).read_text("utf-8").split())
+        for name in ("docs/board.md", "README.md", "docs/decisions/adapters.md")
+    )
+    gains, told = [], []
+    for task in ("sst2", "csabstruct"):
+        table = page.partition(f" ## {task}, iid")[2]
+        for row in ("LoRA all r8 plain 1 bit", "LoRA all r8 1 bit"):
+            cells = table.partition(f" | {row} | ")[2].split(" | ")
+            rounds = page.partition(f"| {task}, iid (bert, 6 layers of 384, 53aa5117) | {row} | ")[2]
+            gains.append(cells[1])
+            told.append((cells[0].partition(" ±")[0], rounds.partition(" rounds")[0].split()[-1]))
+    assert (
+        f"that makes {gains[0]} of the gain of centralized training, where taking turns made {gains[1]};" in readme
+    )
+    assert f"more rounds ({told[0][1]}, for {told[1][1]})" in readme
+    (plain, rounds), (turns, fewer) = told[:2]
+    assert f"on SST-2 to {plain} after {rounds} rounds and `alternate` to {turns} after {fewer}" in why
+    assert (
+        f"CSAbstruct to {told[2][0]} after {told[2][1]} and `alternate` to {told[3][0]} after {told[3][1]}," in why
+    )
+
+
 def test_a_slice_of_an_unknown_row_is_refused(tmp_path: Path) -> None:
     for path in FOLDER.glob("*.toml"):
         (tmp_path / path.name).write_text(path.read_text("utf-8").replace('"head only", ', '"head", '), "utf-8")

@@ -186,7 +186,8 @@ def _table(protocol: Protocol, table: Table, picture: str | None) -> Iterator[st
     if open_:
         seeds = [entry.seeds for entry in open_]
         most = "over 100" if None in seeds else str(max(seed for seed in seeds if seed))
-        verdicts = " or ".join(sorted({f'"{entry.test.verdict}"' for entry in open_ if entry.test}, reverse=True))
+        found = {entry.test.verdict for entry in open_ if entry.test}
+        verdicts = " or ".join(f'"{verdict}"' for verdict in ("not shown", "no worse") if verdict in found)
         text = (
             f"For the rows with {verdicts}, a test of equality with power {protocol.test_power:g} would have "
             f"needed up to {most} seeds, if they were equal to {DENOMINATOR} and varied as much as they did here."

@@ -824,7 +824,7 @@ def test_what_is_no_message_ends_its_own_stream_alone(
 
 
 def test_no_client_takes_more_steps_on_shared_layers_than_the_job_has(house: Callable[..., House]) -> None:
-    """One announced a million and moved the others' layers alone, once these had taken theirs."""
+    """It would move the layers alone, once the others had taken their steps."""
     here = house(copies=False, steps=2)
     here.expect(asked("a"), asked("b"))
     stream = here.raw(asked("a"), [begin(steps=3)])

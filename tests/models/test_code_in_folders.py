@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from fedstrata.errors import UserError
 from fedstrata.models.folders import CODE
+from fedstrata.models.headed import write_headed
+from fedstrata.models.heads import KEY
 from fedstrata.runs.handover import export, export_sentences
 from fedstrata.runs.views import load_model, pipeline
 
@@ -26,17 +29,39 @@ def hostile(model_folder: Callable[..., Path], tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("form", ["model", "pipeline", "onnx", "sentence-transformers"])
-def test_a_folders_code_is_not_run(hostile: Path, tmp_path: Path, form: str) -> None:
+def use(folder: Path, form: str) -> None:
+    """Do with a folder's model what users do with one."""
     if form == "model":
-        load_model(hostile, "classify")
+        load_model(folder, "classify")
     elif form == "pipeline":
-        pipeline(hostile, "classify")("the heart")
+        pipeline(folder, "classify")("the heart")
     elif form == "onnx":
         pytest.importorskip("onnxruntime")
-        export(hostile)
+        export(folder)
     else:
         pytest.importorskip("sentence_transformers")
-        export_sentences(hostile)
+        export_sentences(folder)
+
+
+FORMS = pytest.mark.parametrize("form", ["model", "pipeline", "onnx", "sentence-transformers"])
+
+
+@pytest.mark.filterwarnings("ignore")
+@FORMS
+def test_a_folders_code_is_not_run(hostile: Path, tmp_path: Path, form: str) -> None:
+    use(hostile, form)
     assert not (tmp_path / "was run").exists()
+
+
+@FORMS
+@pytest.mark.parametrize("headed", [False, True])
+def test_code_for_attention_is_not_fetched(model_folder: Callable[..., Path], form: str, headed: bool) -> None:
+    """Neither a plain config nor one with a head of ours may name a kernel of the hub."""
+    folder = model_folder(head="classify")
+    config = json.loads((folder / "config.json").read_text())
+    config["attn_implementation"] = "kernels-community/flash-attn2"
+    (folder / "config.json").write_text(json.dumps({**config, KEY: {"kind": "mean"}} if headed else config))
+    if headed:
+        write_headed(folder)
+    with pytest.raises(UserError, match="asks for attention 'kernels-community/flash-attn2'"):
+        use(folder, form)

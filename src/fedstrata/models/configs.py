@@ -27,6 +27,8 @@ HF_LOAD_ERRORS = (
     ValueError, SafetensorError, StrictDataclassError, pickle.UnpicklingError,
 )  # fmt: skip
 """What transformers raises on folders without a model, with half of one, or with another one."""
+ATTENTION = (None, "sdpa", "eager")
+"""What a config may ask for: transformers fetches other kinds from the hub, and their code with them."""
 ORIGIN = ("_name_or_path", "_commit_hash", "transformers_version", "architectures", "dtype")
 """Keys of a config that tell whence it comes, and no more."""
 
@@ -43,10 +45,27 @@ def config_of(
     if (Path(name) / ADAPTERS).exists():
         raise with_adapters(name)
     try:
-        config = plain_config(transformers.AutoConfig.from_pretrained(name, trust_remote_code=False))
+        config = plain_config(read_config(name))
     except HF_LOAD_ERRORS as error:
         raise unusable(name, error) from None
     return fit_config(name, config, kind, labels, head)
+
+
+def read_config(name: str) -> Any:
+    """The config of a folder or hub id as it is, read without code from there.
+
+    Raises:
+        UserError: it asks for attention that transformers would fetch code for.
+        Exception: one of :data:`HF_LOAD_ERRORS`.
+    """
+    config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+    attention = getattr(plain_config(config), "_attn_implementation", None) or config._attn_implementation
+    if attention not in ATTENTION:
+        raise UserError(
+            f"model {name}: its config.json asks for attention {attention!r}, whose code comes from elsewhere; "
+            "expected 'sdpa', 'eager' or none"
+        )
+    return config
 
 
 def with_adapters(name: str, where: str = ADAPTERS) -> UserError:

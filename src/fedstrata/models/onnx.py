@@ -17,7 +17,7 @@ from torch import nn
 
 from fedstrata.errors import UserError
 from fedstrata.models.checkpoints import fast_tokenizer, max_positions
-from fedstrata.models.configs import HF_LOAD_ERRORS, unusable
+from fedstrata.models.configs import HF_LOAD_ERRORS, read_config, unusable
 from fedstrata.models.folders import write_tokenizer
 from fedstrata.models.headed import HeadedConfig
 from fedstrata.models.heads import HeadedModel
@@ -151,7 +151,7 @@ def _loaded(folder: Path) -> tuple[Any, Any]:
         UserError: it names none of transformers, or its files cannot be used.
     """
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = read_config(str(folder))
         name = (config.architectures or [""])[0]
         kind: Any = HeadedModel if isinstance(config, HeadedConfig) else getattr(transformers, str(name), None)
         if not _is_model(kind):

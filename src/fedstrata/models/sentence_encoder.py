@@ -13,7 +13,7 @@ import transformers
 
 from fedstrata.errors import UserError
 from fedstrata.models.checkpoints import fast_tokenizer, max_positions
-from fedstrata.models.configs import HF_LOAD_ERRORS, unusable
+from fedstrata.models.configs import HF_LOAD_ERRORS, read_config, unusable
 from fedstrata.models.quiet import quiet
 
 INSTALL = "pip install 'fedstrata[sentence-transformers]'"
@@ -74,7 +74,7 @@ def _encoder(folder: Path) -> tuple[Any, Any]:
         UserError: it is no encoder, or its files cannot be used.
     """
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = read_config(str(folder))
         names = config.architectures or [""]
         if "gpt2" in config.model_type or any("CausalLM" in name or "LMHead" in name for name in names):
             raise UserError(

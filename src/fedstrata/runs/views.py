@@ -53,10 +53,12 @@ def load_model(folder: Path, task: str) -> TrainedModel:
     import transformers
 
     import fedstrata.models.heads  # noqa: F401  a model with one of them is known then, without the folder's code
+    from fedstrata.models.configs import read_config
 
     kind = getattr(transformers, TASK_KINDS[task].model)
     if not (folder / "config.json").exists():
         raise UserError(f"{folder}: holds no model")
+    read_config(str(folder))
     model = kind.from_pretrained(folder, trust_remote_code=False)
     return TrainedModel(model, transformers.AutoTokenizer.from_pretrained(folder))
 
@@ -70,12 +72,14 @@ def pipeline(folder: Path, task: str, **options: Any) -> Pipeline:
     import transformers
 
     import fedstrata.models.heads  # noqa: F401  as in :func:`load_model`
+    from fedstrata.models.configs import read_config
 
     name = PIPELINES.get(task)
     if name is None:
         raise UserError(f"pipeline: task {task!r} has none; model() gives the model and its tokenizer")
     if task == "tag":
         options = {"aggregation_strategy": "simple", **options}
+    read_config(str(folder))
     options = {"trust_remote_code": False, **options}
     return transformers.pipeline(name, model=str(folder), tokenizer=str(folder), **options)
 

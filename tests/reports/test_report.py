@@ -113,7 +113,11 @@ def test_no_page_is_written_into_a_cell_that_lies_elsewhere(run: Make, tmp_path:
     assert not (own / "report.html").exists()
 
 
-@pytest.mark.parametrize("content", ["[" * 10**5, '{"rounds": ' + "1" * 5000 + "}"], ids=["deep", "long"])
+@pytest.mark.parametrize(
+    "content",
+    ["[" * 10**5, '{"rounds": ' + "1" * 5000 + "}", '{"name": "\\ud800"}', '{"\\uDFFF": 1}'],
+    ids=["deep", "long", "half a character", "half a character for a key"],
+)
 @pytest.mark.parametrize("name", ["result.json", "rounds.jsonl", "parts.json"])
 def test_json_that_cannot_be_parsed_is_a_sentence(run: Make, name: str, content: str) -> None:
     folder = run()

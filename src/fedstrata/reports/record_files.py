@@ -15,7 +15,7 @@ from fedstrata.reports.parts import PartRecord, read_parts
 from fedstrata.reports.record_types import PARTS, check_record
 
 DAMAGED = (ValueError, RecursionError)
-"""Raised for what is no JSON, for a number of thousands of digits, and for as many brackets inside one another."""
+"""Raised for what is no JSON, half a character, a number of thousands of digits, as many brackets in each other."""
 
 
 def _text(path: Path) -> str:
@@ -25,9 +25,16 @@ def _text(path: Path) -> str:
         raise UserError(f"{path}: cannot be read ({error})") from None
 
 
+def _parsed(text: bytes) -> Any:
+    content = json.loads(text)
+    if b"\\ud" in text.lower():  # maybe half a character, which no page can hold
+        json.dumps(content, ensure_ascii=False).encode()
+    return content
+
+
 def _json(path: Path, empty: str) -> Any:
     try:
-        return json.loads(_text(path) or empty)
+        return _parsed((_text(path) or empty).encode())
     except DAMAGED as error:
         raise UserError(f"{path}: is not JSON: {error}") from None
 
@@ -68,7 +75,7 @@ def record_lines(path: Path, kind: TypeAdapter[Any]) -> tuple[dict[str, Any], ..
     texts = path.read_bytes().splitlines() if path.exists() else []
     lines: list[Any] = []
     with suppress(*DAMAGED):  # all at once, which is faster, unless one of them is damaged
-        lines = json.loads(b"[%s]" % b",".join(texts))
+        lines = _parsed(b"[%s]" % b",".join(texts))
     if len(lines) != len(texts):
         lines = _one_by_one(path, texts)
     check_record(path, lines, kind)
@@ -79,7 +86,7 @@ def _one_by_one(path: Path, texts: Sequence[bytes]) -> list[Any]:
     lines = []
     for number, text in enumerate(texts, 1):
         try:
-            lines.append(json.loads(text))
+            lines.append(_parsed(text))
         except DAMAGED as error:
             if number < len(texts):
                 raise UserError(f"{path}, line {number}: is not JSON: {error}") from None

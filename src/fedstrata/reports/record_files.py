@@ -15,7 +15,7 @@ from fedstrata.reports.parts import PartRecord, read_parts
 from fedstrata.reports.record_types import PARTS, check_record
 
 DAMAGED = (ValueError, RecursionError)
-"""Raised for what is no JSON, half a character, a number of thousands of digits, as many brackets in each other."""
+"""Raised for what is no JSON, half a character, a number of thousands of digits, as many nested brackets."""
 
 
 def _text(path: Path) -> str:

@@ -26,7 +26,7 @@ def text_columns(job: Job) -> list[str]:
     """The columns that hold the text.
 
     Raises:
-        UserError: the task does not read so many, or one of them is the label's.
+        UserError: the task does not read so many, one is there twice, or one of them is the label's.
     """
     text = [job.data.text] if isinstance(job.data.text, str) else list(job.data.text)
     if TASK_KINDS[job.task.kind].labeled and job.data.label in text:
@@ -35,6 +35,8 @@ def text_columns(job: Job) -> list[str]:
     if counts and len(text) not in counts:
         expected = " or ".join(("one column", "two columns")[n - 1] for n in counts)
         raise UserError(f"[data] text: {job.task.kind!r} reads {expected}, found {len(text)}")
+    if len(set(text)) < len(text):
+        raise UserError(f"[data] text: names column {text[0]!r} twice; expected two different columns")
     return text
 
 

@@ -479,6 +479,7 @@ def test_the_readmes_figures_are_the_boards() -> None:
             "LoRA all r8 1 bit": "equal",
             "LoRA all r8 plain 1 bit": "no worse",
         },
+        "jnlpba": {"FedAvg": "", "LoRA r8 1 bit": "worse", "LoRA all r8 plain 1 bit": "not shown"},
         "qbio": {"FedAvg": "", "LoRA r8 1 bit": "better"},
     }
     for task, verdicts in told.items():
@@ -518,6 +519,11 @@ def test_what_is_said_of_both_factors_is_what_the_tables_say() -> None:
         f"that makes {gains[0]} of the gain of centralized training, where taking turns made {gains[1]};" in readme
     )
     assert f"more rounds ({told[0][1]}, for {told[1][1]})" in readme
+    table, ner = page.partition(" ## jnlpba, iid")[2], []
+    for row in ("LoRA all r8 plain 1 bit", "FedAvg", "LoRA r8 1 bit"):
+        ner.append(table.partition(f" | {row} | ")[2].split(" | ")[1])
+    shares = f"it makes {ner[0]} of the gain where FedAvg makes {ner[1]} and LoRA on query and value {ner[2]}."
+    assert f"On JNLPBA {shares}" in readme
     (plain, rounds), (turns, fewer) = told[:2]
     assert f"on SST-2 to {plain} after {rounds} rounds and `alternate` to {turns} after {fewer}" in why
     assert (

@@ -524,6 +524,11 @@ def test_what_is_said_of_both_factors_is_what_the_tables_say() -> None:
         ner.append(table.partition(f" | {row} | ")[2].split(" | ")[1])
     shares = f"it makes {ner[0]} of the gain where FedAvg makes {ner[1]} and LoRA on query and value {ner[2]}."
     assert f"On JNLPBA {shares}" in readme
+    table, skewed = page.partition(" ## sst2, dirichlet")[2], []
+    for row in ("FedAvg", "LoRA all r8 plain 1 bit"):
+        skewed.append(table.partition(f" | {row} | ")[2].partition(" | ")[0])
+    assert f"FedAvg comes to {skewed[0]} on SST-2, and LoRA with both factors to {skewed[1]} (equality" in readme
+    assert f"`plain` came to {skewed[1]} on SST-2 where FedAvg came to {skewed[0]};" in why
     (plain, rounds), (turns, fewer) = told[:2]
     assert f"on SST-2 to {plain} after {rounds} rounds and `alternate` to {turns} after {fewer}" in why
     assert (

@@ -30,8 +30,9 @@ FULL = '{"text": "a", "label": "b"}'
 UNREADABLE = {
     "digits": f'{{"text": "a", "label": "b", "other": {"9" * 5000}}}',
     "deep": f'{{"text": "a", "label": "b", "other": {"[" * 100_000}{"]" * 100_000}}}',
+    "twice": '{"text": "a", "label": "b", "label": "c"}',
 }
-"""Rows that are JSON, which Python does not read."""
+"""Rows that are JSON and are not read."""
 TWO = {"name": "two"}
 STAGES: dict[str, Any] = {
     "stages": [{"name": "one"}, TWO],

@@ -18,6 +18,20 @@ from fedstrata.errors import UserError
 BLANK = re.compile(r"[ \t\n\r]*")
 
 
+class _TwiceError(ValueError):
+    """A key that an object has more than once."""
+
+
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise _TwiceError(next(key for at, (key, _) in enumerate(pairs) if key in dict(pairs[:at])))
+    return table
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_table)
+
+
 def json_records(path: Path, how: How) -> Records:
     """Of a file with an object per line, or with one array of objects, which may stand in an object."""
     seen: dict[str, None] = {}
@@ -83,7 +97,7 @@ def parse(path: Path, number: int, text: str) -> Any:
         UserError: it is none.
     """
     try:
-        return json.loads(text)
+        return DECODER.decode(text)
     except json.JSONDecodeError as error:
         line = number + error.lineno - 1
         raise UserError(
@@ -91,22 +105,24 @@ def parse(path: Path, number: int, text: str) -> Any:
             "expected one object per line, or one array of objects"
         ) from None
     except (ValueError, RecursionError) as error:
-        what = (
-            "is nested too deep" if isinstance(error, RecursionError) else "holds a number of thousands of digits"
-        )
+        what = "holds a number of thousands of digits; expected texts and numbers"
+        if isinstance(error, RecursionError):
+            what = "is nested too deep; expected texts and numbers"
+        elif isinstance(error, _TwiceError):
+            what = f"has the key {str(error)!r} twice in one object; expected each key once"
         line = number + text.count("\n", 0, _unreadable(text))
-        raise UserError(f"{path}, line {line}: {what}; expected texts and numbers") from None
+        raise UserError(f"{path}, line {line}: {what}") from None
 
 
 def _unreadable(text: str) -> int:
     """Where the first entry of an array that Python does not read begins; 0 of another value."""
-    decoder, at = json.JSONDecoder(), _skipped(text, 0)
+    at = _skipped(text, 0)
     if not text.startswith("[", at):
         return 0
     with suppress(ValueError, RecursionError):
         while True:
             at = _skipped(text, at + 1)
-            at = _skipped(text, decoder.raw_decode(text, at)[1])
+            at = _skipped(text, DECODER.raw_decode(text, at)[1])
     return at
 
 

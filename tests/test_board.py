@@ -472,6 +472,7 @@ def test_the_readmes_figures_are_the_boards() -> None:
             "LoRA all r8 1 bit": "worse",
             "LoRA all r8 plain 1 bit": "no worse",
             "FedBT": "not shown",
+            "FedBERT": "better",
         },
         "csabstruct": {
             "FedAvg": "",

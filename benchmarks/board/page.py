@@ -186,12 +186,12 @@ def _table(protocol: Protocol, table: Table, picture: str | None) -> Iterator[st
     open_ = [entry for entry in table.entries if entry.test and entry.test.verdict in ("not shown", "no worse")]
     if open_:
         seeds = [entry.seeds for entry in open_]
-        most = "over 100" if None in seeds else str(max(seed for seed in seeds if seed))
+        most = "more than 100" if None in seeds else f"up to {max(seed for seed in seeds if seed)}"
         found = {entry.test.verdict for entry in open_ if entry.test}
         verdicts = " or ".join(f'"{verdict}"' for verdict in ("not shown", "no worse") if verdict in found)
         text = (
             f"For the rows with {verdicts}, a test of equality with power {protocol.test_power:g} would have "
-            f"needed up to {most} seeds, if they were equal to {DENOMINATOR} and varied as much as they did here."
+            f"needed {most} seeds, if they were equal to {DENOMINATOR} and varied as much as they did here."
         )
         yield fill(text, 115) + "\n"
 

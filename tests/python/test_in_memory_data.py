@@ -104,6 +104,13 @@ def test_what_pandas_counts_as_missing_is_dropped_and_lists_are_words(job: Jobs)
     assert tagged.train.columns["text"] == ["The\neye", "a"]
 
 
+def test_a_missing_word_is_refused_in_a_sentence(job: Jobs) -> None:
+    words = [{"text": ["The", pandas.NA], "label": ["O", "B-X"]}]
+    for rows in (words, pandas.DataFrame(words)):
+        with pytest.raises(UserError, match="row 1: column 'text' holds an empty word"):
+            prepare(load(job("fedavg", "tag", data={"train": rows, "test": rows}))[0])
+
+
 @pytest.mark.parametrize("columns", [None, ["label"]])
 def test_a_data_set_is_read_alike_however_it_is_formatted(job: Jobs, columns: list[str] | None) -> None:
     names = sorted({label for _, label in SENTENCES})

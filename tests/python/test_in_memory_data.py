@@ -111,6 +111,18 @@ def test_a_missing_word_is_refused_in_a_sentence(job: Jobs) -> None:
             prepare(load(job("fedavg", "tag", data={"train": rows, "test": rows}))[0])
 
 
+@pytest.mark.parametrize(
+    "label", [{"eye", "heart"}, frozenset(["eye"]), bytearray(b"eye")], ids=["set", "frozenset", "bytes"]
+)
+def test_sets_are_no_labels(job: Jobs, label: Any) -> None:
+    """Each was a class of its own, named by the order in which Python happens to write it."""
+    rows = [*ROWS, {"text": "a lens", "label": label}]
+    with pytest.raises(
+        UserError, match=rf"row 13: column 'label' holds a {type(label).__name__}, expected a text"
+    ):
+        prepare(load(job("fedavg", "classify", data={"train": rows, "test": rows}))[0])
+
+
 @pytest.mark.parametrize("columns", [None, ["label"]])
 def test_a_data_set_is_read_alike_however_it_is_formatted(job: Jobs, columns: list[str] | None) -> None:
     names = sorted({label for _, label in SENTENCES})

@@ -176,6 +176,10 @@ def test_class_names_of_a_data_set_are_its_labels(job: Jobs) -> None:
         ({"report": ["a patient with a stone", "a stone"], "finding": ["x", "y"]}, COLUMNS),
         ({"text": ["stone", "fever"], "label": ["x", "y"]}, COLUMNS),
         ({"words": ["stone", "fever"], "finding": [0, 1]}, COLUMNS),
+        (
+            [{"text": "a stone", "label": "x"}, None],
+            "[data] train: is a list of rows in which entry 2 is a NoneType; expected a dict for each row",
+        ),
     ],
 )
 def test_what_holds_no_rows_is_refused_in_one_short_sentence(job: Jobs, found: Any, sentence: str) -> None:

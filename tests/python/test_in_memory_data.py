@@ -290,6 +290,22 @@ def test_a_result_is_read_whatever_the_working_directory_is(
     assert str(result.folder) == "runs/here"
 
 
+def test_a_result_whose_folder_is_gone_says_so(job: Jobs, tmp_path: Path) -> None:
+    """Its history and its ledger came out empty, as of a run that has sent nothing."""
+    result = fedstrata.run(job("fedavg", "classify", method={"rounds": 1}))
+    result.folder.rename(tmp_path / "moved")
+    for read in (
+        lambda: result.history,
+        lambda: result.ledger,
+        result.plot,
+        result.model,
+        result.pipeline,
+    ):
+        with pytest.raises(UserError, match=r"run: its result.json is gone"):
+            read()
+    assert "finished" in result._repr_html_()
+
+
 def test_the_class_of_callbacks_has_nothing_abstract() -> None:
     """A class of one's own may have it as a base, for its types: an object needs no method for every event."""
     calls([Callback()])(Noted("a note"))

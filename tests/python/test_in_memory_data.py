@@ -306,6 +306,14 @@ def test_a_result_whose_folder_is_gone_says_so(job: Jobs, tmp_path: Path) -> Non
     assert "finished" in result._repr_html_()
 
 
+@pytest.mark.parametrize("kind", ["classify", "tag"])
+def test_a_pipeline_takes_texts_that_are_longer_than_the_model_reads(job: Jobs, kind: str) -> None:
+    rows = ROWS if kind == "classify" else [{"text": ["The", "eye"], "label": ["O", "B-X"]}] * 6
+    result = fedstrata.run(job("fedavg", kind, data={"train": rows, "test": rows}, method={"rounds": 1}))
+    answer = result.pipeline()("the heart pumps blood " * 100)
+    assert isinstance(answer, list)
+
+
 def test_the_class_of_callbacks_has_nothing_abstract() -> None:
     """A class of one's own may have it as a base, for its types: an object needs no method for every event."""
     calls([Callback()])(Noted("a note"))

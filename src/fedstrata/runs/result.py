@@ -93,7 +93,8 @@ class Result:
         """A ``transformers`` pipeline over the trained model: ``result.pipeline()("a text")``.
 
         Args:
-            options: of ``transformers.pipeline``; entities are joined with ``aggregation_strategy="simple"``.
+            options: of ``transformers.pipeline``; entities are joined with ``aggregation_strategy="simple"``, and
+                a text to be classified that is longer than the model reads is cut (``truncation=True``).
 
         Raises:
             UserError: there is no single model, or its task has no pipeline, or the folder is gone.

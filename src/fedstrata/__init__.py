@@ -115,12 +115,14 @@ def sweep(
     Raises:
         UserError: the sweep, or the job of one of its cells, is invalid.
     """
+    from fedstrata.job.file import pairs_of
     from fedstrata.sweeps.cells import cells
 
-    cells(job, overrides)  # a mistake in the job file is reported before torch is imported
+    given = list(pairs_of(overrides))  # what is read once only is empty the second time
+    cells(job, given)  # a mistake in the job file is reported before torch is imported
     from fedstrata.sweeps.run import run_sweep
 
-    return run_sweep(job, overrides, resume=resume, progress=progress)
+    return run_sweep(job, given, resume=resume, progress=progress)
 
 
 def report(
@@ -195,17 +197,18 @@ def forecast(  # noqa: PLR0913  # what a caller may ask, each by its name
     from fedstrata.runs.components import Components
 
     _several("methods", methods)
+    names, given = list(methods), list(pairs_of(overrides))  # what is read once only is empty the second time
     brought = Components(**components)
-    for method in [[("method.name", name)] for name in methods] or [[]]:
+    for method in [[("method.name", name)] for name in names] or [[]]:
         # a mistake in the job file is reported before torch is imported
-        load(job, [*pairs_of(overrides), *method], brought.method)
+        load(job, [*given, *method], brought.method)
     from fedstrata.forecasts.options import ForecastOptions
 
-    options = ForecastOptions(methods, count, tokens, client, bandwidth, gflops, units, brought)
+    options = ForecastOptions(names, count, tokens, client, bandwidth, gflops, units, brought)
     with environment.loading():
         from fedstrata.forecasts.forecast import forecast as compute
 
-    return compute(job, overrides, options)
+    return compute(job, given, options)
 
 
 def audit(
@@ -240,16 +243,17 @@ def audit(
     Raises:
         UserError: the job, its data, its model or the public text is not usable.
     """
-    from fedstrata.job.file import load
+    from fedstrata.job.file import load, pairs_of
 
-    load(job, overrides)  # a mistake in the job file is reported before torch is imported
+    given = list(pairs_of(overrides))  # what is read once only is empty the second time
+    load(job, given)  # a mistake in the job file is reported before torch is imported
     from fedstrata.audits.options import ATTACKS, AuditOptions
 
     _several("attacks", attacks)
-    options = AuditOptions(client, attacks or ATTACKS, public, progress or (lambda event: None), deep)
+    options = AuditOptions(client, list(attacks or ()) or ATTACKS, public, progress or (lambda event: None), deep)
     with environment.loading():
         from fedstrata.audits.audit import audit as play
         from fedstrata.runs.alone import alone
 
     with alone():
-        return play(job, overrides, options)
+        return play(job, given, options)

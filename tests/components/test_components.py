@@ -106,6 +106,20 @@ class Halfway:
         return old + self.share * (aggregate - old)
 
 
+class HalfwayInPlace:
+    """The same as torch's optimizers do it: in the tensor that it is given."""
+
+    def step(self, old: torch.Tensor, aggregate: torch.Tensor, moments: Tensors) -> torch.Tensor:
+        return old.add_((aggregate - old) / 2)
+
+
+class HalfwayBeside:
+    """The same in a new tensor, to the bit."""
+
+    def step(self, old: torch.Tensor, aggregate: torch.Tensor, moments: Tensors) -> torch.Tensor:
+        return old.clone().add_((aggregate - old) / 2)
+
+
 class Smooth:
     """Classification with label smoothing; all but the loss is the job's own task."""
 
@@ -221,6 +235,19 @@ def test_a_codec_of_changes_has_a_reference_from_the_first_message_up(job: Jobs)
     fedstrata.run(job("fedavg", "classify", method={"rounds": 1}), codec=Watched())
     parts = 5  # embeddings, three layers, head; what goes down after the round is scored as it was received
     assert known[: 3 * parts] == [True] * 3 * parts
+
+
+def test_an_optimizer_may_move_a_tensor_in_place(job: Jobs, tmp_path: Path) -> None:
+    """The changes that travel were then reckoned against weights that had moved already."""
+    found = [
+        fedstrata.run(
+            job("fedavg", wire={"codec": "delta"}, output={"dir": str(tmp_path / type(own).__name__)}),
+            server_optimizer=own,
+        )
+        for own in (HalfwayBeside(), HalfwayInPlace())
+    ]
+    beside, inside = (weights(result.folder) for result in found)
+    assert all(torch.equal(beside[name], inside[name]) for name in beside)
 
 
 def test_own_aggregate_is_the_median(job: Jobs, tmp_path: Path) -> None:

@@ -104,6 +104,25 @@ def test_what_pandas_counts_as_missing_is_dropped_and_lists_are_words(job: Jobs)
     assert tagged.train.columns["text"] == ["The\neye", "a"]
 
 
+def test_a_missing_word_is_refused_in_a_sentence(job: Jobs) -> None:
+    words = [{"text": ["The", pandas.NA], "label": ["O", "B-X"]}]
+    for rows in (words, pandas.DataFrame(words)):
+        with pytest.raises(UserError, match="row 1: column 'text' holds an empty word"):
+            prepare(load(job("fedavg", "tag", data={"train": rows, "test": rows}))[0])
+
+
+@pytest.mark.parametrize(
+    "label", [{"eye", "heart"}, frozenset(["eye"]), bytearray(b"eye")], ids=["set", "frozenset", "bytes"]
+)
+def test_sets_are_no_labels(job: Jobs, label: Any) -> None:
+    """Each was a class of its own, named by the order in which Python happens to write it."""
+    rows = [*ROWS, {"text": "a lens", "label": label}]
+    with pytest.raises(
+        UserError, match=rf"row 13: column 'label' holds a {type(label).__name__}, expected a text"
+    ):
+        prepare(load(job("fedavg", "classify", data={"train": rows, "test": rows}))[0])
+
+
 @pytest.mark.parametrize("columns", [None, ["label"]])
 def test_a_data_set_is_read_alike_however_it_is_formatted(job: Jobs, columns: list[str] | None) -> None:
     names = sorted({label for _, label in SENTENCES})
@@ -157,6 +176,10 @@ def test_class_names_of_a_data_set_are_its_labels(job: Jobs) -> None:
         ({"report": ["a patient with a stone", "a stone"], "finding": ["x", "y"]}, COLUMNS),
         ({"text": ["stone", "fever"], "label": ["x", "y"]}, COLUMNS),
         ({"words": ["stone", "fever"], "finding": [0, 1]}, COLUMNS),
+        (
+            [{"text": "a stone", "label": "x"}, None],
+            "[data] train: is a list of rows in which entry 2 is a NoneType; expected a dict for each row",
+        ),
     ],
 )
 def test_what_holds_no_rows_is_refused_in_one_short_sentence(job: Jobs, found: Any, sentence: str) -> None:
@@ -265,6 +288,30 @@ def test_a_result_is_read_whatever_the_working_directory_is(
     assert (len(result.history), len(result.ledger)) == (rows, sent) != (0, 0)
     assert result.pipeline()("the heart")[0]["label"] in result.model().model.config.label2id
     assert str(result.folder) == "runs/here"
+
+
+def test_a_result_whose_folder_is_gone_says_so(job: Jobs, tmp_path: Path) -> None:
+    """Its history and its ledger came out empty, as of a run that has sent nothing."""
+    result = fedstrata.run(job("fedavg", "classify", method={"rounds": 1}))
+    result.folder.rename(tmp_path / "moved")
+    for read in (
+        lambda: result.history,
+        lambda: result.ledger,
+        result.plot,
+        result.model,
+        result.pipeline,
+    ):
+        with pytest.raises(UserError, match=r"run: its result.json is gone"):
+            read()
+    assert "finished" in result._repr_html_()
+
+
+@pytest.mark.parametrize("kind", ["classify", "tag"])
+def test_a_pipeline_takes_texts_that_are_longer_than_the_model_reads(job: Jobs, kind: str) -> None:
+    rows = ROWS if kind == "classify" else [{"text": ["The", "eye"], "label": ["O", "B-X"]}] * 6
+    result = fedstrata.run(job("fedavg", kind, data={"train": rows, "test": rows}, method={"rounds": 1}))
+    answer = result.pipeline()("the heart pumps blood " * 100)
+    assert isinstance(answer, list)
 
 
 def test_the_class_of_callbacks_has_nothing_abstract() -> None:

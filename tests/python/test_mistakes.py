@@ -132,6 +132,24 @@ def test_overrides_that_are_none(job: Job) -> None:
         fedstrata.run(job(), pairs)
 
 
+def test_overrides_that_are_read_once_only_count_all_the_same(job: Job, tmp_path: Path) -> None:
+    """They were checked, and then gone: what came out was of the job without them."""
+    once: Any = zip(["method.rounds"], [5], strict=True)
+    assert len(fedstrata.forecast(job(), once)["fedavg"]["rounds"]) == 5
+    names: Any = iter(["fedavg", "fedbt"])
+    assert list(fedstrata.forecast(job(), methods=names)) == ["fedavg", "fedbt"]
+    audited, swept = tmp_path / "audited", tmp_path / "swept"
+    attacks: Any = iter(["layers"])
+    once = iter([f"output.dir={audited}", "method.rounds=1"])
+    found = fedstrata.audit(job(), once, attacks=attacks)
+    assert (audited / "audit.json").exists()
+    assert found["stages"][0]["findings"]
+    once = iter([("output.dir", str(swept)), ("method.rounds", 1)])
+    fedstrata.sweep({**job(), "sweep": {"seeds": [0]}}, once)
+    assert (swept / "table.json").exists()
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_empty_table_of_test_rows(job: Job) -> None:
     with pytest.raises(UserError, match=r"\[data\] test: is an empty table"):
         fedstrata.run(job(data={"test": {}}))

@@ -166,9 +166,11 @@ def _same(value: Any, where: str, column: str) -> Any:
 def _text(value: Any, where: str, column: str) -> str:
     if value is None or value != value:  # NaN is a missing number
         return ""
-    if isinstance(value, (list, dict, bytes)):
+    if isinstance(value, (list, dict, bytes, bytearray, set, frozenset)):  # the last from Python alone
         kind = type(value).__name__
-        several = "; a row with several labels or texts is not read" if isinstance(value, list) else ""
+        several = (
+            "; a row with several labels or texts is not read" if isinstance(value, list | set | frozenset) else ""
+        )
         raise UserError(
             f"{where}: column {column!r} holds a {kind}, expected a text, a number or a truth value{several}"
         )

@@ -90,6 +90,11 @@ def _listed(value: Sequence[Any]) -> Any:
         raise ValueError("is an empty list; expected files, or rows")
     if all(isinstance(row, Mapping) for row in value):
         return InMemory(value, "list of dicts", len(value))
+    if any(isinstance(row, Mapping) for row in value):
+        number, kind = next(
+            (i, type(one).__name__) for i, one in enumerate(value, 1) if not isinstance(one, Mapping)
+        )
+        raise ValueError(f"is a list of rows in which entry {number} is a {kind}; expected a dict for each row")
     return [os.fspath(one) if isinstance(one, os.PathLike) else one for one in value]
 
 

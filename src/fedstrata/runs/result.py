@@ -84,19 +84,20 @@ class Result:
 
         if self.stages:
             lines = [
-                {"stage": one.folder.name, **line} for one in self.stages for line in views.history(one.place)
+                {"stage": one.folder.name, **line} for one in self.stages for line in views.history(one._there())
             ]
             return views.frame(lines)
-        return views.frame(views.history(self.place))
+        return views.frame(views.history(self._there()))
 
     def pipeline(self, **options: Any) -> Any:
         """A ``transformers`` pipeline over the trained model: ``result.pipeline()("a text")``.
 
         Args:
-            options: of ``transformers.pipeline``; entities are joined with ``aggregation_strategy="simple"``.
+            options: of ``transformers.pipeline``; entities are joined with ``aggregation_strategy="simple"``, and
+                a text to be classified that is longer than the model reads is cut (``truncation=True``).
 
         Raises:
-            UserError: there is no single model, or its task has no pipeline.
+            UserError: there is no single model, or its task has no pipeline, or the folder is gone.
         """
         from fedstrata.runs import views
 
@@ -107,7 +108,7 @@ class Result:
         from fedstrata.runs import views
 
         last = self.stages[-1] if self.stages else self
-        return views.plot(last.folder.name, last.headline, views.history(last.place))
+        return views.plot(last.folder.name, last.headline, views.history(last._there()))
 
     def _repr_html_(self) -> str:
         from fedstrata.runs import views
@@ -129,7 +130,13 @@ class Result:
     def _one_model(self) -> Path:
         if self.model_folder is None:
             raise UserError(f"{self.folder}: there is no single model ({self.scored or self.status})")
-        return self.place / self.model_folder.relative_to(self.folder)
+        return self._there() / self.model_folder.relative_to(self.folder)
+
+    def _there(self) -> Path:
+        """``place``, which must be there still: without its records a run would seem to have done nothing."""
+        if not (self.place / "result.json").exists():
+            raise UserError(f"{self.folder}: its result.json is gone; a result is read from the run's own folder")
+        return self.place
 
     @property
     def start(self) -> Path:
@@ -162,7 +169,7 @@ class Result:
         """The rows of :attr:`ledger` as :class:`fedstrata.cost.ledger.Entry` describes them, stage by stage."""
         if self.stages:
             return [{"stage": stage.folder.name, **line} for stage in self.stages for line in stage.transfers]
-        return read_lines(self.place / "ledger.jsonl")
+        return read_lines(self._there() / "ledger.jsonl")
 
 
 def combine_stages(stages: Sequence[Result], folder: Path, otherwise: bool) -> Result:

@@ -79,6 +79,8 @@ def pipeline(folder: Path, task: str, **options: Any) -> Pipeline:
         raise UserError(f"pipeline: task {task!r} has none; model() gives the model and its tokenizer")
     if task == "tag":
         options = {"aggregation_strategy": "simple", **options}
+    if name == "text-classification":
+        options = {"truncation": True, **options}  # a longer text is cut, as in training; that of tags is anyway
     read_config(str(folder))
     options = {"trust_remote_code": False, **options}
     return transformers.pipeline(name, model=str(folder), tokenizer=str(folder), **options)

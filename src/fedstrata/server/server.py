@@ -285,6 +285,8 @@ class Server:
 
     def _step(self, name: str, old: Tensor, aggregate: Tensor) -> Tensor:
         moments = self.moments.get(name, {})
+        if not isinstance(self.optimizer, AdaptiveOptimizer):  # one that moves it in place would move what is held
+            old = old.clone()
         new = self.optimizer.step(old, aggregate, moments)
         if moments:
             self.moments[name] = moments

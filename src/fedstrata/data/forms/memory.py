@@ -52,10 +52,10 @@ def _frame_rows(frame: Any, how: How) -> Iterable[Mapping[str, Any]]:
 
 def _plain(value: Any) -> Any:
     """A value as a file would give it: arrays and tuples as lists, numpy's numbers as Python's."""
-    if isinstance(value, tuple):
+    if hasattr(value, "tolist") and hasattr(value, "dtype"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     if type(value).__name__ == "NAType":  # pandas' missing value, not even equal to itself or not
         return None
-    if hasattr(value, "tolist") and hasattr(value, "dtype"):
-        return value.tolist()
     return value

@@ -36,6 +36,8 @@ class Codec(Protocol):
     weights that the client started from. A codec of whole states ignores it; one of changes needs it, and sends
     whole states where it is None.
 
+    No method may change in place what it is given: a run goes on with those very tensors.
+
     Attributes:
         name: the codec's name in records.
         changes: on the way up its messages are changes against a reference.

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fedstrata.errors import UserError
 from fedstrata.job.file import load
 from fedstrata.sweeps.cells import Cell, cells
 
@@ -93,6 +94,27 @@ def test_seeds_alone_are_a_sweep_and_may_vary_one_stage() -> None:
     assert [job.train.seed for job in jobs(found[1])] == [0, 2]
     assert found[0].stages["pretrain"] == found[1].stages["pretrain"]
     assert found[0].stages["finetune"] != found[1].stages["finetune"]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "words"),
+    [
+        ("[sweep.grid]\ntrain.seed = [0, 1]", ()),
+        ('[[sweep.rows]]\nname = "a"\ntrain = {seed = 5}', ()),
+        ('[[sweep.across]]\nname = "a"\nfinetune.train.seed = 5', ()),
+        ('[sweep]\nseed = "finetune.train.seed"\n[sweep.grid]\nfinetune.train.seed = [0, 1]', ()),
+        ("[sweep]\nseeds = [0, 1]", ("train.seed=7",)),
+    ],
+)
+def test_a_seed_that_the_cells_own_would_take_back_is_refused(sweep: str, words: tuple[str, ...]) -> None:
+    """The rows seed=0 and seed=1 of a grid were runs of one and the same seed."""
+    with pytest.raises(UserError, match=r"train\.seed: every cell has its seed from sweep\.seeds"):
+        made(sweep, *words)
+
+
+def test_a_seed_of_another_stage_may_be_a_rows() -> None:
+    [cell] = made('[sweep]\nseed = "finetune.train.seed"\n[[sweep.rows]]\nname = "a"\ntrain.seed = 5')
+    assert [job.train.seed for job in jobs(cell)] == [5, 0]
 
 
 def test_rows_that_differ_in_a_later_stage_share_the_earlier() -> None:

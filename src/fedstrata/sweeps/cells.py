@@ -127,7 +127,7 @@ def cells(source: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> 
         sweep = Sweep.model_validate(table)
     except ValidationError as error:
         raise UserError(f"{where}: [sweep] {sentence(error, Sweep, 'sweep')}") from None
-    _check_settings(where, sweep)
+    _check_settings(where, sweep, [key for key, _ in given])
     rows = _rows(where, sweep)
     if unknown := next((row.base for row in rows.values() if row.base not in (None, *rows)), None):
         raise UserError(f"{where}: [sweep] against: no row {unknown!r}; {did_you_mean(unknown, rows)}")
@@ -144,8 +144,11 @@ def cells(source: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> 
     return sweep, folder, [_cell(draft) for draft in drafts]
 
 
-def _check_settings(where: str, sweep: Sweep) -> None:
-    """Refuse names and grids that are none, output folders of single cells, and more cells than can be meant."""
+def _check_settings(where: str, sweep: Sweep, words: Sequence[str]) -> None:
+    """Refuse names and grids that are none, keys that every cell has its own of, and too many cells.
+
+    A seed in the rows, or in the ``words`` that are laid over the file, was taken back by the cell's own.
+    """
     for table, settings in (("rows", sweep.rows), ("across", sweep.across)):
         for number, row in enumerate(settings, 1):
             if not isinstance(row.get("name", ""), str):
@@ -157,6 +160,8 @@ def _check_settings(where: str, sweep: Sweep) -> None:
     keys = [*axes, *(key for row in (*sweep.rows, *sweep.across) for key, _ in _leaves(row))]
     if taken := next((key for key in keys if key.endswith("output.dir")), None):
         raise UserError(f"{where}: [sweep] {taken}: every cell has a folder of its own in the sweep's output.dir")
+    if taken := next((key for key in (*keys, *words) if f".{key}".endswith(f".{sweep.seed}")), None):
+        raise UserError(f"{where}: [sweep] {taken}: every cell has its seed from sweep.seeds; list values there")
     sizes = [len(values) for values in axes.values()]
     number = math.prod([len(sweep.across) or 1, len(sweep.rows) or 1, len(sweep.seeds), *sizes])
     if number > MOST_CELLS:

@@ -179,6 +179,16 @@ def test_names_that_begin_alike_for_long_stay_apart() -> None:
     assert len({cell.folder for cell in made(rows)}) == 2
 
 
+@pytest.mark.parametrize("names", [("FedAvg", "fedavg"), (f"{'a' * 80} 3492", f"{'a' * 80} 5042")])
+def test_names_that_differ_in_case_or_begin_alike_and_share_a_short_hash_stay_apart(
+    names: tuple[str, str],
+) -> None:
+    """On some disks the first two were one folder; the hashes of the others begin with the same 24 bits."""
+    rows = "".join(f'[[sweep.rows]]\nname = "{name}"\n' for name in names)
+    found = [str(cell.folder) for cell in made(rows)]
+    assert found[0].casefold() != found[1].casefold()
+
+
 def test_rows_are_compared_at_the_same_point() -> None:
     found = made(
         """

@@ -30,7 +30,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -136,8 +136,9 @@ def cells(source: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> 
     if base.between_sites:
         raise UserError(f"{where}: [sweep]: is for one machine; between sites, start its runs one by one")
     folder = Path(base.output.dir)
+    places = _folders(rows)
     drafts = [
-        _draft(source, name, row.base, seed, (*given, *row.pairs, (sweep.seed, seed)), folder)
+        _draft(source, name, row.base, seed, (*given, *row.pairs, (sweep.seed, seed)), folder / places[name])
         for name, row in rows.items()
         for seed in sweep.seeds
     ]
@@ -229,6 +230,20 @@ class _Draft:
     jobs: Sequence[Job]
 
 
+def _folders(rows: Iterable[str]) -> dict[str, str]:
+    """Row -> its folder in the sweep's: no two are the same, not even on disks that take A for a."""
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for row in rows:
+        name = re.sub(r"[^\w.=-]+", "-", row).strip("-.")[:80] or "row"
+        longer = [f"{name}-{hashlib.sha256(row.encode()).hexdigest()[:length]}" for length in (6, 12)]
+        names = [row, *longer] if name == row else longer
+        place = next(one for one in names if one.casefold() not in taken)
+        taken.add(place.casefold())
+        found[row] = f"cells/{place}"
+    return found
+
+
 def _draft(
     source: str | Path | Mapping[str, Any],
     row: str,
@@ -237,9 +252,7 @@ def _draft(
     pairs: Sequence[tuple[str, Any]],
     folder: Path,
 ) -> _Draft:
-    name = re.sub(r"[^\w.=-]+", "-", row).strip("-.")[:80] or "row"
-    tag = "" if name == row else "-" + hashlib.sha256(row.encode()).hexdigest()[:6]
-    place = folder / "cells" / f"{name}{tag}" / f"seed-{seed}"
+    place = folder / f"seed-{seed}"
     pairs = (*pairs, ("output.dir", str(place)))
     return _Draft(row, base, seed, pairs, place, _jobs(source, row, pairs))
 

@@ -16,8 +16,9 @@ import pytest
 import tomli_w
 from filelock import FileLock
 
+import fedstrata
 from fedstrata.errors import UserError
-from fedstrata.sweeps import workers
+from fedstrata.sweeps import run, workers
 
 REFUSED = r"another process is running this sweep"
 
@@ -121,3 +122,22 @@ def test_a_cell_whose_sweep_was_killed_has_not_failed_but_was_stopped(
         assert process.wait(120) == 130
     result = json.loads((tmp_path / "cell" / "result.json").read_text("utf-8"))
     assert (result["status"], result["message"]) == ("stopped", "stopped by the user; --resume continues it")
+
+
+def one_cell(job: Callable[..., Any]) -> dict[str, Any]:
+    return {**job("none", "classify"), "sweep": {"seeds": [0]}}
+
+
+def test_the_table_is_written_before_others_may_go_on(
+    job: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was written after: the table of a sweep with more seeds could be replaced by that of fewer."""
+    seen = []
+
+    def write(folder: Path, *_: Any) -> list[Any]:
+        seen.append(held(folder / workers.LOCK))
+        return []
+
+    monkeypatch.setattr(run, "write_table", write)
+    fedstrata.sweep(one_cell(job))
+    assert seen == [True]

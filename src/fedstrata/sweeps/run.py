@@ -54,7 +54,7 @@ def run_sweep(
         tell = progress or (lambda event: None)
         asked = {"source": source, "base_dir": base_dir and str(base_dir)}
         _Scheduler(sweep, found, waiting, asked, tell, Workers(folder, sweep.parallel)).run()
-    return write_table(folder, found, sweep.against)
+        return write_table(folder, found, sweep.against)
 
 
 @dataclass

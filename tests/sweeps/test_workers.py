@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from filelock import FileLock
 
 import fedstrata
 from fedstrata.errors import UserError
+from fedstrata.reports.sweep_files import read_table
 from fedstrata.sweeps import run, workers
 
 REFUSED = r"another process is running this sweep"
@@ -141,3 +143,22 @@ def test_the_table_is_written_before_others_may_go_on(
     monkeypatch.setattr(run, "write_table", write)
     fedstrata.sweep(one_cell(job))
     assert seen == [True]
+
+
+def test_of_two_sweeps_that_begin_in_one_new_folder_the_later_is_refused(
+    job: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for the first and went on in its folder; its table took the other's place."""
+    made = one_cell(job)
+
+    @contextmanager
+    def slow(folder: Path) -> Iterator[None]:
+        monkeypatch.undo()
+        fedstrata.sweep(made, {"output.dir": str(folder)}, resume=True)
+        with workers.sole_user(folder):
+            yield
+
+    monkeypatch.setattr(run, "sole_user", slow)
+    with pytest.raises(UserError, match=r"cells is not empty; continue its run with --resume"):
+        fedstrata.sweep(made, {"sweep.seeds": [1]})
+    assert list(read_table(tmp_path / "run").cells) == ["all, seed 0"]

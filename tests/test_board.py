@@ -424,6 +424,16 @@ def test_words_say_what_the_figures_say() -> None:
     ]
 
 
+def test_a_row_as_good_with_fewer_bytes_beats_fedbt() -> None:
+    """No row was better with as few bytes, and the page ended in a traceback."""
+    protocol = small()
+    table, lines = whole_table(protocol)
+    finals = [line.scores[-1] for line in table.entries[3].lines]
+    lines += played(protocol, protocol.slices[0].rows[4], bytes=5000, finals=finals)
+    said = dict(answers(protocol, tables(protocol, lines)[:1]))
+    assert said["When does FedBT win?"] == ["t, iid (model 1): not here; FedBT is beaten by LoRA r8."]
+
+
 def test_without_figures_everything_is_open() -> None:
     protocol = small()
     assert {tuple(sentences) for _, sentences in answers(protocol, tables(protocol, []))} == {(OPEN,)}

@@ -154,14 +154,14 @@ def equal_tasks(protocol: Protocol, tables: Sequence[Table], limit: float) -> st
 
 
 def _cheaper(table: Table, entry: Entry) -> list[Entry]:
-    """Rows that score better on average with no more bytes."""
+    """Rows that score as well or better on average with no more bytes."""
     sign = -1 if table.metric == "loss" else 1
     return [
         other
         for other in table.whole
         if other is not entry
         and 0 < other.bytes <= entry.bytes
-        and sign * ((other.mean or 0) - (entry.mean or 0)) > 0
+        and sign * ((other.mean or 0) - (entry.mean or 0)) >= 0
     ]
 
 

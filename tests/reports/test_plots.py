@@ -175,7 +175,11 @@ def test_downloads_count_rounds_from_1_as_the_pictures_do(run: Make, staged: Mak
 
 
 def test_latex_takes_what_it_would_read_as_commands() -> None:
+    """Among others what stands first in a row: the end of the row before takes a star or a bracket for its own."""
     assert r"50\% \& more\_x" in latex_text([{"a": "50% & more_x"}])
+    assert "\n{[}1] a" in latex_text([{"a": "[1] a"}])
+    assert "\n{*}a" in latex_text([{"a": "*a"}])
+    assert r"a\textbar{}b $>$ c" in latex_text([{"a": "a|b > c"}]), "in LaTeX's first encoding a dash and a mark"
 
 
 def test_private_parts_are_shown_apart_from_sent_ones(run: Make) -> None:

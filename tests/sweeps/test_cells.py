@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fedstrata.errors import UserError
 from fedstrata.job.file import load
 from fedstrata.sweeps.cells import Cell, cells
 
@@ -95,6 +96,27 @@ def test_seeds_alone_are_a_sweep_and_may_vary_one_stage() -> None:
     assert found[0].stages["finetune"] != found[1].stages["finetune"]
 
 
+@pytest.mark.parametrize(
+    ("sweep", "words"),
+    [
+        ("[sweep.grid]\ntrain.seed = [0, 1]", ()),
+        ('[[sweep.rows]]\nname = "a"\ntrain = {seed = 5}', ()),
+        ('[[sweep.across]]\nname = "a"\nfinetune.train.seed = 5', ()),
+        ('[sweep]\nseed = "finetune.train.seed"\n[sweep.grid]\nfinetune.train.seed = [0, 1]', ()),
+        ("[sweep]\nseeds = [0, 1]", ("train.seed=7",)),
+    ],
+)
+def test_a_seed_that_the_cells_own_would_take_back_is_refused(sweep: str, words: tuple[str, ...]) -> None:
+    """The rows seed=0 and seed=1 of a grid were runs of one and the same seed."""
+    with pytest.raises(UserError, match=r"train\.seed: every cell has its seed from sweep\.seeds"):
+        made(sweep, *words)
+
+
+def test_a_seed_of_another_stage_may_be_a_rows() -> None:
+    [cell] = made('[sweep]\nseed = "finetune.train.seed"\n[[sweep.rows]]\nname = "a"\ntrain.seed = 5')
+    assert [job.train.seed for job in jobs(cell)] == [5, 0]
+
+
 def test_rows_that_differ_in_a_later_stage_share_the_earlier() -> None:
     one, two, three = made(
         """
@@ -155,6 +177,16 @@ def test_names_that_begin_alike_for_long_stay_apart() -> None:
     """Two rows shared a folder, and the second, if its learning rate was lower, had the first one's scores."""
     rows = "".join(f'[[sweep.rows]]\nname = "{"a" * 90}{i}"\ntrain.learning_rate = 1e-{i}\n' for i in (3, 4))
     assert len({cell.folder for cell in made(rows)}) == 2
+
+
+@pytest.mark.parametrize("names", [("FedAvg", "fedavg"), (f"{'a' * 80} 3492", f"{'a' * 80} 5042")])
+def test_names_that_differ_in_case_or_begin_alike_and_share_a_short_hash_stay_apart(
+    names: tuple[str, str],
+) -> None:
+    """On some disks the first two were one folder; the hashes of the others begin with the same 24 bits."""
+    rows = "".join(f'[[sweep.rows]]\nname = "{name}"\n' for name in names)
+    found = [str(cell.folder) for cell in made(rows)]
+    assert found[0].casefold() != found[1].casefold()
 
 
 def test_rows_are_compared_at_the_same_point() -> None:

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ import pytest
 import tomli_w
 from filelock import FileLock
 
+import fedstrata
 from fedstrata.errors import UserError
-from fedstrata.sweeps import workers
+from fedstrata.reports.sweep_files import read_table
+from fedstrata.sweeps import run, workers
 
 REFUSED = r"another process is running this sweep"
 
@@ -121,3 +124,41 @@ def test_a_cell_whose_sweep_was_killed_has_not_failed_but_was_stopped(
         assert process.wait(120) == 130
     result = json.loads((tmp_path / "cell" / "result.json").read_text("utf-8"))
     assert (result["status"], result["message"]) == ("stopped", "stopped by the user; --resume continues it")
+
+
+def one_cell(job: Callable[..., Any]) -> dict[str, Any]:
+    return {**job("none", "classify"), "sweep": {"seeds": [0]}}
+
+
+def test_the_table_is_written_before_others_may_go_on(
+    job: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was written after: the table of a sweep with more seeds could be replaced by that of fewer."""
+    seen = []
+
+    def write(folder: Path, *_: Any) -> list[Any]:
+        seen.append(held(folder / workers.LOCK))
+        return []
+
+    monkeypatch.setattr(run, "write_table", write)
+    fedstrata.sweep(one_cell(job))
+    assert seen == [True]
+
+
+def test_of_two_sweeps_that_begin_in_one_new_folder_the_later_is_refused(
+    job: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for the first and went on in its folder; its table took the other's place."""
+    made = one_cell(job)
+
+    @contextmanager
+    def slow(folder: Path) -> Iterator[None]:
+        monkeypatch.undo()
+        fedstrata.sweep(made, {"output.dir": str(folder)}, resume=True)
+        with workers.sole_user(folder):
+            yield
+
+    monkeypatch.setattr(run, "sole_user", slow)
+    with pytest.raises(UserError, match=r"cells is not empty; continue its run with --resume"):
+        fedstrata.sweep(made, {"sweep.seeds": [1]})
+    assert list(read_table(tmp_path / "run").cells) == ["all, seed 0"]

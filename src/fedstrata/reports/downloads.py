@@ -12,9 +12,10 @@ from typing import Any
 MOST_ROWS = 5_000
 """Rows of a table in a link; of more the run's own files are the place to look."""
 TEX = str.maketrans(
-    {"\\": r"\textbackslash{}", "±": r"$\pm$", "<": "$<$", "–": "--", "→": r"$\to$"}
+    {"\\": r"\textbackslash{}", "±": r"$\pm$", "<": "$<$", ">": "$>$", "–": "--", "→": r"$\to$"}
     | {letter: f"\\{letter}" for letter in "&%$#_{}"}
-    | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}
+    | {letter: f"{{{letter}}}" for letter in "[*"}  # after a row's end they are options of it
 )
 """What LaTeX takes for commands, and the letters that it has no sign for, written out."""
 

@@ -30,7 +30,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -127,7 +127,7 @@ def cells(source: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> 
         sweep = Sweep.model_validate(table)
     except ValidationError as error:
         raise UserError(f"{where}: [sweep] {sentence(error, Sweep, 'sweep')}") from None
-    _check_settings(where, sweep)
+    _check_settings(where, sweep, [key for key, _ in given])
     rows = _rows(where, sweep)
     if unknown := next((row.base for row in rows.values() if row.base not in (None, *rows)), None):
         raise UserError(f"{where}: [sweep] against: no row {unknown!r}; {did_you_mean(unknown, rows)}")
@@ -136,16 +136,20 @@ def cells(source: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> 
     if base.between_sites:
         raise UserError(f"{where}: [sweep]: is for one machine; between sites, start its runs one by one")
     folder = Path(base.output.dir)
+    places = _folders(rows)
     drafts = [
-        _draft(source, name, row.base, seed, (*given, *row.pairs, (sweep.seed, seed)), folder)
+        _draft(source, name, row.base, seed, (*given, *row.pairs, (sweep.seed, seed)), folder / places[name])
         for name, row in rows.items()
         for seed in sweep.seeds
     ]
     return sweep, folder, [_cell(draft) for draft in drafts]
 
 
-def _check_settings(where: str, sweep: Sweep) -> None:
-    """Refuse names and grids that are none, output folders of single cells, and more cells than can be meant."""
+def _check_settings(where: str, sweep: Sweep, words: Sequence[str]) -> None:
+    """Refuse names and grids that are none, keys that every cell has its own of, and too many cells.
+
+    A seed in the rows, or in the ``words`` that are laid over the file, was taken back by the cell's own.
+    """
     for table, settings in (("rows", sweep.rows), ("across", sweep.across)):
         for number, row in enumerate(settings, 1):
             if not isinstance(row.get("name", ""), str):
@@ -157,6 +161,8 @@ def _check_settings(where: str, sweep: Sweep) -> None:
     keys = [*axes, *(key for row in (*sweep.rows, *sweep.across) for key, _ in _leaves(row))]
     if taken := next((key for key in keys if key.endswith("output.dir")), None):
         raise UserError(f"{where}: [sweep] {taken}: every cell has a folder of its own in the sweep's output.dir")
+    if taken := next((key for key in (*keys, *words) if f".{key}".endswith(f".{sweep.seed}")), None):
+        raise UserError(f"{where}: [sweep] {taken}: every cell has its seed from sweep.seeds; list values there")
     sizes = [len(values) for values in axes.values()]
     number = math.prod([len(sweep.across) or 1, len(sweep.rows) or 1, len(sweep.seeds), *sizes])
     if number > MOST_CELLS:
@@ -224,6 +230,20 @@ class _Draft:
     jobs: Sequence[Job]
 
 
+def _folders(rows: Iterable[str]) -> dict[str, str]:
+    """Row -> its folder in the sweep's: no two are the same, not even on disks that take A for a."""
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for row in rows:
+        name = re.sub(r"[^\w.=-]+", "-", row).strip("-.")[:80] or "row"
+        longer = [f"{name}-{hashlib.sha256(row.encode()).hexdigest()[:length]}" for length in (6, 12)]
+        names = [row, *longer] if name == row else longer
+        place = next(one for one in names if one.casefold() not in taken)
+        taken.add(place.casefold())
+        found[row] = f"cells/{place}"
+    return found
+
+
 def _draft(
     source: str | Path | Mapping[str, Any],
     row: str,
@@ -232,9 +252,7 @@ def _draft(
     pairs: Sequence[tuple[str, Any]],
     folder: Path,
 ) -> _Draft:
-    name = re.sub(r"[^\w.=-]+", "-", row).strip("-.")[:80] or "row"
-    tag = "" if name == row else "-" + hashlib.sha256(row.encode()).hexdigest()[:6]
-    place = folder / "cells" / f"{name}{tag}" / f"seed-{seed}"
+    place = folder / f"seed-{seed}"
     pairs = (*pairs, ("output.dir", str(place)))
     return _Draft(row, base, seed, pairs, place, _jobs(source, row, pairs))
 

@@ -46,6 +46,8 @@ def run_sweep(
     folder.mkdir(parents=True, exist_ok=True)
     mark(folder, "sweep")
     with sole_user(folder):
+        if not resume:  # another process may have begun, and ended, since this one looked
+            check_output_dir(folder / "cells", resume)
         over = check_cells(found, base_dir)
         for cell in over:
             (cell.folder / FAILED).unlink(missing_ok=True)  # more rounds failed, and are not asked for any more
@@ -54,7 +56,7 @@ def run_sweep(
         tell = progress or (lambda event: None)
         asked = {"source": source, "base_dir": base_dir and str(base_dir)}
         _Scheduler(sweep, found, waiting, asked, tell, Workers(folder, sweep.parallel)).run()
-    return write_table(folder, found, sweep.against)
+        return write_table(folder, found, sweep.against)
 
 
 @dataclass

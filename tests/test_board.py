@@ -483,6 +483,7 @@ def test_the_readmes_figures_are_the_boards() -> None:
             "LoRA all r8 plain 1 bit": "no worse",
             "FedBT": "not shown",
             "FedBERT": "better",
+            "FedBERT int4 15 %": "no worse",
         },
         "csabstruct": {
             "FedAvg": "",

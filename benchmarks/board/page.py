@@ -31,6 +31,10 @@ kept from sst2's training and on development rows of jnlpba. On sst2 with Dirich
 was added when LoRA all r8 plain 1 bit had ended at 0.646 with one of five seeds. A row that has not run says so;
 nothing is filled in. A table's title names its start model with a digest of its weights.
 
+The budget was 24 hours before the runs. When 23.5 were spent, 6 more were added, since other programs had run on
+the same two cores: if each cell had been as fast as the fourth-fastest of its task and row, per round, all would
+have taken 16.9 hours.
+
 The adapters' rows in 1 bit were tuned when each row of their matrices had a scale of its own. Since then [short
 rows share those of their columns](decisions/wire.md#changes-with-few-bits-and-few-entries), and an entry of B
 takes 1.04 bits in place of 3. Tests were then run again with the rates and rounds found before. LoRA r8 1 bit

@@ -15,9 +15,9 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     Raises:
         UserError: the file cannot be read, is not UTF-8 or is not TOML.
     """
-    if Path(path).is_fifo() or Path(path).is_char_device():  # a second reading would wait, or find it empty
-        raise UserError(f"{path}: is a pipe or a device, and it is read more than once; expected a file")
     try:
+        if Path(path).is_fifo() or Path(path).is_char_device():  # a second reading would wait, or find it empty
+            raise UserError(f"{path}: is a pipe or a device, and it is read more than once; expected a file")
         return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))  # Windows may put a mark before it
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None

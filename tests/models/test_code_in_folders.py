@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,14 +55,21 @@ def test_a_folders_code_is_not_run(hostile: Path, tmp_path: Path, form: str) -> 
 
 
 @FORMS
-@pytest.mark.parametrize("headed", [False, True])
-def test_code_for_attention_is_not_fetched(model_folder: Callable[..., Path], form: str, headed: bool) -> None:
-    """Neither a plain config nor one with a head of ours may name a kernel of the hub."""
+@pytest.mark.parametrize("place", ["plain", "encoder", "around"])
+def test_code_for_attention_is_not_fetched(model_folder: Callable[..., Path], form: str, place: str) -> None:
+    """No config may name a kernel of the hub, nor one with a head of ours in or around its encoder's."""
     folder = model_folder(head="classify")
-    config = json.loads((folder / "config.json").read_text())
-    config["attn_implementation"] = "kernels-community/flash-attn2"
-    (folder / "config.json").write_text(json.dumps({**config, KEY: {"kind": "mean"}} if headed else config))
-    if headed:
+    path = folder / "config.json"
+
+    def change(**keys: Any) -> None:
+        path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
+
+    kernel = {"attn_implementation": "kernels-community/flash-attn2"}
+    change(**({} if place == "around" else kernel))
+    if place != "plain":
+        change(**{KEY: {"kind": "mean"}})
         write_headed(folder)
+    if place == "around":
+        change(**{"encoder": {**json.loads(path.read_text())["encoder"], "attn_implementation": "sdpa"}, **kernel})
     with pytest.raises(UserError, match="asks for attention 'kernels-community/flash-attn2'"):
         use(folder, form)

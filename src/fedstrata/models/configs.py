@@ -28,7 +28,7 @@ HF_LOAD_ERRORS = (
 )  # fmt: skip
 """What transformers raises on folders without a model, with half of one, or with another one."""
 ATTENTION = (None, "sdpa", "eager")
-"""What a config may ask for: transformers fetches other kinds from the hub, and their code with them."""
+"""What a config may ask for: of other kinds transformers loads the code from another package or from the hub."""
 ORIGIN = ("_name_or_path", "_commit_hash", "transformers_version", "architectures", "dtype")
 """Keys of a config that tell whence it comes, and no more."""
 
@@ -55,16 +55,16 @@ def read_config(name: str) -> Any:
     """The config of a folder or hub id as it is, read without code from there.
 
     Raises:
-        UserError: it asks for attention that transformers would fetch code for.
+        UserError: it asks for attention whose code transformers would take from elsewhere.
         Exception: one of :data:`HF_LOAD_ERRORS`.
     """
     config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
-    attention = getattr(plain_config(config), "_attn_implementation", None) or config._attn_implementation
-    if attention not in ATTENTION:
-        raise UserError(
-            f"model {name}: its config.json asks for attention {attention!r}, whose code comes from elsewhere; "
-            "expected 'sdpa', 'eager' or none"
-        )
+    for one in (config, plain_config(config)):
+        if (attention := one._attn_implementation) not in ATTENTION:
+            raise UserError(
+                f"model {name}: its config.json asks for attention {attention!r}, whose code comes from elsewhere"
+                "; expected 'sdpa', 'eager' or none"
+            )
     return config
 
 

@@ -60,7 +60,7 @@ def load_model(folder: Path, task: str) -> TrainedModel:
         raise UserError(f"{folder}: holds no model")
     read_config(str(folder))
     model = kind.from_pretrained(folder, trust_remote_code=False)
-    return TrainedModel(model, transformers.AutoTokenizer.from_pretrained(folder))
+    return TrainedModel(model, transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
 
 
 def pipeline(folder: Path, task: str, **options: Any) -> Pipeline:

@@ -168,3 +168,15 @@ def current(lines: Sequence[Line], protocol: Protocol) -> list[Line]:
         if row and line.digest == cell.digest(protocol, row, line.rows, line.model):
             found.append(line)
     return found
+
+
+def hours(lines: Sequence[Line], parallel: int) -> tuple[float, float]:
+    """Clock hours of cells, so many at a time, and what they would be at the speed of each row's fastest cell."""
+    rounds = [max(1, len(line.scores) - 1) for line in lines]  # of one that diverged those before it did
+    fastest: dict[tuple[str, str], float] = {}
+    for line, count in zip(lines, rounds, strict=True):
+        row, each = (line.cell.task, line.cell.row), line.seconds / count
+        fastest[row] = min(each, fastest.get(row, each))
+    spent = sum(line.seconds for line in lines)
+    least = sum(count * fastest[line.cell.task, line.cell.row] for line, count in zip(lines, rounds, strict=True))
+    return spent / 3600 / parallel, least / 3600 / parallel

@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from board.cells import Choice, current, read_lines
+from board.cells import Choice, Line, current, hours, read_lines
 from board.picture import draw
 from board.protocol import BOUND, DENOMINATOR, Protocol, Row
 from board.statistics import planned_power, rows_needed
@@ -32,8 +32,7 @@ was added when LoRA all r8 plain 1 bit had ended at 0.646 with one of five seeds
 nothing is filled in. A table's title names its start model with a digest of its weights.
 
 The budget was 24 hours before the runs. When 23.5 were spent, 6 more were added, since other programs had run on
-the same two cores: if each cell had been as fast as the fourth-fastest of its task and row, per round, all would
-have taken 16.9 hours.
+the same two cores.
 
 The adapters' rows in 1 bit were tuned when each row of their matrices had a scale of its own. Since then [short
 rows share those of their columns](decisions/wire.md#changes-with-few-bits-and-few-entries), and an entry of B
@@ -56,14 +55,15 @@ make board                                   # write this page again
 def write_page(protocol: Protocol, records: Path, page: Path) -> Path:
     """Write the page, and the pictures beside the lines; the same bytes for the same figures."""
     facts = read_facts(records)
-    found = tables(protocol, current(read_lines(records), protocol))
+    lines = current(read_lines(records), protocol)
+    found = tables(protocol, lines)
     pictures = {}
     for table in found:
         if table.front():
             records.mkdir(parents=True, exist_ok=True)
             draw(table, records / f"{table.name}.svg")
             pictures[table.name] = f"{records.name}/{table.name}.svg"
-    blocks = [INTRODUCTION, *_protocol(protocol, facts), *_answers(protocol, found)]
+    blocks = [INTRODUCTION, *_protocol(protocol, facts, lines), *_answers(protocol, found)]
     for table in found:
         blocks += _table(protocol, table, pictures.get(table.name))
     blocks += _tuning(protocol, found)
@@ -85,9 +85,9 @@ def write_facts(records: Path, task: str, facts: Mapping[str, Any]) -> None:
     (records / FACTS).write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", "utf-8")
 
 
-def _protocol(protocol: Protocol, facts: Mapping[str, Any]) -> Iterator[str]:
+def _protocol(protocol: Protocol, facts: Mapping[str, Any], lines: Sequence[Line]) -> Iterator[str]:
     yield "## What was fixed before the runs\n"
-    yield "".join(f"{fill(point, 115, subsequent_indent='  ')}\n" for point in _points(protocol))
+    yield "".join(f"{fill(point, 115, subsequent_indent='  ')}\n" for point in _points(protocol, lines))
     yield "### Are the test sets large enough?\n"
     text = (
         "The power of the test of equality for two methods that are equal, planned with two standard deviations "
@@ -107,7 +107,7 @@ def _protocol(protocol: Protocol, facts: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
-def _points(protocol: Protocol) -> Iterator[str]:
+def _points(protocol: Protocol, lines: Sequence[Line]) -> Iterator[str]:
     margins = ", ".join(f"{value:g} {metric}" for metric, value in protocol.margins.items())
     first, second = protocol.tuning["seeds"]
     yield (
@@ -140,7 +140,11 @@ def _points(protocol: Protocol) -> Iterator[str]:
         "* **Gain**: 0 % is the score of always predicting the most frequent class (mlm: of the start model), "
         f"100 % that of `{BOUND}`, tuned in the same way."
     )
-    yield f"* **Budget**: {protocol.hours:g} hours, {protocol.parallel} cells at a time."
+    spent, least = hours(lines, protocol.parallel)
+    yield (
+        f"* **Budget**: {protocol.hours:g} hours, {protocol.parallel} cells at a time. {spent:.1f} are spent; had "
+        f"each cell been as fast, per round, as the fastest of its task and row, it would be {least:.1f}."
+    )
 
 
 def _power(protocol: Protocol, task: str, facts: Mapping[str, Any] | None) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import fedstrata
 from board import rows
-from board.cells import Cell, Line, append, current, figures, read_lines
+from board.cells import Cell, Line, append, current, figures, hours, read_lines
 from board.page import write_facts
 from board.protocol import Group, Protocol, Row
 from board.tuning import wanted
@@ -94,7 +94,7 @@ class Board:
     def hours(self) -> float:
         """Clock hours of all cells with this model, as many at a time as the protocol says."""
         known = current(read_lines(self.records), self.protocol)
-        return sum(line.seconds for line in known if line.model == self.model) / 3600 / self.protocol.parallel
+        return hours([line for line in known if line.model == self.model], self.protocol.parallel)[0]
 
     def sweep(self, part: Group, cells: Sequence[tuple[Cell, Row]]) -> None:
         """Run cells side by side; those that had begun go on."""

@@ -47,7 +47,7 @@ def run_sweep(
     mark(folder, "sweep")
     with sole_user(folder):
         if not resume:  # another process may have begun, and ended, since this one looked
-            check_output_dir(folder / "cells", resume)
+            check_output_dir(folder / "cells", resume=False)
         over = check_cells(found, base_dir)
         for cell in over:
             (cell.folder / FAILED).unlink(missing_ok=True)  # more rounds failed, and are not asked for any more

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from board import rows
 from board.cells import Cell, Choice, Line, append, current, figures, hours, read_lines
+from board.confirmation import confirmations, shown
 from board.page import write_page
 from board.protocol import FOLDER, Group, Protocol, Row, read_protocol
 from board.statistics import equivalence, planned_power, power, rows_needed, seeds_needed
@@ -119,6 +120,12 @@ def test_sst2_is_cut_by_sentences(tmp_path: Path) -> None:
         others = {number[text] for other, texts in read.items() if other != name for text in texts}
         assert not {number[text] for text in part} & others
     assert rows.make("sst2", tmp_path / "gone", tmp_path / "made", 2) == facts
+    more = rows.make("sst2", tmp_path, tmp_path / "more", 3)["rows"]
+    assert sum(more[f"fold-{i}"] for i in range(3)) == len(read["fold-0"]) + len(read["fold-1"])
+    for name in ("train", "dev"):  # whatever the folds
+        assert (tmp_path / "more" / f"{name}.jsonl").read_bytes() == (
+            tmp_path / "made" / f"{name}.jsonl"
+        ).read_bytes()
 
 
 def test_official_parts_share_no_text() -> None:
@@ -219,6 +226,7 @@ def small(**changes: Any) -> Protocol:
         "margins": {"accuracy": 0.01},
         "planning": {"accuracy": {"row": 0.28, "seed": 0.004}},
         "tuning": {"first_share": 0.5, "keep": 2, "seeds": [100, 101]},
+        "confirmation": {"seeds": [5, 6, 7]},
         "partitions": {"iid": {"clients": {}}, "dirichlet": {"tuned": "iid", "clients": {"alpha": 0.5}}},
         "slices": (Group("t", "iid", made), Group("t", "dirichlet", made[:2])),
         "jobs": {"t": job},
@@ -252,8 +260,10 @@ def test_hours_are_those_of_the_clock_and_of_the_fastest_cells() -> None:
     cells = [Cell("t", "iid", "FedAvg", "first", Choice(0.1, 1.0, rounds), 1) for rounds in (2, 4)]
     other = Cell("t", "iid", "FedBT", "first", Choice(0.1, 1.0, 2), 1)
     took = zip([*cells, other], (3600.0, 3600.0, 7200.0), strict=True)
-    found = hours([line(protocol, cell, [0.2] * cell.choice.rounds, seconds=seconds) for cell, seconds in took], 2)
-    assert found == (2.0, (2 * 900 + 4 * 900 + 7200) / 3600 / 2)
+    lines = [line(protocol, cell, [0.2] * cell.choice.rounds, seconds=seconds) for cell, seconds in took]
+    assert hours(lines, 2) == (2.0, (2 * 900 + 4 * 900 + 7200) / 3600 / 2)
+    test = line(protocol, replace(cells[0], stage="test"), [0.2, 0.2], seconds=3600.0)  # scores other rows
+    assert hours([*lines, test], 2) == (2.5, (2 * 900 + 4 * 900 + 7200 + 3600) / 3600 / 2)
 
 
 def played(protocol: Protocol, row: Row, best: float = 0.4, bytes: int = 100, finals: Any = None) -> list[Line]:
@@ -443,6 +453,83 @@ def test_a_row_as_good_with_fewer_bytes_beats_fedbt() -> None:
     assert said["When does FedBT win?"] == ["t, iid (model 1): not here; FedBT is beaten by LoRA r8."]
 
 
+def confirmed(protocol: Protocol, lines: list[Line], row: Row, differences: dict[int, float]) -> list[Line]:
+    """The confirmation's lines of FedAvg, which ends at 0.9, and of a row with these differences by seed."""
+    tests = {line.cell.row: line.cell for line in lines if line.cell.stage == "test" and line.cell.seed == 0}
+    return [
+        line(protocol, replace(tests[name], stage="confirm", seed=seed), [0.8, 0.9 + change], rows="other folds")
+        for name, sign in (("FedAvg", 0), (row.name, 1))
+        for seed, change in ((seed, sign * by) for seed, by in differences.items())
+    ]
+
+
+def test_a_confirmation_is_the_one_sided_test_of_its_own_seeds() -> None:
+    protocol = small()
+    _, fedavg, fedbfpt, lora, _ = protocol.slices[0].rows
+    parts = [replace(protocol.slices[0], rows=(fedavg, row), confirms=True) for row in (lora, fedbfpt)]
+    protocol = small(slices=(protocol.slices[0], *parts))
+    table, lines = whole_table(protocol)
+    facts = {"t": {"rows": {"train": 9, "dev": 9, **{f"fold-{i}": 4000 for i in range(5)}}}}
+    found, other = confirmations(protocol, lines, [table], facts)
+    assert [one.test or one.p for one in (found, other)] == [None, None]
+    assert shown(protocol, found) == "not run: 0 of 3 seeds"
+    # of a row as good that varies as the five seeds did: their spread is less than that of their rows
+    seed = max(0.0, stdev([0.001, -0.001, 0.0, 0.001, -0.002]) ** 2 - 0.28**2 / 4000)
+    error = math.sqrt((seed + 0.28**2 / (20_000 / 3)) / 3)
+    rng = np.random.default_rng(0)
+    draws = rng.normal(0.0, error * math.sqrt(3), (40_000, 3))
+    low = draws.mean(1) - stats.t.ppf(0.95, 2) * draws.std(1, ddof=1) / math.sqrt(3)
+    assert found.power == pytest.approx((low > -0.01).mean(), abs=0.01)
+    differences = {5: 0.004, 6: -0.001, 7: 0.002}
+    lines += confirmed(protocol, lines, lora, differences)
+    found, other = confirmations(protocol, lines, [table], facts)
+    p = stats.ttest_1samp(list(differences.values()), -0.01, alternative="greater").pvalue
+    assert found.test is not None
+    assert found.test.p_no_worse == pytest.approx(p, rel=1e-12)
+    assert found.p == pytest.approx(2 * p, rel=1e-12)  # that of the other, which has not run, counts as 1
+    assert (other.test, other.p, other.done) == (None, None, 0)
+    assert shown(protocol, found) == "no worse, equal"
+    assert tables(protocol, lines)[0] == table  # the first study is what it was
+    said = dict(answers(protocol, [table], [found, other]))
+    [first, then] = said["On how many tasks is a score shown to be equal or better at 1 % or less?"]
+    assert first.startswith("1 of 1 tasks")
+    assert (
+        "no worse by the margin on 1 of 1 tasks that have run (1 are planned): t, iid (model 1): LoRA r8." in then
+    )
+
+
+@pytest.mark.parametrize(
+    ("differences", "verdict"),
+    [
+        ({5: 0.004, 6: -0.001}, "not run: 2 of 3 seeds"),
+        ({5: 0.004, 6: -0.02, 7: 0.002}, "not shown"),
+        ({5: 0.014, 6: 0.004, 7: 0.01}, "no worse"),
+        ({5: 0.031, 6: 0.03, 7: 0.032}, "no worse, better"),
+        ({5: -0.031, 6: -0.03, 7: -0.032}, "worse"),
+    ],
+)
+def test_verdicts_of_a_confirmation(differences: dict[int, float], verdict: str) -> None:
+    protocol = small()
+    _, fedavg, _, lora, _ = protocol.slices[0].rows
+    part = replace(protocol.slices[0], rows=(fedavg, lora), confirms=True)
+    protocol = small(slices=(protocol.slices[0], part))
+    table, lines = whole_table(protocol)
+    lines += confirmed(protocol, lines, lora, differences)
+    [found] = confirmations(protocol, lines, [table], {})
+    assert shown(protocol, found) == verdict
+
+
+def test_a_confirmation_comes_after_the_test_with_what_tuning_chose() -> None:
+    protocol = small()
+    row = protocol.slices[0].rows[1]
+    lines = played(protocol, row)
+    [choice] = {line.cell.choice for line in lines if line.cell.stage == "test"}
+    again = wanted(protocol, "t", "iid", row, lines, confirms=True)
+    assert [(cell.stage, cell.choice, cell.seed) for cell in again] == [("confirm", choice, i) for i in (5, 6, 7)]
+    assert wanted(protocol, "t", "iid", row, lines[:-1], confirms=True)[0].stage == "test"
+    assert not wanted(protocol, "t", "iid", row, lines)
+
+
 def test_without_figures_everything_is_open() -> None:
     protocol = small()
     assert {tuple(sentences) for _, sentences in answers(protocol, tables(protocol, []))} == {(OPEN,)}
@@ -533,7 +620,8 @@ def test_what_is_said_of_both_factors_is_what_the_tables_say() -> None:
         table = page.partition(f" ## {task}, iid")[2]
         for row in ("LoRA all r8 plain 1 bit", "LoRA all r8 1 bit"):
             cells = table.partition(f" | {row} | ")[2].split(" | ")
-            rounds = page.partition(f"| {task}, iid (bert, 6 layers of 384, 53aa5117) | {row} | ")[2]
+            tuning = page.partition(" ## What tuning chose")[2]
+            rounds = tuning.partition(f"| {task}, iid (bert, 6 layers of 384, 53aa5117) | {row} | ")[2]
             gains.append(cells[1])
             told.append((cells[0].partition(" ±")[0], rounds.partition(" rounds")[0].split()[-1]))
     assert (
@@ -565,6 +653,14 @@ def test_what_is_said_of_both_factors_is_what_the_tables_say() -> None:
     assert (
         f"CSAbstruct to {told[2][0]} after {told[2][1]} and `alternate` to {told[3][0]} after {told[3][1]}," in why
     )
+
+
+def test_a_slice_that_confirms_has_fedavg_and_one_row(tmp_path: Path) -> None:
+    for path in FOLDER.glob("*.toml"):
+        text = path.read_text("utf-8")
+        (tmp_path / path.name).write_text(text.replace('"LoRA r8"]\n', '"LoRA r8"]\nconfirm = true\n', 1), "utf-8")
+    with pytest.raises(UserError, match=r"slice \d+: expected FedAvg and the row that is confirmed"):
+        read_protocol(tmp_path)
 
 
 def test_a_slice_of_an_unknown_row_is_refused(tmp_path: Path) -> None:

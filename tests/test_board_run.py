@@ -30,8 +30,11 @@ Jobs = Callable[..., dict[str, Any]]
 def make(job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Board]:
     """Boards of two clients over the sentences, in one folder."""
     data = [{"text": text, "label": label} for text, label in SENTENCES]
-    parts = rows.Parts(data, data[::2], [data[:6], data[6:]])
-    monkeypatch.setattr(rows, "TASKS", {"tiny": lambda data, folds: parts})
+
+    def parts(_: Path, folds: int) -> rows.Parts:
+        return rows.Parts(data, data[::2], [data[i * 12 // folds : (i + 1) * 12 // folds] for i in range(folds)])
+
+    monkeypatch.setattr(rows, "TASKS", {"tiny": parts})
     content = job("fedavg", "classify", train={"steps": 1}, engine={"name": "inprocess", "threads": 1})
     model, content["task"]["metric"] = content.pop("model")["name"], "accuracy"
     keys = {"method.name": "fedavg"}
@@ -50,6 +53,7 @@ def make(job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
         "margins": {"accuracy": 0.01},
         "planning": {"accuracy": {"row": 0.3, "seed": 0.01}},
         "tuning": {"first_share": 0.5, "keep": 1, "seeds": [100, 101]},
+        "confirmation": {"seeds": [2, 3, 4]},
         "partitions": {"iid": {"clients": {"partition": "iid"}}},
         "slices": (Group("tiny", "iid", table),),
         "jobs": {"tiny": content},
@@ -129,6 +133,40 @@ def test_what_is_missing_is_run_and_kept(
     }
     page = write_page(board.protocol, board.records, tmp_path / "board.md").read_text("utf-8")
     assert "| diverges | not run" in page
+
+
+def test_a_row_is_confirmed_with_other_seeds_and_folds(
+    make: Callable[..., Board], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played: list[str] = []
+    monkeypatch.setattr(running.fedstrata, "sweep", in_process(played))
+    [part] = make().protocol.slices
+    fedavg = part.rows[1]
+    other = replace(fedavg, name="other", set={**fedavg.set, "train.optimizer": "sgd"})
+    first = Group("tiny", "iid", (fedavg, other))
+    board = make(slices=(first, replace(first, confirms=True)))
+    assert all(map(board.run, board.protocol.slices))
+    lines = read_lines(board.records)
+    again = [line for line in lines if line.cell.stage == "confirm"]
+    assert [(line.cell.row, line.cell.seed) for line in again] == [
+        (row, seed) for row in ("FedAvg", "other") for seed in (2, 3, 4)
+    ]
+    tests = {line.cell.row: line for line in lines if line.cell.stage == "test"}
+    assert [line.cell.choice for line in again] == [tests[line.cell.row].cell.choice for line in again]
+    assert [line.counts["scored"] for line in again] == [4] * 6
+    for folder in (tmp_path / "work" / "cells").glob("tiny/*/cells/confirm*/*"):
+        run = load_run(folder)
+        place = Path(run.job["data"]["test"])
+        assert (place.parent.name, place.name) == ("tiny-confirm", f"fold-{run.job['train']['seed'] - 2}.jsonl")
+    assert read_facts(board.records).keys() == {"tiny", "tiny-confirm"}
+    count = len(played)
+    later = make(slices=board.protocol.slices)
+    assert all(map(later.run, later.protocol.slices))
+    assert len(played) == count
+    page = write_page(board.protocol, board.records, tmp_path / "board.md").read_text("utf-8")
+    assert page.count("## tiny, iid") == 1
+    row = page.partition("## Confirmation")[2].partition("| other |")[2].partition("\n")[0]
+    assert "not run" not in row
 
 
 def test_the_hours_end_it_and_the_next_call_goes_on(make: Callable[..., Board], tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -32,7 +33,8 @@ class Cell:
 
     Attributes:
         task, partition, row: where on the board.
-        stage: ``first`` or ``second`` of the tuning, on development rows, or ``test``.
+        stage: ``first`` or ``second`` of the tuning, on development rows; ``test``; or ``confirm``, with other
+            seeds and the test rows in as many folds.
         choice: its rates and rounds.
         seed: its seed.
     """
@@ -171,12 +173,15 @@ def current(lines: Sequence[Line], protocol: Protocol) -> list[Line]:
 
 
 def hours(lines: Sequence[Line], parallel: int) -> tuple[float, float]:
-    """Clock hours of cells, so many at a time, and what they would be at the speed of each row's fastest cell."""
+    """Clock hours of cells, so many at a time, and what they would be at the speed of the fastest of each kind.
+
+    A kind is a task, row and stage: each stage scores other rows.
+    """
     rounds = [max(1, len(line.scores) - 1) for line in lines]  # of one that diverged those before it did
-    fastest: dict[tuple[str, str], float] = {}
-    for line, count in zip(lines, rounds, strict=True):
-        row, each = (line.cell.task, line.cell.row), line.seconds / count
-        fastest[row] = min(each, fastest.get(row, each))
+    kinds = [(line.cell.task, line.cell.row, line.cell.stage) for line in lines]
+    fastest: dict[tuple[str, str, str], float] = {}
+    for line, kind, count in zip(lines, kinds, rounds, strict=True):
+        fastest[kind] = min(line.seconds / count, fastest.get(kind, math.inf))
     spent = sum(line.seconds for line in lines)
-    least = sum(count * fastest[line.cell.task, line.cell.row] for line, count in zip(lines, rounds, strict=True))
+    least = sum(count * fastest[kind] for kind, count in zip(kinds, rounds, strict=True))
     return spent / 3600 / parallel, least / 3600 / parallel

@@ -40,11 +40,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Group:
-    """A task, how its rows are dealt to the clients, and the rows of the table in their order."""
+    """A task, how its rows are dealt to the clients, and the rows of the table in their order.
+
+    Of one that ``confirms``, the rows run again with the seeds of the confirmation once their tests are there.
+    """
 
     task: str
     partition: str
     rows: tuple[Row, ...]
+    confirms: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Protocol:
     margins: Mapping[str, float]
     planning: Mapping[str, Mapping[str, float]]
     tuning: Mapping[str, Any]
+    confirmation: Mapping[str, Any]
     partitions: Mapping[str, Mapping[str, Any]]
     slices: tuple[Group, ...]
     jobs: Mapping[str, Mapping[str, Any]] = field(repr=False)
@@ -72,6 +77,10 @@ class Protocol:
     def margin(self, task: str) -> float:
         """The margin of equivalence of a task."""
         return self.margins[self.metric(task)]
+
+    def seeds_of(self, confirms: bool) -> tuple[int, ...]:
+        """The seeds of the tests, or those of the confirmation; each has a fold of the test rows."""
+        return tuple(self.confirmation["seeds"]) if confirms else self.seeds
 
     def tuned(self, partition: str) -> str:
         """The partition whose development rows choose the rates: itself, or the one that it names."""
@@ -120,7 +129,11 @@ def _slice(number: int, entry: Mapping[str, Any], rows: Mapping[str, Row], table
         raise UserError(f"board.toml: slice {number}: there is no row {unknown!r}")
     if entry["partition"] not in table["partitions"]:
         raise UserError(f"board.toml: slice {number}: there is no partition {entry['partition']!r}")
-    return Group(entry["task"], entry["partition"], tuple(rows[name] for name in entry["rows"]))
+    named = tuple(rows[name] for name in entry["rows"])
+    confirms = entry.get("confirm", False)
+    if confirms and (len(named) != 2 or named[0].name != DENOMINATOR):
+        raise UserError(f"board.toml: slice {number}: expected {DENOMINATOR} and the row that is confirmed")
+    return Group(entry["task"], entry["partition"], named, confirms)
 
 
 def leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

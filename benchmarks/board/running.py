@@ -54,32 +54,36 @@ class Board:
         self.protocol, self.data, self.work, self.records, self.say = protocol, data, work, records, say
         self.folder = resolve_model(model) if model.startswith("demo:") else Path(model)
         self.model = model_words(self.folder)
-        self.facts: dict[str, dict[str, Any]] = {}
+        self.facts: dict[tuple[str, bool], dict[str, Any]] = {}
         self.failed: set[Cell] = set()
         self.commit = commit()
 
     def run(self, part: Group) -> bool:
         """Run what a slice lacks; False where the protocol's hours are spent before it is whole."""
-        self.rows_of(part.task)
+        self.rows_of(part.task, part.confirms)
         while cells := self.missing(part):
             if self.hours() >= self.protocol.hours:
                 return False
             self.sweep(part, cells)
         return True
 
-    def rows_of(self, task: str) -> dict[str, Any]:
+    def folder_of(self, task: str, confirms: bool = False) -> Path:
+        """Where a task's rows are, with a fold of the test rows for each seed of the tests or the confirmation."""
+        return self.work / "data" / (f"{task}-confirm" if confirms else task)
+
+    def rows_of(self, task: str, confirms: bool = False) -> dict[str, Any]:
         """The facts of a task's rows, which are made if they are not there."""
-        if task not in self.facts:
-            folder = self.work / "data" / task
-            self.facts[task] = rows.make(task, self.data, folder, len(self.protocol.seeds))
-            write_facts(self.records, task, self.facts[task])
-        return self.facts[task]
+        if (task, confirms) not in self.facts:
+            folder, folds = self.folder_of(task, confirms), len(self.protocol.seeds_of(confirms))
+            self.facts[task, confirms] = rows.make(task, self.data, folder, folds)
+            write_facts(self.records, folder.name, self.facts[task, confirms])
+        return self.facts[task, confirms]
 
     def lines(self, task: str) -> list[Line]:
         """What is known of a task with this call's rows and model."""
         known = current(read_lines(self.records), self.protocol)
-        digest = self.rows_of(task)["digest"]
-        return [line for line in known if line.rows == digest and line.model == self.model]
+        digests = [self.rows_of(task)["digest"], self.facts.get((task, True), {}).get("digest")]
+        return [line for line in known if line.rows in digests and line.model == self.model]
 
     def missing(self, part: Group) -> list[tuple[Cell, Row]]:
         """The cells of a slice that can be run now."""
@@ -87,7 +91,7 @@ class Board:
         found = [
             (cell, row)
             for row in part.rows
-            for cell in wanted(self.protocol, part.task, part.partition, row, lines)
+            for cell in wanted(self.protocol, part.task, part.partition, row, lines, part.confirms)
         ]
         return [(cell, row) for cell, row in found if cell not in self.failed]
 
@@ -101,7 +105,8 @@ class Board:
         folder = self.work / "cells" / part.task / hashlib.sha256(self.model.encode()).hexdigest()[:8]
         entries, places = [], {}
         for cell, row in cells:
-            digest = cell.digest(self.protocol, row, self.rows_of(cell.task)["digest"], self.model)
+            facts = self.rows_of(cell.task, cell.stage == "confirm")
+            digest = cell.digest(self.protocol, row, facts["digest"], self.model)
             name = f"{cell.stage} {digest}, {cell.name()}, {cell.partition}, seed={cell.seed}"
             test = {"train.seed": cell.seed, "data.test": str(self.test_file(cell))}
             entries.append({"name": name, **cell.keys(self.protocol, row), **test})
@@ -111,7 +116,7 @@ class Board:
         # every row has a seed of its own, so the sweep's seeds set another key, to what it is
         job["sweep"] |= {"seed": "engine.threads", "seeds": [job["engine"]["threads"]]}
         keys = {
-            "data.train": str(self.work / "data" / part.task / "train.jsonl"),
+            "data.train": str(self.folder_of(part.task) / "train.jsonl"),
             "output.dir": str(folder),
             "output.client_models": False,
         }
@@ -135,8 +140,11 @@ class Board:
 
     def test_file(self, cell: Cell) -> Path:
         """The rows that a cell is scored on."""
-        name = f"fold-{self.protocol.seeds.index(cell.seed)}" if cell.stage == "test" else "dev"
-        return self.work / "data" / cell.task / f"{name}.jsonl"
+        if cell.stage in ("first", "second"):
+            return self.folder_of(cell.task) / "dev.jsonl"
+        confirms = cell.stage == "confirm"
+        fold = self.protocol.seeds_of(confirms).index(cell.seed)
+        return self.folder_of(cell.task, confirms) / f"fold-{fold}.jsonl"
 
     def ended(self, cell: Cell, digest: str, folder: Path, event: CellEnded) -> None:
         """Keep the figures of a cell, also of one that diverged; one that failed otherwise runs again later."""
@@ -153,7 +161,7 @@ class Board:
 
     def keep(self, cell: Cell, digest: str, folder: Path, diverged: bool = False) -> Line:
         """Append a cell's line, and drop what of its folder is no record."""
-        run, facts = load_run(folder), self.rows_of(cell.task)
+        run, facts = load_run(folder), self.rows_of(cell.task, cell.stage == "confirm")
         metric = self.protocol.metric(cell.task)
         counts = {"train": facts["rows"]["train"], "scored": facts["rows"][self.test_file(cell).stem]}
         found = figures(run, metric, 0 if diverged else cell.choice.rounds)

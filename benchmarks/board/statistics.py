@@ -83,6 +83,13 @@ def power(margin: float, error: float, freedom: int, alpha: float, difference: f
     return float(np.trapezoid(density * within.clip(0), ratios))
 
 
+def power_no_worse(margin: float, error: float, freedom: int, alpha: float) -> float:
+    """The probability that the one-sided t-test shows "no worse" of two methods that are equal."""
+    if error == 0:
+        return 1.0
+    return float(stats.nct.sf(stats.t.ppf(1 - alpha, freedom), freedom, margin / error))
+
+
 def planned_power(rows: int, seeds: int, sd_row: float, sd_seed: float, margin: float, alpha: float) -> float:
     """Power for two methods that are equal, where each seed is scored on its own share of the test rows.
 

@@ -107,6 +107,7 @@ class Table:
 
 def tables(protocol: Protocol, lines: Sequence[Line]) -> list[Table]:
     """Every group's table, for each model and version of rows that it has run with; empty ones without a model."""
+    lines = [line for line in lines if line.cell.stage != "confirm"]
     found = []
     for group in protocol.groups():
         home = (group.partition, protocol.tuned(group.partition))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from board.cells import Cell, Choice, Line
@@ -30,10 +30,13 @@ class Tuned:
     last: bool
 
 
-def wanted(protocol: Protocol, task: str, partition: str, row: Row, lines: Sequence[Line]) -> list[Cell]:
+def wanted(
+    protocol: Protocol, task: str, partition: str, row: Row, lines: Sequence[Line], confirms: bool = False
+) -> list[Cell]:
     """The cells of a row that can be run now: of the first stage of tuning with a cell missing, else of the test.
 
-    Of a row whose partition has its rates from another, that partition's tuning comes first.
+    Of a row whose partition has its rates from another, that partition's tuning comes first. Of one that is
+    confirmed, the confirmation comes after the test.
     """
     known = {line.cell for line in lines}
     home = protocol.tuned(partition)
@@ -47,7 +50,10 @@ def wanted(protocol: Protocol, task: str, partition: str, row: Row, lines: Seque
     if found is None:
         return []  # all of the second stage diverged
     tests = [Cell(task, partition, row.name, "test", found.choice, seed) for seed in protocol.seeds]
-    return [cell for cell in tests if cell not in known]
+    if (missing := [cell for cell in tests if cell not in known]) or not confirms:
+        return missing
+    again = [replace(tests[0], stage="confirm", seed=seed) for seed in protocol.seeds_of(confirms)]
+    return [cell for cell in again if cell not in known]
 
 
 def first_cells(protocol: Protocol, task: str, partition: str, row: Row) -> list[Cell]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from board.confirmation import Confirmation, shown
 from board.protocol import BOUND, DENOMINATOR, Protocol
 from board.statistics import equivalence
 from board.table import Entry, Table, paired
@@ -13,7 +14,9 @@ LIMITS = (0.01, 0.001, 0.0001)
 OPEN = "Open: the runs that would answer it have not been made."
 
 
-def answers(protocol: Protocol, tables: Sequence[Table]) -> list[tuple[str, list[str]]]:
+def answers(
+    protocol: Protocol, tables: Sequence[Table], again: Sequence[Confirmation] = ()
+) -> list[tuple[str, list[str]]]:
     """Question -> a sentence for each table that says something about it."""
     questions: list[tuple[str, Callable[[Protocol, Table], str | None]]] = [
         ("Is FedBFPT's trade worth its megabytes when all are tuned?", fedbfpt),
@@ -27,7 +30,7 @@ def answers(protocol: Protocol, tables: Sequence[Table]) -> list[tuple[str, list
         found.append((question, said or [OPEN]))
     for limit in LIMITS[:2]:
         question = f"On how many tasks is a score shown to be equal or better at {percent(limit)} or less?"
-        found.append((question, [equal_tasks(protocol, tables, limit)]))
+        found.append((question, [equal_tasks(protocol, tables, limit), *confirmed(protocol, again, limit)]))
     return found
 
 
@@ -151,6 +154,22 @@ def equal_tasks(protocol: Protocol, tables: Sequence[Table], limit: float) -> st
     names = "; ".join(f"{task}: {what}" for task, what in found.items())
     names = f": {names}" if names else ""
     return f"{len(found)} of {len(tested)} tasks tested so far ({len(tasks)} in the protocol){names}."
+
+
+def confirmed(protocol: Protocol, again: Sequence[Confirmation], limit: float) -> list[str]:
+    """What the confirmation adds: the tasks on which a row within the limit is shown to be no worse."""
+    mine = [one for one in again if one.share is not None and one.share <= limit]
+    whole = [one for one in mine if one.test]
+    if not mine:
+        return []
+    if not whole:
+        return [f"The confirmation below, of {len(mine)}, has not run with all its seeds."]
+    names = [f"{title(one.table)}: {one.row}" for one in whole if shown(protocol, one).startswith("no worse")]
+    told = f": {'; '.join(names)}" if names else ""
+    return [
+        f"In the confirmation below a row is shown to be no worse by the margin on {len(names)} of {len(whole)} "
+        f"tasks that have run ({len(mine)} are planned){told}."
+    ]
 
 
 def _cheaper(table: Table, entry: Entry) -> list[Entry]:

@@ -1,0 +1,126 @@
+"""The second study: a row of each task, named before these runs, against FedAvg with seeds of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, stdev
+from typing import Any
+
+from board.cells import Cell, Line
+from board.protocol import DENOMINATOR, Group, Protocol, better
+from board.statistics import Equivalence, equivalence, power_no_worse
+from board.table import Entry, Table, paired
+from fedstrata.reports.sweep import holm
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """What is known of one slice that confirms, with one start model.
+
+    Attributes:
+        table: the first study's, of the same task and partition.
+        row: the name of the row.
+        share: of FedAvg's bytes; None before the first study is whole.
+        power: to show "no worse" of a row equal to FedAvg that varies as in the first study; None before that.
+        done: seeds that both have run with.
+        scores, base: the last score of each of these seeds, of the row and of FedAvg.
+        test: of their differences; None before all seeds are there.
+        p: of the test against being worse by the margin, corrected for all slices that confirm (Holm).
+    """
+
+    table: Table
+    row: str
+    share: float | None = None
+    power: float | None = None
+    done: int = 0
+    scores: tuple[float, ...] = ()
+    base: tuple[float, ...] = ()
+    test: Equivalence | None = None
+    p: float | None = None
+
+
+def confirmations(
+    protocol: Protocol, lines: Sequence[Line], tables: Sequence[Table], facts: Mapping[str, Any]
+) -> list[Confirmation]:
+    """Every slice that confirms, for each start model of its table.
+
+    Args:
+        protocol: names the slices and their seeds.
+        lines: of all stages.
+        tables: of the first study.
+        facts: of each task's rows.
+    """
+    found = [
+        _confirmation(protocol, part, table, lines, facts)
+        for part in protocol.slices
+        if part.confirms
+        for table in tables
+        if (table.group.task, table.group.partition) == (part.task, part.partition)
+    ]
+    # one that has not run counts as not shown, so that the correction does not depend on how many have run
+    corrected = holm([one.test.p_no_worse if one.test else 1.0 for one in found])
+    return [replace(one, p=p) if one.test else one for one, p in zip(found, corrected, strict=True)]
+
+
+def _confirmation(
+    protocol: Protocol, part: Group, table: Table, lines: Sequence[Line], facts: Mapping[str, Any]
+) -> Confirmation:
+    row = part.rows[-1].name
+    mine, base = table.entry(row), table.entry(DENOMINATOR)
+    found = Confirmation(table, row)
+    if mine is None or base is None:
+        return found
+    found = replace(found, share=mine.share, power=_power(protocol, table, mine, base, facts))
+    both = [_scores(entry, table, lines) for entry in (mine, base)]
+    seeds = [seed for seed in protocol.seeds_of(True) if all(seed in scores for scores in both)]
+    scores, others = (tuple(known[seed] for seed in seeds) for known in both)
+    found = replace(found, done=len(seeds), scores=scores, base=others)
+    if len(seeds) < len(protocol.seeds_of(True)):
+        return found
+    differences = [
+        better(table.metric, score) - better(table.metric, other)
+        for score, other in zip(scores, others, strict=True)
+    ]
+    return replace(found, test=equivalence(differences, table.margin, protocol.alpha))
+
+
+def _scores(entry: Entry, table: Table, lines: Sequence[Line]) -> dict[int, float]:
+    """Seed -> last score of a row in the confirmation, with the rates and rounds that tuning chose."""
+    assert entry.tuned is not None
+    cell = Cell(table.group.task, table.group.partition, entry.row.name, "confirm", entry.tuned.choice, 0)
+    return {
+        line.cell.seed: line.scores[-1]
+        for line in lines
+        if replace(line.cell, seed=0) == cell and line.model == table.model and not line.diverged
+    }
+
+
+def _power(protocol: Protocol, table: Table, mine: Entry, base: Entry, facts: Mapping[str, Any]) -> float | None:
+    """Of the one-sided test, with the spread between seeds that the first study showed beyond that of its rows."""
+    differences = paired(table.metric, mine, base)
+    if len(differences) < 2 or table.group.task not in facts:
+        return None
+    counts = facts[table.group.task]["rows"]
+    rows = sum(count for name, count in counts.items() if name.startswith("fold-"))
+    of_row = protocol.planning[table.metric]["row"] ** 2
+    between = max(0.0, stdev(differences) ** 2 - of_row / (rows / len(differences)))
+    seeds = len(protocol.seeds_of(True))
+    error = math.sqrt((between + of_row / (rows / seeds)) / seeds)
+    return power_no_worse(table.margin, error, seeds - 1, protocol.alpha)
+
+
+def shown(protocol: Protocol, found: Confirmation) -> str:
+    """The verdict: ``no worse`` after the correction, with what the interval says beyond it; or how far it is."""
+    if found.test is None or found.p is None:
+        return f"not run: {found.done} of {len(protocol.seeds_of(True))} seeds"
+    if found.p >= protocol.alpha:
+        return "worse" if found.test.verdict == "worse" else "not shown"
+    more = {"equal": ", equal", "better": ", better"}.get(found.test.verdict, "")
+    return f"no worse{more}"
+
+
+def mean_sd(scores: Sequence[float]) -> str:
+    """Mean ± standard deviation, as tables print them."""
+    return f"{fmean(scores):.4f} ± {stdev(scores):.4f}" if len(scores) > 1 else ""

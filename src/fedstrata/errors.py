@@ -30,12 +30,12 @@ def naming(where: str) -> Iterator[None]:
         raise UserError(f"{where}: {error}") from None
 
 
-def did_you_mean(found: str, expected: Iterable[str]) -> str:
+def did_you_mean(found: object, expected: Iterable[str]) -> str:
     """The tail of a sentence that lists the expected words, and names the one nearest to what was found."""
     import difflib  # here: whoever imports the package waits for as little as possible
 
     words = [str(word) for word in expected]
-    near = difflib.get_close_matches(found, words, n=1)
+    near = difflib.get_close_matches(str(found), words, n=1)
     more = f", and {len(words) - MOST_LISTED:,} more" if len(words) > MOST_LISTED else ""
     listed = f"expected one of: {', '.join(words[:MOST_LISTED])}{more}"
     return f"did you mean {near[0]!r}? ({listed})" if near else listed

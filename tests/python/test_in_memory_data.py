@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import datasets
+import numpy as np
 import pandas
 import pyarrow
 import pytest
@@ -112,15 +117,33 @@ def test_a_missing_word_is_refused_in_a_sentence(job: Jobs) -> None:
 
 
 @pytest.mark.parametrize(
-    "label", [{"eye", "heart"}, frozenset(["eye"]), bytearray(b"eye")], ids=["set", "frozenset", "bytes"]
+    "label",
+    [
+        {"eye", "heart"},
+        frozenset(["eye"]),
+        bytearray(b"eye"),
+        SimpleNamespace(name="eye"),
+        len,
+        (i for i in "eye"),
+    ],
+    ids=["set", "frozenset", "bytes", "object", "function", "generator"],
 )
-def test_sets_are_no_labels(job: Jobs, label: Any) -> None:
-    """Each was a class of its own, named by the order in which Python happens to write it."""
+def test_sets_and_objects_are_no_labels(job: Jobs, label: Any) -> None:
+    """Each was a class of its own, named by the order or the address that Python happens to write."""
     rows = [*ROWS, {"text": "a lens", "label": label}]
     with pytest.raises(
         UserError, match=rf"row 13: column 'label' holds a {type(label).__name__}, expected a text"
     ):
         prepare(load(job("fedavg", "classify", data={"train": rows, "test": rows}))[0])
+
+
+def test_numbers_dates_and_ids_are_labels(job: Jobs) -> None:
+    labels = [Decimal("1.50"), datetime.date(2020, 1, 2), UUID(int=7), np.float32(0.5), datetime.time(9, 30)]
+    missing = [Decimal("NaN"), Decimal("sNaN"), pandas.NaT, np.float64("nan")]
+    rows = [{"text": f"text {i}", "label": label} for i, label in enumerate(labels + missing)]
+    found = prepare(load(job("fedavg", "classify", data={"train": rows, "test": rows}))[0])
+    assert found.train.columns["label"] == ["1.50", "2020-01-02", str(UUID(int=7)), "0.5", "09:30:00"]
+    assert found.train.lacking == {"label": len(missing)}
 
 
 @pytest.mark.parametrize("columns", [None, ["label"]])

@@ -80,6 +80,10 @@ def test_rows_that_are_none(job: Job) -> None:
         fedstrata.run(job(data={"train": rows()}))
     with pytest.raises(UserError, match=r"\[data\] train: is an empty list"):
         fedstrata.run(job(data={"train": []}))
+    with pytest.raises(
+        UserError, match=r"\[data\] train: is a dict_values, a view of a dictionary; expected a list"
+    ):
+        fedstrata.run(job(data={"train": {1: {"text": "a"}}.values()}))
     one, two = [{"text": "a", "label": "x"}], [{"text": "b", "label": "y"}]
     by_number = {0: one, 1: two}  # as groupby names them
     with pytest.raises(UserError, match=r"\[data\] train: names a client 0; expected a text, such as 'client-0'"):
@@ -91,6 +95,37 @@ def test_one_name_in_place_of_a_list(job: Job) -> None:
         fedstrata.forecast(job(), methods="fedavg")
     with pytest.raises(UserError, match=r"attacks: found 'layers'; expected a list of names, .*layers"):
         fedstrata.audit(job(), attacks="layers")
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"count": "3"}, "--examples: expected a number from 1 to 20,000,000, found '3'"),
+        ({"count": 3.5}, "--examples: .* found 3.5"),
+        ({"count": True}, "--examples: .* found True"),
+        ({"tokens": [8]}, r"--tokens: expected a number from 1 to 1,000,000, found \[8\]"),
+        ({"bandwidth": "10"}, "--bandwidth: expected a number above 0, found '10'"),
+        ({"gflops": True}, "--gflops: expected a number above 0, found True"),
+        ({"client": 3}, "no client 3.*expected one of: client-0"),
+        ({"units": 3}, "--units: no paper 3; expected one of: fedbfpt"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else str(value),
+)
+def test_what_is_asked_of_a_forecast(job: Job, asked: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        fedstrata.forecast(job(), **asked)
+
+
+def test_what_is_asked_of_a_forecast_may_be_numpys(job: Job) -> None:
+    plain = fedstrata.forecast(job(), count=9, tokens=8, bandwidth=10.0)
+    assert fedstrata.forecast(job(), count=np.int64(9), tokens=np.int32(8), bandwidth=np.float32(10)) == plain
+
+
+def test_a_name_that_is_none(job: Job) -> None:
+    with pytest.raises(UserError, match="--attacks: 3 is no attack; expected one of: embeddings"):
+        fedstrata.audit(job(), attacks=[3])
+    with pytest.raises(UserError, match=r"'a\\x00b': has a NUL character; expected the path of a file"):
+        fedstrata.run("a\0b")
 
 
 @pytest.mark.parametrize(

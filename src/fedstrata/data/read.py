@@ -9,9 +9,13 @@ from array import array
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
+from datetime import date, time, timedelta
+from decimal import Decimal
 from itertools import chain
+from numbers import Number
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from fedstrata.data.forms import FORMS, WORD_FORMS, extension, known, records
 from fedstrata.data.forms.data_sets import HUB_ID, hub_records, saved, saved_records
@@ -23,6 +27,8 @@ from fedstrata.job.in_memory import PREFIX, InMemory
 
 HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 """A surrogate, as JSON can spell it alone; no tokenizer takes one."""
+VALUES = (str, Number, date, time, timedelta, UUID)
+"""What a text or a label may be; numbers, truth values, dates with their times, and ids are written as text."""
 WORD_END = "\n"
 """Between the words of a value that is a list of words."""
 
@@ -164,9 +170,9 @@ def _same(value: Any, where: str, column: str) -> Any:
 
 
 def _text(value: Any, where: str, column: str) -> str:
-    if value is None or value != value:  # NaN is a missing number
+    if value is None:
         return ""
-    if isinstance(value, (list, dict, bytes, bytearray, set, frozenset)):  # the last from Python alone
+    if not isinstance(value, VALUES):  # what else there is in Python has no text, or one that names its address
         kind = type(value).__name__
         several = (
             "; a row with several labels or texts is not read" if isinstance(value, list | set | frozenset) else ""
@@ -174,6 +180,8 @@ def _text(value: Any, where: str, column: str) -> str:
         raise UserError(
             f"{where}: column {column!r} holds a {kind}, expected a text, a number or a truth value{several}"
         )
+    if value.is_nan() if isinstance(value, Decimal) else value != value:  # a missing number, or NaT
+        return ""
     text = str(value)
     if not text.isascii() and (half := HALF_CHARACTER.search(text)):
         raise UserError(

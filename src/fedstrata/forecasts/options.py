@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 
 from fedstrata.cost import papers
 from fedstrata.errors import UserError, did_you_mean
@@ -36,10 +37,13 @@ class ForecastOptions:
 
     def __post_init__(self) -> None:
         for name, count, most in (("examples", self.count, MOST_EXAMPLES), ("tokens", self.tokens, MOST_TOKENS)):
-            if count is not None and not 1 <= count <= most:
-                raise UserError(f"--{name}: expected a number from 1 to {most:,}, found {count:,}")
+            whole = isinstance(count, Integral) and not isinstance(count, bool)
+            if count is not None and not (whole and 1 <= count <= most):
+                shown = f"{count:,}" if whole else repr(count)
+                raise UserError(f"--{name}: expected a number from 1 to {most:,}, found {shown}")
         for name, speed in (("bandwidth", self.bandwidth), ("gflops", self.gflops)):
-            if speed is not None and not (math.isfinite(speed) and speed >= 1e-9):
-                raise UserError(f"--{name}: expected a number above 0, found {speed}")
+            real = isinstance(speed, Real) and not isinstance(speed, bool)
+            if speed is not None and not (real and math.isfinite(speed) and speed >= 1e-9):
+                raise UserError(f"--{name}: expected a number above 0, found {speed!r}")
         if self.units is not None and self.units not in papers.UNITS:
             raise UserError(f"--units: no paper {self.units!r}; {did_you_mean(self.units, papers.UNITS)}")

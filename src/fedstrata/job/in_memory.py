@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MappingView, Sequence
 from typing import Any
 
 
@@ -77,8 +77,9 @@ def as_source(value: Any) -> Any:
         if other := [name for name in value if not isinstance(name, str)]:
             raise ValueError(f"names a client {other[0]!r}; expected a text, such as {f'client-{other[0]}'!r}")
         return {name: as_source(one) for name, one in value.items()}
-    if isinstance(value, Iterator):
-        raise ValueError(f"is a {type(value).__name__}, which is read once only; expected a list of its rows")
+    if isinstance(value, Iterator | MappingView):
+        why = "which is read once only" if isinstance(value, Iterator) else "a view of a dictionary"
+        raise ValueError(f"is a {type(value).__name__}, {why}; expected a list of its rows")
     if isinstance(value, list | tuple):
         return _listed(value)
     return value

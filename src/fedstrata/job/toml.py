@@ -15,6 +15,8 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     Raises:
         UserError: the file cannot be read, is not UTF-8 or is not TOML.
     """
+    if "\0" in str(path):
+        raise UserError(f"{str(path)!r}: has a NUL character; expected the path of a file")
     try:
         if Path(path).is_fifo() or Path(path).is_char_device():  # a second reading would wait, or find it empty
             raise UserError(f"{path}: is a pipe or a device, and it is read more than once; expected a file")

@@ -26,6 +26,10 @@ class Cell:
     folder: Path
     target: float | None = None
 
+    @property
+    def stages(self) -> dict[str, str]:
+        return {"": str(self.folder)}
+
     def __str__(self) -> str:
         return f"{self.row}, seed {self.seed}"
 

@@ -109,6 +109,19 @@ def test_a_sweep_is_its_single_runs(many: dict[str, Any], tmp_path: Path) -> Non
     assert (table.against, table.rows) == ("cycle", entries)
 
 
+def test_a_stage_that_the_seeds_do_not_reach_is_one_run(many: dict[str, Any], tmp_path: Path) -> None:
+    """Its one score was counted for each seed, with a deviation of 0 and a test of nothing."""
+    many["sweep"] |= {"seed": "finetune.train.seed", "rows": many["sweep"]["rows"][::2]}
+    trained, untrained, *later = fedstrata.sweep(many)
+    assert {entry.stage for entry in (trained, untrained)} == {"pretrain"}
+    assert [(entry.seeds, len(entry.scores), entry.sd, entry.p) for entry in (trained, untrained)] == [
+        ((0,), 1, None, None)
+    ] * 2
+    assert [entry.seeds for entry in later] == [(0, 1), (0, 1)]
+    table = (tmp_path / "run" / "table.md").read_text("utf-8")
+    assert "±" not in table.partition("### finetune")[0]
+
+
 def test_scores_of_different_metrics_are_not_tested_against_each_other(job: Jobs) -> None:
     made = job("none", "mlm", task={"kind": "mlm"})
     made["sweep"] = {

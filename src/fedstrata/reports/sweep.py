@@ -39,6 +39,10 @@ class SweepCell(Protocol):
         """Its output folder."""
 
     @property
+    def stages(self) -> Mapping[str, str]:
+        """Stage -> a hash of what decides its result."""
+
+    @property
     def target(self) -> float | None:
         """The score to which rounds and bytes are counted."""
 
@@ -52,7 +56,7 @@ class SweepRow:
         stage: the stage's name; empty for a job of one stage.
         method: its method, after those of the stages it starts from.
         metric: the headline.
-        seeds: those that finished.
+        seeds: those that finished; of several whose stage is one and the same run, the first.
         scores: the headline score of each of them.
         mean: of the scores; None where nothing finished.
         sd: sample standard deviation of the scores; None with fewer than two.
@@ -112,16 +116,23 @@ def sweep_rows(cells: Sequence[SweepCell]) -> list[SweepRow]:
     stages = list(names) or [""]
     table: list[SweepRow] = []
     for stage in stages:
-        by_row: dict[str, dict[int, Run]] = {cell.row: {} for cell in cells}
-        for (name, seed), run in runs.items():
-            if run and (part := upto(run, stage)):
-                by_row[name][seed] = part
+        by_row = {cell.row: _by_seed([one for one in cells if one.row == cell.row], runs, stage) for cell in cells}
         for name, base in {cell.row: cell.base for cell in cells}.items():
             why = {seed: reason for (other, seed), reason in failed.items() if other == name}
             row = replace(_row(name, stage, by_row[name], why, by_row[base] if base else {}), base=base)
             target = targets[name] if stage == stages[-1] else None
             table.append(row if target is None else replace(row, **_to_target(target, by_row[name])))
     return [row for stage in stages for row in _corrected([row for row in table if row.stage == stage])]
+
+
+def _by_seed(cells: Sequence[SweepCell], runs: Mapping[tuple[str, int], Run | None], stage: str) -> dict[int, Run]:
+    """One row's runs up to a stage; a stage that the seeds do not change has run once."""
+    found: dict[str, tuple[int, Run]] = {}
+    for cell in cells:
+        run = runs[cell.row, cell.seed]
+        if run and (part := upto(run, stage)):
+            found.setdefault(cell.stages[stage], (cell.seed, part))
+    return dict(found.values())
 
 
 def finished(folder: Path) -> Run | None:

@@ -81,6 +81,22 @@ class Largest:
         return whole
 
 
+class AddsToTheReference(Largest):
+    """Decodes into the tensors that it is given."""
+
+    def decode(self, message: Tensors, reference: Tensors | None) -> Tensors:
+        for name in reference or {}:
+            reference[name].flatten().add_(0.0)
+        return super().decode(message, reference)
+
+
+class HalvesWhatItSends(Largest):
+    """Works in the tensors that it is to send."""
+
+    def encode(self, tensors: Tensors, reference: Tensors | None, residual: Tensors) -> tuple[Tensors, Tensors]:
+        return super().encode({name: tensor.mul_(0.5) for name, tensor in tensors.items()}, reference, residual)
+
+
 @dataclass
 class Median:
     """The median over clients, element by element, whatever their weights."""
@@ -389,3 +405,11 @@ def test_identity_follows_settings_wherever_they_are(made: Callable[[Any], Any])
     identities = {components.identity(made(share)) for share in shares}
     assert len(identities) == len(shares)
     assert identities == {components.identity(made(share)) for share in shares}
+
+
+@pytest.mark.parametrize(("codec", "method"), [(AddsToTheReference(), "decode"), (HalvesWhatItSends(), "encode")])
+def test_a_codec_that_changes_what_it_is_given_is_refused(job: Jobs, codec: Any, method: str) -> None:
+    """The run went on with the changed weights, without a word."""
+    sentence = f"codec 'largest': {method} changes in place what it is given; expected new tensors"
+    with pytest.raises(UserError, match=sentence):
+        fedstrata.run(job("fedavg", "classify", method={"rounds": 1}), codec=codec)

@@ -7,7 +7,8 @@ the next message (error feedback). To add one: a class like those below and a li
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -36,7 +37,8 @@ class Codec(Protocol):
     weights that the client started from. A codec of whole states ignores it; one of changes needs it, and sends
     whole states where it is None.
 
-    No method may change in place what it is given: a run goes on with those very tensors.
+    No method may change in place what it is given: a run goes on with those very tensors. :class:`Wire` refuses a
+    change in place that torch has counted.
 
     Attributes:
         name: the codec's name in records.
@@ -207,7 +209,9 @@ class Wire:
     ) -> tuple[Tensors, Tensors]:
         """See :meth:`Codec.encode`; of a part's tensors only what travels is encoded."""
         known = None if reference is None else travelling(reference, self.sharing)
-        return self.codec.encode(travelling(tensors, self.sharing), known, residual or {})
+        given = travelling(tensors, self.sharing)
+        with self._as_given("encode", given, known):
+            return self.codec.encode(given, known, residual or {})
 
     def step(self, tensors: Tensors, held: Tensors) -> tuple[Tensors, Tensors]:
         """The change from what clients hold to ``tensors`` as it travels, and what they then hold."""
@@ -233,10 +237,21 @@ class Wire:
             reference: the part that it is a change against; None where it is whole.
             held: the part as it is here, from which comes what does not travel; of a change its reference.
         """
-        if reference is None:
-            return filled(self.codec.decode(message, None), held, self.sharing)
-        changed = self.codec.decode(message, travelling(reference, self.sharing))
-        return filled(changed, reference, self.sharing)
+        known = None if reference is None else travelling(reference, self.sharing)
+        with self._as_given("decode", message, known):
+            found = self.codec.decode(message, known)
+        return filled(found, held if reference is None else reference, self.sharing)
+
+    @contextmanager
+    def _as_given(self, method: str, *given: Tensors | None) -> Iterator[None]:
+        """Refuse a codec that changes what it is given: the run would go on with that, and nobody would see it."""
+        tensors = [tensor for one in given for tensor in (one or {}).values() if not tensor.is_inference()]
+        versions = [tensor._version for tensor in tensors]  # torch counts changes in place
+        yield
+        if versions != [tensor._version for tensor in tensors]:
+            raise UserError(
+                f"codec {self.codec.name!r}: {method} changes in place what it is given; expected new tensors"
+            )
 
     def check(self, message: Tensors, shapes: Shapes, change: bool = False) -> None:
         """Compare a received message with what it must hold.

@@ -22,6 +22,10 @@ from fedstrata.plan.streams import SERVER
 from fedstrata.privacy.accounting import calibrate
 from fedstrata.runs.privacy import combined_privacy
 from fedstrata.runs.resume import FREE
+from fedstrata.sites.gate import Gate
+from fedstrata.sites.limit_tables import Limits
+from fedstrata.sites.permission import NotNow, Refused
+from fedstrata.sites.release_log import Release, ReleaseLog, now
 from pages import DOCS
 
 ROOT = DOCS.parent
@@ -166,3 +170,17 @@ def test_pages_are_in_american_spelling(path: Path) -> None:
 def test_what_a_user_reads_on_screen_is_in_american_spelling() -> None:
     for path in (ROOT / "src").rglob("*.py"):
         assert not re.search(r"\b([Gg]rey|learnt|labell|defence)", path.read_text("utf-8")), path
+
+
+def test_the_deploy_page_says_which_limit_of_bytes_costs_a_round_and_which_the_run(tmp_path: Path) -> None:
+    """It said of all three that a round is sat out."""
+    log = ReleaseLog(tmp_path)
+    Gate(Limits(bytes_per_day=10), log).check_bytes("a" * 32, 10)
+    log.append(Release(now().isoformat(), "a" * 32, 0, "weights", ("head",), 8, 9, "0" * 64))
+    for limit, kind in (("bytes_per_run", Refused), ("bytes_per_day", NotNow)):
+        with pytest.raises(kind, match=limit) as refused:
+            Gate(Limits(**{limit: 10}), log).check_bytes("a" * 32, 8)
+        assert type(refused.value) is kind
+    [said] = re.findall(r"^\| `\[limits\] bytes_per_round` \| (.*) \|$", page("deploy.md"), re.MULTILINE)
+    assert "more than a round's or a run's limit is refused before it begins" in said
+    assert "sits out a round whose reply would be more than is left of a day's" in said

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from typer.testing import CliRunner
 
@@ -18,6 +19,8 @@ from fedstrata.data.forms.how import How
 from fedstrata.data.forms.plain import document_records
 from fedstrata.job.metrics import Predictions, macro_f1
 from fedstrata.plan.kinds import LOWER_IS_BETTER
+from fedstrata.plan.messages import Request
+from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import SERVER
 from fedstrata.privacy.accounting import calibrate
 from fedstrata.runs.privacy import combined_privacy
@@ -25,7 +28,9 @@ from fedstrata.runs.resume import FREE
 from fedstrata.sites.gate import Gate
 from fedstrata.sites.limit_tables import Limits
 from fedstrata.sites.permission import NotNow, Refused
-from fedstrata.sites.release_log import Release, ReleaseLog, now
+from fedstrata.sites.release_log import Release, ReleaseLog, now, read_log
+from fedstrata.wire.codec import payload_bytes
+from fedstrata.wire.tensor_file import pack
 from pages import DOCS
 
 ROOT = DOCS.parent
@@ -184,3 +189,22 @@ def test_the_deploy_page_says_which_limit_of_bytes_costs_a_round_and_which_the_r
     [said] = re.findall(r"^\| `\[limits\] bytes_per_round` \| (.*) \|$", page("deploy.md"), re.MULTILINE)
     assert "more than a round's or a run's limit is refused before it begins" in said
     assert "sits out a round whose reply would be more than is left of a day's" in said
+
+
+def test_the_deploy_page_says_which_messages_have_no_line_of_their_own_in_the_release_log(tmp_path: Path) -> None:
+    """It promised one for every message: a refusal in the words of an earlier one leaves without."""
+    log, message = ReleaseLog(tmp_path), pack({}, {"kind": "refusal"})
+    for _ in range(2):
+        Gate(Limits(), log).release(message, "a" * 32, -1, "refusal")
+    assert log.count == 1
+    for _ in range(2):
+        Gate(Limits(), log).release(message, "a" * 32, 0, "weights", ("head",), 9)
+    assert log.count == 3, "what is made of rows has one each time"
+    tensors = {"states": torch.zeros(2, 3), "lengths": torch.tensor([1, 1])}
+    asked = Request(1, "a", Plan((0,), ()), "train", {}, {})
+    Gate(Limits(), log).release_batch("a" * 32, asked, tensors)
+    [*_, (batch, _)] = read_log(tmp_path)
+    assert batch.bytes == payload_bytes(tensors)
+    said = " ".join(page("deploy.md").split("**What has left.**")[1].partition("```")[0].split())
+    assert "such as a refusal, that repeats an earlier one word for word has no line of its own" in said
+    assert "Of activations the bytes are those of the tensors" in said

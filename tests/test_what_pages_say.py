@@ -25,6 +25,7 @@ from fedstrata.plan.streams import SERVER
 from fedstrata.privacy.accounting import calibrate
 from fedstrata.runs.privacy import combined_privacy
 from fedstrata.runs.resume import FREE
+from fedstrata.sites.answers import SESSIONS, Answer, Answers
 from fedstrata.sites.gate import Gate
 from fedstrata.sites.limit_tables import Limits
 from fedstrata.sites.permission import NotNow, Refused
@@ -208,3 +209,18 @@ def test_the_deploy_page_says_which_messages_have_no_line_of_their_own_in_the_re
     said = " ".join(page("deploy.md").split("**What has left.**")[1].partition("```")[0].split())
     assert "such as a refusal, that repeats an earlier one word for word has no line of its own" in said
     assert "Of activations the bytes are those of the tensors" in said
+
+
+def test_the_deploy_page_says_which_requests_do_not_get_the_same_bytes_again(tmp_path: Path) -> None:
+    asked, answers = Request(0, "a", Plan((0,), ("head",), ("head",)), "train", {}, {}), Answers(tmp_path)
+    answers.keep(Answer(0, "weights", "digest", 9), pack({}, {}))
+    assert answers.find(asked, "weights", "digest", again=False) is not None
+    for _ in range(SESSIONS):
+        assert answers.find(asked, "weights", "digest", again=True) is None
+        answers.begin(Answer(0, "weights", "digest", 9))
+    with pytest.raises(Refused, match=f"has held {SESSIONS} sessions"):
+        answers.find(asked, "weights", "digest", again=True)
+    said = " ".join(page("deploy.md").split("A repeated request gets the same bytes again;")[1].split())
+    ten = {10: "ten"}[SESSIONS]
+    assert "In split learning and with masked sums, whose messages cannot be repeated, the site works" in said
+    assert f"on the same request anew, {ten} times at most." in said

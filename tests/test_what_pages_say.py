@@ -101,6 +101,22 @@ def test_the_job_page_says_what_noise_of_several_stages_comes_to() -> None:
     assert all(f"`{field}`" in section("job.md", "Noise") for field in found)
 
 
+def test_the_page_of_output_files_says_whose_privacy_stands_at_the_top_of_stages() -> None:
+    """It said that it is the last stage's; the sum of both is more, and of a stage without noise there is none."""
+    own = {"a": {"rounds": 2, "noise": 1.0, "rate": 1.0, "releases": 2, "epsilon": 6.0}}
+    noise = {"level": "client", "delta": 1e-5, "accountant": "pld", "honest": None, "epsilon": 6.0, "clients": own}
+    both, one = (
+        combined_privacy([("one", noise), ("two", noise)]),
+        combined_privacy([("one", noise), ("two", None)]),
+    )
+    assert both is not None
+    assert one is not None
+    assert both["epsilon"] > noise["epsilon"]
+    assert one["epsilon"] is None
+    [said] = re.findall(r"^\| `stages` \| (.*) \|$", page("output-files.md"), re.MULTILINE)
+    assert "`privacy` is what [all stages together]" in said
+
+
 def test_the_job_page_says_which_layers_a_forecast_lists() -> None:
     """Those that are trained; ``layers`` of a run's records are those that are built."""
     assert "the `layers` that it trains" in section("job.md", "What it will cost")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -12,12 +13,15 @@ import transformers
 from typer.testing import CliRunner
 
 from fedstrata.cli import app
+from fedstrata.client.facts import baseline
 from fedstrata.client.precision import LEAST_STATES, LEAST_WIDTH, TYPICAL_TOKENS
 from fedstrata.cost.target import Reached, reached
 from fedstrata.data.dealing import named_after
 from fedstrata.data.forms.how import How
 from fedstrata.data.forms.plain import document_records
+from fedstrata.data.prepare import prepare_test
 from fedstrata.job.metrics import Predictions, macro_f1
+from fedstrata.job.tables import Job
 from fedstrata.plan.kinds import LOWER_IS_BETTER
 from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import Plan
@@ -115,6 +119,27 @@ def test_the_page_of_output_files_says_whose_privacy_stands_at_the_top_of_stages
     assert one["epsilon"] is None
     [said] = re.findall(r"^\| `stages` \| (.*) \|$", page("output-files.md"), re.MULTILINE)
     assert "`privacy` is what [all stages together]" in said
+
+
+def test_pages_say_that_between_sites_there_is_no_baseline(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("text,label\nA text.,a\nAnother.,b\n", "utf-8")
+    job = Job(
+        task={"kind": "classify", "labels": ["a", "b"]},
+        data={"train": str(tmp_path / "rows.csv"), "test": str(tmp_path / "rows.csv")},
+        method={"name": "fedavg"},
+        engine={"name": "flower", "federation": str(tmp_path)},
+    )
+    data = prepare_test(job, None)
+    assert (len(data.train), len(data.test)) == (0, 2)
+    train, test = (
+        MagicMock(labels=np.zeros(len(rows)), __len__=MagicMock(return_value=len(rows)))
+        for rows in (data.train, data.test)
+    )
+    assert baseline(job, MagicMock(train=train, test=test), data.labels, personal=False) == ("", {})
+    [said] = re.findall(r"^\| `baseline` \| (.*) \|$", page("output-files.md"), re.MULTILINE)
+    assert said.endswith("null for `mlm` and `clm`, and between sites")
+    rows = " ".join(section("job.md", "What a run says of its rows").split())
+    assert "`mlm` and `clm` have none, nor has a run between sites" in rows
 
 
 def test_the_job_page_says_which_layers_a_forecast_lists() -> None:

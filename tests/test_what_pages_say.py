@@ -20,6 +20,7 @@ from fedstrata.data.dealing import named_after
 from fedstrata.data.forms.how import How
 from fedstrata.data.forms.plain import document_records
 from fedstrata.data.prepare import prepare_test
+from fedstrata.exchanges.sums import tell_closed
 from fedstrata.job.metrics import Predictions, macro_f1
 from fedstrata.job.tables import Job
 from fedstrata.plan.kinds import LOWER_IS_BETTER
@@ -27,8 +28,10 @@ from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import SERVER
 from fedstrata.privacy.accounting import calibrate
+from fedstrata.privacy.sum_terms import Group
 from fedstrata.runs.privacy import combined_privacy
 from fedstrata.runs.resume import FREE
+from fedstrata.server.records import MemoryRecords
 from fedstrata.sites.answers import SESSIONS, Answer, Answers
 from fedstrata.sites.gate import Gate
 from fedstrata.sites.limit_tables import Limits
@@ -140,6 +143,18 @@ def test_pages_say_that_between_sites_there_is_no_baseline(tmp_path: Path) -> No
     assert said.endswith("null for `mlm` and `clm`, and between sites")
     rows = " ".join(section("job.md", "What a run says of its rows").split())
     assert "`mlm` and `clm` have none, nor has a run between sites" in rows
+
+
+def test_pages_say_that_a_part_can_be_missing_too() -> None:
+    """Whoever counted the lines of ``missing.jsonl`` by client took a part for one."""
+    group, records = Group(("layer.1",), ("a", "b", "c")), MemoryRecords()
+    opening = MagicMock(roster=MagicMock(groups=(group,)), survivors=("a", "b"))
+    tell_closed(MagicMock(records=records), 0, opening, set())
+    assert [line["client"] for line in records.lines("missing")] == ["layer.1"]
+    [said] = re.findall(r"^\| `missing.jsonl` \| (.*) \|$", page("output-files.md"), re.MULTILINE)
+    assert "With `sum_only` also a part, named as `client`," in said
+    [said] = re.findall(r"^\| `missing.jsonl` \| (.*) \|$", page("errors.md"), re.MULTILINE)
+    assert "with masked sums also which part stayed as it was" in said
 
 
 def test_the_job_page_says_which_layers_a_forecast_lists() -> None:

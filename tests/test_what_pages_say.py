@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 import transformers
 from typer.testing import CliRunner
@@ -20,10 +22,12 @@ from fedstrata.data.dealing import named_after
 from fedstrata.data.forms.how import How
 from fedstrata.data.forms.plain import document_records
 from fedstrata.data.prepare import prepare_test
+from fedstrata.errors import UserError
 from fedstrata.exchanges.sums import tell_closed
+from fedstrata.job.file import load
 from fedstrata.job.metrics import Predictions, macro_f1
 from fedstrata.job.tables import Job
-from fedstrata.plan.kinds import LOWER_IS_BETTER
+from fedstrata.plan.kinds import FORMAT, LOWER_IS_BETTER
 from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import SERVER
@@ -143,6 +147,28 @@ def test_pages_say_that_between_sites_there_is_no_baseline(tmp_path: Path) -> No
     assert said.endswith("null for `mlm` and `clm`, and between sites")
     rows = " ".join(section("job.md", "What a run says of its rows").split())
     assert "`mlm` and `clm` have none, nor has a run between sites" in rows
+
+
+@pytest.mark.parametrize(
+    "recorded", [{"stage": "one"}, {"components": {"method": "mine"}}, {"changes": [{"key": "method.rounds"}]}]
+)
+def test_the_page_of_output_files_says_which_record_of_a_job_does_not_run_again(
+    tmp_path: Path, recorded: dict[str, Any]
+) -> None:
+    """It said that each does."""
+    job, path = (
+        {"task": {"kind": "mlm"}, "model": {"name": "m"}, "data": {"train": "a.txt"}},
+        tmp_path / "job.toml",
+    )
+    whole = {"format": FORMAT, **job, "method": {"name": "fedavg"}}
+    path.write_text(tomli_w.dumps(whole), "utf-8")
+    assert load(path)
+    path.write_text(tomli_w.dumps({**whole, **recorded}), "utf-8")
+    with pytest.raises(UserError, match=r"is the record of stage|does not repeat it"):
+        load(path)
+    [said] = re.findall(r"^\| `job.toml` \| (.*) \|$", page("output-files.md"), re.MULTILINE)
+    assert "Refused are the record of one stage of several, and that of a run with objects of your own" in said
+    assert "or whose keys were changed on the way" in said
 
 
 def test_pages_say_that_a_part_can_be_missing_too() -> None:

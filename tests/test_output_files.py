@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import fedstrata
+from fedstrata.runs.folder import OWN_FOLDERS
 from pages import DOCS, named_in_output_files, unnamed_files
 
 JSON = ("result.json", "partition.json", "parts.json", "environment.json", "classes.json")
@@ -54,3 +55,8 @@ def test_the_job_page_names_every_field_of_a_forecast(job: Callable[..., Any]) -
     assert not found.keys() - named
     assert not found["privacy"].keys() - named
     assert not (found["rounds"][0].keys() | found["total"].keys()) - named
+
+
+def test_the_page_names_every_folder_in_which_other_commands_write() -> None:
+    """Of two exports it named one."""
+    assert {f"{name}/" for name in OWN_FOLDERS} <= named_in_output_files()

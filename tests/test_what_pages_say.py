@@ -171,6 +171,14 @@ def test_the_page_of_output_files_says_which_record_of_a_job_does_not_run_again(
     assert "or whose keys were changed on the way" in said
 
 
+def test_the_page_of_errors_says_with_which_code_a_file_that_cannot_be_read_ends(tmp_path: Path) -> None:
+    """It said that this is 1."""
+    done = CliRunner().invoke(app, ["validate", str(tmp_path)])
+    assert "cannot be read" in done.output
+    [said] = re.findall(rf"^\| {done.exit_code} \| ([^|]*) \|", page("errors.md"), re.MULTILINE)
+    assert "a file that cannot be read" in said
+
+
 def test_pages_say_that_a_part_can_be_missing_too() -> None:
     """Whoever counted the lines of ``missing.jsonl`` by client took a part for one."""
     group, records = Group(("layer.1",), ("a", "b", "c")), MemoryRecords()

@@ -21,7 +21,7 @@ from fedstrata.cost.target import Reached, reached
 from fedstrata.data.dealing import named_after
 from fedstrata.data.forms.how import How
 from fedstrata.data.forms.plain import document_records
-from fedstrata.data.prepare import prepare_test
+from fedstrata.data.prepare import prepare_own, prepare_test
 from fedstrata.errors import UserError
 from fedstrata.exchanges.sums import tell_closed
 from fedstrata.job.file import load
@@ -41,6 +41,7 @@ from fedstrata.sites.gate import Gate
 from fedstrata.sites.limit_tables import Limits
 from fedstrata.sites.permission import NotNow, Refused
 from fedstrata.sites.release_log import Release, ReleaseLog, now, read_log
+from fedstrata.sites.settings import Data
 from fedstrata.wire.codec import payload_bytes
 from fedstrata.wire.tensor_file import pack
 from pages import DOCS
@@ -314,3 +315,23 @@ def test_the_deploy_page_says_which_requests_do_not_get_the_same_bytes_again(tmp
     ten = {10: "ten"}[SESSIONS]
     assert "In split learning and with masked sums, whose messages cannot be repeated, the site works" in said
     assert f"on the same request anew, {ten} times at most." in said
+
+
+def test_the_deploy_page_says_when_a_site_connects_to_another_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said that a site never does: one whose rows are a data set id loads them from the hub."""
+    asked: list[str] = []
+
+    def load_dataset(name: str, *_: Any, **__: Any) -> Any:
+        asked.append(name)
+        raise OSError("no network here")
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    data = Data.model_validate({"train": "somebody/reviews"}, context={"home": tmp_path})
+    job = Job(task={"kind": "mlm"}, data=data.model_dump(exclude_unset=True), method={"name": "fedavg"})
+    with pytest.raises(UserError, match="no network here"):
+        prepare_own(job, "a", tmp_path)
+    assert asked == ["somebody/reviews"]
+    said = " ".join(page("deploy.md").split("A site makes these connections and no others")[1].split())
+    assert said.startswith(", unless its own `site.toml` names a data set of the Hugging Face hub as its rows")

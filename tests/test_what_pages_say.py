@@ -127,6 +127,9 @@ def test_the_page_of_output_files_says_whose_privacy_stands_at_the_top_of_stages
     assert one["epsilon"] is None
     [said] = re.findall(r"^\| `stages` \| (.*) \|$", page("output-files.md"), re.MULTILINE)
     assert "`privacy` is what [all stages together]" in said
+    assert {field for own in both["clients"].values() for field in own} == {"rounds", "epsilon"}
+    said = " ".join(section("job.md", "Noise").split())
+    assert "Of several stages together `clip` is the last one's, and `clients` has each one's `rounds` and" in said
 
 
 def test_pages_say_that_between_sites_there_is_no_baseline(tmp_path: Path) -> None:

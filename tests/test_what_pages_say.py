@@ -27,6 +27,7 @@ from fedstrata.exchanges.sums import tell_closed
 from fedstrata.job.file import load
 from fedstrata.job.metrics import Predictions, macro_f1
 from fedstrata.job.tables import Job
+from fedstrata.plan.disclosure import beside
 from fedstrata.plan.kinds import FORMAT, LOWER_IS_BETTER
 from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import Plan
@@ -338,3 +339,18 @@ def test_the_deploy_page_says_when_a_site_connects_to_another_machine(
     assert asked == ["somebody/reviews"]
     said = " ".join(page("deploy.md").split("A site makes these connections and no others")[1].split())
     assert said.startswith(", unless its own `site.toml` names a data set of the Hugging Face hub as its rows")
+
+
+def test_the_privacy_page_says_all_that_is_told_beside_a_masked_sum() -> None:
+    """It left out the time, which the same run says in its first lines."""
+    [said] = re.findall(
+        r"^\| the server reads anything of a single site \| .* \| (.*) \|$", page("privacy.md"), re.M
+    )
+    told = {
+        "examples": "examples",
+        "steps": "steps",
+        "tokens": "tokens",
+        "training took": "how long training took",
+    }
+    assert all(word in beside("none", sum_only=True) for word in told)
+    assert all(words in said for words in told.values())

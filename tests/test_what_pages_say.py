@@ -34,8 +34,8 @@ from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import SERVER
 from fedstrata.privacy.accounting import calibrate
 from fedstrata.privacy.sum_terms import Group
-from fedstrata.runs.privacy import combined_privacy
-from fedstrata.runs.resume import FREE
+from fedstrata.runs.privacy import combined_privacy, settle_privacy
+from fedstrata.runs.resume import FREE, changes, same_job
 from fedstrata.server.records import MemoryRecords
 from fedstrata.sites.answers import SESSIONS, Answer, Answers
 from fedstrata.sites.gate import Gate
@@ -89,6 +89,33 @@ def test_the_job_page_names_every_key_that_may_differ_when_a_run_goes_on() -> No
     for table, keys in FREE.items():
         for key in keys:
             assert f"`{table}.{key}`" in said or f"`[{table}]`" in said, f"[{table}] {key}"
+
+
+def test_pages_say_what_may_not_change_in_a_run_with_noise(tmp_path: Path) -> None:
+    """They said that a lower rate and more rounds always may."""
+
+    def job(rounds: int, rate: float, **privacy: Any) -> Job:
+        made = Job(
+            task={"kind": "classify", "labels": ["a", "b"]},
+            model={"name": "m"},
+            data={"train": "a.csv", "test": "b.csv"},
+            method={"name": "fedavg", "rounds": rounds},
+            train={"learning_rate": rate, "device": "cpu", "precision": "fp32"},
+            privacy={"level": "client", "single_message": True, **privacy},
+        )
+        return settle_privacy(made, ["x", "y"])
+
+    same_job(job(2, 1e-3, epsilon=8.0), tmp_path)
+    with pytest.raises(UserError, match="would spend its epsilon twice"):
+        changes(job(2, 1e-4, epsilon=8.0), tmp_path)
+    with pytest.raises(UserError, match="calibrated for the rounds that it began with"):
+        changes(job(3, 1e-3, epsilon=8.0), tmp_path)
+    same_job(job(2, 1e-3, epsilon=8.0, participations=3), tmp_path / "more")
+    assert changes(job(3, 1e-3, epsilon=8.0, participations=3), tmp_path / "more")
+    said = " ".join(section("job.md", "What may change when a run is resumed").split())
+    assert "Not with noise (`[privacy] level`)" in said
+    assert "nor with `[privacy] epsilon`, unless `participations` was set for so many" in said
+    assert "with a lower rate, but not if `[privacy]` adds noise" in page("troubleshooting.md")
 
 
 def test_the_job_page_names_every_column_of_a_folder_of_texts(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from fedstrata.data.forms.how import How
 from fedstrata.data.forms.plain import document_records
 from fedstrata.data.prepare import prepare_own, prepare_test
 from fedstrata.errors import UserError
+from fedstrata.events import Noted
 from fedstrata.exchanges.sums import tell_closed
 from fedstrata.job.file import load
 from fedstrata.job.metrics import Predictions, macro_f1
@@ -215,7 +216,9 @@ def test_pages_say_that_a_part_can_be_missing_too() -> None:
     """Whoever counted the lines of ``missing.jsonl`` by client took a part for one."""
     group, records = Group(("layer.1",), ("a", "b", "c")), MemoryRecords()
     opening = MagicMock(roster=MagicMock(groups=(group,)), survivors=("a", "b"))
-    tell_closed(MagicMock(records=records), 0, opening, set())
+    told: list[object] = []
+    tell_closed(MagicMock(records=records, tell=told.append), 0, opening, set())
+    assert told == [Noted("round 1: layer.1 stays as it was: its sum would be that of 2 clients, fewer than 3")]
     assert [line["client"] for line in records.lines("missing")] == ["layer.1"]
     [said] = re.findall(r"^\| `missing.jsonl` \| (.*) \|$", page("output-files.md"), re.MULTILINE)
     assert "With `sum_only` also a part, named as `client`," in said

@@ -22,6 +22,7 @@ from fedstrata.data.dealing import named_after
 from fedstrata.data.forms.how import How
 from fedstrata.data.forms.plain import document_records
 from fedstrata.data.prepare import prepare_own, prepare_test
+from fedstrata.data.tokens import cache_folder
 from fedstrata.errors import UserError
 from fedstrata.events import Noted
 from fedstrata.exchanges.sums import tell_closed
@@ -384,3 +385,16 @@ def test_the_privacy_page_says_all_that_is_told_beside_a_masked_sum() -> None:
     }
     assert all(word in beside("none", sum_only=True) for word in told)
     assert all(words in said for words in told.values())
+
+
+def test_the_page_of_output_files_says_where_tokenized_text_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whoever cleared ``~/.cache/fedstrata`` by the page left the text of a machine with XDG_CACHE_HOME."""
+    monkeypatch.delenv("FEDSTRATA_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "fedstrata"
+    monkeypatch.setenv("FEDSTRATA_CACHE", str(tmp_path / "own"))
+    assert cache_folder() == tmp_path / "own"
+    [said] = [line for line in page("output-files.md").splitlines() if line.startswith("| `~/.cache/fedstrata`")]
+    assert "with `$FEDSTRATA_CACHE` in that folder, else with `$XDG_CACHE_HOME` in `fedstrata` there" in said

@@ -83,6 +83,8 @@ def test_a_guide_works(page: Path, folder: Path) -> None:
     for block in blocks:
         if block.language == "text" and "TFLOP" in block.text:
             assert squeezed(block.text) in squeezed("\n".join(outputs)), "a table that the command prints"
+    for start in re.findall(r"is kept in `([^`]+)`\s+as a Hugging Face folder", page.read_text("utf-8")):
+        assert (Path(start) / "model.safetensors").exists(), "a folder that the run leaves"
 
 
 def squeezed(table: str) -> str:

@@ -11,6 +11,12 @@ from typing import Any
 import pytest
 
 import fedstrata
+from fedstrata.exchanges.hidden_states import PART
+from fedstrata.exchanges.sums import LEDGER
+from fedstrata.plan.streams import SERVER
+from fedstrata.runs.folder import OWN_FOLDERS
+from fedstrata.server.trainer import NAME
+from fedstrata.wire.activations import GRADIENTS, STATES
 from pages import DOCS, named_in_output_files, unnamed_files
 
 JSON = ("result.json", "partition.json", "parts.json", "environment.json", "classes.json")
@@ -54,3 +60,17 @@ def test_the_job_page_names_every_field_of_a_forecast(job: Callable[..., Any]) -
     assert not found.keys() - named
     assert not found["privacy"].keys() - named
     assert not (found["rounds"][0].keys() | found["total"].keys()) - named
+
+
+def test_the_page_names_every_folder_in_which_other_commands_write() -> None:
+    """Of two exports it named one."""
+    assert {f"{name}/" for name in OWN_FOLDERS} <= named_in_output_files()
+
+
+def test_the_page_names_what_stands_in_place_of_a_part_and_of_a_client() -> None:
+    """Whoever joined the ledger with the parts, or the rounds with the clients, found names of neither."""
+    text = (DOCS / "output-files.md").read_text("utf-8")
+    [parts] = re.findall(r"^\| `ledger.jsonl` \| (.*) \|$", text, re.MULTILINE)
+    [clients] = re.findall(r"^\| `round`, `client` \| (.*) \|$", text, re.MULTILINE)
+    assert {PART, STATES, GRADIENTS, LEDGER} <= set(re.findall(r"`([^`]+)`", parts))
+    assert {SERVER, NAME} <= set(re.findall(r"`([^`]+)`", clients))

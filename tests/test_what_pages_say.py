@@ -4,24 +4,49 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
+import tomli_w
+import torch
 import transformers
 from typer.testing import CliRunner
 
 from fedstrata.cli import app
+from fedstrata.client.facts import baseline
 from fedstrata.client.precision import LEAST_STATES, LEAST_WIDTH, TYPICAL_TOKENS
 from fedstrata.cost.target import Reached, reached
 from fedstrata.data.dealing import named_after
 from fedstrata.data.forms.how import How
 from fedstrata.data.forms.plain import document_records
+from fedstrata.data.prepare import prepare_own, prepare_test
+from fedstrata.data.tokens import cache_folder
+from fedstrata.errors import UserError
+from fedstrata.events import Noted
+from fedstrata.exchanges.sums import tell_closed
+from fedstrata.job.file import load
 from fedstrata.job.metrics import Predictions, macro_f1
-from fedstrata.plan.kinds import LOWER_IS_BETTER
+from fedstrata.job.tables import Job
+from fedstrata.plan.disclosure import beside
+from fedstrata.plan.kinds import FORMAT, LOWER_IS_BETTER
+from fedstrata.plan.messages import Request
+from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import SERVER
 from fedstrata.privacy.accounting import calibrate
-from fedstrata.runs.privacy import combined_privacy
-from fedstrata.runs.resume import FREE
+from fedstrata.privacy.sum_terms import Group
+from fedstrata.runs.privacy import combined_privacy, settle_privacy
+from fedstrata.runs.resume import FREE, changes, same_job
+from fedstrata.server.records import MemoryRecords
+from fedstrata.sites.answers import SESSIONS, Answer, Answers
+from fedstrata.sites.gate import Gate
+from fedstrata.sites.limit_tables import Limits
+from fedstrata.sites.permission import NotNow, Refused
+from fedstrata.sites.release_log import Release, ReleaseLog, now, read_log
+from fedstrata.sites.settings import Data
+from fedstrata.wire.codec import payload_bytes
+from fedstrata.wire.tensor_file import pack
 from pages import DOCS
 
 ROOT = DOCS.parent
@@ -68,6 +93,33 @@ def test_the_job_page_names_every_key_that_may_differ_when_a_run_goes_on() -> No
             assert f"`{table}.{key}`" in said or f"`[{table}]`" in said, f"[{table}] {key}"
 
 
+def test_pages_say_what_may_not_change_in_a_run_with_noise(tmp_path: Path) -> None:
+    """They said that a lower rate and more rounds always may."""
+
+    def job(rounds: int, rate: float, **privacy: Any) -> Job:
+        made = Job(
+            task={"kind": "classify", "labels": ["a", "b"]},
+            model={"name": "m"},
+            data={"train": "a.csv", "test": "b.csv"},
+            method={"name": "fedavg", "rounds": rounds},
+            train={"learning_rate": rate, "device": "cpu", "precision": "fp32"},
+            privacy={"level": "client", "single_message": True, **privacy},
+        )
+        return settle_privacy(made, ["x", "y"])
+
+    same_job(job(2, 1e-3, epsilon=8.0), tmp_path)
+    with pytest.raises(UserError, match="would spend its epsilon twice"):
+        changes(job(2, 1e-4, epsilon=8.0), tmp_path)
+    with pytest.raises(UserError, match="calibrated for the rounds that it began with"):
+        changes(job(3, 1e-3, epsilon=8.0), tmp_path)
+    same_job(job(2, 1e-3, epsilon=8.0, participations=3), tmp_path / "more")
+    assert changes(job(3, 1e-3, epsilon=8.0, participations=3), tmp_path / "more")
+    said = " ".join(section("job.md", "What may change when a run is resumed").split())
+    assert "Not with noise (`[privacy] level`)" in said
+    assert "nor with `[privacy] epsilon`, unless `participations` was set for so many" in said
+    assert "with a lower rate, but not if `[privacy]` adds noise" in page("troubleshooting.md")
+
+
 def test_the_job_page_names_every_column_of_a_folder_of_texts(tmp_path: Path) -> None:
     (tmp_path / "north").mkdir()
     (tmp_path / "north" / "a.txt").write_text("A text.", "utf-8")
@@ -89,6 +141,90 @@ def test_the_job_page_says_what_noise_of_several_stages_comes_to() -> None:
     found = combined_privacy([("one", noise), ("two", None)])
     assert found is not None
     assert all(f"`{field}`" in section("job.md", "Noise") for field in found)
+
+
+def test_the_page_of_output_files_says_whose_privacy_stands_at_the_top_of_stages() -> None:
+    """It said that it is the last stage's; the sum of both is more, and of a stage without noise there is none."""
+    own = {"a": {"rounds": 2, "noise": 1.0, "rate": 1.0, "releases": 2, "epsilon": 6.0}}
+    noise = {"level": "client", "delta": 1e-5, "accountant": "pld", "honest": None, "epsilon": 6.0, "clients": own}
+    both, one = (
+        combined_privacy([("one", noise), ("two", noise)]),
+        combined_privacy([("one", noise), ("two", None)]),
+    )
+    assert both is not None
+    assert one is not None
+    assert both["epsilon"] > noise["epsilon"]
+    assert one["epsilon"] is None
+    [said] = re.findall(r"^\| `stages` \| (.*) \|$", page("output-files.md"), re.MULTILINE)
+    assert "`privacy` is what [all stages together]" in said
+    assert {field for own in both["clients"].values() for field in own} == {"rounds", "epsilon"}
+    said = " ".join(section("job.md", "Noise").split())
+    assert "Of several stages together `clip` is the last one's, and `clients` has each one's `rounds` and" in said
+
+
+def test_pages_say_that_between_sites_there_is_no_baseline(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("text,label\nA text.,a\nAnother.,b\n", "utf-8")
+    job = Job(
+        task={"kind": "classify", "labels": ["a", "b"]},
+        data={"train": str(tmp_path / "rows.csv"), "test": str(tmp_path / "rows.csv")},
+        method={"name": "fedavg"},
+        engine={"name": "flower", "federation": str(tmp_path)},
+    )
+    data = prepare_test(job, None)
+    assert (len(data.train), len(data.test)) == (0, 2)
+    train, test = (
+        MagicMock(labels=np.zeros(len(rows)), __len__=MagicMock(return_value=len(rows)))
+        for rows in (data.train, data.test)
+    )
+    assert baseline(job, MagicMock(train=train, test=test), data.labels, personal=False) == ("", {})
+    [said] = re.findall(r"^\| `baseline` \| (.*) \|$", page("output-files.md"), re.MULTILINE)
+    assert said.endswith("null for `mlm` and `clm`, and between sites")
+    rows = " ".join(section("job.md", "What a run says of its rows").split())
+    assert "`mlm` and `clm` have none, nor has a run between sites" in rows
+
+
+@pytest.mark.parametrize(
+    "recorded", [{"stage": "one"}, {"components": {"method": "mine"}}, {"changes": [{"key": "method.rounds"}]}]
+)
+def test_the_page_of_output_files_says_which_record_of_a_job_does_not_run_again(
+    tmp_path: Path, recorded: dict[str, Any]
+) -> None:
+    """It said that each does."""
+    job, path = (
+        {"task": {"kind": "mlm"}, "model": {"name": "m"}, "data": {"train": "a.txt"}},
+        tmp_path / "job.toml",
+    )
+    whole = {"format": FORMAT, **job, "method": {"name": "fedavg"}}
+    path.write_text(tomli_w.dumps(whole), "utf-8")
+    assert load(path)
+    path.write_text(tomli_w.dumps({**whole, **recorded}), "utf-8")
+    with pytest.raises(UserError, match=r"is the record of stage|does not repeat it"):
+        load(path)
+    [said] = re.findall(r"^\| `job.toml` \| (.*) \|$", page("output-files.md"), re.MULTILINE)
+    assert "Refused are the record of one stage of several, and that of a run with objects of your own" in said
+    assert "or whose keys were changed on the way" in said
+
+
+def test_the_page_of_errors_says_with_which_code_a_file_that_cannot_be_read_ends(tmp_path: Path) -> None:
+    """It said that this is 1."""
+    done = CliRunner().invoke(app, ["validate", str(tmp_path)])
+    assert "cannot be read" in done.output
+    [said] = re.findall(rf"^\| {done.exit_code} \| ([^|]*) \|", page("errors.md"), re.MULTILINE)
+    assert "a file that cannot be read" in said
+
+
+def test_pages_say_that_a_part_can_be_missing_too() -> None:
+    """Whoever counted the lines of ``missing.jsonl`` by client took a part for one."""
+    group, records = Group(("layer.1",), ("a", "b", "c")), MemoryRecords()
+    opening = MagicMock(roster=MagicMock(groups=(group,)), survivors=("a", "b"))
+    told: list[object] = []
+    tell_closed(MagicMock(records=records, tell=told.append), 0, opening, set())
+    assert told == [Noted("round 1: layer.1 stays as it was: its sum would be that of 2 clients, fewer than 3")]
+    assert [line["client"] for line in records.lines("missing")] == ["layer.1"]
+    [said] = re.findall(r"^\| `missing.jsonl` \| (.*) \|$", page("output-files.md"), re.MULTILINE)
+    assert "With `sum_only` also a part, named as `client`," in said
+    [said] = re.findall(r"^\| `missing.jsonl` \| (.*) \|$", page("errors.md"), re.MULTILINE)
+    assert "with masked sums also which part stayed as it was" in said
 
 
 def test_the_job_page_says_which_layers_a_forecast_lists() -> None:
@@ -166,3 +302,99 @@ def test_pages_are_in_american_spelling(path: Path) -> None:
 def test_what_a_user_reads_on_screen_is_in_american_spelling() -> None:
     for path in (ROOT / "src").rglob("*.py"):
         assert not re.search(r"\b([Gg]rey|learnt|labell|defence)", path.read_text("utf-8")), path
+
+
+def test_the_deploy_page_says_which_limit_of_bytes_costs_a_round_and_which_the_run(tmp_path: Path) -> None:
+    """It said of all three that a round is sat out."""
+    log = ReleaseLog(tmp_path)
+    Gate(Limits(bytes_per_day=10), log).check_bytes("a" * 32, 10)
+    log.append(Release(now().isoformat(), "a" * 32, 0, "weights", ("head",), 8, 9, "0" * 64))
+    for limit, kind in (("bytes_per_run", Refused), ("bytes_per_day", NotNow)):
+        with pytest.raises(kind, match=limit) as refused:
+            Gate(Limits(**{limit: 10}), log).check_bytes("a" * 32, 8)
+        assert type(refused.value) is kind
+    [said] = re.findall(r"^\| `\[limits\] bytes_per_round` \| (.*) \|$", page("deploy.md"), re.MULTILINE)
+    assert "more than a round's or a run's limit is refused before it begins" in said
+    assert "sits out a round whose reply would be more than is left of a day's" in said
+
+
+def test_the_deploy_page_says_which_messages_have_no_line_of_their_own_in_the_release_log(tmp_path: Path) -> None:
+    """It promised one for every message: a refusal in the words of an earlier one leaves without."""
+    log, message = ReleaseLog(tmp_path), pack({}, {"kind": "refusal"})
+    for _ in range(2):
+        Gate(Limits(), log).release(message, "a" * 32, -1, "refusal")
+    assert log.count == 1
+    for _ in range(2):
+        Gate(Limits(), log).release(message, "a" * 32, 0, "weights", ("head",), 9)
+    assert log.count == 3, "what is made of rows has one each time"
+    tensors = {"states": torch.zeros(2, 3), "lengths": torch.tensor([1, 1])}
+    asked = Request(1, "a", Plan((0,), ()), "train", {}, {})
+    Gate(Limits(), log).release_batch("a" * 32, asked, tensors)
+    [*_, (batch, _)] = read_log(tmp_path)
+    assert batch.bytes == payload_bytes(tensors)
+    said = " ".join(page("deploy.md").split("**What has left.**")[1].partition("```")[0].split())
+    assert "such as a refusal, that repeats an earlier one word for word has no line of its own" in said
+    assert "Of activations the bytes are those of the tensors" in said
+
+
+def test_the_deploy_page_says_which_requests_do_not_get_the_same_bytes_again(tmp_path: Path) -> None:
+    asked, answers = Request(0, "a", Plan((0,), ("head",), ("head",)), "train", {}, {}), Answers(tmp_path)
+    answers.keep(Answer(0, "weights", "digest", 9), pack({}, {}))
+    assert answers.find(asked, "weights", "digest", again=False) is not None
+    for _ in range(SESSIONS):
+        assert answers.find(asked, "weights", "digest", again=True) is None
+        answers.begin(Answer(0, "weights", "digest", 9))
+    with pytest.raises(Refused, match=f"has held {SESSIONS} sessions"):
+        answers.find(asked, "weights", "digest", again=True)
+    said = " ".join(page("deploy.md").split("A repeated request gets the same bytes again;")[1].split())
+    ten = {10: "ten"}[SESSIONS]
+    assert "In split learning and with masked sums, whose messages cannot be repeated, the site works" in said
+    assert f"on the same request anew, {ten} times at most." in said
+
+
+def test_the_deploy_page_says_when_a_site_connects_to_another_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said that a site never does: one whose rows are a data set id loads them from the hub."""
+    asked: list[str] = []
+
+    def load_dataset(name: str, *_: Any, **__: Any) -> Any:
+        asked.append(name)
+        raise OSError("no network here")
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    data = Data.model_validate({"train": "somebody/reviews"}, context={"home": tmp_path})
+    job = Job(task={"kind": "mlm"}, data=data.model_dump(exclude_unset=True), method={"name": "fedavg"})
+    with pytest.raises(UserError, match="no network here"):
+        prepare_own(job, "a", tmp_path)
+    assert asked == ["somebody/reviews"]
+    said = " ".join(page("deploy.md").split("A site makes these connections and no others")[1].split())
+    assert said.startswith(", unless its own `site.toml` names a data set of the Hugging Face hub as its rows")
+
+
+def test_the_privacy_page_says_all_that_is_told_beside_a_masked_sum() -> None:
+    """It left out the time, which the same run says in its first lines."""
+    [said] = re.findall(
+        r"^\| the server reads anything of a single site \| .* \| (.*) \|$", page("privacy.md"), re.M
+    )
+    told = {
+        "examples": "examples",
+        "steps": "steps",
+        "tokens": "tokens",
+        "training took": "how long training took",
+    }
+    assert all(word in beside("none", sum_only=True) for word in told)
+    assert all(words in said for words in told.values())
+
+
+def test_the_page_of_output_files_says_where_tokenized_text_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whoever cleared ``~/.cache/fedstrata`` by the page left the text of a machine with XDG_CACHE_HOME."""
+    monkeypatch.delenv("FEDSTRATA_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "fedstrata"
+    monkeypatch.setenv("FEDSTRATA_CACHE", str(tmp_path / "own"))
+    assert cache_folder() == tmp_path / "own"
+    [said] = [line for line in page("output-files.md").splitlines() if line.startswith("| `~/.cache/fedstrata`")]
+    assert "with `$FEDSTRATA_CACHE` in that folder, else with `$XDG_CACHE_HOME` in `fedstrata` there" in said

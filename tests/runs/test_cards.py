@@ -65,6 +65,22 @@ def test_a_card_tells_nothing_of_single_clients_rows_where_there_is_noise(job: J
     assert result.data["classes"]
 
 
+def test_the_card_of_a_stage_without_noise_tells_nothing_that_noise_of_another_hides(job: Jobs) -> None:
+    """It told the seed, by which the other's noise can be drawn again and taken away, and the clients' rows."""
+    pytest.importorskip("dp_accounting")
+    made = job("fedavg", "classify", method={"rounds": 1}, task={"labels": ["eye", "heart", "kidney"]})
+    noise = {"level": "client", "noise": 1.0, "single_message": True}
+    made["stages"] = [{"name": "first"}, {"name": "second", "privacy": noise}]
+    result = fedstrata.run(made)
+    for place in (result.folder, *result.folder.glob("stages/*")):
+        text = (place / "model" / CARD).read_text("utf-8")
+        for told in ("seed 0", "training rows of each", "always the most frequent class", "TFLOP", "| baseline |"):
+            assert told not in text, (place, told)
+        assert "are left out: no noise covers them" in text
+    first = (result.folder / "stages" / "first" / "model" / CARD).read_text("utf-8")
+    assert "* differential privacy: none" in first
+
+
 @pytest.mark.parametrize("level", ["none", "example", "client"])
 def test_a_clients_card_promises_nothing_of_parts_without_noise(job: Jobs, level: str) -> None:
     """At level client what is sent has noise: the card told its epsilon of layers that were trained without."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 import fedstrata
 from fedstrata.errors import UserError
 from fedstrata.events import Noted, Scored
+from fedstrata.trackers import DESTINATIONS, PAGES
+from pages import DOCS
 
 Jobs = Callable[..., dict[str, Any]]
 
@@ -29,6 +32,21 @@ def test_tensorboard_has_the_figures_of_the_run(job: Jobs) -> None:
     assert scores == pytest.approx(list(result.history["score.accuracy"].dropna()))
     assert [event.step for event in found.Scalars("loss/client-1")] == [1, 2]
     assert any("text_summary" in tag for tag in found.Tags()["tensors"])
+
+
+def test_the_questions_name_every_tracker_that_may_send_to_another_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They named trackio, which keeps its figures here, and not mlflow, which may have a server elsewhere."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example.org")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    away = {name for name, where in DESTINATIONS.items() if "https://" in where(tmp_path)}
+    said = " ".join(
+        (DOCS / "faq.md").read_text("utf-8").split("**Is anything sent to you")[1].partition("\n\n")[0].split()
+    )
+    assert {name for name in DESTINATIONS if name in said} == away
+    for page in ("job.md", "privacy.md"):
+        assert " and ".join(PAGES) in " ".join((DOCS / page).read_text("utf-8").split()), page
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -119,6 +137,7 @@ def test_whose_machines_get_the_figures_is_said_before_the_first(
     company = Company(breaks)
     module = types.ModuleType("wandb")
     module.__dict__.update(init=company.init, Artifact=company.Artifact)
+    module.__spec__ = ModuleSpec("wandb", None)  # libraries that are loaded later look for it
     monkeypatch.setitem(sys.modules, "wandb", module)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     events = list[Any]()
@@ -129,7 +148,7 @@ def test_whose_machines_get_the_figures_is_said_before_the_first(
     result = fedstrata.run(made, callbacks=[events.append])
     notes = [event.sentence for event in events if isinstance(event, Noted)]
     assert told_first == [True]
-    assert any("another company's" in note for note in notes)
+    assert any("the job and the page go to" in note and "another company's" in note for note in notes)
     assert result.status == "finished"
     assert company.ended is not breaks
     assert any("wandb failed and gets nothing more" in note for note in notes) is breaks

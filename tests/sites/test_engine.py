@@ -27,6 +27,7 @@ from fedstrata.sites.messages import (
     encode_reply,
 )
 from fedstrata.wire.tensor_file import TensorFile
+from pages import DOCS
 
 RUN = "f" * 32
 NAMES = ("a", "b")
@@ -123,6 +124,21 @@ def test_every_site_is_greeted_once_and_sent_the_start_model_once(events: list[A
     for _ in range(2):
         assert losses(remote.exchange(ask("b", "a"))) == {"a": 0.5, "b": 0.25}
     assert len(transport.sent) == 8
+
+
+def test_the_seconds_stand_with_what_comes_up_as_the_page_says(events: list[Any], tmp_path: Path) -> None:
+    """The page said that a message has the seconds until its reply."""
+    transport = Script(lambda script, number, name: [(number, honest(name, script.sent[number][1]))])
+    remote = engine(transport, tmp_path, events)
+    remote.gather()
+    list(remote.exchange(ask("a", "b")))
+    lines = remote.records.lines("transport")
+    assert {(line["direction"], line["seconds"] is None) for line in lines} == {("up", False), ("down", True)}
+    assert {line["round"] for line in lines} == {-1, 0}
+    page = (DOCS / "output-files.md").read_text("utf-8")
+    [said] = [line for line in page.splitlines() if line.startswith("| `transport.jsonl` |")]
+    assert "of what comes `up` the `seconds` since it was asked for, null of what goes `down`" in said
+    assert "`round` (−1 outside of the rounds)" in said
 
 
 def test_a_site_that_comes_late_is_greeted_before_its_first_request(events: list[Any], tmp_path: Path) -> None:

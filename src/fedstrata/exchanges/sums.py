@@ -21,7 +21,7 @@ from fedstrata.client.sum_rules import Begun, SumRules, agreed_on, session
 from fedstrata.client.sums import MASKED
 from fedstrata.cost.ledger import Entry
 from fedstrata.errors import UserError
-from fedstrata.events import Missed
+from fedstrata.events import Missed, Noted
 from fedstrata.exchanges.exchange import PlainHalf, SumSigning
 from fedstrata.plan.kinds import Phase, Tensors
 from fedstrata.plan.messages import NoReply, Reply, Request
@@ -154,7 +154,7 @@ def tell_closed(loop: Rounds, round: int, opening: Opening, opened: set[int]) ->
             for part in group.parts:
                 reason = f"stays as it was: its sum would be that of {left} clients, fewer than {group.least}"
                 loop.records.append("missing", [{"round": round, "client": part, "reason": reason}])
-                loop.tell(Missed(round, part, reason))
+                loop.tell(Noted(f"round {round + 1}: {part} {reason}"))
 
 
 class _Steps:

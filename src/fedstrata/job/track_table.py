@@ -12,10 +12,10 @@ Tracker = Literal["tensorboard", "mlflow", "wandb", "trackio"]
 
 
 class Track(Table):
-    """``[track]``: trackers of runs that get scores, losses, bytes, the job and the page; none by default."""
+    """``[track]``: trackers of runs that get scores, losses, bytes and the job; none by default."""
 
     to: list[Tracker] = Field(default_factory=list)
     """``tensorboard`` and ``trackio`` write files here; ``mlflow`` too, unless ``MLFLOW_TRACKING_URI`` names a
-    server; ``wandb`` sends to its company's machines unless ``WANDB_MODE`` is ``offline``."""
+    server; ``wandb`` sends to its company's machines unless ``WANDB_MODE`` is ``offline``. Both get the page."""
     project: Annotated[str, Field(min_length=1)] = "fedstrata"
     """The name under which mlflow, wandb and trackio keep the runs."""

@@ -1,6 +1,7 @@
 """Model cards: what a saved model is, what it was trained on (by counts alone), its scores, costs and limits.
 
-Cards are published. After training with noise they tell nothing that was counted of the clients' rows.
+Cards are published. Of a job with noise, in whichever stage, they tell nothing that was counted of the clients'
+rows, nor the seed, if noise comes from it.
 """
 
 from __future__ import annotations
@@ -48,14 +49,16 @@ MARKS = str.maketrans({mark: f"\\{mark}" for mark in "\\|[]`*"})
 and classes have the names that stand in files."""
 
 
-def write_cards(folder: Path, start: str | None) -> None:
+def write_cards(folder: Path, start: str | None, noisy: bool = False) -> None:
     """Write the card of every model in a finished run's folder; what else a card says stays below it.
 
     Args:
         folder: the run's, or a stage's.
         start: folder or hub id of the model that it began with.
+        noisy: another stage of the same job, over the same rows and with the same seed, has noise.
     """
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    result["noisy"] = noisy or bool(result.get("privacy"))
     last = [folder, *(folder / "stages" / name for name in result.get("stages", ()))][-1]
     job = read_toml(last / "job.toml")
     stages = [read_toml(folder / "stages" / name / "job.toml") for name in result.get("stages", ())]
@@ -173,7 +176,7 @@ def _training(
         f"at most {train.get('max_tokens')} tokens",
     ]
     privacy = result.get("privacy")
-    if not privacy or privacy.get("noise_from") == "sites":  # else whoever knows it can take the noise away
+    if not result["noisy"] or (privacy or {}).get("noise_from") == "sites":  # else by it noise can be taken away
         lines[-1] += f", seed {train.get('seed')}"
     if privacy:
         promise = {key: value for key, value in privacy.items() if key != "clients"}  # their rates tell their rows
@@ -190,7 +193,7 @@ def _data(result: Mapping[str, Any]) -> list[str]:
     rows = [client[what] for client in clients if client[what]]
     known = result.get("data") or {}
     lines = []
-    if result.get("privacy"):
+    if result["noisy"]:
         lines += [f"* {plural(len(result.get('clients', {})), 'client')}", f"* {LEFT_OUT}"]
     elif rows:
         spread = f"{min(rows):,} to {max(rows):,}, median {median(rows):,.0f}" if len(rows) > 1 else f"{rows[0]:,}"
@@ -224,7 +227,7 @@ def _beside(result: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
     """What stands beside a model's scores: its name, metric -> value, and what is always predicted for it."""
     if "mean" in result:
         return "mean of all clients' models", result["mean"], ""
-    if result.get("privacy"):
+    if result["noisy"]:
         return "", {}, ""
     baseline = result.get("baseline") or {}
     return "baseline", baseline.get("score", {}), plain_text(baseline.get("what", "")).translate(MARKS)
@@ -232,7 +235,7 @@ def _beside(result: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
 
 def _costs(result: Mapping[str, Any]) -> str:
     sent, flops = result["bytes"], result["flops"]
-    counted = "" if result.get("privacy") else f"; training took {flops / 1e12:,.2f} TFLOP"
+    counted = "" if result["noisy"] else f"; training took {flops / 1e12:,.2f} TFLOP"
     return (
         f"All clients together sent {megabytes(sent['up'])} and received {megabytes(sent['down'])} in the rounds, "
         f"and {megabytes(sent.get('setup', 0))} at the start{counted}."

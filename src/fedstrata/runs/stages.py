@@ -108,6 +108,7 @@ def run_stages(
                     federation=sites,
                     choice=choice,
                     nursery=nursery,
+                    noisy=any(one.privacy.level != "none" for one in jobs),
                 )
                 results[job.stage] = run_stage(stage, begin, lambda: keep_choices(jobs, folder))
     if len(jobs) == 1:
@@ -234,7 +235,7 @@ def run_stage(stage: Stage, start: str, keep: Callable[[], None]) -> Result:
     else:
         check_kept(folder, commit)
         _go_on(stage, start, found, keep)
-    write_cards(folder, start)
+    write_cards(folder, start, stage.noisy)
     finish(folder, job.output.keep_state, job.train.keep_feature_cache)
     stage.tell(StageEnded(job.stage, reused))
     return read_result(folder)

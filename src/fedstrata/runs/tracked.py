@@ -29,14 +29,17 @@ def tracked(jobs: Sequence[Job], tell: Tell) -> Iterator[tuple[Tell, Callable[[R
     if not wanted:
         yield tell, lambda result: None
         return
-    from fedstrata.trackers import DESTINATIONS, TRACKERS
+    from fedstrata.trackers import DESTINATIONS, PAGES, TRACKERS
     from fedstrata.trackers.tracker import Opening, Sink, Tracking
 
     folder = Path(jobs[0].output.dir)
     opening = Opening(folder, jobs[0].track.project, folder.resolve().name, jobs[-1].dump())
     sinks: dict[str, Sink] = {}
     for name in wanted:
-        tell(Noted(f"[track] {name}: scores, losses, bytes and the job go to {DESTINATIONS[name](folder)}"))
+        what = (
+            "scores, losses, bytes, the job and the page" if name in PAGES else "scores, losses, bytes and the job"
+        )
+        tell(Noted(f"[track] {name}: {what} go to {DESTINATIONS[name](folder)}"))
         try:
             sinks[name] = TRACKERS[name](opening)
         except UserError:

@@ -73,6 +73,7 @@ class Stage:
         federation: the sites; None where the clients are here.
         choice: the engine that plays the clients here.
         nursery: makes worker processes.
+        noisy: some stage of the same job has noise.
     """
 
     job: Job
@@ -83,6 +84,7 @@ class Stage:
     federation: Federation | None = None
     choice: Choice | None = None
     nursery: Nursery | None = None
+    noisy: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,3 +26,5 @@ DESTINATIONS: dict[str, Callable[[Path], str]] = {
     "trackio": trackio.destination,
 }
 """Name -> where its figures go, in words, from a run's output folder."""
+PAGES = ("mlflow", "wandb")
+"""Those that take the run's page as well, which tells of the clients' rows."""

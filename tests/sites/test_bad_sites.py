@@ -117,6 +117,22 @@ def test_no_reply_ends_a_run(job: Jobs, village: Village) -> None:
     check_clean(run.folder)
 
 
+@pytest.mark.parametrize("loss", ["a loss that is no number", "a loss of 1e300"])
+def test_no_loss_beside_a_masked_sum_ends_a_run(
+    job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
+) -> None:
+    """An honest site tells none there; one that is no number stopped the run, and each --resume as well."""
+    village = Village(tmp_path, monkeypatch, ("a", "b", "c", "d"))
+    _, there = village.jobs(job("fedavg", "classify", privacy={"sum_only": True}))
+    attack, reason = REPLIES[loss]
+    attacked(village, "b", "reply", [attack], '"phase": "train"')
+    run = fedstrata.run(there)
+    [missing] = lines(run.folder / "missing.jsonl")
+    assert (missing["round"], missing["client"]) == (0, "b")
+    assert missing["reason"].startswith(reason)
+    assert {line["loss"] for line in lines(run.folder / "rounds.jsonl") if line["client"] != "server"} == {None}
+
+
 @pytest.mark.parametrize("error", [MemoryError(), OSError(errno.EINVAL, "Invalid argument")])
 def test_an_error_of_the_reader_s_own_ends_no_run(
     job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch, error: Exception

@@ -53,6 +53,8 @@ def check_reply(
     Raises:
         WireError: it diverged, or does not hold what was asked for and no more.
     """
+    if request.phase == "train":
+        _check_loss(reply.loss)
     if request.phase == "train" and not request.sums:  # of a masked sum its receiver knows what it must hold
         if told and reply.loss is None:
             raise WireError("does not tell its training loss")
@@ -64,11 +66,13 @@ def check_reply(
     _check_scores(reply.scores, request, metrics, needed)
 
 
+def _check_loss(loss: float | None) -> None:
+    """Refuse a training loss that would stop the run; beside a masked sum too, where an honest site tells none."""
+    if loss is not None and not abs(loss) <= MOST_LOSS:  # also where it is not a number
+        raise WireError(f"diverged (loss {loss:.3g}); a smaller train.learning_rate helps")
+
+
 def _check_trained(server: Server, request: Request, reply: Reply) -> None:
-    if reply.loss is not None and not math.isfinite(reply.loss):
-        raise WireError(f"diverged (loss {reply.loss}); a smaller train.learning_rate helps")
-    if reply.loss is not None and abs(reply.loss) > MOST_LOSS:
-        raise WireError(f"diverged (loss {reply.loss:.3g}); a smaller train.learning_rate helps")
     _check_parts(reply.weights.keys(), request.plan.send)
     try:
         server.check(request.plan, reply)

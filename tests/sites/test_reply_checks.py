@@ -68,3 +68,13 @@ def test_hidden_states_and_numbers_by_which_a_training_overflows_are_refused(
         else:
             with pytest.raises(WireError, match=f"{name} hold a number of {refused:.0e}".replace("+", ".")):
                 check_reply(server, request, reply, None)
+
+
+def test_of_a_task_of_one_s_own_no_score_is_taken_whose_mean_over_the_sites_cannot_be_told() -> None:
+    """Two sites with scores of 1.7e308 ended a run: their sum is beyond all floats."""
+    server: Any = None
+    request = Request(0, "a", Plan((), ()), "evaluate", {}, {})
+    for sign in (1.0, -1.0):
+        check_reply(server, request, Reply("a", 2, scores={"a": {"luck": sign * 1e300}}), None)
+        with pytest.raises(WireError, match=r"its score of luck is .*308, which cannot be"):
+            check_reply(server, request, Reply("a", 2, scores={"a": {"luck": sign * 1.7e308}}), None)

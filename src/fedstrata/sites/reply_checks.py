@@ -28,6 +28,8 @@ MOST_STATE = 1e6
 """Largest number of a hidden state: more than ten times what fp16 holds."""
 LONGEST_METRIC = 200
 """Most characters of a metric's name with its pool."""
+MOST_SCORE = 1e300
+"""Largest number of a metric that nobody here knows: the sum over all sites is finite."""
 ROUNDING = 1e-6
 """By which a metric that was summed may leave its range."""
 
@@ -152,7 +154,7 @@ def _check_scores(
                 raise WireError(f"its score has a metric {plain_text(name, 100)!r}, which is no plain name")
             if metrics is not None and kind not in metrics:
                 raise WireError(f"its score has a metric {plain_text(name, 100)!r}, which the task has not")
-            least, most = RANGES[kind] if metrics is not None and kind in RANGES else (-math.inf, math.inf)
+            least, most = RANGES[kind] if metrics is not None and kind in RANGES else (-MOST_SCORE, MOST_SCORE)
             if not math.isfinite(value) or not least - ROUNDING <= value <= most + ROUNDING:
                 raise WireError(f"its score of {plain_text(name, 100)} is {value}, which cannot be: it diverged")
         if lacking := sorted(set(needed) - score.keys()):

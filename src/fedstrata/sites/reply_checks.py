@@ -16,8 +16,9 @@ from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.server.server import HUGE, Server
 from fedstrata.tasks.classify import positive_classes
-from fedstrata.wire.codec import WireError
+from fedstrata.wire.codec import SCALE, WireError
 from fedstrata.wire.foreign import plain_text
+from fedstrata.wire.int8 import LEVELS
 from fedstrata.wire.on_disk import let_go
 
 MARGIN = 10.0
@@ -99,7 +100,7 @@ def _check_states(message: Tensors, examples: int) -> None:
         raise WireError(f"sends what cannot be used: hidden states of {found} texts, and has {examples} examples")
     for name, tensor in message.items():
         most = MOST_LOSS if name == "labels" else MOST_STATE
-        if tensor.is_floating_point() and (largest := _largest(tensor)) > most:
+        if tensor.is_floating_point() and (largest := _reach(name, tensor)) > most:
             raise WireError(
                 f"sends what cannot be used: {name} hold a number of {largest:.3g}, at most {most:.3g} is taken"
             )
@@ -109,10 +110,15 @@ def _check_states(message: Tensors, examples: int) -> None:
 def _check_size(part: str, message: Tensors, own: Tensors) -> None:
     """Refuse numbers that no model holds that learns: they overflow in the mean, or one of them rules it."""
     for name, tensor in message.items():
-        if tensor.is_floating_point() and (largest := _largest(tensor)) > HUGE:
+        if tensor.is_floating_point() and (largest := _reach(name, tensor)) > HUGE:
             most = max(HUGE, MARGIN * max(map(_largest, own.values())))
             if largest > most:
                 raise WireError(f"{part}: {name} has a number of {largest:.3g}, at most {most:.3g} is taken")
+
+
+def _reach(name: str, tensor: torch.Tensor) -> float:
+    """The largest number that a tensor of a message may stand for: a scale is for whole numbers of int8."""
+    return _largest(tensor) * (LEVELS if name.endswith(SCALE) else 1)
 
 
 def _largest(tensor: torch.Tensor) -> float:

@@ -17,7 +17,7 @@ from test_in_memory import NAMES, Village, lines
 import fedstrata
 from attacks.bad_site import GREETINGS, REPLIES, SCORES, Attack, Replay, header, metadata_of, weights
 from fedstrata import UserError
-from fedstrata.events import Asked
+from fedstrata.events import Asked, Noted, RoundEnded
 from fedstrata.plan.messages import NoReply, Reply, Request
 from fedstrata.server.records import FileRecords
 from fedstrata.server.trainer import ServerTrainer
@@ -287,6 +287,27 @@ def test_who_outweighs_all_others_is_told_before_the_run() -> None:
     assert line == (
         "b says that it has 1,000,000,000 examples and counts for 5 ([limits] max_weight in server.toml)"
     )
+
+
+def test_who_outweighs_all_others_and_comes_late_is_told_too(job: Jobs, village: Village) -> None:
+    """A site that kept away from the first greeting, and came in a later round, was not named."""
+    _, there = village.jobs(job("fedavg", "classify", method={"rounds": 3}), deadline=2)
+    attacked(village, "b", "welcome", [header(examples=10**6)] * 9)
+    attacked(village, "b", "reply", [header(examples=10**6)] * 9)
+    village.post.out.add("b")
+    said: list[Any] = []
+
+    def progress(event: Any) -> None:
+        said.append(event)
+        if isinstance(event, RoundEnded):
+            village.post.out.discard("b")
+
+    run = fedstrata.run(there, progress=progress)
+    assert {line["examples"] for line in lines(run.folder / "rounds.jsonl") if line["client"] == "b"} == {10**6}
+    notes = [event.sentence for event in said if isinstance(event, Noted)]
+    assert [note.partition(" all examples")[0] for note in notes if note.startswith("b says")] == [
+        "b says that it has 100% of"
+    ]
 
 
 def thousandfold(own: dict[str, dict[str, torch.Tensor]]) -> None:

@@ -412,6 +412,17 @@ def test_a_padding_token_beyond_the_embeddings_is_refused(model_folder: Folder) 
     assert "its tokenizer knows 69 words, its embeddings 68" in refused(folder)
 
 
+def test_a_token_around_pairs_beyond_the_embeddings_is_refused(model_folder: Folder) -> None:
+    """Training ended with an IndexError; single texts have other tokens around them."""
+    folder = model_folder()
+    path = folder / "tokenizer.json"
+    made = json.loads(path.read_text("utf-8"))
+    made["post_processor"]["special_tokens"]["[NEW]"] = {"id": "[NEW]", "ids": [500], "tokens": ["[NEW]"]}
+    made["post_processor"]["pair"].append({"SpecialToken": {"id": "[NEW]", "type_id": 1}})
+    path.write_text(json.dumps(made), "utf-8")
+    assert "its tokenizer knows 501 words, its embeddings 68" in refused(folder)
+
+
 @pytest.mark.parametrize("file", ["spm.model", "sentencepiece.bpe.model"])
 def test_a_vocabulary_of_sentencepiece_is_a_tokenizer(model_folder: Folder, file: str) -> None:
     """That of DeBERTa-v3 and of XLM-RoBERTa; whether it can be read is another question."""

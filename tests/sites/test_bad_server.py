@@ -430,6 +430,32 @@ def test_a_request_by_which_a_message_is_of_few_rows_is_refused(town: Town) -> N
     assert "fewer than 8 rows of its own" in refusal.reason
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"client": "z"}, "cannot do what it is asked: client: is 'z', this is 'a'"),
+        ({"round": 10**9}, "cannot do what it is asked: round: is 1000000000; expected 0 to 1"),
+    ],
+)
+def test_for_a_request_that_is_none_of_the_run_s_no_rows_are_counted(
+    town: Town, change: dict[str, Any], reason: str
+) -> None:
+    """By other names and rounds a server could ask again and again whether the rows were enough."""
+    service = town.site()
+    train = {"batch_size": 1, "steps": 12, "lr_schedule": "polynomial", "lr_power": 6.0}
+    answer(service, town.hello, job=town.job(train=train))
+    assert isinstance(answer(service, town.start), WelcomeHeader)
+    assert answer(service, town.request(0), span=(0.0, 1.0), **change).reason == reason
+
+
+def test_when_its_seconds_are_over_a_site_counts_no_rows(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = town.begun(town.site(("# seconds_per_run = 86_400", "seconds_per_run = 5")))
+    [run] = service.runs.values()
+    run.answers.spend(0, "", 6.0)
+    monkeypatch.setattr("fedstrata.sites.gate.rows_behind", lambda *_: pytest.fail("it has"))
+    assert answer(service, town.request(0)).reason.endswith("its limit allows, 5 s (seconds_per_run)")
+
+
 def test_a_request_repeated_gets_the_same_bytes_and_another_one_none(town: Town) -> None:
     service = town.begun(town.site())
     asked = bytes(encode_message(town.hello.run, town.request(0).header, town.request(0).weights))

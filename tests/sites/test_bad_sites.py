@@ -17,7 +17,7 @@ from test_in_memory import NAMES, Village, lines
 import fedstrata
 from attacks.bad_site import GREETINGS, REPLIES, SCORES, Attack, Replay, header, metadata_of, weights
 from fedstrata import UserError
-from fedstrata.events import Asked
+from fedstrata.events import Asked, Noted, RoundEnded
 from fedstrata.plan.messages import NoReply, Reply, Request
 from fedstrata.server.records import FileRecords
 from fedstrata.server.trainer import ServerTrainer
@@ -115,6 +115,22 @@ def test_no_reply_ends_a_run(job: Jobs, village: Village) -> None:
     answered = [line["client"] for line in lines(run.folder / "rounds.jsonl")]
     assert (answered.count("a"), answered.count("b"), answered.count("c")) == (3, 0, 3)
     check_clean(run.folder)
+
+
+@pytest.mark.parametrize("loss", ["a loss that is no number", "a loss of 1e300"])
+def test_no_loss_beside_a_masked_sum_ends_a_run(
+    job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
+) -> None:
+    """An honest site tells none there; one that is no number stopped the run, and each --resume as well."""
+    village = Village(tmp_path, monkeypatch, ("a", "b", "c", "d"))
+    _, there = village.jobs(job("fedavg", "classify", privacy={"sum_only": True}))
+    attack, reason = REPLIES[loss]
+    attacked(village, "b", "reply", [attack], '"phase": "train"')
+    run = fedstrata.run(there)
+    [missing] = lines(run.folder / "missing.jsonl")
+    assert (missing["round"], missing["client"]) == (0, "b")
+    assert missing["reason"].startswith(reason)
+    assert {line["loss"] for line in lines(run.folder / "rounds.jsonl") if line["client"] != "server"} == {None}
 
 
 @pytest.mark.parametrize("error", [MemoryError(), OSError(errno.EINVAL, "Invalid argument")])
@@ -271,6 +287,27 @@ def test_who_outweighs_all_others_is_told_before_the_run() -> None:
     assert line == (
         "b says that it has 1,000,000,000 examples and counts for 5 ([limits] max_weight in server.toml)"
     )
+
+
+def test_who_outweighs_all_others_and_comes_late_is_told_too(job: Jobs, village: Village) -> None:
+    """A site that kept away from the first greeting, and came in a later round, was not named."""
+    _, there = village.jobs(job("fedavg", "classify", method={"rounds": 3}), deadline=2)
+    attacked(village, "b", "welcome", [header(examples=10**6)] * 9)
+    attacked(village, "b", "reply", [header(examples=10**6)] * 9)
+    village.post.out.add("b")
+    said: list[Any] = []
+
+    def progress(event: Any) -> None:
+        said.append(event)
+        if isinstance(event, RoundEnded):
+            village.post.out.discard("b")
+
+    run = fedstrata.run(there, progress=progress)
+    assert {line["examples"] for line in lines(run.folder / "rounds.jsonl") if line["client"] == "b"} == {10**6}
+    notes = [event.sentence for event in said if isinstance(event, Noted)]
+    assert [note.partition(" all examples")[0] for note in notes if note.startswith("b says")] == [
+        "b says that it has 100% of"
+    ]
 
 
 def thousandfold(own: dict[str, dict[str, torch.Tensor]]) -> None:

@@ -122,6 +122,13 @@ def test_a_site_that_never_answers_gains_nothing(job: Jobs, village: Village) ->
     same(run, replay(run))
 
 
+def test_as_many_fast_sites_as_a_round_takes_make_every_round(job: Jobs, village: Village) -> None:
+    """What docs/security.md says of bad ones: nothing of slower sites is in the model, whatever the limits."""
+    _, there = village.jobs(job("fedavg", "classify", 1, method={"rounds": 3}), buffer=1)
+    village.post.slow = {"a": 10**9, "c": 10**9}  # type: ignore[attr-defined]
+    assert taken(fedstrata.run(there)) == [[("b", round)] for round in range(3)]
+
+
 def test_one_that_is_given_up_is_asked_anew_and_its_old_answer_is_not_read(
     job: Jobs, village: Village, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,11 @@ import pytest
 import torch
 
 from fedstrata.job.tables import Task
+from fedstrata.plan.kinds import Phase, Weights
 from fedstrata.plan.messages import Reply, Request
+from fedstrata.plan.parts import Part, Parts
 from fedstrata.plan.plan import Plan
+from fedstrata.server.server import Server
 from fedstrata.sites.reply_checks import check_reply, needed_metrics
 from fedstrata.tasks.classify import Classify, positive_classes
 from fedstrata.tasks.clm import CausalLM
@@ -18,7 +22,7 @@ from fedstrata.tasks.mlm import masked_lm
 from fedstrata.tasks.regress import Regress
 from fedstrata.tasks.tag import Tag
 from fedstrata.tasks.task import Predicted
-from fedstrata.wire.codec import WireError
+from fedstrata.wire.codec import Wire, WireError, make_codec
 
 PAIR, THREE = ("no", "yes"), ("eye", "heart", "kidney")
 
@@ -68,3 +72,31 @@ def test_hidden_states_and_numbers_by_which_a_training_overflows_are_refused(
         else:
             with pytest.raises(WireError, match=f"{name} hold a number of {refused:.0e}".replace("+", ".")):
                 check_reply(server, request, reply, None)
+
+
+@pytest.mark.parametrize(("share", "taken"), [(0.9 / 127, True), (1.1 / 127, False)])
+def test_a_scale_of_int8_counts_with_the_whole_numbers_that_it_is_for(share: float, taken: bool) -> None:
+    """In int8 numbers of 127 times the largest were taken, of hidden states and of weights."""
+    part = Part("head", "head", None, {"w": (2, 4)})
+    server = Server(Parts((part,), "", (), 4), {"head": {"w": torch.zeros(2, 4)}}, Wire(make_codec("int8")))
+    states = {"features": torch.full((2, 1, 4), 127, dtype=torch.int8), "features:scale": scales(share * 1e6)}
+    change = {"w": torch.full((2, 4), 127, dtype=torch.int8), "w:scale": scales(share * 1e4)}
+    sent: list[tuple[Phase, Weights]] = [("hidden_states", {"hidden_states": states}), ("train", {"head": change})]
+    for phase, weights in sent:
+        request = Request(0, "a", Plan((), ("head",), ("head",)), phase, {}, {})
+        with nullcontext() if taken else pytest.raises(WireError, match=r":scale .*number of 1.1"):
+            check_reply(server, request, Reply("a", 2, weights, loss=1.0), None)
+
+
+def scales(value: float) -> torch.Tensor:
+    return torch.full((2,), value, dtype=torch.bfloat16)
+
+
+def test_of_a_task_of_one_s_own_no_score_is_taken_whose_mean_over_the_sites_cannot_be_told() -> None:
+    """Two sites with scores of 1.7e308 ended a run: their sum is beyond all floats."""
+    server: Any = None
+    request = Request(0, "a", Plan((), ()), "evaluate", {}, {})
+    for sign in (1.0, -1.0):
+        check_reply(server, request, Reply("a", 2, scores={"a": {"luck": sign * 1e300}}), None)
+        with pytest.raises(WireError, match=r"its score of luck is .*308, which cannot be"):
+            check_reply(server, request, Reply("a", 2, scores={"a": {"luck": sign * 1.7e308}}), None)

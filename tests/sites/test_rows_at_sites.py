@@ -11,6 +11,7 @@ import pytest
 from test_in_memory import NAMES, Village
 
 import fedstrata
+from tiny import SENTENCES
 
 Jobs = Callable[..., dict[str, Any]]
 
@@ -43,3 +44,21 @@ def test_of_rows_at_sites_nothing_is_said_that_is_not_known(
     assert "Rows of each client" not in page
     assert "What each client had. 24 test examples." in page
     assert "dropped" not in page, "how many rows the sites have dropped they alone know"
+
+
+@pytest.mark.parametrize(("least", "apart"), [(1, True), (2, False)])
+def test_sources_are_scored_apart_where_each_has_as_many_rows_as_a_score_must_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: Jobs, least: int, apart: bool
+) -> None:
+    """The loss of a single row left, in every round, of a site that wants eight rows in a message."""
+    village = Village(tmp_path, monkeypatch)
+    config = job("fedavg", "classify", clients={"test": 0.3}, method={"rounds": 1})
+    rows = [row for row in SENTENCES if row[1] == "kidney"]
+    village.write("federation/sites/b/one.csv", ["text", "label"], rows[:1])
+    village.write("federation/sites/b/many.csv", ["text", "label"], rows[1:])
+    village.site("b", '# test = "test.csv"', 'test = {one = "one.csv", many = "many.csv"}')
+    village.site("b", "min_examples = 1 ", f"min_examples = {least} ")
+    run = fedstrata.run(village.jobs(config)[1])
+    *_, scored = map(json.loads, (run.folder / "rounds.jsonl").read_text("utf-8").splitlines())
+    own = scored["clients"]["b"]
+    assert {name.partition(".")[2] for name in own} == {"", *(("one", "many") if apart else ())}

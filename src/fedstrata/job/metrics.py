@@ -33,18 +33,18 @@ class Predictions:
     positive: Sequence[str] = ()
 
     @cached_property
-    def confusion(self) -> Any:
-        """The confusion matrix of classes."""
-        from fedstrata.job.confusion import confusion
+    def class_counts(self) -> Any:
+        """What the scores of classes are made of."""
+        from fedstrata.job.confusion import counts
 
-        return confusion(self.truth, self.guess, len(self.labels))
+        return counts(self.truth, self.guess, len(self.labels))
 
     @cached_property
     def class_f1(self) -> Any:
         """F1 of each class, ``[classes]``; 0 for a class that nobody predicts or has."""
         from fedstrata.job.confusion import class_scores
 
-        return class_scores(self.confusion).f1
+        return class_scores(self.class_counts).f1
 
 
 Metric = Callable[[Predictions], float | None]
@@ -94,7 +94,7 @@ def matthews(predictions: Predictions) -> float:
     """Matthews correlation coefficient; 0 where there is one class alone."""
     from fedstrata.job.confusion import matthews_coefficient
 
-    return matthews_coefficient(predictions.confusion)
+    return matthews_coefficient(predictions.class_counts)
 
 
 def pearson(predictions: Predictions) -> float:

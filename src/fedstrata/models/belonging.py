@@ -20,7 +20,8 @@ def check_vocabulary(name: str, tokenizer: Any, config: Any) -> None:
             f"model {name}: its config.json ({config.model_type}) has no vocab_size; expected a model with a "
             "table of tokens, such as bert"
         )
-    numbers = [len(tokenizer) - 1, *tokenizer.get_vocab().values(), *tokenizer("")["input_ids"]]
+    around = [*tokenizer("")["input_ids"], *tokenizer("", " ")["input_ids"]]  # of one text, and of a pair
+    numbers = [len(tokenizer) - 1, *tokenizer.get_vocab().values(), *around]
     if (words := max(numbers) + 1) > config.vocab_size:
         raise UserError(
             f"model {name}: its tokenizer knows {words} words, its embeddings {config.vocab_size}; they must "

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedstrata.client.scorer import scored_batches
 from fedstrata.client.setup import Ready
-from fedstrata.job.confusion import class_scores, confusion
+from fedstrata.job.confusion import class_scores, confusion, counts
 from fedstrata.job.tables import Job
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.plan.kinds import Index
@@ -87,8 +87,8 @@ def text_classes(found: Sequence[Predicted], labels: list[str]) -> dict[str, Any
     """Labels, confusion matrix (a row per true class) and precision, recall, F1 and examples of each class."""
     truth = np.concatenate([batch.truth for batch in found])
     guess = np.concatenate([batch.guess for batch in found])
-    matrix = confusion(truth, guess, len(labels))
-    each = {name: column.tolist() for name, column in class_scores(matrix)._asdict().items()}
+    matrix, made_of = confusion(truth, guess, len(labels)), counts(truth, guess, len(labels))
+    each = {name: column.tolist() for name, column in class_scores(made_of)._asdict().items()}
     return {
         "labels": labels,
         "confusion": matrix.tolist(),

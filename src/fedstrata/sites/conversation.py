@@ -97,3 +97,8 @@ class Awaiting:
         if clients and (clients != before or now > when + AWAITED_SECONDS):
             self.told = clients, now
             self.tell(Awaited(self.round, clients, max(0.0, until - now)))
+
+
+def other_count(found: int, agreed: int) -> str:
+    """Why an answer is refused that states another number of examples."""
+    return f"says that it has {found} examples, and had {agreed} when it was first greeted"

@@ -14,7 +14,7 @@ from fedstrata.events import Event, Waiting
 from fedstrata.plan.messages import NoReply, Reply, Request
 from fedstrata.server.records import Records
 from fedstrata.sites.answered import check_answered
-from fedstrata.sites.conversation import Awaiting, Conversation, Outgoing, PendingReply, Refusals
+from fedstrata.sites.conversation import Awaiting, Conversation, Outgoing, PendingReply, Refusals, other_count
 from fedstrata.sites.conversation import Presence as Presence  # its users know it from here
 from fedstrata.sites.lost import Losses
 from fedstrata.sites.messages import (
@@ -109,6 +109,7 @@ class RemoteEngine:
         absent: sites that missed a deadline: they get requests, but are waited for only once they answer again.
         own_start: sites that have the start model without having been sent it.
         losses: tells which sites have lost what they kept.
+        greeted: told of ``agreed`` whenever a site was greeted.
     """
 
     run: RemoteRun
@@ -123,6 +124,7 @@ class RemoteEngine:
     absent: set[str] = field(default_factory=set, init=False)
     own_start: frozenset[str] = frozenset()
     losses: Losses = field(init=False)
+    greeted: Callable[[Mapping[str, int]], None] = lambda agreed: None
 
     def __post_init__(self) -> None:
         self.losses = Losses(self.records, self.run.keeps, self.on_event)
@@ -165,8 +167,9 @@ class RemoteEngine:
         if not isinstance(welcome, WelcomeHeader) or not welcome.holds or not welcome.examples:
             raise WireError("does not greet back with examples and the start model")
         if self.agreed.setdefault(name, welcome.examples) != welcome.examples:
-            raise WireError(_other_count(welcome.examples, self.agreed[name]))
+            raise WireError(other_count(welcome.examples, self.agreed[name]))
         self.welcomes[name] = welcome
+        self.greeted(self.agreed)
         return welcome
 
     def _request(self, request: Request) -> Conversation:
@@ -181,7 +184,7 @@ class RemoteEngine:
             raise WireError(f"answers as {reply.client[:100]!r}")
         known = check_answered(envelope.answers, request, self.run.start_digest)
         if reply.examples != self.agreed[request.client]:
-            raise WireError(_other_count(reply.examples, self.agreed[request.client]))
+            raise WireError(other_count(reply.examples, self.agreed[request.client]))
         self.run.check(request, reply)
         if self.activation_server:
             self.activation_server.check_held(request)
@@ -293,7 +296,3 @@ class RemoteEngine:
     def _record(self, round: int, name: str, way: str, size: int, seconds: float | None) -> None:
         record = {"round": round, "client": name, "direction": way, "bytes": size, "seconds": seconds}
         self.records.append("transport", [record])
-
-
-def _other_count(found: int, agreed: int) -> str:
-    return f"says that it has {found} examples, and had {agreed} when it was first greeted"

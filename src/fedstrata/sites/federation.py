@@ -193,9 +193,8 @@ def remote_engine(
         for site in absent:
             on_event(Missed(-1, site.client, site.reason))
         _check_quorum(job, len(engine.welcomes), len(names), absent)
-        examples = {name: engine.agreed[name] for name in names if name in engine.welcomes}
-        for sentence in weight_notes(examples, most_weight, job.privacy.level):
-            on_event(Noted(sentence))
+        engine.greeted = _weights_told(names, most_weight, job.privacy.level, on_event)  # also of who comes late
+        engine.greeted(engine.agreed)
         yield engine, {name: engine.welcomes[name].examples if name in engine.welcomes else 0 for name in names}
         for site in engine.farewell(save=bool(plan.keep)):
             if plan.keep:
@@ -206,6 +205,22 @@ def remote_engine(
 def _most_weight(job: Job, settings: ServerSettings, names: Sequence[str]) -> Mapping[str, int]:
     """Site -> most examples for which it counts; at level ``client`` one, whatever it says of itself."""
     return dict.fromkeys(names, 1) if job.privacy.level == "client" else settings.most_weight
+
+
+def _weights_told(
+    names: Sequence[str], most_weight: Mapping[str, int], level: str, on_event: Callable[[Event], None]
+) -> Callable[[Mapping[str, int]], None]:
+    """Tells each sentence of :func:`weight_notes` once, whenever a site has been greeted."""
+    told = set[str]()
+
+    def tell(agreed: Mapping[str, int]) -> None:
+        examples = {name: agreed[name] for name in names if name in agreed}
+        for sentence in weight_notes(examples, most_weight, level):
+            if sentence not in told:
+                told.add(sentence)
+                on_event(Noted(sentence))
+
+    return tell
 
 
 def _kind(job: Job) -> type[RemoteEngine]:

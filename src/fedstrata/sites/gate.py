@@ -80,6 +80,7 @@ class Gate:
             Refused: a limit is reached, or another request was answered in this one's place.
             WireError: the request does not fit the site.
         """
+        site.check_plan(request)
         payload, parts = PAYLOADS[request.phase], tuple(request.plan.send)
         known = run.answers.before(request)
         if self.limits.bytes_per_run or self.limits.bytes_per_day:  # before it works in vain
@@ -89,9 +90,9 @@ class Gate:
             write()
             return self.release(message, run.name, request.round, payload)
         self.check_run(run.name)  # others may have begun since this one was greeted
+        self._check_seconds(run.answers, 0.0)
         rows = rows_behind(site, request)
         check_rows(self.limits, rows)
-        self._check_seconds(run.answers, 0.0)
         site.take(request)
         self.check_over(run.name)
         again = bool(request.plan.server) or site.runtime.sums is not None  # whose answers cannot be sent again

@@ -16,8 +16,9 @@ from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.server.server import HUGE, Server
 from fedstrata.tasks.classify import positive_classes
-from fedstrata.wire.codec import WireError
+from fedstrata.wire.codec import SCALE, WireError
 from fedstrata.wire.foreign import plain_text
+from fedstrata.wire.int8 import LEVELS
 from fedstrata.wire.on_disk import let_go
 
 MARGIN = 10.0
@@ -28,6 +29,8 @@ MOST_STATE = 1e6
 """Largest number of a hidden state: more than ten times what fp16 holds."""
 LONGEST_METRIC = 200
 """Most characters of a metric's name with its pool."""
+MOST_SCORE = 1e300
+"""Largest number of a metric that nobody here knows: the sum over all sites is finite."""
 ROUNDING = 1e-6
 """By which a metric that was summed may leave its range."""
 
@@ -53,6 +56,8 @@ def check_reply(
     Raises:
         WireError: it diverged, or does not hold what was asked for and no more.
     """
+    if request.phase == "train":
+        _check_loss(reply.loss)
     if request.phase == "train" and not request.sums:  # of a masked sum its receiver knows what it must hold
         if told and reply.loss is None:
             raise WireError("does not tell its training loss")
@@ -64,11 +69,13 @@ def check_reply(
     _check_scores(reply.scores, request, metrics, needed)
 
 
+def _check_loss(loss: float | None) -> None:
+    """Refuse a training loss that would stop the run; beside a masked sum too, where an honest site tells none."""
+    if loss is not None and not abs(loss) <= MOST_LOSS:  # also where it is not a number
+        raise WireError(f"diverged (loss {loss:.3g}); a smaller train.learning_rate helps")
+
+
 def _check_trained(server: Server, request: Request, reply: Reply) -> None:
-    if reply.loss is not None and not math.isfinite(reply.loss):
-        raise WireError(f"diverged (loss {reply.loss}); a smaller train.learning_rate helps")
-    if reply.loss is not None and abs(reply.loss) > MOST_LOSS:
-        raise WireError(f"diverged (loss {reply.loss:.3g}); a smaller train.learning_rate helps")
     _check_parts(reply.weights.keys(), request.plan.send)
     try:
         server.check(request.plan, reply)
@@ -93,7 +100,7 @@ def _check_states(message: Tensors, examples: int) -> None:
         raise WireError(f"sends what cannot be used: hidden states of {found} texts, and has {examples} examples")
     for name, tensor in message.items():
         most = MOST_LOSS if name == "labels" else MOST_STATE
-        if tensor.is_floating_point() and (largest := _largest(tensor)) > most:
+        if tensor.is_floating_point() and (largest := _reach(name, tensor)) > most:
             raise WireError(
                 f"sends what cannot be used: {name} hold a number of {largest:.3g}, at most {most:.3g} is taken"
             )
@@ -103,10 +110,15 @@ def _check_states(message: Tensors, examples: int) -> None:
 def _check_size(part: str, message: Tensors, own: Tensors) -> None:
     """Refuse numbers that no model holds that learns: they overflow in the mean, or one of them rules it."""
     for name, tensor in message.items():
-        if tensor.is_floating_point() and (largest := _largest(tensor)) > HUGE:
+        if tensor.is_floating_point() and (largest := _reach(name, tensor)) > HUGE:
             most = max(HUGE, MARGIN * max(map(_largest, own.values())))
             if largest > most:
                 raise WireError(f"{part}: {name} has a number of {largest:.3g}, at most {most:.3g} is taken")
+
+
+def _reach(name: str, tensor: torch.Tensor) -> float:
+    """The largest number that a tensor of a message may stand for: a scale is for whole numbers of int8."""
+    return _largest(tensor) * (LEVELS if name.endswith(SCALE) else 1)
 
 
 def _largest(tensor: torch.Tensor) -> float:
@@ -148,7 +160,7 @@ def _check_scores(
                 raise WireError(f"its score has a metric {plain_text(name, 100)!r}, which is no plain name")
             if metrics is not None and kind not in metrics:
                 raise WireError(f"its score has a metric {plain_text(name, 100)!r}, which the task has not")
-            least, most = RANGES[kind] if metrics is not None and kind in RANGES else (-math.inf, math.inf)
+            least, most = RANGES[kind] if metrics is not None and kind in RANGES else (-MOST_SCORE, MOST_SCORE)
             if not math.isfinite(value) or not least - ROUNDING <= value <= most + ROUNDING:
                 raise WireError(f"its score of {plain_text(name, 100)} is {value}, which cannot be: it diverged")
         if lacking := sorted(set(needed) - score.keys()):

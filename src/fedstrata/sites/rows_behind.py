@@ -8,7 +8,7 @@ of its first token. What is counted, by payload:
   that the count says how much the site tells at once and hides nobody.
 * ``weights`` at level ``example``, where a coin decides of each example whether it takes part in a step: as many
   rows as take part in all rounds but one of a million.
-* ``scores``: the test rows.
+* ``scores``: the test rows; where sources are scored apart, of each of them.
 * ``hidden_states``: all training rows, once; every row's states stand apart here too.
 
 A step that barely learns does not count: with a learning rate below a hundredth of the round's highest, as where
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -62,6 +63,20 @@ def rows_behind(site: Site, request: Request) -> int:
 def distinct_rows(examples: Examples, index: Index) -> int:
     """Rows that the examples at ``index`` come from."""
     return len(np.unique(examples.tokens.rows[index]))
+
+
+def scored_apart(examples: Examples, index: Index, least: int) -> Examples:
+    """A site's test examples; its sources are scored apart only where each has ``least`` rows at least.
+
+    With a score of all rows and those of the other sources, that of one that is left out would be known too.
+
+    Args:
+        examples: all test examples.
+        index: the site's own.
+        least: fewest distinct rows behind a score.
+    """
+    rows = [distinct_rows(examples, np.intersect1d(index, own)) for own in examples.pools.values()]
+    return replace(examples, pools={}) if any(0 < count < least for count in rows) else examples
 
 
 def rows_sampled(train: Train, rows: int, examples: int, request: Request) -> int:

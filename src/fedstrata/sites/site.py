@@ -98,7 +98,10 @@ class Site:
         Raises:
             WireError: the request does not fit this client or its method.
         """
-        self._check(request)
+        self.check_plan(request)
+        self._check_versions(request)
+        if request.phase == "evaluate":
+            self._check_score()
         for part, version in request.versions.items():
             if part in request.parts:
                 self.shared[part] = version, self._received(part, request.parts[part])
@@ -162,11 +165,11 @@ class Site:
             for part, (_, own) in self.shared.items()
         }
 
-    def _check(self, request: Request) -> None:
-        """Refuse a request that its own method would not make.
+    def check_plan(self, request: Request) -> None:
+        """Refuse a request before anything is computed for it.
 
         Raises:
-            WireError: it is for another client, by another plan, or of parts or versions that do not fit.
+            WireError: it is for another client, of another round than the run has, or by another plan.
         """
         parts, streams = self.runtime.working.parts, self.runtime.trainer.streams
         if request.client != self.name:
@@ -179,9 +182,6 @@ class Site:
         plan = make_plan(self.method, parts, self.task, max(request.round, 0), self.name, streams)
         if not EXCHANGES[self.method.exchange].fits(request, plan):
             raise WireError(f"plan: is not that of its method to {request.phase} in round {request.round + 1}")
-        self._check_versions(request)
-        if request.phase == "evaluate":
-            self._check_score()
 
     def _check_versions(self, request: Request) -> None:
         """Every part that the work begins with must be named, in a version that is here or comes along.

@@ -29,6 +29,7 @@ from fedstrata.sites.answers import Answers
 from fedstrata.sites.messages import HelloHeader
 from fedstrata.sites.own_state import check_own, keep_rows
 from fedstrata.sites.permission import Refused, check_limits, own_component
+from fedstrata.sites.rows_behind import scored_apart
 from fedstrata.sites.settings import SiteSettings
 from fedstrata.sites.signing import with_signer
 from fedstrata.sites.site import Reach, Site
@@ -110,7 +111,7 @@ def make_site(settings: SiteSettings, run: SiteRun, hooks: Hooks) -> Site:
         method=run.job.method,
         task=run.job.task.kind,
         runtime=run.ready.runtime,
-        data=_data(settings.name, run.ready, Store(folder, run.journal.note)),
+        data=_data(settings, run.ready, Store(folder, run.journal.note)),
         folder=folder,
         start=start / "model.safetensors",
         limit=settings.limits.bytes_per_round,
@@ -149,11 +150,12 @@ def _first_plan(settings: SiteSettings, run: SiteRun, parts: Parts) -> Plan:
     return make_plan(job.method, parts, job.task.kind, 0, settings.name, Streams(job.train.seed))
 
 
-def _data(name: str, ready: Ready, store: Store) -> ClientData:
+def _data(settings: SiteSettings, ready: Ready, store: Store) -> ClientData:
     """The site's examples; it is scored on test rows of its own or not at all."""
-    index = ready.shards[name]
-    tests = {name: ready.tests.get(name, {}).get(name, index[:0])}
-    return ClientData(ready.train, index, ready.test, tests, store)
+    name, index = settings.name, ready.shards[settings.name]
+    own = ready.tests.get(name, {}).get(name, index[:0])
+    test = scored_apart(ready.test, own, settings.limits.min_examples)
+    return ClientData(ready.train, index, test, {name: own}, store)
 
 
 def _reach(reach: ReachServer | None, hello: HelloHeader, most: int | None) -> Reach | None:

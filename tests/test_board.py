@@ -496,6 +496,10 @@ def test_a_confirmation_is_the_one_sided_test_of_its_own_seeds() -> None:
     assert (
         "no worse by the margin on 1 of 1 tasks that have run (1 are planned): t, iid (model 1): LoRA r8." in then
     )
+    [best] = said["What is the best there is at 1 % of FedAvg's bytes?"]
+    assert best.endswith("; equal to FedAvg; in the confirmation below it is equal to FedAvg.")
+    [other] = dict(answers(protocol, [table]))["What is the best there is at 1 % of FedAvg's bytes?"]
+    assert "confirmation" not in other
 
 
 @pytest.mark.parametrize(
@@ -580,6 +584,7 @@ def test_the_readmes_figures_are_the_boards() -> None:
             "FedBT": "not shown",
             "FedBERT": "better",
             "FedBERT int4 15 %": "no worse",
+            "FedBERT LoRA all r8 int4 15 %": "not shown",
         },
         "csabstruct": {
             "FedAvg": "",
@@ -594,9 +599,29 @@ def test_the_readmes_figures_are_the_boards() -> None:
         table = page.partition(f"\n## {task}, iid")[2]
         for row, verdict in verdicts.items():
             cells = table.partition(f"\n| {row} |")[2].partition("\n")[0].split(" | ")
-            assert cells[0].strip() in said
+            assert cells[0].strip() in said, row
             assert cells[-1].strip(" |") == verdict
             assert row == "FedAvg" or cells[4] in said
+
+
+def test_what_is_said_of_the_confirmation_is_what_the_page_says() -> None:
+    page, readme, why = (
+        " ".join((ROOT / name).read_text("utf-8").split())
+        for name in ("docs/board.md", "README.md", "docs/decisions/adapters.md")
+    )
+    table = page.partition(" ## Confirmation")[2].partition(" ## ")[0]
+    row = table.partition("| sst2, iid (bert, 6 layers of 384, 53aa5117) | ")[2].split(" | ")[:8]
+    name, share, _, fedavg, score, difference, p, verdict = row
+    assert (name, verdict.partition(" |")[0]) == ("LoRA all r8 plain 1 bit", "no worse, equal")
+    said = readme.partition("**Confirmed on SST-2.**")[2].partition(" * **")[0]
+    assert f"adapters with both factors come to {score} and FedAvg to {fedavg}, each" in said
+    low, high = (float(bound) for bound in difference.partition("(")[2].strip(")").split(" to "))
+    assert f"within the margin ({low:+.3f} to {high:+.3f}), with {share} of the bytes; no worse also after" in said
+    assert float(p) < 0.05
+    assert table.count("not run: 0 of 15 seeds") == 2
+    assert "CSAbstruct and JNLPBA have not run there yet." in said
+    means = [words.partition(" ±")[0] for words in (score, fedavg)]
+    assert f"equal to FedAvg on SST-2 ({means[0]} and {means[1]})." in why
 
 
 def test_the_scores_of_what_was_tested_again_are_those_of_the_tables() -> None:

@@ -22,7 +22,10 @@ def answers(
         ("Is FedBFPT's trade worth its megabytes when all are tuned?", fedbfpt),
         ("When does FedBT win?", fedbt),
         ("What does splitting cost?", splitting),
-        *((f"What is the best there is at {percent(limit)} of FedAvg's bytes?", _at(limit)) for limit in LIMITS),
+        *(
+            (f"What is the best there is at {percent(limit)} of FedAvg's bytes?", _at(limit, again))
+            for limit in LIMITS
+        ),
     ]
     found = []
     for question, answer in questions:
@@ -99,7 +102,7 @@ def splitting(protocol: Protocol, table: Table) -> str | None:
     return "; ".join(said) + "." if said else None
 
 
-def _at(limit: float) -> Callable[[Protocol, Table], str | None]:
+def _at(limit: float, again: Sequence[Confirmation]) -> Callable[[Protocol, Table], str | None]:
     def answer(protocol: Protocol, table: Table) -> str | None:
         if table.entry(DENOMINATOR) is None:
             return None
@@ -111,10 +114,23 @@ def _at(limit: float) -> Callable[[Protocol, Table], str | None]:
         gain = "" if best.gain is None else f", {percent(best.gain)} of the centralized gain"
         return (
             f"{best.row.name} with {percent(best.share or 0)}: {score(best.mean or 0)} ± {score(best.sd or 0)}"
-            f"{gain}; {verdict(protocol, best)}."
+            f"{gain}; {verdict(protocol, best)}{_confirmed(protocol, table, best, again)}."
         )
 
     return answer
+
+
+def _confirmed(protocol: Protocol, table: Table, entry: Entry, again: Sequence[Confirmation]) -> str:
+    """What the confirmation of a row has shown; nothing where there is none with all its seeds."""
+    words = {
+        "no worse, equal": "is equal to FedAvg",
+        "no worse, better": "is better than FedAvg by more than the margin",
+        "no worse": "is no worse than FedAvg by the margin",
+        "worse": "is worse than FedAvg by more than the margin",
+        "not shown": "is not shown to be no worse than FedAvg",
+    }
+    found = [one for one in again if one.table is table and one.row == entry.row.name and one.test]
+    return f"; in the confirmation below it {words[shown(protocol, found[0])]}" if found else ""
 
 
 def verdict(protocol: Protocol, entry: Entry) -> str:

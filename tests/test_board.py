@@ -523,6 +523,18 @@ def test_verdicts_of_a_confirmation(differences: dict[int, float], verdict: str)
     assert shown(protocol, found) == verdict
 
 
+def test_a_confirmation_with_a_run_that_diverged_shows_nothing() -> None:
+    protocol = small()
+    _, fedavg, _, lora, _ = protocol.slices[0].rows
+    part = replace(protocol.slices[0], rows=(fedavg, lora), confirms=True)
+    protocol = small(slices=(protocol.slices[0], part))
+    table, lines = whole_table(protocol)
+    lines += confirmed(protocol, lines, lora, {5: 0.0, 6: 0.0, 7: 0.001})
+    lines[-1] = replace(lines[-1], scores=[0.1], diverged=True)
+    [found] = confirmations(protocol, lines, [table], {})
+    assert (found.test, found.done, shown(protocol, found)) == (None, 2, "diverged")
+
+
 def test_a_confirmation_comes_after_the_test_with_what_tuning_chose() -> None:
     protocol = small()
     row = protocol.slices[0].rows[1]

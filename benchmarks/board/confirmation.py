@@ -24,7 +24,8 @@ class Confirmation:
         row: the name of the row.
         share: of FedAvg's bytes; None before the first study is whole.
         power: to show "no worse" of a row equal to FedAvg that varies as in the first study; None before that.
-        done: seeds that both have run with.
+        diverged: a run of it did; then there is no test.
+        done: seeds that both have run with, none of them diverged.
         scores, base: the last score of each of these seeds, of the row and of FedAvg.
         test: of their differences; None before all seeds are there.
         p: of the test against being worse by the margin, corrected for all slices that confirm (Holm).
@@ -34,6 +35,7 @@ class Confirmation:
     row: str
     share: float | None = None
     power: float | None = None
+    diverged: bool = False
     done: int = 0
     scores: tuple[float, ...] = ()
     base: tuple[float, ...] = ()
@@ -73,10 +75,12 @@ def _confirmation(
     if mine is None or base is None:
         return found
     found = replace(found, share=mine.share, power=_power(protocol, table, mine, base, facts))
-    both = [_scores(entry, table, lines) for entry in (mine, base)]
+    runs = [_runs(entry, table, lines) for entry in (mine, base)]
+    both = [{line.cell.seed: line.scores[-1] for line in lines if not line.diverged} for lines in runs]
     seeds = [seed for seed in protocol.seeds_of(True) if all(seed in scores for scores in both)]
     scores, others = (tuple(known[seed] for seed in seeds) for known in both)
-    found = replace(found, done=len(seeds), scores=scores, base=others)
+    diverged = any(line.diverged for lines in runs for line in lines)
+    found = replace(found, diverged=diverged, done=len(seeds), scores=scores, base=others)
     if len(seeds) < len(protocol.seeds_of(True)):
         return found
     differences = [
@@ -86,15 +90,11 @@ def _confirmation(
     return replace(found, test=equivalence(differences, table.margin, protocol.alpha))
 
 
-def _scores(entry: Entry, table: Table, lines: Sequence[Line]) -> dict[int, float]:
-    """Seed -> last score of a row in the confirmation, with the rates and rounds that tuning chose."""
+def _runs(entry: Entry, table: Table, lines: Sequence[Line]) -> list[Line]:
+    """A row's runs in the confirmation, with the rates and rounds that tuning chose."""
     assert entry.tuned is not None
     cell = Cell(table.group.task, table.group.partition, entry.row.name, "confirm", entry.tuned.choice, 0)
-    return {
-        line.cell.seed: line.scores[-1]
-        for line in lines
-        if replace(line.cell, seed=0) == cell and line.model == table.model and not line.diverged
-    }
+    return [line for line in lines if replace(line.cell, seed=0) == cell and line.model == table.model]
 
 
 def _power(protocol: Protocol, table: Table, mine: Entry, base: Entry, facts: Mapping[str, Any]) -> float | None:
@@ -113,6 +113,8 @@ def _power(protocol: Protocol, table: Table, mine: Entry, base: Entry, facts: Ma
 
 def shown(protocol: Protocol, found: Confirmation) -> str:
     """The verdict: ``no worse`` after the correction, with what the interval says beyond it; or how far it is."""
+    if found.diverged:
+        return "diverged"
     if found.test is None or found.p is None:
         return f"not run: {found.done} of {len(protocol.seeds_of(True))} seeds"
     if found.p >= protocol.alpha:

@@ -29,6 +29,7 @@ class Confirmation:
         scores, base: the last score of each of these seeds, of the row and of FedAvg.
         test: of their differences; None before all seeds are there.
         p: of the test against being worse by the margin, corrected for all slices that confirm (Holm).
+        p_equal: of both tests, against either side of the margin, corrected in the same way.
     """
 
     table: Table
@@ -40,7 +41,8 @@ class Confirmation:
     scores: tuple[float, ...] = ()
     base: tuple[float, ...] = ()
     test: Equivalence | None = None
-    p: float | None = None
+    p: float = 1.0
+    p_equal: float = 1.0
 
 
 def confirmations(
@@ -62,8 +64,9 @@ def confirmations(
         if (table.group.task, table.group.partition) == (part.task, part.partition)
     ]
     # one that has not run counts as not shown, so that the correction does not depend on how many have run
-    corrected = holm([one.test.p_no_worse if one.test else 1.0 for one in found])
-    return [replace(one, p=p) if one.test else one for one, p in zip(found, corrected, strict=True)]
+    no_worse = holm([one.test.p_no_worse if one.test else 1.0 for one in found])
+    equal = holm([one.test.p if one.test else 1.0 for one in found])
+    return [replace(one, p=p, p_equal=both) for one, p, both in zip(found, no_worse, equal, strict=True)]
 
 
 def _confirmation(
@@ -112,15 +115,16 @@ def _power(protocol: Protocol, table: Table, mine: Entry, base: Entry, facts: Ma
 
 
 def shown(protocol: Protocol, found: Confirmation) -> str:
-    """The verdict: ``no worse`` after the correction, with what the interval says beyond it; or how far it is."""
+    """The verdict: ``equal`` or ``no worse``, each after the correction, ``worse`` by itself; or how far it is."""
     if found.diverged:
         return "diverged"
-    if found.test is None or found.p is None:
+    if found.test is None:
         return f"not run: {found.done} of {len(protocol.seeds_of(True))} seeds"
-    if found.p >= protocol.alpha:
-        return "worse" if found.test.verdict == "worse" else "not shown"
-    more = {"equal": ", equal", "better": ", better"}.get(found.test.verdict, "")
-    return f"no worse{more}"
+    if found.p_equal < protocol.alpha:
+        return "equal"
+    if found.p < protocol.alpha:
+        return "no worse"
+    return "worse" if found.test.verdict == "worse" else "not shown"
 
 
 def mean_sd(scores: Sequence[float]) -> str:

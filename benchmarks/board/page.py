@@ -193,7 +193,8 @@ def _confirmations(protocol: Protocol, again: Sequence[Confirmation]) -> Iterato
         f"{DENOMINATOR} with {len(seeds)} other seeds ({seeds[0]} to {seeds[-1]}), with the rates and rounds "
         f"that tuning had found. One hypothesis per task is tested: the row is no worse than {DENOMINATOR} by "
         f"the margin (one-sided t-test at {protocol.alpha:g}; p corrected for all {len(again)} by Holm's method, "
-        f"one that has not run counting as not shown). Power is that of showing it for a row equal to "
+        "one that has not run counting as not shown). A row is equal where the tests against both sides of the "
+        f'margin show it, corrected in the same way. Power is that of showing "no worse" of a row equal to '
         f"{DENOMINATOR} that varies as in the tables below. The test rows are those of the tables, cut into "
         f"{len(seeds)} folds: a row that they happen to favor there, they favor here too."
     )
@@ -224,7 +225,7 @@ def _confirmation(protocol: Protocol, one: Confirmation) -> list[str]:
         mean_sd(one.base) if test else "",
         mean_sd(one.scores) if test else "",
         "" if test is None else f"{test.mean:+.4f} ({test.low:+.4f} to {test.high:+.4f})",
-        "" if one.p is None else f"{one.p:.3f}",
+        f"{one.p:.3f}" if test else "",
         shown(protocol, one),
     ]
 

@@ -43,8 +43,11 @@ def title(table: Table) -> str:
 
 
 def percent(share: float) -> str:
-    """A share with two digits that count, such as ``0.016 %``."""
-    return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
+    """A share with two digits that count, such as ``0.016 %``; three where it is just above one of the limits."""
+    if share >= 0.995:
+        return f"{100 * share:.0f} %"
+    text = f"{100 * share:.2g}"
+    return f"{100 * share:.3g} %" if share > float(text) / 100 in LIMITS else f"{text} %"
 
 
 def score(value: float) -> str:
@@ -123,8 +126,7 @@ def _at(limit: float, again: Sequence[Confirmation]) -> Callable[[Protocol, Tabl
 def _confirmed(protocol: Protocol, table: Table, entry: Entry, again: Sequence[Confirmation]) -> str:
     """What the confirmation of a row has shown; nothing where there is none with all its seeds."""
     words = {
-        "no worse, equal": "is equal to FedAvg",
-        "no worse, better": "is better than FedAvg by more than the margin",
+        "equal": "is equal to FedAvg",
         "no worse": "is no worse than FedAvg by the margin",
         "worse": "is worse than FedAvg by more than the margin",
         "not shown": "is not shown to be no worse than FedAvg",
@@ -180,10 +182,11 @@ def confirmed(protocol: Protocol, again: Sequence[Confirmation], limit: float) -
         return []
     if not whole:
         return [f"The confirmation below, of {len(mine)}, has not run with all its seeds."]
-    names = [f"{title(one.table)}: {one.row}" for one in whole if shown(protocol, one).startswith("no worse")]
+    good = [one for one in whole if shown(protocol, one) in ("equal", "no worse")]
+    names = [f"{title(one.table)}: {one.row} ({shown(protocol, one)})" for one in good]
     told = f": {'; '.join(names)}" if names else ""
     return [
-        f"In the confirmation below a row is shown to be no worse by the margin on {len(names)} of {len(whole)} "
+        f"In the confirmation below a row is shown to be equal or no worse on {len(names)} of {len(whole)} "
         f"tasks that have run ({len(mine)} are planned){told}."
     ]
 

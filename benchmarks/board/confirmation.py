@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from board.cells import Cell, Line
-from board.protocol import DENOMINATOR, Group, Protocol, better
+from board.protocol import DENOMINATOR, Group, Protocol
 from board.statistics import Equivalence, equivalence, power_no_worse
 from board.table import Entry, Table, paired
 from fedstrata.reports.sweep import holm
@@ -86,10 +86,7 @@ def _confirmation(
     found = replace(found, diverged=diverged, done=len(seeds), scores=scores, base=others)
     if len(seeds) < len(protocol.seeds_of(True)):
         return found
-    differences = [
-        better(table.metric, score) - better(table.metric, other)
-        for score, other in zip(scores, others, strict=True)
-    ]
+    differences = paired(table.metric, scores, others)
     return replace(found, test=equivalence(differences, table.margin, protocol.alpha))
 
 
@@ -102,7 +99,7 @@ def _runs(entry: Entry, table: Table, lines: Sequence[Line]) -> list[Line]:
 
 def _power(protocol: Protocol, table: Table, mine: Entry, base: Entry, facts: Mapping[str, Any]) -> float | None:
     """Of the one-sided test, with the spread between seeds that the first study showed beyond that of its rows."""
-    differences = paired(table.metric, mine, base)
+    differences = paired(table.metric, mine.scores, base.scores)
     if len(differences) < 2 or table.group.task not in facts:
         return None
     counts = facts[table.group.task]["rows"]

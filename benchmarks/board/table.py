@@ -201,7 +201,7 @@ def _compared(protocol: Protocol, task: str, entry: Entry, base: Entry) -> Entry
     share = entry.bytes / base.bytes if base.bytes else None
     if entry.row.name in (DENOMINATOR, BOUND):
         return replace(entry, share=share)
-    differences = paired(protocol.metric(task), entry, base)
+    differences = paired(protocol.metric(task), entry.scores, base.scores)
     spread = stdev(differences) if len(differences) > 1 else 0.0
     margin = protocol.margin(task)
     return replace(
@@ -212,9 +212,6 @@ def _compared(protocol: Protocol, task: str, entry: Entry, base: Entry) -> Entry
     )
 
 
-def paired(metric: str, entry: Entry, base: Entry) -> list[float]:
+def paired(metric: str, scores: Sequence[float], base: Sequence[float]) -> list[float]:
     """The differences of two rows' scores seed by seed, "better" being positive."""
-    return [
-        better(metric, score) - better(metric, other)
-        for score, other in zip(entry.scores, base.scores, strict=True)
-    ]
+    return [better(metric, score) - better(metric, other) for score, other in zip(scores, base, strict=True)]

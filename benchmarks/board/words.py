@@ -205,5 +205,5 @@ def _cheaper(table: Table, entry: Entry) -> list[Entry]:
 
 def _surely(protocol: Protocol, table: Table, other: Entry, entry: Entry) -> bool:
     """Whether the interval of the difference lies above zero."""
-    test = equivalence(paired(table.metric, other, entry), table.margin, protocol.alpha)
+    test = equivalence(paired(table.metric, other.scores, entry.scores), table.margin, protocol.alpha)
     return test is not None and test.low > 0

@@ -201,10 +201,6 @@ def _acquire_task(address: str, ca: bytes | None, run: int, secret: bytes) -> st
     raise UserError(f"federation: server {address} gave the run no task within {RETRY_SECONDS} s; start it again")
 
 
-def _acquire(runtime: RuntimeHttpClient, kind: str) -> Any:
-    return runtime.AcquireTask(runtime_pb2.AcquireTaskRequest(supported_task_types=[kind]))
-
-
 def public_key(path: Path) -> bytes:
     """A site's public key in the form in which Flower compares it."""
     return bytes(try_load_public_key(path))

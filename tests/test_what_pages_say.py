@@ -36,6 +36,7 @@ from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import SERVER
 from fedstrata.privacy.accounting import calibrate
 from fedstrata.privacy.sum_terms import Group
+from fedstrata.reports.privacy import privacy_lines
 from fedstrata.runs.notes import check_names
 from fedstrata.runs.privacy import combined_privacy, settle_privacy
 from fedstrata.runs.resume import FREE, changes, same_job
@@ -439,3 +440,17 @@ def test_the_guide_on_new_models_says_which_switch_of_privacy_needs_a_tokenizer(
         check_names(Job(**new, privacy={"level": "example", "noise": 1.0}))
     said = " ".join(page("guides/from-scratch.md").split())
     assert "between sites, and where `[privacy] level` adds noise, name an existing one" in said
+
+
+def test_the_privacy_page_says_where_each_clients_own_epsilon_is() -> None:
+    """It said of the screen and of the page what only the records have."""
+    own = {"a": {"epsilon": 1.25}, "b": {"epsilon": 5.5}, "c": {"epsilon": 9.75}}
+    record = {"level": "example", "clip": 1.0, "delta": 1e-5, "accountant": "pld", "epsilon": 9.75, "clients": own}
+    told = "\n".join(privacy_lines(record))
+    assert "epsilon 9.75 at most, 1.25 at least" in told
+    assert "5.5" not in told
+    said = " ".join(page("privacy.md").split("**Where epsilon is shown.**")[1].partition("\n\n")[0].split())
+    assert (
+        "the largest epsilon of any client and, where it differs, the smallest; `--json` and `result.json` also"
+        in said
+    )

@@ -31,6 +31,7 @@ from fedstrata.job.renamed import KEYS, VALUES
 from fedstrata.job.tables import Job
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.job.wire_table import DELTA
+from fedstrata.methods import METHODS
 from fedstrata.models.checkpoints import auto_class
 from fedstrata.models.parts import find_parts
 from fedstrata.plan.parts import Parts
@@ -235,6 +236,21 @@ def test_the_defaults_on_the_job_page_are_those_of_the_tables() -> None:
         defaults = tables()[name]()
         for key, value in example[name].items():
             assert getattr(defaults, key) == (None if (name, key) in shown else value), f"[{name}] {key}"
+
+
+def test_the_job_page_says_which_methods_have_defaults_of_their_own() -> None:
+    """A run of FedBT without ``rounds`` took twice as many as the page shows, FedProx another ``proximal_mu``."""
+    text = blocks(ROOT / "docs" / "job.md", "toml")[0]
+    for name, method in METHODS.items():
+        presets = {key: table for key, table in method().presets().items() if key != "head"}  # an option says it
+        if method().rounds not in (METHODS["fedavg"]().rounds, 0):
+            presets["method"] = {"rounds": method().rounds}
+        for table, keys in presets.items():
+            for key, value in keys.items():
+                [comment] = re.findall(
+                    rf"^{key} = (.*\n(?: .*\n)*)", text.split(f"\n[{table}]\n")[1].partition("\n[")[0], re.M
+                )
+                assert re.search(rf"default.*\b{name}\b.*\b{value}\b", comment, re.S), f"{name}: [{table}] {key}"
 
 
 def test_the_job_page_has_only_valid_keys_and_values() -> None:

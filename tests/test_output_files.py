@@ -74,3 +74,8 @@ def test_the_page_names_what_stands_in_place_of_a_part_and_of_a_client() -> None
     [clients] = re.findall(r"^\| `round`, `client` \| (.*) \|$", text, re.MULTILINE)
     assert {PART, STATES, GRADIENTS, LEDGER} <= set(re.findall(r"`([^`]+)`", parts))
     assert {SERVER, NAME} <= set(re.findall(r"`([^`]+)`", clients))
+
+
+def test_the_page_names_the_pictures_of_the_stages() -> None:
+    """``partition`` writes one for each; ``tests/bad_inputs`` sees that."""
+    assert {"JOB.partition.png", "JOB.STAGE.partition.png"} <= named_in_output_files()

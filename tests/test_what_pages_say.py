@@ -36,6 +36,8 @@ from fedstrata.plan.plan import Plan
 from fedstrata.plan.streams import SERVER
 from fedstrata.privacy.accounting import calibrate
 from fedstrata.privacy.sum_terms import Group
+from fedstrata.reports.privacy import privacy_lines
+from fedstrata.runs.notes import check_names
 from fedstrata.runs.privacy import combined_privacy, settle_privacy
 from fedstrata.runs.resume import FREE, changes, same_job
 from fedstrata.server.records import MemoryRecords
@@ -398,3 +400,57 @@ def test_the_page_of_output_files_says_where_tokenized_text_is(
     assert cache_folder() == tmp_path / "own"
     [said] = [line for line in page("output-files.md").splitlines() if line.startswith("| `~/.cache/fedstrata`")]
     assert "with `$FEDSTRATA_CACHE` in that folder, else with `$XDG_CACHE_HOME` in `fedstrata` there" in said
+
+
+PLAIN: dict[str, Any] = {
+    "model": {"name": "m"},
+    "task": {"kind": "mlm"},
+    "data": {"train": "a.txt"},
+    "method": {"name": "fedavg"},
+}
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "start", "end"),
+    [
+        (
+            {"level": "client", "noise": 1.0, "single_message": True},
+            "privacy.md",
+            "## Refused, and why\n",
+            "\nAllowed,",
+        ),
+        ({"sum_only": True}, "security.md", "**What it cannot be combined with**", "\n\n**"),
+    ],
+    ids=["noise", "sums"],
+)
+def test_pages_name_asynchronous_rounds_among_what_is_refused(
+    table: dict[str, Any], name: str, start: str, end: str
+) -> None:
+    """Both lists left them out, so that the refusal came as a surprise."""
+    with pytest.raises(UserError, match=r"\[engine\] buffer: does not go with \[privacy\]"):
+        check_names(Job(**{**PLAIN, "engine": {"buffer": 2}, "privacy": table}))
+    assert re.search(r"`(engine\.buffer|\[engine\] buffer)`", page(name).split(start)[1].partition(end)[0])
+
+
+def test_the_guide_on_new_models_says_which_switch_of_privacy_needs_a_tokenizer() -> None:
+    """It said any, also sums and omissions, with which one can be trained."""
+    new = {**PLAIN, "model": {"config": {"preset": "roberta-small"}}}
+    check_names(Job(**new, privacy={"sum_only": True, "omit": ["position_rows"]}))
+    with pytest.raises(UserError, match=r"\[model\] tokenizer: is missing"):
+        check_names(Job(**new, privacy={"level": "example", "noise": 1.0}))
+    said = " ".join(page("guides/from-scratch.md").split())
+    assert "between sites, and where `[privacy] level` adds noise, name an existing one" in said
+
+
+def test_the_privacy_page_says_where_each_clients_own_epsilon_is() -> None:
+    """It said of the screen and of the page what only the records have."""
+    own = {"a": {"epsilon": 1.25}, "b": {"epsilon": 5.5}, "c": {"epsilon": 9.75}}
+    record = {"level": "example", "clip": 1.0, "delta": 1e-5, "accountant": "pld", "epsilon": 9.75, "clients": own}
+    told = "\n".join(privacy_lines(record))
+    assert "epsilon 9.75 at most, 1.25 at least" in told
+    assert "5.5" not in told
+    said = " ".join(page("privacy.md").split("**Where epsilon is shown.**")[1].partition("\n\n")[0].split())
+    assert (
+        "the largest epsilon of any client and, where it differs, the smallest; `--json` and `result.json` also"
+        in said
+    )

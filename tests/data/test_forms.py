@@ -395,6 +395,8 @@ def test_a_file_of_unknown_extension_is_read_by_its_content() -> None:
     assert found(write("corpus.md", "one\ntwo\n"), "text").columns == {"text": ["one", "two"]}
     with refused("a.pdf: the extension '.pdf' is not known and the content is no text; expected one of: .csv"):
         found(write("a.pdf", b"%PDF-1.4\n\0\1"), "text")
+    with refused("a.arrow: is one file of a data set; expected the data set's folder, as save_to_disk writes it"):
+        found(write("a.arrow", b"\xff\xff\xff\xff\0\1"), "text")
 
 
 def test_many_files_that_are_alike_are_one_note() -> None:

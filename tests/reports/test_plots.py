@@ -14,7 +14,7 @@ from pathlib import Path
 from fedstrata.reports import plots
 from fedstrata.reports.client_scores import clients_plot, worst_words
 from fedstrata.reports.confusion import confusion_plot
-from fedstrata.reports.downloads import MOST_ROWS, latex_text, links
+from fedstrata.reports.downloads import MOST_ROWS, csv_text, latex_text, links
 from fedstrata.reports.page import write_page
 from fedstrata.reports.partition_plot import BARS_SHOWN, partition_plot
 from fedstrata.reports.picture import COLORS, NAME_LENGTH, short_name
@@ -180,6 +180,15 @@ def test_latex_takes_what_it_would_read_as_commands() -> None:
     assert "\n{[}1] a" in latex_text([{"a": "[1] a"}])
     assert "\n{*}a" in latex_text([{"a": "*a"}])
     assert r"a\textbar{}b $>$ c" in latex_text([{"a": "a|b > c"}]), "in LaTeX's first encoding a dash and a mark"
+
+
+def test_no_cell_of_a_csv_is_a_formula_and_numbers_stay_numbers() -> None:
+    """A class of the rows called =HYPERLINK(...) was a link in the spreadsheet of whoever opened the table."""
+    labels = ["=1+1", "+a", "-a", "@a", "\t=1", "a=b", "-1", "+2.5", "-inf", "1e-3"]
+    lines = list(csv.reader(io.StringIO(csv_text([{"true": label, "=x": -0.5} for label in labels]))))
+    assert lines[0] == ["true", "'=x"]
+    assert [line[0] for line in lines[1:]] == [*(f"'{label}" for label in labels[:5]), *labels[5:]]
+    assert {line[1] for line in lines[1:]} == {"-0.5"}
 
 
 def test_private_parts_are_shown_apart_from_sent_ones(run: Make) -> None:

@@ -166,6 +166,31 @@ def test_a_record_that_is_a_link_is_not_added_to(job: Jobs, tmp_path: Path, name
     assert own.read_bytes() == before
 
 
+@pytest.mark.parametrize("name", ["model", "clients", "stages/one", "stages/one/shared"])
+def test_a_folder_that_is_a_link_is_not_replaced(job: Jobs, tmp_path: Path, name: str) -> None:
+    """Files of the folder that it led to were moved away, and deleted by the next call."""
+    made, own = job("fedavg"), tmp_path / "own"
+    kill(made)
+    own.mkdir()
+    (own / "mine.txt").write_text("mine")
+    place = Path(made["output"]["dir"]) / name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(own)
+    with pytest.raises(UserError, match=rf"{name} is a link, and a run that goes on replaces what is there; "):
+        fedstrata.run(made, resume=True)
+    assert [path.name for path in own.iterdir()] == ["mine.txt"]
+    place.unlink()
+    assert fedstrata.run(made, resume=True).status == "finished"
+
+
+def test_nothing_is_cleared_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "config.json").write_text("mine")
+    (tmp_path / "model").symlink_to(tmp_path / "own")
+    clear(tmp_path / "model", ["*.json"])
+    assert (tmp_path / "own" / "config.json").exists()
+
+
 def test_a_feature_cache_that_is_a_link_is_not_written_through(job: Jobs, tmp_path: Path) -> None:
     made = job("fedfreezebert", "classify", method={"head": "mean"})
     kill(made)

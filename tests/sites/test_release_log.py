@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from fedstrata import UserError
 from fedstrata.cli import app
+from fedstrata.sites.gate import PAYLOADS
 from fedstrata.sites.provision import init
 from fedstrata.sites.release_lines import log_lines, verified_lines
 from fedstrata.sites.release_log import DAY, HEAD, LOG, Release, ReleaseLog, now, read_log, release_of
@@ -25,6 +26,13 @@ RUN = "a" * 32
 def release(number: int, **changes: object) -> Release:
     made = release_of(iter([b"bytes ", str(number).encode()]), RUN, number, "weights", ("head", "layer.0"), 12)
     return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def test_the_docstring_names_every_payload() -> None:
+    """Who read a log by it did not know what a sum was."""
+    assert {f"``{payload}``" for payload in PAYLOADS.values()} <= set(
+        (Release.__doc__ or "").split("payload:")[1].replace(",", " ").split()
+    )
 
 
 def test_a_clock_that_was_wrong_for_a_while_changes_no_other_day(tmp_path: Path) -> None:

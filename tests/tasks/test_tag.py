@@ -98,6 +98,12 @@ def test_lists_in_json(tmp_path: Path) -> None:
         ("a.tsv", "The\tO\neye\tNN\tO\n", "line 2: found 'eye\\tNN\\tO'"),
         ("a.jsonl", '{"text": ["a", "b"], "label": ["O"]}', "line 1: columns text, label hold different numbers"),
         ("a.jsonl", '{"text": "a b", "label": ["O", "O"]}', "column 'text' holds 'a b', expected a list of words"),
+        (
+            "a.jsonl",
+            '{"text": "The left kidney is enlarged and has a cyst.", "label": [{"start": 9, "end": 15}]}',
+            "holds 'The left kidney is enlarged and has a cyst.', expected a list of words; a text with spans of "
+            "characters is not read",
+        ),
         ("a.jsonl", '{"text": ["a", ""], "label": ["O", "O"]}', "column 'text' holds an empty word"),
         ("a.csv", "text,label\nThe,O\n", "has no column that numbers the sentences"),
     ],

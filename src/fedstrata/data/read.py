@@ -24,6 +24,7 @@ from fedstrata.data.forms.memory import memory_records
 from fedstrata.data.forms.plain import document_records
 from fedstrata.errors import UserError, did_you_mean, plural
 from fedstrata.job.in_memory import PREFIX, InMemory
+from fedstrata.job.sentences import shown
 
 HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 """A surrogate, as JSON can spell it alone; no tokenizer takes one."""
@@ -194,7 +195,8 @@ def _words(value: Any, where: str, column: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, list):
-        raise UserError(f"{where}: column {column!r} holds {value!r:.40}, expected a list of words")
+        spans = "; a text with spans of characters is not read" if isinstance(value, str) and " " in value else ""
+        raise UserError(f"{where}: column {column!r} holds {shown(value)}, expected a list of words{spans}")
     texts = [_text(word, where, column) for word in value]
     if any(not text.strip() or WORD_END in text for text in texts):
         raise UserError(f"{where}: column {column!r} holds an empty word or one with a line's end in it")

@@ -43,10 +43,22 @@ def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
     """Records as CSV, their keys as header line; empty where there are none."""
     text = io.StringIO()
     if records:
-        writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(records)
+        heads = list(records[0])
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(map(_unread, heads))
+        writer.writerows([_unread(row[head]) for head in heads] for row in records)
     return text.getvalue()
+
+
+def _unread(value: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula: labels of rows may begin with = as anything else may."""
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
 
 
 def latex_text(records: Sequence[Mapping[str, Any]]) -> str:

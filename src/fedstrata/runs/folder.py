@@ -30,6 +30,8 @@ RECORDS = (
 )
 """Files of a run or a stage; below ``state/`` and the other folders here all files are its own."""
 OWN_FOLDERS = ("state", TRACK, "onnx", "sentence-transformers")
+REPLACED = ("state", "start", "model", "shared", "clients", "adapter", "base")
+"""Folders of a run or a stage whose files a run that goes on deletes and writes anew."""
 
 
 def somebodys_file(folder: Path) -> Path | None:
@@ -114,12 +116,26 @@ def mark(folder: Path, kind: str = "run") -> None:
         write_bytes(folder / MARKER, tomli_w.dumps({"format": FORMAT, "kind": kind}).encode())
 
 
+def check_no_links(folder: Path) -> None:
+    """Refuse a folder in which others stand in the places of a run's own: what is in them is somebody's.
+
+    Raises:
+        UserError: one does.
+    """
+    stages = sorted((folder / "stages").glob("*"))
+    places = [folder / "stages", *stages, *(each / name for each in (folder, *stages) for name in REPLACED)]
+    if (link := next((path for path in places if path.is_symlink()), None)) is not None:
+        raise UserError(
+            f"[output] dir: {link} is a link, and a run that goes on replaces what is there; expected a folder"
+        )
+
+
 @contextmanager
 def own_folder(folder: Path, resume: bool) -> Iterator[None]:
     """Hold a run's output folder, so that no other process runs in it; one that nothing was written to goes again.
 
     Raises:
-        UserError: another process holds it, or :func:`check_output_dir` objects.
+        UserError: another process holds it, or :func:`check_output_dir` or :func:`check_no_links` objects.
     """
     if not (folder / LOCK).exists():  # else somebody is at it: that is said first
         check_output_dir(folder, resume)
@@ -134,6 +150,7 @@ def own_folder(folder: Path, resume: bool) -> Iterator[None]:
     try:
         check_output_dir(folder, resume)
         mark(folder)
+        check_no_links(folder)
         yield
     finally:
         if new and all(path.name in (MARKER, LOCK) for path in folder.iterdir()):

@@ -42,9 +42,10 @@ class Release:
         time: UTC, as in ``2026-03-01T09:00:00.000001+00:00``.
         run: the run's name, 32 hexadecimal digits; empty where the message named none.
         round: 0-based round; -1 before the first.
-        payload: ``weights``, ``hidden_states``, ``activations``, ``scores``, ``receipt`` (a reply without
-            anything), ``examples`` (how many the site has), ``over`` (the same, once the server has said that
-            a run in which the site has worked is over) or ``refusal``.
+        payload: ``weights``, ``hidden_states``, ``activations``, ``scores``, ``sum`` (keys, shares and
+            signatures of masked sums), ``receipt`` (a reply without anything), ``examples`` (how many the site
+            has), ``over`` (the same, once the server has said that a run in which the site has worked is over)
+            or ``refusal``.
         parts: names of the parts of the model in it.
         bytes: of the message as it travels.
         rows: distinct rows of the site's that went into it.

@@ -190,8 +190,10 @@ def link(source: str | Path, target: str | Path) -> None:
 def clear(folder: Path, names: Collection[str]) -> None:
     """Delete the files below a folder whose names match one of the patterns, and the folders that this empties.
 
-    Whatever else somebody has put there stays.
+    Whatever else somebody has put there stays; so does what a link in the folder's place leads to.
     """
+    if folder.is_symlink():
+        return
     found = [path for path in folder.rglob("*") if any(fnmatch(path.name, name) for name in names)]
     for path in found:
         if path.is_file() or path.is_symlink():

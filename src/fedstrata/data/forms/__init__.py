@@ -72,6 +72,11 @@ def by_content(path: Path, how: How, forms: Mapping[str, Form]) -> Form:
     Raises:
         UserError: its content is no text, or cannot be read.
     """
+    if extension(path) == ".arrow":
+        raise UserError(
+            f"{path}: is one file of a data set; expected the data set's folder, as save_to_disk writes it, or a "
+            "Parquet file, as to_parquet does"
+        )
     try:
         with binary(path) as file:
             sample = file.read(SAMPLE)

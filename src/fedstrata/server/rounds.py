@@ -24,7 +24,7 @@ from fedstrata.models.cut import SplitLink
 from fedstrata.plan.kinds import Phase, Weights
 from fedstrata.plan.messages import Engine, NoReply, Reply, Request
 from fedstrata.plan.plan import Method, Plan, make_plan
-from fedstrata.plan.schedule import sample_clients
+from fedstrata.plan.schedule import round_span, sample_clients
 from fedstrata.plan.streams import SERVER, Streams
 from fedstrata.server.cohort import RoundSettings, in_order
 from fedstrata.server.late import Asked, lateness
@@ -179,9 +179,9 @@ class Rounds:
             self.ledger(Entry(SETUP, client, "setup", "down", part.name, 4 * part.elements) for part in parts)
         request = server.request(round, client, plan, phase)
         if phase == "train":
-            first, rounds = client not in self.participated, self.method.rounds
+            first = client not in self.participated
             self.participated.add(client)
-            request = replace(request, first=first, span=(round / rounds, (round + 1) / rounds))
+            request = replace(request, first=first, span=round_span(round, self.method.rounds))
         self.ledger(
             Entry(round, client, ledger_phase, "down", part, payload_bytes(tensors))
             for part, tensors in request.parts.items()

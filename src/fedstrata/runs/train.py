@@ -38,7 +38,7 @@ from fedstrata.runs.arrivals import arriving
 from fedstrata.runs.committing import committing
 from fedstrata.runs.components import Components
 from fedstrata.runs.engines import pool_engine, spread_score
-from fedstrata.runs.holdings import facts_of
+from fedstrata.runs.holdings import examples_before, facts_of, note_greeted
 from fedstrata.runs.models import Trained, save_models, scored_by_clients
 from fedstrata.runs.notes import notes
 from fedstrata.runs.predictions import LastPredictions, write_predictions
@@ -139,12 +139,9 @@ def train_stage(stage: ReadyStage) -> None:
             commit=committing(stage.state, server, stage.tell, began, (done, job.method.rounds)),
             tell=stage.tell,
         )
+        note_greeted(engine, sizes, write)
         stage.tell(_started(stage, done, sizes, lines, always))
-        try:
-            rounds.run(done)
-        finally:
-            sizes.update(getattr(engine, "agreed", {}))  # of sites that have come since
-            write()
+        rounds.run(done)
         _keep_predictions(stage, rounds, predicted, done)
     save_models(Trained(job, stage.clients, server, stage.ready.loaded, folder))
 
@@ -258,6 +255,7 @@ def _engine(stage: ReadyStage, server: Server, half: Half) -> Iterator[tuple[Eng
             folder=stage.folder,
             records=stage.state.records,
             installed=stage.components.installed(),
+            agreed=examples_before(stage.folder),
         )
         with remote_engine(remote, stage.federation, stage.tell) as reached:
             yield reached

@@ -184,6 +184,7 @@ def remote_engine(
             on_event=on_event,
             activation_server=server,
         )
+        engine.agreed.update({name: stage.agreed[name] for name in names if name in stage.agreed})
         own = federation.settings.tls.certificate
         if federation.secure and (words := ends_soon(own, own.read_bytes(), SERVER_THEN)):
             on_event(Noted(words))

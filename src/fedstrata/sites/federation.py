@@ -22,6 +22,7 @@ from fedstrata.plan.messages import NoReply
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import Streams
+from fedstrata.server.cohort import why_missing
 from fedstrata.server.layers import ServerLayers
 from fedstrata.sites.admission import Admission
 from fedstrata.sites.buffered_engine import BufferedRemoteEngine
@@ -230,8 +231,7 @@ def _kind(job: Job) -> type[RemoteEngine]:
 
 def _check_quorum(job: Job, there: int, asked: int, absent: Sequence[NoReply]) -> None:
     if there < max(1, math.ceil(job.engine.quorum * asked)):
-        why = "; ".join(f"{site.client} {site.reason}" for site in absent)
-        raise UserError(f"engine.quorum: is {job.engine.quorum:g} of {asked} sites, but {why}")
+        raise UserError(f"engine.quorum: is {job.engine.quorum:g} of {asked} sites, but {why_missing(absent)}")
 
 
 def _activation_server(layers: ServerLayers, federation: Federation, deadline: float) -> ActivationServer:

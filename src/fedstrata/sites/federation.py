@@ -231,7 +231,10 @@ def _kind(job: Job) -> type[RemoteEngine]:
 
 def _check_quorum(job: Job, there: int, asked: int, absent: Sequence[NoReply]) -> None:
     if there < max(1, math.ceil(job.engine.quorum * asked)):
-        raise UserError(f"engine.quorum: is {job.engine.quorum:g} of {asked} sites, but {why_missing(absent)}")
+        raise UserError(
+            f"engine.quorum: is {job.engine.quorum:g} of {asked} sites, but {why_missing(absent)}; --resume asks "
+            "them again, and another job takes another folder (output.dir=...)"
+        )
 
 
 def _activation_server(layers: ServerLayers, federation: Federation, deadline: float) -> ActivationServer:

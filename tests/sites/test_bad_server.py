@@ -465,6 +465,24 @@ def test_when_its_seconds_are_over_a_site_counts_no_rows(town: Town, monkeypatch
     assert answer(service, town.request(0)).reason.endswith("its limit allows, 5 s (seconds_per_run)")
 
 
+def test_the_count_of_rows_that_are_too_few_is_work(town: Town) -> None:
+    """Asked again and again, a site counted without end, whatever its seconds."""
+    service = town.site()
+    train = {"batch_size": 1, "steps": 12, "lr_schedule": "polynomial", "lr_power": 6.0}
+    answer(service, town.hello, job=town.job(train=train))
+    assert isinstance(answer(service, town.start), WelcomeHeader)
+    assert "fewer than 8 rows of its own" in answer(service, town.request(1)).reason
+    [run] = service.runs.values()
+    assert run.answers.seconds > 0
+
+
+def test_of_a_request_repeated_no_rows_are_counted(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = town.begun(town.site())
+    assert isinstance(answer(service, town.request(0)), ReplyHeader)
+    monkeypatch.setattr("fedstrata.sites.gate.rows_behind", lambda *_: pytest.fail("it has"))
+    assert isinstance(answer(service, town.request(0)), ReplyHeader)
+
+
 def test_a_request_repeated_gets_the_same_bytes_and_another_one_none(town: Town) -> None:
     service = town.begun(town.site())
     asked = bytes(encode_message(town.hello.run, town.request(0).header, town.request(0).weights))

@@ -161,12 +161,13 @@ def _started(
 ) -> StageStarted:
     """What is said before the first round, after ``done`` rounds of earlier calls."""
     job, tokens = stage.job, int(stage.ready.train.tokens.lengths.sum())
-    promise = privacy_lines(privacy_record(job, sizes, scheduled(job, stage.clients), stage.tell))
+    spent = privacy_record(job, sizes, scheduled(job, stage.clients), stage.tell)
     noted = notes(job, stage.ready.loaded, stage.data, tokens, stage.components.identities())
-    said = (*noted, *promise, *unknown_lines(job, sizes))
+    said = (*noted, *privacy_lines(spent), *unknown_lines(job, sizes))
     where = stage.choice.line if stage.choice else ""
     name, last = method_name(job.method), job.method.rounds
-    return StageStarted(job.stage, name, last, done, sizes, said, tuple(lines), always, where)
+    epsilon = spent["epsilon"] if spent and spent["clients"] else None
+    return StageStarted(job.stage, name, last, done, sizes, said, tuple(lines), always, where, epsilon)
 
 
 def round_settings(job: Job) -> RoundSettings:

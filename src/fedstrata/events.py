@@ -36,6 +36,7 @@ class StageStarted:
         data: what is known of the rows, a sentence each.
         baseline: what every score has to beat.
         engine: what plays the clients, and why, in a few words; empty between sites.
+        epsilon: the largest that noise promises a client over all rounds; None without noise.
     """
 
     stage: str
@@ -47,6 +48,7 @@ class StageStarted:
     data: tuple[str, ...] = ()
     baseline: Baseline = field(default_factory=Baseline)
     engine: str = ""
+    epsilon: float | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.baseline, dict):  # as it comes from another process

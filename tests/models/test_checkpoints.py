@@ -423,6 +423,22 @@ def test_a_token_around_pairs_beyond_the_embeddings_is_refused(model_folder: Fol
     assert "its tokenizer knows 501 words, its embeddings 68" in refused(folder)
 
 
+@pytest.mark.parametrize("inside", [0, 2])
+def test_a_text_of_a_pair_marked_beyond_the_embeddings_is_refused(model_folder: Folder, inside: int) -> None:
+    """Training ended with an IndexError, on a GPU with an assertion after which nothing runs there any more."""
+    folder = model_folder()
+    path = folder / "tokenizer.json"
+    made = json.loads(path.read_text("utf-8"))
+    for piece in made["post_processor"]["pair"][1:]:
+        next(iter(piece.values()))["type_id"] = 2
+    for _ in range(inside):
+        made["post_processor"] = {"type": "Sequence", "processors": [made["post_processor"]]}
+    path.write_text(json.dumps(made), "utf-8")
+    for kind in ("pair", "regress"):
+        assert "marks a text of a pair by 2, its embeddings take 0 to 1 (type_vocab" in refused(folder, kind)
+    checkpoints.load(str(folder), "classify", LABELS, 0)
+
+
 @pytest.mark.parametrize("file", ["spm.model", "sentencepiece.bpe.model"])
 def test_a_vocabulary_of_sentencepiece_is_a_tokenizer(model_folder: Folder, file: str) -> None:
     """That of DeBERTa-v3 and of XLM-RoBERTa; whether it can be read is another question."""

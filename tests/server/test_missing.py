@@ -16,6 +16,7 @@ from fedstrata.plan.messages import NoReply, Reply, Request
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Method, Plan
 from fedstrata.plan.streams import Streams
+from fedstrata.server.cohort import why_missing
 from fedstrata.server.records import MemoryRecords
 from fedstrata.server.rounds import Rounds, RoundSettings
 from fedstrata.server.server import Server
@@ -110,9 +111,18 @@ def test_the_start_model_is_sent_once_all_the_same() -> None:
     assert len(setup) == len({(line["client"], line["part"]) for line in setup}) == 3 * 5
 
 
+def test_of_many_who_do_not_reply_the_first_are_named_in_few_words() -> None:
+    missing = [NoReply(f"site-{i}", "x" * 1000) for i in range(500)]
+    said = why_missing(missing)
+    assert said.startswith(f"site-0 {'x' * 297}...; site-1 xxx")
+    assert said.endswith("; and 492 more")
+    assert why_missing(missing[:8]).count(";") == 7
+
+
 def test_the_run_stops_when_fewer_than_the_quorum_reply() -> None:
     assert len(play((2, "a"), (2, "b"), quorum=0.33).lines("missing")) == 2
-    with pytest.raises(UserError, match=r"round 3: b is away; fewer clients reply than engine\.quorum = 0\.34"):
-        play((2, "a"), (2, "b"), quorum=0.34)
+    said = r"round 3: a is away; b is away; fewer clients reply than engine\.quorum = 0\.34"
+    with pytest.raises(UserError, match=said):
+        play((1, "c"), (2, "a"), (2, "b"), quorum=0.34)
     with pytest.raises(UserError, match=r"round 1: a is away"):
         play((0, "a"), quorum=1.0)

@@ -426,8 +426,17 @@ def test_a_request_by_which_a_message_is_of_few_rows_is_refused(town: Town) -> N
     train = {"batch_size": 1, "steps": 12, "lr_schedule": "polynomial", "lr_power": 6.0}
     answer(service, town.hello, job=town.job(train=train))
     assert isinstance(answer(service, town.start), WelcomeHeader)
-    refusal = answer(service, town.request(0), span=(0.0, 1.0))
+    refusal = answer(service, town.request(1))
     assert "fewer than 8 rows of its own" in refusal.reason
+
+
+@pytest.mark.parametrize("span", [(0.0, 1.0), (0.5, 0.5), (0.999, 1.0), (0.5, 0.0), (0.0, 0.4)])
+def test_a_request_at_another_place_in_the_schedule_is_refused(town: Town, span: tuple[float, float]) -> None:
+    """The owner agreed to a schedule; at its end next to nothing is learned, and at its beginning much."""
+    service = town.begun(town.site())
+    reason = answer(service, town.request(0), span=span).reason
+    assert reason == f"cannot do what it is asked: span: is {span[0]} to {span[1]}; expected 0.0 to 0.5"
+    assert isinstance(answer(service, town.request(0)), ReplyHeader)
 
 
 @pytest.mark.parametrize(
@@ -454,6 +463,24 @@ def test_when_its_seconds_are_over_a_site_counts_no_rows(town: Town, monkeypatch
     run.answers.spend(0, "", 6.0)
     monkeypatch.setattr("fedstrata.sites.gate.rows_behind", lambda *_: pytest.fail("it has"))
     assert answer(service, town.request(0)).reason.endswith("its limit allows, 5 s (seconds_per_run)")
+
+
+def test_the_count_of_rows_that_are_too_few_is_work(town: Town) -> None:
+    """Asked again and again, a site counted without end, whatever its seconds."""
+    service = town.site()
+    train = {"batch_size": 1, "steps": 12, "lr_schedule": "polynomial", "lr_power": 6.0}
+    answer(service, town.hello, job=town.job(train=train))
+    assert isinstance(answer(service, town.start), WelcomeHeader)
+    assert "fewer than 8 rows of its own" in answer(service, town.request(1)).reason
+    [run] = service.runs.values()
+    assert run.answers.seconds > 0
+
+
+def test_of_a_request_repeated_no_rows_are_counted(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = town.begun(town.site())
+    assert isinstance(answer(service, town.request(0)), ReplyHeader)
+    monkeypatch.setattr("fedstrata.sites.gate.rows_behind", lambda *_: pytest.fail("it has"))
+    assert isinstance(answer(service, town.request(0)), ReplyHeader)
 
 
 def test_a_request_repeated_gets_the_same_bytes_and_another_one_none(town: Town) -> None:

@@ -242,6 +242,28 @@ def test_a_site_cannot_have_more_examples_than_at_its_first_greeting(job: Jobs, 
     assert second["reason"] == "says that it has 1000000000 examples, and had 4 when it was first greeted"
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_so_it_is_after_the_run_was_stopped(job: Jobs, village: Village, late: bool) -> None:
+    """With every call of the server a site could state another number; it counts by that in the mean."""
+    _, there = village.jobs(job("fedavg", "classify", method={"rounds": 3}), deadline=1.0)
+    village.post.out = {"b"} if late else set()
+
+    def stop(event: Any) -> None:
+        if isinstance(event, RoundEnded):
+            village.post.out = set()
+            if event.round == 1:
+                raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        fedstrata.run(there, progress=stop)
+    village.start("b")
+    attacked(village, "b", "welcome", [header(examples=10**9)] * 9)
+    run = fedstrata.run(there, resume=True)
+    missing = lines(run.folder / "missing.jsonl")
+    assert missing[-1]["reason"] == "says that it has 1000000000 examples, and had 4 when it was first greeted"
+    assert json.loads((run.folder / "partition.json").read_text())["clients"]["b"]["examples"] == 4
+
+
 def server_settings(village: Village, text: str) -> None:
     path = village.folder / "federation" / "server.toml"
     path.write_text(path.read_text("utf-8").replace("[limits]\n", f"[limits]\n{text}\n"), "utf-8")

@@ -467,8 +467,15 @@ def test_hidden_states_of_a_call_that_was_killed_are_not_trained_on_without_thei
 def test_with_fewer_sites_than_the_quorum_nothing_is_trained(job: Jobs, village: Village) -> None:
     _, there = village.jobs(job("fedavg", "classify"), quorum=1.0)
     village.site("b", "min_examples = 1 ", "min_examples = 99 ")
-    with pytest.raises(UserError, match=r"engine.quorum: is 1 of 3 sites, but b refuses: it has fewer examples"):
+    with pytest.raises(
+        UserError, match=r"engine.quorum: is 1 of 3 sites, but b refuses: it has fewer examples"
+    ) as said:
         fedstrata.run(there)
+    assert str(said.value).endswith(
+        "; --resume asks them again, and another job takes another folder (output.dir=...)"
+    )
+    village.site("b", "min_examples = 99 ", "min_examples = 1 ")
+    assert fedstrata.run(there, resume=True).score
 
 
 def test_a_site_that_is_away_is_missed_by_the_deadline_and_comes_back(job: Jobs, village: Village) -> None:

@@ -24,6 +24,7 @@ from fedstrata.methods.fedavg import FedAvg
 from fedstrata.methods.fedsplitbert import FedSplitBERT
 from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import Method, Plan, make_plan
+from fedstrata.plan.schedule import round_span
 from fedstrata.plan.streams import Streams
 from fedstrata.sites.noise import ASKED, KEY
 from fedstrata.sites.rows_behind import SELDOM, rows_sampled
@@ -57,7 +58,8 @@ def site_in(folder: Path, method: Method, rows: Sequence[int] = range(ROWS), see
 def asked(site: Site, round: int = 0) -> Request:
     parts = site.runtime.working.parts
     plan = make_plan(site.method, parts, site.task, round, "a", site.runtime.trainer.streams)
-    return Request(round, "a", plan, "train", dict.fromkeys(plan.received(parts), 0), {})
+    span = round_span(round, site.method.rounds)
+    return Request(round, "a", plan, "train", dict.fromkeys(plan.received(parts), 0), {}, span=span)
 
 
 def message(site: Site, round: int = 0) -> torch.Tensor:

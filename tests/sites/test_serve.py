@@ -15,6 +15,7 @@ import time
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import formatdate
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -28,7 +29,7 @@ from fedstrata.cli import app
 from fedstrata.job.engine_table import Engine
 from fedstrata.sites import certificates, connecting, flower_processes, serve
 from fedstrata.sites import federation as between
-from fedstrata.sites.connecting import Watch, clock_complaint
+from fedstrata.sites.connecting import Watch, await_connection, clock_complaint
 from fedstrata.sites.provision import init
 from fedstrata.sites.settings import read_server
 from fedstrata.sites.site_log import LOG, log_to
@@ -226,6 +227,25 @@ def test_a_site_says_that_its_clock_is_another(ahead: int, words: str) -> None:
         said = clock_complaint(f"127.0.0.1:{server.server_port}", None)
     assert said.replace("61 s", "60 s").startswith(words)
     assert bool(said) == bool(words)
+
+
+def test_of_its_clock_a_site_says_once_until_it_was_connected(tmp_path: Path) -> None:
+    """With every try, each few seconds, the same line was written to its log."""
+    said, log = list[str](), tmp_path / "supernode.log"
+    wait = partial(await_connection, "a", log, threading.Event(), said.append, lambda: f"clock {len(said)}", [])
+    log.write_text("")
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    for _ in range(3):
+        wait(ended)
+    assert said == ["a: clock 0"]
+    log.write_text(flower_processes.CONNECTED)
+    up = subprocess.Popen(["sleep", "60"])
+    wait(up)
+    up.kill()
+    up.wait()
+    wait(ended)
+    assert said == ["a: clock 0", "a: connected", "a: clock 2"]
 
 
 def test_of_a_server_that_is_away_no_clock_is_known() -> None:

@@ -60,7 +60,7 @@ def request(**changes: Any) -> Request:
         "versions": {"embeddings": 0, "layer.0": 0, "pooler": 0, "head": 1},
         "parts": head(torch.ones(3, 32)),
         "first": True,
-        "span": (0.1, 1 / 3),
+        "span": (3 / 5, 4 / 5),
     }
     return Request(**{**fields, **changes})
 
@@ -293,7 +293,8 @@ def test_no_more_than_the_limit_goes_to_the_servers_layers(tmp_path: Path) -> No
     site = site_in(tmp_path)
     site.method = FedBERT()
     plan = make_plan(site.method, site.runtime.working.parts, "classify", 0, "a", Streams(0))
-    asked = Request(0, "a", plan, "train", dict.fromkeys(plan.received(site.runtime.working.parts), 0), {})
+    versions = dict.fromkeys(plan.received(site.runtime.working.parts), 0)
+    asked = Request(0, "a", plan, "train", versions, {}, span=(0.0, 0.2))
     links = [Echo(), Echo(), Echo()]
     site.reach = lambda request: nullcontext(links[0])
     site.answer(asked)
@@ -311,7 +312,8 @@ def test_what_goes_to_the_servers_layers_and_what_is_replied_count_together(tmp_
     site, link = site_in(tmp_path), Echo()
     site.method = FedBERT()
     plan = make_plan(site.method, site.runtime.working.parts, "classify", 0, "a", Streams(0))
-    asked = Request(0, "a", plan, "train", dict.fromkeys(plan.received(site.runtime.working.parts), 0), {})
+    versions = dict.fromkeys(plan.received(site.runtime.working.parts), 0)
+    asked = Request(0, "a", plan, "train", versions, {}, span=(0.0, 0.2))
     site.reach = lambda request: nullcontext(link)
     reply = site.answer(asked)
     both = sum(map(payload_bytes, [*link.messages, *reply.weights.values()]))

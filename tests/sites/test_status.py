@@ -96,6 +96,17 @@ def test_a_run_keeps_its_record(job: Jobs, village: Village) -> None:
     assert (record.output, record.score, record.scored) == (str(run.folder), run.score, 1)
 
 
+def test_of_a_run_with_noise_the_status_names_epsilon(job: Jobs, village: Village) -> None:
+    noise = {"level": "client", "noise": 8.0, "single_message": True}
+    run = fedstrata.run(village.jobs(job("fedavg", "classify", privacy=noise))[1])
+    record = read_record(village.folder / "federation")
+    assert record is not None
+    assert (record.epsilon, record.delta) == (run.privacy["epsilon"], run.privacy["delta"])
+    said = live.facts(status() | {"run": record.model_dump()})
+    assert said["epsilon"] == f"{record.epsilon:.3g} of a site at most after all rounds (delta 1e-05)"
+    assert "epsilon" not in live.facts(status())
+
+
 def test_a_site_reports_its_own_work(job: Jobs, village: Village) -> None:
     _, there = village.jobs(job("fedavg", "classify"))
     told: list[SiteEvent] = []
@@ -245,6 +256,7 @@ def status(**run: Any) -> dict[str, Any]:
         "ends": 1.0,
         "status": "running",
         "waiting": [bad],
+        "epsilon": None,
         "score": {bad: 1.0},
         "sites": {bad: {"round": -1, "loss": None, "seconds": 1.0, "missing": bad}},
     }

@@ -87,7 +87,8 @@ def positive_f1(predictions: Predictions) -> float | None:
         return None
     import numpy as np
 
-    return float(np.mean([predictions.class_f1[predictions.labels.index(name)] for name in predictions.positive]))
+    places = {name: place for place, name in enumerate(predictions.labels)}
+    return float(np.mean([predictions.class_f1[places[name]] for name in predictions.positive]))
 
 
 def matthews(predictions: Predictions) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedstrata.errors import UserError
@@ -27,6 +28,30 @@ def check_vocabulary(name: str, tokenizer: Any, config: Any) -> None:
             f"model {name}: its tokenizer knows {words} words, its embeddings {config.vocab_size}; they must "
             "belong together"
         )
+
+
+def check_types(name: str, tokenizer: Any, config: Any) -> None:
+    """Refuse a tokenizer that marks the texts of a pair by numbers beyond the embeddings: an error in training.
+
+    Raises:
+        UserError: it does.
+    """
+    if "token_type_ids" not in tokenizer.model_input_names:
+        return
+    processor = json.loads(tokenizer.backend_tokenizer.to_str())["post_processor"]
+    if (most := max(_types_of_pairs(processor or {}), default=0)) >= config.type_vocab_size:
+        raise UserError(
+            f"model {name}: its tokenizer marks a text of a pair by {most}, its embeddings take 0 to "
+            f"{config.type_vocab_size - 1} (type_vocab_size); they must belong together"
+        )
+
+
+def _types_of_pairs(processor: Any) -> Iterator[int]:
+    """The numbers by which a tokenizer's templates mark the texts of a pair, and what stands around them."""
+    for step in processor.get("processors", ()):
+        yield from _types_of_pairs(step)
+    for piece in processor.get("pair", ()):
+        yield from (own["type_id"] for own in piece.values())
 
 
 def check_tied(name: str, model: Any) -> None:

@@ -24,7 +24,7 @@ from fedstrata.models.adapters import (
     take_adapters,
     without_adapters,
 )
-from fedstrata.models.belonging import check_tied, check_vocabulary, fresh_parts
+from fedstrata.models.belonging import check_tied, check_types, check_vocabulary, fresh_parts
 from fedstrata.models.configs import HF_LOAD_ERRORS, config_of, reads_last_token, unusable, with_adapters
 from fedstrata.models.dropout import disable_dropout
 from fedstrata.models.folders import WEIGHTS, partial_folder, publish, stand_alone, write_card, write_tokenizer
@@ -95,6 +95,8 @@ def load(
     use_cache, config.use_cache = getattr(config, "use_cache", None), False
     tokenizer = tokenizer_of(name, kind)
     check_vocabulary(name, tokenizer, config)
+    if 2 in TASK_KINDS[kind].texts:
+        check_types(name, tokenizer, config)
     if config.pad_token_id is None or reads_last_token(config):
         config.pad_token_id = tokenizer.pad_token_id
     with torch.random.fork_rng(devices=[]):

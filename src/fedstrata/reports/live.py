@@ -42,6 +42,8 @@ def facts(status: Status) -> dict[str, str]:
         said["score"] = (
             "  ".join(f"{name} {four_decimals(value)}" for name, value in run["score"].items()) + f" {after}"
         )
+    if run["epsilon"] is not None:
+        said["epsilon"] = f"{run['epsilon']:.3g} of a site at most after all rounds (delta {run['delta']:g})"
     return {**said, "folder": run["output"]}
 
 

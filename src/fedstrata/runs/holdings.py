@@ -13,7 +13,9 @@ from fedstrata.client.setup import Ready
 from fedstrata.data.prepare import Prepared, population
 from fedstrata.events import Baseline
 from fedstrata.job.tables import Job
+from fedstrata.plan.messages import Engine
 from fedstrata.runs.result_file import read_partition
+from fedstrata.sites.engine import RemoteEngine
 from fedstrata.wire.files import write_bytes
 
 
@@ -32,9 +34,8 @@ def facts_of(
             from an earlier call.
         personal: the clients keep parts of their own.
     """
-    path = folder / "partition.json"
-    before = read_partition(path).get("clients", {})
-    sizes |= {name: before[name]["examples"] for name, size in sizes.items() if not size and name in before}
+    path, before = folder / "partition.json", examples_before(folder)
+    sizes |= {name: before[name] for name, size in sizes.items() if not size and name in before}
     facts, lines = facts_and_lines(job, data, ready)
     whose, constant = baseline(job, ready, data.labels, personal)
     extra = {"data": facts, "baseline": {"what": whose, "score": constant} if constant else None}
@@ -45,6 +46,32 @@ def facts_of(
 
     write()
     return lines, Baseline(whose, job.task.headline, constant), write
+
+
+def examples_before(folder: Path) -> dict[str, int]:
+    """Client -> its examples, as an earlier call wrote them down; without those of which it knew nothing."""
+    before = read_partition(folder / "partition.json").get("clients", {})
+    return {name: own["examples"] for name, own in before.items() if own["examples"]}
+
+
+def note_greeted(engine: Engine, sizes: dict[str, int], write: Callable[[], None]) -> None:
+    """Write down who has how many examples as sites come: what each has said first holds in later calls, too.
+
+    Args:
+        engine: of the stage.
+        sizes: client -> number of its examples; brought up to date.
+        write: writes who holds what, see :func:`facts_of`.
+    """
+    if not isinstance(engine, RemoteEngine):
+        return
+    told = engine.greeted
+
+    def greeted(agreed: Mapping[str, int]) -> None:
+        told(agreed)
+        sizes.update(agreed)
+        write()
+
+    engine.greeted = greeted
 
 
 def holdings(job: Job, ready: Ready, data: Prepared, sizes: Mapping[str, int]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from fedstrata.runs.arrivals import arriving
 from fedstrata.runs.committing import committing
 from fedstrata.runs.components import Components
 from fedstrata.runs.engines import pool_engine, spread_score
-from fedstrata.runs.holdings import facts_of
+from fedstrata.runs.holdings import examples_before, facts_of, note_greeted
 from fedstrata.runs.models import Trained, save_models, scored_by_clients
 from fedstrata.runs.notes import notes
 from fedstrata.runs.predictions import LastPredictions, write_predictions
@@ -139,12 +139,9 @@ def train_stage(stage: ReadyStage) -> None:
             commit=committing(stage.state, server, stage.tell, began, (done, job.method.rounds)),
             tell=stage.tell,
         )
+        note_greeted(engine, sizes, write)
         stage.tell(_started(stage, done, sizes, lines, always))
-        try:
-            rounds.run(done)
-        finally:
-            sizes.update(getattr(engine, "agreed", {}))  # of sites that have come since
-            write()
+        rounds.run(done)
         _keep_predictions(stage, rounds, predicted, done)
     save_models(Trained(job, stage.clients, server, stage.ready.loaded, folder))
 
@@ -164,12 +161,13 @@ def _started(
 ) -> StageStarted:
     """What is said before the first round, after ``done`` rounds of earlier calls."""
     job, tokens = stage.job, int(stage.ready.train.tokens.lengths.sum())
-    promise = privacy_lines(privacy_record(job, sizes, scheduled(job, stage.clients), stage.tell))
+    spent = privacy_record(job, sizes, scheduled(job, stage.clients), stage.tell)
     noted = notes(job, stage.ready.loaded, stage.data, tokens, stage.components.identities())
-    said = (*noted, *promise, *unknown_lines(job, sizes))
+    said = (*noted, *privacy_lines(spent), *unknown_lines(job, sizes))
     where = stage.choice.line if stage.choice else ""
     name, last = method_name(job.method), job.method.rounds
-    return StageStarted(job.stage, name, last, done, sizes, said, tuple(lines), always, where)
+    epsilon = spent["epsilon"] if spent and spent["clients"] else None
+    return StageStarted(job.stage, name, last, done, sizes, said, tuple(lines), always, where, epsilon)
 
 
 def round_settings(job: Job) -> RoundSettings:
@@ -258,6 +256,7 @@ def _engine(stage: ReadyStage, server: Server, half: Half) -> Iterator[tuple[Eng
             folder=stage.folder,
             records=stage.state.records,
             installed=stage.components.installed(),
+            agreed=examples_before(stage.folder),
         )
         with remote_engine(remote, stage.federation, stage.tell) as reached:
             yield reached

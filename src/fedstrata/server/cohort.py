@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from fedstrata.plan.messages import NoReply, Reply
 
+MOST_TOLD, MOST_REASON = 8, 300
+"""Clients without a reply that an error names, and most characters of the reason of each."""
+
 
 @dataclass(frozen=True)
 class RoundSettings:
@@ -25,6 +28,17 @@ class RoundSettings:
     each_round: bool = True
     own_tests: bool = False
     sites: bool = False
+
+
+def why_missing(missing: Sequence[NoReply]) -> str:
+    """Who did not reply, and why: the first few of them, each in so many characters at most."""
+    told = [f"{one.client} {_short(one.reason)}" for one in missing[:MOST_TOLD]]
+    left = len(missing) - len(told)
+    return "; ".join([*told, *([f"and {left} more"] if left else [])])
+
+
+def _short(reason: str) -> str:
+    return reason if len(reason) <= MOST_REASON else f"{reason[: MOST_REASON - 3]}..."
 
 
 def in_order(replies: Iterable[Reply | NoReply], clients: Sequence[str]) -> Iterator[Reply | NoReply]:

@@ -24,9 +24,9 @@ from fedstrata.models.cut import SplitLink
 from fedstrata.plan.kinds import Phase, Weights
 from fedstrata.plan.messages import Engine, NoReply, Reply, Request
 from fedstrata.plan.plan import Method, Plan, make_plan
-from fedstrata.plan.schedule import sample_clients
+from fedstrata.plan.schedule import round_span, sample_clients
 from fedstrata.plan.streams import SERVER, Streams
-from fedstrata.server.cohort import RoundSettings, in_order
+from fedstrata.server.cohort import RoundSettings, in_order, why_missing
 from fedstrata.server.late import Asked, lateness
 from fedstrata.server.layers import ServerLayers
 from fedstrata.server.records import Records
@@ -113,7 +113,7 @@ class Rounds:
         self.participated = {line["client"] for line in self.records.lines("rounds")}
         spent = totals(self.records.lines("ledger"))
         self.bytes = spent["up"] + spent["down"]
-        self.spare = 0
+        self.spare, self.missing = 0, dict[str, NoReply]()
         self.personal = False  # clients of the last round keep parts of their own
 
     def run(self, done: int) -> None:
@@ -179,9 +179,9 @@ class Rounds:
             self.ledger(Entry(SETUP, client, "setup", "down", part.name, 4 * part.elements) for part in parts)
         request = server.request(round, client, plan, phase)
         if phase == "train":
-            first, rounds = client not in self.participated, self.method.rounds
+            first = client not in self.participated
             self.participated.add(client)
-            request = replace(request, first=first, span=(round / rounds, (round + 1) / rounds))
+            request = replace(request, first=first, span=round_span(round, self.method.rounds))
         self.ledger(
             Entry(round, client, ledger_phase, "down", part, payload_bytes(tensors))
             for part, tensors in request.parts.items()
@@ -208,7 +208,7 @@ class Rounds:
     def expect(self, clients: Sequence[str], count: int | None = None) -> None:
         """Set how many of these clients may drop out before the quorum fails, of them or of ``count`` answers."""
         wanted = len(clients) if count is None else count
-        self.spare = len(clients) - math.ceil(self.settings.quorum * wanted)
+        self.spare, self.missing = len(clients) - math.ceil(self.settings.quorum * wanted), {}
 
     def replies(self, round: int, requests: Iterable[Request], clients: Sequence[str]) -> Iterator[Reply]:
         """The replies to requests, in the order of ``clients``; who does not reply is recorded as missing."""
@@ -231,11 +231,11 @@ class Rounds:
         line = {"round": round, "client": missing.client, "reason": missing.reason}
         self.records.append("missing", [line])
         self.tell(Missed(round, missing.client, missing.reason))
-        self.spare -= 1
+        self.spare, self.missing[missing.client] = self.spare - 1, missing
         if self.spare < 0:
             raise UserError(
-                f"round {round + 1}: {missing.client} {missing.reason}; fewer clients reply than engine.quorum = "
-                f"{self.settings.quorum:g} of those sampled; --resume asks them again"
+                f"round {round + 1}: {why_missing(list(self.missing.values()))}; fewer clients reply than "
+                f"engine.quorum = {self.settings.quorum:g} of those sampled; --resume asks them again"
             )
 
     def _collect(self, round: int, client: str, phase: Any, plan: Plan) -> Weights:

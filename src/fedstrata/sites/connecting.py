@@ -30,6 +30,7 @@ def await_connection(
     stop: threading.Event,
     say: Callable[[str], None],
     complaint: Callable[[], str],
+    said: list[str],
     process: subprocess.Popen[bytes],
 ) -> None:
     """Wait until a site's SuperNode is connected or has ended, and say why it is not.
@@ -40,17 +41,20 @@ def await_connection(
         stop: set when the program ends.
         say: prints a line.
         complaint: why the server may have refused it; empty if that is not known.
+        said: what it has complained of since it was last connected, which is not said at every try.
         process: the SuperNode.
     """
     start = time.monotonic()
     while process.poll() is None and not stop.wait(0.2):
         if CONNECTED in tail(log):
             say(f"{name}: connected")
+            said.clear()
             return
         if time.monotonic() - start > REPORT_SECONDS:
             say(f"{name}: the server does not answer; {log}")
             start = time.monotonic()
-    if process.poll() is not None and (why := complaint()):
+    if process.poll() is not None and not said and (why := complaint()):
+        said.append(why)
         say(f"{name}: {why}")
 
 

@@ -22,6 +22,7 @@ from fedstrata.plan.messages import NoReply
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import make_plan
 from fedstrata.plan.streams import Streams
+from fedstrata.server.cohort import why_missing
 from fedstrata.server.layers import ServerLayers
 from fedstrata.sites.admission import Admission
 from fedstrata.sites.buffered_engine import BufferedRemoteEngine
@@ -184,6 +185,7 @@ def remote_engine(
             on_event=on_event,
             activation_server=server,
         )
+        engine.agreed.update({name: stage.agreed[name] for name in names if name in stage.agreed})
         own = federation.settings.tls.certificate
         if federation.secure and (words := ends_soon(own, own.read_bytes(), SERVER_THEN)):
             on_event(Noted(words))
@@ -229,8 +231,10 @@ def _kind(job: Job) -> type[RemoteEngine]:
 
 def _check_quorum(job: Job, there: int, asked: int, absent: Sequence[NoReply]) -> None:
     if there < max(1, math.ceil(job.engine.quorum * asked)):
-        why = "; ".join(f"{site.client} {site.reason}" for site in absent)
-        raise UserError(f"engine.quorum: is {job.engine.quorum:g} of {asked} sites, but {why}")
+        raise UserError(
+            f"engine.quorum: is {job.engine.quorum:g} of {asked} sites, but {why_missing(absent)}; --resume asks "
+            "them again, and another job takes another folder (output.dir=...)"
+        )
 
 
 def _activation_server(layers: ServerLayers, federation: Federation, deadline: float) -> ActivationServer:

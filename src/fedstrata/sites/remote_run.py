@@ -55,6 +55,7 @@ class RemoteStage:
         folder: the stage's output folder.
         records: the stage's records.
         installed: component of the caller's own -> its entry point and identity, which a site must have too.
+        agreed: site -> its examples as it first said, in an earlier call.
     """
 
     job: Job
@@ -66,6 +67,7 @@ class RemoteStage:
     folder: Path
     records: Records
     installed: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    agreed: Mapping[str, int] = field(default_factory=dict)
 
 
 def remote_run(

@@ -59,6 +59,8 @@ class RunRecord(BaseModel):
         ends: when the stage is likely to be over.
         score: the newest, metric -> value,
         scored: after this round; -1 is the start model.
+        epsilon: the largest that noise promises a site over all rounds of the stage; None without noise,
+        delta: for this delta.
         sites: name -> its newest word.
     """
 
@@ -76,6 +78,8 @@ class RunRecord(BaseModel):
     ends: float | None = None
     score: dict[str, float] = {}
     scored: int = -1
+    epsilon: float | None = None
+    delta: float | None = None
     sites: dict[str, SiteRecord] = {}
 
 
@@ -119,7 +123,7 @@ class RunTeller:
 
     def _next(self) -> RunRecord:
         """The record of the next stage, which has not begun."""
-        job = self.left.pop(0)
+        job = self.job = self.left.pop(0)
         name, rounds = method_name(job.method), job.method.rounds
         return RunRecord(output=self.output, stage=job.stage, method=name, rounds=rounds, began=self.began)
 
@@ -128,7 +132,8 @@ class RunTeller:
         record, now = self.record, time.time()
         match event:
             case StageStarted():
-                record.round = event.done
+                record.round, record.epsilon = event.done, event.epsilon
+                record.delta = None if event.epsilon is None else self.job.privacy.delta
             case Awaited(_, clients, seconds):
                 record.waiting, record.until = list(clients), now + seconds
             case Replied():

@@ -155,7 +155,7 @@ def _take_part(settings: SiteSettings, say: Say, insecure: bool, dry_run: bool, 
     calls = (f"127.0.0.1:{port}", desk.take_call, stop, secret.read_bytes())
     listener = threading.Thread(target=flower.answer_messages, args=calls, daemon=True)
     clock = partial(clock_complaint, settings.server, None if insecure else settings.ca)
-    wait = partial(await_connection, settings.name, log, stop, say, clock)
+    wait = partial(await_connection, settings.name, log, stop, say, clock, [])
     ending = Ending(None if insecure else settings.certificate, SITE_THEN, say)
     supervision = (command, log, settings.folder, stop, say, wait, partial(Watch, settings.name, log, say, ending))
     supervisor = threading.Thread(target=_supervise, args=supervision, daemon=True)

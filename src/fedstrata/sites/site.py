@@ -19,7 +19,7 @@ from fedstrata.models.cut import SplitLink
 from fedstrata.plan.kinds import Phase, Tensors, Weights
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.plan import Method, make_plan
-from fedstrata.plan.schedule import ScheduleSpan
+from fedstrata.plan.schedule import ScheduleSpan, check_span
 from fedstrata.privacy.accounting import epsilon_of
 from fedstrata.sites.noise import SecretNoise, own_rows
 from fedstrata.sites.noise_account import NoiseAccount
@@ -169,7 +169,7 @@ class Site:
         """Refuse a request before anything is computed for it.
 
         Raises:
-            WireError: it is for another client, of another round than the run has, or by another plan.
+            WireError: it is for another client, of another round or place in the schedule, or by another plan.
         """
         parts, streams = self.runtime.working.parts, self.runtime.trainer.streams
         if request.client != self.name:
@@ -177,6 +177,7 @@ class Site:
         self._check_round(request)
         try:
             request.plan.check(parts)
+            check_span(request.phase, request.span, request.round, self.method)
         except ValueError as error:
             raise WireError(str(error)) from None
         plan = make_plan(self.method, parts, self.task, max(request.round, 0), self.name, streams)

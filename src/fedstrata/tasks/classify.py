@@ -83,8 +83,9 @@ def positive_classes(labels: Sequence[str], chosen: Sequence[str] | None, wanted
         UserError: a chosen class is not a class, or ``f1`` is wanted, there are more than two classes and none is
             chosen.
     """
+    known = set(labels)
     for name in chosen or ():
-        if name not in labels:
+        if name not in known:
             raise UserError(f"[task] positive: {name!r} is not a class; {did_you_mean(name, labels)}")
     if chosen is None and wanted and len(labels) != 2:
         raise UserError(

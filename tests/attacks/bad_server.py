@@ -68,7 +68,8 @@ def no_number(_: Any, weights: Tables) -> None:
 
 def of_round_1(header: Any, _: Tables) -> Any:
     """The request of the second round, with its weights, as if it were of the first."""
-    return header.model_copy(update={"round": 0}) if header.round == 1 else None
+    first = {"round": 0, "span": (0.0, header.span[0])}
+    return header.model_copy(update=first) if header.round == 1 else None
 
 
 ATTACKS: dict[str, tuple[str, Attack, str]] = {

@@ -465,6 +465,20 @@ def test_when_its_seconds_are_over_a_site_counts_no_rows(town: Town, monkeypatch
     assert answer(service, town.request(0)).reason.endswith("its limit allows, 5 s (seconds_per_run)")
 
 
+def test_a_site_scores_the_model_and_no_other_heap_of_its_layers(town: Town) -> None:
+    """A model of one layer a hundred thousand times kept it busy for days, which no limit of seconds ended."""
+    service = town.site(("min_examples = 8 ", "min_examples = 2 "))
+    assert isinstance(answer(service, town.hello, share=0.4), WelcomeHeader)
+    assert isinstance(answer(service, town.start), WelcomeHeader)
+    asked, wrong = town.request(0), "plan: is not that of its method to evaluate in round 1"
+    whole = asked.header.plan.model_copy(update={"train": (), "send": ()})  # type: ignore[attr-defined]
+    changes: list[dict[str, Any]] = [{"layers": layers} for layers in ((0, 1) * 50_000, (0, 1, 1), (1, 0), (0, 0))]
+    for change in [*changes, {"freeze_encoder": True}]:
+        plan = whole.model_copy(update=change)
+        assert wrong in answer(service, asked, phase="evaluate", plan=plan).reason, str(change)[:100]
+    assert answer(service, asked, phase="evaluate", plan=whole).scores
+
+
 def test_the_count_of_rows_that_are_too_few_is_work(town: Town) -> None:
     """Asked again and again, a site counted without end, whatever its seconds."""
     service = town.site()

@@ -142,7 +142,8 @@ def test_an_error_of_the_reader_s_own_ends_no_run(
 
     _, there = village.jobs(job("fedavg", "classify", method={"rounds": 1}), quorum=0.3)
     monkeypatch.setattr(between, "check_answered", fails)
-    unread = rf"round 1: . sends what cannot be read \({type(error).__name__}\); fewer"
+    each = rf"sends what cannot be read \({type(error).__name__}\)"
+    unread = f"round 1: {'; '.join(f'{name} {each}' for name in NAMES)}; fewer"
     with pytest.raises(UserError, match=unread):
         fedstrata.run(there)
 

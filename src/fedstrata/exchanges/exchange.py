@@ -224,12 +224,14 @@ class Exchange:
 
 
 def fits_plan(request: Request, plan: Plan) -> bool:
-    """Whether a request trains by exactly this plan, or trains and sends nothing."""
+    """Whether a request trains by this plan, or trains and sends nothing, of layers once each and in order."""
     asked = request.plan
-    idle = not (asked.train or asked.send)
+    in_order = asked.layers == tuple(range(len(asked.layers)))
+    idle = in_order and not (asked.train or asked.send)
+    alike = (asked.keep, asked.server, asked.freeze_encoder) == (plan.keep, plan.server, plan.freeze_encoder)
     return {
         "train": asked == plan,
-        "evaluate": idle and (asked.keep, asked.server) == (plan.keep, plan.server),
+        "evaluate": idle and alike,
         "receive": idle,
         **dict.fromkeys(SUM_PHASES, asked == plan),
     }.get(request.phase, False)

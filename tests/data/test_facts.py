@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ import pytest
 
 import fedstrata
 from fedstrata.cli.words import score_lines
-from fedstrata.data.facts import row_lines
+from fedstrata.data.facts import row_lines, rows_seen_before
+from fedstrata.data.prepare import prepare
 from fedstrata.errors import UserError
-from fedstrata.events import Baseline, StageStarted
+from fedstrata.events import Baseline, Noted, StageStarted
+from fedstrata.job.file import load
 from tiny import SENTENCES
 
 Jobs = Callable[..., dict[str, Any]]
@@ -128,6 +131,36 @@ def test_a_run_that_is_not_above_the_baseline_says_so() -> None:
     assert note == "note: accuracy 0.5000 is not better than predicting always the most frequent class, eye"
     assert len(score_lines(1, {"accuracy": 0.6}, 2, always)) == 1
     assert len(score_lines(1, {"loss": 2.0}, 2, Baseline("always the mean", "loss", {"loss": 1.0}))) == 2
+
+
+def test_test_rows_that_an_earlier_stage_trains_on_are_told(job: Jobs, tmp_path: Path) -> None:
+    """One row without a label, and a stage that needs none had trained on all texts that the next is scored on."""
+    rows = [(f"{text} {i}", label) for i in range(5) for text, label in SENTENCES]
+    stages = [{"name": "pre", "task": {"kind": "mlm"}}, {"name": "fine", "task": {"kind": "classify"}}]
+    made = job("fedavg", method={"rounds": 1}, clients={"count": 2}, train={"steps": 1})
+    made = {key: table for key, table in made.items() if key != "task"} | {"stages": stages}
+
+    def told(rows: list[tuple[str, str]], *words: str, **fine: Any) -> list[str]:
+        made["data"] = {"train": written(tmp_path / "rows.csv", rows)}
+        stages[1] = {"name": "fine", "task": {"kind": "classify"}, **fine}
+        seen: list[Any] = []
+        result = fedstrata.run(
+            {**made, "output": {"dir": str(tmp_path / f"run-{len(words)}")}}, progress=seen.append
+        )
+        assert result.status == "finished"
+        notes = [event.sentence for event in seen if isinstance(event, Noted)]
+        return [note for note in notes if note.startswith("stage fine")]
+
+    assert told(rows) == []
+    lacking = [(text, "" if i == 3 else label) for i, (text, label) in enumerate(rows)]
+    [note] = told(lacking, "lacking")
+    assert re.fullmatch(
+        r"stage fine: earlier stages train on the text of \d of its 6 test rows; \[data\] test, .*", note
+    )
+    assert told(lacking, "a", "file", data={"test": written(tmp_path / "test.csv", SENTENCES[:6])}) == []
+    own = {"name": "fine", "task": {"kind": "classify"}, "model": made["model"]}
+    alone = load({**made, "stages": [stages[0] | {"model": made["model"]}, own], "model": made["model"]})
+    assert rows_seen_before(alone, [prepare(one) for one in alone]) == {}, "it starts from a model of its own"
 
 
 def test_many_clients_are_summed_up() -> None:

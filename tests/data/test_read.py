@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedstrata.data import read as reading
-from fedstrata.data.forms.how import How
+from fedstrata.data.forms.how import How, notes
 from fedstrata.data.read import Rows
 from fedstrata.errors import UserError
 
@@ -242,7 +242,10 @@ def test_the_working_directory_comes_before_the_folder_nearby(tmp_path: Path) ->
     write("job/a.txt", "near")
     assert read("a.txt", ["text"], base_dir=Path("job")).columns == {"text": ["near"]}
     write("a.txt", "here")
-    assert read("a.txt", ["text"], base_dir=Path("job")).columns == {"text": ["here"]}
+    rows = read("a.txt", ["text"], base_dir=Path("job"))
+    assert rows.columns == {"text": ["here"]}
+    assert notes(rows.found) == ["a.txt: that of the working directory, not job/a.txt"]
+    assert notes(read("a.txt", ["text"], base_dir=Path.cwd()).found) == []
     assert read(str(tmp_path / "job" / "a.txt"), ["text"], base_dir=Path("x")).columns == {"text": ["near"]}
 
 

@@ -15,6 +15,7 @@ import datasets
 import numpy as np
 import pandas
 import pyarrow
+import pyarrow.parquet
 import pytest
 
 import fedstrata
@@ -85,6 +86,21 @@ def test_polars_frames_are_rows_too(job: Jobs, kind: str) -> None:
     wrong = frame([{"text": "a lens", "lable": "eye"}])
     with pytest.raises(UserError, match="polars DataFrame: has no column 'label'; did you mean 'lable'"):
         prepare(load(job("fedavg", "classify", data={"train": wrong}))[0])
+
+
+def test_an_arrow_table_of_a_data_set_has_the_names_of_its_classes(job: Jobs, tmp_path: Path) -> None:
+    """Read from a Parquet file by pyarrow, its classes were numbers, and rows without one a class called -1."""
+    names = datasets.ClassLabel(names=["no", "yes"])
+    features = datasets.Features({"text": datasets.Value("string"), "label": names})
+    made = {"text": ["one", "two", "three"], "label": [1, -1, 0]}
+    file = tmp_path / "a.parquet"
+    datasets.Dataset.from_dict(made, features=features).to_parquet(file)
+    table, found = pyarrow.parquet.read_table(file), []
+    for source in (str(file), table, table.replace_schema_metadata(None)):
+        data = {"train": source, "test": source}
+        found.append(prepare(load(job("fedavg", "classify", data=data, clients={"count": 1}))[0]).train.columns)
+    assert found[0] == found[1] == {"text": ["one", "three"], "label": ["yes", "no"]}
+    assert found[2]["label"] == ["1", "-1", "0"]
 
 
 def test_a_dict_of_tables_is_a_client_each(job: Jobs) -> None:

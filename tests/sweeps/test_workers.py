@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import signal
@@ -21,6 +23,7 @@ import fedstrata
 from fedstrata.errors import UserError
 from fedstrata.reports.sweep_files import read_table
 from fedstrata.sweeps import run, workers
+from fedstrata.sweeps.work import _run as perform
 
 REFUSED = r"another process is running this sweep"
 
@@ -124,6 +127,19 @@ def test_a_cell_whose_sweep_was_killed_has_not_failed_but_was_stopped(
         assert process.wait(120) == 130
     result = json.loads((tmp_path / "cell" / "result.json").read_text("utf-8"))
     assert (result["status"], result["message"]) == ("stopped", "stopped by the user; --resume continues it")
+
+
+def test_a_cell_that_a_full_disk_has_ended_says_so_in_the_words_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was told as ``OSError: [Errno 28] ...``."""
+
+    def full(*_args: object, **_more: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "cells/a/model.safetensors")
+
+    monkeypatch.setattr("fedstrata.runs.job.run_job", full)
+    out = io.StringIO()
+    perform({"source": {}, "base_dir": None, "pairs": []}, out)
+    told = {"ended": "failed", "message": "cells/a/model.safetensors: No space left on device"}
+    assert json.loads(out.getvalue()) == told
 
 
 def one_cell(job: Callable[..., Any]) -> dict[str, Any]:

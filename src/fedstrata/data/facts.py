@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -49,6 +49,28 @@ def trained_and_tested(data: Prepared) -> tuple[Index, Index]:
     """The rows of all clients that are trained on, and those that are tested on; others may be in neither."""
     test = np.arange(len(data.test)) if data.tests is None else _joined(data.tests.values())
     return _joined(data.shards.values()), test
+
+
+def rows_seen_before(jobs: Sequence[Job], data: Sequence[Prepared]) -> dict[str, str]:
+    """Stage -> that earlier stages, whose model it starts from, trained on texts of its test rows.
+
+    Stages hold out the same rows of a file only where they read the same ones: one that needs labels leaves out
+    rows without, and then holds out others.
+    """
+    lines, trained = dict[str, str](), dict[str, set[str]]()
+    for job, rows in zip(jobs, data, strict=True):
+        if job.between_sites:
+            return {}
+        own, test = trained_and_tested(rows)
+        before = trained.get(job.start, set())
+        if seen := sum(before.issuperset(text) for text in _texts(job, rows.test, test)):
+            lines[job.stage] = (
+                f"stage {job.stage}: earlier stages train on the text of {seen:,} of its "
+                f"{plural(len(test), 'test row')}; [data] test, with rows of its own, keeps them apart"
+            )
+        texts = {text for row in _texts(job, rows.train, own) for text in row} if job.method.rounds else set()
+        trained[job.stage] = before | texts
+    return lines
 
 
 def row_lines(facts: Mapping[str, Any], clients: Mapping[str, int]) -> list[str]:

@@ -212,6 +212,9 @@ def _open(source: str, how: How, base_dir: Path | None) -> Records:
     bases = [Path()] if base_dir is None else [Path(), base_dir]
     for path in (base / source for base in bases):
         if os.path.exists(path):
+            other = bases[-1] / source  # as of a job that is called from another folder than it was written in
+            if os.path.exists(other) and not os.path.samefile(path, other):
+                how.note(source, f"that of the working directory, not {other}")
             return _local(path, how)
         if "\0" not in source and os.path.islink(path):
             raise UserError(f"{path}: is a link to {os.readlink(path)}, where there is no file")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedstrata.data.facts import row_facts, row_lines
+from fedstrata.data.facts import row_facts, row_lines, rows_seen_before
 from fedstrata.data.prepare import data_notes, dropped_rows, prepare, prepare_test
 from fedstrata.errors import plural
 from fedstrata.events import Event
@@ -53,7 +53,7 @@ def validate(
     data = [prepare_test(job, base_dir) if job.between_sites else prepare(job, base_dir) for job in jobs]
     with tempfile.TemporaryDirectory() as outlines:
         parts = check_stages(jobs, data, base_dir, Path(outlines), tell)
-    lines = []
+    lines, seen = [], rows_seen_before(jobs, data)
     for job, rows, own in zip(jobs, data, parts, strict=True):
         name = f"stage {job.stage}: " if job.stage else ""
         lines.append(f"{name}{method_name(job.method)}, {job.task.kind}, {plural(job.method.rounds, 'round')}")
@@ -64,4 +64,5 @@ def validate(
             lines.append(f"data    {dropped_rows(rows)}")
         unread = without_effect(job, own, list(rows.shards))
         lines += [f"note    {line}" for line in (*data_notes(job, rows), *unread)]
+        lines += [f"note    {seen[job.stage]}"] if job.stage in seen else []
     return Checked(lines, forecast(source, overrides, ForecastOptions(tell=tell)))

@@ -8,11 +8,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedstrata.data.facts import rows_seen_before
 from fedstrata.data.prepare import prepare, prepare_test
 from fedstrata.engines.machine import can_fork, cores
 from fedstrata.environment import loading, spin_if_alone
 from fedstrata.errors import UserError
-from fedstrata.events import Event
+from fedstrata.events import Event, Noted
 from fedstrata.job.file import JobSource, Overrides, load
 from fedstrata.runs.alone import alone
 from fedstrata.runs.components import Components, check_between_sites
@@ -51,6 +52,8 @@ def run_job(
         with closing(Nursery()) as nursery, tracked(jobs, progress or (lambda event: None)) as (tell, finish):
             if first and cores() > 1 and any(job.engine.name in ("auto", "pool") for job in jobs) and can_fork():
                 nursery.fork_now()  # before anything is computed
+            for line in rows_seen_before(jobs, data).values():
+                tell(Noted(line))
             result = run_stages(jobs, data, base_dir, tell, components, nursery)
             finish(result)
             return result

@@ -59,7 +59,10 @@ def _run(request: dict[str, Any], out: TextIO) -> None:
     except Exception as error:
         traceback.print_exc()
         first = (str(error).strip().splitlines() or [""])[0]
-        _send(out, {"ended": "failed", "message": f"{type(error).__name__}: {first}".rstrip(": ")})
+        what = f"{type(error).__name__}: {first}".rstrip(": ")
+        if isinstance(error, OSError) and error.filename and error.strerror:  # in the words of a single run
+            what = f"{error.filename}: {error.strerror}"
+        _send(out, {"ended": "failed", "message": what})
 
 
 class _Reporter:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedstrata.data.forms.data_sets import data_set_records
+from fedstrata.data.forms.data_sets import data_set_records, named_classes
 from fedstrata.data.forms.how import How, Records, check
+from fedstrata.data.forms.objects import schema_classes
 from fedstrata.errors import UserError
 from fedstrata.job.in_memory import InMemory
 
@@ -17,7 +18,7 @@ def memory_records(source: InMemory, how: How) -> Records:
     Raises:
         UserError: it is not here, or lacks a column.
     """
-    where, rows = source.kind, source.rows
+    where, rows, classes = source.kind, source.rows, dict[str, list[str]]()
     if rows is None:
         raise UserError(
             f"{source}: these rows were handed over from Python; run the job from there, with the rows"
@@ -35,10 +36,13 @@ def memory_records(source: InMemory, how: How) -> Records:
         if source.kind == "polars LazyFrame":
             rows = rows.collect()
         check(where, list(rows.columns if hasattr(rows, "iter_rows") else rows.column_names), how.wanted)
+        if source.kind == "Arrow table":
+            classes = schema_classes(rows.schema, how)
         rows = rows.select(list(how.wanted))
         found = rows.iter_rows(named=True) if hasattr(rows, "iter_rows") else rows.to_pylist()
     for number, row in enumerate(found, 1):
-        yield f"{where}, row {number}", {name: _plain(row.get(name)) for name in how.wanted}
+        values, place = {name: _plain(row.get(name)) for name in how.wanted}, f"{where}, row {number}"
+        yield place, named_classes(place, values, classes)
 
 
 def _frame_rows(frame: Any, how: How) -> Iterable[Mapping[str, Any]]:

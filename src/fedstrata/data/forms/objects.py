@@ -170,7 +170,7 @@ def parquet_records(path: Path, how: How) -> Records:
         with parquet.ParquetFile(source) as file:
             schema = file.schema_arrow
             check(path, schema.names, how.wanted)
-            classes = _classes((schema.metadata or {}).get(b"huggingface", b"{}"), how)
+            classes = schema_classes(schema, how)
             if classes:
                 how.note(path, f"class names of {' and '.join(classes)}")
             batches = file.iter_batches(columns=list(how.wanted))
@@ -183,14 +183,14 @@ def parquet_records(path: Path, how: How) -> Records:
         raise UserError(f"{path}: is not a readable Parquet file ({reason})") from None
 
 
-def _classes(told: bytes, how: How) -> dict[str, list[str]]:
+def schema_classes(schema: Any, how: How) -> dict[str, list[str]]:
     """The wanted columns of classes, or of lists of classes, and their names, by what a data set has written.
 
     Not read by ``datasets``, which gives up on all columns where it does not know the kind of one.
     """
     kinds: Any = {}
     with suppress(ValueError, KeyError, TypeError, RecursionError):
-        kinds = json.loads(told)["info"]["features"]
+        kinds = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
     found = {column: _names(kinds.get(column)) for column in how.wanted} if isinstance(kinds, dict) else {}
     named = {column: names for column, names in found.items() if names}
     how.classes.update(named)

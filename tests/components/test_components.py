@@ -286,6 +286,33 @@ def test_own_aggregate_is_the_median(job: Jobs, tmp_path: Path) -> None:
             assert tensor.equal(torch.stack(sent[name]).median(0).values), name
 
 
+@dataclass(frozen=True)
+class Halves:
+    """Whole tensors in 16 bits, under any name."""
+
+    name: str
+    changes: bool = False
+
+    def wire_spec(self, shapes: Shapes, change: bool) -> Spec:
+        return {name: (torch.float16, shape) for name, shape in shapes.items()}
+
+    def encode(self, tensors: Tensors, reference: Tensors | None, residual: Tensors) -> tuple[Tensors, Tensors]:
+        return {name: tensor.half() for name, tensor in tensors.items()}, {}
+
+    def decode(self, message: Tensors, reference: Tensors | None) -> Tensors:
+        return {name: tensor.float() for name, tensor in message.items()}
+
+
+def test_a_codec_s_name_changes_nothing(job: Jobs, tmp_path: Path) -> None:
+    """One that was called fp32 was taken for lossless: the model was scored with what clients had received."""
+    first, second = (
+        fedstrata.run(job("fedavg", "classify", output={"dir": str(tmp_path / name)}), codec=Halves(name))
+        for name in ("halves", "fp32")
+    )
+    assert first.score == second.score
+    assert all(tensor.equal(weights(second.folder)[name]) for name, tensor in weights(first.folder).items())
+
+
 @pytest.mark.parametrize("other", [Largest(share=0.2), None])
 def test_a_run_goes_on_with_the_same_components_only(job: Jobs, other: Any) -> None:
     small = job("fedavg", "mlm", method={"rounds": 3})

@@ -197,7 +197,7 @@ class Wire:
     @property
     def lossless(self) -> bool:
         """What arrives is what was sent, to the bit."""
-        return self.codec.name == "fp32"
+        return self.codec == StateCodec("fp32")  # a codec of one's own may have any name
 
     @property
     def chained(self) -> bool:

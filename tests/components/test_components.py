@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -440,3 +440,66 @@ def test_a_codec_that_changes_what_it_is_given_is_refused(job: Jobs, codec: Any,
     sentence = f"codec 'largest': {method} changes in place what it is given; expected new tensors"
     with pytest.raises(UserError, match=sentence):
         fedstrata.run(job("fedavg", "classify", method={"rounds": 1}), codec=codec)
+
+
+class Counts(Largest):
+    """Sends less of a change with every message, by a number of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.__dict__["sent"] = 0  # of a frozen data class
+
+    def encode(self, tensors: Tensors, reference: Tensors | None, residual: Tensors) -> tuple[Tensors, Tensors]:
+        self.__dict__["sent"] += 1
+        return super().encode(
+            {name: t / self.__dict__["sent"] for name, t in tensors.items()}, reference, residual
+        )
+
+
+class Draws(Largest):
+    """Rounds at random."""
+
+    def encode(self, tensors: Tensors, reference: Tensors | None, residual: Tensors) -> tuple[Tensors, Tensors]:
+        return super().encode({name: t + torch.rand(()) for name, t in tensors.items()}, reference, residual)
+
+
+class Momentum:
+    """Remembers the last change in itself, as torch's optimizers do."""
+
+    def __init__(self) -> None:
+        self.last: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def step(self, old: torch.Tensor, aggregate: torch.Tensor, moments: Tensors) -> torch.Tensor:
+        key = tuple(old.shape)
+        self.last[key] = 0.9 * self.last.get(key, torch.zeros(())) + aggregate - old
+        return old + self.last[key]
+
+
+class Computed(Largest):
+    """Computes something once."""
+
+    @cached_property
+    def third(self) -> torch.Tensor:
+        return torch.ones(()) / 3
+
+    def encode(self, tensors: Tensors, reference: Tensors | None, residual: Tensors) -> tuple[Tensors, Tensors]:
+        return super().encode({name: t * self.third for name, t in tensors.items()}, reference, residual)
+
+
+@pytest.mark.parametrize(
+    ("own", "sentence"),
+    [
+        ({"codec": Counts()}, "codec 'largest': encode changes its own 'sent', which workers and a resumed"),
+        ({"codec": Draws()}, "codec 'largest': encode draws from torch's own random numbers, which differ"),
+        ({"server_optimizer": Momentum()}, r"server_optimizer: Momentum\.step changes its own 'last', .*moments"),
+    ],
+    ids=["a number", "random numbers", "tensors"],
+)
+def test_what_an_object_remembers_by_itself_is_refused(job: Jobs, own: dict[str, Any], sentence: str) -> None:
+    """Workers had copies of it and a resumed run a new one, so both came to other weights, without a word."""
+    with pytest.raises(UserError, match=sentence):
+        fedstrata.run(job("fedavg", "classify", method={"rounds": 1}), **own)
+
+
+def test_what_an_object_computes_once_is_not(job: Jobs) -> None:
+    assert fedstrata.run(job("fedavg", "classify", method={"rounds": 1}), codec=Computed()).status == "finished"

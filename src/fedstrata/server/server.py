@@ -23,6 +23,7 @@ from fedstrata.wire.chain import Chains
 from fedstrata.wire.codec import StateCodec, Wire, WireError
 from fedstrata.wire.finite import not_finite
 from fedstrata.wire.partial import held_back
+from fedstrata.wire.pure import pure
 
 HUGE = 1e4
 """No weight of a model that learns is as large."""
@@ -287,7 +288,8 @@ class Server:
         moments = self.moments.get(name, {})
         if not isinstance(self.optimizer, AdaptiveOptimizer):  # one that moves it in place would move what is held
             old = old.clone()
-        new = self.optimizer.step(old, aggregate, moments)
+        with pure(self.optimizer, f"server_optimizer: {type(self.optimizer).__name__}.step", "moments"):
+            new = self.optimizer.step(old, aggregate, moments)
         if moments:
             self.moments[name] = moments
         return new

@@ -139,3 +139,14 @@ def test_words_that_nothing_goes_by(
 ) -> None:
     said = refused(job(), monkeypatch, {"layers": WHOLE, "train": HEAD}, **words)
     assert said.startswith(f"job: Given.{sentence}")
+
+
+def test_a_client_keeps_the_same_parts_in_all_rounds(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a layer that the round before had not built its disk held nothing, and the run ended in a KeyError."""
+    own = ("layer.2", "head")
+    even = {"layers": WHOLE, "train": own, "keep": own}
+    odd = {"layers": (0, 1), "train": HEAD, "keep": HEAD}
+    said = refused(job("fedavg", "classify"), monkeypatch, even, odd)
+    assert said.startswith(
+        "Given.plan: client-0 keeps 'layer.2' in some rounds only; expected the same parts in keep"
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from fedstrata.errors import UserError
 from fedstrata.job.tables import Job, method_name
@@ -15,20 +15,31 @@ FIELDS = {"layers": int, "train": str, "send": str, "keep": str, "server": str}
 """Field of a plan -> what it is a tuple of."""
 
 
-def check_own_plans(job: Job, parts: Parts, round: int, sampled: Sequence[str], streams: Streams) -> None:
+def check_own_plans(
+    job: Job, parts: Parts, round: int, clients: Sequence[str], kept: dict[str, set[frozenset[str]]]
+) -> None:
     """Refuse a plan of a method of the caller's own that is none, or that the model cannot carry out.
+
+    Args:
+        job: the job.
+        parts: the model's.
+        round: 0-based round.
+        clients: whose plans.
+        kept: client -> what it keeps, in each of the rounds before; it is added to.
 
     Raises:
         UserError: it is no plan, cannot be carried out, trains nothing, or does not go with what the method sends.
     """
     method, name, base = job.method, method_name(job.method), parts.without_adapters
-    for client in sampled if name not in METHODS else ():
+    streams = Streams(job.train.seed)
+    for client in clients if name not in METHODS else ():
         plan = method.plan(base, job.task.kind, round, client, streams)
         if not isinstance(plan, Plan):
             raise UserError(f"{name}.plan: gave {plan!r} for {client} in round {round + 1}; expected a Plan")
         where = f"{name}.plan: {client}, round {round + 1}"
         if why := _mistyped(plan) or _misfit(job, plan):
             raise UserError(f"{where}: {why}")
+        kept.setdefault(client, set()).add(frozenset(plan.keep))
         try:
             plan.check(base)
         except ValueError as error:
@@ -50,8 +61,18 @@ def check_frozen_throughout(job: Job, parts: Parts, plans: Collection[Plan]) -> 
         )
 
 
-def check_kept_throughout(job: Job, parts: Parts, plans: Collection[Plan]) -> None:
+def check_kept_throughout(
+    job: Job, parts: Parts, plans: Collection[Plan], own: Mapping[str, Collection[frozenset[str]]]
+) -> None:
     """Refuse a part that some plans keep and others take from the server: whose it is would depend on the round.
+
+    And one that a client keeps in some rounds and does not build in others: on its disk are the last round's.
+
+    Args:
+        job: the job.
+        parts: the model's.
+        plans: all plans.
+        own: of a method of the caller's own, client -> what it keeps, in each of the rounds.
 
     Raises:
         UserError: there is such a part.
@@ -62,6 +83,12 @@ def check_kept_throughout(job: Job, parts: Parts, plans: Collection[Plan]) -> No
             f"{method_name(job.method)}.plan: some plans keep {min(taken)!r} and others take it from the server; "
             "expected it in keep in all plans that build it, or in none"
         )
+    for client, sets in own.items():
+        if other := frozenset.union(*sets) - frozenset.intersection(*sets):
+            raise UserError(
+                f"{method_name(job.method)}.plan: {client} keeps {min(other)!r} in some rounds only; expected the "
+                "same parts in keep in all rounds"
+            )
 
 
 def _mistyped(plan: Plan) -> str | None:

@@ -168,16 +168,15 @@ def check_plans(
     Raises:
         UserError: the method's options do not fit the model, or name a client that is none.
     """
-    for option, value in [*((f"[method] {key}", value) for key, value in job.method), *_ranks(job)]:
-        for client in value if isinstance(value, dict) else ():  # an option by client
-            if client != "default" and client not in clients:
-                raise UserError(f"{option}: no client {client!r}; {did_you_mean(client, clients)}")
+    _check_named(job, clients)
     check_precision(job, parts)
     streams, names = Streams(job.train.seed), list(clients)
-    checked, sent = set[Plan](), dict[str, tuple[str, ...]]()
+    checked, sent, kept = set[Plan](), dict[str, tuple[str, ...]](), dict[str, set[frozenset[str]]]()
     for round in range(job.method.rounds):
         sampled = sample_clients(names, job.clients.fraction, round, streams)
-        check_own_plans(job, parts, round, sampled, streams)
+        check_own_plans(job, parts, round, sampled, kept)
+        if any(map(any, kept.values())):  # then all clients are scored, by their plans
+            check_own_plans(job, parts, round, names, kept)
         plans = {name: make_plan(job.method, parts, job.task.kind, round, name, streams) for name in sampled}
         check_turns(job, parts, round, plans, sent)
         check_senders(job, round, plans)
@@ -193,13 +192,21 @@ def check_plans(
         if done // PLANS_TOLD > (done - len(sampled)) // PLANS_TOLD:
             tell(Counted("plans", done, job.method.rounds * len(sampled)))
     check_frozen_throughout(job, parts, checked)
-    check_kept_throughout(job, parts, checked)
+    check_kept_throughout(job, parts, checked, kept)
     check_frozen_layers(job, parts, checked)
     if job.privacy.level == "client" and not any(plan.send for plan in checked):
         raise UserError(
             "[privacy] level: 'client' noises what clients send, and as set here they send nothing; expected "
             "'example' or 'none'"
         )
+
+
+def _check_named(job: Job, clients: Collection[str]) -> None:
+    """Refuse options by client that name one that there is not."""
+    for option, value in [*((f"[method] {key}", value) for key, value in job.method), *_ranks(job)]:
+        for client in value if isinstance(value, dict) else ():  # an option by client
+            if client != "default" and client not in clients:
+                raise UserError(f"{option}: no client {client!r}; {did_you_mean(client, clients)}")
 
 
 def _ranks(job: Job) -> list[tuple[str, object]]:

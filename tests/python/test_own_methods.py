@@ -150,3 +150,21 @@ def test_a_client_keeps_the_same_parts_in_all_rounds(job: Job, monkeypatch: pyte
     assert said.startswith(
         "Given.plan: client-0 keeps 'layer.2' in some rounds only; expected the same parts in keep"
     )
+
+
+class Drawn(Given):
+    """A layer drawn from numpy's own random numbers."""
+
+    def plan(self, parts: Parts, task: str, round: int, client: str, streams: Streams) -> Plan:
+        layer = parts.layer(int(np.random.randint(1 << 30)) % parts.depth)
+        return Plan(layers=WHOLE, train=(layer,), send=(layer,))
+
+
+def test_a_plan_is_the_same_at_every_call(job: Job) -> None:
+    """The forecast, the server and a resumed run each made plans of their own."""
+    np.random.seed(1)
+    for ask in (fedstrata.forecast, fedstrata.run):
+        with pytest.raises(
+            UserError, match=r"^Drawn\.plan: client-., round .: asked twice, it gives two plans; exp"
+        ):
+            ask(job("fedavg", "classify"), method=Drawn(rounds=4))

@@ -28,7 +28,8 @@ def check_own_plans(
         kept: client -> what it keeps, in each of the rounds before; it is added to.
 
     Raises:
-        UserError: it is no plan, cannot be carried out, trains nothing, or does not go with what the method sends.
+        UserError: it is no plan, is another at every call, cannot be carried out, trains nothing, or does not go
+            with what the method sends.
     """
     method, name, base = job.method, method_name(job.method), parts.without_adapters
     streams = Streams(job.train.seed)
@@ -39,6 +40,11 @@ def check_own_plans(
         where = f"{name}.plan: {client}, round {round + 1}"
         if why := _mistyped(plan) or _misfit(job, plan):
             raise UserError(f"{where}: {why}")
+        if method.plan(base, job.task.kind, round, client, streams) != plan:
+            raise UserError(
+                f"{where}: asked twice, it gives two plans; expected random numbers from "
+                "streams.numpy(round, client, use) alone, and nothing that a call leaves behind"
+            )
         kept.setdefault(client, set()).add(frozenset(plan.keep))
         try:
             plan.check(base)

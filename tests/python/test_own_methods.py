@@ -8,9 +8,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from pydantic import Field
 
 import fedstrata
 from fedstrata import Method, Plan, UserError
+from fedstrata.methods.fedbfpt import FedBFPT
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.streams import Streams
 
@@ -168,3 +170,21 @@ def test_a_plan_is_the_same_at_every_call(job: Job) -> None:
             UserError, match=r"^Drawn\.plan: client-., round .: asked twice, it gives two plans; exp"
         ):
             ask(job("fedavg", "classify"), method=Drawn(rounds=4))
+
+
+class Shares(Given):
+    """Has a table whose keys are no clients."""
+
+    shares: dict[str, float] = Field(default_factory=lambda: {"low": 0.5, "high": 0.25})
+
+
+class DeeperByClient(FedBFPT):
+    """Has FedBFPT's options, one of which goes by client."""
+
+
+def test_a_table_of_options_need_not_go_by_client(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its keys were refused, as the names of clients that there are not."""
+    monkeypatch.setattr(Given, "plans", [{"layers": WHOLE, "train": HEAD, "send": HEAD}])
+    assert fedstrata.forecast(job("fedavg", "classify"), method=Shares(rounds=1))
+    with pytest.raises(UserError, match=r"\[method\] local_layers: no client 'nobody'"):
+        fedstrata.forecast(job("fedavg", "mlm"), method=DeeperByClient(rounds=1, local_layers={"nobody": 1}))

@@ -26,6 +26,7 @@ from fedstrata.errors import UserError, did_you_mean
 from fedstrata.events import Counted, Event
 from fedstrata.job.buffer_rules import check_no_own_parts, with_arrivals
 from fedstrata.job.tables import Job
+from fedstrata.methods import METHODS
 from fedstrata.models import checkpoints, scratch
 from fedstrata.models.configs import config_of
 from fedstrata.models.cut import check_cut
@@ -202,8 +203,10 @@ def check_plans(
 
 
 def _check_named(job: Job, clients: Collection[str]) -> None:
-    """Refuse options by client that name one that there is not."""
-    for option, value in [*((f"[method] {key}", value) for key, value in job.method), *_ranks(job)]:
+    """Refuse options by client that name one that there is not; a method of one's own may have other tables."""
+    known = {key for kind in METHODS.values() if isinstance(job.method, kind) for key in kind.model_fields}
+    options = [(f"[method] {key}", value) for key, value in job.method if key in known]
+    for option, value in [*options, *_ranks(job)]:
         for client in value if isinstance(value, dict) else ():  # an option by client
             if client != "default" and client not in clients:
                 raise UserError(f"{option}: no client {client!r}; {did_you_mean(client, clients)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -188,3 +189,23 @@ def test_a_table_of_options_need_not_go_by_client(job: Job, monkeypatch: pytest.
     assert fedstrata.forecast(job("fedavg", "classify"), method=Shares(rounds=1))
     with pytest.raises(UserError, match=r"\[method\] local_layers: no client 'nobody'"):
         fedstrata.forecast(job("fedavg", "mlm"), method=DeeperByClient(rounds=1, local_layers={"nobody": 1}))
+
+
+class AnyOptions(Given):
+    """Has options that TOML cannot write as they are."""
+
+    listed: tuple[int | None, ...] = (1, None)
+    names: frozenset[str] = frozenset({"a", "b", "c", "d"})
+    rate: Callable[[int], float] = abs
+
+
+def test_options_of_any_type_are_recorded(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run ended in the serializer; the order of a set was another one in the process that resumed."""
+    monkeypatch.setattr(Given, "plans", [{"layers": WHOLE, "train": HEAD, "send": HEAD}])
+    small = job("fedavg", "classify")
+    result = fedstrata.run(small, method=AnyOptions(rounds=1))
+    recorded = tomllib.loads((result.folder / "job.toml").read_text("utf-8"))["method"]
+    assert recorded["listed"] == [1, "none"]
+    assert recorded["names"] == ["a", "b", "c", "d"]
+    assert recorded["rate"] == "abs"
+    assert fedstrata.run(small, method=AnyOptions(rounds=1), resume=True).score == result.score

@@ -118,6 +118,18 @@ def test_an_encoder_is_frozen_throughout_or_not_at_all(job: Job, monkeypatch: py
     assert said.startswith("Given.plan: some plans freeze the encoder and others train 'layer.2'; expected")
 
 
+def test_the_server_holds_the_same_layers_throughout(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of the other cut went through the first plan's layers, without a word."""
+    first, second = (
+        {"layers": WHOLE, "train": HEAD, "send": HEAD, "server": (layer,)} for layer in ("layer.1", "layer.2")
+    )
+    said = refused(job("fedavg", "classify"), monkeypatch, first, second, exchange="activations")
+    assert said == (
+        "Given.plan: the server holds layer.1 in some plans and layer.2 in others; expected the same layers in "
+        "server in all plans"
+    )
+
+
 @pytest.mark.parametrize("sent", [("layer.2", "head"), ("layer.2",)], ids=["sent", "not sent"])
 def test_a_part_is_kept_throughout_or_not_at_all(
     job: Job, monkeypatch: pytest.MonkeyPatch, sent: tuple[str, ...]

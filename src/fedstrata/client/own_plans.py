@@ -53,7 +53,26 @@ def check_own_plans(
             raise UserError(f"{where}: {error}; its parts are: {known}") from None
 
 
-def check_frozen_throughout(job: Job, parts: Parts, plans: Collection[Plan]) -> None:
+def check_throughout(
+    job: Job, parts: Parts, plans: Collection[Plan], own: Mapping[str, Collection[frozenset[str]]]
+) -> None:
+    """Refuse plans of which one contradicts another.
+
+    Args:
+        job: the job.
+        parts: the model's.
+        plans: all plans.
+        own: of a method of the caller's own, client -> what it keeps, in each of the rounds.
+
+    Raises:
+        UserError: there are such plans.
+    """
+    _check_frozen(job, parts, plans)
+    _check_cut(job, plans)
+    _check_kept(job, parts, plans, own)
+
+
+def _check_frozen(job: Job, parts: Parts, plans: Collection[Plan]) -> None:
     """Refuse an encoder that is frozen in one plan and trained in another: cached states would be old ones.
 
     Raises:
@@ -67,7 +86,21 @@ def check_frozen_throughout(job: Job, parts: Parts, plans: Collection[Plan]) -> 
         )
 
 
-def check_kept_throughout(
+def _check_cut(job: Job, plans: Collection[Plan]) -> None:
+    """Refuse plans that leave other layers to the server than others do: it holds those of the first plan.
+
+    Raises:
+        UserError: there are such plans.
+    """
+    found = sorted({plan.server for plan in plans})
+    if len(found) > 1:
+        raise UserError(
+            f"{method_name(job.method)}.plan: the server holds {', '.join(found[0])} in some plans and "
+            f"{', '.join(found[1])} in others; expected the same layers in server in all plans"
+        )
+
+
+def _check_kept(
     job: Job, parts: Parts, plans: Collection[Plan], own: Mapping[str, Collection[frozenset[str]]]
 ) -> None:
     """Refuse a part that some plans keep and others take from the server: whose it is would depend on the round.

@@ -11,7 +11,7 @@ import torch
 from fedstrata.client.answer import ClientRuntime
 from fedstrata.client.frozen_layers import check_frozen_layers
 from fedstrata.client.model_options import adapter_of, check_branches, check_head, head_of, with_heads
-from fedstrata.client.own_plans import check_frozen_throughout, check_kept_throughout, check_own_plans
+from fedstrata.client.own_plans import check_own_plans, check_throughout
 from fedstrata.client.padding import check_padding
 from fedstrata.client.precision import batch_tokens, resolve_precision
 from fedstrata.client.private import private_of
@@ -192,8 +192,7 @@ def check_plans(
         done = (round + 1) * len(sampled)
         if done // PLANS_TOLD > (done - len(sampled)) // PLANS_TOLD:
             tell(Counted("plans", done, job.method.rounds * len(sampled)))
-    check_frozen_throughout(job, parts, checked)
-    check_kept_throughout(job, parts, checked, kept)
+    check_throughout(job, parts, checked, kept)
     check_frozen_layers(job, parts, checked)
     if job.privacy.level == "client" and not any(plan.send for plan in checked):
         raise UserError(

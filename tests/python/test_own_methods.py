@@ -110,6 +110,16 @@ def test_a_plan_goes_with_what_its_method_sends(
     assert said.startswith(f"Given.plan: client-0, round 1: {sentence}")
 
 
+@pytest.mark.parametrize("layers", [(0, 1), (2, 1, 0)], ids=str)
+def test_a_frozen_encoder_is_whole(job: Job, monkeypatch: pytest.MonkeyPatch, layers: tuple[int, ...]) -> None:
+    """The hidden states were those of all layers, whatever the plan said."""
+    short = {"layers": layers, "train": HEAD, "send": HEAD, "freeze_encoder": True}
+    said = refused(job("fedavg", "classify", head={"kind": "cls"}), monkeypatch, short)
+    assert said.startswith(
+        f"Given.plan: client-0, round 1: plan.layers: is {layers}; with freeze_encoder expected all 3"
+    )
+
+
 def test_an_encoder_is_frozen_throughout_or_not_at_all(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its hidden states are computed once."""
     frozen = {"layers": WHOLE, "train": HEAD, "send": HEAD, "freeze_encoder": True}

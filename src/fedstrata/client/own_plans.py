@@ -38,7 +38,7 @@ def check_own_plans(
         if not isinstance(plan, Plan):
             raise UserError(f"{name}.plan: gave {plan!r} for {client} in round {round + 1}; expected a Plan")
         where = f"{name}.plan: {client}, round {round + 1}"
-        if why := _mistyped(plan) or _misfit(job, plan):
+        if why := _mistyped(plan) or _misfit(job, plan, base.depth):
             raise UserError(f"{where}: {why}")
         if method.plan(base, job.task.kind, round, client, streams) != plan:
             raise UserError(
@@ -140,7 +140,7 @@ def _mistyped(plan: Plan) -> str | None:
     return None
 
 
-def _misfit(job: Job, plan: Plan) -> str | None:
+def _misfit(job: Job, plan: Plan, depth: int) -> str | None:
     """Why a plan does not go with its method or its job; None where it does."""
     sends = job.method.exchange
     if not plan.train:
@@ -151,6 +151,11 @@ def _misfit(job: Job, plan: Plan) -> str | None:
         return "plan.server: is empty; with exchange 'activations' expected the layers that the server holds"
     if plan.freeze_encoder and job.head.kind is None:
         return "plan.freeze_encoder: goes with a head of the job; expected [head] kind: cls, mean, psum or hsum"
+    if plan.freeze_encoder and plan.layers != tuple(range(depth)):
+        return (
+            f"plan.layers: is {plan.layers}; with freeze_encoder expected all {depth} layers in order, as the "
+            "head takes the hidden states of the whole encoder"
+        )
     if sends == "hidden_states" and not plan.freeze_encoder:
         return "plan.freeze_encoder: is False; exchange 'hidden_states' sends those of a frozen encoder"
     return None

@@ -503,3 +503,57 @@ def test_what_an_object_remembers_by_itself_is_refused(job: Jobs, own: dict[str,
 
 def test_what_an_object_computes_once_is_not(job: Jobs) -> None:
     assert fedstrata.run(job("fedavg", "classify", method={"rounds": 1}), codec=Computed()).status == "finished"
+
+
+class Wide(Median):
+    """Reckons in fp64."""
+
+    def result(self) -> Tensors:
+        return {name: tensor.double() for name, tensor in super().result().items()}
+
+
+class WideStep:
+    """Steps in fp64."""
+
+    def step(self, old: torch.Tensor, aggregate: torch.Tensor, moments: Tensors) -> torch.Tensor:
+        return (old.double() + aggregate.double()) / 2
+
+
+class NoBiases(Median):
+    """Leaves out what was sent."""
+
+    def result(self) -> Tensors:
+        return {name: tensor for name, tensor in super().result().items() if not name.endswith("bias")}
+
+
+class OneNumber(Median):
+    """Has one number for each tensor."""
+
+    def result(self) -> Tensors:
+        return {name: tensor.mean() for name, tensor in super().result().items()}
+
+
+@pytest.mark.parametrize("own", [{"aggregate": Wide}, {"server_optimizer": WideStep()}], ids=["aggregate", "step"])
+def test_a_model_stays_in_fp32(job: Jobs, own: dict[str, Any]) -> None:
+    """It was saved in fp64, twice as large."""
+    result = fedstrata.run(job("fedavg", "classify", method={"rounds": 1}), **own)
+    assert {tensor.dtype for tensor in weights(result.folder).values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("own", "sentence"),
+    [
+        (
+            NoBiases,
+            r"^aggregate: NoBiases\.result has no bert\.embeddings\.LayerNorm\.bias; expected a tensor for",
+        ),
+        (
+            OneNumber,
+            r"^aggregate: OneNumber\.result gives bert\.embeddings\.\S+ the shape \(\); expected \(\d+, 32\)",
+        ),
+    ],
+)
+def test_a_result_has_the_tensors_that_were_sent(job: Jobs, own: Any, sentence: str) -> None:
+    """The run ended in a KeyError, or went on with what torch had broadcast."""
+    with pytest.raises(UserError, match=sentence):
+        fedstrata.run(job("fedavg", "classify", method={"rounds": 1}), aggregate=own)

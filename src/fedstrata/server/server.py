@@ -12,7 +12,7 @@ from fedstrata.plan.kinds import Phase, Tensors, Weights
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
-from fedstrata.server.aggregate import Aggregate, MakeAggregate
+from fedstrata.server.aggregate import Aggregate, MakeAggregate, as_held, own_result
 from fedstrata.server.clip import change_norm, clipped
 from fedstrata.server.journal import Versions
 from fedstrata.server.late import Late, moved
@@ -227,7 +227,7 @@ class Server:
             TooFewRepliesError: no part was sent by as many as a robust aggregate needs.
         """
         ended, self.aggregate = self.aggregate, self._begin()
-        result = ended.result()
+        result = own_result(ended, self.parts.shapes)
         self.outliers = far_outside(self._norms) if self._norms else {}
         self.unmoved = []
         if isinstance(ended, RobustAggregate):
@@ -286,10 +286,11 @@ class Server:
 
     def _step(self, name: str, old: Tensor, aggregate: Tensor) -> Tensor:
         moments = self.moments.get(name, {})
+        given, what = old, f"server_optimizer: {type(self.optimizer).__name__}.step"
         if not isinstance(self.optimizer, AdaptiveOptimizer):  # one that moves it in place would move what is held
-            old = old.clone()
-        with pure(self.optimizer, f"server_optimizer: {type(self.optimizer).__name__}.step", "moments"):
-            new = self.optimizer.step(old, aggregate, moments)
+            given = old.clone()
+        with pure(self.optimizer, what, "moments"):
+            new = as_held(what, name, self.optimizer.step(given, aggregate, moments), old.shape)
         if moments:
             self.moments[name] = moments
         return new

@@ -501,6 +501,57 @@ def test_what_an_object_remembers_by_itself_is_refused(job: Jobs, own: dict[str,
         fedstrata.run(job("fedavg", "classify", method={"rounds": 1}), **own)
 
 
+class CountsSteps(Smooth):
+    """A loss that falls with the number of its calls."""
+
+    def __init__(self, context: TaskContext) -> None:
+        super().__init__(context)
+        self.steps = 0
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        self.steps += 1
+        return super().loss(model, batch) / self.steps
+
+
+class DropsWords(Smooth):
+    """Batches of which torch's own random numbers take a part away."""
+
+    def batch(self, *given: Any) -> Batch:
+        made = self.plain.batch(*given)
+        kept = torch.rand(made.inputs["input_ids"].shape) > 0.5
+        return replace(made, inputs={**made.inputs, "input_ids": made.inputs["input_ids"] * kept})
+
+
+class WeighsOnce(Smooth):
+    """Makes its weights when they are first needed."""
+
+    def __init__(self, context: TaskContext) -> None:
+        super().__init__(context)
+        self.weights: torch.Tensor | None = None
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        if self.weights is None:
+            self.weights = torch.ones(3)
+        return functional.cross_entropy(model(**batch.inputs).logits, batch.targets, weight=self.weights)
+
+
+@pytest.mark.parametrize(
+    ("own", "sentence"),
+    [
+        (CountsSteps, "^task: CountsSteps changes its own 'steps', which workers and a resumed run do not have"),
+        (DropsWords, r"^task: DropsWords\.batch draws from torch's own random .*; expected its argument draw"),
+    ],
+)
+def test_what_a_task_remembers_by_itself_is_refused(job: Jobs, own: Any, sentence: str) -> None:
+    """The weights depended on the number of workers, and on whether the run was resumed."""
+    with pytest.raises(UserError, match=sentence):
+        fedstrata.run(job("fedavg", "classify", method={"rounds": 1}), task=own)
+
+
+def test_a_task_may_compute_something_when_it_is_first_needed(job: Jobs) -> None:
+    assert fedstrata.run(job("fedavg", "classify", method={"rounds": 1}), task=WeighsOnce).status == "finished"
+
+
 def test_what_an_object_computes_once_is_not(job: Jobs) -> None:
     assert fedstrata.run(job("fedavg", "classify", method={"rounds": 1}), codec=Computed()).status == "finished"
 

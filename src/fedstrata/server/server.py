@@ -289,7 +289,7 @@ class Server:
         given, what = old, f"server_optimizer: {type(self.optimizer).__name__}.step"
         if not isinstance(self.optimizer, AdaptiveOptimizer):  # one that moves it in place would move what is held
             given = old.clone()
-        with pure(self.optimizer, what, "moments"):
+        with pure(self.optimizer, what, "what is to last in moments"):
             new = as_held(what, name, self.optimizer.step(given, aggregate, moments), old.shape)
         if moments:
             self.moments[name] = moments

@@ -252,7 +252,7 @@ class Wire:
         tensors = [tensor for one in given for tensor in (one or {}).values() if not tensor.is_inference()]
         versions = [tensor._version for tensor in tensors]  # torch counts changes in place
         what = f"codec {self.codec.name!r}: {method}"
-        with pure(self.codec, what, "the residual that encode returns"):
+        with pure(self.codec, what, "what is to last in the residual that encode returns"):
             yield
         if versions != [tensor._version for tensor in tensors]:
             raise UserError(f"{what} changes in place what it is given; expected new tensors")

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +286,33 @@ def test_own_aggregate_is_the_median(job: Jobs, tmp_path: Path) -> None:
             assert tensor.equal(torch.stack(sent[name]).median(0).values), name
 
 
+@dataclass(frozen=True)
+class Halves:
+    """Whole tensors in 16 bits, under any name."""
+
+    name: str
+    changes: bool = False
+
+    def wire_spec(self, shapes: Shapes, change: bool) -> Spec:
+        return {name: (torch.float16, shape) for name, shape in shapes.items()}
+
+    def encode(self, tensors: Tensors, reference: Tensors | None, residual: Tensors) -> tuple[Tensors, Tensors]:
+        return {name: tensor.half() for name, tensor in tensors.items()}, {}
+
+    def decode(self, message: Tensors, reference: Tensors | None) -> Tensors:
+        return {name: tensor.float() for name, tensor in message.items()}
+
+
+def test_a_codec_s_name_changes_nothing(job: Jobs, tmp_path: Path) -> None:
+    """One that was called fp32 was taken for lossless: the model was scored with what clients had received."""
+    first, second = (
+        fedstrata.run(job("fedavg", "classify", output={"dir": str(tmp_path / name)}), codec=Halves(name))
+        for name in ("halves", "fp32")
+    )
+    assert first.score == second.score
+    assert all(tensor.equal(weights(second.folder)[name]) for name, tensor in weights(first.folder).items())
+
+
 @pytest.mark.parametrize("other", [Largest(share=0.2), None])
 def test_a_run_goes_on_with_the_same_components_only(job: Jobs, other: Any) -> None:
     small = job("fedavg", "mlm", method={"rounds": 3})
@@ -413,3 +440,171 @@ def test_a_codec_that_changes_what_it_is_given_is_refused(job: Jobs, codec: Any,
     sentence = f"codec 'largest': {method} changes in place what it is given; expected new tensors"
     with pytest.raises(UserError, match=sentence):
         fedstrata.run(job("fedavg", "classify", method={"rounds": 1}), codec=codec)
+
+
+class Counts(Largest):
+    """Sends less of a change with every message, by a number of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.__dict__["sent"] = 0  # of a frozen data class
+
+    def encode(self, tensors: Tensors, reference: Tensors | None, residual: Tensors) -> tuple[Tensors, Tensors]:
+        self.__dict__["sent"] += 1
+        return super().encode(
+            {name: t / self.__dict__["sent"] for name, t in tensors.items()}, reference, residual
+        )
+
+
+class Draws(Largest):
+    """Rounds at random."""
+
+    def encode(self, tensors: Tensors, reference: Tensors | None, residual: Tensors) -> tuple[Tensors, Tensors]:
+        return super().encode({name: t + torch.rand(()) for name, t in tensors.items()}, reference, residual)
+
+
+class Momentum:
+    """Remembers the last change in itself, as torch's optimizers do."""
+
+    def __init__(self) -> None:
+        self.last: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def step(self, old: torch.Tensor, aggregate: torch.Tensor, moments: Tensors) -> torch.Tensor:
+        key = tuple(old.shape)
+        self.last[key] = 0.9 * self.last.get(key, torch.zeros(())) + aggregate - old
+        return old + self.last[key]
+
+
+class Computed(Largest):
+    """Computes something once."""
+
+    @cached_property
+    def third(self) -> torch.Tensor:
+        return torch.ones(()) / 3
+
+    def encode(self, tensors: Tensors, reference: Tensors | None, residual: Tensors) -> tuple[Tensors, Tensors]:
+        return super().encode({name: t * self.third for name, t in tensors.items()}, reference, residual)
+
+
+@pytest.mark.parametrize(
+    ("own", "sentence"),
+    [
+        ({"codec": Counts()}, "codec 'largest': encode changes its own 'sent', which workers and a resumed"),
+        ({"codec": Draws()}, "codec 'largest': encode draws from torch's own random numbers, which differ"),
+        ({"server_optimizer": Momentum()}, r"server_optimizer: Momentum\.step changes its own 'last', .*moments"),
+    ],
+    ids=["a number", "random numbers", "tensors"],
+)
+def test_what_an_object_remembers_by_itself_is_refused(job: Jobs, own: dict[str, Any], sentence: str) -> None:
+    """Workers had copies of it and a resumed run a new one, so both came to other weights, without a word."""
+    with pytest.raises(UserError, match=sentence):
+        fedstrata.run(job("fedavg", "classify", method={"rounds": 1}), **own)
+
+
+class CountsSteps(Smooth):
+    """A loss that falls with the number of its calls."""
+
+    def __init__(self, context: TaskContext) -> None:
+        super().__init__(context)
+        self.steps = 0
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        self.steps += 1
+        return super().loss(model, batch) / self.steps
+
+
+class DropsWords(Smooth):
+    """Batches of which torch's own random numbers take a part away."""
+
+    def batch(self, *given: Any) -> Batch:
+        made = self.plain.batch(*given)
+        kept = torch.rand(made.inputs["input_ids"].shape) > 0.5
+        return replace(made, inputs={**made.inputs, "input_ids": made.inputs["input_ids"] * kept})
+
+
+class WeighsOnce(Smooth):
+    """Makes its weights when they are first needed."""
+
+    def __init__(self, context: TaskContext) -> None:
+        super().__init__(context)
+        self.weights: torch.Tensor | None = None
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        if self.weights is None:
+            self.weights = torch.ones(3)
+        return functional.cross_entropy(model(**batch.inputs).logits, batch.targets, weight=self.weights)
+
+
+@pytest.mark.parametrize(
+    ("own", "sentence"),
+    [
+        (CountsSteps, "^task: CountsSteps changes its own 'steps', which workers and a resumed run do not have"),
+        (DropsWords, r"^task: DropsWords\.batch draws from torch's own random .*; expected its argument draw"),
+    ],
+)
+def test_what_a_task_remembers_by_itself_is_refused(job: Jobs, own: Any, sentence: str) -> None:
+    """The weights depended on the number of workers, and on whether the run was resumed."""
+    with pytest.raises(UserError, match=sentence):
+        fedstrata.run(job("fedavg", "classify", method={"rounds": 1}), task=own)
+
+
+def test_a_task_may_compute_something_when_it_is_first_needed(job: Jobs) -> None:
+    assert fedstrata.run(job("fedavg", "classify", method={"rounds": 1}), task=WeighsOnce).status == "finished"
+
+
+def test_what_an_object_computes_once_is_not(job: Jobs) -> None:
+    assert fedstrata.run(job("fedavg", "classify", method={"rounds": 1}), codec=Computed()).status == "finished"
+
+
+class Wide(Median):
+    """Reckons in fp64."""
+
+    def result(self) -> Tensors:
+        return {name: tensor.double() for name, tensor in super().result().items()}
+
+
+class WideStep:
+    """Steps in fp64."""
+
+    def step(self, old: torch.Tensor, aggregate: torch.Tensor, moments: Tensors) -> torch.Tensor:
+        return (old.double() + aggregate.double()) / 2
+
+
+class NoBiases(Median):
+    """Leaves out what was sent."""
+
+    def result(self) -> Tensors:
+        return {name: tensor for name, tensor in super().result().items() if not name.endswith("bias")}
+
+
+class OneNumber(Median):
+    """Has one number for each tensor."""
+
+    def result(self) -> Tensors:
+        return {name: tensor.mean() for name, tensor in super().result().items()}
+
+
+@pytest.mark.parametrize("own", [{"aggregate": Wide}, {"server_optimizer": WideStep()}], ids=["aggregate", "step"])
+def test_a_model_stays_in_fp32(job: Jobs, own: dict[str, Any]) -> None:
+    """It was saved in fp64, twice as large."""
+    result = fedstrata.run(job("fedavg", "classify", method={"rounds": 1}), **own)
+    assert {tensor.dtype for tensor in weights(result.folder).values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("own", "sentence"),
+    [
+        (
+            NoBiases,
+            r"^aggregate: NoBiases\.result has no bert\.embeddings\.LayerNorm\.bias; expected a tensor for",
+        ),
+        (
+            OneNumber,
+            r"^aggregate: OneNumber\.result gives bert\.embeddings\.\S+ the shape \(\); expected \(\d+, 32\)",
+        ),
+    ],
+)
+def test_a_result_has_the_tensors_that_were_sent(job: Jobs, own: Any, sentence: str) -> None:
+    """The run ended in a KeyError, or went on with what torch had broadcast."""
+    with pytest.raises(UserError, match=sentence):
+        fedstrata.run(job("fedavg", "classify", method={"rounds": 1}), aggregate=own)

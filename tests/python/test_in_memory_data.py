@@ -204,6 +204,11 @@ def test_class_names_of_a_data_set_are_its_labels(job: Jobs) -> None:
         (FRAME.to_numpy(), "[data] train: must be a string, a list or a table, found a numpy.ndarray"),
         ([1, 2], "[data] train, entry 1: must be a string, found 1"),
         (datasets.DatasetDict(a=KINDS["datasets"]), "[data] train: is a DatasetDict of the splits 'a'"),
+        # texts were read as if there were no transform, also where it took out what was not to be trained on
+        (
+            KINDS["datasets"].with_transform(lambda rows: rows),
+            "[data] train: has a transform (with_transform), which",
+        ),
         (
             FRAME.rename(columns={"label": "lable"}),
             "pandas DataFrame: has no column 'label'; did you mean 'lable'?",

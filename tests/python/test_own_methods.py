@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from pydantic import Field
 
 import fedstrata
 from fedstrata import Method, Plan, UserError
+from fedstrata.methods.fedbfpt import FedBFPT
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.streams import Streams
 
@@ -107,12 +110,34 @@ def test_a_plan_goes_with_what_its_method_sends(
     assert said.startswith(f"Given.plan: client-0, round 1: {sentence}")
 
 
+@pytest.mark.parametrize("layers", [(0, 1), (2, 1, 0)], ids=str)
+def test_a_frozen_encoder_is_whole(job: Job, monkeypatch: pytest.MonkeyPatch, layers: tuple[int, ...]) -> None:
+    """The hidden states were those of all layers, whatever the plan said."""
+    short = {"layers": layers, "train": HEAD, "send": HEAD, "freeze_encoder": True}
+    said = refused(job("fedavg", "classify", head={"kind": "cls"}), monkeypatch, short)
+    assert said.startswith(
+        f"Given.plan: client-0, round 1: plan.layers: is {layers}; with freeze_encoder expected all 3"
+    )
+
+
 def test_an_encoder_is_frozen_throughout_or_not_at_all(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its hidden states are computed once."""
     frozen = {"layers": WHOLE, "train": HEAD, "send": HEAD, "freeze_encoder": True}
     trained = {"layers": WHOLE, "train": ("layer.2", "head"), "send": ("layer.2", "head")}
     said = refused(job("fedavg", "classify", head={"kind": "cls"}), monkeypatch, frozen, trained)
     assert said.startswith("Given.plan: some plans freeze the encoder and others train 'layer.2'; expected")
+
+
+def test_the_server_holds_the_same_layers_throughout(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of the other cut went through the first plan's layers, without a word."""
+    first, second = (
+        {"layers": WHOLE, "train": HEAD, "send": HEAD, "server": (layer,)} for layer in ("layer.1", "layer.2")
+    )
+    said = refused(job("fedavg", "classify"), monkeypatch, first, second, exchange="activations")
+    assert said == (
+        "Given.plan: the server holds layer.1 in some plans and layer.2 in others; expected the same layers in "
+        "server in all plans"
+    )
 
 
 @pytest.mark.parametrize("sent", [("layer.2", "head"), ("layer.2",)], ids=["sent", "not sent"])
@@ -139,3 +164,70 @@ def test_words_that_nothing_goes_by(
 ) -> None:
     said = refused(job(), monkeypatch, {"layers": WHOLE, "train": HEAD}, **words)
     assert said.startswith(f"job: Given.{sentence}")
+
+
+def test_a_client_keeps_the_same_parts_in_all_rounds(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a layer that the round before had not built its disk held nothing, and the run ended in a KeyError."""
+    own = ("layer.2", "head")
+    even = {"layers": WHOLE, "train": own, "keep": own}
+    odd = {"layers": (0, 1), "train": HEAD, "keep": HEAD}
+    said = refused(job("fedavg", "classify"), monkeypatch, even, odd)
+    assert said.startswith(
+        "Given.plan: client-0 keeps 'layer.2' in some rounds only; expected the same parts in keep"
+    )
+
+
+class Drawn(Given):
+    """A layer drawn from numpy's own random numbers."""
+
+    def plan(self, parts: Parts, task: str, round: int, client: str, streams: Streams) -> Plan:
+        layer = parts.layer(int(np.random.randint(1 << 30)) % parts.depth)
+        return Plan(layers=WHOLE, train=(layer,), send=(layer,))
+
+
+def test_a_plan_is_the_same_at_every_call(job: Job) -> None:
+    """The forecast, the server and a resumed run each made plans of their own."""
+    np.random.seed(1)
+    for ask in (fedstrata.forecast, fedstrata.run):
+        with pytest.raises(
+            UserError, match=r"^Drawn\.plan: client-., round .: asked twice, it gives two plans; exp"
+        ):
+            ask(job("fedavg", "classify"), method=Drawn(rounds=4))
+
+
+class Shares(Given):
+    """Has a table whose keys are no clients."""
+
+    shares: dict[str, float] = Field(default_factory=lambda: {"low": 0.5, "high": 0.25})
+
+
+class DeeperByClient(FedBFPT):
+    """Has FedBFPT's options, one of which goes by client."""
+
+
+def test_a_table_of_options_need_not_go_by_client(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its keys were refused, as the names of clients that there are not."""
+    monkeypatch.setattr(Given, "plans", [{"layers": WHOLE, "train": HEAD, "send": HEAD}])
+    assert fedstrata.forecast(job("fedavg", "classify"), method=Shares(rounds=1))
+    with pytest.raises(UserError, match=r"\[method\] local_layers: no client 'nobody'"):
+        fedstrata.forecast(job("fedavg", "mlm"), method=DeeperByClient(rounds=1, local_layers={"nobody": 1}))
+
+
+class AnyOptions(Given):
+    """Has options that TOML cannot write as they are."""
+
+    listed: tuple[int | None, ...] = (1, None)
+    names: frozenset[str] = frozenset({"a", "b", "c", "d"})
+    rate: Callable[[int], float] = abs
+
+
+def test_options_of_any_type_are_recorded(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run ended in the serializer; the order of a set was another one in the process that resumed."""
+    monkeypatch.setattr(Given, "plans", [{"layers": WHOLE, "train": HEAD, "send": HEAD}])
+    small = job("fedavg", "classify")
+    result = fedstrata.run(small, method=AnyOptions(rounds=1))
+    recorded = tomllib.loads((result.folder / "job.toml").read_text("utf-8"))["method"]
+    assert recorded["listed"] == [1, "none"]
+    assert recorded["names"] == ["a", "b", "c", "d"]
+    assert recorded["rate"] == "abs"
+    assert fedstrata.run(small, method=AnyOptions(rounds=1), resume=True).score == result.score

@@ -183,6 +183,17 @@ def test_installed_at_both_ends_a_run_ends_in_the_bits_of_one_process(
     assert b"edition" not in messages, "no code is sent"
 
 
+def test_options_of_a_method_come_as_they_were_set(machines: Machines, job: Jobs) -> None:
+    """JSON has neither tuples nor sets: sites refused lists in their places."""
+    install(machines.folders["b"])
+    options = "layers: int = 1\n    pair: tuple[int, ...] = ()\n    some: frozenset[str] = frozenset()"
+    for folder in machines.folders.values():
+        (folder / f"{MODULE}.py").write_text(SOURCE.replace("layers: int = 1", options))
+    own = importlib.import_module(MODULE).Top(rounds=1, pair=(1, 2), some=frozenset({"b", "a"}))
+    _, missing = run(machines, job, {"method": own})
+    assert missing == []
+
+
 @pytest.mark.parametrize("part", CLASSES)
 @pytest.mark.parametrize("edition", [None, "second"])
 def test_a_site_without_the_same_class_refuses(

@@ -11,7 +11,7 @@ import torch
 from fedstrata.client.answer import ClientRuntime
 from fedstrata.client.frozen_layers import check_frozen_layers
 from fedstrata.client.model_options import adapter_of, check_branches, check_head, head_of, with_heads
-from fedstrata.client.own_plans import check_frozen_throughout, check_kept_throughout, check_own_plans
+from fedstrata.client.own_plans import check_own_plans, check_throughout
 from fedstrata.client.padding import check_padding
 from fedstrata.client.precision import batch_tokens, resolve_precision
 from fedstrata.client.private import private_of
@@ -26,6 +26,7 @@ from fedstrata.errors import UserError, did_you_mean
 from fedstrata.events import Counted, Event
 from fedstrata.job.buffer_rules import check_no_own_parts, with_arrivals
 from fedstrata.job.tables import Job
+from fedstrata.methods import METHODS
 from fedstrata.models import checkpoints, scratch
 from fedstrata.models.configs import config_of
 from fedstrata.models.cut import check_cut
@@ -168,16 +169,15 @@ def check_plans(
     Raises:
         UserError: the method's options do not fit the model, or name a client that is none.
     """
-    for option, value in [*((f"[method] {key}", value) for key, value in job.method), *_ranks(job)]:
-        for client in value if isinstance(value, dict) else ():  # an option by client
-            if client != "default" and client not in clients:
-                raise UserError(f"{option}: no client {client!r}; {did_you_mean(client, clients)}")
+    _check_named(job, clients)
     check_precision(job, parts)
     streams, names = Streams(job.train.seed), list(clients)
-    checked, sent = set[Plan](), dict[str, tuple[str, ...]]()
+    checked, sent, kept = set[Plan](), dict[str, tuple[str, ...]](), dict[str, set[frozenset[str]]]()
     for round in range(job.method.rounds):
         sampled = sample_clients(names, job.clients.fraction, round, streams)
-        check_own_plans(job, parts, round, sampled, streams)
+        check_own_plans(job, parts, round, sampled, kept)
+        if any(map(any, kept.values())):  # then all clients are scored, by their plans
+            check_own_plans(job, parts, round, names, kept)
         plans = {name: make_plan(job.method, parts, job.task.kind, round, name, streams) for name in sampled}
         check_turns(job, parts, round, plans, sent)
         check_senders(job, round, plans)
@@ -192,14 +192,23 @@ def check_plans(
         done = (round + 1) * len(sampled)
         if done // PLANS_TOLD > (done - len(sampled)) // PLANS_TOLD:
             tell(Counted("plans", done, job.method.rounds * len(sampled)))
-    check_frozen_throughout(job, parts, checked)
-    check_kept_throughout(job, parts, checked)
+    check_throughout(job, parts, checked, kept)
     check_frozen_layers(job, parts, checked)
     if job.privacy.level == "client" and not any(plan.send for plan in checked):
         raise UserError(
             "[privacy] level: 'client' noises what clients send, and as set here they send nothing; expected "
             "'example' or 'none'"
         )
+
+
+def _check_named(job: Job, clients: Collection[str]) -> None:
+    """Refuse options by client that name one that there is not; a method of one's own may have other tables."""
+    known = {key for kind in METHODS.values() if isinstance(job.method, kind) for key in kind.model_fields}
+    options = [(f"[method] {key}", value) for key, value in job.method if key in known]
+    for option, value in [*options, *_ranks(job)]:
+        for client in value if isinstance(value, dict) else ():  # an option by client
+            if client != "default" and client not in clients:
+                raise UserError(f"{option}: no client {client!r}; {did_you_mean(client, clients)}")
 
 
 def _ranks(job: Job) -> list[tuple[str, object]]:

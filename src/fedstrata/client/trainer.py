@@ -37,6 +37,7 @@ from fedstrata.plan.plan import Plan
 from fedstrata.plan.schedule import ScheduleSpan
 from fedstrata.plan.streams import BATCH, DROPOUT, ORDER, Streams
 from fedstrata.tasks import Batch, Examples, Task
+from fedstrata.wire.pure import check_remembered, remembered, undrawn
 
 Result = TypeVar("Result")
 
@@ -101,7 +102,7 @@ class Trainer:
         dropout = self._dropout(request, noise)
         losses, predictions = list[torch.Tensor](), list[int]()
         work, seen, newest = Positions(), 0, 0.0
-        whole = noise is None and isinstance(model_pass, WholePass)
+        whole, settings = noise is None and isinstance(model_pass, WholePass), remembered(self.task)
         with self._moving(request, examples, index, trained, whole) as (moving, rates, halves):
             anchor, held = self._anchor(plan, moving), HeldRows(self.working, plan, moving)
             optimizer = make_optimizer(moving, self.train, memory)
@@ -121,6 +122,7 @@ class Trainer:
                 yield
                 started += time.perf_counter() - paused  # others' time
             model_pass.wait()
+        check_remembered(self.task, settings, f"task: {type(self.task).__name__}", "a task that computes alone")
         flops = model_pass.flops(self.working.parts, work)
         kept = {**memory, **memory_of(optimizer, trained)} if self.train.optimizer_state == "persist" else {}
         return _reply(request.client, len(index), losses, predictions, work, flops, started), kept
@@ -176,7 +178,9 @@ class Trainer:
         draw = self.streams.numpy(request.round, request.client, BATCH)
         for drawn in steps(examples.tokens.lengths[index], self.train, order):
             chosen = [index[positions] for positions in drawn.batches]
-            yield drawn, [(each, self.task.batch(examples, each, draw, self.train.width)) for each in chosen]
+            with undrawn(self.task, f"task: {type(self.task).__name__}.batch", "its argument draw"):
+                batches = [(each, self.task.batch(examples, each, draw, self.train.width)) for each in chosen]
+            yield drawn, batches
 
     def _step_gradients(
         self,

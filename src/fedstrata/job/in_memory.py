@@ -59,18 +59,14 @@ def as_source(value: Any) -> Any:
 
     Raises:
         ValueError: it is a whole dictionary of splits, or of columns, or of clients without names, an empty list,
-            or can be read once only.
+            can be read once only, or has a transform.
     """
     if isinstance(value, str | InMemory):
         return value
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    kind = _kind(value)
-    if kind == "DatasetDict":
-        names = ", ".join(map(repr, value))
-        raise ValueError(f"is a DatasetDict of the splits {names}; hand over one of them, such as splits['train']")
-    if kind:
-        return InMemory(value, kind, _count(value))
+    if kind := _kind(value):
+        return _of_library(value, kind)
     if isinstance(value, Mapping):
         if any(_column(name, one) for name, one in value.items()):
             raise ValueError("is a dictionary of columns; expected a frame, rows, or clients -> rows")
@@ -83,6 +79,16 @@ def as_source(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return _listed(value)
     return value
+
+
+def _of_library(value: Any, kind: str) -> InMemory:
+    """The rows of an object of a library's, by what it is called."""
+    if kind == "DatasetDict":
+        names = ", ".join(map(repr, value))
+        raise ValueError(f"is a DatasetDict of the splits {names}; hand over one of them, such as splits['train']")
+    if kind == "datasets.Dataset" and value.format["type"] == "custom":  # other formats change types alone
+        raise ValueError("has a transform (with_transform), which is not applied; expected rows made by its map")
+    return InMemory(value, kind, _count(value))
 
 
 def _listed(value: Sequence[Any]) -> Any:

@@ -23,7 +23,7 @@ from fedstrata.job.train_table import Train as Train  # its users know it from h
 from fedstrata.job.wire_table import Wire
 from fedstrata.methods import METHODS
 from fedstrata.plan.kinds import Payload
-from fedstrata.plan.plan import Method
+from fedstrata.plan.plan import Method, options_of
 
 if TYPE_CHECKING:
     from fedstrata.job.given import Given
@@ -283,8 +283,8 @@ class Job(Table):
 
     def dump(self) -> dict[str, Any]:
         """The resolved job as plain data, with the method's name."""
-        data = self.model_dump(mode="json")
-        data["method"] = {"name": method_name(self.method), **data["method"]}
+        data = self.model_dump(mode="json", fallback=str)
+        data["method"] = {"name": method_name(self.method), **options_of(self.method)}
         return data
 
     @property

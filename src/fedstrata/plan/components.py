@@ -44,7 +44,7 @@ def identity(component: Any) -> str:
     """
     kind = _kind(component)
     digest = hashlib.sha256(_source(kind).encode())
-    digest.update(repr(sorted(_settings(component).items())).encode())
+    digest.update(repr(sorted(settings_of(component).items())).encode())
     return f"{kind.__module__}.{kind.__qualname__} {digest.hexdigest()[:16]}"
 
 
@@ -87,7 +87,7 @@ def _kind(component: Any) -> Any:
     return component if inspect.isclass(component) or inspect.isfunction(component) else type(component)
 
 
-def _settings(component: Any) -> dict[str, str]:
+def settings_of(component: Any) -> dict[str, str]:
     """The plain values that an object holds: what JSON can, lists and tables included."""
     settings = {}
     for name, value in _held(component).items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, get_args
 
@@ -183,6 +183,18 @@ class Method(BaseModel, ABC):
             client: the client's name.
             streams: random streams; draw only from ``streams.numpy(round, client, use)``.
         """
+
+
+def options_of(method: Method) -> dict[str, Any]:
+    """A method's options as JSON has them; of a method of the caller's own also functions, by their names.
+
+    A set is in the same order in every process.
+    """
+    options = method.model_dump(mode="json", fallback=lambda own: getattr(own, "__qualname__", type(own).__name__))
+    return {
+        name: sorted(value, key=repr) if isinstance(getattr(method, name), Set) else value
+        for name, value in options.items()
+    }
 
 
 def wrong_word(method: Method) -> str | None:

@@ -230,9 +230,11 @@ def same_vocabulary(folder: Path, listed: Sequence[int]) -> None:
 
 
 def without_none(data: Any) -> Any:
-    """The same tables without empty values, which TOML cannot write."""
+    """The same tables without empty values, which TOML cannot write; in a list one is called none."""
     if isinstance(data, dict):
         return {key: without_none(value) for key, value in data.items() if value is not None}
+    if isinstance(data, list):
+        return ["none" if value is None else without_none(value) for value in data]
     return data
 
 

@@ -73,3 +73,35 @@ def make_aggregate(name: str) -> MakeAggregate:
     if name not in AGGREGATES:
         raise UserError(f"[server] aggregate: {name!r} is invalid; {did_you_mean(name, AGGREGATES)}")
     return AGGREGATES[name]
+
+
+def own_result(aggregate: Aggregate, parts: Mapping[str, Mapping[str, tuple[int, ...]]]) -> Tensors:
+    """What a round's aggregate comes to; one of the caller's own is compared with the model.
+
+    Args:
+        aggregate: the round's.
+        parts: part -> tensor name -> shape.
+
+    Raises:
+        UserError: it lacks a tensor of a part of which it has another, or one has another shape.
+    """
+    result = aggregate.result()
+    if type(aggregate).__module__.startswith("fedstrata."):
+        return result
+    what = f"aggregate: {type(aggregate).__name__}.result"
+    for own in parts.values():
+        if (found := own.keys() & result.keys()) and (lacks := sorted(own.keys() - found)):
+            raise UserError(f"{what} has no {lacks[0]}; expected a tensor for each that was added")
+    shapes = {name: shape for own in parts.values() for name, shape in own.items()}
+    return {name: as_held(what, name, tensor, shapes[name]) for name, tensor in result.items() if name in shapes}
+
+
+def as_held(what: str, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor that an object of the caller's own has made, in fp32.
+
+    Raises:
+        UserError: it has not the shape of the model's.
+    """
+    if tuple(tensor.shape) != tuple(shape):
+        raise UserError(f"{what} gives {name} the shape {tuple(tensor.shape)}; expected {tuple(shape)}")
+    return tensor.float()

@@ -12,7 +12,7 @@ from fedstrata.plan.kinds import Phase, Tensors, Weights
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan
-from fedstrata.server.aggregate import Aggregate, MakeAggregate
+from fedstrata.server.aggregate import Aggregate, MakeAggregate, as_held, own_result
 from fedstrata.server.clip import change_norm, clipped
 from fedstrata.server.journal import Versions
 from fedstrata.server.late import Late, moved
@@ -23,6 +23,7 @@ from fedstrata.wire.chain import Chains
 from fedstrata.wire.codec import StateCodec, Wire, WireError
 from fedstrata.wire.finite import not_finite
 from fedstrata.wire.partial import held_back
+from fedstrata.wire.pure import pure
 
 HUGE = 1e4
 """No weight of a model that learns is as large."""
@@ -226,7 +227,7 @@ class Server:
             TooFewRepliesError: no part was sent by as many as a robust aggregate needs.
         """
         ended, self.aggregate = self.aggregate, self._begin()
-        result = ended.result()
+        result = own_result(ended, self.parts.shapes)
         self.outliers = far_outside(self._norms) if self._norms else {}
         self.unmoved = []
         if isinstance(ended, RobustAggregate):
@@ -285,9 +286,11 @@ class Server:
 
     def _step(self, name: str, old: Tensor, aggregate: Tensor) -> Tensor:
         moments = self.moments.get(name, {})
+        given, what = old, f"server_optimizer: {type(self.optimizer).__name__}.step"
         if not isinstance(self.optimizer, AdaptiveOptimizer):  # one that moves it in place would move what is held
-            old = old.clone()
-        new = self.optimizer.step(old, aggregate, moments)
+            given = old.clone()
+        with pure(self.optimizer, what, "what is to last in moments"):
+            new = as_held(what, name, self.optimizer.step(given, aggregate, moments), old.shape)
         if moments:
             self.moments[name] = moments
         return new

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
 from fedstrata.errors import UserError
@@ -156,7 +157,10 @@ def own_component(
     name, announced = hello.components[part]
     try:
         kind = load_installed(part, name)
-        component = kind if options is None else kind(**options)
+        if part == "method":  # its options have come as JSON, in which a tuple is a list
+            component = kind.model_validate_json(json.dumps(options))
+        else:
+            component = kind if options is None else kind(**options)
     except (UserError, ValueError, TypeError) as error:
         raise Refused(f"the run's own {part} cannot be used: {error}") from None
     if identity(component) != announced:

@@ -19,6 +19,7 @@ from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.sharing import EVERYTHING, Sharing
 from fedstrata.wire.int8 import quantize_rows
 from fedstrata.wire.partial import filled, travelling
+from fedstrata.wire.pure import pure
 from fedstrata.wire.states import DTYPES as DTYPES  # its users know them from here
 from fedstrata.wire.states import SCALE as SCALE
 from fedstrata.wire.states import Shapes as Shapes
@@ -197,7 +198,7 @@ class Wire:
     @property
     def lossless(self) -> bool:
         """What arrives is what was sent, to the bit."""
-        return self.codec.name == "fp32"
+        return self.codec == StateCodec("fp32")  # a codec of one's own may have any name
 
     @property
     def chained(self) -> bool:
@@ -244,14 +245,17 @@ class Wire:
 
     @contextmanager
     def _as_given(self, method: str, *given: Tensors | None) -> Iterator[None]:
-        """Refuse a codec that changes what it is given: the run would go on with that, and nobody would see it."""
+        """Refuse a codec that changes what it is given: the run would go on with that, and nobody would see it.
+
+        Nor may it change itself, see :func:`fedstrata.wire.pure.pure`.
+        """
         tensors = [tensor for one in given for tensor in (one or {}).values() if not tensor.is_inference()]
         versions = [tensor._version for tensor in tensors]  # torch counts changes in place
-        yield
+        what = f"codec {self.codec.name!r}: {method}"
+        with pure(self.codec, what, "what is to last in the residual that encode returns"):
+            yield
         if versions != [tensor._version for tensor in tensors]:
-            raise UserError(
-                f"codec {self.codec.name!r}: {method} changes in place what it is given; expected new tensors"
-            )
+            raise UserError(f"{what} changes in place what it is given; expected new tensors")
 
     def check(self, message: Tensors, shapes: Shapes, change: bool = False) -> None:
         """Compare a received message with what it must hold.

@@ -205,9 +205,20 @@ def _models(folder: Path) -> None:
     damaged("other-attention", with_config(attn_implementation="somebody/kernels"))
     damaged("own-code", with_config(model_type="own", auto_map={"AutoConfig": "own.Own"}))
     damaged("deep", with_config(num_hidden_layers=7))
+    damaged("endless", with_config(num_hidden_layers=10**9))
+    damaged("endless-classes", with_config(num_labels=10**9))
+    damaged("no-words", with_config(vocab_size=0))
+    damaged("number-class", with_config(architectures=3))
+    damaged("strange-head", with_config(fedstrata_head={"kind": "mean", "twist": 1}))
+    damaged("no-shards", _without_shards)
     damaged("decoder", with_config(is_decoder=True))
     names = {"architectures": ["BertForSequenceClassification"], "id2label": {0: "kidney", 1: "heart", 2: "eye"}}
     damaged("other-order", with_config(**names))
+
+
+def _without_shards(at: Path) -> None:
+    (at / "model.safetensors").unlink()
+    (at / "model.safetensors.index.json").write_text('{"metadata": {}, "weight_map": {}}')
 
 
 def _runs(folder: Path) -> None:

@@ -297,6 +297,17 @@ def test_a_model_whose_config_asks_for_more_than_training_does_is_saved(
     assert again(torch.tensor([[2, 5, 3]])).logits.shape == (1, 2)
 
 
+@pytest.mark.parametrize(("key", "value"), [("chunk_size_feed_forward", 7), ("return_dict", False)])
+def test_what_a_config_says_of_the_form_of_its_computation_ends_no_training(
+    model_folder: Folder, key: str, value: object
+) -> None:
+    folder = model_folder("bert")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    model = checkpoints.load(str(folder), "classify", LABELS, 0).model
+    assert model(input_ids=torch.full((1, 5), 7)).logits.shape == (1, 3)
+
+
 def test_a_bf16_checkpoint_loads_as_fp32(tmp_path: Path) -> None:
     tiny_model().to(torch.bfloat16).save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from collections import Counter
 from collections.abc import Callable
@@ -204,6 +205,21 @@ def test_a_ledger_of_a_finished_run_that_was_cut_is_an_error(run: Make) -> None:
     path.write_text("".join(lines[: len(lines) // 2]), "utf-8")
     with pytest.raises(UserError, match=r"ledger.jsonl: holds [\d,]+ bytes \(up\) of a run that sent [\d,]+"):
         load_run(folder)
+
+
+@pytest.mark.parametrize("name", ["rounds.jsonl", "parts.json", "report.html"])
+def test_a_pipe_in_a_folder_is_an_error_and_not_waited_for(run: Make, name: str) -> None:
+    folder = run()
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(UserError, match=rf"{name}: is a pipe or a device; expected a file in a run's folder"):
+        write_report([folder])
+
+
+def test_a_link_to_a_device_in_a_sweeps_folder_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "table.json").symlink_to("/dev/zero")
+    with pytest.raises(UserError, match=r"table.json: is a pipe or a device; expected a file in a sweep's folder"):
+        write_report([tmp_path])
 
 
 def test_equal_names_are_told_apart(run: Make) -> None:

@@ -388,6 +388,24 @@ def test_nothing_is_pushed_that_nobody_has_confirmed(
     assert said.endswith("fedstrata: push: not confirmed; nothing was uploaded; --yes does not ask\n")
 
 
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("{", "adapter_config.json: cannot be read; expected a table in JSON"),
+        ("[]", "adapter_config.json: cannot be read; expected a table in JSON"),
+        ("{}", "push: not confirmed"),
+        ('{"base_model_name_or_path": null}', "push: not confirmed"),
+    ],
+)
+def test_a_push_of_adapters_whose_table_names_no_base_ends_in_a_sentence(
+    tmp_path: Path, content: str, sentence: str
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "adapter_config.json").write_text(content)
+    end = CliRunner().invoke(app, ["push", str(tmp_path), "a/b"])
+    assert (end.exit_code, sentence in end.output) == (2, True)
+
+
 def test_a_push_counts_files_of_folders_and_says_which_path_adapters_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,9 @@ import torch
 import fedstrata
 from fedstrata.errors import UserError
 from fedstrata.runs import stages
+from fedstrata.server.commits import read_commit
+from fedstrata.server.state import RunState, manifests
+from fedstrata.wire.files import checksum_of, write_sealed
 from tiny import SENTENCES, saved_models
 
 pytestmark = pytest.mark.run  # its fixture and each case play runs
@@ -225,3 +229,64 @@ def test_with_no_commit_left_nothing_is_begun_anew(broken: dict[str, Broken], tm
     with pytest.raises(UserError, match=r"manifest-\*.json is missing, while there is ledger.jsonl"):
         fedstrata.run(job, {"output.dir": str(folder)}, resume=True)
     assert all(path.read_bytes() == content for path, content in before.items())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"start": None},
+        {"records": 3},
+        {"records": {"ledger": ["x", "y"]}},
+        {"versions": {"embeddings": "x"}},
+        {"done": -3},
+        {"done": "x"},
+        {"late": {"x": 3}},
+    ],
+    ids=str,
+)
+def test_a_manifest_that_no_run_has_written_is_damaged_whatever_its_checksum(
+    broken: dict[str, Broken], tmp_path: Path, change: dict[str, Any]
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(broken["split"][1], folder)
+    newest, before = manifests(folder)
+    table = read_commit(newest) or {}
+    write_sealed(newest, table | change)
+    state = RunState(folder, table["start"])
+    done, sentence = state.reopen()
+    state.writer.close()
+    assert (done, newest.name in sentence) == ((read_commit(before) or {})["done"], True)
+
+
+@pytest.mark.parametrize(
+    "line", ['{"key": 3}', "[1]", '{"key": "embeddings", "file": "../../rows.csv", "checksum": ""}']
+)
+def test_a_journal_that_no_run_has_written_is_damaged_whatever_its_checksum(
+    broken: dict[str, Broken], tmp_path: Path, line: str
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(broken["split"][1], folder)
+    path, newest = folder / "state" / "journal.jsonl", manifests(folder)[0]
+    with path.open("a") as file:
+        file.write(f"{line}\n")
+    table = read_commit(newest) or {}
+    table["records"]["state/journal"] = path.stat().st_size, checksum_of(path)
+    write_sealed(newest, table)
+    state = RunState(folder, table["start"])
+    assert "journal.jsonl is damaged" in state.reopen()[1]
+    state.writer.close()
+
+
+def test_brackets_without_end_are_no_sealed_table(tmp_path: Path) -> None:
+    (tmp_path / "manifest-000001.json").write_text("[" * 100_000)
+    assert read_commit(tmp_path / "manifest-000001.json") is None
+
+
+def test_a_pipe_in_a_runs_folder_is_refused_and_not_waited_for(broken: dict[str, Broken], tmp_path: Path) -> None:
+    job, killed, _ = broken["split"]
+    folder = tmp_path / "run"
+    shutil.copytree(killed, folder)
+    (folder / "job.toml").unlink()
+    os.mkfifo(folder / "job.toml")
+    with pytest.raises(UserError, match=r"job.toml is a pipe or a device; a run that goes on expects"):
+        fedstrata.run(job, {"output.dir": str(folder)}, resume=True)

@@ -23,12 +23,16 @@ from fedstrata.models.heads import KEY, HeadConfig
 ADAPTERS = "adapter_config.json"
 """What peft writes beside adapters."""
 HF_LOAD_ERRORS = (
-    ArithmeticError, AssertionError, AttributeError, ImportError, KeyError, OSError, RuntimeError, TypeError,
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError,
     ValueError, SafetensorError, StrictDataclassError, pickle.UnpicklingError,
 )  # fmt: skip
 """What transformers raises on folders without a model, with half of one, or with another one."""
 ATTENTION = (None, "sdpa", "eager")
 """What a config may ask for: of other kinds transformers loads the code from another package or from the hub."""
+MOST_LAYERS = 4096
+"""More than any model has: a model of a damaged config with more takes minutes to make, even without memory."""
+MOST_CLASSES = 10_000_000
+"""transformers makes a name for each of a config's ``num_labels``."""
 ORIGIN = ("_name_or_path", "_commit_hash", "transformers_version", "architectures", "dtype")
 """Keys of a config that tell whence it comes, and no more."""
 
@@ -55,17 +59,29 @@ def read_config(name: str) -> Any:
     """The config of a folder or hub id as it is, read without code from there.
 
     Raises:
-        UserError: it asks for attention whose code transformers would take from elsewhere.
+        UserError: it asks for attention whose code transformers would take from elsewhere, or for more layers or
+            classes than a model has.
         Exception: one of :data:`HF_LOAD_ERRORS`.
     """
+    _at_most(name, "num_labels", transformers.PreTrainedConfig.get_config_dict(name)[0], MOST_CLASSES)
     config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
     for one in (config, plain_config(config)):
+        _at_most(name, "num_hidden_layers", one, MOST_LAYERS)
+        if not isinstance(one.architectures, (list, type(None))):
+            raise ValueError("architectures in config.json is no list")
+        HeadConfig(**(getattr(one, KEY, None) or {"kind": "cls"}))  # a TypeError for what is no head's
         if (attention := one._attn_implementation) not in ATTENTION:
             raise UserError(
                 f"model {name}: its config.json asks for attention {attention!r}, whose code comes from elsewhere"
                 "; expected 'sdpa', 'eager' or none"
             )
     return config
+
+
+def _at_most(name: str, key: str, config: Any, most: int) -> None:
+    found = config.get(key) if isinstance(config, dict) else getattr(config, key, None)
+    if isinstance(found, (int, float)) and found > most:
+        raise UserError(f"model {name}: its config.json says {key} is {found:.6g}; expected {most:,} or fewer")
 
 
 def with_adapters(name: str, where: str = ADAPTERS) -> UserError:
@@ -109,6 +125,8 @@ def fit_config(name: str, config: Any, kind: str, labels: Sequence[str] | None, 
     if strange := [key for key, value in config.to_dict().items() if value != value]:
         raise UserError(f"model {name}: its config.json says {strange[0]} is nan; expected a number")
     config.output_attentions = False  # which torch's attention lacks, so that nothing could be saved
+    config.return_dict = True  # outputs are read by their names
+    config.chunk_size_feed_forward = 0  # else a batch whose length is no multiple of it ends the training
     if task and task.attention == "bidirectional" and getattr(config, "is_decoder", False):
         raise UserError(
             f"model {name}: its config.json says is_decoder, so it sees only what came before, and {kind!r} needs "

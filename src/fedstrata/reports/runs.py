@@ -20,7 +20,7 @@ from fedstrata.plan.streams import SERVER
 from fedstrata.reports.parts import PartRecord
 from fedstrata.reports.record_files import record_lines, record_object, record_parts
 from fedstrata.reports.record_types import CLASSES, LEDGER, PARTITION, RESULT, ROUNDS, check_whole
-from fedstrata.wire.files import locked
+from fedstrata.wire.files import endless_file, locked
 
 SETUP = "setup"
 """The phase of the initial download, the start model; no total of a run counts it."""
@@ -180,6 +180,8 @@ def load_runs(folders: Sequence[Path]) -> list[Run]:
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"{folder}: is no folder; expected the output folder of a run")
+        if path := endless_file(folder):
+            raise UserError(f"{path}: is a pipe or a device; expected a file in a run's folder")
     paths = [folder.resolve().parts for folder in folders]
     deep = max(map(len, paths), default=1)
     tails = (["/".join(path[-n:]) for path in paths] for n in range(1, deep + 1))

@@ -14,7 +14,7 @@ from fedstrata.plan.kinds import FORMAT
 from fedstrata.reports.runs import check_format
 from fedstrata.reports.sweep import SweepCell, SweepRow, sweep_rows
 from fedstrata.reports.sweep_text import cells_csv, latex, markdown, rows_csv
-from fedstrata.wire.files import write_bytes
+from fedstrata.wire.files import endless_file, write_bytes
 
 TABLE = "table.json"
 """What makes a folder that of a sweep."""
@@ -63,6 +63,8 @@ def read_table(folder: Path) -> SweepTable:
     Raises:
         UserError: the folder holds none, or another version wrote it.
     """
+    if path := endless_file(folder):
+        raise UserError(f"{path}: is a pipe or a device; expected a file in a sweep's folder")
     try:
         data = json.loads((folder / TABLE).read_text(encoding="utf-8"))
         rows = data["entries"]

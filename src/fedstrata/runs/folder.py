@@ -17,7 +17,7 @@ from fedstrata.job.toml import read_toml
 from fedstrata.models.folders import FILES
 from fedstrata.plan.kinds import AUDIT, FORMAT, LOCK, TRACK
 from fedstrata.runs.result_file import write_result
-from fedstrata.wire.files import write_bytes
+from fedstrata.wire.files import endless_file, write_bytes
 
 MARKER = ".fedstrata"
 """The file by which a folder is known as one that FedStrata writes."""
@@ -76,14 +76,21 @@ def check_output_dir(folder: Path, resume: bool, kind: str = "run") -> None:
             f"[output] dir: {folder} is not empty; continue its run with --resume or name another folder "
             "(output.dir=...)"
         )
+    _check_begun(folder, kind)
+
+
+def _check_begun(folder: Path, kind: str) -> None:
+    """Check that what a folder holds can be continued; ``kind`` as of :func:`check_output_dir`."""
     if not (folder / MARKER).exists():
         for path in (folder / "job.toml", *sorted(folder.glob("stages/*/job.toml"))[:1]):
-            if path.exists():
+            if path.is_file():
                 check_format(folder, read_toml(path).get("format"))
         raise UserError(
             f"[output] dir: {folder} is not a folder that FedStrata has written (it has no file {MARKER}), so "
             "there is nothing to resume and nothing in it is touched; name a new or empty folder"
         )
+    if endless := endless_file(folder):
+        raise UserError(f"[output] dir: {endless} is a pipe or a device; a run that goes on expects a file there")
     marker = read_toml(folder / MARKER)
     check_format(folder, marker.get("format"))
     if marker.get("kind") != kind:

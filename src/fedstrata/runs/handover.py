@@ -138,10 +138,18 @@ def _place(out: Path, form: str) -> Path:
 
 
 def base_here(model: Path) -> str | None:
-    """The folder of this machine that adapters name as the model that they belong to; None of any other model."""
+    """The folder of this machine that adapters name as the model that they belong to; None of any other model.
+
+    Raises:
+        UserError: what peft writes beside adapters is damaged.
+    """
     path = model / "adapter_config.json"
-    base = json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"] if path.exists() else ""
-    return base if Path(base).is_absolute() else None
+    try:
+        table = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        base = table.get("base_model_name_or_path")
+    except (ValueError, RecursionError, AttributeError):
+        raise UserError(f"{path}: cannot be read; expected a table in JSON, as peft writes it") from None
+    return base if isinstance(base, str) and Path(base).is_absolute() else None
 
 
 def push(folder: Path, repository: str, public: bool = False) -> str:

@@ -8,11 +8,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, NonNegativeFloat, NonNegativeInt, ValidationError
+
 from fedstrata.errors import UserError
 from fedstrata.plan.kinds import Tensors
 from fedstrata.server.optimizer import AdaptiveOptimizer
 from fedstrata.server.records import Mark
 from fedstrata.server.server import Server
+from fedstrata.wire.files import read_sealed
+
+
+class LateRecord(BaseModel):
+    """See :meth:`fedstrata.server.late.Late.record`."""
+
+    asked: dict[str, dict[str, Any]]
+    files: list[tuple[str, NonNegativeInt, str]]
+
+
+class Manifest(BaseModel):
+    """What the manifest of any commit holds."""
+
+    done: NonNegativeInt
+    seconds: NonNegativeFloat
+    start: str
+    versions: dict[str, NonNegativeInt]
+    records: dict[str, tuple[NonNegativeInt, str]]
+    late: LateRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -32,6 +53,16 @@ class Commit:
     lines: Sequence[Mapping[str, Any]]
     unflushed: Sequence[Path]
     marks: Mapping[str, Mark]
+
+
+def read_commit(path: Path) -> dict[str, Any] | None:
+    """A manifest as it was written; None if it is damaged, or no run's, although its checksum is right."""
+    table = read_sealed(path)
+    try:
+        Manifest.model_validate(table)
+    except ValidationError:
+        return None
+    return table
 
 
 def part_files(folder: Path, server: Server, part: str) -> list[tuple[Path, Path, Tensors]]:

@@ -87,4 +87,6 @@ class Journal:
         if "versions" in line:  # of one client in journals of earlier versions
             self.clients |= dict.fromkeys(line.get("clients") or [line["client"]], tuple(line["versions"]))
         else:
+            if (path := Path(line["file"])).is_absolute() or ".." in path.parts:
+                raise ValueError(f"{path} is not below {self.folder}")
             self.files[line["key"]] = line["file"], line["checksum"]

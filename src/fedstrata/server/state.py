@@ -30,13 +30,13 @@ from typing import Any
 
 from fedstrata.errors import UserError
 from fedstrata.plan.kinds import Tensors
-from fedstrata.server.commits import Commit, CommitWriter, part_files
+from fedstrata.server.commits import Commit, CommitWriter, part_files, read_commit
 from fedstrata.server.journal import Journal
 from fedstrata.server.late import Late, clear_versions, damaged_versions
 from fedstrata.server.records import FileRecords
 from fedstrata.server.server import Server
 from fedstrata.wire.chain import Chains, saved
-from fedstrata.wire.files import flush, read_sealed, write_sealed
+from fedstrata.wire.files import flush, write_sealed
 from fedstrata.wire.on_disk import content, let_go
 from fedstrata.wire.store import Store, read_tensors, write_tensors
 
@@ -180,7 +180,7 @@ class RunState:
         if late.folder is None:
             return []
         self.manifest["late"] = late.record()
-        tables = [self.manifest, *(read_sealed(path) or {} for path in manifests(self.folder))]
+        tables = [self.manifest, *(read_commit(path) or {} for path in manifests(self.folder))]
         clear_versions(late.folder, [table["late"] for table in tables if "late" in table])
         unflushed, late.unflushed = late.unflushed, []
         return unflushed
@@ -218,7 +218,7 @@ class RunState:
         """The newest commit all of whose files are as they were written, and what was damaged of a newer one."""
         lost: Path | None = None
         for path in commits:
-            manifest = read_sealed(path)
+            manifest = read_commit(path)
             if manifest and manifest["start"] != self.start:
                 raise UserError(
                     f"{self.folder}: cannot be resumed, its run began from other weights, or another config or "
@@ -237,7 +237,10 @@ class RunState:
         if (wrong := self.records.damaged(manifest["records"])) is not None:
             return wrong
         journal = Journal(self.state)
-        journal.read(self.records.lines_to(JOURNAL, manifest["records"]))
+        try:
+            journal.read(self.records.lines_to(JOURNAL, manifest["records"]))
+        except (KeyError, TypeError, ValueError):  # lines of another kind, in a folder that somebody has made
+            return self.records.path(JOURNAL)
         return journal.damaged() or damaged_versions(self.state / ASKED, manifest.get("late"))
 
     def _chain_files(self, server: Server) -> Iterator[tuple[Path, Path, Tensors]]:
@@ -285,4 +288,4 @@ def manifests(folder: Path) -> list[Path]:
 
 def newest_commit(folder: Path) -> dict[str, Any] | None:
     """The newest commit as it was written; None if it is damaged, or there is none."""
-    return next(map(read_sealed, manifests(folder)), None)
+    return next(map(read_commit, manifests(folder)), None)

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
@@ -38,6 +39,16 @@ def checksum_of(path: Path, size: int | None = None) -> str | None:
     except FileNotFoundError:
         return None if size != 0 else hashed.hexdigest()
     return None if left else hashed.hexdigest()
+
+
+def endless_file(folder: Path) -> Path | None:
+    """A pipe or a device in a folder, or a link to one: to read it may never end. None if there is none."""
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # gone since, or a link to nowhere
+            mode = path.stat().st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                return path
+    return None
 
 
 def write_bytes(path: Path, content: bytes, mode: int = 0o666) -> None:
@@ -79,7 +90,7 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
     try:
         table = json.loads(path.read_bytes())
         found = table.pop(SEAL)
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return table if found == _seal(table) else None
 

@@ -68,8 +68,9 @@ def rows_seen_before(jobs: Sequence[Job], data: Sequence[Prepared]) -> dict[str,
                 f"stage {job.stage}: earlier stages train on the text of {seen:,} of its "
                 f"{plural(len(test), 'test row')}; [data] test, with rows of its own, keeps them apart"
             )
-        texts = {text for row in _texts(job, rows.train, own) for text in row} if job.method.rounds else set()
-        trained[job.stage] = before | texts
+        if any(later.start == job.stage for later in jobs) and job.method.rounds:
+            before = before.union(text for row in _texts(job, rows.train, own) for text in row)
+        trained[job.stage] = before
     return lines
 
 

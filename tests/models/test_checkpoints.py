@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from fedstrata.errors import UserError
 from fedstrata.models import checkpoints, configs
 from fedstrata.models.adapter_names import AdapterConfig
+from fedstrata.models.belonging import check_types
 from fedstrata.models.parts import find_parts, part_tensors
 from fedstrata.models.quiet import quiet
 from fedstrata.plan.kinds import Tensors
@@ -448,6 +449,13 @@ def test_a_text_of_a_pair_marked_beyond_the_embeddings_is_refused(model_folder: 
     for kind in ("pair", "regress"):
         assert "marks a text of a pair by 2, its embeddings take 0 to 1 (type_vocab" in refused(folder, kind)
     checkpoints.load(str(folder), "classify", LABELS, 0)
+
+
+@pytest.mark.parametrize("config", [transformers.DebertaV2Config(), transformers.XLNetConfig()])
+def test_a_model_that_embeds_no_marks_of_texts_takes_any(model_folder: Folder, config: Any) -> None:
+    words = checkpoints.tokenizer_of(str(model_folder()), "pair")
+    assert "token_type_ids" in words.model_input_names
+    check_types("m", words, config)
 
 
 @pytest.mark.parametrize("file", ["spm.model", "sentencepiece.bpe.model"])

@@ -107,12 +107,6 @@ def _check_kept(
 
     And one that a client keeps in some rounds and does not build in others: on its disk are the last round's.
 
-    Args:
-        job: the job.
-        parts: the model's.
-        plans: all plans.
-        own: of a method of the caller's own, client -> what it keeps, in each of the rounds.
-
     Raises:
         UserError: there is such a part.
     """

@@ -122,7 +122,7 @@ class Trainer:
                 yield
                 started += time.perf_counter() - paused  # others' time
             model_pass.wait()
-        check_remembered(self.task, settings, f"task: {type(self.task).__name__}", "a task that computes alone")
+        check_remembered(self.task, settings, f"task: {type(self.task).__name__}", "no state of its own")
         flops = model_pass.flops(self.working.parts, work)
         kept = {**memory, **memory_of(optimizer, trained)} if self.train.optimizer_state == "persist" else {}
         return _reply(request.client, len(index), losses, predictions, work, flops, started), kept

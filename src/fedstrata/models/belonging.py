@@ -36,13 +36,14 @@ def check_types(name: str, tokenizer: Any, config: Any) -> None:
     Raises:
         UserError: it does.
     """
-    if "token_type_ids" not in tokenizer.model_input_names:
+    table = getattr(config, "type_vocab_size", 0)  # without such embeddings, as DeBERTa, a model takes any number
+    if not table or "token_type_ids" not in tokenizer.model_input_names:
         return
     processor = json.loads(tokenizer.backend_tokenizer.to_str())["post_processor"]
-    if (most := max(_types_of_pairs(processor or {}), default=0)) >= config.type_vocab_size:
+    if (most := max(_types_of_pairs(processor or {}), default=0)) >= table:
         raise UserError(
             f"model {name}: its tokenizer marks a text of a pair by {most}, its embeddings take 0 to "
-            f"{config.type_vocab_size - 1} (type_vocab_size); they must belong together"
+            f"{table - 1} (type_vocab_size); they must belong together"
         )
 
 

@@ -45,12 +45,12 @@ def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
     if records:
         heads = list(records[0])
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(map(_unread, heads))
-        writer.writerows([_unread(row[head]) for head in heads] for row in records)
+        writer.writerow(map(_no_formula, heads))
+        writer.writerows([_no_formula(row[head]) for head in heads] for row in records)
     return text.getvalue()
 
 
-def _unread(value: Any) -> Any:
+def _no_formula(value: Any) -> Any:
     """A cell that no spreadsheet takes for a formula: labels of rows may begin with = as anything else may."""
     if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
         return value

@@ -64,6 +64,7 @@ SWEEPS: dict[str, Any] = {
     "sweep-seeds-negative": {"seeds": [-1]},
     "sweep-seeds-huge": {"seeds": [2**70]},
     "sweep-seed-key": {"seeds": [0, 1], "seed": "train.sed"},
+    "sweep-seed-other": {"seeds": [1, 2], "seed": "train.epochs"},
     "sweep-parallel": {"parallel": 10**22},
     "sweep-grid-number": {"grid": {"train.epochs": 3}},
     "sweep-grid-empty": {"grid": {"train.epochs": []}},

@@ -142,6 +142,8 @@ def cells(source: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> 
         for name, row in rows.items()
         for seed in sweep.seeds
     ]
+    if len(sweep.seeds) > 1 and not f".{sweep.seed}".endswith(".train.seed"):
+        raise UserError(f"{where}: [sweep] seed: must be train.seed, or one stage's, found {sweep.seed!r}")
     return sweep, folder, [_cell(draft) for draft in drafts]
 
 
@@ -163,8 +165,7 @@ def _check_settings(where: str, sweep: Sweep, words: Sequence[str]) -> None:
         raise UserError(f"{where}: [sweep] {taken}: every cell has a folder of its own in the sweep's output.dir")
     if taken := next((key for key in (*keys, *words) if f".{key}".endswith(f".{sweep.seed}")), None):
         raise UserError(f"{where}: [sweep] {taken}: every cell has its seed from sweep.seeds; list values there")
-    sizes = [len(values) for values in axes.values()]
-    number = math.prod([len(sweep.across) or 1, len(sweep.rows) or 1, len(sweep.seeds), *sizes])
+    number = math.prod([len(sweep.across) or 1, len(sweep.rows) or 1, len(sweep.seeds), *map(len, axes.values())])
     if number > MOST_CELLS:
         raise UserError(f"{where}: [sweep]: asks for {number:,} runs; expected at most {MOST_CELLS:,}")
 

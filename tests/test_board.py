@@ -443,6 +443,32 @@ def test_words_say_what_the_figures_say() -> None:
     ]
 
 
+def test_titles_name_the_start_model_where_there_are_several(tmp_path: Path) -> None:
+    protocol = small()
+    _, lines = whole_table(protocol)
+    rows = {row.name: row for row in protocol.slices[0].rows}
+    digests = [line.cell.digest(protocol, rows[line.cell.row], line.rows, "model 2") for line in lines]
+    other = [replace(line, model="model 2", digest=digest) for line, digest in zip(lines, digests, strict=True)]
+    for found, added, start, titles in (
+        (lines, lines, "model 1 (the last is a digest of its weights)", ["t, iid"]),
+        (
+            [*lines, *other],
+            other,
+            "model 1 or model 2 (the last is a digest",
+            ["t, iid (model 1)", "t, iid (model 2)"],
+        ),
+    ):
+        said = dict(answers(protocol, tables(protocol, found)))
+        [once] = said["What is the best there is at 0.1 % of FedAvg's bytes?"]
+        assert once == f"{'; '.join(titles)}: nothing that has run sends so little."
+        for made in added:
+            append(tmp_path, made)
+        page = write_page(protocol, tmp_path, tmp_path / "board.md").read_text("utf-8")
+        assert f"* **Start model**: {start}" in " ".join(page.split())
+        heads = [line for line in page.splitlines() if line.startswith("## t, iid")]
+        assert heads == [f"## {at}" for at in titles]
+
+
 def test_a_row_as_good_with_fewer_bytes_beats_fedbt() -> None:
     """No row was better with as few bytes, and the page ended in a traceback."""
     protocol = small()
@@ -450,7 +476,7 @@ def test_a_row_as_good_with_fewer_bytes_beats_fedbt() -> None:
     finals = [line.scores[-1] for line in table.entries[3].lines]
     lines += played(protocol, protocol.slices[0].rows[4], bytes=5000, finals=finals)
     said = dict(answers(protocol, tables(protocol, lines)[:1]))
-    assert said["When does FedBT win?"] == ["t, iid (model 1): not here; FedBT is beaten by LoRA r8."]
+    assert said["When does FedBT win?"] == ["t, iid: not here; FedBT is beaten by LoRA r8."]
 
 
 def confirmed(protocol: Protocol, lines: list[Line], row: Row, differences: dict[int, float]) -> list[Line]:
@@ -493,12 +519,10 @@ def test_a_confirmation_is_the_one_sided_test_of_its_own_seeds() -> None:
     assert shown(protocol, found) == "equal"
     assert tables(protocol, lines)[0] == table  # the first study is what it was
     said = dict(answers(protocol, [table], [found, other]))
-    [first, then] = said["On how many tasks is a score shown to be equal or better at 1 % or less?"]
+    [first, then, both] = said["On how many tasks is a score shown to be equal or better at 1 % or less?"]
     assert first.startswith("1 of 1 tasks")
-    assert (
-        "equal or no worse on 1 of 1 tasks that have run (1 are planned): t, iid (model 1): LoRA r8 (equal)."
-        in then
-    )
+    assert then.endswith("equal or no worse on 1 of 1 tasks that have run: t, iid: LoRA r8 (equal).")
+    assert both == "Both together, each corrected by itself: 1 of 1 tasks tested so far."
     [best] = said["What is the best there is at 1 % of FedAvg's bytes?"]
     assert best.endswith("; equal to FedAvg; in the confirmation below it is equal to FedAvg.")
     [other] = dict(answers(protocol, [table]))["What is the best there is at 1 % of FedAvg's bytes?"]
@@ -646,7 +670,7 @@ def test_what_is_said_of_the_confirmation_is_what_the_page_says() -> None:
         "csabstruct": ("no worse", "they", "no worse by", "no worse on CSAbstruct"),
     }
     for task, (expected, who, how, reason) in told.items():
-        row = table.partition(f"| {task}, iid (bert, 6 layers of 384, 53aa5117) | ")[2].split(" | ")[:8]
+        row = table.partition(f"| {task}, iid | ")[2].split(" | ")[:8]
         name, share, _, fedavg, score, difference, p, verdict = row
         assert (name, verdict.partition(" |")[0]) == ("LoRA all r8 plain 1 bit", expected)
         low, high = (float(bound) for bound in difference.partition("(")[2].strip(")").split(" to "))
@@ -661,6 +685,7 @@ def test_what_is_said_of_the_confirmation_is_what_the_page_says() -> None:
     tables, again = page.partition("equal or better at 1 % or less?** * ")[2].split(" * ")[:2]
     assert tables.startswith("1 of 5 tasks tested so far (6 in the protocol): qbio: LoRA r8 1 bit, iid.")
     assert "no worse on 2 of 2 tasks that have run (3 are planned): sst2" in again
+    assert "Both together, each corrected by itself: 3 of 5 tasks tested so far." in page
     assert "0.11 % of the bytes or less is shown to be enough on three of the five tasks tested." in said
 
 
@@ -686,7 +711,7 @@ def test_what_is_said_of_both_factors_is_what_the_tables_say() -> None:
         for row in ("LoRA all r8 plain 1 bit", "LoRA all r8 1 bit"):
             cells = table.partition(f" | {row} | ")[2].split(" | ")
             tuning = page.partition(" ## What tuning chose")[2]
-            rounds = tuning.partition(f"| {task}, iid (bert, 6 layers of 384, 53aa5117) | {row} | ")[2]
+            rounds = tuning.partition(f"| {task}, iid | {row} | ")[2]
             gains.append(cells[1])
             told.append((cells[0].partition(" ±")[0], rounds.partition(" rounds")[0].split()[-1]))
     assert (

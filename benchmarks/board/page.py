@@ -31,7 +31,7 @@ rows take turns; it was added when the other rows with scores had been tested, a
 kept from sst2's training and on development rows of jnlpba. On sst2 with Dirichlet partitions LoRA all r8 1 bit
 was added when LoRA all r8 plain 1 bit had ended at 0.646 with one of five seeds. FedBERT LoRA all r8 int4 15 % was
 added when FedBERT int4 15 % had been tested, nearly all of whose bytes are embeddings. A row that has not run says
-so; nothing is filled in. A table's title names its start model with a digest of its weights.
+so; nothing is filled in.
 
 The budget was 24 hours before the runs. When 23.5 were spent, 6 more were added, since other programs had run on
 the same two cores.
@@ -114,6 +114,10 @@ def _protocol(protocol: Protocol, facts: Mapping[str, Any], lines: Sequence[Line
 def _points(protocol: Protocol, lines: Sequence[Line]) -> Iterator[str]:
     margins = ", ".join(f"{value:g} {metric}" for metric, value in protocol.margins.items())
     first, second = protocol.tuning["seeds"]
+    models = list(dict.fromkeys(line.model for line in lines))
+    if models:
+        several = "; titles of tables name it" if len(models) > 1 else ""
+        yield f"* **Start model**: {' or '.join(models)} (the last is a digest of its weights{several})."
     yield (
         f"* **{protocol.clients} clients**: rows are partitioned iid or by Dirichlet(0.5) over the labels. "
         "All take part in every round."

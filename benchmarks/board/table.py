@@ -77,6 +77,8 @@ class Table:
     start: float | None
     """What gains count from: the score of always predicting the most frequent class; for mlm the start model's."""
     entries: tuple[Entry, ...]
+    sole_model: bool = False
+    """Whether every table that has run starts from this model."""
 
     @property
     def name(self) -> str:
@@ -116,7 +118,8 @@ def tables(protocol: Protocol, lines: Sequence[Line]) -> list[Table]:
         for model, rows in kinds:
             these = [line for line in mine if (line.model, line.rows) == (model, rows)]
             found.append(_table(protocol, group, model, these))
-    return found
+    sole = len({line.model for line in lines}) == 1
+    return [replace(table, sole_model=sole) for table in found]
 
 
 def _table(protocol: Protocol, group: Group, model: str, lines: Sequence[Line]) -> Table:

@@ -17,7 +17,7 @@ OPEN = "Open: the runs that would answer it have not been made."
 def answers(
     protocol: Protocol, tables: Sequence[Table], again: Sequence[Confirmation] = ()
 ) -> list[tuple[str, list[str]]]:
-    """Question -> a sentence for each table that says something about it."""
+    """Question -> a sentence for each table that says something about it, each sentence once."""
     questions: list[tuple[str, Callable[[Protocol, Table], str | None]]] = [
         ("Is FedBFPT's trade worth its megabytes when all are tuned?", fedbfpt),
         ("When does FedBT win?", fedbt),
@@ -29,17 +29,21 @@ def answers(
     ]
     found = []
     for question, answer in questions:
-        said = [f"{title(table)}: {text}" for table in tables if (text := answer(protocol, table))]
-        found.append((question, said or [OPEN]))
+        said: dict[str, list[str]] = {}  # a sentence that is true of several tables stands once
+        for table in tables:
+            if text := answer(protocol, table):
+                said.setdefault(text, []).append(title(table))
+        found.append((question, [f"{'; '.join(names)}: {text}" for text, names in said.items()] or [OPEN]))
     for limit in LIMITS[:2]:
         question = f"On how many tasks is a score shown to be equal or better at {percent(limit)} or less?"
-        found.append((question, [equal_tasks(protocol, tables, limit), *confirmed(protocol, again, limit)]))
+        found.append((question, _on_tasks(protocol, tables, again, limit)))
     return found
 
 
 def title(table: Table) -> str:
-    """A table by its task and partition."""
-    return f"{table.group.task}, {table.group.partition}" + (f" ({table.model})" if table.model else "")
+    """A table by its task and partition, and by its start model where there are several."""
+    model = f" ({table.model})" if table.model and not table.sole_model else ""
+    return f"{table.group.task}, {table.group.partition}{model}"
 
 
 def percent(share: float) -> str:
@@ -153,10 +157,38 @@ def verdict(protocol: Protocol, entry: Entry) -> str:
     return words[entry.test.verdict]
 
 
-def equal_tasks(protocol: Protocol, tables: Sequence[Table], limit: float) -> str:
-    """On how many tasks some row within the limit is shown to be as good as FedAvg, corrected for its table."""
+def _on_tasks(
+    protocol: Protocol, tables: Sequence[Table], again: Sequence[Confirmation], limit: float
+) -> list[str]:
+    """On how many tasks a row within the limit is shown to be as good as FedAvg or no worse, by both studies."""
     tasks = {group.task for group in protocol.groups()}
-    tested, found = set(), {}
+    tested, found = _equal_tasks(protocol, tables, limit)
+    if not tested:
+        return [OPEN]
+    names = "; ".join(f"{task}: {what}" for task, what in found.items())
+    names = f": {names}" if names else ""
+    said = [f"{len(found)} of {len(tested)} tasks tested so far ({len(tasks)} in the protocol){names}."]
+    mine = [one for one in again if one.share is not None and one.share <= limit]
+    whole = [one for one in mine if one.test]
+    if not whole:
+        return said + [f"The confirmation below, of {len(mine)}, has not run with all its seeds."] * bool(mine)
+    good = [one for one in whole if shown(protocol, one) in ("equal", "no worse")]
+    names = "; ".join(f"{title(one.table)}: {one.row} ({shown(protocol, one)})" for one in good)
+    planned = "" if len(whole) == len(mine) else f" ({len(mine)} are planned)"
+    said.append(
+        f"In the confirmation below a row is shown to be equal or no worse on {len(good)} of {len(whole)} "
+        f"tasks that have run{planned}{f': {names}' if names else ''}."
+    )
+    together = {*found, *(one.table.group.task for one in good)}
+    tested |= {one.table.group.task for one in whole}
+    said.append(f"Both together, each corrected by itself: {len(together)} of {len(tested)} tasks tested so far.")
+    return said
+
+
+def _equal_tasks(protocol: Protocol, tables: Sequence[Table], limit: float) -> tuple[set[str], dict[str, str]]:
+    """Tasks tested by a row within the limit; task -> such a row as good as FedAvg, corrected for its table."""
+    tested: set[str] = set()
+    found: dict[str, str] = {}
     for table in tables:
         among = sum(entry.test is not None for entry in table.entries)
         for entry in table.whole:
@@ -167,28 +199,7 @@ def equal_tasks(protocol: Protocol, tables: Sequence[Table], limit: float) -> st
             above = entry.test.verdict == "better" and entry.test.p_no_worse * among < protocol.alpha
             if equal or above:
                 found.setdefault(table.group.task, f"{entry.row.name}, {table.group.partition}")
-    if not tested:
-        return OPEN
-    names = "; ".join(f"{task}: {what}" for task, what in found.items())
-    names = f": {names}" if names else ""
-    return f"{len(found)} of {len(tested)} tasks tested so far ({len(tasks)} in the protocol){names}."
-
-
-def confirmed(protocol: Protocol, again: Sequence[Confirmation], limit: float) -> list[str]:
-    """What the confirmation adds: the tasks on which a row within the limit is shown to be no worse."""
-    mine = [one for one in again if one.share is not None and one.share <= limit]
-    whole = [one for one in mine if one.test]
-    if not mine:
-        return []
-    if not whole:
-        return [f"The confirmation below, of {len(mine)}, has not run with all its seeds."]
-    good = [one for one in whole if shown(protocol, one) in ("equal", "no worse")]
-    names = [f"{title(one.table)}: {one.row} ({shown(protocol, one)})" for one in good]
-    told = f": {'; '.join(names)}" if names else ""
-    return [
-        f"In the confirmation below a row is shown to be equal or no worse on {len(names)} of {len(whole)} "
-        f"tasks that have run ({len(mine)} are planned){told}."
-    ]
+    return tested, found
 
 
 def _cheaper(table: Table, entry: Entry) -> list[Entry]:

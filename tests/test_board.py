@@ -634,9 +634,7 @@ def test_the_readmes_figures_are_the_boards() -> None:
             "LoRA r8 1 bit": "worse",
             "LoRA all r8 1 bit": "worse",
             "LoRA all r8 plain 1 bit": "no worse",
-            "FedBT": "not shown",
             "FedBERT": "better",
-            "FedBERT int4 15 %": "no worse",
             "FedBERT LoRA all r8 int4 15 %": "not shown",
         },
         "csabstruct": {
